@@ -1,0 +1,197 @@
+//! What agentk says of itself when it opens a tunnel, and what kas answers.
+
+use http::HeaderValue;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{InstanceId, ReplicaId, ServiceName, TunnelId};
+
+/// Longest hello or welcome, in bytes: a few dozen services fit, a memory attack does not.
+const MAX_LENGTH: usize = 4096;
+/// Most services that one agent may announce.
+const MAX_SERVICES: usize = 32;
+/// Longest free text (version, pod name, …), in bytes.
+const MAX_TEXT: usize = 253;
+
+/// The hello: the value of the header [`crate::header::HELLO`], as JSON.
+///
+/// Unknown fields are ignored, so that an older kas takes a newer agentk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The agentk process.
+    pub instance: InstanceId,
+    /// agentk's version.
+    pub version: String,
+    /// The pod's name, where agentk runs in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_name: Option<String>,
+    /// The pod's namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_namespace: Option<String>,
+    /// The cluster's version, once agentk has learned it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubernetes_version: Option<String>,
+    /// The request types that this agent serves.
+    pub services: Vec<ServiceName>,
+    /// Which of the instance's tunnels this is, from 0.
+    pub tunnel_index: u16,
+}
+
+/// kas's answer: the value of the header [`crate::header::WELCOME`] on the 101, as JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// The replica at the other end: agentk spreads its tunnels over distinct ones.
+    pub replica: ReplicaId,
+    /// The tunnel's name in both ends' logs.
+    pub tunnel: TunnelId,
+    /// The limits that kas will keep to.
+    pub limits: Limits,
+}
+
+/// The limits of one tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Most requests in flight at once.
+    pub max_concurrent_streams: u32,
+    /// Most bytes in the headers of one request, names and values.
+    pub max_header_bytes: u32,
+}
+
+/// Why a hello or a welcome cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum HelloError {
+    /// Larger than any honest one.
+    #[error("it is longer than {MAX_LENGTH} bytes")]
+    TooLong,
+    /// Bytes outside visible ASCII.
+    #[error("it is not visible ASCII")]
+    NotAscii,
+    /// Not JSON, or not of this shape.
+    #[error("it is malformed: {0}")]
+    Malformed(#[from] serde_json::Error),
+    /// More services than kas keeps in mind.
+    #[error("it names more than {MAX_SERVICES} services")]
+    TooManyServices,
+    /// A text field out of bounds.
+    #[error("its field {0} is longer than {MAX_TEXT} bytes or holds control characters")]
+    BadText(&'static str),
+}
+
+impl Hello {
+    /// The header value. Fails on a text that [`Hello::decode`] would refuse.
+    pub fn encode(&self) -> Result<HeaderValue, HelloError> {
+        self.validate()?;
+        encode(self)
+    }
+
+    /// Reads the header value, which is the agent's word and not trusted.
+    pub fn decode(value: &HeaderValue) -> Result<Self, HelloError> {
+        let hello: Self = decode(value)?;
+        hello.validate()?;
+
+        Ok(hello)
+    }
+
+    fn validate(&self) -> Result<(), HelloError> {
+        if self.services.len() > MAX_SERVICES {
+            return Err(HelloError::TooManyServices);
+        }
+
+        text("version", Some(&self.version))?;
+        text("pod_name", self.pod_name.as_deref())?;
+        text("pod_namespace", self.pod_namespace.as_deref())?;
+        text("kubernetes_version", self.kubernetes_version.as_deref())
+    }
+}
+
+impl Welcome {
+    /// The header value.
+    pub fn encode(&self) -> Result<HeaderValue, HelloError> {
+        encode(self)
+    }
+
+    /// Reads the header value.
+    pub fn decode(value: &HeaderValue) -> Result<Self, HelloError> {
+        decode(value)
+    }
+}
+
+fn encode<T: Serialize>(message: &T) -> Result<HeaderValue, HelloError> {
+    let json = serde_json::to_string(message)?;
+    if json.len() > MAX_LENGTH {
+        return Err(HelloError::TooLong);
+    }
+
+    HeaderValue::from_str(&json).map_err(|_| HelloError::NotAscii)
+}
+
+fn decode<T: DeserializeOwned>(value: &HeaderValue) -> Result<T, HelloError> {
+    if value.len() > MAX_LENGTH {
+        return Err(HelloError::TooLong);
+    }
+
+    let json = value.to_str().map_err(|_| HelloError::NotAscii)?;
+    Ok(serde_json::from_str(json)?)
+}
+
+/// Texts end up in logs and tables: printable ASCII only, so that none can forge a line or a colour.
+fn text(field: &'static str, value: Option<&str>) -> Result<(), HelloError> {
+    let printable = |b: u8| b == b' ' || b.is_ascii_graphic();
+    match value {
+        Some(text) if text.len() > MAX_TEXT || !text.bytes().all(printable) => {
+            Err(HelloError::BadText(field))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello() -> Hello {
+        Hello {
+            instance: InstanceId::random(),
+            version: "0.1.0".into(),
+            pod_name: Some("agentk-7d9c".into()),
+            pod_namespace: None,
+            kubernetes_version: Some("v1.32.4".into()),
+            services: vec!["kubernetes".parse().unwrap(), "prometheus".parse().unwrap()],
+            tunnel_index: 1,
+        }
+    }
+
+    #[test]
+    fn a_hello_survives_the_header() {
+        let hello = hello();
+        assert_eq!(Hello::decode(&hello.encode().unwrap()).unwrap(), hello);
+    }
+
+    #[test]
+    fn a_field_of_a_newer_agentk_is_ignored() {
+        let mut json = serde_json::to_value(hello()).unwrap();
+        json["colour"] = "blue".into();
+        assert!(Hello::decode(&HeaderValue::from_str(&json.to_string()).unwrap()).is_ok());
+    }
+
+    #[test]
+    fn a_hostile_hello_is_refused() {
+        let long = HeaderValue::from_str(&"x".repeat(MAX_LENGTH + 1)).unwrap();
+        assert!(matches!(Hello::decode(&long), Err(HelloError::TooLong)));
+
+        let many = Hello { services: vec!["a".parse().unwrap(); MAX_SERVICES + 1], ..hello() };
+        let json = serde_json::to_string(&many).unwrap();
+        assert!(matches!(
+            Hello::decode(&HeaderValue::from_str(&json).unwrap()),
+            Err(HelloError::TooManyServices)
+        ));
+
+        let forged = Hello { version: "1\u{1b}[31m".into(), ..hello() };
+        let json = serde_json::to_string(&forged).unwrap();
+        assert!(matches!(
+            Hello::decode(&HeaderValue::from_str(&json).unwrap()),
+            Err(HelloError::BadText("version"))
+        ));
+
+        assert!(matches!(Hello::decode(&HeaderValue::from_static("{}")), Err(HelloError::Malformed(_))));
+    }
+}

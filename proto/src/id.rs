@@ -1,0 +1,258 @@
+//! Newtypes for the things that are named on the wire.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// Longest name of an agent or a service: a DNS label (RFC 1123).
+const MAX_NAME: usize = 63;
+
+/// The number of an agent: one logical cluster connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct AgentId(pub u64);
+
+impl fmt::Display for AgentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The name of an agent: an RFC 1123 label, so that it can stand in a URL as it is.
+///
+/// A name has at least one character that is not a digit: an id and a name are told apart by their look.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct AgentName(String);
+
+/// Not a name that an agent can bear.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{0:?} is not an agent name: use at most 63 lower-case letters, digits and '-', with a letter or a '-' \
+     among them, starting and ending with a letter or digit"
+)]
+pub struct InvalidAgentName(String);
+
+impl AgentName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for AgentName {
+    type Err = InvalidAgentName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let label = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        let valid = (1..=MAX_NAME).contains(&text.len())
+            && text.bytes().all(label)
+            && !text.starts_with('-')
+            && !text.ends_with('-')
+            && !text.bytes().all(|b| b.is_ascii_digit());
+        if !valid {
+            return Err(InvalidAgentName(text.to_owned()));
+        }
+
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for AgentName {
+    type Error = InvalidAgentName;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<AgentName> for String {
+    fn from(name: AgentName) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for AgentName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The name of a request type: `kubernetes`, `prometheus`, `prometheus.thanos`, `control`, …
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ServiceName(String);
+
+/// Not the name of a service.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{0:?} is not a service name: use at most 63 lower-case letters, digits, '-' and '.', starting with a letter"
+)]
+pub struct InvalidServiceName(String);
+
+impl ServiceName {
+    /// Requests of kas itself to agentk; never reachable by a caller.
+    pub const CONTROL: &str = "control";
+    /// The Kubernetes API of the agent's cluster.
+    pub const KUBERNETES: &str = "kubernetes";
+    /// A Prometheus server in the agent's cluster.
+    pub const PROMETHEUS: &str = "prometheus";
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for ServiceName {
+    type Err = InvalidServiceName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+        let valid = text.len() <= MAX_NAME
+            && text.bytes().all(allowed)
+            && text.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
+        if !valid {
+            return Err(InvalidServiceName(text.to_owned()));
+        }
+
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for ServiceName {
+    type Error = InvalidServiceName;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<ServiceName> for String {
+    fn from(name: ServiceName) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Orders what one replica said of one agent: a record with a lower epoch never replaces a higher one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epoch(pub u64);
+
+/// Not an id of 32 hexadecimal digits.
+#[derive(Debug, thiserror::Error)]
+#[error("an id has 32 hexadecimal digits")]
+pub struct InvalidId;
+
+macro_rules! random_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(u128);
+
+        impl $name {
+            /// A new id from the operating system's randomness.
+            pub fn random() -> Self {
+                let mut bytes = [0; 16];
+                getrandom::fill(&mut bytes).expect("the operating system has randomness");
+                Self(u128::from_be_bytes(bytes))
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidId;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                let hex = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+                if !hex {
+                    return Err(InvalidId);
+                }
+
+                u128::from_str_radix(text, 16).map(Self).map_err(|_| InvalidId)
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = InvalidId;
+
+            fn try_from(text: String) -> Result<Self, Self::Error> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> Self {
+                id.to_string()
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:032x}", self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self)
+            }
+        }
+    };
+}
+
+random_id! {
+    /// One agentk process, new at each start.
+    InstanceId
+}
+random_id! {
+    /// One kas process, new at each start.
+    ReplicaId
+}
+random_id! {
+    /// One tunnel: one WebSocket carrying one HTTP/2 connection.
+    TunnelId
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_reads_back_what_it_prints() {
+        let id = ReplicaId::random();
+        assert_eq!(id.to_string().parse::<ReplicaId>().unwrap(), id);
+        assert_eq!(id.to_string().len(), 32);
+    }
+
+    #[test]
+    fn an_id_is_exactly_32_hexadecimal_digits() {
+        for bad in ["", "1", "+0000000000000000000000000000001", &"g".repeat(32), &"0".repeat(33)] {
+            assert!(bad.parse::<TunnelId>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_dns_labels_that_are_not_numbers() {
+        for good in ["a", "prod-eu-1", "1a", &"x".repeat(63)] {
+            assert!(good.parse::<AgentName>().is_ok(), "{good:?}");
+        }
+        for bad in ["", "-a", "a-", "A", "a.b", "a/b", "a%2f", "42", "ü", &"x".repeat(64)] {
+            assert!(bad.parse::<AgentName>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_service_may_have_a_dotted_name() {
+        assert!("prometheus.thanos".parse::<ServiceName>().is_ok());
+        for bad in ["", ".a", "1a", "a/b", "A", &"x".repeat(64)] {
+            assert!(bad.parse::<ServiceName>().is_err(), "{bad:?}");
+        }
+    }
+}

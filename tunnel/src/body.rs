@@ -1,0 +1,177 @@
+//! The body of a request or response on its way through: one type, so that every hop hands frames on as they are.
+
+use std::{
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
+
+use crate::pump::Pump;
+
+/// A streaming body of [`Bytes`].
+#[derive(Default)]
+pub struct Body(Kind);
+
+#[derive(Default)]
+enum Kind {
+    #[default]
+    Empty,
+    Full(Bytes),
+    Http1(hyper::body::Incoming),
+    Http2(Box<Stream>),
+    Other(UnsyncBoxBody<Bytes, BodyError>),
+}
+
+/// What is received on one stream of a tunnel.
+struct Stream {
+    received: h2::RecvStream,
+    /// The request's body, while it is still being sent: a response may come before the request has ended, and
+    /// whoever reads the response then moves the request too.
+    sending: Option<Pump>,
+    trailers: bool,
+}
+
+/// Why a body ended before its end.
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    /// The tunnel's stream was reset, or the tunnel was lost.
+    #[error("the tunnel ended in the middle of a body: {0}")]
+    Tunnel(#[from] h2::Error),
+    /// The HTTP/1.1 or HTTP/2 connection on the outside was lost.
+    #[error("the connection ended in the middle of a body: {0}")]
+    Http(#[from] hyper::Error),
+    /// Of a body made by [`Body::new`].
+    #[error("{0}")]
+    Other(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Body {
+    /// No body.
+    pub const fn empty() -> Self {
+        Self(Kind::Empty)
+    }
+
+    /// Any other body; boxed.
+    pub fn new<B>(body: B) -> Self
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Self(Kind::Other(body.map_err(|error| BodyError::Other(error.into())).boxed_unsync()))
+    }
+
+    pub(crate) fn received(received: h2::RecvStream, sending: Option<Pump>) -> Self {
+        if received.is_end_stream() && sending.is_none() {
+            return Self::empty();
+        }
+
+        Self(Kind::Http2(Box::new(Stream { received, sending, trailers: false })))
+    }
+}
+
+impl From<Bytes> for Body {
+    fn from(bytes: Bytes) -> Self {
+        if bytes.is_empty() { Self::empty() } else { Self(Kind::Full(bytes)) }
+    }
+}
+
+impl From<String> for Body {
+    fn from(text: String) -> Self {
+        Bytes::from(text).into()
+    }
+}
+
+impl From<&'static str> for Body {
+    fn from(text: &'static str) -> Self {
+        Bytes::from_static(text.as_bytes()).into()
+    }
+}
+
+impl From<hyper::body::Incoming> for Body {
+    fn from(incoming: hyper::body::Incoming) -> Self {
+        if http_body::Body::is_end_stream(&incoming) { Self::empty() } else { Self(Kind::Http1(incoming)) }
+    }
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.0 {
+            Kind::Empty => "empty",
+            Kind::Full(_) => "full",
+            Kind::Http1(_) => "http",
+            Kind::Http2(_) => "tunnel",
+            Kind::Other(_) => "other",
+        };
+        f.debug_tuple("Body").field(&kind).finish()
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match &mut self.0 {
+            Kind::Empty => Poll::Ready(None),
+            Kind::Full(bytes) => {
+                let bytes = std::mem::take(bytes);
+                self.0 = Kind::Empty;
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+            Kind::Http1(incoming) => Pin::new(incoming).poll_frame(cx).map_err(BodyError::Http),
+            Kind::Http2(stream) => stream.poll_frame(cx),
+            Kind::Other(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Empty => true,
+            Kind::Full(_) => false,
+            Kind::Http1(incoming) => incoming.is_end_stream(),
+            Kind::Http2(stream) => stream.sending.is_none() && stream.received.is_end_stream(),
+            Kind::Other(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Empty => SizeHint::with_exact(0),
+            Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Kind::Http1(incoming) => incoming.size_hint(),
+            Kind::Http2(_) => SizeHint::default(),
+            Kind::Other(body) => body.size_hint(),
+        }
+    }
+}
+
+impl Stream {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Some(pump) = &mut self.sending
+            && pump.poll(cx).is_ready()
+        {
+            self.sending = None;
+        }
+        if !self.trailers {
+            if let Some(data) = ready!(self.received.poll_data(cx)) {
+                let data = data?;
+                // Handed over: the reader asks for a frame only when it has room for it.
+                self.received.flow_control().release_capacity(data.len())?;
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+            self.trailers = true;
+        }
+
+        match ready!(self.received.poll_trailers(cx))? {
+            Some(trailers) => Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+            None => Poll::Ready(None),
+        }
+    }
+}

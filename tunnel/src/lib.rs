@@ -1,0 +1,35 @@
+//! A connection you can send requests into.
+//!
+//! agentk dials out and then *serves* HTTP/2 on that connection; kas is the HTTP/2 client:
+//!
+//! ```text
+//!   kas                                                                       agentk
+//!   Tunnel::call ─┐                                              ┌─► Exchange::answer(handler)
+//!   Tunnel::call ─┼─► HTTP/2 ─► WebSocket ═══ TCP or TLS ═══ WebSocket ─► HTTP/2 ─┼─► …
+//!   Tunnel::call ─┘   Driver::run                                Session::run      └─► …
+//! ```
+//!
+//! * [`websocket`] turns a byte stream that spoke the WebSocket handshake into a byte stream again.
+//! * [`Tunnel`] and [`Driver`] are kas's end, [`Session`] and [`Exchange`] are agentk's.
+//! * [`Body`] is the one body type: frames move from one HTTP connection to the other, never collected.
+//! * [`upgrade`] carries exec, attach and port-forward over extended CONNECT (RFC 8441).
+//!
+//! What it does not do: dial, authenticate, route, retry, spawn. Drivers are values; the binaries run them.
+#![warn(missing_docs)]
+
+mod body;
+mod driver;
+mod handle;
+mod keepalive;
+mod pump;
+mod serve;
+mod settings;
+pub mod upgrade;
+pub mod websocket;
+
+pub use self::body::{Body, BodyError};
+pub use self::driver::{Driver, Ended};
+pub use self::handle::{CallError, CallErrorKind, Delivery, Tunnel, open};
+pub use self::keepalive::Keepalive;
+pub use self::serve::{Exchange, Leave, Session, accept};
+pub use self::settings::Settings;

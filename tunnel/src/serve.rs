@@ -1,0 +1,196 @@
+//! agentk's end of a tunnel: serve the requests that come in.
+
+use std::{future::poll_fn, io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use h2::{
+    Reason, RecvStream,
+    server::{Connection, SendResponse},
+};
+use http::{
+    Method, Request, Response, StatusCode, Version,
+    header::{CONNECTION, HeaderValue, UPGRADE},
+};
+use http_body::Body as _;
+use proto::header;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::watch,
+    time::timeout,
+};
+
+use crate::{
+    Body, Ended, Keepalive, Settings,
+    keepalive::Liveness,
+    pump::{Pump, Sent},
+    upgrade::{self, Upgraded},
+    websocket::WebSocket,
+};
+
+/// The connection over which kas sends requests. Nothing moves unless [`Session::run`] is polled.
+#[must_use = "a tunnel serves nothing unless its session runs"]
+pub struct Session<T: AsyncRead + AsyncWrite + Unpin> {
+    connection: Connection<WebSocket<T>, Bytes>,
+    keepalive: Keepalive,
+    liveness: Arc<Liveness>,
+    leave: watch::Receiver<Option<Duration>>,
+}
+
+/// Ends a [`Session`] in good order. Dropping it does nothing.
+#[derive(Clone, Debug)]
+pub struct Leave(watch::Sender<Option<Duration>>);
+
+/// One request, and the way to answer it.
+pub struct Exchange {
+    request: Request<Body>,
+    respond: SendResponse<Bytes>,
+    /// Set for an extended CONNECT: the caller's half of the raw stream.
+    raw: Option<RecvStream>,
+}
+
+/// Starts HTTP/2 on a WebSocket that kas accepted.
+pub async fn accept<T>(socket: WebSocket<T>, settings: &Settings) -> io::Result<(Session<T>, Leave)>
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let liveness = socket.liveness();
+    let connection = settings.server().handshake(socket).await.map_err(|error| match error.into_io() {
+        Some(error) => error,
+        None => io::Error::other("kas does not speak HTTP/2 in the tunnel"),
+    })?;
+    let (sender, leave) = watch::channel(None);
+
+    Ok((Session { connection, keepalive: settings.keepalive, liveness, leave }, Leave(sender)))
+}
+
+impl Leave {
+    /// Takes no new requests, finishes those in flight, and cuts what is left after `within`.
+    pub fn within(&self, within: Duration) {
+        self.0.send_replace(Some(within));
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Session<T> {
+    /// Hands every request to `on_request`, which should spawn [`Exchange::answer`], until the tunnel ends.
+    ///
+    /// Dropping the future cuts the tunnel.
+    pub async fn run(mut self, mut on_request: impl FnMut(Exchange)) -> Ended {
+        let pings = self.connection.ping_pong().expect("taken once, here");
+        let silent = self.keepalive.watch(pings, self.liveness);
+        tokio::pin!(silent);
+        let mut leaving = false;
+        let deadline = tokio::time::sleep(Duration::MAX);
+        tokio::pin!(deadline);
+        loop {
+            tokio::select! {
+                accepted = self.connection.accept() => match accepted {
+                    Some(Ok((request, respond))) => on_request(Exchange::new(request, respond)),
+                    Some(Err(error)) => return Err(error).into(),
+                    None => return Ended::Gracefully,
+                },
+                () = &mut silent => return Ended::Silent,
+                Ok(within) = async { self.leave.wait_for(Option::is_some).await.map(|within| *within) }, if !leaving => {
+                    leaving = true;
+                    // GOAWAY first with no last stream, then after a round trip with the real one (RFC 9113 6.8):
+                    // a request that crosses it on the way is still served.
+                    self.connection.graceful_shutdown();
+                    let within = within.unwrap_or_default();
+                    deadline.as_mut().reset(tokio::time::Instant::now() + within);
+                }
+                () = &mut deadline, if leaving => return Ended::Cut,
+            }
+        }
+    }
+}
+
+impl Exchange {
+    fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>) -> Self {
+        let (mut head, received) = request.into_parts();
+        head.version = Version::HTTP_11;
+        let method = head.headers.remove(header::UPGRADE_METHOD);
+        let protocol = head.extensions.remove::<h2::ext::Protocol>();
+        if let Some(protocol) = protocol
+            && head.method == Method::CONNECT
+        {
+            head.method = method.and_then(|m| Method::from_bytes(m.as_bytes()).ok()).unwrap_or(Method::GET);
+            let protocol = HeaderValue::from_str(protocol.as_str());
+            head.headers.insert(UPGRADE, protocol.unwrap_or_else(|_| HeaderValue::from_static("")));
+            head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+            let request = Request::from_parts(head, Body::empty());
+            return Self { request, respond, raw: Some(received) };
+        }
+
+        let request = Request::from_parts(head, Body::received(received, None));
+        Self { request, respond, raw: None }
+    }
+
+    /// What is asked for.
+    pub fn request(&self) -> &Request<Body> {
+        &self.request
+    }
+
+    /// Runs the handler and sends its response, to the last byte.
+    ///
+    /// The handler answers an upgrade with a 101 that holds hyper's `OnUpgrade`. When the caller leaves, the handler's
+    /// future or its response's body is dropped at once.
+    pub async fn answer<F>(self, handler: impl FnOnce(Request<Body>) -> F)
+    where
+        F: Future<Output = Response<Body>>,
+    {
+        let Self { request, mut respond, raw } = self;
+        let response = tokio::select! {
+            response = handler(request) => response,
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+        };
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return answer_upgrade(response, respond, raw).await;
+        }
+
+        let (head, body) = response.into_parts();
+        let bodyless = body.is_end_stream();
+        let mut answer = Response::from_parts(head, ());
+        *answer.version_mut() = Version::HTTP_2;
+        for name in [&CONNECTION, &UPGRADE, &http::header::TRANSFER_ENCODING] {
+            answer.headers_mut().remove(name);
+        }
+        let stream = match respond.send_response(answer, bodyless) {
+            Ok(stream) => stream,
+            Err(error) => return tracing::debug!(%error, "a response could not be sent"),
+        };
+        if bodyless {
+            return;
+        }
+        let mut pump = Pump::new(body, stream);
+        if poll_fn(|cx| pump.poll(cx)).await == Sent::Broken {
+            tracing::debug!("a response was aborted because its source was");
+        }
+    }
+}
+
+async fn answer_upgrade(
+    mut response: Response<Body>,
+    mut respond: SendResponse<Bytes>,
+    raw: Option<RecvStream>,
+) {
+    let outside = hyper::upgrade::on(&mut response);
+    let Some(raw) = raw else {
+        tracing::warn!("the upstream switched protocols although nobody asked it to");
+        return respond.send_reset(Reason::INTERNAL_ERROR);
+    };
+    let Ok(Ok(outside)) = timeout(UPGRADE_TIMEOUT, outside).await else {
+        tracing::debug!("the upstream's connection was lost in the middle of an upgrade");
+        return respond.send_reset(Reason::INTERNAL_ERROR);
+    };
+
+    let answer = upgrade::accept(response.into_parts().0.headers);
+    let Ok(stream) = respond.send_response(answer, false) else {
+        return;
+    };
+    let outside = hyper_util::rt::TokioIo::new(outside);
+    if let Err(error) = upgrade::splice(Upgraded::new(stream, raw), outside).await {
+        tracing::debug!(%error, "an upgraded connection was aborted");
+    }
+}
+
+/// After the 101 was read, hyper only has to hand the connection over.
+const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,0 +1,138 @@
+//! Upgrades: exec, attach, port-forward, cp (SPDY/3.1 and WebSocket) on one stream of the tunnel.
+//!
+//! ```text
+//!  caller                kas                       agentk                API server
+//!    | POST, Upgrade: X   | CONNECT, :protocol: X    | POST, Upgrade: X     |
+//!    |------------------->|------------------------->|--------------------->|
+//!    |                    | 200, Kas-Upgraded: X     | 101                  |
+//!    | 101                |<-------------------------|<---------------------|
+//!    |<-------------------|                          |                      |
+//!    |<====================== raw bytes, each direction ends on its own ===>|
+//! ```
+//!
+//! Raw bytes flow only after the API server itself answered 101. Any other answer is an ordinary response, and the
+//! connections it came over carry no raw bytes (CVE-2018-1002105).
+
+use std::{future::poll_fn, io, sync::Arc};
+
+use bytes::{Bytes, BytesMut};
+use h2::{RecvStream, SendStream};
+use http::{
+    HeaderMap, HeaderValue, Response, StatusCode,
+    header::{CONNECTION, UPGRADE},
+};
+use parking_lot::Mutex;
+use proto::header;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use crate::Body;
+
+/// How much is read from the outside at once.
+const CHUNK: usize = 32 << 10;
+
+/// The raw stream of an upgrade inside the tunnel.
+#[derive(Debug)]
+pub struct Upgraded {
+    sending: SendStream<Bytes>,
+    receiving: RecvStream,
+}
+
+/// Rides in the extensions of a 101, which want to be cloned.
+#[derive(Clone)]
+struct Slot(Arc<Mutex<Option<Upgraded>>>);
+
+/// Takes the raw stream out of a 101 that [`crate::Tunnel::call`] returned.
+pub fn take<B>(response: &mut Response<B>) -> Option<Upgraded> {
+    response.extensions_mut().remove::<Slot>()?.0.lock().take()
+}
+
+/// Copies both ways between the tunnel and a connection outside of it, until both directions have ended.
+///
+/// Each direction ends on its own: the end of one is passed on as a half-close. An abort of either side aborts both;
+/// dropping the future does too.
+pub async fn splice<T>(upgraded: Upgraded, outside: T) -> io::Result<()>
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let (reader, writer) = tokio::io::split(outside);
+    tokio::try_join!(outward(upgraded.receiving, writer), inward(reader, upgraded.sending))?;
+    Ok(())
+}
+
+impl Upgraded {
+    pub(crate) fn new(sending: SendStream<Bytes>, receiving: RecvStream) -> Self {
+        Self { sending, receiving }
+    }
+}
+
+/// kas: reads agentk's answer to an extended CONNECT.
+pub(crate) fn accepted(answer: Response<RecvStream>, mut sending: SendStream<Bytes>) -> Response<Body> {
+    let (mut head, receiving) = answer.into_parts();
+    match head.headers.remove(header::UPGRADED) {
+        Some(protocol) if head.status == StatusCode::OK => {
+            head.status = StatusCode::SWITCHING_PROTOCOLS;
+            head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+            head.headers.insert(UPGRADE, protocol);
+            head.extensions.insert(Slot(Arc::new(Mutex::new(Some(Upgraded::new(sending, receiving))))));
+            Response::from_parts(head, Body::empty())
+        }
+        _ => {
+            // An ordinary answer: this end has nothing more to say. An error means that the stream is over already.
+            let _ = sending.send_data(Bytes::new(), true);
+            Response::from_parts(head, Body::received(receiving, None))
+        }
+    }
+}
+
+/// agentk: the answer to an extended CONNECT whose upgrade the cluster accepted with these headers.
+pub(crate) fn accept(mut headers: HeaderMap) -> Response<()> {
+    let protocol = headers.remove(UPGRADE).unwrap_or_else(|| HeaderValue::from_static(""));
+    headers.remove(CONNECTION);
+    headers.insert(header::UPGRADED, protocol);
+    let mut answer = Response::new(());
+    *answer.headers_mut() = headers;
+    answer
+}
+
+async fn outward(mut receiving: RecvStream, mut outside: impl AsyncWrite + Unpin) -> io::Result<()> {
+    while let Some(data) = poll_fn(|cx| receiving.poll_data(cx)).await {
+        let mut data = data.map_err(into_io)?;
+        let length = data.len();
+        outside.write_all_buf(&mut data).await?;
+        outside.flush().await?;
+        // Only now: a slow outside holds the sender back, and nobody else.
+        receiving.flow_control().release_capacity(length).map_err(into_io)?;
+    }
+    outside.shutdown().await
+}
+
+async fn inward(mut outside: impl AsyncRead + Unpin, mut sending: SendStream<Bytes>) -> io::Result<()> {
+    let mut buffer = BytesMut::new();
+    loop {
+        buffer.reserve(CHUNK);
+        let read = tokio::select! {
+            read = outside.read_buf(&mut buffer) => read?,
+            // Without this, a peer that aborted is noticed only when there is something to send.
+            reset = poll_fn(|cx| sending.poll_reset(cx)) => return Err(into_io(reset.map_or_else(|e| e, h2::Error::from))),
+        };
+        let mut data = buffer.split().freeze();
+        if read == 0 {
+            return sending.send_data(Bytes::new(), true).map_err(into_io);
+        }
+        while !data.is_empty() {
+            sending.reserve_capacity(data.len());
+            let room = match sending.capacity() {
+                0 => match poll_fn(|cx| sending.poll_capacity(cx)).await {
+                    Some(room) => room.map_err(into_io)?,
+                    None => return Err(io::ErrorKind::BrokenPipe.into()),
+                },
+                room => room,
+            };
+            sending.send_data(data.split_to(room.min(data.len())), false).map_err(into_io)?;
+        }
+    }
+}
+
+fn into_io(error: h2::Error) -> io::Error {
+    io::Error::other(error)
+}

@@ -1,0 +1,74 @@
+//! Four ways in which the HTTP/2 library's defaults kill or freeze a whole tunnel.
+//!
+//! Each of these fails if its line in `settings.rs` is removed.
+
+mod support;
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use support::{chunks, get, pair, text};
+use tokio::time::timeout;
+use tunnel::Body;
+
+async fn answer(request: Request<Body>) -> Response<Body> {
+    match request.uri().path() {
+        "/large" => Response::new(chunks(&[7; 1 << 16], 1 << 10)),
+        "/tiny" => Response::new(chunks(b"one more line", 400_000)),
+        "/slow" => {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Response::new(Body::from("slow"))
+        }
+        _ => Response::new(Body::from("fine")),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_who_give_up_do_not_end_the_tunnel() {
+    let pair = pair(answer).await;
+
+    for _ in 0..50 {
+        let calls = join_all((0..200).map(|_| pair.tunnel.call(get("/slow"))));
+        // The requests are written, and all of them are reset before agentk looks at the first.
+        assert!(timeout(Duration::from_micros(1), calls).await.is_err());
+    }
+
+    assert_eq!(text(pair.tunnel.call(get("/")).await.unwrap()).await, "fine");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_stopped_reader_of_tiny_chunks_does_not_end_the_tunnel() {
+    let pair = pair(answer).await;
+
+    let stopped = pair.tunnel.call(get("/tiny")).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(text(pair.tunnel.call(get("/")).await.unwrap()).await, "fine");
+
+    // And it can read on, with nothing lost.
+    let body = stopped.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body.len(), b"one more line".len() * 400_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hundred_stopped_readers_freeze_nobody_else() {
+    let pair = pair(answer).await;
+
+    let stopped = join_all((0..100).map(|_| pair.tunnel.call(get("/large")))).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let other = timeout(Duration::from_secs(1), pair.tunnel.call(get("/"))).await.expect("not frozen");
+    assert_eq!(text(other.unwrap()).await, "fine");
+    drop(stopped);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_requests_are_in_flight_at_once() {
+    let pair = pair(answer).await;
+
+    let calls = join_all((0..1000).map(|_| pair.tunnel.call(get("/slow"))));
+    let responses = timeout(Duration::from_millis(1500), calls).await.expect("none waits for another");
+    for response in responses {
+        assert_eq!(text(response.unwrap()).await, "slow");
+    }
+}

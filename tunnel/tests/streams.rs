@@ -1,0 +1,271 @@
+//! Requests and responses through a tunnel, and what happens to them when something dies.
+
+mod support;
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use support::{breakable, chunks, endless, get, pair, pair_over, text};
+use tokio::sync::{Notify, mpsc};
+use tunnel::{Body, CallErrorKind, Delivery, Ended};
+
+#[tokio::test(start_paused = true)]
+async fn a_request_arrives_as_it_was_sent() {
+    let pair = pair(|request: Request<Body>| async move {
+        assert_eq!(request.method(), Method::PATCH);
+        assert_eq!(request.uri().path_and_query().unwrap(), "/a%2fb//c?x=%20&y");
+        assert_eq!(request.headers()["kas-service"], "kubernetes");
+        assert!(!request.headers().contains_key("transfer-encoding"));
+        let body = request.into_body().collect().await.unwrap();
+        assert_eq!(body.trailers().unwrap()["checksum"], "42");
+        Response::builder()
+            .status(StatusCode::CREATED)
+            .header("x-from", "cluster")
+            .body(Body::from(body.to_bytes()))
+            .unwrap()
+    })
+    .await;
+
+    let mut trailers = HeaderMap::new();
+    trailers.insert("checksum", "42".parse().unwrap());
+    let frames = [
+        Frame::data(Bytes::from_static(b"hel")),
+        Frame::data(Bytes::from_static(b"lo")),
+        Frame::trailers(trailers),
+    ];
+    let body = StreamBody::new(futures_util::stream::iter(frames.map(Ok::<_, std::io::Error>)));
+    let request = Request::builder()
+        .method(Method::PATCH)
+        .uri("/a%2fb//c?x=%20&y")
+        .header("kas-service", "kubernetes")
+        .header("transfer-encoding", "chunked")
+        .body(Body::new(body))
+        .unwrap();
+    let response = pair.tunnel.call(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::CREATED);
+    assert_eq!(response.headers()["x-from"], "cluster");
+    assert_eq!(text(response).await, "hello");
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_bodies_flow_both_ways_at_once() {
+    let pair = pair(|request: Request<Body>| async move { Response::new(request.into_body()) }).await;
+
+    // An echo of 64 MiB: neither end may wait for the other's body to finish.
+    let request = Request::post("/").body(chunks(&[7; 1 << 16], 1 << 10)).unwrap();
+    let mut body = pair.tunnel.call(request).await.unwrap().into_body();
+    let mut received = 0;
+    while let Some(frame) = body.frame().await {
+        received += frame.unwrap().into_data().unwrap().len();
+    }
+    assert_eq!(received, 64 << 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_may_come_before_the_request_has_ended() {
+    let pair = pair(|_| async { Response::builder().status(403).body(Body::from("no")).unwrap() }).await;
+
+    let request = Request::post("/").body(endless("first bytes")).unwrap();
+    let response = pair.tunnel.call(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::FORBIDDEN);
+    let mut body = response.into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "no");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_request_is_cancelled_at_the_other_end() {
+    let (started, mut starts) = mpsc::unbounded_channel();
+    let dropped = Arc::new(Notify::new());
+    let handler_dropped = Arc::clone(&dropped);
+    let pair = pair(move |_| {
+        let (started, dropped) = (started.clone(), OnDrop(Arc::clone(&handler_dropped)));
+        async move {
+            let _dropped = dropped;
+            started.send(()).unwrap();
+            std::future::pending().await
+        }
+    })
+    .await;
+
+    let tunnel = pair.tunnel.clone();
+    let call = tokio::spawn(async move { tunnel.call(get("/")).await.map(drop) });
+    starts.recv().await.unwrap();
+    call.abort();
+    dropped.notified().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_response_ends_its_source() {
+    let dropped = Arc::new(Notify::new());
+    let source_dropped = Arc::clone(&dropped);
+    let pair = pair(move |_| {
+        let guard = OnDrop(Arc::clone(&source_dropped));
+        async move {
+            let body = endless("watching").map_frame(move |frame| {
+                let _ = &guard;
+                frame
+            });
+            Response::new(Body::new(body))
+        }
+    })
+    .await;
+
+    let mut body = pair.tunnel.call(get("/watch")).await.unwrap().into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "watching");
+    drop(body);
+    dropped.notified().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_dies_aborts_the_response() {
+    let pair = pair(|_| async { Response::new(endless("first")) }).await;
+
+    let mut body = pair.tunnel.call(get("/")).await.unwrap().into_body();
+    body.frame().await.unwrap().unwrap();
+    pair.agent.abort();
+    assert!(body.frame().await.unwrap().is_err(), "an abort must not look like a clean end");
+    assert!(matches!(pair.kas.await.unwrap(), Ended::Lost(_) | Ended::Gracefully));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upstream_that_dies_aborts_the_response_and_nothing_else() {
+    let dies = Arc::new(Notify::new());
+    let upstream_dies = Arc::clone(&dies);
+    let pair = pair(move |request: Request<Body>| {
+        let dies = Arc::clone(&upstream_dies);
+        async move {
+            if request.uri().path() == "/fine" {
+                return Response::new(Body::from("fine"));
+            }
+            let half = futures_util::stream::once(async { Ok(Frame::data(Bytes::from_static(b"half"))) });
+            let death = futures_util::stream::once(async move {
+                dies.notified().await;
+                Err(std::io::Error::other("gone"))
+            });
+            Response::new(Body::new(StreamBody::new(futures_util::StreamExt::chain(half, death))))
+        }
+    })
+    .await;
+
+    let mut body = pair.tunnel.call(get("/")).await.unwrap().into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "half");
+    dies.notify_one();
+    assert!(body.frame().await.unwrap().is_err(), "an abort must not look like a clean end");
+    assert_eq!(text(pair.tunnel.call(get("/fine")).await.unwrap()).await, "fine");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kas_that_dies_ends_what_it_asked_for() {
+    let dropped = Arc::new(Notify::new());
+    let handler_dropped = Arc::clone(&dropped);
+    let (started, mut starts) = mpsc::unbounded_channel();
+    let pair = pair(move |_| {
+        let (started, guard) = (started.clone(), OnDrop(Arc::clone(&handler_dropped)));
+        async move {
+            let _guard = guard;
+            started.send(()).unwrap();
+            std::future::pending().await
+        }
+    })
+    .await;
+
+    let tunnel = pair.tunnel.clone();
+    let call = tokio::spawn(async move { tunnel.call(get("/")).await.map(drop) });
+    starts.recv().await.unwrap();
+    pair.kas.abort();
+    dropped.notified().await;
+    let error = call.await.unwrap().unwrap_err();
+    assert_eq!(error.delivery, Delivery::Unknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn leaving_finishes_what_is_in_flight_and_takes_nothing_new() {
+    let go_on = Arc::new(Notify::new());
+    let gate = Arc::clone(&go_on);
+    let (started, mut starts) = mpsc::unbounded_channel();
+    let pair = pair(move |_| {
+        let (gate, started) = (Arc::clone(&gate), started.clone());
+        async move {
+            started.send(()).unwrap();
+            gate.notified().await;
+            Response::new(Body::from("finished"))
+        }
+    })
+    .await;
+
+    let tunnel = pair.tunnel.clone();
+    let in_flight = tokio::spawn(async move { text(tunnel.call(get("/")).await.unwrap()).await });
+    starts.recv().await.unwrap();
+    pair.leave.within(Duration::from_secs(60));
+    // GOAWAY, a ping and the final GOAWAY cross the pipe while the clock stands.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+
+    let request = Request::post("/late").body(Body::from("whole")).unwrap();
+    let refused = pair.tunnel.call(request).await.unwrap_err();
+    assert_eq!(refused.delivery, Delivery::NotProcessed);
+    assert_eq!(refused.request.unwrap().uri().path(), "/late");
+
+    go_on.notify_one();
+    assert_eq!(in_flight.await.unwrap(), "finished");
+    assert!(matches!(pair.agent.await.unwrap(), Ended::Gracefully));
+    assert!(matches!(pair.kas.await.unwrap(), Ended::Gracefully));
+}
+
+#[tokio::test(start_paused = true)]
+async fn leaving_has_a_deadline() {
+    let pair = pair(|_| async { Response::new(endless("watching")) }).await;
+
+    let mut body = pair.tunnel.call(get("/")).await.unwrap().into_body();
+    body.frame().await.unwrap().unwrap();
+    pair.leave.within(Duration::from_secs(60));
+    assert!(matches!(pair.agent.await.unwrap(), Ended::Cut));
+    assert!(body.frame().await.unwrap().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_closed_tunnel_aborts_everything_and_says_so() {
+    let pair = pair(|_| async { Response::new(endless("watching")) }).await;
+
+    let mut body = pair.tunnel.call(get("/")).await.unwrap().into_body();
+    body.frame().await.unwrap().unwrap();
+    pair.tunnel.close();
+    assert!(matches!(pair.kas.await.unwrap(), Ended::Cut));
+    assert!(body.frame().await.unwrap().is_err());
+    let error = pair.tunnel.call(get("/")).await.unwrap_err();
+    assert!(matches!(error.kind, CallErrorKind::Closed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_black_hole_is_noticed_by_both_ends() {
+    let (kas, agent, cut) = breakable();
+    let pair = pair_over(kas, agent, |_| async { Response::new(Body::from("alive")) }).await;
+    assert_eq!(text(pair.tunnel.call(get("/")).await.unwrap()).await, "alive");
+
+    cut.cancel();
+    let (kas, agent) =
+        tokio::time::timeout(Duration::from_secs(51), async { tokio::join!(pair.kas, pair.agent) })
+            .await
+            .expect("two intervals of 20 s and 10 s for the answer");
+    assert!(matches!(kas.unwrap(), Ended::Silent));
+    assert!(matches!(agent.unwrap(), Ended::Silent));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_tunnel_lives_on() {
+    let pair = pair(|_| async { Response::new(Body::from("alive")) }).await;
+
+    tokio::time::sleep(Duration::from_secs(24 * 3600)).await;
+    assert_eq!(text(pair.tunnel.call(get("/")).await.unwrap()).await, "alive");
+    assert!(pair.tunnel.round_trip().is_some());
+}
+
+struct OnDrop(Arc<Notify>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
