@@ -1,1 +1,20 @@
+//! Who holds whom: which replica holds an agent, and which of its tunnels takes a request.
+//!
+//! * [`LocalTunnels`] is this replica's own table: exact, in memory, the only thing most requests ask.
+//! * [`RouteStore`] is the directory that all replicas share: a hint, possibly stale, never needed for a local agent.
+//! * [`Attempt`] says whether a failed request may be tried again.
+//!
+//! Knows nothing of connections: a tunnel is whatever handle the table was given.
+#![warn(missing_docs)]
 
+mod attempt;
+mod choice;
+mod memory;
+mod store;
+mod tunnels;
+
+pub use self::attempt::{Attempt, Progress};
+pub use self::choice::Class;
+pub use self::memory::MemoryStore;
+pub use self::store::{BoxFuture, Record, Route, RouteStore, StoreError};
+pub use self::tunnels::{Choice, Lease, LocalTunnels, Registration};

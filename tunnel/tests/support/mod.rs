@@ -1,5 +1,9 @@
 //! Both ends of a tunnel over an in-memory pipe.
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "test support: each file uses its own part, and a failure is a panic"
+)]
 
 use std::{future::Future, time::Duration};
 

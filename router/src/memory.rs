@@ -1,0 +1,74 @@
+//! The embedded store: one replica, nothing to install. Forgets everything at exit.
+
+use std::{collections::HashMap, future::ready, sync::Arc, time::SystemTime};
+
+use parking_lot::Mutex;
+use proto::AgentId;
+use tokio::sync::Notify;
+
+use crate::store::{BoxFuture, Record, Route, RouteStore, StoreError};
+
+/// A [`RouteStore`] for a single replica.
+#[derive(Debug, Default)]
+pub struct MemoryStore {
+    agents: Mutex<HashMap<AgentId, Entry>>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    record: Record,
+    changed: Arc<Notify>,
+}
+
+impl MemoryStore {
+    fn edit(&self, agent: AgentId, edit: impl FnOnce(&mut Record) -> bool) {
+        let mut agents = self.agents.lock();
+        let entry = agents.entry(agent).or_default();
+        if edit(&mut entry.record) {
+            entry.changed.notify_waiters();
+        }
+    }
+}
+
+impl RouteStore for MemoryStore {
+    fn announce(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.edit(agent, |record| {
+            record.gone_since = None;
+            match record.routes.iter_mut().find(|known| known.replica == route.replica) {
+                Some(known) if known.epoch >= route.epoch => false,
+                Some(known) => {
+                    *known = route;
+                    true
+                }
+                None => {
+                    record.routes.push(route);
+                    true
+                }
+            }
+        });
+        Box::pin(ready(Ok(())))
+    }
+
+    fn withdraw(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.edit(agent, |record| {
+            let before = record.routes.len();
+            record.routes.retain(|known| known.replica != route.replica || known.epoch > route.epoch);
+            let removed = record.routes.len() < before;
+            if removed && record.routes.is_empty() {
+                record.gone_since = Some(SystemTime::now());
+            }
+            removed
+        });
+        Box::pin(ready(Ok(())))
+    }
+
+    fn lookup(&self, agent: AgentId) -> BoxFuture<'_, Result<Record, StoreError>> {
+        let record = self.agents.lock().get(&agent).map(|entry| entry.record.clone());
+        Box::pin(ready(Ok(record.unwrap_or_default())))
+    }
+
+    fn change(&self, agent: AgentId) -> BoxFuture<'static, ()> {
+        let changed = Arc::clone(&self.agents.lock().entry(agent).or_default().changed);
+        Box::pin(changed.notified_owned())
+    }
+}
