@@ -1,1 +1,35 @@
+//! kas: agents connect here, and callers reach their clusters here.
+//!
+//! ```text
+//!  caller ──► listen ──► callers ──► forward ──► tunnel ═══► agentk ──► cluster
+//!                          │            ▲
+//!                 target, access,       │ LocalTunnels
+//!                 headers, failure      │
+//!  agentk ──► listen ──► agents ────────┘
+//! ```
+//!
+//! * [`forward`] decides who gets a request; the page to read first.
+//! * [`callers`] serves callers: [`target`] takes the URL apart, [`access`] says who may, [`headers`] what crosses the
+//!   border, [`failure`] how an error is said.
+//! * [`agents`] serves agents and keeps their tunnels in the table.
+//! * [`app`] builds, wires and stops all of it. [`config`] and [`identity`] are what it is built from.
+#![warn(missing_docs)]
 
+pub mod access;
+pub mod admin;
+pub mod agents;
+pub mod app;
+pub mod callers;
+pub mod cli;
+pub mod config;
+pub mod failure;
+pub mod forward;
+pub mod headers;
+pub mod identity;
+pub mod io;
+pub mod listen;
+pub mod log_limit;
+pub mod metrics;
+pub mod target;
+pub mod tls;
+pub mod token;

@@ -137,15 +137,9 @@ impl<T> LocalTunnels<T> {
         Arc::clone(waiting).notified_owned()
     }
 
-    /// Every agent with a tunnel here, and all its tunnels' handles.
-    pub fn agents(&self) -> Vec<(AgentId, Vec<T>)>
-    where
-        T: Clone,
-    {
-        let table = self.table.lock();
-        let handles =
-            |entries: &Vec<Arc<Entry<T>>>| entries.iter().map(|entry| entry.handle.clone()).collect();
-        table.tunnels.iter().map(|(agent, entries)| (*agent, handles(entries))).collect()
+    /// Whether the agent has any tunnel here.
+    pub fn holds(&self, agent: AgentId) -> bool {
+        self.table.lock().tunnels.contains_key(&agent)
     }
 }
 
@@ -153,11 +147,6 @@ impl<T> Registration<T> {
     /// The tunnel is about to be left: requests go to others if there are any.
     pub fn drain(&self) {
         self.entry.draining.store(true, Relaxed);
-    }
-
-    /// Whether the agent has another tunnel here.
-    pub fn has_sibling(&self) -> bool {
-        self.tunnels.table.lock().tunnels.get(&self.agent).is_some_and(|entries| entries.len() > 1)
     }
 }
 
@@ -244,7 +233,7 @@ mod tests {
         assert_eq!(*choose(&tunnels, &[]).unwrap().handle(), 1);
         drop(registration);
         assert!(choose(&tunnels, &[]).is_none());
-        assert!(tunnels.agents().is_empty());
+        assert!(!tunnels.holds(AGENT));
     }
 
     #[test]

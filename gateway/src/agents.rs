@@ -1,0 +1,316 @@
+//! The listener for agents: authenticate, switch to WebSocket, keep the tunnel in the table for as long as it lives.
+
+use std::{
+    convert::Infallible,
+    fmt::Display,
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, Request, Response, StatusCode,
+    header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
+};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use proto::{
+    AgentId, AgentName, Epoch, Hello, Limits, ReplicaId, SUBPROTOCOL, ServiceName, TunnelId, Welcome,
+    control::{DRAIN_PATH, Drain, DrainReason},
+    header,
+};
+use router::{LocalTunnels, Route, RouteStore};
+use secrecy::SecretString;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tunnel::{
+    Body, Ended, Settings, Tunnel,
+    websocket::{Role, WebSocket, handshake},
+};
+
+use crate::{identity::Identities, log_limit::LogLimit, metrics::Metrics, token::TokenHash};
+
+/// How long an agent may take for each step of opening a tunnel.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an agent may take to answer a control request.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
+/// When to come back to a replica that is stopping: by then a load balancer has noticed.
+const DRAINING_RETRY: u64 = 5;
+
+/// Takes tunnels.
+#[derive(Debug)]
+pub struct Agents {
+    /// Who agents are.
+    pub identities: Identities,
+    /// Where their tunnels are kept.
+    pub tunnels: Arc<LocalTunnels<Tunnel>>,
+    /// Where other replicas learn of them.
+    pub store: Arc<dyn RouteStore>,
+    /// This process.
+    pub replica: ReplicaId,
+    /// How tunnels are set up.
+    pub settings: Settings,
+    /// After this, give or take 5 %, a tunnel is replaced.
+    pub max_age: Duration,
+    /// How long a tunnel that is left may take to finish its streams.
+    pub grace: Duration,
+    /// Set once this replica wants to be rid of its agents.
+    pub leaving: CancellationToken,
+    /// Where tunnels run.
+    pub tasks: TaskTracker,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Orders what this replica says to the store.
+    pub epoch: AtomicU64,
+    /// Refused tokens are worth a line, not a flood.
+    pub refusals: LogLimit,
+}
+
+/// An agent that proved who it is.
+#[derive(Debug)]
+struct Peer {
+    agent: AgentId,
+    name: AgentName,
+    token: TokenHash,
+    hello: Hello,
+    tunnel: TunnelId,
+    address: String,
+}
+
+impl Agents {
+    /// Serves one connection, until it has become a tunnel or was refused. `address` is for logs.
+    pub async fn serve<T>(self: &Arc<Self>, io: T, address: impl Display)
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let address = address.to_string();
+        let service = service_fn(|request| {
+            let answer = self.accept::<T>(request, &address);
+            async { Ok::<_, Infallible>(answer) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HANDSHAKE_TIMEOUT)
+            .keep_alive(false)
+            .serve_connection(TokioIo::new(io), service)
+            .with_upgrades();
+        if let Err(error) = connection.await {
+            tracing::debug!(peer = address, %error, "a connection of an agent failed before it was a tunnel");
+        }
+    }
+
+    fn accept<T>(self: &Arc<Self>, mut request: Request<Incoming>, address: &str) -> Response<Body>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let mut headers = match handshake::accept(&request) {
+            Ok(headers) => headers,
+            Err(refusal) => return self.refuse("protocol", refusal.status(), refusal, address),
+        };
+        if self.leaving.is_cancelled() {
+            let what = "this kas is stopping; try another replica";
+            return self.refuse("draining", StatusCode::SERVICE_UNAVAILABLE, what, address);
+        }
+        let Some((agent, token, name)) = self.authenticate(request.headers()) else {
+            let what = "the agent token is unknown or was revoked: create one with `kas token new`, put its hash into the \
+                        identity file of kas and the token into agentk's secret";
+            return self.refuse("unauthorized", StatusCode::UNAUTHORIZED, what, address);
+        };
+        let hello = match request.headers().get(&header::HELLO).map(Hello::decode) {
+            Some(Ok(hello)) => hello,
+            Some(Err(error)) => {
+                let what = format!("the header {} cannot be used: {error}", header::HELLO);
+                return self.refuse("hello", StatusCode::BAD_REQUEST, what, address);
+            }
+            None => {
+                let what = format!("the header {} is missing", header::HELLO);
+                return self.refuse("hello", StatusCode::BAD_REQUEST, what, address);
+            }
+        };
+
+        let welcome = Welcome {
+            replica: self.replica,
+            tunnel: TunnelId::random(),
+            limits: Limits {
+                max_concurrent_streams: self.settings.max_concurrent_streams,
+                max_header_bytes: self.settings.max_header_bytes,
+            },
+        };
+        let peer = Peer { agent, name, token, hello, tunnel: welcome.tunnel, address: address.to_owned() };
+        let upgrade = hyper::upgrade::on(&mut request);
+        let agents = Arc::clone(self);
+        self.tasks.spawn(async move { agents.run::<T>(upgrade, peer).await });
+
+        headers.insert(header::WELCOME, welcome.encode().expect("ids and numbers are ASCII"));
+        let mut answer = Response::new(Body::empty());
+        *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        *answer.headers_mut() = headers;
+        answer
+    }
+
+    fn authenticate(&self, headers: &HeaderMap) -> Option<(AgentId, TokenHash, AgentName)> {
+        let mut values = headers.get_all(AUTHORIZATION).iter();
+        let (Some(value), None) = (values.next(), values.next()) else {
+            return None;
+        };
+        let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+        let token = SecretString::from(token.trim());
+        let identity = self.identities.load();
+        let (agent, hash) = identity.agent(&token).filter(|_| scheme.eq_ignore_ascii_case("bearer"))?;
+        Some((agent, hash, identity.name(agent)?.clone()))
+    }
+
+    fn refuse(
+        &self,
+        result: &'static str,
+        status: StatusCode,
+        what: impl Display,
+        address: &str,
+    ) -> Response<Body> {
+        self.metrics.handshake(result);
+        if let Some(suppressed) = self.refusals.admit(std::time::Instant::now()) {
+            tracing::warn!(peer = address, %status, reason = %what, suppressed, "a tunnel was refused");
+        }
+        let mut answer = Response::new(Body::from(format!("{what}\n")));
+        *answer.status_mut() = status;
+        let headers = answer.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        match status {
+            StatusCode::UPGRADE_REQUIRED => {
+                headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+                headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+            }
+            StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(RETRY_AFTER, HeaderValue::from(DRAINING_RETRY));
+            }
+            _ => {}
+        }
+        answer
+    }
+
+    async fn run<T>(&self, upgrade: OnUpgrade, peer: Peer)
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let opened = timeout(HANDSHAKE_TIMEOUT, async {
+            let parts = upgrade.await.ok()?.downcast::<TokioIo<T>>().ok()?;
+            let socket = WebSocket::new(parts.io.into_inner(), parts.read_buf, Role::Server);
+            tunnel::open(socket, &self.settings).await.ok()
+        });
+        let Ok(Some((tunnel, driver))) = opened.await else {
+            self.metrics.handshake("lost");
+            return tracing::debug!(peer = peer.address, "a tunnel was lost before it was open");
+        };
+
+        self.metrics.handshake("accepted");
+        self.metrics.tunnels.inc();
+        let since = Instant::now();
+        tracing::info!(
+            agent.id = %peer.agent,
+            agent.name = %peer.name,
+            tunnel = %peer.tunnel,
+            instance = %peer.hello.instance,
+            version = peer.hello.version,
+            pod = peer.hello.pod_name,
+            kubernetes = peer.hello.kubernetes_version,
+            peer = peer.address,
+            "tunnel opened"
+        );
+        let services: Vec<ServiceName> = peer.hello.services.clone();
+        let registration = self.tunnels.register(peer.agent, peer.tunnel, services, tunnel.clone());
+        let live = async {
+            self.announce(peer.agent).await;
+            self.attend(&peer, &tunnel, || registration.drain()).await
+        };
+        let ended = tokio::select! {
+            ended = driver.run() => ended,
+            ended = live => ended,
+        };
+        drop(registration);
+        self.withdraw(peer.agent).await;
+        self.metrics.tunnels.dec();
+        self.metrics.tunnel_end(ended.label());
+        tracing::info!(
+            agent.id = %peer.agent,
+            agent.name = %peer.name,
+            tunnel = %peer.tunnel,
+            reason = %ended,
+            seconds = since.elapsed().as_secs(),
+            "tunnel ended"
+        );
+    }
+
+    /// Waits for reasons to end a tunnel from this side. Never completes by itself: the driver does.
+    async fn attend(&self, peer: &Peer, tunnel: &Tunnel, draining: impl Fn()) -> Ended {
+        let mut changes = self.identities.changes();
+        let age = sleep(self.max_age.mul_f64(rand::random_range(0.95..1.05)));
+        tokio::pin!(age);
+        let revoked = async {
+            while self.identities.load().is_active(&peer.token) {
+                if changes.changed().await.is_err() {
+                    pending::<()>().await;
+                }
+            }
+        };
+        tokio::pin!(revoked);
+
+        let reason = tokio::select! {
+            () = &mut age => DrainReason::MaxAge,
+            () = self.leaving.cancelled() => DrainReason::Shutdown,
+            () = &mut revoked => return self.cut(peer, tunnel).await,
+        };
+        draining();
+        if let Err(what) = ask_to_leave(tunnel, reason, self.grace).await {
+            tracing::warn!(agent.name = %peer.name, tunnel = %peer.tunnel, what, "an agent did not agree to leave");
+        }
+        revoked.await;
+        self.cut(peer, tunnel).await
+    }
+
+    async fn cut(&self, peer: &Peer, tunnel: &Tunnel) -> Ended {
+        tracing::warn!(agent.name = %peer.name, tunnel = %peer.tunnel, "token revoked, tunnel cut");
+        tunnel.close();
+        pending().await
+    }
+
+    async fn announce(&self, agent: AgentId) {
+        let epoch = Epoch(self.epoch.fetch_add(1, Relaxed) + 1);
+        let route = Route { replica: self.replica, epoch };
+        if let Err(error) = self.store.announce(agent, route).await {
+            tracing::warn!(agent.id = %agent, %error, "other replicas were not told of an agent");
+        }
+    }
+
+    async fn withdraw(&self, agent: AgentId) {
+        // Read before looking: a tunnel that arrives after the look announces a later epoch, which survives this.
+        let epoch = Epoch(self.epoch.load(Relaxed));
+        if self.tunnels.holds(agent) {
+            return;
+        }
+        let route = Route { replica: self.replica, epoch };
+        if let Err(error) = self.store.withdraw(agent, route).await {
+            tracing::warn!(agent.id = %agent, %error, "other replicas were not told that an agent left");
+        }
+    }
+}
+
+async fn ask_to_leave(tunnel: &Tunnel, reason: DrainReason, within: Duration) -> Result<(), String> {
+    let body = serde_json::to_vec(&Drain { reason, within }).expect("it is plain data");
+    let request = Request::post(DRAIN_PATH)
+        .header(header::SERVICE, ServiceName::CONTROL)
+        .body(Body::from(Bytes::from(body)))
+        .expect("it is a valid request");
+    match timeout(CONTROL_TIMEOUT, tunnel.call(request)).await {
+        Ok(Ok(answer)) if answer.status().is_success() => Ok(()),
+        Ok(Ok(answer)) => Err(format!("it answered {}", answer.status())),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("it did not answer".to_owned()),
+    }
+}

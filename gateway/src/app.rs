@@ -1,0 +1,220 @@
+//! The only place that builds and wires, and the one that says how kas stops.
+
+use std::{path::Path, sync::Arc, sync::atomic::AtomicU64, time::Duration};
+
+use prometheus_client::registry::Registry;
+use proto::ReplicaId;
+use router::{LocalTunnels, MemoryStore, RouteStore};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    admin::{Admin, Readiness},
+    agents::Agents,
+    callers::Callers,
+    config::{Config, ConfigError},
+    forward::Forwarder,
+    identity::{self, Identities, Identity},
+    listen::{BindError, Listener},
+    log_limit::LogLimit,
+    metrics::Metrics,
+    tls,
+};
+
+/// One kas: what its listeners share. Nothing is bound yet.
+#[derive(Debug)]
+pub struct App {
+    /// Takes tunnels.
+    pub agents: Arc<Agents>,
+    /// Takes requests.
+    pub callers: Arc<Callers>,
+    /// Takes probes.
+    pub admin: Arc<Admin>,
+    /// Who is who.
+    pub identities: Identities,
+    readiness: Readiness,
+    config: Config,
+}
+
+/// What a configuration promises, read and found usable.
+#[derive(Debug)]
+pub struct Checked {
+    config: Config,
+    identity: Identity,
+    agent_tls: Option<Tls>,
+    public_tls: Option<Tls>,
+}
+
+/// The bound listeners.
+#[derive(Debug)]
+pub struct Listeners {
+    /// For agents.
+    pub agent: Listener,
+    /// For callers.
+    pub public: Listener,
+    /// For probes.
+    pub observability: Listener,
+}
+
+struct Tls(TlsAcceptor);
+
+impl Checked {
+    /// Reads everything that a configuration file names, and binds nothing.
+    pub fn read(file: &Path) -> Result<Self, ConfigError> {
+        let config = Config::read(file)?;
+        let agent = &config.agent.listen;
+        let public = &config.agent.kubernetes_api.listen;
+        let tls = |section, certificate, key, alpn: &[&[u8]]| {
+            Ok(tls::acceptor(file, section, certificate, key, alpn)?.map(Tls))
+        };
+        let agent_tls =
+            tls("agent.listen", agent.certificate_file.as_ref(), agent.key_file.as_ref(), &[b"http/1.1"])?;
+        let public_tls = tls(
+            "agent.kubernetes_api.listen",
+            public.certificate_file.as_ref(),
+            public.key_file.as_ref(),
+            &[b"h2", b"http/1.1"],
+        )?;
+        let identity = Identity::read(&config.identity.file.value)?;
+        Ok(Self { config, identity, agent_tls, public_tls })
+    }
+
+    /// How many agents and tokens of callers there are.
+    pub fn counts(&self) -> (usize, usize) {
+        self.identity.counts()
+    }
+
+    /// How it logs.
+    pub fn logging(&self) -> &crate::config::Logging {
+        &self.config.observability.logging
+    }
+
+    /// Binds the listeners and builds the rest.
+    pub async fn bind(self) -> Result<(App, Listeners), BindError> {
+        let config = self.config;
+        let listeners = Listeners {
+            agent: Listener::bind("agent", config.agent.listen.address, self.agent_tls.map(|tls| tls.0))
+                .await?,
+            public: Listener::bind(
+                "public",
+                config.agent.kubernetes_api.listen.address,
+                self.public_tls.map(|tls| tls.0),
+            )
+            .await?,
+            observability: Listener::bind("observability", config.observability.listen.address, None).await?,
+        };
+        Ok((App::new(config, self.identity), listeners))
+    }
+}
+
+impl App {
+    /// Builds a kas without listeners: tests hand it connections.
+    pub fn new(config: Config, identity: Identity) -> Self {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        let identities = Identities::new(identity);
+        let tunnels: Arc<LocalTunnels<tunnel::Tunnel>> = Arc::default();
+        let store: Arc<dyn RouteStore> = Arc::new(MemoryStore::default());
+        let agents = Arc::new(Agents {
+            identities: identities.clone(),
+            tunnels: Arc::clone(&tunnels),
+            store: Arc::clone(&store),
+            replica: ReplicaId::random(),
+            settings: config.tunnel_settings(),
+            max_age: config.agent.listen.max_connection_age,
+            grace: config.agent.kubernetes_api.listen.shutdown_grace_period,
+            leaving: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            metrics: metrics.clone(),
+            epoch: AtomicU64::new(0),
+            refusals: LogLimit::new(Duration::from_secs(10)),
+        });
+        let callers = Arc::new(Callers {
+            identities: identities.clone(),
+            forwarder: Forwarder {
+                tunnels,
+                store,
+                reconnect_wait: config.agent.tunnel.reconnect_wait,
+                metrics,
+            },
+            leaving: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        });
+        let readiness = Readiness::default();
+        let admin = Arc::new(Admin { readiness: readiness.clone(), registry });
+        Self { agents, callers, admin, identities, readiness, config }
+    }
+
+    /// Serves until `stop`, then stops in good order.
+    pub async fn run(self, listeners: Listeners, stop: CancellationToken) {
+        let (accepting, probing) = (CancellationToken::new(), CancellationToken::new());
+        let background = TaskTracker::new();
+        let (agents, callers, admin) =
+            (Arc::clone(&self.agents), Arc::clone(&self.callers), Arc::clone(&self.admin));
+        background.spawn(listeners.agent.serve(
+            accepting.clone(),
+            self.agents.tasks.clone(),
+            move |io, peer| {
+                let agents = Arc::clone(&agents);
+                async move { agents.serve(io, peer).await }
+            },
+        ));
+        background.spawn(listeners.public.serve(
+            accepting.clone(),
+            self.callers.tasks.clone(),
+            move |io, peer| {
+                let callers = Arc::clone(&callers);
+                async move { callers.serve(io, peer).await }
+            },
+        ));
+        background.spawn(
+            listeners
+                .observability
+                .serve(probing.clone(), TaskTracker::new(), move |io, _| Arc::clone(&admin).serve(io)),
+        );
+        let file = self.config.identity.file.value.clone();
+        background.spawn(identity::watch(self.identities.clone(), file, probing.clone()));
+        self.readiness.ready();
+
+        stop.cancelled().await;
+        self.stop(&accepting).await;
+        probing.cancel();
+        background.close();
+        background.wait().await;
+    }
+
+    /// 1. Not ready, so that load balancers send nothing new.
+    /// 2. For a grace period still accept what they do send.
+    /// 3. Stop accepting; idle connections of callers close.
+    /// 4. Ask agents to leave: they open another tunnel, to another replica, before they let go of this one.
+    /// 5. Wait for requests in flight, up to their grace period.
+    /// 6. Cut the rest.
+    async fn stop(&self, accepting: &CancellationToken) {
+        let listen = &self.config.agent.kubernetes_api.listen;
+        self.readiness.leaving();
+        tracing::info!(grace = ?listen.listen_grace_period, "stopping: not ready, still accepting");
+        sleep(listen.listen_grace_period).await;
+
+        accepting.cancel();
+        self.callers.leaving.cancel();
+        self.agents.leaving.cancel();
+        self.callers.tasks.close();
+        self.agents.tasks.close();
+        tracing::info!(grace = ?listen.shutdown_grace_period, "stopping: finishing requests in flight");
+        let finished = timeout(listen.shutdown_grace_period, async {
+            self.callers.tasks.wait().await;
+            self.agents.tasks.wait().await;
+        });
+        match finished.await {
+            Ok(()) => tracing::info!("stopped: every request was finished"),
+            Err(_) => tracing::warn!("stopped: the grace period is over, what was left is cut"),
+        }
+    }
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tls")
+    }
+}

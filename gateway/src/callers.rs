@@ -1,0 +1,193 @@
+//! The listener for callers: authorize, pass on, answer.
+
+mod tracked;
+
+use std::{convert::Infallible, fmt::Display, str::FromStr as _, sync::Arc, time::Duration};
+
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, uri::PathAndQuery};
+use hyper::{body::Incoming, service::service_fn, upgrade::OnUpgrade};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
+use proto::{Reason, header};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tunnel::{Body, upgrade};
+
+pub use self::tracked::Tracked;
+use crate::{
+    access::{Access, authorize},
+    failure::Failure,
+    forward::{Destination, Forwarder},
+    headers,
+    identity::Identities,
+    metrics::class,
+    target::Target,
+};
+
+/// How long a caller may take to send a request's head, and may stay silent between requests on HTTP/1.1.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the caller's connection may take to be handed over after the 101 was sent.
+const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest request id of a caller that is taken over.
+const MAX_REQUEST_ID: usize = 64;
+/// Most bytes of headers that a caller's HTTP/2 request may have; HTTP/1.1 is bounded by hyper's buffer.
+const MAX_HEADER_BYTES: u32 = 128 << 10;
+
+/// Serves callers.
+#[derive(Debug)]
+pub struct Callers {
+    /// Who callers are.
+    pub identities: Identities,
+    /// Where requests go.
+    pub forwarder: Forwarder,
+    /// Set once this replica takes no new requests on open connections.
+    pub leaving: CancellationToken,
+    /// Where upgraded connections run.
+    pub tasks: TaskTracker,
+}
+
+impl Callers {
+    /// Serves one connection until it ends. `address` is for logs.
+    pub async fn serve<T>(self: &Arc<Self>, io: T, address: impl Display)
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let service = service_fn(|request| {
+            let callers = Arc::clone(self);
+            async move { Ok::<_, Infallible>(callers.answer(request).await) }
+        });
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(Duration::from_secs(30))
+            .max_header_list_size(MAX_HEADER_BYTES);
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
+        tokio::pin!(connection);
+        let connections = &self.forwarder.metrics.connections;
+        connections.inc();
+        let served = tokio::select! {
+            served = connection.as_mut() => served,
+            () = self.leaving.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        connections.dec();
+        if let Err(error) = served {
+            tracing::debug!(peer = %address, error, "a caller's connection failed");
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Tracked> {
+        let id = request_id(request.headers());
+        let dialect = Target::dialect(request.uri().path());
+        let head = request.headers().clone();
+        match self.proxy(request, &id).await {
+            Ok(response) => response,
+            Err(failure) => {
+                self.forwarder.metrics.refused(failure.reason.as_str());
+                tracing::info!(request.id = ?id, reason = %failure.reason, what = %failure, "a request failed");
+                failure.render(dialect, &head, &id).map(Tracked::untracked)
+            }
+        }
+    }
+
+    async fn proxy(
+        &self,
+        mut request: Request<Incoming>,
+        id: &HeaderValue,
+    ) -> Result<Response<Tracked>, Failure> {
+        let started = Instant::now();
+        if request.method() == Method::CONNECT {
+            return Err(Failure::new(Reason::BadRequest, "CONNECT is not served: this is no forward proxy"));
+        }
+        let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let target = Target::parse(&path)?;
+        let identity = self.identities.load();
+        let Access { caller, agent } = authorize(&identity, request.headers(), &target)?;
+        let name = identity.name(agent).expect("authorized").clone();
+        drop(identity);
+
+        let upgrading = headers::upgrade(request.headers()).is_some();
+        if upgrading && request.version() != Version::HTTP_11 {
+            return Err(Failure::new(Reason::BadRequest, "an upgrade needs HTTP/1.1"));
+        }
+        let to = Destination { agent, name, service: target.service.clone(), class: target.class(upgrading) };
+        headers::to_agent(request.headers_mut(), &to.service, &caller.access_as, id)?;
+        *request.uri_mut() = Uri::from_str(target.path)
+            .map_err(|_| Failure::new(Reason::BadRequest, "the path cannot be passed on"))?;
+        let upgrade = upgrading.then(|| hyper::upgrade::on(&mut request));
+
+        let metrics = self.forwarder.metrics.of(&to.service);
+        let request = request.map(Body::from);
+        let (mut response, lease) = self.forwarder.forward(&to, request).await?;
+        if let Some(failure) = failure_of(&response, &to) {
+            return Err(failure);
+        }
+
+        metrics.answered(class(response.status()));
+        let upgraded = upgrade::take(&mut response);
+        let switching = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        headers::to_caller(response.headers_mut(), upgraded.is_some(), id);
+        tracing::debug!(
+            request.id = ?id,
+            caller = caller.name,
+            agent.name = %to.name,
+            service = %to.service,
+            status = response.status().as_u16(),
+            "a request was answered"
+        );
+        match (upgraded, upgrade) {
+            (Some(upgraded), Some(outside)) => {
+                let tracked = Tracked::new(Body::empty(), lease, metrics, started);
+                self.tasks.spawn(splice(upgraded, outside, tracked));
+                Ok(response.map(Tracked::untracked))
+            }
+            _ if switching => Err(Failure::new(
+                Reason::AgentMisbehaved,
+                "the agent switched protocols although nobody asked it to",
+            )),
+            _ => Ok(response.map(|body| Tracked::new(body, lease, metrics, started))),
+        }
+    }
+}
+
+/// Moves raw bytes after the 101. What is tracked ends with it.
+async fn splice(upgraded: upgrade::Upgraded, outside: OnUpgrade, tracked: Tracked) {
+    let _tracked = tracked;
+    let Ok(Ok(outside)) = timeout(UPGRADE_TIMEOUT, outside).await else {
+        return;
+    };
+    if let Err(error) = upgrade::splice(upgraded, TokioIo::new(outside)).await {
+        tracing::debug!(%error, "an upgraded connection was aborted");
+    }
+}
+
+/// The agent's own failure, if the response is one.
+fn failure_of(response: &Response<Body>, to: &Destination) -> Option<Failure> {
+    let reason = response.headers().get(&header::ERROR)?.to_str().ok()?;
+    let message = response.headers().get(&header::ERROR_MESSAGE).and_then(|message| message.to_str().ok());
+    let message =
+        percent_encoding::percent_decode_str(message.unwrap_or("it did not say why")).decode_utf8_lossy();
+    let message: String = message.chars().filter(|c| !c.is_control()).collect();
+    let reason = reason.parse().unwrap_or(Reason::AgentMisbehaved);
+    Some(Failure::new(reason, format!("agent {}: {message}", to.name)))
+}
+
+/// The caller's own, so that it finds its request in our logs; a new one if it has none that fits into a log line.
+fn request_id(headers: &HeaderMap) -> HeaderValue {
+    let plain = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let given = headers
+        .get(&header::REQUEST_ID)
+        .filter(|id| (1..=MAX_REQUEST_ID).contains(&id.len()) && id.as_bytes().iter().all(plain));
+    given.cloned().unwrap_or_else(|| {
+        HeaderValue::from_str(&format!("{:016x}", rand::random::<u64>())).expect("hexadecimal digits")
+    })
+}

@@ -1,0 +1,74 @@
+//! An answer's body that knows when it has ended.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use router::Lease;
+use tokio::time::Instant;
+use tunnel::{Body, BodyError, Tunnel};
+
+use crate::metrics::ServiceMetrics;
+
+/// Holds the tunnel's place and counts, until the caller has the last byte or has left.
+#[derive(Debug)]
+pub struct Tracked {
+    body: Body,
+    tracking: Option<Tracking>,
+}
+
+#[derive(Debug)]
+struct Tracking {
+    _lease: Lease<Tunnel>,
+    metrics: ServiceMetrics,
+    started: Instant,
+}
+
+impl Tracked {
+    /// The body of an answer that came through a tunnel.
+    pub fn new(body: Body, lease: Lease<Tunnel>, metrics: ServiceMetrics, started: Instant) -> Self {
+        metrics.in_flight.inc();
+        Self { body, tracking: Some(Tracking { _lease: lease, metrics, started }) }
+    }
+
+    /// The body of an answer of our own.
+    pub fn untracked(body: Body) -> Self {
+        Self { body, tracking: None }
+    }
+}
+
+impl Drop for Tracking {
+    fn drop(&mut self) {
+        self.metrics.in_flight.dec();
+        self.metrics.ended(self.started.elapsed());
+    }
+}
+
+impl http_body::Body for Tracked {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let (Poll::Ready(Some(Ok(frame))), Some(tracking)) = (&polled, &self.tracking)
+            && let Some(data) = frame.data_ref()
+        {
+            tracking.metrics.bytes.inc_by(data.len() as u64);
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

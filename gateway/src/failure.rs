@@ -1,0 +1,222 @@
+//! Every failure of ours, as the answer that its caller understands.
+//!
+//! A Kubernetes client gets a `Status`, a Prometheus client the Prometheus error envelope, everybody else JSON. All of
+//! them get the machine-readable reason in `Kas-Error`, which no answer of a cluster ever has, and the request's id.
+
+use std::time::Duration;
+
+use http::{
+    HeaderMap, HeaderValue, Response,
+    header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+};
+use proto::{Reason, header};
+use serde_json::json;
+use tunnel::Body;
+
+/// Why a request was not, or not successfully, passed on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// For programs.
+    pub reason: Reason,
+    /// For people: what failed, and what to do.
+    pub message: String,
+    /// When trying again may help.
+    pub retry_after: Option<Duration>,
+}
+
+/// Which language an answer is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// `Status` objects (kubectl, helm, client-go).
+    Kubernetes,
+    /// The envelope of the Prometheus HTTP API (Grafana, promtool).
+    Prometheus,
+    /// A small JSON object.
+    Plain,
+}
+
+impl Failure {
+    /// A failure that trying again does not mend.
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into(), retry_after: None }
+    }
+
+    /// Trying again after this may help.
+    pub fn retry_after(mut self, after: Duration) -> Self {
+        self.retry_after = Some(after);
+        self
+    }
+
+    /// The answer.
+    pub fn render(&self, dialect: Dialect, request: &HeaderMap, id: &HeaderValue) -> Response<Body> {
+        let (content_type, body) = match dialect {
+            Dialect::Kubernetes => self.status_object(request),
+            Dialect::Prometheus => ("application/json", self.prometheus_envelope()),
+            Dialect::Plain => ("application/json", self.plain_object()),
+        };
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = self.reason.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        headers.insert(header::ERROR, HeaderValue::from_static(self.reason.as_str()));
+        headers.insert(header::REQUEST_ID, id.clone());
+        if let Some(after) = self.retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+        }
+        if self.reason == Reason::Unauthorized {
+            // A browser at GitLab tells by this header whether kas or the cluster refused it.
+            headers.insert("gitlab-unauthorized", HeaderValue::from_static("true"));
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"kas\""));
+        }
+        response
+    }
+
+    /// A `Status` (meta/v1), in the encoding that the caller can read.
+    fn status_object(&self, request: &HeaderMap) -> (&'static str, String) {
+        let code = self.reason.status().as_u16();
+        let reason = match code {
+            400 => "BadRequest",
+            401 => "Unauthorized",
+            403 => "Forbidden",
+            404 => "NotFound",
+            429 => "TooManyRequests",
+            500 => "InternalError",
+            503 => "ServiceUnavailable",
+            504 => "Timeout",
+            _ => "",
+        };
+        let mut details = json!({"causes": [{"reason": self.reason.as_str(), "message": self.message}]});
+        if let Some(after) = self.retry_after {
+            details["retryAfterSeconds"] = after.as_secs().max(1).into();
+        }
+        let status = json!({
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": format!("kas: {}", self.message),
+            "reason": reason,
+            "details": details,
+            "code": code,
+        });
+        match Encoding::of(request) {
+            Encoding::Json => ("application/json", status.to_string()),
+            Encoding::Yaml => {
+                let yaml = serde_saphyr::to_string(&status).unwrap_or_else(|_| status.to_string());
+                ("application/yaml", yaml)
+            }
+            Encoding::Text => ("text/plain; charset=utf-8", format!("kas: {}\n", self.message)),
+        }
+    }
+
+    fn prometheus_envelope(&self) -> String {
+        let error_type = match self.reason.status().as_u16() {
+            400 => "bad_data",
+            401 | 403 => "forbidden",
+            404 => "not_found",
+            502 | 503 => "unavailable",
+            504 => "timeout",
+            429 => "too_many_requests",
+            _ => "internal",
+        };
+        json!({"status": "error", "errorType": error_type, "error": format!("kas: {}", self.message)})
+            .to_string()
+    }
+
+    fn plain_object(&self) -> String {
+        let mut text = json!({"error": self.reason.as_str(), "message": self.message}).to_string();
+        text.push('\n');
+        text
+    }
+}
+
+/// The encodings of a `Status`.
+enum Encoding {
+    Json,
+    Yaml,
+    Text,
+}
+
+impl Encoding {
+    /// The first that `Accept` names; JSON if it accepts anything. Quality values are not weighed: Kubernetes clients
+    /// list what they prefer first.
+    fn of(request: &HeaderMap) -> Self {
+        let Some(accept) = request.get(ACCEPT).and_then(|accept| accept.to_str().ok()) else {
+            return Self::Json;
+        };
+        let known = accept.split(',').find_map(|range| match range.split(';').next()?.trim() {
+            "application/json" | "application/*" | "*/*" => Some(Self::Json),
+            "application/yaml" => Some(Self::Yaml),
+            "text/plain" | "text/*" | "text/html" => Some(Self::Text),
+            _ => None,
+        });
+        // A client that wants only protobuf still reads the status code, and a log shows the text.
+        known.unwrap_or(Self::Json)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+    use serde_json::Value;
+
+    use super::*;
+
+    async fn render(failure: &Failure, dialect: Dialect, accept: &'static str) -> (Response<()>, String) {
+        let mut request = HeaderMap::new();
+        request.insert(ACCEPT, HeaderValue::from_static(accept));
+        let response = failure.render(dialect, &request, &HeaderValue::from_static("id-1"));
+        let (head, body) = response.into_parts();
+        let text = body.collect().await.unwrap().to_bytes();
+        (Response::from_parts(head, ()), String::from_utf8(text.to_vec()).unwrap())
+    }
+
+    fn away() -> Failure {
+        Failure::new(Reason::AgentNotConnected, "agent prod has no tunnel")
+            .retry_after(Duration::from_secs(10))
+    }
+
+    #[tokio::test]
+    async fn kubectl_reads_a_status() {
+        let (head, text) =
+            render(&away(), Dialect::Kubernetes, "application/json;as=Table;v=v1, application/json").await;
+        assert_eq!(head.status(), 503);
+        assert_eq!(head.headers()["kas-error"], "agent-not-connected");
+        assert_eq!(head.headers()["x-request-id"], "id-1");
+        assert_eq!(head.headers()["retry-after"], "10");
+        let status: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(status["kind"], "Status");
+        assert_eq!(status["reason"], "ServiceUnavailable");
+        assert_eq!(status["details"]["retryAfterSeconds"], 10);
+        assert_eq!(status["details"]["causes"][0]["reason"], "agent-not-connected");
+    }
+
+    #[tokio::test]
+    async fn a_status_comes_in_the_encoding_that_is_accepted() {
+        let (head, text) = render(&away(), Dialect::Kubernetes, "application/yaml").await;
+        assert_eq!(head.headers()["content-type"], "application/yaml");
+        assert!(text.contains("kind: Status"), "{text}");
+        let (head, text) = render(&away(), Dialect::Kubernetes, "text/plain").await;
+        assert_eq!(head.headers()["content-type"], "text/plain; charset=utf-8");
+        assert_eq!(text, "kas: agent prod has no tunnel\n");
+        let (head, _) = render(&away(), Dialect::Kubernetes, "application/vnd.kubernetes.protobuf").await;
+        assert_eq!(head.headers()["content-type"], "application/json");
+    }
+
+    #[tokio::test]
+    async fn grafana_reads_an_envelope() {
+        let (_, text) = render(&away(), Dialect::Prometheus, "*/*").await;
+        let envelope: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(envelope["status"], "error");
+        assert_eq!(envelope["errorType"], "unavailable");
+        assert_eq!(envelope["error"], "kas: agent prod has no tunnel");
+    }
+
+    #[tokio::test]
+    async fn a_refused_credential_is_told_apart_from_the_clusters() {
+        let failure = Failure::new(Reason::Unauthorized, "unknown token");
+        let (head, _) = render(&failure, Dialect::Kubernetes, "*/*").await;
+        assert_eq!(head.headers()["gitlab-unauthorized"], "true");
+    }
+}

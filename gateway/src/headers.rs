@@ -1,0 +1,329 @@
+//! What crosses the border, in both directions.
+//!
+//! A request loses what is about the connection, what is meant for kas, and what only kas may say; then kas adds its
+//! own. The order matters: `Connection: Impersonate-User` must not remove what kas added (CVE-2021-31999).
+//! A response keeps what is on a list: the agent is not trusted.
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{
+        ACCEPT_RANGES, ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION,
+        CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE, DATE, ETAG,
+        EXPIRES, HOST, LAST_MODIFIED, LOCATION, PRAGMA, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RETRY_AFTER,
+        SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VARY, WARNING,
+        X_CONTENT_TYPE_OPTIONS,
+    },
+};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use proto::{Reason, ServiceName};
+
+use crate::{
+    failure::Failure,
+    identity::{AccessAs, Impersonation},
+};
+
+/// About the connection, and never passed on (RFC 9110 section 7.6.1).
+static HOP_BY_HOP: [HeaderName; 9] = [
+    CONNECTION,
+    HeaderName::from_static("proxy-connection"),
+    HeaderName::from_static("keep-alive"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// Meant for kas.
+static CONSUMED: [HeaderName; 5] = [
+    AUTHORIZATION,
+    COOKIE,
+    HeaderName::from_static("gitlab-agent-id"),
+    HeaderName::from_static("x-csrf-token"),
+    proto::header::REQUEST_ID,
+];
+
+/// What begins like this says who somebody is in the cluster.
+const IMPERSONATE: &str = "impersonate-";
+
+/// What a response may bring along.
+static ALLOWED_IN_RESPONSE: [HeaderName; 21] = [
+    ACCEPT_RANGES,
+    ALLOW,
+    CACHE_CONTROL,
+    CONTENT_DISPOSITION,
+    CONTENT_ENCODING,
+    CONTENT_LANGUAGE,
+    CONTENT_LENGTH,
+    CONTENT_RANGE,
+    CONTENT_TYPE,
+    DATE,
+    ETAG,
+    EXPIRES,
+    LAST_MODIFIED,
+    LOCATION,
+    PRAGMA,
+    RETRY_AFTER,
+    VARY,
+    WARNING,
+    HeaderName::from_static("audit-id"),
+    HeaderName::from_static("x-kubernetes-pf-flowschema-uid"),
+    HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid"),
+];
+
+/// And that of a 101 besides.
+static ALLOWED_IN_UPGRADE: [HeaderName; 6] = [
+    CONNECTION,
+    UPGRADE,
+    SEC_WEBSOCKET_ACCEPT,
+    SEC_WEBSOCKET_PROTOCOL,
+    HeaderName::from_static("x-stream-protocol-version"),
+    HeaderName::from_static("x-accept-stream-protocol-versions"),
+];
+
+/// The protocol that a request asks to switch to (RFC 9110 section 7.8).
+pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let asked = connection_tokens(headers).any(|token| token.eq_ignore_ascii_case("upgrade"));
+    headers.get(UPGRADE).filter(|_| asked).cloned()
+}
+
+/// Makes a caller's headers those of the request in the tunnel.
+pub fn to_agent(
+    headers: &mut HeaderMap,
+    service: &ServiceName,
+    access_as: &AccessAs,
+    request_id: &HeaderValue,
+) -> Result<(), Failure> {
+    refuse_twins(headers)?;
+    if matches!(access_as, AccessAs::Impersonate(_)) && headers.keys().any(is_impersonation) {
+        return Err(Failure::new(
+            Reason::NestedImpersonation,
+            "nested impersonation is not supported: kas already sets who this caller is in the cluster; leave out --as \
+             and the Impersonate-* headers",
+        ));
+    }
+
+    let upgrade = upgrade(headers);
+    let named: Vec<HeaderName> =
+        connection_tokens(headers).filter_map(|token| token.parse::<HeaderName>().ok()).collect();
+    for name in named.iter().chain(&HOP_BY_HOP).chain(&CONSUMED) {
+        headers.remove(name);
+    }
+    let ours: Vec<HeaderName> =
+        headers.keys().filter(|name| name.as_str().starts_with(proto::header::PREFIX)).cloned().collect();
+    for name in ours {
+        headers.remove(name);
+    }
+
+    if let Some(protocol) = upgrade {
+        headers.insert(UPGRADE, protocol);
+    }
+    let service = HeaderValue::from_str(service.as_str()).expect("a service name is a header value");
+    headers.insert(proto::header::SERVICE, service);
+    headers.insert(proto::header::REQUEST_ID, request_id.clone());
+    if let AccessAs::Impersonate(who) = access_as {
+        impersonate(headers, who);
+    }
+    Ok(())
+}
+
+/// Makes an agent's response headers those of the answer to the caller.
+pub fn to_caller(headers: &mut HeaderMap, upgraded: bool, request_id: &HeaderValue) {
+    let allowed = |name: &HeaderName| {
+        ALLOWED_IN_RESPONSE.contains(name) || (upgraded && ALLOWED_IN_UPGRADE.contains(name))
+    };
+    let refused: Vec<HeaderName> = headers.keys().filter(|name| !allowed(name)).cloned().collect();
+    for name in refused {
+        headers.remove(name);
+    }
+    // Only within this origin: an absolute one would send the caller, and perhaps its token, elsewhere.
+    if headers.get(LOCATION).is_some_and(|location| {
+        !location.as_bytes().starts_with(b"/") || location.as_bytes().starts_with(b"//")
+    }) {
+        headers.remove(LOCATION);
+    }
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(proto::header::REQUEST_ID, request_id.clone());
+}
+
+/// Some servers take `X_Foo` for `X-Foo`. Whoever spells a header that carries identity like that is not a mistaken
+/// client (CVE-2025-64484).
+fn refuse_twins(headers: &HeaderMap) -> Result<(), Failure> {
+    let sensitive = |name: &str| {
+        let name = name.replace('_', "-");
+        name.starts_with(IMPERSONATE)
+            || name.starts_with(proto::header::PREFIX)
+            || name.starts_with("x-forwarded-")
+            || name.starts_with("x-remote-")
+            || [AUTHORIZATION, COOKIE, HOST].iter().any(|known| name == known.as_str())
+    };
+    match headers.keys().find(|name| name.as_str().contains('_') && sensitive(name.as_str())) {
+        Some(name) => {
+            Err(Failure::new(Reason::BadRequest, format!("the header {name} is refused: write it with '-'")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn is_impersonation(name: &HeaderName) -> bool {
+    name.as_str().starts_with(IMPERSONATE)
+}
+
+fn connection_tokens(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+}
+
+/// <https://kubernetes.io/docs/reference/access-authn-authz/authentication/#user-impersonation>
+fn impersonate(headers: &mut HeaderMap, who: &Impersonation) {
+    let value = |text: &str| HeaderValue::from_str(text).expect("checked when the identity file was read");
+    headers.insert(HeaderName::from_static("impersonate-user"), value(&who.username));
+    if let Some(uid) = &who.uid {
+        headers.insert(HeaderName::from_static("impersonate-uid"), value(uid));
+    }
+    for group in &who.groups {
+        headers.append(HeaderName::from_static("impersonate-group"), value(group));
+    }
+    for (key, values) in &who.extra {
+        let name =
+            format!("impersonate-extra-{}", utf8_percent_encode(&key.to_lowercase(), NOT_IN_HEADER_NAMES));
+        let name = HeaderName::try_from(name).expect("everything else was percent-encoded");
+        for text in values {
+            headers.append(name.clone(), value(text));
+        }
+    }
+}
+
+/// client-go escapes in an extra key what cannot stand in a header name, and '%'.
+const NOT_IN_HEADER_NAMES: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'!')
+    .remove(b'#')
+    .remove(b'$')
+    .remove(b'&')
+    .remove(b'\'')
+    .remove(b'*')
+    .remove(b'+')
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'^')
+    .remove(b'_')
+    .remove(b'`')
+    .remove(b'|')
+    .remove(b'~');
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(entries: &[(&str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in entries {
+            headers.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
+        }
+        headers
+    }
+
+    fn pass(entries: &[(&str, &str)], access_as: &AccessAs) -> Result<HeaderMap, Reason> {
+        let mut headers = map(entries);
+        let id = HeaderValue::from_static("id-1");
+        to_agent(&mut headers, &"kubernetes".parse().unwrap(), access_as, &id)
+            .map_err(|failure| failure.reason)?;
+        Ok(headers)
+    }
+
+    fn alice() -> AccessAs {
+        AccessAs::Impersonate(Impersonation {
+            username: "alice".into(),
+            uid: Some("7".into()),
+            groups: vec!["a".into(), "b".into()],
+            extra: vec![("agent.gitlab.com/id".into(), vec!["1".into()])],
+        })
+    }
+
+    #[test]
+    fn what_is_for_the_connection_or_for_kas_stays_here() {
+        let passed = pass(
+            &[
+                ("connection", "keep-alive, X-Private"),
+                ("x-private", "1"),
+                ("keep-alive", "5"),
+                ("te", "trailers"),
+                ("authorization", "Bearer secret"),
+                ("cookie", "a=b"),
+                ("kas-service", "control"),
+                ("x-request-id", "theirs"),
+                ("accept", "*/*"),
+            ],
+            &AccessAs::Agent,
+        )
+        .unwrap();
+        let expected = map(&[("accept", "*/*"), ("kas-service", "kubernetes"), ("x-request-id", "id-1")]);
+        assert_eq!(passed, expected);
+    }
+
+    #[test]
+    fn an_impersonated_caller_is_who_kas_says() {
+        let passed = pass(&[], &alice()).unwrap();
+        assert_eq!(passed["impersonate-user"], "alice");
+        assert_eq!(passed["impersonate-uid"], "7");
+        assert_eq!(passed.get_all("impersonate-group").iter().count(), 2);
+        assert_eq!(passed["impersonate-extra-agent.gitlab.com%2fid"], "1");
+    }
+
+    #[test]
+    fn an_impersonated_caller_cannot_be_somebody_else() {
+        for name in ["Impersonate-User", "impersonate-group", "IMPERSONATE-UID", "Impersonate-Extra-x"] {
+            assert_eq!(pass(&[(name, "root")], &alice()), Err(Reason::NestedImpersonation), "{name}");
+        }
+        let passed = pass(&[("Impersonate-User", "bob")], &AccessAs::Agent).unwrap();
+        assert_eq!(passed["impersonate-user"], "bob");
+    }
+
+    #[test]
+    fn the_connection_header_cannot_remove_what_kas_adds() {
+        let passed = pass(&[("connection", "Impersonate-User, kas-service, upgrade")], &alice()).unwrap();
+        assert_eq!(passed["impersonate-user"], "alice");
+        assert_eq!(passed["kas-service"], "kubernetes");
+    }
+
+    #[test]
+    fn underscore_twins_of_what_carries_identity_are_refused() {
+        for name in ["impersonate_user", "kas_service", "x_forwarded_for", "impersonate-extra_a"] {
+            assert_eq!(pass(&[(name, "x")], &AccessAs::Agent), Err(Reason::BadRequest), "{name}");
+        }
+        assert!(pass(&[("my_header", "x")], &AccessAs::Agent).is_ok());
+    }
+
+    #[test]
+    fn an_upgrade_is_one_only_if_the_connection_says_so() {
+        let asked = pass(&[("connection", "Upgrade"), ("upgrade", "SPDY/3.1")], &AccessAs::Agent).unwrap();
+        assert_eq!(asked["upgrade"], "SPDY/3.1");
+        let not_asked = pass(&[("upgrade", "SPDY/3.1")], &AccessAs::Agent).unwrap();
+        assert!(!not_asked.contains_key("upgrade"));
+    }
+
+    #[test]
+    fn a_hostile_agent_sets_no_cookies() {
+        let mut headers = map(&[
+            ("content-type", "application/json"),
+            ("set-cookie", "a=b"),
+            ("nel", "{}"),
+            ("access-control-allow-origin", "*"),
+            ("kas-error", "internal"),
+            ("connection", "upgrade"),
+            ("location", "https://evil.example/"),
+        ]);
+        to_caller(&mut headers, false, &HeaderValue::from_static("id-1"));
+        let expected = map(&[
+            ("content-type", "application/json"),
+            ("x-content-type-options", "nosniff"),
+            ("x-request-id", "id-1"),
+        ]);
+        assert_eq!(headers, expected);
+    }
+}

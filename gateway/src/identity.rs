@@ -1,0 +1,127 @@
+//! Who agents and callers are, from a file: the embedded default that needs no other system.
+
+mod file;
+mod watch;
+
+use std::{collections::HashMap, sync::Arc};
+
+use proto::{AgentId, AgentName, ServiceName};
+use secrecy::SecretString;
+
+pub use self::watch::{Identities, watch};
+use crate::token::TokenHash;
+
+/// Everybody whom one version of the identity file names.
+#[derive(Debug, Default)]
+pub struct Identity {
+    agents: HashMap<AgentId, AgentName>,
+    agents_by_name: HashMap<AgentName, AgentId>,
+    agent_tokens: HashMap<TokenHash, AgentId>,
+    caller_tokens: HashMap<TokenHash, Arc<Caller>>,
+}
+
+/// Somebody who sends requests to clusters.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// For logs, and the user name of basic authentication.
+    pub name: String,
+    agents: Allowed<AgentId>,
+    services: Allowed<ServiceName>,
+    /// Who the caller is in the cluster.
+    pub access_as: AccessAs,
+}
+
+/// Everything, or what is listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Allowed<T> {
+    All,
+    Only(Vec<T>),
+}
+
+/// Who a caller is in the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AccessAs {
+    /// agentk's own identity. The caller may impersonate others as far as agentk may.
+    Agent,
+    /// Somebody else; the caller's own `Impersonate-*` headers are refused.
+    Impersonate(Impersonation),
+}
+
+/// A Kubernetes identity, as the `Impersonate-*` headers say it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Impersonation {
+    /// `Impersonate-User`.
+    pub username: String,
+    /// `Impersonate-Uid`.
+    pub uid: Option<String>,
+    /// `Impersonate-Group`, one each.
+    pub groups: Vec<String>,
+    /// `Impersonate-Extra-<key>`, one for each value.
+    pub extra: Vec<(String, Vec<String>)>,
+}
+
+impl Identity {
+    /// The agent that holds a token, and the token's hash.
+    pub fn agent(&self, token: &SecretString) -> Option<(AgentId, TokenHash)> {
+        let hash = TokenHash::of(token);
+        Some((*self.agent_tokens.get(&hash)?, hash))
+    }
+
+    /// Whether a token is still one of an agent's.
+    pub fn is_active(&self, hash: &TokenHash) -> bool {
+        self.agent_tokens.contains_key(hash)
+    }
+
+    /// The caller that holds a token.
+    pub fn caller(&self, token: &SecretString) -> Option<Arc<Caller>> {
+        self.caller_tokens.get(&TokenHash::of(token)).cloned()
+    }
+
+    /// The agent that a URL names, by id or by name.
+    pub fn find(&self, id_or_name: &str) -> Option<AgentId> {
+        if let Ok(id) = id_or_name.parse() {
+            return self.agents.contains_key(&AgentId(id)).then_some(AgentId(id));
+        }
+
+        self.agents_by_name.get(&id_or_name.parse::<AgentName>().ok()?).copied()
+    }
+
+    /// An agent's name.
+    pub fn name(&self, agent: AgentId) -> Option<&AgentName> {
+        self.agents.get(&agent)
+    }
+
+    /// The agents that a caller may use, in order of their names.
+    pub fn agents_of(&self, caller: &Caller) -> Vec<(&AgentName, AgentId)> {
+        let mut agents: Vec<_> =
+            self.agents.iter().filter(|(id, _)| caller.may_use(**id)).map(|(id, name)| (name, *id)).collect();
+        agents.sort();
+        agents
+    }
+
+    /// How many agents and callers' tokens there are.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.agents.len(), self.caller_tokens.len())
+    }
+}
+
+impl Caller {
+    /// Whether the caller may use an agent at all.
+    pub fn may_use(&self, agent: AgentId) -> bool {
+        self.agents.contains(&agent)
+    }
+
+    /// Whether the caller may use a service of the agents that it may use.
+    pub fn may_ask(&self, service: &ServiceName) -> bool {
+        self.services.contains(service)
+    }
+}
+
+impl<T: PartialEq> Allowed<T> {
+    fn contains(&self, item: &T) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(list) => list.contains(item),
+        }
+    }
+}

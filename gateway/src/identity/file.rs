@@ -1,0 +1,294 @@
+//! The identity file: its shape, and what makes it invalid.
+
+use std::{collections::hash_map::Entry, path::Path, sync::Arc};
+
+use proto::{AgentId, AgentName, ServiceName};
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+
+use super::{AccessAs, Allowed, Caller, Identity, Impersonation};
+use crate::{
+    config::{self, ConfigError},
+    token::TokenHash,
+};
+
+/// Tokens that one agent may have at a time: the one in use and the one that replaces it.
+const MAX_AGENT_TOKENS: usize = 2;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    agents: Vec<AgentEntry>,
+    #[serde(default)]
+    callers: Vec<CallerEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AgentEntry {
+    id: Spanned<u64>,
+    name: Spanned<AgentName>,
+    tokens: Spanned<Vec<Spanned<TokenHash>>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CallerEntry {
+    name: Spanned<String>,
+    tokens: Spanned<Vec<Spanned<TokenHash>>>,
+    /// Names or ids of agents, or `*`.
+    agents: Vec<Spanned<String>>,
+    /// Names of services, or `*`.
+    services: Vec<Spanned<String>>,
+    #[serde(default)]
+    access_as: Option<AccessAsEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "lowercase")]
+enum AccessAsEntry {
+    Agent(Empty),
+    Impersonate(Box<ImpersonateEntry>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Empty {}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ImpersonateEntry {
+    username: Spanned<String>,
+    #[serde(default)]
+    groups: Vec<Spanned<String>>,
+    #[serde(default)]
+    uid: Option<Spanned<String>>,
+    #[serde(default)]
+    extra: Vec<ExtraEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExtraEntry {
+    key: Spanned<String>,
+    val: Vec<Spanned<String>>,
+}
+
+impl Identity {
+    /// Reads an identity file.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        build(path, config::read(path)?)
+    }
+
+    /// Parses the text of an identity file; `path` is for errors.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        build(path, config::parse(path, text)?)
+    }
+}
+
+fn build(path: &Path, file: File) -> Result<Identity, ConfigError> {
+    let mut identity = Identity::default();
+    for (index, agent) in file.agents.into_iter().enumerate() {
+        add_agent(&mut identity, agent, &At { path, key: format!("agents[{index}]") })?;
+    }
+    for (index, caller) in file.callers.into_iter().enumerate() {
+        add_caller(&mut identity, caller, &At { path, key: format!("callers[{index}]") })?;
+    }
+
+    Ok(identity)
+}
+
+fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<(), ConfigError> {
+    let id = AgentId(agent.id.value);
+    if identity.agents.contains_key(&id) {
+        return Err(at.error("id", &agent.id, format!("another agent has the id {id}")));
+    }
+    if identity.agents_by_name.contains_key(&agent.name.value) {
+        return Err(at.error(
+            "name",
+            &agent.name,
+            format!("another agent has the name {}", agent.name.value),
+        ));
+    }
+    if agent.tokens.value.len() > MAX_AGENT_TOKENS {
+        let what = format!("an agent has at most {MAX_AGENT_TOKENS} tokens: the one in use and the next");
+        return Err(at.error("tokens", &agent.tokens, what));
+    }
+
+    for token in agent.tokens.value {
+        match identity.agent_tokens.entry(token.value) {
+            Entry::Vacant(vacant) => vacant.insert(id),
+            Entry::Occupied(_) => return Err(at.error("tokens", &token, "the token is listed twice")),
+        };
+    }
+    identity.agents_by_name.insert(agent.name.value.clone(), id);
+    identity.agents.insert(id, agent.name.value);
+    Ok(())
+}
+
+fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Result<(), ConfigError> {
+    if entry.name.value.is_empty() || entry.name.value.contains(|c: char| c == ':' || c.is_control()) {
+        let what = "a caller has a name, without ':' (basic authentication) and control characters";
+        return Err(at.error("name", &entry.name, what));
+    }
+
+    let agents = allowed(&entry.agents, at, "agents", |name| {
+        identity.find(name).ok_or_else(|| format!("there is no agent {name:?} in this file"))
+    })?;
+    let services = allowed(&entry.services, at, "services", |name| {
+        let service: ServiceName = name.parse().map_err(|error| format!("{error}"))?;
+        if service.as_str() == ServiceName::CONTROL {
+            return Err("the service 'control' is kas's own".to_owned());
+        }
+        Ok(service)
+    })?;
+    let access_as = match entry.access_as {
+        None | Some(AccessAsEntry::Agent(Empty {})) => AccessAs::Agent,
+        Some(AccessAsEntry::Impersonate(entry)) => AccessAs::Impersonate(impersonation(*entry, at)?),
+    };
+    let caller = Arc::new(Caller { name: entry.name.value, agents, services, access_as });
+    for token in entry.tokens.value {
+        if identity.agent_tokens.contains_key(&token.value) {
+            return Err(at.error("tokens", &token, "the token is an agent's; make another for the caller"));
+        }
+        match identity.caller_tokens.entry(token.value) {
+            Entry::Vacant(vacant) => vacant.insert(Arc::clone(&caller)),
+            Entry::Occupied(_) => return Err(at.error("tokens", &token, "the token is listed twice")),
+        };
+    }
+    Ok(())
+}
+
+fn allowed<T>(
+    names: &[Spanned<String>],
+    at: &At<'_>,
+    key: &str,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<Allowed<T>, ConfigError> {
+    if names.iter().any(|name| name.value == "*") {
+        return Ok(Allowed::All);
+    }
+
+    let parsed = names.iter().map(|name| parse(&name.value).map_err(|what| at.error(key, name, what)));
+    Ok(Allowed::Only(parsed.collect::<Result<_, _>>()?))
+}
+
+fn impersonation(entry: ImpersonateEntry, at: &At<'_>) -> Result<Impersonation, ConfigError> {
+    let key = "access_as.impersonate";
+    let text = |field: &str, value: Spanned<String>| {
+        if value.value.is_empty() || http::HeaderValue::from_str(&value.value).is_err() {
+            let what = "it travels in a header: it must not be empty or hold control characters";
+            return Err(at.error(&format!("{key}.{field}"), &value, what));
+        }
+        Ok(value.value)
+    };
+    let texts = |field: &str, values: Vec<Spanned<String>>| {
+        values.into_iter().map(|value| text(field, value)).collect::<Result<Vec<_>, _>>()
+    };
+
+    Ok(Impersonation {
+        username: text("username", entry.username)?,
+        groups: texts("groups", entry.groups)?,
+        uid: entry.uid.map(|uid| text("uid", uid)).transpose()?,
+        extra: entry
+            .extra
+            .into_iter()
+            .map(|extra| Ok((text("extra.key", extra.key)?, texts("extra.val", extra.val)?)))
+            .collect::<Result<_, _>>()?,
+    })
+}
+
+/// Where in the file we are.
+struct At<'a> {
+    path: &'a Path,
+    key: String,
+}
+
+impl At<'_> {
+    fn error<T>(&self, key: &str, value: &Spanned<T>, what: impl Into<String>) -> ConfigError {
+        ConfigError::new(self.path, value.referenced, format!("{}.{key}", self.key), what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use secrecy::SecretString;
+
+    use super::*;
+
+    fn hash(token: &str) -> TokenHash {
+        TokenHash::of(&SecretString::from(token))
+    }
+
+    fn parse(text: &str) -> Result<Identity, String> {
+        Identity::parse(Path::new("id.yaml"), text).map_err(|error| error.to_string())
+    }
+
+    fn example() -> String {
+        format!(
+            "agents:\n- {{id: 1, name: prod, tokens: ['{}']}}\n- {{id: 2, name: test, tokens: ['{}']}}\n\
+             callers:\n- name: ci\n  tokens: ['{}']\n  agents: [prod]\n  services: [kubernetes]\n  \
+             access_as: {{impersonate: {{username: 'ci', groups: ['jobs'], extra: [{{key: a/b, val: [c]}}]}}}}\n\
+             - {{name: ops, tokens: ['{}'], agents: ['*'], services: ['*']}}\n",
+            hash("a"),
+            hash("b"),
+            hash("c"),
+            hash("d"),
+        )
+    }
+
+    #[test]
+    fn everybody_is_found_by_what_they_hold() {
+        let identity = parse(&example()).unwrap();
+        assert_eq!(identity.agent(&"a".to_owned().into()).unwrap().0, AgentId(1));
+        assert!(identity.agent(&"c".to_owned().into()).is_none(), "a caller is no agent");
+        assert_eq!(identity.find("test"), Some(AgentId(2)));
+        assert_eq!(identity.find("2"), Some(AgentId(2)));
+        assert_eq!(identity.find("3"), None);
+
+        let ci = identity.caller(&"c".to_owned().into()).unwrap();
+        assert!(ci.may_use(AgentId(1)) && !ci.may_use(AgentId(2)));
+        assert!(ci.may_ask(&"kubernetes".parse().unwrap()) && !ci.may_ask(&"prometheus".parse().unwrap()));
+        assert!(matches!(&ci.access_as, AccessAs::Impersonate(who) if who.username == "ci"));
+        let ops = identity.caller(&"d".to_owned().into()).unwrap();
+        assert!(ops.may_use(AgentId(2)));
+        assert_eq!(ops.access_as, AccessAs::Agent);
+        assert_eq!(identity.agents_of(&ci).len(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_with_its_place() {
+        for (text, expected) in [
+            ("agents: [{id: 1, name: UP, tokens: []}]", "agents[0].name"),
+            ("agents: [{id: 1, name: a, tokens: [secret]}]", "sha256:"),
+            (
+                "agents:\n- {id: 1, name: a, tokens: []}\n- {id: 1, name: b, tokens: []}",
+                "id.yaml:3:8: agents[1].id: another agent has the id 1",
+            ),
+            (
+                "callers: [{name: a, tokens: [], agents: [x], services: ['*']}]",
+                "callers[0].agents: there is no agent \"x\"",
+            ),
+            ("callers: [{name: a, tokens: [], agents: ['*'], services: [control]}]", "kas's own"),
+            ("callers: [{name: 'a:b', tokens: [], agents: [], services: []}]", "without ':'"),
+            (
+                "callers: [{name: a, tokens: [], agents: [], services: [], access_as: {impersonate: {username: ''}}}]",
+                "must not be empty",
+            ),
+            (
+                "callers: [{name: a, tokens: [], agents: [], services: [], access_as: {root: {}}}]",
+                "unknown variant",
+            ),
+            ("people: []", "unknown field `people`"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text}\n gave {error}");
+        }
+
+        let three = format!("agents: [{{id: 1, name: a, tokens: ['{0}', '{0}', '{0}']}}]", hash("a"));
+        assert!(parse(&three).unwrap_err().contains("at most 2 tokens"));
+        let twice = format!("agents: [{{id: 1, name: a, tokens: ['{0}', '{0}']}}]", hash("a"));
+        assert!(parse(&twice).unwrap_err().contains("listed twice"));
+    }
+}

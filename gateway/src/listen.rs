@@ -1,0 +1,125 @@
+//! The accept loop, the same for every listener.
+
+use std::{future::Future, io, net::SocketAddr, time::Duration};
+
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpListener, TcpStream},
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::io::Io;
+
+/// How long a connection may take until its TLS handshake is done, or to say its first byte.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// After an error of `accept` that is not the connection's own, mostly too many open files: others may close theirs.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A bound address, ready to accept.
+#[derive(Debug)]
+pub struct Listener {
+    /// For logs: `agent`, `public`, `observability`.
+    pub name: &'static str,
+    socket: TcpListener,
+    tls: Option<TlsAcceptorDebug>,
+}
+
+/// An address that cannot be bound.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address} for {name}: {source}")]
+pub struct BindError {
+    name: &'static str,
+    address: SocketAddr,
+    source: io::Error,
+}
+
+impl Listener {
+    /// Binds an address.
+    pub async fn bind(
+        name: &'static str,
+        address: SocketAddr,
+        tls: Option<TlsAcceptor>,
+    ) -> Result<Self, BindError> {
+        let socket =
+            TcpListener::bind(address).await.map_err(|source| BindError { name, address, source })?;
+        Ok(Self { name, socket, tls: tls.map(TlsAcceptorDebug) })
+    }
+
+    /// The address, with the port that the system chose.
+    pub fn address(&self) -> SocketAddr {
+        self.socket.local_addr().expect("it is bound")
+    }
+
+    /// Accepts until `stop`, one task for each connection. Errors of one connection are survived and logged.
+    pub async fn serve<F>(
+        self,
+        stop: CancellationToken,
+        tasks: TaskTracker,
+        handle: impl Fn(Io, SocketAddr) -> F + Clone + Send + 'static,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let Self { name, socket, tls } = self;
+        loop {
+            let accepted = tokio::select! {
+                accepted = socket.accept() => accepted,
+                () = stop.cancelled() => return,
+            };
+            let (connection, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(listener = name, %error, "a connection could not be accepted");
+                    sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let (tls, handle) = (tls.as_ref().map(|tls| tls.0.clone()), handle.clone());
+            tasks.spawn(async move {
+                match timeout(HANDSHAKE_TIMEOUT, establish(connection, tls)).await {
+                    Ok(Ok(io)) => handle(io, peer).await,
+                    Ok(Err(error)) => {
+                        tracing::info!(listener = name, %peer, %error, "a connection was not established");
+                    }
+                    Err(_) => tracing::debug!(listener = name, %peer, "a connection said nothing"),
+                }
+            });
+        }
+    }
+}
+
+async fn establish(connection: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<Io> {
+    connection.set_nodelay(true)?;
+    let mut first = [0];
+    let read = connection.peek(&mut first).await?;
+    // A TLS record of type handshake (RFC 8446 section 5.1), against the first letter of an HTTP method.
+    let speaks_tls = read == 1 && first[0] == 22;
+    match tls {
+        None if speaks_tls => Err(io::Error::other("the other end speaks TLS, and this listener does not")),
+        None => Ok(Io::Plain(connection)),
+        Some(_) if read == 1 && !speaks_tls => Err(answer_in_plain(connection).await),
+        Some(tls) => Ok(Io::Tls(Box::new(tls.accept(connection).await?))),
+    }
+}
+
+/// What a browser or curl shows to somebody who forgot the `s` in `https`.
+async fn answer_in_plain(mut connection: TcpStream) -> io::Error {
+    let body = "this port speaks TLS: use https:// or wss://\n";
+    let answer = format!(
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let _ = connection.write_all(answer.as_bytes()).await;
+    let _ = connection.shutdown().await;
+    io::Error::other("the other end does not speak TLS, and this listener does")
+}
+
+struct TlsAcceptorDebug(TlsAcceptor);
+
+impl std::fmt::Debug for TlsAcceptorDebug {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TlsAcceptor")
+    }
+}

@@ -1,0 +1,123 @@
+//! Tokens: made here, stored as hashes, compared in constant time.
+
+use std::{fmt, str::FromStr};
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+/// Bytes of randomness in a token: nothing to guess, so that a plain hash is enough to store it.
+const RANDOM_BYTES: usize = 32;
+
+/// SHA-256 of a token.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+pub struct TokenHash([u8; 32]);
+
+/// Not the hash of a token.
+#[derive(Debug, thiserror::Error)]
+#[error("a token's hash is 'sha256:' and 64 hexadecimal digits, as `kas token new` prints it")]
+pub struct InvalidHash;
+
+/// A new token, to be shown once, for an agent (`kas-agent-…`) or a caller (`kas-caller-…`).
+pub fn new(holder: Holder) -> SecretString {
+    let mut random = [0; RANDOM_BYTES];
+    getrandom::fill(&mut random).expect("the operating system has randomness");
+    let prefix = match holder {
+        Holder::Agent => "kas-agent-",
+        Holder::Caller => "kas-caller-",
+    };
+    format!("{prefix}{}", URL_SAFE_NO_PAD.encode(random)).into()
+}
+
+/// Who is to hold a token. The prefix lets secret scanners, and people, see what they found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Holder {
+    /// An agent in a cluster.
+    Agent,
+    /// A person, a job or a program that uses clusters.
+    Caller,
+}
+
+impl TokenHash {
+    /// The hash of a token.
+    pub fn of(token: &SecretString) -> Self {
+        Self(Sha256::digest(token.expose_secret().as_bytes()).into())
+    }
+}
+
+impl PartialEq for TokenHash {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl Eq for TokenHash {}
+
+impl std::hash::Hash for TokenHash {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl FromStr for TokenHash {
+    type Err = InvalidHash;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let hex = text.strip_prefix("sha256:").filter(|hex| hex.len() == 64).ok_or(InvalidHash)?;
+        let mut hash = [0; 32];
+        for (byte, digits) in hash.iter_mut().zip(hex.as_bytes().chunks(2)) {
+            let digits = std::str::from_utf8(digits).map_err(|_| InvalidHash)?;
+            if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+                return Err(InvalidHash);
+            }
+            *byte = u8::from_str_radix(digits, 16).map_err(|_| InvalidHash)?;
+        }
+        Ok(Self(hash))
+    }
+}
+
+impl TryFrom<String> for TokenHash {
+    type Error = InvalidHash;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for TokenHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("sha256:")?;
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for TokenHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_reads_back_what_it_prints() {
+        let hash = TokenHash::of(&new(Holder::Agent));
+        assert_eq!(hash.to_string().parse::<TokenHash>().unwrap(), hash);
+        for bad in ["", "sha256:", "sha256:00", &format!("sha256:{}", "+1".repeat(32)), &"0".repeat(64)] {
+            assert!(bad.parse::<TokenHash>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_differ_and_say_whose_they_are() {
+        let (a, b) = (new(Holder::Agent), new(Holder::Caller));
+        assert!(a.expose_secret().starts_with("kas-agent-"));
+        assert!(b.expose_secret().starts_with("kas-caller-"));
+        assert_ne!(TokenHash::of(&a), TokenHash::of(&new(Holder::Agent)));
+    }
+}

@@ -1,0 +1,3 @@
+//! What `kas` and `agentk` are tried against: load, demonstrations, and a cluster that is not one.
+
+pub mod simulator;
