@@ -4,7 +4,10 @@ mod tracked;
 
 use std::{convert::Infallible, fmt::Display, str::FromStr as _, sync::Arc, time::Duration};
 
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, uri::PathAndQuery};
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header::ACCEPT,
+    uri::PathAndQuery,
+};
 use hyper::{body::Incoming, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -88,13 +91,13 @@ impl Callers {
     async fn answer(&self, request: Request<Incoming>) -> Response<Tracked> {
         let id = request_id(request.headers());
         let dialect = Target::dialect(request.uri().path());
-        let head = request.headers().clone();
+        let accept = request.headers().get(ACCEPT).cloned();
         match self.proxy(request, &id).await {
             Ok(response) => response,
             Err(failure) => {
                 self.forwarder.metrics.refused(failure.reason.as_str());
                 tracing::info!(request.id = ?id, reason = %failure.reason, what = %failure, "a request failed");
-                failure.render(dialect, &head, &id).map(Tracked::untracked)
+                failure.render(dialect, accept.as_ref(), &id).map(Tracked::untracked)
             }
         }
     }

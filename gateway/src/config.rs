@@ -284,6 +284,39 @@ mod tests {
         assert!(duration.contains("agent.tunnel.reconnect_wait: \"soon\" is not a duration"), "{duration}");
     }
 
+    /// The example names every key with its default: it parses, and without it the result is the same.
+    #[test]
+    fn the_example_explains_every_key() {
+        let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kas.example.yaml"));
+        let mut example = Config::read(file).unwrap();
+        let mut default: Config = parse(file, "identity: {file: identity.example.yaml}").unwrap();
+        default.identity = example.identity.clone();
+        let listen = &mut example.agent.kubernetes_api.listen;
+        assert!(listen.certificate_file.take().is_some() && listen.key_file.take().is_some());
+        let listen = &mut example.agent.listen;
+        assert!(listen.certificate_file.take().is_some() && listen.key_file.take().is_some());
+        assert_eq!(format!("{example:?}"), format!("{default:?}"));
+
+        let text = std::fs::read_to_string(file).unwrap();
+        let source = include_str!("config.rs");
+        let keys = source
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("pub ")?.split_once(": "))
+            .map(|(k, _)| k);
+        let keys: Vec<&str> =
+            keys.filter(|key| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')).collect();
+        assert!(keys.len() > 15, "the fields of the configuration: {keys:?}");
+        for key in keys {
+            assert!(text.contains(&format!("{key}:")), "{key} is not in the example");
+        }
+    }
+
+    #[test]
+    fn the_example_identity_is_valid() {
+        let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/identity.example.yaml"));
+        assert_eq!(crate::identity::Identity::read(file).unwrap().counts(), (1, 3));
+    }
+
     #[test]
     fn a_missing_file_is_said_to_be_missing() {
         let error = Config::read(Path::new("/nowhere/kas.yaml")).unwrap_err().to_string();

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use http::{
-    HeaderMap, HeaderValue, Response,
-    header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+    HeaderValue, Response,
+    header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 use proto::{Reason, header};
 use serde_json::json;
@@ -49,9 +49,9 @@ impl Failure {
     }
 
     /// The answer.
-    pub fn render(&self, dialect: Dialect, request: &HeaderMap, id: &HeaderValue) -> Response<Body> {
+    pub fn render(&self, dialect: Dialect, accept: Option<&HeaderValue>, id: &HeaderValue) -> Response<Body> {
         let (content_type, body) = match dialect {
-            Dialect::Kubernetes => self.status_object(request),
+            Dialect::Kubernetes => self.status_object(accept),
             Dialect::Prometheus => ("application/json", self.prometheus_envelope()),
             Dialect::Plain => ("application/json", self.plain_object()),
         };
@@ -73,7 +73,7 @@ impl Failure {
     }
 
     /// A `Status` (meta/v1), in the encoding that the caller can read.
-    fn status_object(&self, request: &HeaderMap) -> (&'static str, String) {
+    fn status_object(&self, accept: Option<&HeaderValue>) -> (&'static str, String) {
         let code = self.reason.status().as_u16();
         let reason = match code {
             400 => "BadRequest",
@@ -100,7 +100,7 @@ impl Failure {
             "details": details,
             "code": code,
         });
-        match Encoding::of(request) {
+        match Encoding::of(accept) {
             Encoding::Json => ("application/json", status.to_string()),
             Encoding::Yaml => {
                 let yaml = serde_saphyr::to_string(&status).unwrap_or_else(|_| status.to_string());
@@ -141,8 +141,8 @@ enum Encoding {
 impl Encoding {
     /// The first that `Accept` names; JSON if it accepts anything. Quality values are not weighed: Kubernetes clients
     /// list what they prefer first.
-    fn of(request: &HeaderMap) -> Self {
-        let Some(accept) = request.get(ACCEPT).and_then(|accept| accept.to_str().ok()) else {
+    fn of(accept: Option<&HeaderValue>) -> Self {
+        let Some(accept) = accept.and_then(|accept| accept.to_str().ok()) else {
             return Self::Json;
         };
         let known = accept.split(',').find_map(|range| match range.split(';').next()?.trim() {
@@ -164,9 +164,8 @@ mod tests {
     use super::*;
 
     async fn render(failure: &Failure, dialect: Dialect, accept: &'static str) -> (Response<()>, String) {
-        let mut request = HeaderMap::new();
-        request.insert(ACCEPT, HeaderValue::from_static(accept));
-        let response = failure.render(dialect, &request, &HeaderValue::from_static("id-1"));
+        let accept = HeaderValue::from_static(accept);
+        let response = failure.render(dialect, Some(&accept), &HeaderValue::from_static("id-1"));
         let (head, body) = response.into_parts();
         let text = body.collect().await.unwrap().to_bytes();
         (Response::from_parts(head, ()), String::from_utf8(text.to_vec()).unwrap())

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use loadtest::simulator::Simulator;
+use loadtest::{demo::Demo, simulator::Simulator};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 #[derive(Parser)]
 #[command(name = "loadtest", version, about)]
@@ -23,6 +24,8 @@ enum Command {
         #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
         listen: SocketAddr,
     },
+    /// Run kas, agentk and a cluster on this machine, and send a first request through the tunnel.
+    Demo(Demo),
 }
 
 #[tokio::main]
@@ -33,21 +36,34 @@ async fn main() -> anyhow::Result<()> {
         .init();
     match Arguments::parse().command {
         Command::Simulator { listen } => simulator(listen).await,
+        Command::Demo(demo) => demo.run(stop_signal()?).await,
     }
 }
 
 async fn simulator(listen: SocketAddr) -> anyhow::Result<()> {
     // Before the address is printed: whoever reads it may send a signal at once.
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
+    let stop = stop_signal()?;
     let simulator = Simulator::start(listen).with_context(|| format!("cannot listen on {listen}"))?;
     announce(&simulator)?;
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
+    stop.cancelled().await;
     simulator.shutdown().await;
     Ok(())
+}
+
+/// Cancelled by SIGTERM or Ctrl-C.
+fn stop_signal() -> std::io::Result<CancellationToken> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let stop = CancellationToken::new();
+    let stopping = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        stopping.cancel();
+    });
+    Ok(stop)
 }
 
 fn announce(simulator: &Simulator) -> std::io::Result<()> {

@@ -112,6 +112,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_reason_is_documented_with_its_status() {
+        let documentation = include_str!("../../docs/errors.md");
+        for reason in Reason::ALL {
+            let blame = format!("{:?}", reason.blame()).to_lowercase();
+            let row = format!("| `{reason}` | {} | {blame} |", reason.status().as_u16());
+            assert!(documentation.contains(&row), "docs/errors.md has no row {row}");
+        }
+    }
+
+    #[test]
     fn every_reason_reads_back_its_word() {
         for reason in Reason::ALL {
             assert_eq!(reason.as_str().parse::<Reason>().unwrap(), *reason);

@@ -1,0 +1,58 @@
+# The one command surface; CI calls the same targets.
+.DEFAULT_GOAL := help
+SHELL := bash
+
+# The database of advisories: the one beside the checkout where there is one, else the public one.
+ADVISORIES := $(wildcard ../shared/advisory-db)
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+.PHONY: build
+build: ## Build kas, agentk and loadtest, optimized, into target/release
+	cargo build --release --workspace --bins
+
+.PHONY: demo
+demo: ## Start everything, send a first request, print what to try next; Ctrl-C stops it
+	cargo build --workspace --bins
+	target/debug/loadtest demo
+
+.PHONY: smoke
+smoke: ## The same without waiting: checks the answers and exits with the result
+	cargo build --workspace --bins
+	target/debug/loadtest demo --smoke
+
+.PHONY: test
+test: tools lint doc unit e2e smoke ## Everything that must hold before a change lands
+
+.PHONY: tools
+tools: ## Install what the tests need, where that is possible
+	./.ci/install-tools
+
+.PHONY: lint
+lint: ## Formatting and lints
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+.PHONY: doc
+doc: ## The documentation builds without warnings, private items included
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
+
+.PHONY: unit
+unit: ## Unit and scenario tests: no network beyond loopback, nothing to install
+	cargo nextest run --workspace -E 'not binary(e2e)'
+
+.PHONY: e2e
+e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is skipped by name
+	cargo build --workspace --bins
+	cargo nextest run -p gateway --test e2e --no-capture
+
+.PHONY: audit
+audit: ## No open advisory against the lock file
+	@command -v cargo-audit >/dev/null || cargo install cargo-audit --locked
+	cargo audit --deny warnings $(if $(ADVISORIES),--db $(ADVISORIES) --no-fetch --stale)
+
+.PHONY: clean
+clean: ## Remove what was built
+	cargo clean

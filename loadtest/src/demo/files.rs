@@ -1,0 +1,121 @@
+//! What a user would write by hand: configuration, identity, tokens, a certificate, a kubeconfig.
+
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use rcgen::{CertificateParams, KeyPair};
+use tokio::{fs, process::Command};
+
+use super::programs::beside;
+
+/// The agent's name in the demo.
+pub(super) const AGENT: &str = "demo";
+
+/// The generated files. Tokens are in memory only, apart from the files of those who hold them.
+#[derive(Debug)]
+pub(super) struct Files {
+    directory: PathBuf,
+    certificate: String,
+    caller_token: String,
+}
+
+impl Files {
+    pub(super) async fn write(directory: &Path) -> anyhow::Result<Self> {
+        let cannot = || format!("cannot write to {}", directory.display());
+        fs::create_dir_all(directory).await.with_context(cannot)?;
+        fs::set_permissions(directory, PermissionsExt::from_mode(0o700)).await.with_context(cannot)?;
+        let directory = fs::canonicalize(directory).await.with_context(cannot)?;
+
+        // kubectl sends no token over plain HTTP: even a demo needs a certificate.
+        let key = KeyPair::generate()?;
+        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let certificate = CertificateParams::new(names)?.self_signed(&key)?.pem();
+        let (agent_token, agent_hash) = new_token("agent").await?;
+        let (caller_token, caller_hash) = new_token("caller").await?;
+
+        let files = Self { directory, certificate, caller_token };
+        files.put("kas.crt", &files.certificate).await?;
+        files.put("kas.key", &key.serialize_pem()).await?;
+        files.put("agent-token", &agent_token).await?;
+        files.put("kas.yaml", CONFIG).await?;
+        let identity = IDENTITY.replace("AGENT_HASH", &agent_hash).replace("CALLER_HASH", &caller_hash);
+        files.put("identity.yaml", &identity).await?;
+        Ok(files)
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    pub(super) fn caller_token(&self) -> &str {
+        &self.caller_token
+    }
+
+    pub(super) async fn put(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.path(name);
+        fs::write(&path, text).await.with_context(|| format!("cannot write {}", path.display()))?;
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).await?;
+        Ok(())
+    }
+
+    /// A kubeconfig for kubectl and helm.
+    pub(super) async fn put_kubeconfig(&self, public: std::net::SocketAddr) -> anyhow::Result<()> {
+        let text = KUBECONFIG
+            .replace("SERVER", &format!("https://{public}/agents/{AGENT}/kubernetes"))
+            .replace("AUTHORITY", &STANDARD.encode(&self.certificate))
+            .replace("TOKEN", &self.caller_token);
+        self.put("kubeconfig", &text).await
+    }
+}
+
+/// Asks kas for a token, as an operator does.
+async fn new_token(holder: &str) -> anyhow::Result<(String, String)> {
+    let kas = beside("kas")?;
+    let output = Command::new(&kas).args(["token", "new", holder]).output().await?;
+    let text = String::from_utf8(output.stdout)?;
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.map(|value| value.trim().to_owned())
+    };
+    field("token:").zip(field("hash:")).with_context(|| format!("{} made no token", kas.display()))
+}
+
+const CONFIG: &str = "\
+agent:
+  listen:
+    address: 127.0.0.1:0
+    certificate_file: kas.crt
+    key_file: kas.key
+  kubernetes_api:
+    listen:
+      address: 127.0.0.1:0
+      certificate_file: kas.crt
+      key_file: kas.key
+      listen_grace_period: 0s
+      shutdown_grace_period: 2s
+observability:
+  listen:
+    address: 127.0.0.1:0
+identity:
+  file: identity.yaml
+";
+
+const IDENTITY: &str = "\
+agents:
+- {id: 1, name: demo, tokens: [AGENT_HASH]}
+callers:
+- {name: you, tokens: [CALLER_HASH], agents: [demo], services: [\"*\"]}
+";
+
+const KUBECONFIG: &str = "\
+apiVersion: v1
+kind: Config
+clusters: [{name: kas-demo, cluster: {server: \"SERVER\", certificate-authority-data: AUTHORITY}}]
+users: [{name: you, user: {token: \"TOKEN\"}}]
+contexts: [{name: kas-demo, context: {cluster: kas-demo, user: you}}]
+current-context: kas-demo
+";
