@@ -22,6 +22,9 @@ use crate::{
     tls,
 };
 
+/// How long agents may take to leave once no request needs them. Opening another tunnel takes a few round trips.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// One kas: what its listeners share. Nothing is bound yet.
 #[derive(Debug)]
 pub struct App {
@@ -188,8 +191,8 @@ impl App {
     /// 2. For a grace period still accept what they do send.
     /// 3. Stop accepting; idle connections of callers close.
     /// 4. Ask agents to leave: they open another tunnel, to another replica, before they let go of this one.
-    /// 5. Wait for requests in flight, up to their grace period.
-    /// 6. Cut the rest.
+    /// 5. Wait for requests in flight, up to their grace period, and cut what is left.
+    /// 6. Wait a moment for agents that are about to leave; one without another replica to go to never will.
     async fn stop(&self, accepting: &CancellationToken) {
         let listen = &self.config.agent.kubernetes_api.listen;
         self.readiness.leaving();
@@ -202,13 +205,12 @@ impl App {
         self.callers.tasks.close();
         self.agents.tasks.close();
         tracing::info!(grace = ?listen.shutdown_grace_period, "stopping: finishing requests in flight");
-        let finished = timeout(listen.shutdown_grace_period, async {
-            self.callers.tasks.wait().await;
-            self.agents.tasks.wait().await;
-        });
-        match finished.await {
-            Ok(()) => tracing::info!("stopped: every request was finished"),
-            Err(_) => tracing::warn!("stopped: the grace period is over, what was left is cut"),
+        if timeout(listen.shutdown_grace_period, self.callers.tasks.wait()).await.is_err() {
+            tracing::warn!("stopping: the grace period is over, requests in flight are cut");
+        }
+        match timeout(LEAVE_TIMEOUT, self.agents.tasks.wait()).await {
+            Ok(()) => tracing::info!("stopped: every agent has left"),
+            Err(_) => tracing::info!("stopped: agents that found no other replica are cut"),
         }
     }
 }

@@ -39,7 +39,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 impl Demo {
     /// Runs until `stop`, or until the answers were checked.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let cluster = DemoCluster::find(self.simulate).await.context("the simulated cluster did not start")?;
+        let cluster =
+            DemoCluster::find(self.simulate).await.context("the simulated cluster did not start")?;
         let prometheus = self.prometheus_url.clone().or_else(|| cluster.prometheus_url());
         let files = Files::write(&self.directory).await?;
         let result = tokio::select! {
@@ -59,7 +60,8 @@ impl Demo {
     ) -> anyhow::Result<()> {
         let programs = Programs::start(files, cluster, prometheus, START_TIMEOUT).await?;
         let checks = Checks::new(files, programs.public(), prometheus.is_some())?;
-        let story = story::Story { files, cluster, public: programs.public(), prometheus: prometheus.is_some() };
+        let story =
+            story::Story { files, cluster, public: programs.public(), prometheus: prometheus.is_some() };
         let result = async {
             checks.wait_for_the_agent(START_TIMEOUT).await?;
             if self.smoke {

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
+use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -29,14 +30,22 @@ enum Command {
 }
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_writer(std::io::stderr)
         .init();
-    match Arguments::parse().command {
+    let result = match Arguments::parse().command {
         Command::Simulator { listen } => simulator(listen).await,
-        Command::Demo(demo) => demo.run(stop_signal()?).await,
+        Command::Demo(demo) => async { demo.run(stop_signal()?).await }.await,
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The exit code still tells if standard error is gone.
+            let _ = writeln!(std::io::stderr(), "loadtest: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use h2::{
     server::{Connection, SendResponse},
 };
 use http::{
-    Method, Request, Response, StatusCode, Version,
+    Method, Request, Response, StatusCode, Uri, Version,
     header::{CONNECTION, HeaderValue, UPGRADE},
 };
 use http_body::Body as _;
@@ -107,6 +107,8 @@ impl Exchange {
     fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>) -> Self {
         let (mut head, received) = request.into_parts();
         head.version = Version::HTTP_11;
+        // The scheme and authority are there because HTTP/2 wants some; the handler knows the real ones.
+        head.uri = head.uri.path_and_query().cloned().map(Uri::from).unwrap_or_default();
         let method = head.headers.remove(header::UPGRADE_METHOD);
         let protocol = head.extensions.remove::<h2::ext::Protocol>();
         if let Some(protocol) = protocol

@@ -16,7 +16,7 @@ use tunnel::{Body, CallErrorKind, Delivery, Ended};
 async fn a_request_arrives_as_it_was_sent() {
     let pair = pair(|request: Request<Body>| async move {
         assert_eq!(request.method(), Method::PATCH);
-        assert_eq!(request.uri().path_and_query().unwrap(), "/a%2fb//c?x=%20&y");
+        assert_eq!(request.uri(), "/a%2fb//c?x=%20&y");
         assert_eq!(request.headers()["kas-service"], "kubernetes");
         assert!(!request.headers().contains_key("transfer-encoding"));
         let body = request.into_body().collect().await.unwrap();

@@ -39,7 +39,9 @@ impl Checks {
             match answer {
                 Ok(_) => return Ok(()),
                 Err(error) if Instant::now() > deadline => {
-                    return Err(error.context("no answer came through the tunnel; see agentk.log and kas.log"));
+                    return Err(
+                        error.context("no answer came through the tunnel; see agentk.log and kas.log")
+                    );
                 }
                 Err(_) => sleep(Duration::from_millis(200)).await,
             }
@@ -110,7 +112,8 @@ impl Checks {
         let list = "kubernetes/api/v1/namespaces/default/configmaps";
         let one = format!("{list}/kas-smoke");
         let _ = self.json(Method::DELETE, &one, "").await;
-        let object = r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"kas-smoke"},"data":{"a":"b"}}"#;
+        let object =
+            r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"kas-smoke"},"data":{"a":"b"}}"#;
         self.json(Method::POST, list, object).await?;
         let read = self.json(Method::GET, &one, "").await?;
         self.json(Method::DELETE, &one, "").await?;
@@ -150,7 +153,12 @@ impl Checks {
     async fn promql_error(&self) -> anyhow::Result<()> {
         let path = self.agent_path("prometheus/api/v1/query?query=%7B");
         let answer = self.send(Method::GET, &path, "", &self.token).await?;
-        ensure!(answer.status() == 400 && !answer.headers().contains_key("kas-error"), "{answer:?}");
+        ensure!(
+            answer.status().is_client_error() && !answer.headers().contains_key("kas-error"),
+            "{answer:?}"
+        );
+        let envelope: Value = serde_json::from_slice(&answer.into_body().collect().await?.to_bytes())?;
+        ensure!(envelope["status"] == "error" && envelope["errorType"].is_string(), "{envelope}");
         Ok(())
     }
 

@@ -17,7 +17,9 @@ use crate::simulator::Simulator;
 #[derive(Debug)]
 pub(super) enum DemoCluster {
     /// The one that the current kubeconfig names; agentk finds it by the same rules.
-    Real { what: String },
+    Real {
+        what: String,
+    },
     Simulated(Simulator),
 }
 

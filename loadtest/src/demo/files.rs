@@ -1,7 +1,7 @@
 //! What a user would write by hand: configuration, identity, tokens, a certificate, a kubeconfig.
 
 use std::{
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
@@ -27,7 +27,7 @@ impl Files {
     pub(super) async fn write(directory: &Path) -> anyhow::Result<Self> {
         let cannot = || format!("cannot write to {}", directory.display());
         fs::create_dir_all(directory).await.with_context(cannot)?;
-        fs::set_permissions(directory, PermissionsExt::from_mode(0o700)).await.with_context(cannot)?;
+        fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700)).await.with_context(cannot)?;
         let directory = fs::canonicalize(directory).await.with_context(cannot)?;
 
         // kubectl sends no token over plain HTTP: even a demo needs a certificate.
@@ -58,7 +58,7 @@ impl Files {
     pub(super) async fn put(&self, name: &str, text: &str) -> anyhow::Result<()> {
         let path = self.path(name);
         fs::write(&path, text).await.with_context(|| format!("cannot write {}", path.display()))?;
-        fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).await?;
+        fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).await?;
         Ok(())
     }
 

@@ -1,11 +1,6 @@
 //! kas and agentk as child processes.
 
-use std::{
-    net::SocketAddr,
-    path::PathBuf,
-    process::Stdio,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
@@ -105,7 +100,12 @@ impl Program {
         within: Duration,
     ) -> anyhow::Result<(Self, Value)> {
         // A process group of its own: Ctrl-C is for the demo, which then stops its programs in order.
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true).process_group(0);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .process_group(0);
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let stderr = child.stderr.take().context("standard error is piped")?;
         let mut lines = BufReader::new(stderr).lines();

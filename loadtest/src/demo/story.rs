@@ -2,10 +2,7 @@
 
 use std::{io::Write as _, net::SocketAddr};
 
-use super::{
-    DemoCluster, Files,
-    files::AGENT,
-};
+use super::{DemoCluster, Files, files::AGENT};
 
 /// Everything that is up, to be told.
 pub(super) struct Story<'a> {
@@ -19,7 +16,9 @@ impl Story<'_> {
     pub(super) fn tell(&self, first_answer: &str) -> std::io::Result<()> {
         let cluster = match self.cluster {
             DemoCluster::Real { what } => format!("your cluster ({what})"),
-            DemoCluster::Simulated(_) => "a SIMULATED cluster (there is no real one in your kubeconfig)".to_owned(),
+            DemoCluster::Simulated(_) => {
+                "a SIMULATED cluster (there is no real one in your kubeconfig)".to_owned()
+            }
         };
         let (public, token) = (self.public, self.files.caller_token());
         let directory = self.files.path("");

@@ -1,0 +1,112 @@
+//! The process: what the command line comes to, and in which order it starts and stops.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use prometheus_client::registry::Registry;
+use proto::ServiceName;
+use rustls::pki_types::ServerName;
+use secrecy::SecretString;
+use tokio::{net::TcpListener, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Agent, Options, Pod, Services, TcpDial, Telemetry, Token,
+    admin::Admin,
+    cli::{Run, TOKEN_VARIABLE},
+    cluster::{Cluster, ClusterOptions},
+    handlers::{kubernetes::Kubernetes, prometheus::Prometheus},
+    metrics::Metrics,
+    probe,
+    upstream::{Pem, Settings, Tls, TlsOptions},
+};
+
+/// How long the first tunnel waits for the cluster's version, which the hello names.
+const VERSION_PATIENCE: Duration = Duration::from_secs(2);
+
+/// An agentk that has what it needs. Nothing was dialled and nothing is bound yet.
+pub struct App {
+    agent: Agent<TcpDial>,
+    kubernetes: Kubernetes,
+    telemetry: Telemetry,
+    registry: Registry,
+    listen: SocketAddr,
+}
+
+impl App {
+    /// Reads every file that is named; it blocks. An error is one line that names the flag or the file.
+    pub fn build(run: Run, token: Option<SecretString>) -> anyhow::Result<Self> {
+        let token = token_source(&run, token)?;
+        let dial = dial(&run)?;
+        let cluster = Cluster::load(&ClusterOptions { kubeconfig: run.kubeconfig, context: run.context })?;
+        tracing::info!(%cluster, kas = %run.kas_address, "starting agentk {}", env!("CARGO_PKG_VERSION"));
+        let kubernetes = Kubernetes::new(Arc::new(cluster));
+        let mut services = Services::new().with(ServiceName::KUBERNETES, kubernetes.clone());
+        if let Some(url) = run.prometheus_url {
+            let ca = run.prometheus_ca_cert_file.map(Pem::File);
+            let tls = TlsOptions { ca, ..TlsOptions::default() };
+            let tls = Tls::new(tls).context("--prometheus-ca-cert-file")?;
+            let settings = Settings { tls: Arc::new(tls), ..Settings::default() };
+            services = services.with(ServiceName::PROMETHEUS, Prometheus::new(url, settings));
+        }
+
+        let mut registry = Registry::default();
+        let telemetry = Telemetry { metrics: Metrics::register(&mut registry), ..Telemetry::default() };
+        let options = Options {
+            tunnels: run.tunnels,
+            grace: run.shutdown_grace_period,
+            pod: Pod { name: run.pod_name, namespace: run.pod_namespace },
+            ..Options::new(run.kas_address, token)
+        };
+        let agent = Agent::new(options, dial, services, telemetry.clone());
+        let listen = run.observability_listen_address;
+
+        Ok(Self { agent, kubernetes, telemetry, registry, listen })
+    }
+
+    /// Runs until `shutdown`, and then until what is in flight is finished or cut.
+    pub async fn run(self, shutdown: CancellationToken) -> anyhow::Result<()> {
+        let listener = TcpListener::bind(self.listen).await;
+        let listener = listener
+            .with_context(|| format!("cannot listen on {} (--observability-listen-address)", self.listen))?;
+        tracing::info!(address = %self.listen, "serving /liveness, /readiness and /metrics");
+        let health = Arc::clone(&self.telemetry.health);
+        let admin = tokio::spawn(Admin::new(Arc::clone(&health), self.registry).run(listener));
+        let probe = tokio::spawn(probe::run(self.kubernetes, self.telemetry));
+
+        // Late is no reason to wait: the version is for people's eyes.
+        let _ = timeout(VERSION_PATIENCE, shutdown.run_until_cancelled(health.cluster_known())).await;
+        self.agent.run(shutdown).await;
+
+        probe.abort();
+        admin.abort();
+        Ok(())
+    }
+}
+
+fn token_source(run: &Run, variable: Option<SecretString>) -> anyhow::Result<Token> {
+    let token = match (run.token_file.clone(), variable) {
+        (Some(file), None) => Token::File(file),
+        (None, Some(token)) => Token::Value(token),
+        (Some(_), Some(_)) => anyhow::bail!(
+            "there are two agent tokens, from --token-file and from {TOKEN_VARIABLE}: remove one of them"
+        ),
+        (None, None) => anyhow::bail!(
+            "there is no agent token: name its file with --token-file, or put it into the environment variable \
+             {TOKEN_VARIABLE}"
+        ),
+    };
+    token.check()?;
+
+    Ok(token)
+}
+
+fn dial(run: &Run) -> anyhow::Result<TcpDial> {
+    let name = run.kas_tls_server_name.clone();
+    let server_name = name.map(ServerName::try_from).transpose();
+    let server_name = server_name.context("--kas-tls-server-name is neither a DNS name nor an IP address")?;
+    let tls =
+        TlsOptions { ca: run.kas_ca_cert_file.clone().map(Pem::File), server_name, ..TlsOptions::default() };
+
+    TcpDial::new(run.kas_address.clone(), tls).context("--kas-ca-cert-file")
+}

@@ -1,0 +1,205 @@
+//! The command line, as words. [`crate::app`] makes things of them.
+
+use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
+use clap_complete::Shell;
+use secrecy::SecretString;
+
+use crate::{Address, upstream::Endpoint};
+
+/// Connects a Kubernetes cluster to kas.
+///
+/// agentk dials out to kas and serves the requests that come back through the connection: nothing in the cluster has to
+/// be reachable from outside. In a pod, the pod's service account is used; elsewhere a kubeconfig, as kubectl would.
+#[derive(Debug, Parser)]
+#[command(name = "agentk", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Cli {
+    /// Something else than running.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// What to run with.
+    #[command(flatten)]
+    pub run: Option<Run>,
+}
+
+/// What agentk does besides running.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Print a shell completion script
+    Completion {
+        /// For which shell
+        shell: Shell,
+    },
+    /// Print the manual page
+    #[command(hide = true)]
+    Man,
+}
+
+/// The options of a running agentk.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// Address of kas: ws(s)://host[:port][/prefix]
+    #[arg(long, value_name = "URL", env = "AGENTK_KAS_ADDRESS", help_heading = "kas")]
+    pub kas_address: Address,
+    /// File that contains the agent token; read again at every dial, so that it can be rotated
+    ///
+    /// The environment variable AGENTK_TOKEN may hold the token instead.
+    #[arg(long, value_name = "FILE", env = "AGENTK_TOKEN_FILE", help_heading = "kas")]
+    pub token_file: Option<PathBuf>,
+    /// Certificates (PEM) to trust for kas instead of the system's
+    #[arg(long, value_name = "FILE", env = "AGENTK_KAS_CA_CERT_FILE", help_heading = "kas")]
+    pub kas_ca_cert_file: Option<PathBuf>,
+    /// Name in kas's certificate, if not the host of its address
+    #[arg(long, value_name = "NAME", help_heading = "kas", value_parser = NonEmptyStringValueParser::new())]
+    pub kas_tls_server_name: Option<String>,
+    /// Tunnels to keep open, to different replicas of kas if there are several
+    #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16),
+        help_heading = "kas")]
+    pub tunnels: u16,
+
+    /// kubeconfig file of the cluster to serve
+    ///
+    /// Without it: KUBECONFIG, this pod's service account, ~/.kube/config.
+    #[arg(long, value_name = "FILE", help_heading = "Cluster")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig to use instead of the current one
+    #[arg(long, value_name = "NAME", help_heading = "Cluster")]
+    pub context: Option<String>,
+    /// Prometheus server whose query API to serve, too: http(s)://host[:port][/prefix]
+    #[arg(long, value_name = "URL", env = "AGENTK_PROMETHEUS_URL", help_heading = "Cluster")]
+    pub prometheus_url: Option<Endpoint>,
+    /// Certificates (PEM) to trust for Prometheus instead of the system's
+    #[arg(long, value_name = "FILE", requires = "prometheus_url", help_heading = "Cluster")]
+    pub prometheus_ca_cert_file: Option<PathBuf>,
+
+    /// Where to serve /liveness, /readiness and /metrics: [host]:port
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = listen_address,
+        help_heading = "Process")]
+    pub observability_listen_address: SocketAddr,
+    /// How long requests in flight may take after SIGTERM
+    ///
+    /// Keep it below the pod's terminationGracePeriodSeconds, which is 30 s unless set. A second signal ends agentk at
+    /// once.
+    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = proto::duration::parse,
+        help_heading = "Process")]
+    pub shutdown_grace_period: Duration,
+    /// What to log: error, warn, info, debug, trace, or per module like info,agent::session=debug
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        env = "AGENTK_LOG_LEVEL",
+        default_value = "info",
+        help_heading = "Process"
+    )]
+    pub log_level: String,
+    /// How to log
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "AGENTK_LOG_FORMAT", help_heading = "Process")]
+    pub log_format: LogFormat,
+    /// Name of the pod agentk runs in
+    #[arg(long, value_name = "NAME", env = "POD_NAME", help_heading = "Process")]
+    pub pod_name: Option<String>,
+    /// Namespace of that pod
+    #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", help_heading = "Process")]
+    pub pod_namespace: Option<String>,
+}
+
+/// The form of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One object per line.
+    Json,
+}
+
+/// The environment variable that may hold the token. It is no flag: a command line is seen by everybody.
+pub const TOKEN_VARIABLE: &str = "AGENTK_TOKEN";
+
+/// The token from the environment; an empty variable counts as not set.
+pub fn token_of(value: Option<OsString>) -> Option<SecretString> {
+    let value = value.filter(|value| !value.is_empty())?;
+    Some(value.to_string_lossy().into_owned().into())
+}
+
+impl Command {
+    /// Writes what was asked for.
+    pub fn run(&self, out: &mut impl Write) -> std::io::Result<()> {
+        let mut command = Cli::command();
+        match self {
+            Self::Completion { shell } => {
+                let mut script = Vec::new();
+                clap_complete::generate(*shell, &mut command, "agentk", &mut script);
+                out.write_all(&script)
+            }
+            Self::Man => clap_mangen::Man::new(command).render(out),
+        }
+    }
+}
+
+/// `:8080` is every IPv4 address, as in `0.0.0.0:8080`.
+fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    let whole = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
+    let whole = whole.replacen("localhost:", "127.0.0.1:", 1);
+    whole.parse().map_err(|_| "write it like 0.0.0.0:8080, [::]:8080 or :8080".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    fn run(line: &str) -> Run {
+        parse(line).unwrap().run.unwrap()
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_address_is_enough() {
+        let run = run("agentk --kas-address wss://kas.example.com --token-file /etc/agentk/token");
+        assert_eq!(run.kas_address.to_string(), "wss://kas.example.com");
+        assert_eq!((run.tunnels, run.shutdown_grace_period.as_secs()), (2, 25));
+        assert_eq!(run.observability_listen_address.to_string(), "0.0.0.0:8080");
+        assert!(run.prometheus_url.is_none());
+    }
+
+    #[test]
+    fn bad_values_are_refused_with_the_flag() {
+        for (flags, expected) in [
+            ("--kas-address https://kas", "write it like wss://kas.example.com"),
+            ("--kas-address wss://kas --tunnels 17", "--tunnels"),
+            ("--kas-address wss://kas --tunnels 0", "--tunnels"),
+            ("--kas-address wss://kas --prometheus-url prometheus:9090", "--prometheus-url"),
+            ("--kas-address wss://kas --prometheus-ca-cert-file /ca", "--prometheus-url"),
+            ("--kas-address wss://kas --observability-listen-address 8080", "write it like 0.0.0.0:8080"),
+            ("--kas-address wss://kas --shutdown-grace-period 5", "number and a unit"),
+            ("--kas-address wss://kas --token secret", "--token"),
+            ("", "--kas-address"),
+        ] {
+            let error = parse(&format!("agentk {flags}")).unwrap_err().to_string();
+            assert!(error.contains(expected), "{flags}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_port_may_stand_alone() {
+        let run = run("agentk --kas-address ws://kas --observability-listen-address :9000");
+        assert_eq!(run.observability_listen_address.to_string(), "0.0.0.0:9000");
+    }
+
+    #[test]
+    fn a_subcommand_needs_no_address() {
+        for (line, word) in [("agentk completion bash", "--kas-address"), ("agentk man", ".TH agentk")] {
+            let mut out = Vec::new();
+            parse(line).unwrap().command.unwrap().run(&mut out).unwrap();
+            assert!(String::from_utf8(out).unwrap().contains(word), "{line}");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! What is wrong with the configuration of a cluster, where, and what to do about it.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use crate::upstream::TlsError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    #[error(
+        "no Kubernetes API is configured. Tried: --kubeconfig (not given), KUBECONFIG (not set), this pod's service \
+         account (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set), {}",
+        tried_home(.home.as_deref())
+    )]
+    NotConfigured { home: Option<PathBuf> },
+    #[error(
+        "context {context:?} was asked for, but the configuration is this pod's service account, which has no \
+         contexts; name a kubeconfig too"
+    )]
+    ContextInCluster { context: String },
+    #[error("KUBECONFIG names no file that exists: {}", list(.files))]
+    NoKubeconfig { files: Vec<PathBuf> },
+    #[error("cannot read {}: {cause}{hint}", .path.display())]
+    Read { path: PathBuf, cause: io::Error, hint: &'static str },
+    /// A kubeconfig that cannot be used.
+    #[error("{}{}: {problem}", .file.display(), suffix(*.line))]
+    Kubeconfig { file: PathBuf, line: Option<u64>, problem: String },
+    #[error("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not a valid address: {address:?}")]
+    ServiceAddress { address: String },
+    #[error("the token in {} {problem}", .path.display())]
+    Token { path: PathBuf, problem: &'static str },
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// A credential plugin that did not give a credential.
+    #[error("the credential plugin {command}: {problem}")]
+    Plugin { command: String, problem: String },
+}
+
+fn tried_home(path: Option<&Path>) -> String {
+    match path {
+        Some(path) => format!("{} (does not exist)", path.display()),
+        None => "~/.kube/config (HOME is not set)".to_owned(),
+    }
+}
+
+fn list(files: &[PathBuf]) -> String {
+    files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn suffix(line: Option<u64>) -> String {
+    line.map(|line| format!(":{line}")).unwrap_or_default()
+}

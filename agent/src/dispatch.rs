@@ -1,0 +1,88 @@
+//! Which handler answers a request.
+
+use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
+
+use futures_util::FutureExt as _;
+use http::{Request, Response};
+use proto::{Reason, ServiceName, header};
+use tunnel::{Body, Exchange};
+
+use crate::{
+    Failure, Handler, Services,
+    handlers::control::Control,
+    metrics::{Metrics, ServiceMetrics},
+};
+
+/// The handlers by name, with what is counted for each.
+pub(crate) struct Dispatch {
+    routes: HashMap<String, Route>,
+    unknown: ServiceMetrics,
+    control: ServiceMetrics,
+}
+
+struct Route {
+    handler: Arc<dyn Handler>,
+    metrics: ServiceMetrics,
+}
+
+impl Dispatch {
+    pub(crate) fn new(services: Services, metrics: &Metrics) -> Self {
+        let of = |name: &str| metrics.of(&name.parse().expect("a constant"));
+        let routes = services.into_handlers().map(|(name, handler)| {
+            let metrics = metrics.of(&name);
+            (name.into(), Route { handler, metrics })
+        });
+        Self { routes: routes.collect(), unknown: of("unknown"), control: of(ServiceName::CONTROL) }
+    }
+
+    /// Answers one request, to the last byte. A panic on the way ends this request only.
+    pub(crate) async fn serve(self: Arc<Self>, exchange: Exchange, control: Control) {
+        let (answerer, metrics) = self.find(exchange.request(), control);
+        let _in_flight = metrics.begin();
+        let answer = |mut request: Request<Body>| async {
+            let service = request.headers_mut().remove(header::SERVICE);
+            let id = request.headers().get(header::REQUEST_ID).cloned();
+            let response = answerer.answer(request).await;
+            metrics.answered(&response);
+            let status = response.status().as_u16();
+            let failure = response.headers().get(header::ERROR);
+            tracing::debug!(request.id = ?id, ?service, status, ?failure, "answered");
+            response
+        };
+        exchange.answer(answer).await;
+    }
+
+    fn find(&self, request: &Request<Body>, control: Control) -> (Answerer<'_>, &ServiceMetrics) {
+        let name = request.headers().get(header::SERVICE).and_then(|name| name.to_str().ok());
+        match name.map(|name| (name, self.routes.get(name))) {
+            Some((_, Some(route))) => (Answerer::Handler(&*route.handler), &route.metrics),
+            Some((ServiceName::CONTROL, None)) => (Answerer::Control(control), &self.control),
+            Some((name, None)) => (Answerer::Nobody(name.to_owned()), &self.unknown),
+            None => (Answerer::Nobody("no service".to_owned()), &self.unknown),
+        }
+    }
+}
+
+enum Answerer<'a> {
+    Handler(&'a dyn Handler),
+    Control(Control),
+    Nobody(String),
+}
+
+impl Answerer<'_> {
+    async fn answer(self, request: Request<Body>) -> Response<Body> {
+        match self {
+            Self::Handler(handler) => {
+                // A handler owns what it changes, or shares it behind locks that do not poison.
+                let handling = AssertUnwindSafe(async { handler.handle(request).await }).catch_unwind();
+                handling.await.unwrap_or_else(|_| {
+                    Failure::new(Reason::Internal, "a defect of agentk; its log says more").into_response()
+                })
+            }
+            Self::Control(control) => control.answer(request).await,
+            Self::Nobody(name) => {
+                Failure::new(Reason::UnknownService, format!("{name} is not served here")).into_response()
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The Kubernetes API of our cluster, as us, or as whom kas says.
+//!
+//! Who the caller is in the cluster is in the `Impersonate-*` headers that kas set; what they may do is for the API
+//! server to decide. Bodies pass untouched, in both directions.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode,
+    header::{AUTHORIZATION, CONTENT_LENGTH},
+};
+use http_body_util::{BodyExt as _, Limited};
+use proto::Reason;
+use serde::Deserialize;
+use tokio::time::timeout;
+use tunnel::Body;
+
+use super::unanswered;
+use crate::{
+    Failure, Handler,
+    cluster::Cluster,
+    headers,
+    services::Handling,
+    upstream::{Settings, Upstream},
+};
+
+/// Answers from the API server. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Kubernetes {
+    cluster: Arc<Cluster>,
+    api: Upstream<Body>,
+}
+
+const IMPERSONATE: &str = "impersonate-";
+/// For `GET /version`, which is answered from memory.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
+const VERSION_MAX: usize = 64 << 10;
+
+impl Kubernetes {
+    /// Connects to nothing yet.
+    pub fn new(cluster: Arc<Cluster>) -> Self {
+        let settings = Settings { tls: cluster.tls(), ..Settings::default() };
+        Self { api: Upstream::new(cluster.endpoint(), settings), cluster }
+    }
+
+    /// Sends a request of kas, with our credentials.
+    pub async fn send(&self, mut request: Request<Body>) -> Result<Response<Body>, Failure> {
+        let upgrade = headers::to_upstream(request.headers_mut());
+        if upgrade && request.method() == Method::POST {
+            // An upgrade has no body, and an API server waits for one that a POST may still bring (gitlab-agent#393).
+            request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+        }
+        self.identify(&mut request).await?;
+        let mut response = self.api.send(request).await.map_err(|error| unanswered(&error))?;
+        if response.status() == StatusCode::UNAUTHORIZED {
+            // Ours: the caller's own credential never gets here.
+            self.cluster.rejected();
+            self.api.renew_connections();
+        }
+        headers::from_upstream(response.headers_mut());
+
+        Ok(response.map(Body::from))
+    }
+
+    /// The cluster's version, if it tells us. An answer without one still proves that the cluster is there.
+    pub async fn version(&self) -> Result<Option<String>, Failure> {
+        let request = Request::get("/version").body(Body::empty()).expect("constants");
+        let asking = async {
+            let response = self.send(request).await?;
+            match response.status() {
+                StatusCode::UNAUTHORIZED => {
+                    let what = format!("{} refused agentk's credential (401)", self.cluster);
+                    return Err(Failure::new(Reason::ClusterCredential, what));
+                }
+                status if status.is_server_error() => {
+                    let what = format!("{} answered {status}", self.cluster.endpoint());
+                    return Err(Failure::new(Reason::ClusterMisbehaved, what));
+                }
+                _ => {}
+            }
+            let body = Limited::new(response.into_body(), VERSION_MAX).collect().await;
+            let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+            Ok(serde_json::from_slice(&body).ok().map(|Version { git_version }| git_version))
+        };
+
+        timeout(VERSION_TIMEOUT, asking).await.unwrap_or_else(|_| {
+            let what = format!("no answer from {} within {VERSION_TIMEOUT:?}", self.cluster.endpoint());
+            Err(Failure::new(Reason::ClusterTimeout, what))
+        })
+    }
+
+    async fn identify(&self, request: &mut Request<Body>) -> Result<(), Failure> {
+        if let Some(who) = self.cluster.impersonation() {
+            if request.headers().keys().any(|name| name.as_str().starts_with(IMPERSONATE)) {
+                let what = "agentk's kubeconfig already impersonates somebody, and nobody can impersonate twice: remove \
+                            `as` from it, or access_as from kas's configuration";
+                return Err(Failure::new(Reason::NestedImpersonation, what));
+            }
+            for (name, value) in who.headers() {
+                request.headers_mut().append(name.clone(), value.clone());
+            }
+        }
+        let credential = self.cluster.authorization().await;
+        let credential = credential.map_err(|error| Failure::new(Reason::ClusterCredential, error))?;
+        if let Some(credential) = credential {
+            request.headers_mut().insert(AUTHORIZATION, credential);
+        }
+
+        Ok(())
+    }
+}
+
+impl Handler for Kubernetes {
+    fn handle(&self, request: Request<Body>) -> Handling {
+        let this = self.clone();
+        Box::pin(async move { this.send(request).await.unwrap_or_else(Failure::into_response) })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Version {
+    git_version: String,
+}

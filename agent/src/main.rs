@@ -1,0 +1,96 @@
+//! agentk: parse, log, build, run, exit code.
+
+use std::{io::stdout, process::ExitCode};
+
+use agent::{
+    app::App,
+    cli::{Cli, LogFormat, Run, TOKEN_VARIABLE, token_of},
+};
+use clap::{Parser as _, error::ErrorKind};
+use tokio::{
+    runtime::Runtime,
+    signal::unix::{SignalKind, signal},
+};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+/// `EX_USAGE` of sysexits.h: a bad configuration, which trying again does not mend.
+const BAD_CONFIGURATION: u8 = 64;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Where it cannot be printed, the exit code still tells.
+            let _ = error.print();
+            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return if asked { ExitCode::SUCCESS } else { BAD_CONFIGURATION.into() };
+        }
+    };
+    match (cli.command, cli.run) {
+        (Some(command), _) => match command.run(&mut stdout()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        },
+        (None, Some(options)) => run(options),
+        (None, None) => unreachable!("clap asks for one of them"),
+    }
+}
+
+fn run(options: Run) -> ExitCode {
+    let filter = match EnvFilter::try_new(&options.log_level) {
+        Ok(filter) => filter,
+        Err(error) => return refuse(&format!("--log-level {:?} is no level: {error}", options.log_level)),
+    };
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match options.log_format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+    let app = match App::build(options, token_of(std::env::var_os(TOKEN_VARIABLE))) {
+        Ok(app) => app,
+        Err(error) => return refuse(&format!("{error:#}")),
+    };
+
+    let outcome = Runtime::new().map_err(Into::into).and_then(|runtime| {
+        runtime.block_on(async {
+            let shutdown = CancellationToken::new();
+            watch_signals(shutdown.clone())?;
+            app.run(shutdown).await
+        })
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The first signal asks for a shutdown, the second ends the process at once.
+fn watch_signals(shutdown: CancellationToken) -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::spawn(async move {
+        for first in [true, false] {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if first {
+                tracing::info!("stopping; a second signal ends agentk at once");
+                shutdown.cancel();
+            }
+        }
+        std::process::exit(1);
+    });
+
+    Ok(())
+}
+
+#[expect(clippy::print_stderr, reason = "logging may not be set up yet, and a person has to read it")]
+fn refuse(what: &str) -> ExitCode {
+    eprintln!("agentk: {what}");
+    BAD_CONFIGURATION.into()
+}

@@ -1,0 +1,181 @@
+//! What agentk counts. Registered once; whoever counts holds the resolved handle.
+
+use http::StatusCode;
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
+    registry::Registry,
+};
+use proto::{ServiceName, header};
+
+/// The handles. Cheap to clone; the default counts for nobody.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics {
+    /// Tunnels that are up.
+    pub tunnels: Gauge,
+    dials: Family<ResultLabel, Counter>,
+    tunnel_ends: Family<ReasonLabel, Counter>,
+    requests: Family<RequestLabels, Counter>,
+    in_flight: Family<ServiceLabel, Gauge>,
+    /// 1 if the cluster answered the last check.
+    pub cluster_up: Gauge,
+    cluster_checks: Family<ResultLabel, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ServiceLabel {
+    service: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    service: String,
+    /// `2xx`, …, or `failed` for an answer of ours.
+    class: &'static str,
+}
+
+impl Metrics {
+    /// Registers everything.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("agentk_build", "The running version", build);
+        registry.register("agentk_tunnels", "Tunnels to kas that are up", metrics.tunnels.clone());
+        registry.register("agentk_dials", "Attempts to open a tunnel, by result", metrics.dials.clone());
+        registry.register("agentk_tunnel_ends", "Ended tunnels by reason", metrics.tunnel_ends.clone());
+        registry.register(
+            "agentk_requests",
+            "Answered requests by service and status class; failed are answers of agentk's own",
+            metrics.requests.clone(),
+        );
+        registry.register(
+            "agentk_requests_in_flight",
+            "Requests whose answer has not ended",
+            metrics.in_flight.clone(),
+        );
+        registry.register(
+            "agentk_cluster_up",
+            "1 if the Kubernetes API answered the last check",
+            metrics.cluster_up.clone(),
+        );
+        registry.register(
+            "agentk_cluster_checks",
+            "Checks of the Kubernetes API by result",
+            metrics.cluster_checks.clone(),
+        );
+        metrics
+    }
+
+    /// An attempt to open a tunnel.
+    pub fn dial(&self, result: &'static str) {
+        self.dials.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// A tunnel ended.
+    pub fn tunnel_end(&self, reason: &'static str) {
+        self.tunnel_ends.get_or_create(&ReasonLabel { reason }).inc();
+    }
+
+    /// A check of the cluster.
+    pub fn cluster_check(&self, up: bool) {
+        self.cluster_up.set(up.into());
+        let result = if up { "ok" } else { "failed" };
+        self.cluster_checks.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// What is counted for one service, resolved.
+    pub fn of(&self, service: &ServiceName) -> ServiceMetrics {
+        let service = service.as_str().to_owned();
+        let requests = Class::ALL.map(|class| {
+            let label = RequestLabels { service: service.clone(), class: class.as_str() };
+            self.requests.get_or_create(&label).clone()
+        });
+        let in_flight = self.in_flight.get_or_create(&ServiceLabel { service }).clone();
+        ServiceMetrics { requests, in_flight }
+    }
+}
+
+/// What is counted for one service.
+#[derive(Clone, Debug)]
+pub struct ServiceMetrics {
+    requests: [Counter; Class::ALL.len()],
+    in_flight: Gauge,
+}
+
+/// A request whose answer has not ended.
+#[derive(Debug)]
+pub struct InFlight(Gauge);
+
+impl ServiceMetrics {
+    /// A request has come.
+    pub fn begin(&self) -> InFlight {
+        self.in_flight.inc();
+        InFlight(self.in_flight.clone())
+    }
+
+    /// Its answer has begun.
+    pub fn answered<B>(&self, response: &http::Response<B>) {
+        let failed = response.headers().contains_key(header::ERROR);
+        let class = if failed { Class::Failed } else { Class::of(response.status()) };
+        self.requests[class as usize].inc();
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// The text that Prometheus scrapes.
+pub fn render(registry: &Registry) -> String {
+    let mut text = String::new();
+    encode(&mut text, registry).expect("writing to a string does not fail");
+    text
+}
+
+#[derive(Clone, Copy)]
+enum Class {
+    Switched,
+    Success,
+    Redirect,
+    Client,
+    Server,
+    Failed,
+}
+
+impl Class {
+    const ALL: [Self; 6] =
+        [Self::Switched, Self::Success, Self::Redirect, Self::Client, Self::Server, Self::Failed];
+
+    fn of(status: StatusCode) -> Self {
+        match status.as_u16() / 100 {
+            1 => Self::Switched,
+            2 => Self::Success,
+            3 => Self::Redirect,
+            4 => Self::Client,
+            _ => Self::Server,
+        }
+    }
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Switched => "1xx",
+            Self::Success => "2xx",
+            Self::Redirect => "3xx",
+            Self::Client => "4xx",
+            Self::Server => "5xx",
+            Self::Failed => "failed",
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! A new connection: name, TCP, TLS, HTTP/1.1.
+
+use std::{error::Error as StdError, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, lookup_host},
+    time::{Instant, timeout, timeout_at},
+};
+use tokio_rustls::TlsConnector;
+
+use super::{
+    Endpoint, Scheme, TlsSource, UpstreamError,
+    pool::{Lease, Pool},
+};
+
+/// A watch may be silent for hours, so only TCP can tell that the server is gone. Probes after 30 s of silence and
+/// every 30 s, as client-go does; with Linux's 9 probes a dead server is noticed after 5 minutes.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+pub(crate) struct Connector {
+    endpoint: Endpoint,
+    timeout: Duration,
+    tls: Arc<dyn TlsSource>,
+}
+
+impl Connector {
+    pub(crate) fn new(endpoint: Endpoint, timeout: Duration, tls: Arc<dyn TlsSource>) -> Self {
+        Self { endpoint, timeout, tls }
+    }
+
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    pub(super) async fn connect<B>(&self, pool: &Arc<Pool<B>>) -> Result<Lease<B>, UpstreamError>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let generation = pool.generation();
+        // Before the clock starts: a credential plugin may take longer to hand out a certificate than a server, or
+        // our own patience, waits for a handshake.
+        let tls = match self.endpoint.scheme() {
+            Scheme::Http => None,
+            Scheme::Https => Some(self.tls().await?),
+        };
+        let deadline = Instant::now() + self.timeout;
+        let connecting = async {
+            let tcp = self.tcp(deadline).await?;
+            let Some((tls, name)) = tls else { return self.handshake(tcp, pool, generation).await };
+            let tls = tls
+                .connect(name, tcp)
+                .await
+                .map_err(|error| UpstreamError::handshake(self.endpoint.host(), &error))?;
+            self.handshake(tls, pool, generation).await
+        };
+
+        timeout_at(deadline, connecting).await.unwrap_or_else(|_| Err(self.timed_out()))
+    }
+
+    pub(crate) async fn tls(&self) -> Result<(TlsConnector, ServerName<'static>), UpstreamError> {
+        let host = self.endpoint.host();
+        let failed = |cause| UpstreamError::TlsSetup { host: host.to_owned(), cause };
+        let name = match self.tls.server_name() {
+            Some(name) => name,
+            None => ServerName::try_from(host.to_owned()).map_err(|error| failed(error.into()))?,
+        };
+
+        Ok((self.tls.config().await.map_err(failed)?.into(), name))
+    }
+
+    /// Tries every address of the host; each gets an equal share of the time that is left, so that one that
+    /// swallows packets does not hide the next.
+    pub(crate) async fn tcp(&self, deadline: Instant) -> Result<TcpStream, UpstreamError> {
+        let mut addresses = self.resolve().await?;
+        let mut failure = None;
+        while let Some(address) = addresses.next() {
+            let others = u32::try_from(addresses.len()).unwrap_or(u32::MAX - 1);
+            let share = deadline.saturating_duration_since(Instant::now()) / (others + 1);
+            match timeout(share, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => return Ok(tuned(stream)),
+                Ok(Err(cause)) => {
+                    failure = Some(UpstreamError::Connect { address: self.describe(address), cause });
+                }
+                Err(_) => {}
+            }
+        }
+
+        Err(failure.unwrap_or_else(|| self.timed_out()))
+    }
+
+    async fn resolve(&self) -> Result<std::vec::IntoIter<SocketAddr>, UpstreamError> {
+        let host = self.endpoint.host();
+        let failed = |cause| UpstreamError::Resolve { host: host.to_owned(), cause };
+        let found: Vec<_> = lookup_host((host, self.endpoint.port())).await.map_err(failed)?.collect();
+        if found.is_empty() {
+            return Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
+        }
+
+        Ok(found.into_iter())
+    }
+
+    async fn handshake<B, T>(
+        &self,
+        io: T,
+        pool: &Arc<Pool<B>>,
+        generation: u64,
+    ) -> Result<Lease<B>, UpstreamError>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn StdError + Send + Sync>>,
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sender, connection) = http1::handshake(TokioIo::new(io))
+            .await
+            .map_err(|error| UpstreamError::exchange(&self.endpoint, error))?;
+
+        Ok(pool.adopt(generation, sender, connection.with_upgrades()))
+    }
+
+    fn describe(&self, address: SocketAddr) -> String {
+        if self.endpoint.host().parse() == Ok(address.ip()) {
+            return address.to_string();
+        }
+
+        format!("{} ({address})", self.endpoint.host())
+    }
+
+    fn timed_out(&self) -> UpstreamError {
+        UpstreamError::ConnectTimeout { address: self.endpoint.to_string(), after: self.timeout }
+    }
+}
+
+/// A socket that refuses an option still carries requests.
+fn tuned(stream: TcpStream) -> TcpStream {
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+    let options = [stream.set_nodelay(true), SockRef::from(&stream).set_tcp_keepalive(&keepalive)];
+    for error in options.into_iter().filter_map(Result::err) {
+        tracing::debug!(%error, "a TCP option could not be set");
+    }
+
+    stream
+}

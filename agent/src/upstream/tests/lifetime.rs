@@ -1,0 +1,300 @@
+//! When connections are kept, used again, given up and closed.
+
+use std::{future::Future, pin::pin, time::Duration};
+
+use http::Response;
+use http_body_util::BodyExt as _;
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use tokio::{io::AsyncWriteExt as _, sync::mpsc, time::Instant};
+
+use super::{
+    super::{Settings, Upstream, UpstreamError},
+    Body, get, idle,
+    server::{OK, Server, answer, closed, head},
+    soon, text, upstream,
+};
+
+const CHUNKED: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n";
+const ENDLESS: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n";
+
+/// Answers with more than fits between the two sides, so that an exchange lasts until its body is read.
+async fn large() -> Server {
+    let body = "x".repeat(20_000_000);
+    Server::answering(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await
+}
+
+async fn send(upstream: &Upstream<Body>) -> Response<Incoming> {
+    soon(upstream.send(get("/"))).await.unwrap()
+}
+
+#[tokio::test]
+async fn one_connection_serves_one_request_after_the_other() {
+    for answer in [OK, CHUNKED, "HTTP/1.1 204 No Content\r\n\r\n"] {
+        let server = Server::answering(answer).await;
+        let upstream = upstream(&server.url, Settings::default());
+        for _ in 0..5 {
+            text(send(&upstream).await).await;
+            idle(&upstream, 1).await;
+        }
+        assert_eq!(server.connections(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_in_use_is_not_shared() {
+    let server = large().await;
+    let upstream = upstream(&server.url, Settings { max_idle: 2, ..Settings::default() });
+    let (first, second, third) = (send(&upstream).await, send(&upstream).await, send(&upstream).await);
+    assert_eq!((server.connections(), upstream.0.pool.idle()), (3, 0));
+
+    for response in [first, second, third] {
+        text(response).await;
+    }
+    idle(&upstream, 2).await;
+}
+
+#[tokio::test]
+async fn connection_close_is_obeyed() {
+    let server =
+        Server::answering("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok").await;
+    let upstream = upstream(&server.url, Settings::default());
+    for _ in 0..2 {
+        text(send(&upstream).await).await;
+    }
+    assert_eq!((server.connections(), upstream.0.pool.idle()), (2, 0));
+}
+
+#[tokio::test]
+async fn idle_connections_expire() {
+    let server = Server::answering(OK).await;
+    let upstream = upstream(&server.url, Settings::default());
+    text(send(&upstream).await).await;
+    idle(&upstream, 1).await;
+
+    assert!(upstream.0.pool.take(Instant::now() + Duration::from_secs(60)).is_none());
+    idle(&upstream, 0).await;
+}
+
+#[tokio::test]
+async fn renewal_closes_what_was_open() {
+    let server = large().await;
+    let upstream = upstream(&server.url, Settings::default());
+    let busy = send(&upstream).await;
+    text(send(&upstream).await).await;
+    idle(&upstream, 1).await;
+
+    upstream.renew_connections();
+    assert_eq!(upstream.0.pool.idle(), 0);
+    text(busy).await;
+    text(send(&upstream).await).await;
+    idle(&upstream, 1).await;
+    assert_eq!(server.connections(), 3);
+}
+
+#[tokio::test]
+async fn a_connection_closed_by_the_server_is_replaced() {
+    let server = Server::start(|mut stream, _| async move {
+        answer(&mut stream, OK).await;
+    })
+    .await;
+    let upstream = upstream(&server.url, Settings::default());
+    for sent in 1..=3 {
+        text(send(&upstream).await).await;
+        // The client has seen the end of the connection once nothing is ready any more.
+        soon(async {
+            while let Some(lease) = upstream.0.pool.take(Instant::now()) {
+                lease.give_back();
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        assert_eq!(server.connections(), sent);
+    }
+}
+
+/// The server closes between checkout and the first byte: the request comes back unsent, and is sent once more.
+#[tokio::test]
+async fn a_request_that_meets_a_closing_connection_is_sent_on_a_new_one() {
+    let server = Server::answering(OK).await;
+    let upstream = upstream(&server.url, Settings::default());
+
+    let (client, peer) = tokio::io::duplex(1024);
+    let (mut sender, connection) = http1::handshake(TokioIo::new(client)).await.unwrap();
+    let (release, held) = tokio::sync::oneshot::channel::<()>();
+    let (polled, ready) = tokio::sync::oneshot::channel::<()>();
+    let driver = async move {
+        let mut connection = pin!(connection);
+        std::future::poll_fn(|cx| {
+            assert!(connection.as_mut().poll(cx).is_pending());
+            std::task::Poll::Ready(())
+        })
+        .await;
+        polled.send(()).unwrap();
+        held.await.unwrap();
+        connection.await
+    };
+    let driver = tokio::spawn(driver);
+    soon(ready).await.unwrap();
+    sender.ready().await.unwrap();
+    upstream.0.pool.adopt(0, sender, async { driver.await.unwrap() }).give_back();
+    idle(&upstream, 1).await;
+
+    drop(peer);
+    let sending = tokio::spawn({
+        let upstream = upstream.clone();
+        async move { text(upstream.send(get("/")).await.unwrap()).await }
+    });
+    idle(&upstream, 0).await;
+    release.send(()).unwrap();
+    assert_eq!(soon(sending).await.unwrap(), "ok");
+    assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_request_that_was_sent_is_not_sent_again() {
+    let (requests, mut seen) = mpsc::unbounded_channel();
+    let server = Server::start(move |mut stream, connection| {
+        let requests = requests.clone();
+        async move {
+            requests.send(connection).unwrap();
+            answer(&mut stream, OK).await;
+            head(&mut stream).await.unwrap();
+            requests.send(connection).unwrap();
+        }
+    })
+    .await;
+    let upstream = upstream(&server.url, Settings::default());
+    text(send(&upstream).await).await;
+    idle(&upstream, 1).await;
+
+    let error = soon(upstream.send(get("/"))).await.unwrap_err();
+    assert!(matches!(error, UpstreamError::ClosedBeforeResponse { .. }), "{error}");
+    assert_eq!((seen.recv().await, seen.recv().await, server.connections()), (Some(0), Some(0), 1));
+}
+
+/// What `serve` waits for is that the client closes.
+async fn closes<F>(
+    serve: impl Fn(tokio::net::TcpStream) -> F + Send + Clone + 'static,
+) -> (Upstream<Body>, mpsc::UnboundedReceiver<()>)
+where
+    F: Future<Output = tokio::net::TcpStream> + Send + 'static,
+{
+    let (closing, closes) = mpsc::unbounded_channel();
+    let server = Server::start(move |stream, _| {
+        let (closing, serving) = (closing.clone(), serve(stream));
+        async move {
+            closed(&mut serving.await).await;
+            closing.send(()).unwrap();
+        }
+    })
+    .await;
+
+    (upstream(&server.url, Settings::default()), closes)
+}
+
+#[tokio::test]
+async fn dropping_a_body_half_way_closes_the_connection() {
+    let (upstream, mut closes) = closes(|mut stream| async move {
+        answer(&mut stream, ENDLESS).await;
+        stream
+    })
+    .await;
+    for read_first in [true, false] {
+        let mut watch = send(&upstream).await;
+        if read_first {
+            let frame = soon(watch.body_mut().frame()).await.unwrap().unwrap();
+            assert_eq!(frame.into_data().unwrap(), "ok");
+        }
+        drop(watch);
+        soon(closes.recv()).await.unwrap();
+        assert_eq!(upstream.0.pool.idle(), 0);
+    }
+}
+
+#[tokio::test]
+async fn dropping_a_large_body_half_way_closes_the_connection() {
+    let (upstream, mut closes) = closes(|mut stream| async move {
+        answer(&mut stream, "HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n").await;
+        while stream.write_all(&[b'x'; 65536]).await.is_ok() {}
+        stream
+    })
+    .await;
+    let mut response = send(&upstream).await;
+    soon(response.body_mut().frame()).await.unwrap().unwrap();
+    drop(response);
+    soon(closes.recv()).await.unwrap();
+}
+
+#[tokio::test]
+async fn dropping_a_request_closes_the_connection() {
+    let (upstream, mut closes) = closes(|mut stream| async move {
+        head(&mut stream).await.unwrap();
+        stream
+    })
+    .await;
+    tokio::time::timeout(Duration::from_millis(50), upstream.send(get("/"))).await.unwrap_err();
+    soon(closes.recv()).await.unwrap();
+}
+
+#[tokio::test]
+async fn dropping_the_client_closes_idle_connections() {
+    let (upstream, mut closes) = closes(|mut stream| async move {
+        answer(&mut stream, OK).await;
+        stream
+    })
+    .await;
+    text(send(&upstream).await).await;
+    idle(&upstream, 1).await;
+    drop(upstream);
+    soon(closes.recv()).await.unwrap();
+}
+
+/// A request body may outlive its response; until it has ended, the connection is not free.
+#[tokio::test]
+async fn an_early_response_does_not_free_the_connection() {
+    let server = Server::start(|mut stream, _| async move {
+        answer(&mut stream, OK).await;
+        closed(&mut stream).await;
+    })
+    .await;
+    let upstream = upstream(&server.url, Settings::default());
+    let (frames, body) = mpsc::unbounded_channel::<bytes::Bytes>();
+    let body = futures_util::stream::unfold(body, |mut body| async {
+        body.recv().await.map(|data| (Ok(http_body::Frame::data(data)), body))
+    });
+    let request =
+        http::Request::post("/").body(http_body_util::StreamBody::new(body).boxed_unsync()).unwrap();
+
+    text(soon(upstream.send(request)).await.unwrap()).await;
+    assert_eq!(upstream.0.pool.idle(), 0);
+    drop(frames);
+    idle(&upstream, 1).await;
+}
+
+/// Reuse under contention: no two requests ever meet on one connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_at_once() {
+    let server = Server::start(|mut stream, _| async move {
+        while let Some(head) = head(&mut stream).await {
+            let path = head.split(' ').nth(1).unwrap().to_owned();
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{path}", path.len());
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        }
+    })
+    .await;
+    let upstream = upstream(&server.url, Settings::default());
+    let callers = (0..8).map(|caller| {
+        let upstream = upstream.clone();
+        tokio::spawn(async move {
+            for request in 0..200 {
+                let path = format!("/{caller}/{request}");
+                assert_eq!(text(upstream.send(get(&path)).await.unwrap()).await, path);
+            }
+        })
+    });
+    for caller in callers.collect::<Vec<_>>() {
+        soon(caller).await.unwrap();
+    }
+    assert!(server.connections() < 100, "{} connections for 1600 requests", server.connections());
+}

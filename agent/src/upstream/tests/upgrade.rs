@@ -1,0 +1,96 @@
+//! What `kubectl exec` and `kubectl port-forward` ask for.
+
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::{
+    super::{Settings, UpstreamError},
+    Body, get, idle, refused,
+    server::{OK, Server, answer, closed},
+    soon, text, upstream,
+};
+
+const SWITCH: &str =
+    "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\nhello";
+
+fn exec() -> http::Request<Body> {
+    let mut request = get("/exec");
+    request.headers_mut().insert("connection", "Upgrade".parse().unwrap());
+    request.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
+    request
+}
+
+#[tokio::test]
+async fn the_raw_stream_echoes_and_closes_by_halves() {
+    let server = Server::start(|mut stream, _| async move {
+        let head = answer(&mut stream, SWITCH).await;
+        assert!(head.contains("upgrade: SPDY/3.1\r\n") && head.contains("connection: Upgrade\r\n"), "{head}");
+        let mut said = String::new();
+        stream.read_to_string(&mut said).await.unwrap();
+        stream.write_all(format!("{said}, bye").as_bytes()).await.unwrap();
+    })
+    .await;
+    let upstream = upstream(&server.url, Settings::default());
+
+    let mut response = soon(upstream.send(exec())).await.unwrap();
+    assert_eq!(response.status(), 101);
+    assert_eq!(response.headers()["upgrade"], "SPDY/3.1");
+    let mut raw = TokioIo::new(soon(hyper::upgrade::on(&mut response)).await.unwrap());
+    drop((response, upstream));
+
+    let mut early = [0; 5];
+    soon(raw.read_exact(&mut early)).await.unwrap();
+    assert_eq!(&early, b"hello");
+    raw.write_all(b"ping").await.unwrap();
+    raw.shutdown().await.unwrap();
+    let mut rest = String::new();
+    soon(raw.read_to_string(&mut rest)).await.unwrap();
+    assert_eq!(rest, "ping, bye");
+}
+
+#[tokio::test]
+async fn an_upgrade_may_use_an_idle_connection_but_not_return_it() {
+    let server = Server::start(|mut stream, _| async move {
+        answer(&mut stream, OK).await;
+        answer(&mut stream, SWITCH).await;
+        closed(&mut stream).await;
+    })
+    .await;
+    let upstream = upstream(&server.url, Settings::default());
+    text(soon(upstream.send(get("/"))).await.unwrap()).await;
+    idle(&upstream, 1).await;
+
+    let mut response = soon(upstream.send(exec())).await.unwrap();
+    let raw = soon(hyper::upgrade::on(&mut response)).await.unwrap();
+    text(soon(upstream.send(get("/"))).await.unwrap()).await;
+    assert_eq!(server.connections(), 2);
+    drop(raw);
+}
+
+#[tokio::test]
+async fn a_refused_upgrade_is_an_ordinary_response() {
+    let server = Server::start(|mut stream, _| async move {
+        answer(&mut stream, "HTTP/1.1 403 Forbidden\r\nContent-Length: 4\r\n\r\n").await;
+        // After the head, so that the connection must live on without its lease.
+        tokio::task::yield_now().await;
+        stream.write_all(b"nope").await.unwrap();
+        closed(&mut stream).await;
+    })
+    .await;
+    let upstream = upstream(&server.url, Settings::default());
+
+    let mut response = soon(upstream.send(exec())).await.unwrap();
+    assert_eq!(response.status(), 403);
+    assert!(soon(hyper::upgrade::on(&mut response)).await.is_err());
+    assert_eq!(text(response).await, "nope");
+
+    assert_eq!(soon(upstream.send(exec())).await.unwrap().status(), 403);
+    assert_eq!((server.connections(), upstream.0.pool.idle()), (2, 0));
+}
+
+#[tokio::test]
+async fn an_upgrade_nobody_asked_for_is_an_error() {
+    let server = Server::answering(SWITCH).await;
+    let error = refused(&upstream(&server.url, Settings::default())).await;
+    assert!(matches!(error, UpstreamError::InvalidResponse { .. }), "{error}");
+}

@@ -1,0 +1,171 @@
+//! What a caller sees.
+
+use std::{sync::Arc, time::Duration};
+
+use agent::Services;
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout},
+};
+use tunnel::Body;
+
+use crate::world::{World, endless, text};
+
+#[tokio::test(start_paused = true)]
+async fn a_request_reaches_the_cluster_and_its_answer_comes_back() {
+    let world = World::new();
+    let services = Services::new().with("kubernetes", async |request: Request<Body>| {
+        assert!(!request.headers().contains_key("authorization"), "the caller's credential stays at kas");
+        let said = format!("{} {}", request.method(), request.uri());
+        Response::builder().header("etag", "7").header("set-cookie", "a=b").body(Body::from(said)).unwrap()
+    });
+    let _agent = world.agent(services).await;
+
+    let answer = world.get("/agents/prod/kubernetes/api/v1/a%2Fb//c?x=%20").await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!(answer.headers()["etag"], "7");
+    assert!(!answer.headers().contains_key("set-cookie"));
+    assert!(answer.headers().contains_key("x-request-id"));
+    assert_eq!(text(answer).await, "GET /api/v1/a%2Fb//c?x=%20");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_who_reads_slowly_stalls_nobody() {
+    let world = World::new();
+    let services = Services::new().with("kubernetes", async |request: Request<Body>| {
+        if request.uri().path() != "/large" {
+            return Response::new(Body::from("quick"));
+        }
+        let chunk = http_body::Frame::data(bytes::Bytes::from_static(&[7; 1 << 16]));
+        let chunks = std::iter::repeat_n(chunk.into_data().unwrap(), 1 << 10);
+        let frames = futures_util::stream::iter(
+            chunks.map(|data| Ok::<_, std::io::Error>(http_body::Frame::data(data))),
+        );
+        Response::new(Body::new(http_body_util::StreamBody::new(frames)))
+    });
+    let _agent = world.agent(services).await;
+
+    let mut slow = Vec::new();
+    for _ in 0..20 {
+        slow.push(world.get("/agents/prod/kubernetes/large").await);
+    }
+    let quick = timeout(Duration::from_secs(1), world.get("/agents/prod/kubernetes/quick")).await;
+    assert_eq!(text(quick.expect("not stalled")).await, "quick");
+    let whole = slow.pop().unwrap().into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(whole.len(), 64 << 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_who_leaves_is_noticed_in_the_cluster() {
+    let world = World::new();
+    let left = Arc::new(Notify::new());
+    let noticed = Arc::clone(&left);
+    let services = Services::new().with("kubernetes", move |_: Request<Body>| {
+        let guard = OnDrop(Arc::clone(&noticed));
+        async move {
+            let body = endless("watching").map_frame(move |frame| {
+                let _ = &guard;
+                frame
+            });
+            Response::new(Body::new(body))
+        }
+    });
+    let _agent = world.agent(services).await;
+
+    let answer = world.get("/agents/prod/kubernetes/api/v1/pods?watch=true").await;
+    let mut body = answer.into_body();
+    body.frame().await.unwrap().unwrap();
+    drop(body);
+    left.notified().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_an_agent_that_reconnects() {
+    let world = World::new();
+    let caller = {
+        let world = world.clone();
+        tokio::spawn(async move { world.get("/agents/prod/kubernetes/").await })
+    };
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let _agent = world.agent(hello()).await;
+    assert_eq!(text(caller.await.unwrap()).await, "hello");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_absent_agent_is_explained_after_a_short_wait() {
+    let world = World::new();
+    let started = Instant::now();
+    let answer = world.get("/agents/prod/kubernetes/").await;
+    assert_eq!(started.elapsed().as_secs(), 2, "the default of reconnect_wait");
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(answer.headers()["kas-error"], "agent-not-connected");
+    assert_eq!(answer.headers()["retry-after"], "5");
+    assert!(text(answer).await.contains("has not connected since this kas started"));
+
+    let agent = world.agent(hello()).await;
+    agent.stop().await;
+    world.tunnels(0).await;
+    let answer = world.get("/agents/prod/prometheus/api/v1/query").await;
+    let envelope: serde_json::Value = serde_json::from_str(&text(answer).await).unwrap();
+    assert_eq!(envelope["errorType"], "unavailable");
+    assert!(envelope["error"].as_str().unwrap().contains("agent prod is not connected since"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_the_agent_lacks_is_named_with_those_it_has() {
+    let world = World::new();
+    let _agent = world.agent(hello()).await;
+    let answer = world.get("/agents/prod/prometheus/api/v1/query").await;
+    assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+    assert_eq!(answer.headers()["kas-error"], "unknown-service");
+    assert!(text(answer).await.contains("it serves: kubernetes"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upgrade_that_the_cluster_refuses_is_an_ordinary_answer() {
+    let world = World::new();
+    let services = Services::new().with("kubernetes", async |request: Request<Body>| {
+        assert_eq!(request.headers()["upgrade"], "SPDY/3.1");
+        Response::builder().status(403).body(Body::from("no exec for you")).unwrap()
+    });
+    let _agent = world.agent(services).await;
+
+    let mut request = world.request("/agents/prod/kubernetes/api/v1/namespaces/a/pods/b/exec?command=sh");
+    *request.method_mut() = http::Method::POST;
+    request.headers_mut().insert("connection", "Upgrade".parse().unwrap());
+    request.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
+    let answer = world.send(request).await;
+    assert_eq!(answer.status(), StatusCode::FORBIDDEN);
+    assert!(!answer.headers().contains_key("upgrade"));
+    assert_eq!(text(answer).await, "no exec for you");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_of_the_agent_is_told_in_the_callers_language() {
+    let world = World::new();
+    let services = Services::new().with("kubernetes", async |_: Request<Body>| {
+        agent::Failure::new(proto::Reason::ClusterUnreachable, "cannot connect to 10.0.0.1:443: refused")
+            .into_response()
+    });
+    let _agent = world.agent(services).await;
+    let answer = world.get("/agents/prod/kubernetes/version").await;
+    assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
+    assert_eq!(answer.headers()["kas-error"], "cluster-unreachable");
+    let status: serde_json::Value = serde_json::from_str(&text(answer).await).unwrap();
+    assert_eq!(status["kind"], "Status");
+    assert_eq!(status["message"], "kas: agent prod: cannot connect to 10.0.0.1:443: refused");
+}
+
+fn hello() -> Services {
+    Services::new().with("kubernetes", async |_: Request<Body>| Response::new(Body::from("hello")))
+}
+
+struct OnDrop(Arc<Notify>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}

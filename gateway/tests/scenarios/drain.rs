@@ -1,0 +1,62 @@
+//! Tunnels are replaced before they are left.
+
+use std::time::Duration;
+
+use agent::Services;
+use futures_util::future::join_all;
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use tokio::time::{Instant, sleep};
+use tunnel::Body;
+
+use crate::world::{World, endless, text};
+
+fn services() -> Services {
+    Services::new().with("kubernetes", async |request: Request<Body>| {
+        if request.uri().path() == "/watch" {
+            return Response::new(endless("watching"));
+        }
+        sleep(Duration::from_millis(70)).await;
+        Response::new(Body::from("done"))
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn draining_under_load_loses_no_request() {
+    // Two minutes of load, in which every tunnel is replaced about a dozen times.
+    let world = World::with(|config| config.agent.listen.max_connection_age = Duration::from_secs(10));
+    let _agent = world.agent(services()).await;
+    let end = Instant::now() + Duration::from_secs(120);
+    let callers = (0..20).map(|_| {
+        let world = world.clone();
+        async move {
+            let mut answered = 0;
+            while Instant::now() < end {
+                let answer = world.get("/agents/prod/kubernetes/").await;
+                assert_eq!(answer.status(), StatusCode::OK, "{}", text(answer).await);
+                assert_eq!(text(answer).await, "done");
+                answered += 1;
+            }
+            answered
+        }
+    });
+    let answered: u32 = join_all(callers).await.into_iter().sum();
+    assert!(answered > 20 * 1000, "{answered}");
+    world.tunnels(2).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tunnel_at_its_maximum_age_is_replaced_and_its_streams_live_on() {
+    let world = World::with(|config| config.agent.listen.max_connection_age = Duration::from_secs(60));
+    let _agent = world.agent(services()).await;
+    let mut watch = world.get("/agents/prod/kubernetes/watch").await.into_body();
+    watch.frame().await.unwrap().unwrap();
+
+    // The old tunnel of the watch lives on beside the two new ones.
+    sleep(Duration::from_secs(70)).await;
+    world.tunnels(3).await;
+    assert_eq!(text(world.get("/agents/prod/kubernetes/").await).await, "done");
+    assert!(tokio::time::timeout(Duration::from_secs(1), watch.frame()).await.is_err(), "still watching");
+    drop(watch);
+    world.tunnels(2).await;
+}

@@ -1,0 +1,6 @@
+//! The whole product in one process: callers, kas, agentk and a fake cluster over in-memory pipes, on a paused clock.
+
+mod agents;
+mod callers;
+mod drain;
+mod world;

@@ -1,0 +1,178 @@
+//! The vocabulary of the scenarios.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use agent::{Agent, Dial, DialError, Options, Services, Telemetry, Token};
+use bytes::Bytes;
+use gateway::{
+    app::App,
+    config::Config,
+    identity::Identity,
+    token::{self, Holder, TokenHash},
+};
+use http::{Request, Response, header::AUTHORIZATION};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use secrecy::{ExposeSecret as _, SecretString};
+use tokio::io::DuplexStream;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tunnel::Body;
+
+/// One kas, one agent's credential, one caller's.
+#[derive(Clone)]
+pub(crate) struct World {
+    pub(crate) kas: Arc<App>,
+    pub(crate) agent_token: SecretString,
+    pub(crate) caller_token: SecretString,
+    /// Each cuts one connection of the agent.
+    pipes: Arc<Mutex<Vec<CancellationToken>>>,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    pub(crate) fn with(edit: impl FnOnce(&mut Config)) -> Self {
+        let (agent_token, caller_token) = (token::new(Holder::Agent), token::new(Holder::Caller));
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("kas.yaml");
+        std::fs::write(&file, "identity: {file: identity.yaml}").unwrap();
+        let mut config = Config::read(&file).unwrap();
+        edit(&mut config);
+        let identity = identity(&[&agent_token], &caller_token);
+        let kas = Arc::new(App::new(config, identity));
+        Self { kas, agent_token, caller_token, pipes: Arc::default() }
+    }
+
+    /// Starts an agent and waits until its tunnels are open.
+    pub(crate) async fn agent(&self, services: Services) -> RunningAgent {
+        let agent = self.start_agent(services);
+        self.tunnels(2).await;
+        agent
+    }
+
+    /// Starts an agent.
+    pub(crate) fn start_agent(&self, services: Services) -> RunningAgent {
+        let stop = CancellationToken::new();
+        let kas = "ws://kas".parse().unwrap();
+        let options = Options::new(kas, Token::Value(self.agent_token.clone()));
+        let agent = Agent::new(options, self.clone(), services, Telemetry::default());
+        let task = AbortOnDropHandle::new(tokio::spawn(agent.run(stop.clone())));
+        RunningAgent { stop, task }
+    }
+
+    /// Waits until kas has this many tunnels.
+    pub(crate) async fn tunnels(&self, count: i64) {
+        let reached = async {
+            while self.kas.agents.metrics.tunnels.get() != count {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let reached = tokio::time::timeout(Duration::from_secs(60), reached).await;
+        assert!(reached.is_ok(), "{} tunnels instead of {count}", self.kas.agents.metrics.tunnels.get());
+    }
+
+    /// Cuts every tunnel as a dying kas would: without a word.
+    pub(crate) fn cut_tunnels(&self) {
+        self.pipes.lock().drain(..).for_each(|cut| cut.cancel());
+    }
+
+    /// A caller's request with its credential.
+    pub(crate) fn request(&self, path: &str) -> Request<Body> {
+        Request::get(path)
+            .header(AUTHORIZATION, format!("Bearer {}", self.caller_token.expose_secret()))
+            .header("host", "kas")
+            .body(Body::empty())
+            .unwrap()
+    }
+
+    /// Sends a request on a connection of its own.
+    pub(crate) async fn send(&self, request: Request<Body>) -> Response<Incoming> {
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let callers = Arc::clone(&self.kas.callers);
+        tokio::spawn(async move { callers.serve(far, "caller").await });
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
+        tokio::spawn(connection.with_upgrades());
+        sender.send_request(request).await.unwrap()
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Response<Incoming> {
+        self.send(self.request(path)).await
+    }
+
+    /// The identity file without the agent's token.
+    pub(crate) fn revoke(&self) {
+        self.kas.identities.replace(identity(&[], &self.caller_token));
+    }
+}
+
+/// The agent's way to kas.
+impl Dial for World {
+    type Io = DuplexStream;
+
+    async fn dial(&self) -> Result<DuplexStream, DialError> {
+        let (near, mut left) = tokio::io::duplex(64 << 10);
+        let (mut right, far) = tokio::io::duplex(64 << 10);
+        let cut = CancellationToken::new();
+        self.pipes.lock().push(cut.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = tokio::io::copy_bidirectional(&mut left, &mut right) => {}
+                () = cut.cancelled() => {}
+            }
+        });
+        let agents = Arc::clone(&self.kas.agents);
+        tokio::spawn(async move { agents.serve(far, "agent").await });
+        Ok(near)
+    }
+}
+
+/// An agentk process.
+pub(crate) struct RunningAgent {
+    stop: CancellationToken,
+    task: AbortOnDropHandle<()>,
+}
+
+impl RunningAgent {
+    /// As SIGTERM does.
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap();
+    }
+
+    /// As SIGKILL does.
+    pub(crate) fn kill(self) {
+        drop(self);
+    }
+}
+
+pub(crate) async fn text(response: Response<Incoming>) -> String {
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A body that says its first words and then nothing, for ever.
+pub(crate) fn endless(first: &'static str) -> Body {
+    use futures_util::stream::{self, StreamExt as _};
+    let frames = stream::once(async move {
+        Ok::<_, std::io::Error>(http_body::Frame::data(Bytes::from_static(first.as_bytes())))
+    })
+    .chain(stream::pending());
+    Body::new(http_body_util::StreamBody::new(frames))
+}
+
+fn identity(agent: &[&SecretString], caller: &SecretString) -> Identity {
+    let agent: Vec<String> = agent.iter().map(|token| format!("'{}'", TokenHash::of(token))).collect();
+    let text = format!(
+        "agents: [{{id: 1, name: prod, tokens: [{}]}}]\n\
+         callers: [{{name: me, tokens: ['{}'], agents: [prod], services: ['*']}}]",
+        agent.join(", "),
+        TokenHash::of(caller),
+    );
+    Identity::parse(Path::new("identity.yaml"), &text).unwrap()
+}
