@@ -70,7 +70,7 @@ pub struct Agents {
     /// Orders what this replica says to the store.
     pub epoch: AtomicU64,
     /// Refused tokens are worth a line, not a flood.
-    pub refusals: LogLimit,
+    pub refusals: LogLimit<&'static str>,
 }
 
 /// An agent that proved who it is.
@@ -175,7 +175,7 @@ impl Agents {
         address: &str,
     ) -> Response<Body> {
         self.metrics.handshake(result);
-        if let Some(suppressed) = self.refusals.admit(std::time::Instant::now()) {
+        if let Some(suppressed) = self.refusals.admit(result, std::time::Instant::now()) {
             tracing::warn!(peer = address, %status, reason = %what, suppressed, "a tunnel was refused");
         }
         let mut answer = Response::new(Body::from(format!("{what}\n")));

@@ -25,6 +25,9 @@ use crate::{
 /// How long agents may take to leave once no request needs them. Opening another tunnel takes a few round trips.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How often one kind of refusal or failure is logged.
+const LOG_PERIOD: Duration = Duration::from_secs(10);
+
 /// One kas: what its listeners share. Nothing is bound yet.
 #[derive(Debug)]
 pub struct App {
@@ -131,7 +134,7 @@ impl App {
             tasks: TaskTracker::new(),
             metrics: metrics.clone(),
             epoch: AtomicU64::new(0),
-            refusals: LogLimit::new(Duration::from_secs(10)),
+            refusals: LogLimit::new(LOG_PERIOD),
         });
         let callers = Arc::new(Callers {
             identities: identities.clone(),
@@ -143,6 +146,7 @@ impl App {
             },
             leaving: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            failures: LogLimit::new(LOG_PERIOD),
         });
         let readiness = Readiness::default();
         let admin = Arc::new(Admin { readiness: readiness.clone(), registry });

@@ -13,7 +13,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
 };
-use proto::{Reason, header};
+use proto::{Reason, border, header};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, timeout},
@@ -28,6 +28,7 @@ use crate::{
     forward::{Destination, Forwarder},
     headers,
     identity::Identities,
+    log_limit::LogLimit,
     metrics::class,
     target::Target,
 };
@@ -52,6 +53,8 @@ pub struct Callers {
     pub leaving: CancellationToken,
     /// Where upgraded connections run.
     pub tasks: TaskTracker,
+    /// Failed requests are worth a line, not a flood.
+    pub failures: LogLimit<Reason>,
 }
 
 impl Callers {
@@ -60,9 +63,10 @@ impl Callers {
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
+        let address: Arc<str> = address.to_string().into();
         let service = service_fn(|request| {
-            let callers = Arc::clone(self);
-            async move { Ok::<_, Infallible>(callers.answer(request).await) }
+            let (callers, address) = (Arc::clone(self), Arc::clone(&address));
+            async move { Ok::<_, Infallible>(callers.answer(request, &address).await) }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
@@ -84,11 +88,11 @@ impl Callers {
         };
         connections.dec();
         if let Err(error) = served {
-            tracing::debug!(peer = %address, error, "a caller's connection failed");
+            tracing::debug!(peer = &*address, error, "a caller's connection failed");
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<Tracked> {
+    async fn answer(&self, request: Request<Incoming>, address: &str) -> Response<Tracked> {
         let id = request_id(request.headers());
         let dialect = Target::dialect(request.uri().path());
         let accept = request.headers().get(ACCEPT).cloned();
@@ -96,7 +100,10 @@ impl Callers {
             Ok(response) => response,
             Err(failure) => {
                 self.forwarder.metrics.refused(failure.reason.as_str());
-                tracing::info!(request.id = ?id, reason = %failure.reason, what = %failure, "a request failed");
+                if let Some(suppressed) = self.failures.admit(failure.reason, std::time::Instant::now()) {
+                    let reason = failure.reason.as_str();
+                    tracing::info!(peer = address, request.id = ?id, reason, suppressed, what = %failure, "a request failed");
+                }
                 failure.render(dialect, accept.as_ref(), &id).map(Tracked::untracked)
             }
         }
@@ -118,7 +125,7 @@ impl Callers {
         let name = identity.name(agent).expect("authorized").clone();
         drop(identity);
 
-        let upgrading = headers::upgrade(request.headers()).is_some();
+        let upgrading = border::upgrade(request.headers()).is_some();
         if upgrading && request.version() != Version::HTTP_11 {
             return Err(Failure::new(Reason::BadRequest, "an upgrade needs HTTP/1.1"));
         }

@@ -1,6 +1,10 @@
 //! The command line of kas.
 
-use std::{io::Write as _, path::PathBuf, process::ExitCode};
+use std::{
+    io::{IsTerminal as _, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use secrecy::ExposeSecret as _;
@@ -159,8 +163,11 @@ fn start_logging(logging: &Logging) {
         Level::Info => LevelFilter::INFO,
         Level::Debug => LevelFilter::DEBUG,
     };
-    let builder =
-        tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
+    let builder = tracing_subscriber::fmt()
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_target(false);
     match logging.format {
         Format::Json => builder.json().flatten_event(true).init(),
         Format::Text => builder.init(),

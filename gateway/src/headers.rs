@@ -9,31 +9,13 @@ use http::{
     header::{
         ACCEPT_RANGES, ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION,
         CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE, DATE, ETAG,
-        EXPIRES, HOST, LAST_MODIFIED, LOCATION, PRAGMA, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RETRY_AFTER,
-        SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VARY, WARNING,
-        X_CONTENT_TYPE_OPTIONS,
+        EXPIRES, HOST, LAST_MODIFIED, LOCATION, PRAGMA, RETRY_AFTER, SEC_WEBSOCKET_ACCEPT,
+        SEC_WEBSOCKET_PROTOCOL, UPGRADE, VARY, WARNING, X_CONTENT_TYPE_OPTIONS,
     },
 };
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use proto::{Reason, ServiceName};
+use proto::{Reason, ServiceName, border, impersonation};
 
-use crate::{
-    failure::Failure,
-    identity::{AccessAs, Impersonation},
-};
-
-/// About the connection, and never passed on (RFC 9110 section 7.6.1).
-static HOP_BY_HOP: [HeaderName; 9] = [
-    CONNECTION,
-    HeaderName::from_static("proxy-connection"),
-    HeaderName::from_static("keep-alive"),
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
+use crate::{failure::Failure, identity::AccessAs};
 
 /// Meant for kas.
 static CONSUMED: [HeaderName; 5] = [
@@ -43,9 +25,6 @@ static CONSUMED: [HeaderName; 5] = [
     HeaderName::from_static("x-csrf-token"),
     proto::header::REQUEST_ID,
 ];
-
-/// What begins like this says who somebody is in the cluster.
-const IMPERSONATE: &str = "impersonate-";
 
 /// What a response may bring along.
 static ALLOWED_IN_RESPONSE: [HeaderName; 21] = [
@@ -82,12 +61,6 @@ static ALLOWED_IN_UPGRADE: [HeaderName; 6] = [
     HeaderName::from_static("x-accept-stream-protocol-versions"),
 ];
 
-/// The protocol that a request asks to switch to (RFC 9110 section 7.8).
-pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let asked = connection_tokens(headers).any(|token| token.eq_ignore_ascii_case("upgrade"));
-    headers.get(UPGRADE).filter(|_| asked).cloned()
-}
-
 /// Makes a caller's headers those of the request in the tunnel.
 pub fn to_agent(
     headers: &mut HeaderMap,
@@ -96,7 +69,7 @@ pub fn to_agent(
     request_id: &HeaderValue,
 ) -> Result<(), Failure> {
     refuse_twins(headers)?;
-    if matches!(access_as, AccessAs::Impersonate(_)) && headers.keys().any(is_impersonation) {
+    if matches!(access_as, AccessAs::Impersonate { .. }) && headers.keys().any(is_impersonation) {
         return Err(Failure::new(
             Reason::NestedImpersonation,
             "nested impersonation is not supported: kas already sets who this caller is in the cluster; leave out --as \
@@ -104,26 +77,19 @@ pub fn to_agent(
         ));
     }
 
-    let upgrade = upgrade(headers);
-    let named: Vec<HeaderName> =
-        connection_tokens(headers).filter_map(|token| token.parse::<HeaderName>().ok()).collect();
-    for name in named.iter().chain(&HOP_BY_HOP).chain(&CONSUMED) {
+    let upgrade = border::upgrade(headers);
+    border::strip(headers);
+    for name in &CONSUMED {
         headers.remove(name);
     }
-    let ours: Vec<HeaderName> =
-        headers.keys().filter(|name| name.as_str().starts_with(proto::header::PREFIX)).cloned().collect();
-    for name in ours {
-        headers.remove(name);
-    }
-
     if let Some(protocol) = upgrade {
         headers.insert(UPGRADE, protocol);
     }
     let service = HeaderValue::from_str(service.as_str()).expect("a service name is a header value");
     headers.insert(proto::header::SERVICE, service);
     headers.insert(proto::header::REQUEST_ID, request_id.clone());
-    if let AccessAs::Impersonate(who) = access_as {
-        impersonate(headers, who);
+    if let AccessAs::Impersonate { headers: who, .. } = access_as {
+        headers.extend(who.clone());
     }
     Ok(())
 }
@@ -152,7 +118,7 @@ pub fn to_caller(headers: &mut HeaderMap, upgraded: bool, request_id: &HeaderVal
 fn refuse_twins(headers: &HeaderMap) -> Result<(), Failure> {
     let sensitive = |name: &str| {
         let name = name.replace('_', "-");
-        name.starts_with(IMPERSONATE)
+        name.starts_with(impersonation::PREFIX)
             || name.starts_with(proto::header::PREFIX)
             || name.starts_with("x-forwarded-")
             || name.starts_with("x-remote-")
@@ -167,54 +133,8 @@ fn refuse_twins(headers: &HeaderMap) -> Result<(), Failure> {
 }
 
 fn is_impersonation(name: &HeaderName) -> bool {
-    name.as_str().starts_with(IMPERSONATE)
+    name.as_str().starts_with(impersonation::PREFIX)
 }
-
-fn connection_tokens(headers: &HeaderMap) -> impl Iterator<Item = &str> {
-    headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .map(str::trim)
-}
-
-/// <https://kubernetes.io/docs/reference/access-authn-authz/authentication/#user-impersonation>
-fn impersonate(headers: &mut HeaderMap, who: &Impersonation) {
-    let value = |text: &str| HeaderValue::from_str(text).expect("checked when the identity file was read");
-    headers.insert(HeaderName::from_static("impersonate-user"), value(&who.username));
-    if let Some(uid) = &who.uid {
-        headers.insert(HeaderName::from_static("impersonate-uid"), value(uid));
-    }
-    for group in &who.groups {
-        headers.append(HeaderName::from_static("impersonate-group"), value(group));
-    }
-    for (key, values) in &who.extra {
-        let name =
-            format!("impersonate-extra-{}", utf8_percent_encode(&key.to_lowercase(), NOT_IN_HEADER_NAMES));
-        let name = HeaderName::try_from(name).expect("everything else was percent-encoded");
-        for text in values {
-            headers.append(name.clone(), value(text));
-        }
-    }
-}
-
-/// client-go escapes in an extra key what cannot stand in a header name, and '%'.
-const NOT_IN_HEADER_NAMES: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'!')
-    .remove(b'#')
-    .remove(b'$')
-    .remove(b'&')
-    .remove(b'\'')
-    .remove(b'*')
-    .remove(b'+')
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'^')
-    .remove(b'_')
-    .remove(b'`')
-    .remove(b'|')
-    .remove(b'~');
 
 #[cfg(test)]
 mod tests {
@@ -237,12 +157,12 @@ mod tests {
     }
 
     fn alice() -> AccessAs {
-        AccessAs::Impersonate(Impersonation {
+        let alice = impersonation::Impersonation {
             username: "alice".into(),
-            uid: Some("7".into()),
             groups: vec!["a".into(), "b".into()],
-            extra: vec![("agent.gitlab.com/id".into(), vec!["1".into()])],
-        })
+            ..Default::default()
+        };
+        AccessAs::Impersonate { username: alice.username.clone(), headers: alice.headers().unwrap() }
     }
 
     #[test]
@@ -270,9 +190,7 @@ mod tests {
     fn an_impersonated_caller_is_who_kas_says() {
         let passed = pass(&[], &alice()).unwrap();
         assert_eq!(passed["impersonate-user"], "alice");
-        assert_eq!(passed["impersonate-uid"], "7");
         assert_eq!(passed.get_all("impersonate-group").iter().count(), 2);
-        assert_eq!(passed["impersonate-extra-agent.gitlab.com%2fid"], "1");
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod watch;
 
 use std::{collections::HashMap, sync::Arc};
 
+use http::HeaderMap;
 use proto::{AgentId, AgentName, ServiceName};
 use secrecy::SecretString;
 
@@ -44,20 +45,12 @@ pub enum AccessAs {
     /// agentk's own identity. The caller may impersonate others as far as agentk may.
     Agent,
     /// Somebody else; the caller's own `Impersonate-*` headers are refused.
-    Impersonate(Impersonation),
-}
-
-/// A Kubernetes identity, as the `Impersonate-*` headers say it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Impersonation {
-    /// `Impersonate-User`.
-    pub username: String,
-    /// `Impersonate-Uid`.
-    pub uid: Option<String>,
-    /// `Impersonate-Group`, one each.
-    pub groups: Vec<String>,
-    /// `Impersonate-Extra-<key>`, one for each value.
-    pub extra: Vec<(String, Vec<String>)>,
+    Impersonate {
+        /// Who, for logs.
+        username: String,
+        /// The `Impersonate-*` headers that say so.
+        headers: HeaderMap,
+    },
 }
 
 impl Identity {

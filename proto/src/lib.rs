@@ -17,11 +17,13 @@
 //! Nothing here does I/O; every parser here reads foreign bytes and is bounded.
 #![warn(missing_docs)]
 
+pub mod border;
 pub mod control;
 pub mod duration;
 pub mod header;
 mod hello;
 mod id;
+pub mod impersonation;
 mod reason;
 
 pub use self::hello::{Hello, HelloError, Limits, Welcome};

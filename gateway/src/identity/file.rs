@@ -2,11 +2,11 @@
 
 use std::{collections::hash_map::Entry, path::Path, sync::Arc};
 
-use proto::{AgentId, AgentName, ServiceName};
+use proto::{AgentId, AgentName, ServiceName, impersonation::Impersonation};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-use super::{AccessAs, Allowed, Caller, Identity, Impersonation};
+use super::{AccessAs, Allowed, Caller, Identity};
 use crate::{
     config::{self, ConfigError},
     token::TokenHash,
@@ -49,7 +49,7 @@ struct CallerEntry {
 #[serde(deny_unknown_fields, rename_all = "lowercase")]
 enum AccessAsEntry {
     Agent(Empty),
-    Impersonate(Box<ImpersonateEntry>),
+    Impersonate(Box<Spanned<ImpersonateEntry>>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -59,11 +59,11 @@ struct Empty {}
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ImpersonateEntry {
-    username: Spanned<String>,
+    username: String,
     #[serde(default)]
-    groups: Vec<Spanned<String>>,
+    groups: Vec<String>,
     #[serde(default)]
-    uid: Option<Spanned<String>>,
+    uid: Option<String>,
     #[serde(default)]
     extra: Vec<ExtraEntry>,
 }
@@ -71,8 +71,8 @@ struct ImpersonateEntry {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ExtraEntry {
-    key: Spanned<String>,
-    val: Vec<Spanned<String>>,
+    key: String,
+    val: Vec<String>,
 }
 
 impl Identity {
@@ -145,7 +145,7 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
     })?;
     let access_as = match entry.access_as {
         None | Some(AccessAsEntry::Agent(Empty {})) => AccessAs::Agent,
-        Some(AccessAsEntry::Impersonate(entry)) => AccessAs::Impersonate(impersonation(*entry, at)?),
+        Some(AccessAsEntry::Impersonate(entry)) => impersonation(*entry, at)?,
     };
     let caller = Arc::new(Caller { name: entry.name.value, agents, services, access_as });
     for token in entry.tokens.value {
@@ -174,29 +174,20 @@ fn allowed<T>(
     Ok(Allowed::Only(parsed.collect::<Result<_, _>>()?))
 }
 
-fn impersonation(entry: ImpersonateEntry, at: &At<'_>) -> Result<Impersonation, ConfigError> {
-    let key = "access_as.impersonate";
-    let text = |field: &str, value: Spanned<String>| {
-        if value.value.is_empty() || http::HeaderValue::from_str(&value.value).is_err() {
-            let what = "it travels in a header: it must not be empty or hold control characters";
-            return Err(at.error(&format!("{key}.{field}"), &value, what));
-        }
-        Ok(value.value)
+fn impersonation(entry: Spanned<ImpersonateEntry>, at: &At<'_>) -> Result<AccessAs, ConfigError> {
+    let place = entry.referenced;
+    let entry = entry.value;
+    let who = Impersonation {
+        username: entry.username,
+        uid: entry.uid,
+        groups: entry.groups,
+        extra: entry.extra.into_iter().map(|extra| (extra.key, extra.val)).collect(),
     };
-    let texts = |field: &str, values: Vec<Spanned<String>>| {
-        values.into_iter().map(|value| text(field, value)).collect::<Result<Vec<_>, _>>()
-    };
-
-    Ok(Impersonation {
-        username: text("username", entry.username)?,
-        groups: texts("groups", entry.groups)?,
-        uid: entry.uid.map(|uid| text("uid", uid)).transpose()?,
-        extra: entry
-            .extra
-            .into_iter()
-            .map(|extra| Ok((text("extra.key", extra.key)?, texts("extra.val", extra.val)?)))
-            .collect::<Result<_, _>>()?,
-    })
+    let headers = who.headers().map_err(|error| {
+        let key = format!("{}.access_as.impersonate.{}", at.key, error.field);
+        ConfigError::new(at.path, place, key, error.to_string())
+    })?;
+    Ok(AccessAs::Impersonate { username: who.username, headers })
 }
 
 /// Where in the file we are.
@@ -250,7 +241,7 @@ mod tests {
         let ci = identity.caller(&"c".to_owned().into()).unwrap();
         assert!(ci.may_use(AgentId(1)) && !ci.may_use(AgentId(2)));
         assert!(ci.may_ask(&"kubernetes".parse().unwrap()) && !ci.may_ask(&"prometheus".parse().unwrap()));
-        assert!(matches!(&ci.access_as, AccessAs::Impersonate(who) if who.username == "ci"));
+        assert!(matches!(&ci.access_as, AccessAs::Impersonate { username, .. } if username == "ci"));
         let ops = identity.caller(&"d".to_owned().into()).unwrap();
         assert!(ops.may_use(AgentId(2)));
         assert_eq!(ops.access_as, AccessAs::Agent);
