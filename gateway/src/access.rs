@@ -1,7 +1,5 @@
 //! May this caller ask this of this agent?
 
-use std::sync::Arc;
-
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::AUTHORIZATION};
 use proto::{AgentId, Reason};
@@ -9,15 +7,15 @@ use secrecy::SecretString;
 
 use crate::{
     failure::Failure,
-    identity::{Caller, Identity},
+    identity::{Caller, Grant, Identity},
     target::Target,
 };
 
 /// A request that may be passed on.
 #[derive(Debug)]
 pub struct Access {
-    /// Who asks.
-    pub caller: Arc<Caller>,
+    /// Who asks, and for how long they may.
+    pub grant: Grant,
     /// Whom.
     pub agent: AgentId,
 }
@@ -34,10 +32,11 @@ struct Credential {
 /// Authenticates the caller and authorizes the request.
 pub fn authorize(identity: &Identity, headers: &HeaderMap, target: &Target<'_>) -> Result<Access, Failure> {
     let credential = Credential::parse(headers)?;
-    let caller = identity
-        .caller(&credential.token)
-        .filter(|caller| credential.name.as_ref().is_none_or(|name| *name == caller.name))
+    let grant = identity
+        .grant(&credential.token)
+        .filter(|grant| credential.name.as_ref().is_none_or(|name| *name == grant.caller.name))
         .ok_or_else(|| unauthorized("the token is unknown or was revoked"))?;
+    let caller = &grant.caller;
     let named = match target.agent {
         Some(name) => identity.find(name),
         None => Some(credential.agent.ok_or_else(|| {
@@ -47,7 +46,7 @@ pub fn authorize(identity: &Identity, headers: &HeaderMap, target: &Target<'_>) 
     // An agent that the caller may not use is not told apart from one that does not exist.
     let agent = named
         .filter(|agent| caller.may_use(*agent) && identity.name(*agent).is_some())
-        .ok_or_else(|| unknown_agent(identity, &caller, target, &credential))?;
+        .ok_or_else(|| unknown_agent(identity, caller, target, &credential))?;
     if credential.agent.is_some_and(|credential| credential != agent) {
         return Err(Failure::new(
             Reason::Forbidden,
@@ -59,7 +58,7 @@ pub fn authorize(identity: &Identity, headers: &HeaderMap, target: &Target<'_>) 
         return Err(Failure::new(Reason::Forbidden, what));
     }
 
-    Ok(Access { caller, agent })
+    Ok(Access { grant: grant.clone(), agent })
 }
 
 impl Credential {

@@ -6,7 +6,6 @@ use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::{LocalTunnels, MemoryStore, RouteStore};
 use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -15,11 +14,12 @@ use crate::{
     callers::Callers,
     config::{Config, ConfigError},
     forward::Forwarder,
-    identity::{self, Identities, Identity},
+    identity::{Identities, Identity},
     listen::{BindError, Listener},
     log_limit::LogLimit,
     metrics::Metrics,
-    tls,
+    reload::on_change,
+    tls::Certificate,
 };
 
 /// How long agents may take to leave once no request needs them. Opening another tunnel takes a few round trips.
@@ -40,6 +40,7 @@ pub struct App {
     /// Who is who.
     pub identities: Identities,
     readiness: Readiness,
+    certificates: Vec<Certificate>,
     config: Config,
 }
 
@@ -48,8 +49,8 @@ pub struct App {
 pub struct Checked {
     config: Config,
     identity: Identity,
-    agent_tls: Option<Tls>,
-    public_tls: Option<Tls>,
+    agent_certificate: Option<Certificate>,
+    public_certificate: Option<Certificate>,
 }
 
 /// The bound listeners.
@@ -63,27 +64,26 @@ pub struct Listeners {
     pub observability: Listener,
 }
 
-struct Tls(TlsAcceptor);
-
 impl Checked {
     /// Reads everything that a configuration file names, and binds nothing.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
         let config = Config::read(file)?;
         let agent = &config.agent.listen;
         let public = &config.agent.kubernetes_api.listen;
-        let tls = |section, certificate, key, alpn: &[&[u8]]| {
-            Ok(tls::acceptor(file, section, certificate, key, alpn)?.map(Tls))
-        };
-        let agent_tls =
-            tls("agent.listen", agent.certificate_file.as_ref(), agent.key_file.as_ref(), &[b"http/1.1"])?;
-        let public_tls = tls(
+        let agent_certificate = Certificate::read(
+            file,
+            "agent.listen",
+            agent.certificate_file.as_ref(),
+            agent.key_file.as_ref(),
+        )?;
+        let public_certificate = Certificate::read(
+            file,
             "agent.kubernetes_api.listen",
             public.certificate_file.as_ref(),
             public.key_file.as_ref(),
-            &[b"h2", b"http/1.1"],
         )?;
         let identity = Identity::read(&config.identity.file.value)?;
-        Ok(Self { config, identity, agent_tls, public_tls })
+        Ok(Self { config, identity, agent_certificate, public_certificate })
     }
 
     /// How many agents and tokens of callers there are.
@@ -99,18 +99,17 @@ impl Checked {
     /// Binds the listeners and builds the rest.
     pub async fn bind(self) -> Result<(App, Listeners), BindError> {
         let config = self.config;
+        let agent = self.agent_certificate.as_ref().map(|pair| pair.acceptor(&[b"http/1.1"]));
+        let public = self.public_certificate.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));
+        let addresses = (config.agent.listen.address, config.agent.kubernetes_api.listen.address);
         let listeners = Listeners {
-            agent: Listener::bind("agent", config.agent.listen.address, self.agent_tls.map(|tls| tls.0))
-                .await?,
-            public: Listener::bind(
-                "public",
-                config.agent.kubernetes_api.listen.address,
-                self.public_tls.map(|tls| tls.0),
-            )
-            .await?,
+            agent: Listener::bind("agent", addresses.0, agent).await?,
+            public: Listener::bind("public", addresses.1, public).await?,
             observability: Listener::bind("observability", config.observability.listen.address, None).await?,
         };
-        Ok((App::new(config, self.identity), listeners))
+        let mut app = App::new(config, self.identity);
+        app.certificates = self.agent_certificate.into_iter().chain(self.public_certificate).collect();
+        Ok((app, listeners))
     }
 }
 
@@ -150,7 +149,7 @@ impl App {
         });
         let readiness = Readiness::default();
         let admin = Arc::new(Admin { readiness: readiness.clone(), registry });
-        Self { agents, callers, admin, identities, readiness, config }
+        Self { agents, callers, admin, identities, readiness, certificates: Vec::new(), config }
     }
 
     /// Serves until `stop`, then stops in good order.
@@ -180,8 +179,14 @@ impl App {
                 .observability
                 .serve(probing.clone(), TaskTracker::new(), move |io, _| Arc::clone(&admin).serve(io)),
         );
-        let file = self.config.identity.file.value.clone();
-        background.spawn(identity::watch(self.identities.clone(), file, probing.clone()));
+        for certificate in self.certificates.clone() {
+            let files = certificate.files();
+            background.spawn(on_change("certificate", files, probing.clone(), move || certificate.reload()));
+        }
+        let (identities, file) = (self.identities.clone(), self.config.identity.file.value.clone());
+        let files = vec![file.clone()];
+        background
+            .spawn(on_change("identity file", files, probing.clone(), move || identities.reload(&file)));
         self.readiness.ready();
 
         stop.cancelled().await;
@@ -216,11 +221,5 @@ impl App {
             Ok(()) => tracing::info!("stopped: every agent has left"),
             Err(_) => tracing::info!("stopped: agents that found no other replica are cut"),
         }
-    }
-}
-
-impl std::fmt::Debug for Tls {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Tls")
     }
 }

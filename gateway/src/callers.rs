@@ -14,6 +14,7 @@ use hyper_util::{
     server::conn::auto,
 };
 use proto::{Reason, border, header};
+use router::Class;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, timeout},
@@ -121,7 +122,7 @@ impl Callers {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let target = Target::parse(&path)?;
         let identity = self.identities.load();
-        let Access { caller, agent } = authorize(&identity, request.headers(), &target)?;
+        let Access { grant, agent } = authorize(&identity, request.headers(), &target)?;
         let name = identity.name(agent).expect("authorized").clone();
         drop(identity);
 
@@ -130,7 +131,7 @@ impl Callers {
             return Err(Failure::new(Reason::BadRequest, "an upgrade needs HTTP/1.1"));
         }
         let to = Destination { agent, name, service: target.service.clone(), class: target.class(upgrading) };
-        headers::to_agent(request.headers_mut(), &to.service, &caller.access_as, id)?;
+        headers::to_agent(request.headers_mut(), &to.service, &grant.caller.access_as, id)?;
         *request.uri_mut() = Uri::from_str(target.path)
             .map_err(|_| Failure::new(Reason::BadRequest, "the path cannot be passed on"))?;
         let upgrade = upgrading.then(|| hyper::upgrade::on(&mut request));
@@ -148,7 +149,7 @@ impl Callers {
         headers::to_caller(response.headers_mut(), upgraded.is_some(), id);
         tracing::debug!(
             request.id = ?id,
-            caller = caller.name,
+            caller = grant.caller.name,
             agent.name = %to.name,
             service = %to.service,
             status = response.status().as_u16(),
@@ -157,14 +158,18 @@ impl Callers {
         match (upgraded, upgrade) {
             (Some(upgraded), Some(outside)) => {
                 let tracked = Tracked::new(Body::empty(), lease, metrics, started);
-                self.tasks.spawn(splice(upgraded, outside, tracked));
+                let splice = splice(upgraded, outside, tracked);
+                self.tasks.spawn(async move { grant.revoked.run_until_cancelled(splice).await });
                 Ok(response.map(Tracked::untracked))
             }
             _ if switching => Err(Failure::new(
                 Reason::AgentMisbehaved,
                 "the agent switched protocols although nobody asked it to",
             )),
-            _ => Ok(response.map(|body| Tracked::new(body, lease, metrics, started))),
+            _ => Ok(response.map(|body| {
+                let tracked = Tracked::new(body, lease, metrics, started);
+                if to.class == Class::Long { tracked.until(grant.revoked) } else { tracked }
+            })),
         }
     }
 }

@@ -1,15 +1,16 @@
 //! Who agents and callers are, from a file: the embedded default that needs no other system.
 
+mod current;
 mod file;
-mod watch;
 
 use std::{collections::HashMap, sync::Arc};
 
 use http::HeaderMap;
 use proto::{AgentId, AgentName, ServiceName};
 use secrecy::SecretString;
+use tokio_util::sync::CancellationToken;
 
-pub use self::watch::{Identities, watch};
+pub use self::current::Identities;
 use crate::token::TokenHash;
 
 /// Everybody whom one version of the identity file names.
@@ -18,7 +19,16 @@ pub struct Identity {
     agents: HashMap<AgentId, AgentName>,
     agents_by_name: HashMap<AgentName, AgentId>,
     agent_tokens: HashMap<TokenHash, AgentId>,
-    caller_tokens: HashMap<TokenHash, Arc<Caller>>,
+    caller_tokens: HashMap<TokenHash, Grant>,
+}
+
+/// What holding a caller's token means.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    /// Who holds it.
+    pub caller: Arc<Caller>,
+    /// Cancelled when the token, or any right of its holder, is taken away: streams that stay are cut then.
+    pub revoked: CancellationToken,
 }
 
 /// Somebody who sends requests to clusters.
@@ -65,9 +75,19 @@ impl Identity {
         self.agent_tokens.contains_key(hash)
     }
 
-    /// The caller that holds a token.
-    pub fn caller(&self, token: &SecretString) -> Option<Arc<Caller>> {
-        self.caller_tokens.get(&TokenHash::of(token)).cloned()
+    /// What holding a token means to a caller.
+    pub fn grant(&self, token: &SecretString) -> Option<&Grant> {
+        self.caller_tokens.get(&TokenHash::of(token))
+    }
+
+    /// Takes over from a former version: who keeps the same rights keeps its streams.
+    fn succeed(&mut self, former: &Self) {
+        for (token, old) in &former.caller_tokens {
+            match self.caller_tokens.get_mut(token) {
+                Some(new) if new.caller == old.caller => new.revoked = old.revoked.clone(),
+                Some(_) | None => old.revoked.cancel(),
+            }
+        }
     }
 
     /// The agent that a URL names, by id or by name.

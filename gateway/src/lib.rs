@@ -30,6 +30,7 @@ pub mod io;
 pub mod listen;
 pub mod log_limit;
 pub mod metrics;
+pub mod reload;
 pub mod target;
 pub mod tls;
 pub mod token;

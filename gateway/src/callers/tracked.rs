@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use router::Lease;
 use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tunnel::{Body, BodyError, Tunnel};
 
 use crate::metrics::ServiceMetrics;
@@ -18,6 +19,7 @@ use crate::metrics::ServiceMetrics;
 pub struct Tracked {
     body: Body,
     tracking: Option<Tracking>,
+    revoked: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
 #[derive(Debug)]
@@ -31,12 +33,18 @@ impl Tracked {
     /// The body of an answer that came through a tunnel.
     pub fn new(body: Body, lease: Lease<Tunnel>, metrics: ServiceMetrics, started: Instant) -> Self {
         metrics.in_flight.inc();
-        Self { body, tracking: Some(Tracking { _lease: lease, metrics, started }) }
+        Self { body, tracking: Some(Tracking { _lease: lease, metrics, started }), revoked: None }
+    }
+
+    /// Aborts the answer when the caller's right to it ends.
+    pub fn until(mut self, revoked: CancellationToken) -> Self {
+        self.revoked = Some(Box::pin(revoked.cancelled_owned()));
+        self
     }
 
     /// The body of an answer of our own.
     pub fn untracked(body: Body) -> Self {
-        Self { body, tracking: None }
+        Self { body, tracking: None, revoked: None }
     }
 }
 
@@ -55,6 +63,12 @@ impl http_body::Body for Tracked {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Some(revoked) = &mut self.revoked
+            && revoked.as_mut().poll(cx).is_ready()
+        {
+            let what = "the caller's token was revoked";
+            return Poll::Ready(Some(Err(BodyError::Other(what.into()))));
+        }
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if let (Poll::Ready(Some(Ok(frame))), Some(tracking)) = (&polled, &self.tracking)
             && let Some(data) = frame.data_ref()

@@ -5,8 +5,9 @@ use std::{collections::hash_map::Entry, path::Path, sync::Arc};
 use proto::{AgentId, AgentName, ServiceName, impersonation::Impersonation};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
+use tokio_util::sync::CancellationToken;
 
-use super::{AccessAs, Allowed, Caller, Identity};
+use super::{AccessAs, Allowed, Caller, Grant, Identity};
 use crate::{
     config::{self, ConfigError},
     token::TokenHash,
@@ -153,7 +154,9 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
             return Err(at.error("tokens", &token, "the token is an agent's; make another for the caller"));
         }
         match identity.caller_tokens.entry(token.value) {
-            Entry::Vacant(vacant) => vacant.insert(Arc::clone(&caller)),
+            Entry::Vacant(vacant) => {
+                vacant.insert(Grant { caller: Arc::clone(&caller), revoked: CancellationToken::new() })
+            }
             Entry::Occupied(_) => return Err(at.error("tokens", &token, "the token is listed twice")),
         };
     }
@@ -238,14 +241,31 @@ mod tests {
         assert_eq!(identity.find("2"), Some(AgentId(2)));
         assert_eq!(identity.find("3"), None);
 
-        let ci = identity.caller(&"c".to_owned().into()).unwrap();
+        let ci = &identity.grant(&"c".to_owned().into()).unwrap().caller;
         assert!(ci.may_use(AgentId(1)) && !ci.may_use(AgentId(2)));
         assert!(ci.may_ask(&"kubernetes".parse().unwrap()) && !ci.may_ask(&"prometheus".parse().unwrap()));
         assert!(matches!(&ci.access_as, AccessAs::Impersonate { username, .. } if username == "ci"));
-        let ops = identity.caller(&"d".to_owned().into()).unwrap();
+        let ops = &identity.grant(&"d".to_owned().into()).unwrap().caller;
         assert!(ops.may_use(AgentId(2)));
         assert_eq!(ops.access_as, AccessAs::Agent);
-        assert_eq!(identity.agents_of(&ci).len(), 1);
+        assert_eq!(identity.agents_of(ci).len(), 1);
+    }
+
+    #[test]
+    fn who_keeps_the_same_rights_keeps_its_streams() {
+        let grant =
+            |identity: &Identity, token: &str| identity.grant(&token.to_owned().into()).unwrap().clone();
+        let former = parse(&example()).unwrap();
+        let (ci, ops) = (grant(&former, "c"), grant(&former, "d"));
+
+        let mut narrowed = parse(&example().replace("agents: ['*']", "agents: [test]")).unwrap();
+        narrowed.succeed(&former);
+        assert!(!ci.revoked.is_cancelled());
+        assert!(ops.revoked.is_cancelled(), "it may use less than before");
+        assert!(!grant(&narrowed, "d").revoked.is_cancelled(), "and may come back");
+
+        Identity::default().succeed(&narrowed);
+        assert!(ci.revoked.is_cancelled());
     }
 
     #[test]

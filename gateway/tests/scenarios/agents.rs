@@ -59,6 +59,19 @@ async fn a_revoked_token_cuts_the_tunnels_and_opens_no_new_ones() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_callers_revoked_token_cuts_its_watches() {
+    let world = World::new();
+    let _agent = world.agent(services()).await;
+    let mut watch = world.get("/agents/prod/kubernetes/watch?watch=true").await.into_body();
+    watch.frame().await.unwrap().unwrap();
+
+    world.dismiss_caller();
+    assert!(watch.frame().await.unwrap().is_err());
+    assert_eq!(world.get("/agents/prod/kubernetes/").await.status(), StatusCode::UNAUTHORIZED);
+    world.tunnels(2).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_agent_that_stops_finishes_what_it_has_begun() {
     let world = World::new();
     let (begun, finish) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));

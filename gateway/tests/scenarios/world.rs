@@ -109,6 +109,12 @@ impl World {
     pub(crate) fn revoke(&self) {
         self.kas.identities.replace(identity(&[], &self.caller_token));
     }
+
+    /// The identity file with another token for the caller.
+    pub(crate) fn dismiss_caller(&self) {
+        let other = token::new(Holder::Caller);
+        self.kas.identities.replace(identity(&[&self.agent_token], &other));
+    }
 }
 
 /// The agent's way to kas.
