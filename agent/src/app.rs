@@ -18,7 +18,7 @@ use crate::{
     handlers::{kubernetes::Kubernetes, prometheus::Prometheus},
     metrics::Metrics,
     probe,
-    upstream::{Pem, Settings, Tls, TlsOptions},
+    upstream::{Pem, Scheme, Settings, Tls, TlsOptions},
 };
 
 /// How long the first tunnel waits for the cluster's version, which the hello names.
@@ -44,18 +44,24 @@ impl App {
         let mut services = Services::new().with(ServiceName::KUBERNETES, kubernetes.clone());
         if let Some(url) = run.prometheus_url {
             let ca = run.prometheus_ca_cert_file.map(Pem::File);
-            let tls = TlsOptions { ca, ..TlsOptions::default() };
-            let tls = Tls::new(tls).context("--prometheus-ca-cert-file")?;
+            let tls = match url.scheme() {
+                // Without TLS, a machine without root certificates will do.
+                Scheme::Http => Tls::system(),
+                Scheme::Https => Tls::new(TlsOptions { ca, ..TlsOptions::default() })
+                    .context("--prometheus-ca-cert-file")?,
+            };
             let settings = Settings { tls: Arc::new(tls), ..Settings::default() };
             services = services.with(ServiceName::PROMETHEUS, Prometheus::new(url, settings));
         }
 
+        // A variable that is empty is one that a manifest left out.
+        let set = |text: &String| !text.is_empty();
         let mut registry = Registry::default();
         let telemetry = Telemetry { metrics: Metrics::register(&mut registry), ..Telemetry::default() };
         let options = Options {
             tunnels: run.tunnels,
             grace: run.shutdown_grace_period,
-            pod: Pod { name: run.pod_name, namespace: run.pod_namespace },
+            pod: Pod { name: run.pod_name.filter(set), namespace: run.pod_namespace.filter(set) },
             ..Options::new(run.kas_address, token)
         };
         let agent = Agent::new(options, dial, services, telemetry.clone());
@@ -69,14 +75,17 @@ impl App {
         let listener = TcpListener::bind(self.listen).await;
         let listener = listener
             .with_context(|| format!("cannot listen on {} (--observability-listen-address)", self.listen))?;
-        tracing::info!(address = %self.listen, "serving /liveness, /readiness and /metrics");
+        tracing::info!(address = %listener.local_addr()?, "serving /liveness, /readiness and /metrics");
         let health = Arc::clone(&self.telemetry.health);
         let admin = tokio::spawn(Admin::new(Arc::clone(&health), self.registry).run(listener));
         let probe = tokio::spawn(probe::run(self.kubernetes, self.telemetry));
 
         // Late is no reason to wait: the version is for people's eyes.
         let _ = timeout(VERSION_PATIENCE, shutdown.run_until_cancelled(health.cluster_known())).await;
-        self.agent.run(shutdown).await;
+        tokio::join!(self.agent.run(shutdown.clone()), async {
+            shutdown.cancelled().await;
+            health.stop();
+        });
 
         probe.abort();
         admin.abort();

@@ -1,4 +1,8 @@
 //! The command line, as words. [`crate::app`] makes things of them.
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "these comments are help texts, where brackets mean optional"
+)]
 
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
 

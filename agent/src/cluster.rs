@@ -29,7 +29,7 @@ use rustls::pki_types::ServerName;
 
 use self::credentials::Credentials;
 pub use self::{error::ClusterError, impersonation::Impersonation};
-use crate::upstream::{ConfigFuture, Endpoint, Tls, TlsOptions, TlsSource};
+use crate::upstream::{ConfigFuture, Endpoint, Scheme, Tls, TlsOptions, TlsSource};
 
 /// What the user may choose. The default finds everything by itself.
 #[derive(Clone, Debug, Default)]
@@ -81,7 +81,12 @@ impl Cluster {
         let Found { source, endpoint, namespace, impersonation, credentials, tls } =
             find(options, environment)?;
         let credentials = Arc::new(credentials);
-        let tls = Arc::new(ClusterTls { files: Tls::new(tls)?, credentials: Arc::clone(&credentials) });
+        let files = match endpoint.scheme() {
+            // Without TLS, a machine without root certificates will do.
+            Scheme::Http => Tls::system(),
+            Scheme::Https => Tls::new(tls)?,
+        };
+        let tls = Arc::new(ClusterTls { files, credentials: Arc::clone(&credentials) });
 
         Ok(Self { source, endpoint, namespace, impersonation, credentials, tls })
     }

@@ -21,7 +21,10 @@ use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use proto::{Hello, Welcome, header};
-use tokio::time::{Duration, Instant, timeout_at};
+use tokio::{
+    io::AsyncWriteExt as _,
+    time::{Duration, Instant, timeout, timeout_at},
+};
 use tunnel::{
     Leave, Session, Settings,
     websocket::{Role, WebSocket, handshake},
@@ -39,7 +42,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_REFUSAL: usize = 4096;
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("agentk/", env!("CARGO_PKG_VERSION")));
 
-/// A WebSocket that kas accepted. Dropping it tells kas that the tunnel is not wanted.
+/// A WebSocket that kas accepted.
 pub(crate) struct Opened<T> {
     socket: WebSocket<T>,
     pub(crate) welcome: Welcome,
@@ -73,6 +76,14 @@ pub(crate) async fn open<D: Dial>(
 }
 
 impl<T: Io> Opened<T> {
+    /// Tells kas that this tunnel is not wanted.
+    pub(crate) async fn decline(mut self) {
+        const PATIENCE: Duration = Duration::from_secs(1);
+
+        // A kas that does not take the news sees the connection close.
+        let _ = timeout(PATIENCE, self.socket.shutdown()).await;
+    }
+
     /// Starts HTTP/2, in which kas is the client.
     pub(crate) async fn accept(
         self,

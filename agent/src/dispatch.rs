@@ -57,8 +57,8 @@ impl Dispatch {
         match name.map(|name| (name, self.routes.get(name))) {
             Some((_, Some(route))) => (Answerer::Handler(&*route.handler), &route.metrics),
             Some((ServiceName::CONTROL, None)) => (Answerer::Control(control), &self.control),
-            Some((name, None)) => (Answerer::Nobody(name.to_owned()), &self.unknown),
-            None => (Answerer::Nobody("no service".to_owned()), &self.unknown),
+            Some((name, None)) => (Answerer::Nobody(format!("{name} is not served here")), &self.unknown),
+            None => (Answerer::Nobody("the request names no service".to_owned()), &self.unknown),
         }
     }
 }
@@ -66,6 +66,7 @@ impl Dispatch {
 enum Answerer<'a> {
     Handler(&'a dyn Handler),
     Control(Control),
+    /// And why.
     Nobody(String),
 }
 
@@ -80,9 +81,7 @@ impl Answerer<'_> {
                 })
             }
             Self::Control(control) => control.answer(request).await,
-            Self::Nobody(name) => {
-                Failure::new(Reason::UnknownService, format!("{name} is not served here")).into_response()
-            }
+            Self::Nobody(why) => Failure::new(Reason::UnknownService, why).into_response(),
         }
     }
 }

@@ -1,33 +1,17 @@
 //! What crosses agentk, in both directions. kas filters, too; each end trusts only itself.
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{
-        AUTHORIZATION, CONNECTION, COOKIE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
-        TRANSFER_ENCODING, UPGRADE,
-    },
+    HeaderMap, HeaderValue,
+    header::{AUTHORIZATION, CONNECTION, COOKIE, UPGRADE},
 };
-use proto::header;
-
-/// About the connection, and never passed on (RFC 9110 section 7.6.1).
-static HOP_BY_HOP: [HeaderName; 9] = [
-    CONNECTION,
-    HeaderName::from_static("proxy-connection"),
-    HeaderName::from_static("keep-alive"),
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
+use proto::border;
 
 /// Makes kas's headers those of a request to a server near us. True if it asks for an upgrade.
 ///
 /// Whoever the caller is to kas, nothing of it is a credential here.
 pub(crate) fn to_upstream(headers: &mut HeaderMap) -> bool {
-    let upgrade = upgrade(headers);
-    strip(headers);
+    let upgrade = border::upgrade(headers);
+    border::strip(headers);
     headers.remove(AUTHORIZATION);
     headers.remove(COOKIE);
     let Some(protocol) = upgrade else { return false };
@@ -40,40 +24,17 @@ pub(crate) fn to_upstream(headers: &mut HeaderMap) -> bool {
 /// Makes a server's headers those of the answer to kas.
 pub(crate) fn from_upstream(headers: &mut HeaderMap) {
     // A 101 keeps what it switches to: the tunnel carries it on.
-    let upgrade = upgrade(headers);
-    strip(headers);
+    let upgrade = border::upgrade(headers);
+    border::strip(headers);
     if let Some(protocol) = upgrade {
         headers.insert(UPGRADE, protocol);
     }
 }
 
-fn strip(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = connection_tokens(headers)
-        .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())
-        .collect();
-    let ours = headers.keys().filter(|name| name.as_str().starts_with(header::PREFIX)).cloned();
-    let ours: Vec<_> = ours.collect();
-    for name in named.iter().chain(&ours).chain(&HOP_BY_HOP) {
-        headers.remove(name);
-    }
-}
-
-fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let asked = connection_tokens(headers).any(|token| token.eq_ignore_ascii_case("upgrade"));
-    headers.get(UPGRADE).filter(|_| asked).cloned()
-}
-
-fn connection_tokens(headers: &HeaderMap) -> impl Iterator<Item = &str> {
-    headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .map(str::trim)
-}
-
 #[cfg(test)]
 mod tests {
+    use http::HeaderName;
+
     use super::*;
 
     fn map(headers: &[(&'static str, &'static str)]) -> HeaderMap {

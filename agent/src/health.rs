@@ -5,7 +5,6 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::metrics::Metrics;
@@ -24,7 +23,7 @@ pub struct Telemetry {
 pub struct Health {
     tunnels: watch::Sender<usize>,
     /// Why there is no tunnel, as the last attempt saw it.
-    dial: Mutex<Option<String>>,
+    dial: watch::Sender<Option<String>>,
     cluster: watch::Sender<Check>,
     stopping: AtomicBool,
 }
@@ -52,7 +51,7 @@ impl Telemetry {
     pub(crate) fn tunnel_up(&self) -> TunnelUp {
         self.metrics.tunnels.inc();
         self.health.tunnels.send_modify(|tunnels| *tunnels += 1);
-        self.health.dial.lock().take();
+        self.health.dial.send_replace(None);
         TunnelUp(self.clone())
     }
 
@@ -73,6 +72,11 @@ impl Health {
         self.tunnels.subscribe()
     }
 
+    /// Why the last attempt to open a tunnel failed; none once one succeeded.
+    pub fn dial_failure(&self) -> watch::Receiver<Option<String>> {
+        self.dial.subscribe()
+    }
+
     /// The last check of the cluster.
     pub fn cluster(&self) -> Check {
         self.cluster.borrow().clone()
@@ -91,7 +95,7 @@ impl Health {
     }
 
     pub(crate) fn dial_failed(&self, why: String) {
-        *self.dial.lock() = Some(why);
+        self.dial.send_replace(Some(why));
     }
 
     /// What keeps this agent from doing its work, one line each. None means ready.
@@ -101,7 +105,7 @@ impl Health {
             problems.push("agentk is stopping".to_owned());
         }
         if *self.tunnels.borrow() == 0 {
-            let why = self.dial.lock().clone();
+            let why = self.dial.borrow().clone();
             let why = why.unwrap_or_else(|| "still connecting".to_owned());
             problems.push(format!("no tunnel to kas: {why}"));
         }

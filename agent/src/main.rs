@@ -1,6 +1,9 @@
 //! agentk: parse, log, build, run, exit code.
 
-use std::{io::stdout, process::ExitCode};
+use std::{
+    io::{IsTerminal as _, stderr, stdout},
+    process::ExitCode,
+};
 
 use agent::{
     app::App,
@@ -16,6 +19,8 @@ use tracing_subscriber::EnvFilter;
 
 /// `EX_USAGE` of sysexits.h: a bad configuration, which trying again does not mend.
 const BAD_CONFIGURATION: u8 = 64;
+/// `EX_UNAVAILABLE`: the observability address cannot be bound.
+const CANNOT_START: u8 = 69;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -42,7 +47,10 @@ fn run(options: Run) -> ExitCode {
         Ok(filter) => filter,
         Err(error) => return refuse(&format!("--log-level {:?} is no level: {error}", options.log_level)),
     };
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(stderr().is_terminal())
+        .with_writer(stderr);
     match options.log_format {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
@@ -63,7 +71,7 @@ fn run(options: Run) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");
-            ExitCode::FAILURE
+            CANNOT_START.into()
         }
     }
 }

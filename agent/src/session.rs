@@ -123,7 +123,6 @@ impl<D: Dial> Agent<D> {
         let _stop = shared.shutdown.clone().drop_guard();
         shutdown.cancelled().await;
 
-        shared.telemetry.health.stop();
         tracing::info!(grace = ?shared.options.grace, "leaving all tunnels");
         shared.shutdown.cancel();
         for tracker in [&slots, &shared.tunnels, &shared.requests] {

@@ -209,6 +209,18 @@ impl Agents {
             return tracing::debug!(peer = peer.address, "a tunnel was lost before it was open");
         };
 
+        // Not before agentk has answered: it may give a tunnel up at once, for one to another replica.
+        let driving = driver.run();
+        tokio::pin!(driving);
+        let answered = tokio::select! {
+            answered = timeout(HANDSHAKE_TIMEOUT, tunnel.ready()) => answered.is_ok(),
+            _ = &mut driving => false,
+        };
+        if !answered {
+            self.metrics.handshake("lost");
+            return tracing::debug!(peer = peer.address, "a tunnel was given up before it was used");
+        }
+
         self.metrics.handshake("accepted");
         self.metrics.tunnels.inc();
         let since = Instant::now();
@@ -230,7 +242,7 @@ impl Agents {
             self.attend(&peer, &tunnel, || registration.drain()).await
         };
         let ended = tokio::select! {
-            ended = driver.run() => ended,
+            ended = driving => ended,
             ended = live => ended,
         };
         drop(registration);

@@ -154,6 +154,12 @@ impl Tunnel {
         }
     }
 
+    /// Waits until agentk has answered for the first time: its limits and what it supports are known then. Before that, a
+    /// request may be refused that would not be later. Never completes if the tunnel ends first.
+    pub async fn ready(&self) {
+        self.liveness.answered().await;
+    }
+
     /// Cuts the tunnel: everything in flight is aborted.
     pub fn close(&self) {
         self.closing.cancel();

@@ -9,7 +9,10 @@ use std::{
 };
 
 use h2::{Ping, PingPong};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::SetOnce,
+    time::{Instant, sleep, timeout},
+};
 
 /// When to ask, and how long to wait for the answer.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +39,8 @@ pub(crate) struct Liveness {
     ping: AtomicBool,
     /// Microseconds of the last round trip that was measured; 0 before the first.
     round_trip: AtomicU64,
+    /// Set by the first answer.
+    answered: SetOnce<()>,
 }
 
 impl Liveness {
@@ -45,6 +50,11 @@ impl Liveness {
 
     pub(crate) fn take_ping(&self) -> bool {
         self.ping.load(Relaxed) && self.ping.swap(false, Relaxed)
+    }
+
+    /// Waits until the other end has answered for the first time.
+    pub(crate) async fn answered(&self) {
+        self.answered.wait().await;
     }
 
     pub(crate) fn round_trip(&self) -> Option<Duration> {
@@ -83,6 +93,8 @@ impl Keepalive {
             Ok(Ok(_)) => {
                 let micros = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
                 liveness.round_trip.store(micros.max(1), Relaxed);
+                // Fails if it was set before, which is as good.
+                let _ = liveness.answered.set(());
                 true
             }
             // The connection ended; its driver says why.

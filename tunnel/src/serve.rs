@@ -85,6 +85,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Session<T> {
             tokio::select! {
                 accepted = self.connection.accept() => match accepted {
                     Some(Ok((request, respond))) => on_request(Exchange::new(request, respond)),
+                    // kas may hang up as soon as it has the last answer, before it takes our last frame.
+                    Some(Err(_)) if leaving && !self.connection.has_streams() => return Ended::Gracefully,
                     Some(Err(error)) => return Err(error).into(),
                     None => return Ended::Gracefully,
                 },

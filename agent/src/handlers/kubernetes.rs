@@ -10,7 +10,7 @@ use http::{
     header::{AUTHORIZATION, CONTENT_LENGTH},
 };
 use http_body_util::{BodyExt as _, Limited};
-use proto::Reason;
+use proto::{Reason, impersonation};
 use serde::Deserialize;
 use tokio::time::timeout;
 use tunnel::Body;
@@ -31,7 +31,6 @@ pub struct Kubernetes {
     api: Upstream<Body>,
 }
 
-const IMPERSONATE: &str = "impersonate-";
 /// For `GET /version`, which is answered from memory.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 const VERSION_MAX: usize = 64 << 10;
@@ -91,7 +90,7 @@ impl Kubernetes {
 
     async fn identify(&self, request: &mut Request<Body>) -> Result<(), Failure> {
         if let Some(who) = self.cluster.impersonation() {
-            if request.headers().keys().any(|name| name.as_str().starts_with(IMPERSONATE)) {
+            if request.headers().keys().any(|name| name.as_str().starts_with(impersonation::PREFIX)) {
                 let what = "agentk's kubeconfig already impersonates somebody, and nobody can impersonate twice: remove \
                             `as` from it, or access_as from kas's configuration";
                 return Err(Failure::new(Reason::NestedImpersonation, what));

@@ -129,6 +129,7 @@ impl<D: Dial> Slot<D> {
             if shared.spread.lock().claim(&mut search, replica, Instant::now()) {
                 return Ok(opened);
             }
+            opened.decline().await;
             shared.telemetry.metrics.dial("crowded");
             tracing::debug!(%replica, slot = self.index, "another tunnel is at this replica; dialling again");
         }

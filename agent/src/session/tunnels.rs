@@ -11,7 +11,7 @@ use tokio::{
 use tunnel::{Ended, Leave, Session};
 
 use super::Shared;
-use crate::{Dial, connect::Io, handlers::control::Control};
+use crate::{Dial, handlers::control::Control};
 
 /// How much longer than asked a tunnel may take to end by itself.
 const LENIENCE: Duration = Duration::from_secs(1);
@@ -86,10 +86,7 @@ async fn serve<D: Dial>(
     session: Session<D::Io>,
     leave: Leave,
     control: Control,
-) -> Ended
-where
-    D::Io: Io,
-{
+) -> Ended {
     let on_request = |exchange| {
         let answering = Arc::clone(&shared.dispatch).serve(exchange, control.clone());
         shared.requests.spawn(answering);

@@ -53,8 +53,7 @@ where
         let handler = handler.clone();
         tokio::spawn(exchange.answer(handler));
     }));
-    // agentk's SETTINGS travel right behind the handshake; an exchange makes sure that they arrived.
-    tokio::task::yield_now().await;
+    tunnel.ready().await;
 
     Pair { tunnel, leave, kas, agent }
 }

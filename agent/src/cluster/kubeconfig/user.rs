@@ -116,13 +116,15 @@ impl Entry<UserEntry> {
 
     fn impersonation(&self) -> Result<Option<Impersonation>, ClusterError> {
         let user = &self.value;
-        let uid = user.as_uid.as_deref().filter(|uid| !uid.is_empty());
-        let groups = user.as_groups.as_deref().unwrap_or_default();
+        let uid = user.as_uid.clone().filter(|uid| !uid.is_empty());
+        let groups = user.as_groups.clone().unwrap_or_default();
         let extra = user.as_user_extra.clone().unwrap_or_default();
         match user.r#as.clone().filter(|name| !name.is_empty()) {
-            Some(name) => Impersonation::new(name, uid, groups, &extra)
-                .map(Some)
-                .map_err(|problem| self.invalid(problem)),
+            Some(username) => {
+                let extra = extra.into_iter().collect();
+                let who = proto::impersonation::Impersonation { username, uid, groups, extra };
+                Impersonation::new(who).map(Some).map_err(|error| self.invalid(format!("as: {error}")))
+            }
             None if uid.is_some() || !groups.is_empty() || !extra.is_empty() => {
                 Err(self.invalid("as-uid, as-groups and as-user-extra need as, the user they belong to"))
             }

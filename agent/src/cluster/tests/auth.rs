@@ -104,7 +104,10 @@ fn users_that_cannot_be_used() {
         ("client-key-data: czNjcmV0", "client-key without client-certificate"),
         ("client-certificate: a, client-key-data: s3cret", "client-key-data is not valid base64"),
         ("as-groups: [dev]", "as-uid, as-groups and as-user-extra need as, the user they belong to"),
-        ("as: \"a\\nb\"", "as has a value that cannot be sent in a header"),
+        (
+            "as: \"a\\nb\"",
+            "as: username travels in a header: it must not be empty or hold control characters",
+        ),
         ("exec: {}", "exec has no command"),
         (
             "exec: {command: x, apiVersion: client.authentication.k8s.io/v1alpha1}",
