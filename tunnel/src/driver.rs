@@ -66,9 +66,19 @@ impl From<Result<(), h2::Error>> for Ended {
         };
         match error.reason() {
             Some(h2::Reason::NO_ERROR) => Self::Gracefully,
-            _ if error.is_io() => Self::Lost(error.into_io().expect("just asked")),
+            _ if error.is_io() => Self::Lost(plain(error.into_io().expect("just asked"))),
             _ => Self::Protocol(error),
         }
+    }
+}
+
+/// The same, in words for operators: rustls tells programmers where to read about it.
+fn plain(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            io::Error::new(error.kind(), "the other end went away without a word")
+        }
+        _ => error,
     }
 }
 

@@ -129,26 +129,31 @@ impl Tunnel {
         }
 
         // The request's body moves while the response is awaited, and afterwards along with the response's.
-        let mut sending = None;
-        let mut untouched = Some(Body::empty());
-        if !bodyless {
-            sending = Some(Pump::new(body, stream));
-            untouched = None;
-        }
+        let (mut sending, untouched) = match bodyless {
+            true => (None, Some(body)),
+            false => (Some(Pump::new(body, stream)), None),
+        };
+        let mut sent = bodyless;
         let answer = poll_fn(|cx| {
             if let Some(pump) = &mut sending
-                && pump.poll(cx).is_ready()
+                && !sent
             {
-                sending = None;
+                sent = pump.poll(cx).is_ready();
             }
             Pin::new(&mut response).poll(cx)
         })
         .await;
 
         match answer {
-            Ok(answer) => Ok(answer.map(|received| Body::received(received, sending))),
+            Ok(answer) => {
+                let mut sending = sending.filter(|_| !sent);
+                if let Some(pump) = &mut sending {
+                    pump.forget();
+                }
+                Ok(answer.map(|received| Body::received(received, sending)))
+            }
             Err(error) => {
-                let body = untouched.or_else(|| sending.and_then(Pump::into_untouched));
+                let body = untouched.or_else(|| sending.and_then(Pump::into_whole));
                 Err(CallError::sent(error, head, body))
             }
         }

@@ -17,9 +17,21 @@ pub(crate) struct Pump {
     stream: SendStream<Bytes>,
     /// Taken from the body, not yet accepted by flow control.
     chunk: Bytes,
-    /// Anything was taken from the body: the request cannot be sent again.
-    started: bool,
+    taken: Taken,
 }
+
+/// What was taken from the body so far: whether the request can be sent again.
+enum Taken {
+    Nothing,
+    /// All of a small body, kept until somebody has answered.
+    Everything(Bytes),
+    /// More than is kept.
+    TooMuch,
+}
+
+/// Most bytes of a body that are kept to be sent again. Most bodies of the Kubernetes API are smaller, and one that is
+/// not kept only means an error where there might have been a retry.
+const KEPT: usize = 64 << 10;
 
 /// How sending ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,12 +46,21 @@ pub(crate) enum Sent {
 
 impl Pump {
     pub(crate) fn new(body: Body, stream: SendStream<Bytes>) -> Self {
-        Self { body, stream, chunk: Bytes::new(), started: false }
+        Self { body, stream, chunk: Bytes::new(), taken: Taken::Nothing }
     }
 
-    /// The body, if nothing was taken from it yet.
-    pub(crate) fn into_untouched(self) -> Option<Body> {
-        (!self.started).then_some(self.body)
+    /// The body as it was, if it is still known.
+    pub(crate) fn into_whole(self) -> Option<Body> {
+        match self.taken {
+            Taken::Nothing => Some(self.body),
+            Taken::Everything(bytes) => Some(bytes.into()),
+            Taken::TooMuch => None,
+        }
+    }
+
+    /// Nobody needs to send it again.
+    pub(crate) fn forget(&mut self) {
+        self.taken = Taken::TooMuch;
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Sent> {
@@ -74,10 +95,16 @@ impl Pump {
                     return Poll::Ready(if ended.is_ok() { Sent::All } else { Sent::Unwanted });
                 }
             };
-            self.started = true;
+            let first = matches!(self.taken, Taken::Nothing);
+            self.taken = Taken::TooMuch;
             match frame.into_data() {
                 // An empty chunk stays here: a hundred empty DATA frames are fatal to the connection (h2 0.4.16).
-                Ok(data) => self.chunk = data,
+                Ok(data) => {
+                    if first && data.len() <= KEPT && self.body.is_end_stream() {
+                        self.taken = Taken::Everything(data.clone());
+                    }
+                    self.chunk = data;
+                }
                 Err(frame) => {
                     if let Ok(trailers) = frame.into_trailers() {
                         let ended = self.stream.send_trailers(trailers);

@@ -1,4 +1,5 @@
 //! Requests and responses through a tunnel, and what happens to them when something dies.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod support;
 
@@ -212,6 +213,25 @@ async fn leaving_finishes_what_is_in_flight_and_takes_nothing_new() {
     assert_eq!(in_flight.await.unwrap(), "finished");
     assert!(matches!(pair.agent.await.unwrap(), Ended::Gracefully));
     assert!(matches!(pair.kas.await.unwrap(), Ended::Gracefully));
+}
+
+/// Whole requests cross GOAWAY on the way: agentk never looks at them, and they can be sent again as they were.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_crosses_the_leaving_comes_back_with_its_body() {
+    let pair = pair(|_| async { Response::new(Body::from("served")) }).await;
+    pair.leave.within(Duration::from_secs(60));
+    let calls = (0..50).map(|_| async {
+        let request = Request::post("/").body(Body::from("a small body")).unwrap();
+        match pair.tunnel.call(request).await {
+            Ok(response) => assert_eq!(text(response).await, "served"),
+            Err(error) => {
+                assert_eq!(error.delivery, Delivery::NotProcessed);
+                let body = error.request.expect("whole").into_body().collect().await.unwrap();
+                assert_eq!(body.to_bytes(), "a small body");
+            }
+        }
+    });
+    futures_util::future::join_all(calls).await;
 }
 
 #[tokio::test(start_paused = true)]

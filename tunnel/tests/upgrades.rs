@@ -1,4 +1,5 @@
 //! Upgrades through a tunnel, with a cluster behind the agent that speaks plain HTTP/1.1.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod support;
 

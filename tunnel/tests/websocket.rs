@@ -1,4 +1,5 @@
 //! Our framing against tokio-tungstenite's, in both roles.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
