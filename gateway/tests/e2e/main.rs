@@ -1,0 +1,28 @@
+//! The real programs, end to end: kubectl, promtool and curl against a real cluster and a real Prometheus, through
+//! kas and agentk as users start them.
+//!
+//! The reference is always the same command without a tunnel: output and exit code must not differ.
+//!
+//! ```text
+//! cargo build --workspace --bins && KUBECONFIG=... cargo test -p gateway --test e2e
+//! ```
+//!
+//! A test whose cluster or program is missing says so on standard error and passes; with `E2E_REQUIRE=1` it fails.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    reason = "every failure is the test's; and the tests run programs, not a runtime whose threads could be blocked"
+)]
+
+mod cancellation;
+mod changes;
+mod failures;
+mod impersonation;
+mod lifecycle;
+mod prometheus;
+mod reading;
+mod streams;
+mod support;
+mod tls;
+mod upgrades;

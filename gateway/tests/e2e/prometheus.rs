@@ -1,0 +1,176 @@
+//! Queries to a real Prometheus, as promtool, Grafana and curl send them.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpListener,
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use secrecy::ExposeSecret as _;
+
+use crate::support::{AGENT, Prometheus, World, curl, run};
+
+const SERIES: &str = "prometheus_http_requests_total";
+/// Data, and not how long it took to find it.
+const STABLE: &str = "scrape_samples_scraped";
+
+fn through(path: &str) -> String {
+    format!("/agents/{AGENT}/prometheus{path}")
+}
+
+#[test]
+fn answers_are_those_of_prometheus() {
+    let Some(prometheus) = Prometheus::or_skip() else { return };
+    let world = World::of_prometheus(&prometheus.url);
+    let time = prometheus.time;
+    let range = format!("start={}&end={time}&step=0.2", time - 1.0);
+    for path in [
+        format!("/api/v1/query?query=up&time={time}"),
+        format!("/api/v1/query?query=sum%20by%20(handler)%20({SERIES})&time={time}"),
+        format!("/api/v1/query?query={STABLE}%5B1s%5D&time={time}"),
+        format!("/api/v1/query_range?query={STABLE}&{range}"),
+        format!("/api/v1/series?match%5B%5D=up&match%5B%5D={SERIES}%7Bcode%3D%22200%22%7D&end={time}"),
+        "/api/v1/labels?match%5B%5D=up".to_owned(),
+        "/api/v1/label/job/values".to_owned(),
+        "/api/v1/label/__name__/values?match%5B%5D=up".to_owned(),
+        "/api/v1/metadata?metric=prometheus_build_info".to_owned(),
+        "/api/v1/query_exemplars?query=up".to_owned(),
+        "/api/v1/format_query?query=sum(up)by(job)".to_owned(),
+        "/api/v1/status/buildinfo".to_owned(),
+        "/api/v1/rules".to_owned(),
+        "/api/v1/alerts".to_owned(),
+    ] {
+        let reply = world.curl(&through(&path), &[]);
+        assert_eq!(reply.status, 200, "{path}: {}", reply.text());
+        assert_eq!(reply.json(), prometheus.answer(&path), "{path}");
+        assert_eq!(reply.header("content-type"), Some("application/json"), "{path}");
+    }
+
+    // And there is something to compare.
+    let gzip = world.curl(&through(&format!("/api/v1/query?query=up&time={time}")), &["--compressed"]);
+    assert_eq!(gzip.json()["data"]["result"][0]["value"][1], "1");
+}
+
+#[test]
+fn forms_may_be_posted() {
+    let Some(prometheus) = Prometheus::or_skip() else { return };
+    let world = World::of_prometheus(&prometheus.url);
+    let time = format!("time={}", prometheus.time);
+    let long = format!("query=up{}", " or up".repeat(2000));
+    for query in ["query=sum(up)", "query=up * 2 + 1", &long] {
+        let form = ["--data-urlencode", query, "--data-urlencode", &time];
+        let url = format!("{}/api/v1/query", prometheus.url);
+        let direct = curl(&[&[&*url], &form[..]].concat());
+        let reply = world.curl(&through("/api/v1/query"), &form);
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(reply.json(), direct.json());
+    }
+}
+
+#[test]
+fn errors_of_prometheus_arrive_as_they_are() {
+    let Some(prometheus) = Prometheus::or_skip() else { return };
+    let world = World::of_prometheus(&prometheus.url);
+    for (path, status) in [
+        ("/api/v1/query?query=sum(", 400),
+        ("/api/v1/query", 400),
+        ("/api/v1/query_range?query=up&start=1&end=0&step=1", 400),
+        ("/api/v1/series", 400),
+        ("/api/v1/label/no-such%2Dlabel!/values", 400),
+    ] {
+        let reply = world.curl(&through(path), &[]);
+        let direct = curl(&[&format!("{}{path}", prometheus.url)]);
+        assert_eq!((reply.status, direct.status), (status, status), "{path}: {}", direct.text());
+        assert_eq!(reply.body, direct.body, "{path}");
+        assert_eq!(reply.header("kas-error"), None, "it is not ours");
+    }
+
+    let reply = world.curl(&through("/api/v1/query?query=up&timeout=0.0000001"), &[]);
+    assert_eq!((reply.status, reply.header("kas-error")), (503, None));
+    assert_eq!(reply.json()["errorType"], "timeout", "in its queue, or later");
+}
+
+#[test]
+fn promtool_prints_the_same() {
+    let Some(prometheus) = Prometheus::or_skip() else { return };
+    let world = World::of_prometheus(&prometheus.url);
+    let token = world.tokens.ops.expose_secret();
+    let url = world.kas.url(&through("")).replace("http://", &format!("http://ops:{token}@"));
+    let (time, earlier) = (prometheus.time, prometheus.time - 1.0);
+    let (at, start, end) = (format!("--time={time}"), format!("--start={earlier}"), format!("--end={time}"));
+    for (before, after) in [
+        (&["instant", &*at][..], &["sum by (job) (up)"][..]),
+        (&["instant", &*at, "--format=json"], &[STABLE]),
+        (&["range", &*start, &*end, "--step=200ms"], &[STABLE]),
+        (&["series", "--match=up", &*start, &*end], &[]),
+        (&["labels", &*start, &*end], &["job"]),
+        (&["instant"], &["sum("]),
+    ] {
+        let [through, direct] = [&*url, &*prometheus.url].map(|server| {
+            let output = run(Command::new("promtool").arg("query").args(before).arg(server).args(after), b"");
+            (output.status.code(), output.stdout, String::from_utf8_lossy(&output.stderr).into_owned())
+        });
+        assert_eq!(through, direct, "{before:?} {after:?}");
+    }
+}
+
+#[test]
+fn what_is_not_a_query_is_refused() {
+    let Some(prometheus) = Prometheus::or_skip() else { return };
+    let world = World::of_prometheus(&prometheus.url);
+    for (method, path) in [
+        ("POST", "/api/v1/write"),
+        ("POST", "/api/v1/admin/tsdb/snapshot"),
+        ("POST", "/api/v1/admin/tsdb/delete_series?match[]=up"),
+        ("PUT", "/api/v1/admin/tsdb/clean_tombstones"),
+        ("POST", "/-/reload"),
+        ("POST", "/-/quit"),
+        ("GET", "/api/v1/status/config"),
+        ("GET", "/debug/pprof/heap"),
+        ("DELETE", "/api/v1/series?match[]=up"),
+        ("GET", "/api/v1/query/../admin/tsdb/snapshot"),
+        ("POST", "/api/v1/%61dmin/tsdb/snapshot"),
+        ("POST", "//-/quit"),
+    ] {
+        let reply = world.curl(&through(path), &["--globoff", "--path-as-is", "--request", method]);
+        assert_eq!((reply.status, reply.header("kas-error")), (403, Some("not-proxied")), "{method} {path}");
+        let envelope = reply.json();
+        assert_eq!((&envelope["status"], &envelope["errorType"]), (&"error".into(), &"forbidden".into()));
+    }
+    assert_eq!(prometheus.answer("/api/v1/query?query=vector(1)")["status"], "success", "it still runs");
+}
+
+#[test]
+fn an_absent_agent_is_unavailable_in_the_words_of_prometheus() {
+    let nowhere = World::of_prometheus("http://127.0.0.1:1");
+    let absent = nowhere.curl("/agents/absent/prometheus/api/v1/query?query=up", &[]);
+    assert_eq!((absent.status, absent.header("kas-error")), (503, Some("agent-not-connected")));
+    assert!(absent.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok()));
+    let envelope = absent.json();
+    assert_eq!((&envelope["status"], &envelope["errorType"]), (&"error".into(), &"unavailable".into()));
+    assert!(envelope["error"].as_str().unwrap().contains("agent absent has not connected"), "{envelope}");
+
+    let down = nowhere.curl(&through("/api/v1/query?query=up"), &[]);
+    assert_eq!((down.status, down.header("kas-error")), (502, Some("cluster-unreachable")));
+    let what = down.json()["error"].as_str().unwrap().to_owned();
+    assert!(what.contains("127.0.0.1:1") && what.contains("refused"), "{what}");
+}
+
+/// Longer than any patience that kas and agentk have for other things.
+#[test]
+fn a_slow_query_is_waited_for() {
+    const SLOW: Duration = Duration::from_secs(35);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        let (mut connection, _) = listener.accept().unwrap();
+        let mut request = [0; 4096];
+        assert!(connection.read(&mut request).unwrap() > 0);
+        thread::sleep(SLOW);
+        connection.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nslowly").unwrap();
+    });
+    let reply = World::of_prometheus(&url).curl(&through("/api/v1/query?query=up"), &[]);
+    assert_eq!((reply.status, &*reply.text()), (200, "slowly"));
+}

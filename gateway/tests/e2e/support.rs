@@ -1,0 +1,25 @@
+//! The vocabulary of the tests.
+
+mod agent;
+mod cluster;
+mod curl;
+mod kas;
+mod kubeconfig;
+mod kubectl;
+mod process;
+mod prometheus;
+mod skip;
+mod tls;
+mod world;
+
+pub(crate) use self::{
+    agent::{Agent, AgentOptions},
+    cluster::{Cluster, Namespace, file, pod},
+    curl::{Reply, curl},
+    kas::{Kas, KasOptions, Tokens},
+    kubectl::{Kubectl, assert_same_among, normal},
+    process::{Process, eventually, run},
+    prometheus::Prometheus,
+    tls::Certificates,
+    world::{AGENT, World},
+};

@@ -1,0 +1,175 @@
+//! kas, as its users start it.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use gateway::token::{self, Holder, TokenHash};
+use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::{Value, json};
+
+use super::{AGENT, Certificates, Process, curl, eventually};
+
+/// What differs between the tests.
+#[derive(Clone, Default)]
+pub(crate) struct KasOptions {
+    /// For both, or neither, of the listeners; kubectl sends no token without it.
+    pub(crate) public_tls: Option<Certificates>,
+    /// For agents.
+    pub(crate) agent_tls: Option<Certificates>,
+    /// The port that an earlier kas had, for agents to find this one.
+    pub(crate) agent_port: u16,
+    /// `listen_grace_period`, in seconds.
+    pub(crate) listen_grace: u32,
+    /// `shutdown_grace_period`, in seconds.
+    pub(crate) shutdown_grace: u32,
+}
+
+/// The secrets of one test.
+pub(crate) struct Tokens {
+    /// Of the agent that the test starts.
+    pub(crate) agent: SecretString,
+    /// Of a caller who acts as the agent.
+    pub(crate) ops: SecretString,
+    /// Of a caller who is alice in the cluster.
+    pub(crate) alice: SecretString,
+}
+
+/// A running kas.
+pub(crate) struct Kas {
+    /// For signals and logs.
+    pub(crate) process: Process,
+    /// Where agents connect.
+    pub(crate) agents: SocketAddr,
+    /// Where callers connect.
+    pub(crate) public: SocketAddr,
+    /// Probes and metrics.
+    pub(crate) observability: SocketAddr,
+    tls: Option<Certificates>,
+}
+
+impl Tokens {
+    /// New ones.
+    pub(crate) fn make() -> Self {
+        let [ops, alice] = [Holder::Caller, Holder::Caller].map(token::new);
+        Self { agent: token::new(Holder::Agent), ops, alice }
+    }
+
+    /// The identity file; without the agent's token once it is `revoked`.
+    pub(crate) fn write_identity(&self, directory: &Path, revoked: bool) {
+        let hash = |token: &SecretString| TokenHash::of(token).to_string();
+        let agent_tokens = if revoked { vec![] } else { vec![hash(&self.agent)] };
+        let impersonate = json!({"impersonate": {"username": "alice"}});
+        let identity = json!({
+            "agents": [
+                {"id": 7, "name": AGENT, "tokens": agent_tokens},
+                {"id": 8, "name": "absent", "tokens": []},
+            ],
+            "callers": [
+                {"name": "ops", "tokens": [hash(&self.ops)], "agents": ["*"], "services": ["*"]},
+                {"name": "alice", "tokens": [hash(&self.alice)], "agents": [AGENT], "services": ["kubernetes"],
+                 "access_as": impersonate},
+            ],
+        });
+        // JSON is YAML. Replaced in one step, as operators should.
+        fs::write(directory.join("identity.new"), identity.to_string()).unwrap();
+        fs::rename(directory.join("identity.new"), directory.join("identity.yaml")).unwrap();
+    }
+}
+
+impl Kas {
+    /// Starts one in a directory that has its `identity.yaml`, and waits until it is ready.
+    pub(crate) fn start(directory: &Path, options: &KasOptions) -> Self {
+        let file = directory.join("kas.yaml");
+        fs::write(&file, options.config().to_string()).unwrap();
+        let process = Process::start("kas", Self::command().args(["serve", "--config"]).arg(&file));
+        let line = process.line("kas is listening", |line| line.contains("\"kas is listening\""));
+        let line: Value = serde_json::from_str(&line).unwrap();
+        let address = |name: &str| line[name].as_str().unwrap().parse().unwrap();
+        let kas = Self {
+            agents: address("agent"),
+            public: address("public"),
+            observability: address("observability"),
+            tls: options.public_tls.clone(),
+            process,
+        };
+        eventually("kas is ready", || kas.is_ready());
+        kas
+    }
+
+    /// The program.
+    pub(crate) fn command() -> Command {
+        Command::new(Self::program())
+    }
+
+    /// Its file.
+    pub(crate) fn program() -> PathBuf {
+        env!("CARGO_BIN_EXE_kas").into()
+    }
+
+    /// What `/readiness` says.
+    pub(crate) fn is_ready(&self) -> bool {
+        curl(&[&format!("http://{}/readiness", self.observability)]).status == 200
+    }
+
+    /// The value of one metric, summed over its labels.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = curl(&[&format!("http://{}/metrics", self.observability)]).text();
+        let samples = text
+            .lines()
+            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
+        samples.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    }
+
+    /// Where callers find a path.
+    pub(crate) fn url(&self, path: &str) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}{path}", self.public)
+    }
+
+    /// Where agents dial to.
+    pub(crate) fn agent_url(&self, options: &KasOptions) -> String {
+        let scheme = if options.agent_tls.is_some() { "wss" } else { "ws" };
+        format!("{scheme}://{}", self.agents)
+    }
+
+    /// The authority that vouches for the public listener.
+    pub(crate) fn authority(&self) -> Option<&Path> {
+        self.tls.as_ref().map(|tls| &*tls.authority)
+    }
+}
+
+impl KasOptions {
+    fn config(&self) -> Value {
+        let listen = |tls: &Option<Certificates>, port: u16| {
+            let mut listen = json!({"address": format!("127.0.0.1:{port}")});
+            if let Some(tls) = tls {
+                listen["certificate_file"] = json!(tls.certificate);
+                listen["key_file"] = json!(tls.key);
+            }
+            listen
+        };
+        let mut public = listen(&self.public_tls, 0);
+        public["listen_grace_period"] = json!(format!("{}s", self.listen_grace));
+        public["shutdown_grace_period"] = json!(format!("{}s", self.shutdown_grace));
+        json!({
+            "agent": {
+                "listen": listen(&self.agent_tls, self.agent_port),
+                "kubernetes_api": {"listen": public},
+            },
+            "observability": {
+                "listen": {"address": "127.0.0.1:0"},
+                "logging": {"level": "debug", "format": "json"},
+            },
+            "identity": {"file": "identity.yaml"},
+        })
+    }
+}
+
+/// `Authorization` for a caller.
+pub(super) fn bearer(token: &SecretString) -> String {
+    format!("Authorization: Bearer {}", token.expose_secret())
+}

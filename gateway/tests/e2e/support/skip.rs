@@ -1,0 +1,22 @@
+//! Tests that cannot run here say so.
+
+use std::{io::Write as _, thread};
+
+/// Says that the running test is left out, in a place that the test harness does not capture.
+///
+/// # Panics
+///
+/// With `E2E_REQUIRE=1`: where everything has to be there, leaving a test out is a failure.
+pub(super) fn skipped(why: &str) {
+    let thread = thread::current();
+    let name = thread.name().unwrap_or("a test");
+    let required = std::env::var("E2E_REQUIRE").is_ok_and(|required| required == "1");
+    assert!(!required, "{name} is required: {why}");
+    let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
+}
+
+/// Whether a program is installed.
+pub(super) fn installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}

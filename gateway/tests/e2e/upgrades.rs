@@ -1,0 +1,201 @@
+//! Requests that become raw streams: exec, attach, cp, port-forward.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    thread,
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use secrecy::ExposeSecret as _;
+use sha2::{Digest as _, Sha256};
+
+use crate::support::{
+    AGENT, Cluster, Kubectl, Namespace, World, assert_same_among, curl, eventually, file, normal, pod,
+};
+
+const IDLE: &str = "exec sleep 1000";
+
+fn with_a_shell(cluster: &Cluster, topic: &str) -> (World, Namespace, [Kubectl; 2]) {
+    let world = World::of_cluster(&cluster.kubeconfig);
+    let namespace = cluster.namespace(topic);
+    namespace.pod("shell", IDLE);
+    let through = [world.kubectl(), world.kubectl_in_ci()].map(|kubectl| kubectl.within(&namespace.name));
+    (world, namespace, through)
+}
+
+fn random(bytes: usize) -> Vec<u8> {
+    let mut random = vec![0; bytes];
+    rand::fill(&mut random[..]);
+    random
+}
+
+#[test]
+fn exec_brings_output_and_exit_code() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let (world, namespace, [agents, gitlab]) = with_a_shell(&cluster, "exec");
+    let same = |arguments: &[&str], stdin: &str| {
+        assert_same_among(&namespace.kubectl, &[&agents, &gitlab], arguments, stdin);
+    };
+    same(&["exec", "shell", "--", "sh", "-c", "echo out; echo error >&2"], "");
+    same(&["exec", "shell", "--", "sh", "-c", "echo out; exit 3"], "");
+    same(&["exec", "shell", "--", "no-such-program"], "");
+    same(&["exec", "shell", "--container=none", "--", "true"], "");
+    same(&["exec", "--stdin", "shell", "--", "sh"], "echo $((6 * 7))\nexit 9\n");
+    assert_eq!(agents.run(&["exec", "shell", "--", "sh", "-c", "exit 3"]).code, 3);
+    assert_eq!(world.in_flight(), 0.0);
+}
+
+#[test]
+fn a_megabyte_comes_back_through_exec_as_it_went() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let (_world, namespace, [agents, gitlab]) = with_a_shell(&cluster, "megabyte");
+    let sent = random(1 << 20);
+    for kubectl in [&namespace.kubectl, &agents, &gitlab] {
+        let answer = kubectl.pipe(&["exec", "--stdin", "shell", "--", "cat"], &sent);
+        assert_eq!((answer.code, &*answer.stderr), (0, ""), "{}", kubectl.name);
+        assert!(answer.stdout == sent, "{}: {} bytes came back", kubectl.name, answer.stdout.len());
+    }
+}
+
+#[test]
+fn a_terminal_is_one_at_the_other_end() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let (_world, namespace, [agents, _]) = with_a_shell(&cluster, "terminal");
+    let script = "tty; echo width; sleep 1; stty size; exit 4";
+    let [direct, through] = [&namespace.kubectl, &agents].map(|kubectl| {
+        let answer =
+            kubectl.at_terminal(&["exec", "--stdin", "--tty", "shell", "--", "sh", "-c", script], "");
+        assert!(answer.text().contains("/dev/pts/"), "{answer:?}");
+        // `script` passes the end of its own input on, sooner or later.
+        (answer.code, normal(&answer.text().replace("^@", ""), &namespace.name))
+    });
+    assert!(direct.1.contains("33 101"), "{direct:?}");
+    assert_eq!(direct.0, 4);
+    assert_eq!(through, direct);
+}
+
+#[test]
+fn files_are_copied_both_ways() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let (world, namespace, [agents, gitlab]) = with_a_shell(&cluster, "copy");
+    let sent = world.directory().join("sent");
+    fs::write(&sent, random(3 << 20)).unwrap();
+    let sum = |path: &std::path::Path| format!("{:x?}", Sha256::digest(fs::read(path).unwrap()));
+    for (number, kubectl) in [&agents, &gitlab].into_iter().enumerate() {
+        let there = format!("shell:/tmp/there-{number}");
+        let back = world.directory().join(format!("back-{number}"));
+        kubectl.ok(&["cp", file(&sent), &there]);
+        namespace.kubectl.ok(&["exec", "shell", "--", "test", "-s", &there["shell:".len()..]]);
+        kubectl.ok(&["cp", &there, file(&back)]);
+        assert_eq!(sum(&back), sum(&sent), "{}", kubectl.name);
+        let missing = kubectl.run(&["cp", "shell:/no/such/file", file(&back)]);
+        let direct = namespace.kubectl.run(&["cp", "shell:/no/such/file", file(&back)]);
+        assert_eq!((missing.code, missing.stderr), (direct.code, direct.stderr));
+    }
+}
+
+#[test]
+fn ports_are_forwarded_for_several_at_once() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let world = World::of_cluster(&cluster.kubeconfig);
+    let namespace = cluster.namespace("forward");
+    let page = "mkdir /www; head -c 300000 /dev/urandom > /www/page; exec httpd -f -p 8080 -h /www";
+    namespace.pod("web", page);
+    let read = ["exec", "web", "--", "cat", "/www/page"];
+    let expected = namespace.kubectl.run(&read).stdout;
+    for kubectl in [world.kubectl(), world.kubectl_in_ci()] {
+        let mut forward = kubectl.within(&namespace.name).start(&["port-forward", "pod/web", ":8080"]);
+        let line = forward.line("Forwarding", |line| line.starts_with("Forwarding from 127.0.0.1:"));
+        let port = line.split([':', ' ']).nth(3).unwrap();
+        let url = format!("http://127.0.0.1:{port}/page");
+        thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(|| curl(&[&url]))).collect();
+            for reply in all {
+                let reply = reply.join().unwrap();
+                assert_eq!((reply.status, reply.body.len()), (200, expected.len()), "{}", reply.error);
+                assert!(reply.body == expected);
+            }
+        });
+        assert_eq!(curl(&[&format!("http://127.0.0.1:{port}/none")]).status, 404);
+        forward.terminate();
+        forward.exit_code();
+    }
+    eventually("nothing is in flight", || world.in_flight() == 0.0);
+}
+
+#[test]
+fn a_pod_is_run_and_attached_to() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let (_world, namespace, [agents, _]) = with_a_shell(&cluster, "attach");
+    namespace.kubectl.ok_with(&["create", "--filename=-"], &pod_that_reads("echoer"));
+    namespace.kubectl.ok(&["wait", "--for=condition=Ready", "pod/echoer", "--timeout=40s"]);
+    let attached = agents.pipe(&["attach", "--stdin", "--quiet", "echoer"], b"some words\n");
+    assert_eq!((attached.code, attached.text()), (0, "heard some words\n".to_owned()), "{}", attached.stderr);
+
+    let script = "read line; echo heard $line; exit 5";
+    let run = ["run", "runner", "--image=busybox:1.35", "--image-pull-policy=Never", "--restart=Never"];
+    let rest =
+        ["--stdin", "--rm", "--quiet", "--pod-running-timeout=40s", "--command", "--", "sh", "-c", script];
+    let ran = agents.pipe(&[&run[..], &rest].concat(), b"more words\n");
+    assert_eq!((ran.code, ran.text()), (5, "heard more words\n".to_owned()), "{}", ran.stderr);
+}
+
+fn pod_that_reads(name: &str) -> String {
+    let mut manifest: serde_json::Value =
+        serde_json::from_str(&pod(name, "read line; echo heard $line")).unwrap();
+    let container = &mut manifest["spec"]["containers"][0];
+    container["stdin"] = true.into();
+    container["stdinOnce"] = true.into();
+    manifest.to_string()
+}
+
+/// kubectl asks for `v5.channel.k8s.io`, which old clusters do not speak; other clients ask for v4.
+#[test]
+fn exec_over_websocket_brings_channels() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let world = World::start(&cluster.kubeconfig, |_, _| {});
+    let namespace = cluster.namespace("websocket");
+    namespace.pod("shell", IDLE);
+    let (token, name) = (world.tokens.ops.expose_secret(), &namespace.name);
+    let mut connection = TcpStream::connect(world.kas.public).unwrap();
+    connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let key = STANDARD.encode(random(16));
+    let request = format!(
+        "GET /agents/{AGENT}/kubernetes/api/v1/namespaces/{name}/pods/shell/exec?stdout=1&stderr=1\
+         &command=sh&command=-c&command=echo%20out%3Becho%20error%3E%262%3Bexit%203 HTTP/1.1\r\n\
+         Host: kas\r\nAuthorization: Bearer {token}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Protocol: v4.channel.k8s.io\r\n\r\n"
+    );
+    connection.write_all(request.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    connection.read_to_end(&mut answer).unwrap();
+
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+    let head = String::from_utf8_lossy(&answer[..end]).to_lowercase();
+    assert!(head.starts_with("http/1.1 101") && head.contains("v4.channel.k8s.io"), "{head}");
+    let channels = channels(&answer[end..]);
+    assert_eq!(&*channels[1], b"out\n");
+    assert_eq!(&*channels[2], b"error\n");
+    let status: serde_json::Value = serde_json::from_slice(&channels[3]).unwrap();
+    assert_eq!(status["details"]["causes"][0]["message"], "3", "{status}");
+}
+
+/// The data of each channel, out of unmasked frames (RFC 6455 section 5.2).
+fn channels(mut frames: &[u8]) -> [Vec<u8>; 4] {
+    let mut channels = [const { Vec::new() }; 4];
+    while let [first, length, rest @ ..] = frames {
+        let (length, rest) = match length {
+            126 => (usize::from(u16::from_be_bytes([rest[0], rest[1]])), &rest[2..]),
+            length => (usize::from(*length), rest),
+        };
+        let (payload, rest) = rest.split_at(length);
+        if let (true, [channel, data @ ..]) = (matches!(first & 15, 1 | 2), payload) {
+            channels[usize::from(*channel)].extend_from_slice(data);
+        }
+        frames = rest;
+    }
+    channels
+}
