@@ -16,15 +16,16 @@ build: ## Build kas, agentk and loadtest, optimized, into target/release
 .PHONY: demo
 demo: ## Start everything, send a first request, print what to try next; Ctrl-C stops it
 	cargo build --workspace --bins
-	target/debug/loadtest demo
+	cargo run --quiet -p loadtest -- demo $(DEMO_FLAGS)
 
 .PHONY: smoke
 smoke: ## The same without waiting: checks the answers and exits with the result
 	cargo build --workspace --bins
-	target/debug/loadtest demo --smoke
+	cargo run --quiet -p loadtest -- demo --smoke $(DEMO_FLAGS)
 
 .PHONY: test
 test: tools lint doc unit e2e smoke ## Everything that must hold before a change lands
+	$(MAKE) smoke DEMO_FLAGS=--simulate
 
 .PHONY: tools
 tools: ## Install what the tests need, where that is possible
@@ -52,6 +53,17 @@ e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is
 audit: ## No open advisory against the lock file
 	@command -v cargo-audit >/dev/null || cargo install cargo-audit --locked
 	cargo audit --deny warnings $(if $(ADVISORIES),--db $(ADVISORIES) --no-fetch --stale)
+
+.PHONY: man
+man: ## Write man pages to target/man and shell completion to target/completion
+	cargo build -p gateway -p agent --bins
+	mkdir -p target/man target/completion
+	cargo run --quiet -p gateway -- man --directory target/man
+	cargo run --quiet -p agent -- man > target/man/agentk.1
+	for shell in bash elvish fish zsh; do \
+	  cargo run --quiet -p gateway -- completion $$shell > target/completion/kas.$$shell && \
+	  cargo run --quiet -p agent -- completion $$shell > target/completion/agentk.$$shell || exit; \
+	done
 
 .PHONY: clean
 clean: ## Remove what was built

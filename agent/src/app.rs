@@ -15,8 +15,10 @@ use crate::{
     admin::Admin,
     cli::{Run, TOKEN_VARIABLE},
     cluster::{Cluster, ClusterOptions},
+    connect::Proxy,
     handlers::{kubernetes::Kubernetes, prometheus::Prometheus},
     metrics::Metrics,
+    policy::Guard,
     probe,
     upstream::{Pem, Scheme, Settings, Tls, TlsOptions},
 };
@@ -30,6 +32,7 @@ pub struct App {
     kubernetes: Kubernetes,
     telemetry: Telemetry,
     registry: Registry,
+    guard: Option<Arc<Guard>>,
     listen: SocketAddr,
 }
 
@@ -38,27 +41,27 @@ impl App {
     pub fn build(run: Run, token: Option<SecretString>) -> anyhow::Result<Self> {
         let token = token_source(&run, token)?;
         let dial = dial(&run)?;
+        let prometheus = prometheus(&run)?;
         let cluster = Cluster::load(&ClusterOptions { kubeconfig: run.kubeconfig, context: run.context })?;
         tracing::info!(%cluster, kas = %run.kas_address, "starting agentk {}", env!("CARGO_PKG_VERSION"));
         let kubernetes = Kubernetes::new(Arc::new(cluster));
         let mut services = Services::new().with(ServiceName::KUBERNETES, kubernetes.clone());
-        if let Some(url) = run.prometheus_url {
-            let ca = run.prometheus_ca_cert_file.map(Pem::File);
-            let tls = match url.scheme() {
-                // Without TLS, a machine without root certificates will do.
-                Scheme::Http => Tls::system(),
-                Scheme::Https => Tls::new(TlsOptions { ca, ..TlsOptions::default() })
-                    .context("--prometheus-ca-cert-file")?,
-            };
-            let settings = Settings { tls: Arc::new(tls), ..Settings::default() };
-            services = services.with(ServiceName::PROMETHEUS, Prometheus::new(url, settings));
+        if let Some(prometheus) = prometheus {
+            services = services.with(ServiceName::PROMETHEUS, prometheus);
+        }
+
+        let mut registry = Registry::default();
+        let telemetry = Telemetry { metrics: Metrics::register(&mut registry), ..Telemetry::default() };
+        let guard = run.policy_file.map(|file| Guard::read(file, telemetry.metrics.clone())).transpose()?;
+        let guard = guard.map(Arc::new);
+        if let Some(guard) = &guard {
+            services = services.guarded(guard);
         }
 
         // A variable that is empty is one that a manifest left out.
         let set = |text: &String| !text.is_empty();
-        let mut registry = Registry::default();
-        let telemetry = Telemetry { metrics: Metrics::register(&mut registry), ..Telemetry::default() };
         let options = Options {
+            headers: run.kas_headers,
             tunnels: run.tunnels,
             grace: run.shutdown_grace_period,
             pod: Pod { name: run.pod_name.filter(set), namespace: run.pod_namespace.filter(set) },
@@ -67,7 +70,7 @@ impl App {
         let agent = Agent::new(options, dial, services, telemetry.clone());
         let listen = run.observability_listen_address;
 
-        Ok(Self { agent, kubernetes, telemetry, registry, listen })
+        Ok(Self { agent, kubernetes, telemetry, registry, guard, listen })
     }
 
     /// Runs until `shutdown`, and then until what is in flight is finished or cut.
@@ -79,6 +82,7 @@ impl App {
         let health = Arc::clone(&self.telemetry.health);
         let admin = tokio::spawn(Admin::new(Arc::clone(&health), self.registry).run(listener));
         let probe = tokio::spawn(probe::run(self.kubernetes, self.telemetry));
+        let policy = self.guard.map(|guard| tokio::spawn(guard.follow()));
 
         // Late is no reason to wait: the version is for people's eyes.
         let _ = timeout(VERSION_PATIENCE, shutdown.run_until_cancelled(health.cluster_known())).await;
@@ -87,13 +91,16 @@ impl App {
             health.stop();
         });
 
+        if let Some(policy) = policy {
+            policy.abort();
+        }
         probe.abort();
         admin.abort();
         Ok(())
     }
 }
 
-fn token_source(run: &Run, variable: Option<SecretString>) -> anyhow::Result<Token> {
+pub(crate) fn token_source(run: &Run, variable: Option<SecretString>) -> anyhow::Result<Token> {
     let token = match (run.token_file.clone(), variable) {
         (Some(file), None) => Token::File(file),
         (None, Some(token)) => Token::Value(token),
@@ -110,12 +117,33 @@ fn token_source(run: &Run, variable: Option<SecretString>) -> anyhow::Result<Tok
     Ok(token)
 }
 
-fn dial(run: &Run) -> anyhow::Result<TcpDial> {
+pub(crate) fn dial(run: &Run) -> anyhow::Result<TcpDial> {
     let name = run.kas_tls_server_name.clone();
     let server_name = name.map(ServerName::try_from).transpose();
     let server_name = server_name.context("--kas-tls-server-name is neither a DNS name nor an IP address")?;
     let tls =
         TlsOptions { ca: run.kas_ca_cert_file.clone().map(Pem::File), server_name, ..TlsOptions::default() };
 
-    TcpDial::new(run.kas_address.clone(), tls).context("--kas-ca-cert-file")
+    let proxy = Proxy::of(&run.kas_address, &|name| std::env::var_os(name))?;
+    if let Some(proxy) = &proxy {
+        tracing::info!(%proxy, "kas is reached through a proxy");
+    }
+    let dial = TcpDial::new(run.kas_address.clone(), tls).context("--kas-ca-cert-file")?;
+
+    Ok(dial.through(proxy))
+}
+
+pub(crate) fn prometheus(run: &Run) -> anyhow::Result<Option<Prometheus>> {
+    let Some(url) = run.prometheus_url.clone() else { return Ok(None) };
+    let ca = run.prometheus_ca_cert_file.clone().map(Pem::File);
+    let tls = match url.scheme() {
+        // Without TLS, a machine without root certificates will do.
+        Scheme::Http => Tls::system(),
+        Scheme::Https => {
+            Tls::new(TlsOptions { ca, ..TlsOptions::default() }).context("--prometheus-ca-cert-file")?
+        }
+    };
+    let settings = Settings { tls: Arc::new(tls), ..Settings::default() };
+
+    Ok(Some(Prometheus::new(url, settings)))
 }

@@ -10,7 +10,7 @@ use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum, builder::No
 use clap_complete::Shell;
 use secrecy::SecretString;
 
-use crate::{Address, upstream::Endpoint};
+use crate::{Address, connect::ExtraHeader, upstream::Endpoint};
 
 /// Connects a Kubernetes cluster to kas.
 ///
@@ -30,6 +30,18 @@ pub struct Cli {
 /// What agentk does besides running.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Find out what keeps agentk from working: kas, the cluster, Prometheus
+    ///
+    /// Takes the flags that agentk runs with. Each step is a line; the exit code is 0 if all went well, and otherwise 1.
+    /// It opens a tunnel that announces no service, and leaves it again: a running agentk is not disturbed.
+    Check(Box<Run>),
+    #[command(flatten)]
+    Print(Print),
+}
+
+/// What agentk prints about itself.
+#[derive(Debug, Subcommand)]
+pub enum Print {
     /// Print a shell completion script
     Completion {
         /// For which shell
@@ -44,6 +56,9 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct Run {
     /// Address of kas: ws(s)://host[:port][/prefix]
+    ///
+    /// It is reached through the HTTP proxy that HTTPS_PROXY (for wss) or HTTP_PROXY (for ws) names, unless NO_PROXY
+    /// exempts it.
     #[arg(long, value_name = "URL", env = "AGENTK_KAS_ADDRESS", help_heading = "kas")]
     pub kas_address: Address,
     /// File that contains the agent token; read again at every dial, so that it can be rotated
@@ -57,6 +72,9 @@ pub struct Run {
     /// Name in kas's certificate, if not the host of its address
     #[arg(long, value_name = "NAME", help_heading = "kas", value_parser = NonEmptyStringValueParser::new())]
     pub kas_tls_server_name: Option<String>,
+    /// Header to add to the requests that open tunnels, for what stands before kas: "Name: value"; may be repeated
+    #[arg(long = "kas-header", value_name = "HEADER", help_heading = "kas")]
+    pub kas_headers: Vec<ExtraHeader>,
     /// Tunnels to keep open, to different replicas of kas if there are several
     #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16),
         help_heading = "kas")]
@@ -76,6 +94,12 @@ pub struct Run {
     /// Certificates (PEM) to trust for Prometheus instead of the system's
     #[arg(long, value_name = "FILE", requires = "prometheus_url", help_heading = "Cluster")]
     pub prometheus_ca_cert_file: Option<PathBuf>,
+
+    /// File that says which requests are let into the cluster, whatever kas asks for; read again when it changes
+    ///
+    /// Without it, agentk passes on everything that it is asked for. See docs/policy.md.
+    #[arg(long, value_name = "FILE", env = "AGENTK_POLICY_FILE", help_heading = "Cluster")]
+    pub policy_file: Option<PathBuf>,
 
     /// Where to serve /liveness, /readiness and /metrics: [host]:port
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = listen_address,
@@ -126,7 +150,7 @@ pub fn token_of(value: Option<OsString>) -> Option<SecretString> {
     Some(value.to_string_lossy().into_owned().into())
 }
 
-impl Command {
+impl Print {
     /// Writes what was asked for.
     pub fn run(&self, out: &mut impl Write) -> std::io::Result<()> {
         let mut command = Cli::command();
@@ -185,6 +209,8 @@ mod tests {
             ("--kas-address wss://kas --observability-listen-address 8080", "write it like 0.0.0.0:8080"),
             ("--kas-address wss://kas --shutdown-grace-period 5", "number and a unit"),
             ("--kas-address wss://kas --token secret", "--token"),
+            ("--kas-address wss://kas --kas-header X", "write it like \"Name: value\""),
+            ("--kas-address wss://kas --kas-header Host:x", "host is set by agentk itself"),
             ("", "--kas-address"),
         ] {
             let error = parse(&format!("agentk {flags}")).unwrap_err().to_string();
@@ -199,10 +225,18 @@ mod tests {
     }
 
     #[test]
+    fn a_check_takes_the_flags_of_running() {
+        let check = parse("agentk check --kas-address wss://kas --prometheus-url http://p").unwrap();
+        assert!(matches!(check.command, Some(Command::Check(run)) if run.prometheus_url.is_some()));
+        assert!(parse("agentk check").unwrap_err().to_string().contains("--kas-address"));
+    }
+
+    #[test]
     fn a_subcommand_needs_no_address() {
         for (line, word) in [("agentk completion bash", "--kas-address"), ("agentk man", ".TH agentk")] {
             let mut out = Vec::new();
-            parse(line).unwrap().command.unwrap().run(&mut out).unwrap();
+            let Some(Command::Print(print)) = parse(line).unwrap().command else { panic!("{line}") };
+            print.run(&mut out).unwrap();
             assert!(String::from_utf8(out).unwrap().contains(word), "{line}");
         }
     }

@@ -3,11 +3,13 @@
 //! ```text
 //!   Dial::dial ──► HTTP/1.1 upgrade ──► 101 with Kas-Welcome ──► Opened::accept ──► serve
 //!       │                 └──► any other answer, one readable line
-//!       └──► TCP, TLS
+//!       └──► TCP, or a proxy's CONNECT; TLS
 //! ```
 
 mod dial;
 mod error;
+mod header;
+mod proxy;
 
 use std::{future::Future, pin::pin};
 
@@ -20,7 +22,7 @@ use http::{
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use proto::{Hello, Welcome, header};
+use proto::{Hello, Welcome, header as names};
 use tokio::{
     io::AsyncWriteExt as _,
     time::{Duration, Instant, timeout, timeout_at},
@@ -33,6 +35,8 @@ use tunnel::{
 pub use self::{
     dial::{BoxIo, Dial, Io, TcpDial},
     error::DialError,
+    header::{ExtraHeader, ExtraHeaderError},
+    proxy::{Proxy, ProxyError},
 };
 use crate::{Address, Token};
 
@@ -54,11 +58,12 @@ pub(crate) async fn open<D: Dial>(
     dial: &D,
     kas: &Address,
     token: &Token,
+    extra: &[ExtraHeader],
     hello: &Hello,
 ) -> Result<Opened<D::Io>, DialError> {
     let deadline = Instant::now() + TIMEOUT;
     let opening = async {
-        let (request, key) = request(kas, token, hello).await?;
+        let (request, key) = request(kas, token, extra, hello).await?;
         let io = dial.dial().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;
         let exchange = async {
@@ -100,13 +105,17 @@ impl<T: Io> Opened<T> {
 async fn request(
     kas: &Address,
     token: &Token,
+    extra: &[ExtraHeader],
     hello: &Hello,
 ) -> Result<(Request<Empty<Bytes>>, String), DialError> {
     let (mut headers, key) = handshake::ask();
     headers.insert(HOST, kas.endpoint().authority().clone());
     headers.insert(USER_AGENT, AGENT);
     headers.insert(AUTHORIZATION, token.authorization().await?);
-    headers.insert(header::HELLO, hello.encode().map_err(DialError::Hello)?);
+    headers.insert(names::HELLO, hello.encode().map_err(DialError::Hello)?);
+    for ExtraHeader { name, value } in extra {
+        headers.append(name.clone(), value.clone());
+    }
     let mut request = Request::new(Empty::new());
     *request.uri_mut() = kas.path().parse().expect("it was part of a URL");
     *request.headers_mut() = headers;
@@ -121,7 +130,7 @@ async fn upgraded<T: Io>(
 ) -> Result<(WebSocket<T>, Welcome), DialError> {
     let address = || kas.to_string();
     handshake::check(&response, key).map_err(|cause| DialError::NotKas { address: address(), cause })?;
-    let welcome = response.headers().get(&header::WELCOME);
+    let welcome = response.headers().get(&names::WELCOME);
     let welcome = welcome.ok_or_else(|| DialError::NoWelcome { address: address() })?;
     let welcome =
         Welcome::decode(welcome).map_err(|cause| DialError::Welcome { address: address(), cause })?;

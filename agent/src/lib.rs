@@ -3,20 +3,21 @@
 //! ```text
 //!   kas ◄── session: N tunnels, one slot each ──── connect, backoff, spread
 //!    │
-//!    └─ request ──► dispatch ──► services ──► handlers ──► upstream ──► Kubernetes API, Prometheus
+//!    └─ request ──► dispatch ──► services ──► policy ──► handlers ──► upstream ──► Kubernetes API, Prometheus
 //!                      └──► control: kas asks to leave a tunnel
 //! ```
 //!
 //! The library holds no globals: several agents may live in one process. [`Agent`] needs something that [`Dial`]s and
 //! the [`Services`] to serve; the binary gives it [`TcpDial`] and the [`handlers`].
 //!
-//! Nothing listens for requests here. What agentk can do in its cluster is what its credentials there allow; who may
-//! ask for it is decided by kas.
+//! Nothing listens for requests here. What agentk can do in its cluster is what its credentials there allow, and of that
+//! what the [`policy`] of the cluster's owner lets through; who may ask for it is decided by kas.
 
 pub mod address;
 pub mod admin;
 pub mod app;
 pub mod backoff;
+pub mod check;
 pub mod cli;
 pub mod cluster;
 pub mod connect;
@@ -25,7 +26,9 @@ pub mod handlers;
 mod headers;
 pub mod health;
 pub mod metrics;
+pub mod policy;
 pub mod probe;
+mod repeats;
 pub mod respond;
 pub mod services;
 pub mod session;

@@ -7,7 +7,8 @@ use std::{
 
 use agent::{
     app::App,
-    cli::{Cli, LogFormat, Run, TOKEN_VARIABLE, token_of},
+    check::Check,
+    cli::{Cli, Command, LogFormat, Run, TOKEN_VARIABLE, token_of},
 };
 use clap::{Parser as _, error::ErrorKind};
 use tokio::{
@@ -33,12 +34,25 @@ fn main() -> ExitCode {
         }
     };
     match (cli.command, cli.run) {
-        (Some(command), _) => match command.run(&mut stdout()) {
+        (Some(Command::Check(options)), _) => check(*options),
+        (Some(Command::Print(print)), _) => match print.run(&mut stdout()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         },
         (None, Some(options)) => run(options),
         (None, None) => unreachable!("clap asks for one of them"),
+    }
+}
+
+fn check(options: Run) -> ExitCode {
+    let check = match Check::build(options, token_of(std::env::var_os(TOKEN_VARIABLE))) {
+        Ok(check) => check,
+        Err(error) => return refuse(&format!("{error:#}")),
+    };
+    let checked = Runtime::new().and_then(|runtime| runtime.block_on(check.run(&mut stdout())));
+    match checked {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) | Err(_) => ExitCode::FAILURE,
     }
 }
 

@@ -20,6 +20,8 @@ pub struct Metrics {
     /// 1 if the cluster answered the last check.
     pub cluster_up: Gauge,
     cluster_checks: Family<ResultLabel, Counter>,
+    policy_decisions: Family<PolicyLabels, Counter>,
+    policy_reloads: Family<ResultLabel, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -35,6 +37,13 @@ struct ReasonLabel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ServiceLabel {
     service: String,
+}
+
+/// Bounded by the rules of a policy file.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PolicyLabels {
+    rule: String,
+    decision: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -73,6 +82,16 @@ impl Metrics {
             "Checks of the Kubernetes API by result",
             metrics.cluster_checks.clone(),
         );
+        registry.register(
+            "agentk_policy_decisions",
+            "Requests by the rule of the policy that was about them, and what it decided",
+            metrics.policy_decisions.clone(),
+        );
+        registry.register(
+            "agentk_policy_reloads",
+            "New versions of the policy file by result",
+            metrics.policy_reloads.clone(),
+        );
         metrics
     }
 
@@ -91,6 +110,22 @@ impl Metrics {
         self.cluster_up.set(up.into());
         let result = if up { "ok" } else { "failed" };
         self.cluster_checks.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// What is counted for one rule of a policy, resolved.
+    pub fn policy_decisions(&self, rule: &str, decision: &'static str) -> Counter {
+        self.policy_decisions.get_or_create(&PolicyLabels { rule: rule.to_owned(), decision }).clone()
+    }
+
+    /// A rule is no longer in force: its name is forgotten, or the names of all rules that ever were would stay.
+    pub fn forget_policy_decisions(&self, rule: &str, decision: &'static str) {
+        self.policy_decisions.remove(&PolicyLabels { rule: rule.to_owned(), decision });
+    }
+
+    /// The policy file has changed.
+    pub fn policy_reload(&self, used: bool) {
+        let result = if used { "ok" } else { "failed" };
+        self.policy_reloads.get_or_create(&ResultLabel { result }).inc();
     }
 
     /// What is counted for one service, resolved.

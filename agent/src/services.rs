@@ -6,6 +6,8 @@ use http::{Request, Response};
 use proto::ServiceName;
 use tunnel::Body;
 
+use crate::policy::Guard;
+
 /// What a handler is doing. Dropped when the caller leaves.
 pub type Handling = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
@@ -49,6 +51,16 @@ impl Services {
         let name = name.parse().expect("a constant that is a service name");
         self.0.insert(name, Arc::new(handler));
         self
+    }
+
+    /// Every request passes `guard` before it reaches its handler.
+    #[must_use]
+    pub fn guarded(self, guard: &Arc<Guard>) -> Self {
+        let guarded = self.0.into_iter().map(|(name, handler)| {
+            let handler: Arc<dyn Handler> = Arc::new(guard.before(name.clone(), handler));
+            (name, handler)
+        });
+        Self(guarded.collect())
     }
 
     /// What the hello announces.

@@ -9,7 +9,6 @@
 //! ```
 //! One such loop per slot; see `slot`.
 
-mod repeats;
 mod slot;
 mod tunnels;
 
@@ -20,8 +19,11 @@ use proto::{Hello, InstanceId, ServiceName};
 use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::{repeats::Repeats, slot::Slot};
-use crate::{Address, Dial, Services, Telemetry, Token, dispatch::Dispatch, health::Check, spread::Spread};
+use self::slot::Slot;
+use crate::{
+    Address, Dial, Services, Telemetry, Token, connect::ExtraHeader, dispatch::Dispatch, health::Check,
+    repeats::Repeats, spread::Spread,
+};
 
 /// What an agent is told.
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ pub struct Options {
     pub kas: Address,
     /// What kas knows us by.
     pub token: Token,
+    /// Added to the requests that open tunnels.
+    pub headers: Vec<ExtraHeader>,
     /// How many tunnels are kept.
     pub tunnels: u16,
     /// How long requests in flight may take after a shutdown was asked for; what is left then is cut.
@@ -76,6 +80,7 @@ impl Options {
         Self {
             kas,
             token,
+            headers: Vec::new(),
             tunnels: 2,
             grace: Duration::from_secs(25),
             pod: Pod::default(),

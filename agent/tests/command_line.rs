@@ -25,6 +25,8 @@ fn a_bad_configuration_is_one_line_that_says_what_to_do() {
     fs::write(directory.path().join("token"), "secret\n").unwrap();
     fs::write(directory.path().join("empty"), "\n").unwrap();
     fs::write(directory.path().join("config"), KUBECONFIG).unwrap();
+    let policy = "rules:\n- name: a\n  action: allow\n  verbs: [ read ]\n  services: [kubernetes]\n";
+    fs::write(directory.path().join("policy"), policy).unwrap();
     let kas = ["--kas-address", "ws://127.0.0.1:1"];
     for (arguments, token, expected) in [
         (&[][..], None, "--token-file"),
@@ -35,6 +37,16 @@ fn a_bad_configuration_is_one_line_that_says_what_to_do() {
         (&["--token-file", "token", "--kubeconfig", "absent"], None, "check --kubeconfig"),
         (&["--token-file", "token", "--kubeconfig", "token"], None, "token:1: "),
         (&["--kubeconfig", "config", "--log-level", "loud=="], Some("secret"), "--log-level"),
+        (
+            &["--kubeconfig", "config", "--policy-file", "absent"],
+            Some("secret"),
+            "absent: the file does not exist",
+        ),
+        (
+            &["--kubeconfig", "config", "--policy-file", "policy"],
+            Some("secret"),
+            "policy:4:12: rules[0].verbs[0]: not a verb",
+        ),
         (
             &["--kas-address", "wss://kas", "--kas-ca-cert-file", "absent"],
             Some("secret"),
@@ -64,6 +76,18 @@ fn a_bad_configuration_is_one_line_that_says_what_to_do() {
         assert!(line.starts_with("agentk: ") && line.contains(expected), "{arguments:?}: {error}");
         assert!(!error.contains("secret"), "{error}");
     }
+}
+
+#[test]
+fn a_check_that_fails_is_exit_code_1() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("config"), KUBECONFIG).unwrap();
+    let arguments = ["check", "--kas-address", "ws://127.0.0.1:1", "--kubeconfig", "config"];
+    let output = agentk(directory.path(), &arguments, Some("secret"));
+    assert_eq!(output.status.code(), Some(1));
+    let report = String::from_utf8(output.stdout).unwrap();
+    assert!(report.contains("kas: TCP                 FAILED  cannot connect to 127.0.0.1:1: "), "{report}");
+    assert_eq!(agentk(directory.path(), &arguments, None).status.code(), Some(64), "there is no token");
 }
 
 #[test]

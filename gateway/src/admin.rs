@@ -1,4 +1,4 @@
-//! The observability listener: `/liveness`, `/readiness`, `/metrics`.
+//! The observability listener: `/liveness`, `/readiness`, `/metrics`, and `/agents` for operators.
 
 use std::{
     convert::Infallible,
@@ -10,13 +10,13 @@ use std::{
 };
 
 use http::{HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
-use hyper::{server::conn::http1, service::service_fn};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::registry::Registry;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tunnel::Body;
 
-use crate::metrics;
+use crate::{metrics, roster::Roster};
 
 /// Whether this replica should be sent traffic.
 #[derive(Clone, Debug, Default)]
@@ -34,13 +34,15 @@ impl Readiness {
     }
 }
 
-/// Serves probes and Prometheus.
+/// Serves probes, Prometheus and `kas agents`.
 #[derive(Debug)]
 pub struct Admin {
     /// What `/readiness` answers.
     pub readiness: Readiness,
     /// What `/metrics` answers.
     pub registry: Registry,
+    /// What `/agents` answers.
+    pub roster: Roster,
 }
 
 impl Admin {
@@ -49,9 +51,9 @@ impl Admin {
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let service = service_fn(|request| {
-            let answer = self.answer(&request);
-            async { Ok::<_, Infallible>(answer) }
+        let service = service_fn(|request: Request<Incoming>| {
+            let admin = Arc::clone(&self);
+            async move { Ok::<_, Infallible>(admin.answer(request.uri().path()).await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -62,25 +64,32 @@ impl Admin {
         }
     }
 
-    fn answer<B>(&self, request: &Request<B>) -> Response<Body> {
-        match request.uri().path() {
+    async fn answer(&self, path: &str) -> Response<Body> {
+        match path {
             "/liveness" => text(StatusCode::OK, "alive\n"),
             "/readiness" if self.readiness.0.load(Relaxed) => text(StatusCode::OK, "ready\n"),
             "/readiness" => text(StatusCode::SERVICE_UNAVAILABLE, "not ready: starting or stopping\n"),
             "/metrics" => {
-                let mut answer = text(StatusCode::OK, metrics::render(&self.registry));
                 let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-                answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(open_metrics));
-                answer
+                answer(StatusCode::OK, open_metrics, metrics::render(&self.registry))
             }
-            _ => text(StatusCode::NOT_FOUND, "there are /liveness, /readiness and /metrics\n"),
+            "/agents" => {
+                let listing = serde_json::to_string_pretty(&self.roster.list().await);
+                let json = listing.expect("it is plain data") + "\n";
+                answer(StatusCode::OK, "application/json", json)
+            }
+            _ => text(StatusCode::NOT_FOUND, "there are /liveness, /readiness, /metrics and /agents\n"),
         }
     }
 }
 
-fn text(status: StatusCode, body: impl Into<Body>) -> Response<Body> {
+fn text(status: StatusCode, body: &'static str) -> Response<Body> {
+    answer(status, "text/plain; charset=utf-8", body)
+}
+
+fn answer(status: StatusCode, kind: &'static str, body: impl Into<Body>) -> Response<Body> {
     let mut answer = Response::new(body.into());
     *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     answer
 }

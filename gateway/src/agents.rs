@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -35,7 +35,9 @@ use tunnel::{
     websocket::{Role, WebSocket, handshake},
 };
 
-use crate::{identity::Identities, log_limit::LogLimit, metrics::Metrics, token::TokenHash};
+use crate::{
+    connected::Connected, identity::Identities, log_limit::LogLimit, metrics::Metrics, token::TokenHash,
+};
 
 /// How long an agent may take for each step of opening a tunnel.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,7 +52,7 @@ pub struct Agents {
     /// Who agents are.
     pub identities: Identities,
     /// Where their tunnels are kept.
-    pub tunnels: Arc<LocalTunnels<Tunnel>>,
+    pub tunnels: Arc<LocalTunnels<Connected>>,
     /// Where other replicas learn of them.
     pub store: Arc<dyn RouteStore>,
     /// This process.
@@ -235,8 +237,14 @@ impl Agents {
             peer = peer.address,
             "tunnel opened"
         );
-        let services: Vec<ServiceName> = peer.hello.services.clone();
-        let registration = self.tunnels.register(peer.agent, peer.tunnel, services, tunnel.clone());
+        let connected = Connected {
+            tunnel: tunnel.clone(),
+            hello: peer.hello.clone(),
+            peer: peer.address.clone(),
+            since: SystemTime::now(),
+        };
+        let services = peer.hello.services.clone();
+        let registration = self.tunnels.register(peer.agent, peer.tunnel, services, connected);
         let live = async {
             self.announce(peer.agent).await;
             self.attend(&peer, &tunnel, || registration.drain()).await

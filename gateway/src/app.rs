@@ -19,11 +19,15 @@ use crate::{
     log_limit::LogLimit,
     metrics::Metrics,
     reload::on_change,
+    roster::Roster,
     tls::Certificate,
 };
 
 /// How long agents may take to leave once no request needs them. Opening another tunnel takes a few round trips.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Open connections of probes and scrapers.
+const MAX_PROBES: usize = 100;
 
 /// How often one kind of refusal or failure is logged.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
@@ -101,11 +105,18 @@ impl Checked {
         let config = self.config;
         let agent = self.agent_certificate.as_ref().map(|pair| pair.acceptor(&[b"http/1.1"]));
         let public = self.public_certificate.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));
+        let limits = &config.agent.kubernetes_api.limits;
         let addresses = (config.agent.listen.address, config.agent.kubernetes_api.listen.address);
         let listeners = Listeners {
-            agent: Listener::bind("agent", addresses.0, agent).await?,
-            public: Listener::bind("public", addresses.1, public).await?,
-            observability: Listener::bind("observability", config.observability.listen.address, None).await?,
+            agent: Listener::bind("agent", addresses.0, agent, config.agent.listen.max_connections).await?,
+            public: Listener::bind("public", addresses.1, public, limits.max_connections).await?,
+            observability: Listener::bind(
+                "observability",
+                config.observability.listen.address,
+                None,
+                MAX_PROBES,
+            )
+            .await?,
         };
         let mut app = App::new(config, self.identity);
         app.certificates = self.agent_certificate.into_iter().chain(self.public_certificate).collect();
@@ -119,7 +130,8 @@ impl App {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
         let identities = Identities::new(identity);
-        let tunnels: Arc<LocalTunnels<tunnel::Tunnel>> = Arc::default();
+        let limits = config.agent.kubernetes_api.limits.clone();
+        let tunnels = Arc::new(LocalTunnels::new(limits.max_requests_per_agent));
         let store: Arc<dyn RouteStore> = Arc::new(MemoryStore::default());
         let agents = Arc::new(Agents {
             identities: identities.clone(),
@@ -146,9 +158,11 @@ impl App {
             leaving: CancellationToken::new(),
             tasks: TaskTracker::new(),
             failures: LogLimit::new(LOG_PERIOD),
+            limits,
         });
         let readiness = Readiness::default();
-        let admin = Arc::new(Admin { readiness: readiness.clone(), registry });
+        let roster = Roster::of(&agents);
+        let admin = Arc::new(Admin { readiness: readiness.clone(), registry, roster });
         Self { agents, callers, admin, identities, readiness, certificates: Vec::new(), config }
     }
 

@@ -4,10 +4,7 @@ mod tracked;
 
 use std::{convert::Infallible, fmt::Display, str::FromStr as _, sync::Arc, time::Duration};
 
-use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header::ACCEPT,
-    uri::PathAndQuery,
-};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, uri::PathAndQuery};
 use hyper::{body::Incoming, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -22,26 +19,26 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::{Body, upgrade};
 
-pub use self::tracked::Tracked;
+pub use self::tracked::{Tracked, Turn};
 use crate::{
     access::{Access, authorize},
-    failure::Failure,
+    config::Limits,
+    failure::{Failure, Reader},
     forward::{Destination, Forwarder},
     headers,
     identity::Identities,
+    io::StallGuard,
     log_limit::LogLimit,
     metrics::class,
     target::Target,
 };
 
-/// How long a caller may take to send a request's head, and may stay silent between requests on HTTP/1.1.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the caller's connection may take to be handed over after the 101 was sent.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest request id of a caller that is taken over.
 const MAX_REQUEST_ID: usize = 64;
-/// Most bytes of headers that a caller's HTTP/2 request may have; HTTP/1.1 is bounded by hyper's buffer.
-const MAX_HEADER_BYTES: u32 = 128 << 10;
+/// hyper reads into no smaller buffer.
+const MIN_HEAD_BYTES: usize = 8192;
 
 /// Serves callers.
 #[derive(Debug)]
@@ -56,6 +53,8 @@ pub struct Callers {
     pub tasks: TaskTracker,
     /// Failed requests are worth a line, not a flood.
     pub failures: LogLimit<Reason>,
+    /// What a caller may take.
+    pub limits: Limits,
 }
 
 impl Callers {
@@ -69,13 +68,20 @@ impl Callers {
             let (callers, address) = (Arc::clone(self), Arc::clone(&address));
             async move { Ok::<_, Infallible>(callers.answer(request, &address).await) }
         });
+        let limits = &self.limits;
         let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.head_timeout)
+            .max_headers(limits.max_headers)
+            .max_buf_size(limits.max_head_bytes.max(MIN_HEAD_BYTES));
         builder
             .http2()
             .timer(TokioTimer::new())
             .keep_alive_interval(Duration::from_secs(30))
-            .max_header_list_size(MAX_HEADER_BYTES);
+            .max_header_list_size(u32::try_from(limits.max_head_bytes).unwrap_or(u32::MAX));
+        let io = StallGuard::new(io, limits.write_stall_timeout);
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
         tokio::pin!(connection);
         let connections = &self.forwarder.metrics.connections;
@@ -95,8 +101,7 @@ impl Callers {
 
     async fn answer(&self, request: Request<Incoming>, address: &str) -> Response<Tracked> {
         let id = request_id(request.headers());
-        let dialect = Target::dialect(request.uri().path());
-        let accept = request.headers().get(ACCEPT).cloned();
+        let reader = Reader::of(Target::dialect(request.uri().path()), request.headers());
         match self.proxy(request, &id).await {
             Ok(response) => response,
             Err(failure) => {
@@ -105,7 +110,7 @@ impl Callers {
                     let reason = failure.reason.as_str();
                     tracing::info!(peer = address, request.id = ?id, reason, suppressed, what = %failure, "a request failed");
                 }
-                failure.render(dialect, accept.as_ref(), &id).map(Tracked::untracked)
+                failure.render(&reader, &id).map(Tracked::untracked)
             }
         }
     }
@@ -119,6 +124,9 @@ impl Callers {
         if request.method() == Method::CONNECT {
             return Err(Failure::new(Reason::BadRequest, "CONNECT is not served: this is no forward proxy"));
         }
+        if request.headers().len() > self.limits.max_headers {
+            return Err(Failure::new(Reason::HeadTooLarge, "the request has too many header fields"));
+        }
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let target = Target::parse(&path)?;
         let identity = self.identities.load();
@@ -126,6 +134,10 @@ impl Callers {
         let name = identity.name(agent).expect("authorized").clone();
         drop(identity);
 
+        let turn = Turn::take(&grant.in_flight, self.limits.max_requests_per_caller).ok_or_else(|| {
+            let what = format!("caller {} has as many requests in flight as it may have", grant.caller.name);
+            Failure::new(Reason::TooManyRequests, what).retry_after(Duration::from_secs(1))
+        })?;
         let upgrading = border::upgrade(request.headers()).is_some();
         if upgrading && request.version() != Version::HTTP_11 {
             return Err(Failure::new(Reason::BadRequest, "an upgrade needs HTTP/1.1"));
@@ -157,7 +169,7 @@ impl Callers {
         );
         match (upgraded, upgrade) {
             (Some(upgraded), Some(outside)) => {
-                let tracked = Tracked::new(Body::empty(), lease, metrics, started);
+                let tracked = Tracked::new(Body::empty(), lease, turn, metrics, started);
                 let splice = splice(upgraded, outside, tracked);
                 self.tasks.spawn(async move { grant.revoked.run_until_cancelled(splice).await });
                 Ok(response.map(Tracked::untracked))
@@ -167,7 +179,7 @@ impl Callers {
                 "the agent switched protocols although nobody asked it to",
             )),
             _ => Ok(response.map(|body| {
-                let tracked = Tracked::new(body, lease, metrics, started);
+                let tracked = Tracked::new(body, lease, turn, metrics, started);
                 if to.class == Class::Long { tracked.until(grant.revoked) } else { tracked }
             })),
         }

@@ -1,31 +1,29 @@
-//! The command line of kas.
+//! The command line of kas, as words. What a command does is in the file of its name.
 
-use std::{
-    io::{IsTerminal as _, Write as _},
-    path::PathBuf,
-    process::ExitCode,
-};
+mod agents;
+mod kubeconfig;
+mod manual;
+mod outcome;
+mod serve;
+mod table;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use std::{io::Write as _, path::PathBuf, process::ExitCode};
+
+use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
 use secrecy::ExposeSecret as _;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
-use tracing::level_filters::LevelFilter;
 
+use self::outcome::{Outcome, Refusal, say};
 use crate::{
     app::Checked,
-    config::{Format, Level, Logging},
     token::{self, Holder, TokenHash},
 };
 
-/// The configuration cannot be used (`EX_USAGE` of sysexits).
-const EXIT_CONFIG: u8 = 64;
-/// An address cannot be bound.
-const EXIT_BIND: u8 = 69;
-
-/// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it.
+/// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
+///
+/// agentk dials out of a cluster to kas. kubectl, helm, CI jobs and Grafana talk to kas as if it were that cluster's
+/// API server or its Prometheus.
 #[derive(Debug, Parser)]
-#[command(name = "kas", version, propagate_version = true)]
+#[command(name = "kas", version, propagate_version = true, after_help = FIRST_STEPS)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -33,156 +31,179 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run the server until SIGTERM or Ctrl-C
-    Serve {
-        /// The configuration file
-        #[arg(long, visible_alias = "configuration-file", env = "KAS_CONFIG", value_name = "FILE")]
-        config: PathBuf,
-    },
-    /// Read a configuration and everything it names, say what is wrong with it, and bind nothing
-    CheckConfig {
-        /// The configuration file
-        file: PathBuf,
-    },
-    /// Make tokens
-    Token {
-        #[command(subcommand)]
-        command: TokenCommand,
-    },
-    /// Print a completion script: `source <(kas completion bash)`
+    Serve(serve::Serve),
+    CheckConfig(CheckConfig),
+    Agents(agents::Agents),
+    Kubeconfig(kubeconfig::Kubeconfig),
+    Token(Token),
+    /// Print a completion script for a shell
+    #[command(after_help = COMPLETION_EXAMPLES)]
     Completion {
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Write the manual: kas.1 to standard output, or a page for each command into a directory
+    #[command(hide = true)]
+    Man {
+        /// The directory, made if it is missing
+        #[arg(long, value_name = "DIRECTORY", value_hint = ValueHint::DirPath)]
+        directory: Option<PathBuf>,
+    },
+}
+
+/// Check a configuration and everything that it names
+///
+/// Binds nothing. A mistake is one line with file, line, column, key and reason, and exit code 64.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  kas check-config /etc/kas/kas.yaml")]
+struct CheckConfig {
+    /// The configuration file
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    file: PathBuf,
+}
+
+/// Make tokens for agents and callers
+///
+/// kas stores hashes of tokens only: the token goes to its holder, the hash into the identity file. A running kas reads
+/// that file again when it changes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = TOKEN_EXAMPLES)]
+struct Token {
+    #[command(subcommand)]
+    command: TokenCommand,
 }
 
 #[derive(Debug, Subcommand)]
 enum TokenCommand {
     /// Print a new token, for its holder, and its hash, for the identity file
+    #[command(after_help = "Example:\n  kas token new agent")]
     New {
         /// Who is to hold it
         #[arg(value_enum)]
         holder: Holder,
     },
     /// Read a token from standard input and print its hash
+    #[command(after_help = "Example:\n  kas token hash < ./token")]
     Hash,
 }
+
+/// The configuration of the kas that a command is about.
+#[derive(Debug, clap::Args)]
+struct ConfigFile {
+    /// The configuration file of kas
+    #[arg(
+        long = "config",
+        visible_alias = "configuration-file",
+        env = "KAS_CONFIG",
+        value_name = "FILE",
+        value_hint = ValueHint::FilePath
+    )]
+    path: PathBuf,
+}
+
+const FIRST_STEPS: &str = "\
+First steps:
+  kas token new agent                   a token for agentk, and its hash for the identity file
+  kas check-config kas.yaml             whether a configuration is good
+  kas serve --config kas.yaml           run
+  kas agents --config kas.yaml          who is connected
+  kas kubeconfig --config kas.yaml ...  a kubeconfig for a caller
+
+See `kas <COMMAND> --help` for examples.";
+
+const COMPLETION_EXAMPLES: &str = "\
+Examples:
+  source <(kas completion bash)
+  kas completion fish > ~/.config/fish/completions/kas.fish";
+
+const TOKEN_EXAMPLES: &str = "\
+Examples:
+  kas token new agent        for a cluster: the token goes to agentk
+  kas token new caller       for a person, a job or Grafana
+  kas token hash < ./token   the hash of a token that exists already";
 
 impl Cli {
     /// Does what the command line asks for.
     pub fn run(self) -> ExitCode {
-        match self.command {
-            Command::Serve { config } => serve(&config),
-            Command::CheckConfig { file } => check_config(&file),
-            Command::Token { command: TokenCommand::New { holder } } => {
-                let token = token::new(holder);
-                say(&format!("token: {}\nhash:  {}", token.expose_secret(), TokenHash::of(&token)))
-            }
-            Command::Token { command: TokenCommand::Hash } => hash(),
-            Command::Completion { shell } => {
-                clap_complete::generate(shell, &mut Self::command(), "kas", &mut std::io::stdout());
-                ExitCode::SUCCESS
-            }
-        }
-    }
-}
-
-fn serve(config: &std::path::Path) -> ExitCode {
-    let checked = match Checked::read(config) {
-        Ok(checked) => checked,
-        Err(error) => return complain(&error, EXIT_CONFIG),
-    };
-    start_logging(checked.logging());
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .expect("the operating system lets a runtime start");
-    runtime.block_on(async {
-        let (app, listeners) = match checked.bind().await {
-            Ok(bound) => bound,
-            Err(error) => return complain(&error, EXIT_BIND),
+        let outcome = match self.command {
+            Command::Serve(serve) => serve.run(),
+            Command::CheckConfig(CheckConfig { file }) => check_config(&file),
+            Command::Agents(agents) => agents.run(),
+            Command::Kubeconfig(kubeconfig) => kubeconfig.run(),
+            Command::Token(Token { command: TokenCommand::New { holder } }) => new_token(holder),
+            Command::Token(Token { command: TokenCommand::Hash }) => hash(),
+            Command::Completion { shell } => manual::completion(Self::command(), shell),
+            Command::Man { directory: Some(directory) } => manual::pages(Self::command(), &directory),
+            Command::Man { directory: None } => manual::page(Self::command()),
         };
-        tracing::info!(
-            version = env!("CARGO_PKG_VERSION"),
-            replica = %app.agents.replica,
-            agent = %listeners.agent.address(),
-            public = %listeners.public.address(),
-            observability = %listeners.observability.address(),
-            "kas is listening"
-        );
-        app.run(listeners, stop_signal()).await;
-        ExitCode::SUCCESS
-    })
-}
-
-/// Cancelled by the first SIGTERM or Ctrl-C; the second ends the process at once.
-fn stop_signal() -> CancellationToken {
-    let stop = CancellationToken::new();
-    let stopping = stop.clone();
-    let mut terminate = signal(SignalKind::terminate()).expect("signals can be handled");
-    let mut interrupt = signal(SignalKind::interrupt()).expect("signals can be handled");
-    tokio::spawn(async move {
-        for times in 0.. {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
+        match outcome {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(Refusal { code, what }) => {
+                // If standard error is gone too, the exit code still tells.
+                let _ = writeln!(std::io::stderr(), "kas: {what}");
+                ExitCode::from(code)
             }
-            if times > 0 {
-                tracing::warn!("asked to stop again: stopping at once");
-                std::process::exit(1);
-            }
-            stopping.cancel();
         }
-    });
-    stop
-}
-
-fn check_config(file: &std::path::Path) -> ExitCode {
-    match Checked::read(file) {
-        Ok(checked) => {
-            let (agents, tokens) = checked.counts();
-            say(&format!("{}: good; {agents} agents, {tokens} tokens of callers", file.display()))
-        }
-        Err(error) => complain(&error, EXIT_CONFIG),
     }
 }
 
-fn hash() -> ExitCode {
+fn check_config(file: &std::path::Path) -> Outcome {
+    let (agents, tokens) = Checked::read(file)?.counts();
+    say(&format!("{}: good; {agents} agents, {tokens} tokens of callers\n", file.display()))
+}
+
+fn new_token(holder: Holder) -> Outcome {
+    let token = token::new(holder);
+    say(&format!("token: {}\nhash:  {}\n", token.expose_secret(), TokenHash::of(&token)))
+}
+
+fn hash() -> Outcome {
     let mut token = String::new();
-    match std::io::stdin().read_line(&mut token) {
-        Ok(_) if !token.trim().is_empty() => say(&TokenHash::of(&token.trim().into()).to_string()),
-        Ok(_) => complain(&"standard input holds no token", EXIT_CONFIG),
-        Err(error) => complain(&error, EXIT_CONFIG),
+    std::io::stdin()
+        .read_line(&mut token)
+        .map_err(|error| Refusal::usage(format!("standard input cannot be read: {error}")))?;
+    match token.trim() {
+        "" => Err(Refusal::usage("standard input holds no token")),
+        token => say(&format!("{}\n", TokenHash::of(&token.into()))),
     }
 }
 
-fn start_logging(logging: &Logging) {
-    let level = match logging.level {
-        Level::Error => LevelFilter::ERROR,
-        Level::Warn => LevelFilter::WARN,
-        Level::Info => LevelFilter::INFO,
-        Level::Debug => LevelFilter::DEBUG,
-    };
-    let builder = tracing_subscriber::fmt()
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_target(false);
-    match logging.format {
-        Format::Json => builder.json().flatten_event(true).init(),
-        Format::Text => builder.init(),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn say(line: &str) -> ExitCode {
-    match writeln!(std::io::stdout(), "{line}") {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
     }
-}
 
-fn complain(error: &dyn std::fmt::Display, code: u8) -> ExitCode {
-    // If standard error is gone too, the exit code still tells.
-    let _ = writeln!(std::io::stderr(), "kas: {error}");
-    ExitCode::from(code)
+    #[test]
+    fn every_command_says_what_it_does_and_gives_an_example() {
+        let mut cli = Cli::command();
+        cli.build();
+        let shown = |command: &&mut clap::Command| !command.is_hide_set() && command.get_name() != "help";
+        for command in cli.get_subcommands_mut().filter(shown) {
+            let help = command.render_long_help().to_string();
+            let about = command.get_about().expect("it has a description").to_string();
+            assert!(help.starts_with(&about), "{help}");
+            assert!(about.len() < 66, "it does not fit into a line of the summary: {about}");
+            assert!(help.contains("\nExample"), "{help}");
+            let after = command.get_after_help().expect("there are examples").to_string();
+            assert!(after.lines().all(|line| line.len() < 80), "too long for a manual: {after}");
+        }
+    }
+
+    /// Without a hint a shell completes nothing, or anything.
+    #[test]
+    fn every_option_that_names_a_file_is_completed_with_files() {
+        for command in Cli::command().get_subcommands() {
+            for argument in command.get_arguments() {
+                let names_a_file = argument.get_value_names().is_some_and(|names| {
+                    names.iter().any(|name| name.contains("FILE") || name.contains("DIR"))
+                });
+                let hinted = matches!(argument.get_value_hint(), ValueHint::FilePath | ValueHint::DirPath);
+                assert_eq!(names_a_file, hinted, "{} {argument}", command.get_name());
+            }
+        }
+    }
 }

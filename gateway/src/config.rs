@@ -59,6 +59,8 @@ pub struct AgentListen {
     /// After this, give or take 5 %, an agent is asked to open another tunnel and leave this one.
     #[serde(with = "proto::duration")]
     pub max_connection_age: Duration,
+    /// Open connections of agents.
+    pub max_connections: usize,
 }
 
 /// Section `agent.kubernetes_api`.
@@ -67,6 +69,30 @@ pub struct AgentListen {
 pub struct KubernetesApi {
     /// The listener for callers.
     pub listen: PublicListen,
+    /// What one caller, one agent and all together may take.
+    pub limits: Limits,
+}
+
+/// Section `agent.kubernetes_api.limits`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Open connections of callers.
+    pub max_connections: usize,
+    /// Requests in flight of one caller.
+    pub max_requests_per_caller: u32,
+    /// Requests in flight to one agent.
+    pub max_requests_per_agent: u32,
+    /// Header fields of one request.
+    pub max_headers: usize,
+    /// Bytes of one request's head.
+    pub max_head_bytes: usize,
+    /// How long a caller may take to send a request's head, the wait for it included.
+    #[serde(with = "proto::duration")]
+    pub head_timeout: Duration,
+    /// How long a caller may stop reading its answer.
+    #[serde(with = "proto::duration")]
+    pub write_stall_timeout: Duration,
 }
 
 /// Section `agent.kubernetes_api.listen`.
@@ -112,7 +138,7 @@ pub struct TunnelConfig {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ObservabilityConfig {
-    /// The listener for `/liveness`, `/readiness` and `/metrics`.
+    /// The listener for `/liveness`, `/readiness`, `/metrics` and `/agents`.
     pub listen: ObservabilityListen,
     /// Logs on standard error.
     pub logging: Logging,
@@ -215,6 +241,7 @@ impl Default for AgentListen {
             certificate_file: None,
             key_file: None,
             max_connection_age: Duration::from_secs(7200),
+            max_connections: 20_000,
         }
     }
 }
@@ -227,6 +254,20 @@ impl Default for PublicListen {
             key_file: None,
             listen_grace_period: Duration::from_secs(5),
             shutdown_grace_period: Duration::from_secs(3600),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_connections: 10_000,
+            max_requests_per_caller: 2_000,
+            max_requests_per_agent: 4_000,
+            max_headers: 100,
+            max_head_bytes: 64 << 10,
+            head_timeout: Duration::from_secs(60),
+            write_stall_timeout: Duration::from_secs(300),
         }
     }
 }
@@ -272,7 +313,7 @@ mod tests {
         assert_eq!(
             error("identity: {file: i}\nagent:\n  listen:\n    adress: x\n"),
             "kas.yaml:4:5: agent.listen.adress: unknown field `adress`, expected one of address, \
-             certificate_file, key_file, max_connection_age"
+             certificate_file, key_file, max_connection_age, max_connections"
         );
         assert_eq!(
             error("identity: {file: i}\nagent:\n  listen:\n    address: here\n"),

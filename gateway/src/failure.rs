@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use http::{
-    HeaderValue, Response,
-    header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+    HeaderMap, HeaderValue, Response,
+    header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, USER_AGENT, WARNING, WWW_AUTHENTICATE},
 };
 use proto::{Reason, header};
 use serde_json::json;
@@ -36,6 +36,24 @@ pub enum Dialect {
     Plain,
 }
 
+/// Who will read an answer.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    dialect: Dialect,
+    accept: Option<HeaderValue>,
+    client_go: bool,
+}
+
+impl Reader {
+    /// Whoever sent these headers.
+    pub fn of(dialect: Dialect, headers: &HeaderMap) -> Self {
+        // "kubectl/v1.32.4 (linux/amd64) kubernetes/59526cd": every program built on client-go ends like that.
+        let agent = headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
+        let client_go = agent.is_some_and(|agent| agent.contains(" kubernetes/"));
+        Self { dialect, accept: headers.get(ACCEPT).cloned(), client_go }
+    }
+}
+
 impl Failure {
     /// A failure that trying again does not mend.
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
@@ -49,7 +67,8 @@ impl Failure {
     }
 
     /// The answer.
-    pub fn render(&self, dialect: Dialect, accept: Option<&HeaderValue>, id: &HeaderValue) -> Response<Body> {
+    pub fn render(&self, reader: &Reader, id: &HeaderValue) -> Response<Body> {
+        let (dialect, accept) = (reader.dialect, reader.accept.as_ref());
         let (content_type, body) = match dialect {
             Dialect::Kubernetes => self.status_object(accept),
             Dialect::Prometheus => ("application/json", self.prometheus_envelope()),
@@ -61,8 +80,14 @@ impl Failure {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         headers.insert(header::ERROR, HeaderValue::from_static(self.reason.as_str()));
         headers.insert(header::REQUEST_ID, id.clone());
-        if let Some(after) = self.retry_after {
+        // client-go obeys it up to ten times without a word to its user, also where an agent is away for good. It still
+        // finds the seconds in the Status.
+        let in_silence = reader.client_go && self.reason.status().is_server_error();
+        if let Some(after) = self.retry_after.filter(|_| !in_silence) {
             headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+        }
+        if dialect == Dialect::Kubernetes && discovers(accept) {
+            headers.insert(WARNING, self.warning());
         }
         if self.reason == Reason::Unauthorized {
             // A browser at GitLab tells by this header whether kas or the cluster refused it.
@@ -110,6 +135,13 @@ impl Failure {
         }
     }
 
+    /// For people who use kubectl (RFC 7234 section 5.5).
+    fn warning(&self) -> HeaderValue {
+        let text: String = self.message.chars().filter(|c| !c.is_control()).collect();
+        let text = text.replace('\\', "\\\\").replace('"', "\\\"");
+        HeaderValue::from_bytes(format!("299 kas \"{text}\"").as_bytes()).expect("without control characters")
+    }
+
     fn prometheus_envelope(&self) -> String {
         let error_type = match self.reason.status().as_u16() {
             400 => "bad_data",
@@ -129,6 +161,13 @@ impl Failure {
         text.push('\n');
         text
     }
+}
+
+/// Whether a client looks for what the cluster can do, as kubectl does before all else. It then shows nothing of a
+/// `Status` but its code ("the server is currently unable to handle the request"); what it shows is a warning.
+fn discovers(accept: Option<&HeaderValue>) -> bool {
+    let accept = accept.and_then(|accept| accept.to_str().ok());
+    accept.is_some_and(|accept| accept.contains("as=APIGroupDiscoveryList"))
 }
 
 /// The encodings of a `Status`.
@@ -164,8 +203,19 @@ mod tests {
     use super::*;
 
     async fn render(failure: &Failure, dialect: Dialect, accept: &'static str) -> (Response<()>, String) {
-        let accept = HeaderValue::from_static(accept);
-        let response = failure.render(dialect, Some(&accept), &HeaderValue::from_static("id-1"));
+        render_for(failure, dialect, accept, "curl/8").await
+    }
+
+    async fn render_for(
+        failure: &Failure,
+        dialect: Dialect,
+        accept: &'static str,
+        agent: &'static str,
+    ) -> (Response<()>, String) {
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, HeaderValue::from_static(accept));
+        headers.insert(USER_AGENT, HeaderValue::from_static(agent));
+        let response = failure.render(&Reader::of(dialect, &headers), &HeaderValue::from_static("id-1"));
         let (head, body) = response.into_parts();
         let text = body.collect().await.unwrap().to_bytes();
         (Response::from_parts(head, ()), String::from_utf8(text.to_vec()).unwrap())
@@ -189,6 +239,30 @@ mod tests {
         assert_eq!(status["reason"], "ServiceUnavailable");
         assert_eq!(status["details"]["retryAfterSeconds"], 10);
         assert_eq!(status["details"]["causes"][0]["reason"], "agent-not-connected");
+    }
+
+    #[tokio::test]
+    async fn client_go_is_not_made_to_wait_in_silence() {
+        let kubectl = "kubectl/v1.32.4 (linux/amd64) kubernetes/59526cd";
+        let (head, text) = render_for(&away(), Dialect::Kubernetes, "*/*", kubectl).await;
+        assert!(!head.headers().contains_key("retry-after"));
+        assert!(text.contains("\"retryAfterSeconds\":10"), "{text}");
+        let busy = Failure::new(Reason::TooManyRequests, "busy").retry_after(Duration::from_secs(1));
+        let (head, _) = render_for(&busy, Dialect::Kubernetes, "*/*", kubectl).await;
+        assert_eq!(head.headers()["retry-after"], "1", "a moment's patience mends it");
+    }
+
+    #[tokio::test]
+    async fn kubectl_shows_a_warning_where_it_shows_no_status() {
+        let discovery =
+            "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+        let (head, _) = render(&away(), Dialect::Kubernetes, discovery).await;
+        assert_eq!(head.headers()["warning"], "299 kas \"agent prod has no tunnel\"");
+        let odd = Failure::new(Reason::UnknownPath, "a \"quoted\" \\ …\r\n");
+        let (head, _) = render(&odd, Dialect::Kubernetes, discovery).await;
+        assert_eq!(head.headers()["warning"].as_bytes(), "299 kas \"a \\\"quoted\\\" \\\\ …\"".as_bytes());
+        let (head, _) = render(&away(), Dialect::Kubernetes, "application/json").await;
+        assert!(!head.headers().contains_key("warning"));
     }
 
     #[tokio::test]

@@ -23,9 +23,9 @@ use http::{Request, Response};
 use proto::{AgentId, AgentName, Reason, ServiceName};
 use router::{Attempt, Choice, Class, Lease, LocalTunnels, Progress, RouteStore};
 use tokio::time::{Instant, timeout_at};
-use tunnel::{Body, CallError, CallErrorKind, Delivery, Tunnel};
+use tunnel::{Body, CallError, CallErrorKind, Delivery};
 
-use crate::{failure::Failure, metrics::Metrics};
+use crate::{connected::Connected, failure::Failure, metrics::Metrics};
 
 /// What a caller is told to wait when the agent is away: about a reconnect with some backoff.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct Forwarder {
     /// The tunnels that end here.
-    pub tunnels: Arc<LocalTunnels<Tunnel>>,
+    pub tunnels: Arc<LocalTunnels<Connected>>,
     /// The directory that the replicas share.
     pub store: Arc<dyn RouteStore>,
     /// How long a request waits for a tunnel of an agent that has none.
@@ -64,12 +64,12 @@ impl Forwarder {
         &self,
         to: &Destination,
         mut request: Request<Body>,
-    ) -> Result<(Response<Body>, Lease<Tunnel>), Failure> {
+    ) -> Result<(Response<Body>, Lease<Connected>), Failure> {
         let mut attempt = Attempt::new(request.method().is_safe());
         let mut tried = Vec::new();
         loop {
             let lease = self.find(to, &tried).await?;
-            let error = match lease.handle().call(request).await {
+            let error = match lease.handle().tunnel.call(request).await {
                 Ok(response) => return Ok((response, lease)),
                 Err(error) => error,
             };
@@ -85,7 +85,7 @@ impl Forwarder {
         }
     }
 
-    async fn find(&self, to: &Destination, tried: &[proto::TunnelId]) -> Result<Lease<Tunnel>, Failure> {
+    async fn find(&self, to: &Destination, tried: &[proto::TunnelId]) -> Result<Lease<Connected>, Failure> {
         if let Choice::Tunnel(lease) = self.tunnels.choose(to.agent, &to.service, to.class, tried) {
             return Ok(lease);
         }
@@ -98,6 +98,7 @@ impl Forwarder {
             match self.tunnels.choose(to.agent, &to.service, to.class, tried) {
                 Choice::Tunnel(lease) => return Ok(lease),
                 Choice::NotServed(services) => return Err(not_served(to, &services)),
+                Choice::Busy => return Err(busy(to)),
                 Choice::NoTunnel => {}
             }
             let woken = async {
@@ -133,6 +134,11 @@ fn progress(delivery: Delivery) -> Progress {
         Delivery::NotProcessed => Progress::NotProcessed,
         Delivery::Unknown => Progress::Unknown,
     }
+}
+
+fn busy(to: &Destination) -> Failure {
+    let what = format!("agent {} has as many requests in flight as it may have", to.name);
+    Failure::new(Reason::TooManyRequests, what).retry_after(Duration::from_secs(1))
 }
 
 fn not_served(to: &Destination, services: &[ServiceName]) -> Failure {

@@ -3,7 +3,10 @@
 mod current;
 mod file;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicU32},
+};
 
 use http::HeaderMap;
 use proto::{AgentId, AgentName, ServiceName};
@@ -29,6 +32,8 @@ pub struct Grant {
     pub caller: Arc<Caller>,
     /// Cancelled when the token, or any right of its holder, is taken away: streams that stay are cut then.
     pub revoked: CancellationToken,
+    /// The caller's requests in flight, whichever of its tokens they came with.
+    pub in_flight: Arc<AtomicU32>,
 }
 
 /// Somebody who sends requests to clusters.
@@ -84,7 +89,10 @@ impl Identity {
     fn succeed(&mut self, former: &Self) {
         for (token, old) in &former.caller_tokens {
             match self.caller_tokens.get_mut(token) {
-                Some(new) if new.caller == old.caller => new.revoked = old.revoked.clone(),
+                Some(new) if new.caller == old.caller => {
+                    new.revoked = old.revoked.clone();
+                    new.in_flight = Arc::clone(&old.in_flight);
+                }
                 Some(_) | None => old.revoked.cancel(),
             }
         }
@@ -104,11 +112,17 @@ impl Identity {
         self.agents.get(&agent)
     }
 
+    /// Every agent, in order of their names.
+    pub fn agents(&self) -> Vec<(&AgentName, AgentId)> {
+        let mut agents: Vec<_> = self.agents.iter().map(|(id, name)| (name, *id)).collect();
+        agents.sort();
+        agents
+    }
+
     /// The agents that a caller may use, in order of their names.
     pub fn agents_of(&self, caller: &Caller) -> Vec<(&AgentName, AgentId)> {
-        let mut agents: Vec<_> =
-            self.agents.iter().filter(|(id, _)| caller.may_use(**id)).map(|(id, name)| (name, *id)).collect();
-        agents.sort();
+        let mut agents = self.agents();
+        agents.retain(|(_, id)| caller.may_use(*id));
         agents
     }
 

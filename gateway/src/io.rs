@@ -1,5 +1,7 @@
 //! A connection as it was accepted: plain or TLS.
 
+mod stall;
+
 use std::{
     io::{self, IoSlice},
     pin::Pin,
@@ -9,26 +11,46 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
+    sync::OwnedSemaphorePermit,
 };
 use tokio_rustls::server::TlsStream;
 
-/// A TCP connection, with or without TLS.
+pub use self::stall::StallGuard;
+
+/// A TCP connection, with or without TLS, and its place among those that a listener allows.
 #[derive(Debug)]
-pub enum Io {
-    /// As it is.
+pub struct Io {
+    kind: Kind,
+    _place: OwnedSemaphorePermit,
+}
+
+#[derive(Debug)]
+enum Kind {
     Plain(TcpStream),
     /// Boxed: a plain connection should not pay for the size of a TLS state.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
+impl Io {
+    /// A connection as it is.
+    pub fn plain(connection: TcpStream, place: OwnedSemaphorePermit) -> Self {
+        Self { kind: Kind::Plain(connection), _place: place }
+    }
+
+    /// A connection after its TLS handshake.
+    pub fn tls(connection: TlsStream<TcpStream>, place: OwnedSemaphorePermit) -> Self {
+        Self { kind: Kind::Tls(Box::new(connection)), _place: place }
+    }
+}
+
 macro_rules! delegate {
     ($self:ident, $io:ident => $call:expr) => {
-        match $self.get_mut() {
-            Self::Plain($io) => {
+        match &mut $self.get_mut().kind {
+            Kind::Plain($io) => {
                 let $io = Pin::new($io);
                 $call
             }
-            Self::Tls($io) => {
+            Kind::Tls($io) => {
                 let $io = Pin::new($io.as_mut());
                 $call
             }
@@ -56,9 +78,9 @@ impl AsyncWrite for Io {
     }
 
     fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(io) => io.is_write_vectored(),
-            Self::Tls(io) => io.is_write_vectored(),
+        match &self.kind {
+            Kind::Plain(io) => io.is_write_vectored(),
+            Kind::Tls(io) => io.is_write_vectored(),
         }
     }
 

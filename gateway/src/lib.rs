@@ -11,7 +11,7 @@
 //! * [`forward`] decides who gets a request; the page to read first.
 //! * [`callers`] serves callers: [`target`] takes the URL apart, [`access`] says who may, [`headers`] what crosses the
 //!   border, [`failure`] how an error is said.
-//! * [`agents`] serves agents and keeps their tunnels in the table.
+//! * [`agents`] serves agents and keeps their tunnels in the table; [`roster`] lists them for operators.
 //! * [`app`] builds, wires and stops all of it. [`config`] and [`identity`] are what it is built from.
 #![warn(missing_docs)]
 
@@ -22,6 +22,7 @@ pub mod app;
 pub mod callers;
 pub mod cli;
 pub mod config;
+pub mod connected;
 pub mod failure;
 pub mod forward;
 pub mod headers;
@@ -31,6 +32,7 @@ pub mod listen;
 pub mod log_limit;
 pub mod metrics;
 pub mod reload;
+pub mod roster;
 pub mod target;
 pub mod tls;
 pub mod token;

@@ -1,10 +1,11 @@
 //! The accept loop, the same for every listener.
 
-use std::{future::Future, io, net::SocketAddr, time::Duration};
+use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{sleep, timeout},
 };
 use tokio_rustls::TlsAcceptor;
@@ -25,6 +26,8 @@ pub struct Listener {
     pub name: &'static str,
     socket: TcpListener,
     tls: Option<TlsAcceptorDebug>,
+    /// One for each connection that may be open.
+    places: Arc<Semaphore>,
 }
 
 /// An address that cannot be bound.
@@ -37,15 +40,17 @@ pub struct BindError {
 }
 
 impl Listener {
-    /// Binds an address.
+    /// Binds an address. Connections beyond `max_connections` wait in the system's queue until others end.
     pub async fn bind(
         name: &'static str,
         address: SocketAddr,
         tls: Option<TlsAcceptor>,
+        max_connections: usize,
     ) -> Result<Self, BindError> {
         let socket =
             TcpListener::bind(address).await.map_err(|source| BindError { name, address, source })?;
-        Ok(Self { name, socket, tls: tls.map(TlsAcceptorDebug) })
+        let places = Arc::new(Semaphore::new(max_connections));
+        Ok(Self { name, socket, tls: tls.map(TlsAcceptorDebug), places })
     }
 
     /// The address, with the port that the system chose.
@@ -62,13 +67,25 @@ impl Listener {
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        let Self { name, socket, tls } = self;
+        let Self { name, socket, tls, places } = self;
         loop {
-            let accepted = tokio::select! {
-                accepted = socket.accept() => accepted,
-                () = stop.cancelled() => return,
+            let accepting = async {
+                let place = match Arc::clone(&places).try_acquire_owned() {
+                    Ok(place) => place,
+                    Err(_) => {
+                        tracing::warn!(
+                            listener = name,
+                            "every connection that is allowed is open; new ones wait"
+                        );
+                        Arc::clone(&places).acquire_owned().await.expect("never closed")
+                    }
+                };
+                socket.accept().await.map(|(connection, peer)| (connection, peer, place))
             };
-            let (connection, peer) = match accepted {
+            let Some(accepted) = stop.run_until_cancelled(accepting).await else {
+                return;
+            };
+            let (connection, peer, place) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(listener = name, %error, "a connection could not be accepted");
@@ -78,7 +95,7 @@ impl Listener {
             };
             let (tls, handle) = (tls.as_ref().map(|tls| tls.0.clone()), handle.clone());
             tasks.spawn(async move {
-                match timeout(HANDSHAKE_TIMEOUT, establish(connection, tls)).await {
+                match timeout(HANDSHAKE_TIMEOUT, establish(connection, tls, place)).await {
                     Ok(Ok(io)) => handle(io, peer).await,
                     Ok(Err(error)) => {
                         tracing::info!(listener = name, %peer, %error, "a connection was not established");
@@ -90,7 +107,11 @@ impl Listener {
     }
 }
 
-async fn establish(connection: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<Io> {
+async fn establish(
+    connection: TcpStream,
+    tls: Option<TlsAcceptor>,
+    place: OwnedSemaphorePermit,
+) -> io::Result<Io> {
     connection.set_nodelay(true)?;
     let mut first = [0];
     let read = connection.peek(&mut first).await?;
@@ -98,9 +119,9 @@ async fn establish(connection: TcpStream, tls: Option<TlsAcceptor>) -> io::Resul
     let speaks_tls = read == 1 && first[0] == 22;
     match tls {
         None if speaks_tls => Err(io::Error::other("the other end speaks TLS, and this listener does not")),
-        None => Ok(Io::Plain(connection)),
+        None => Ok(Io::plain(connection, place)),
         Some(_) if read == 1 && !speaks_tls => Err(answer_in_plain(connection).await),
-        Some(tls) => Ok(Io::Tls(Box::new(tls.accept(connection).await?))),
+        Some(tls) => Ok(Io::tls(tls.accept(connection).await?, place)),
     }
 }
 

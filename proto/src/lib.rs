@@ -25,6 +25,7 @@ mod hello;
 mod id;
 pub mod impersonation;
 mod reason;
+pub mod yaml;
 
 pub use self::hello::{Hello, HelloError, Limits, Welcome};
 pub use self::id::{

@@ -72,6 +72,8 @@ reasons! {
     UnknownService = "unknown-service", NOT_FOUND, Caller;
     /// The service exists but not this path or method of it.
     NotProxied = "not-proxied", FORBIDDEN, Caller;
+    /// agentk has a policy, which does not allow this request.
+    RefusedByPolicy = "refused-by-policy", FORBIDDEN, Caller;
     /// No tunnel of this agent, nor did one come while the request waited.
     AgentNotConnected = "agent-not-connected", SERVICE_UNAVAILABLE, Agent;
     /// The tunnel ended before the agent answered.
@@ -90,6 +92,8 @@ reasons! {
     Draining = "draining", SERVICE_UNAVAILABLE, Server;
     /// A limit of kas was reached.
     TooManyRequests = "too-many-requests", TOO_MANY_REQUESTS, Server;
+    /// The request's head has more or longer fields than kas takes.
+    HeadTooLarge = "head-too-large", REQUEST_HEADER_FIELDS_TOO_LARGE, Caller;
     /// The other end does not speak our subprotocol.
     UnsupportedProtocol = "unsupported-protocol", UPGRADE_REQUIRED, Caller;
     /// A defect of ours.

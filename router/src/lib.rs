@@ -17,4 +17,4 @@ pub use self::attempt::{Attempt, Progress};
 pub use self::choice::Class;
 pub use self::memory::MemoryStore;
 pub use self::store::{BoxFuture, Record, Route, RouteStore, StoreError};
-pub use self::tunnels::{Choice, Lease, LocalTunnels, Registration};
+pub use self::tunnels::{Choice, InFlight, Lease, LocalTunnels, Registration, View};

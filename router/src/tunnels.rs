@@ -19,6 +19,8 @@ use crate::choice::{Class, Load, least_loaded};
 pub struct LocalTunnels<T> {
     table: Mutex<Table<T>>,
     turn: AtomicUsize,
+    /// Most requests in flight to one agent.
+    limit: u32,
 }
 
 #[derive(Debug)]
@@ -31,11 +33,17 @@ struct Table<T> {
 #[derive(Debug)]
 struct Entry<T> {
     id: TunnelId,
-    services: Vec<ServiceName>,
+    services: Vec<Served>,
     handle: T,
+    draining: AtomicBool,
+}
+
+/// A service of a tunnel, with the requests for it that are in flight. A tunnel's load is their sum.
+#[derive(Debug)]
+struct Served {
+    name: ServiceName,
     short: AtomicU32,
     long: AtomicU32,
-    draining: AtomicBool,
 }
 
 /// What the table says to a request.
@@ -47,13 +55,34 @@ pub enum Choice<T> {
     NotServed(Vec<ServiceName>),
     /// The agent has no tunnel here.
     NoTunnel,
+    /// The agent has as many requests in flight as it may have.
+    Busy,
 }
 
 /// A tunnel carrying one more request, until this is dropped.
 #[derive(Debug)]
 pub struct Lease<T> {
     entry: Arc<Entry<T>>,
+    /// Which of the entry's services.
+    service: usize,
     class: Class,
+}
+
+/// A tunnel as somebody sees it who only looks. It may be gone from the table already.
+#[derive(Debug)]
+pub struct View<T> {
+    /// Whose it is.
+    pub agent: AgentId,
+    entry: Arc<Entry<T>>,
+}
+
+/// Requests for one service in one tunnel whose answers have not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// Of [`Class::Short`].
+    pub short: u32,
+    /// Of [`Class::Long`].
+    pub long: u32,
 }
 
 /// A tunnel's place in the table, until this is dropped.
@@ -65,14 +94,13 @@ pub struct Registration<T> {
     entry: Arc<Entry<T>>,
 }
 
-impl<T> Default for LocalTunnels<T> {
-    fn default() -> Self {
-        let table = Table { tunnels: HashMap::new(), waiting: HashMap::new() };
-        Self { table: Mutex::new(table), turn: AtomicUsize::new(0) }
-    }
-}
-
 impl<T> LocalTunnels<T> {
+    /// An empty table. `limit`: most requests in flight to one agent.
+    pub fn new(limit: u32) -> Self {
+        let table = Table { tunnels: HashMap::new(), waiting: HashMap::new() };
+        Self { table: Mutex::new(table), turn: AtomicUsize::new(0), limit }
+    }
+
     /// Adds a tunnel and wakes whoever waits for its agent.
     pub fn register(
         self: &Arc<Self>,
@@ -81,14 +109,8 @@ impl<T> LocalTunnels<T> {
         services: Vec<ServiceName>,
         handle: T,
     ) -> Registration<T> {
-        let entry = Arc::new(Entry {
-            id,
-            services,
-            handle,
-            short: AtomicU32::new(0),
-            long: AtomicU32::new(0),
-            draining: AtomicBool::new(false),
-        });
+        let services = services.into_iter().map(Served::new).collect();
+        let entry = Arc::new(Entry { id, services, handle, draining: AtomicBool::new(false) });
         let mut table = self.table.lock();
         table.tunnels.entry(agent).or_default().push(Arc::clone(&entry));
         let waiting = table.waiting.remove(&agent);
@@ -112,22 +134,29 @@ impl<T> LocalTunnels<T> {
         let Some(entries) = table.tunnels.get(&agent) else {
             return Choice::NoTunnel;
         };
-        let serving: Vec<&Arc<Entry<T>>> =
-            entries.iter().filter(|entry| entry.services.contains(service)).collect();
+        let in_flight = entries.iter().map(|entry| entry.load());
+        let in_flight =
+            in_flight.fold(0u32, |sum, load| sum.saturating_add(load.short).saturating_add(load.long));
+        if in_flight >= self.limit {
+            return Choice::Busy;
+        }
+
+        let serving: Vec<(&Arc<Entry<T>>, usize)> =
+            entries.iter().filter_map(|entry| Some((entry, entry.position(service)?))).collect();
         if serving.is_empty() {
             return Choice::NotServed(services(entries));
         }
 
-        let candidates: Vec<&Arc<Entry<T>>> =
-            serving.into_iter().filter(|entry| !tried.contains(&entry.id)).collect();
-        let loads: Vec<Load> = candidates.iter().map(|entry| entry.load()).collect();
+        let candidates: Vec<(&Arc<Entry<T>>, usize)> =
+            serving.into_iter().filter(|(entry, _)| !tried.contains(&entry.id)).collect();
+        let loads: Vec<Load> = candidates.iter().map(|(entry, _)| entry.load()).collect();
         let Some(index) = least_loaded(&loads, self.turn.fetch_add(1, Relaxed)) else {
             return Choice::NoTunnel;
         };
 
-        let entry = Arc::clone(candidates[index]);
-        entry.counter(class).fetch_add(1, Relaxed);
-        Choice::Tunnel(Lease { entry, class })
+        let (entry, service) = candidates[index];
+        entry.services[service].counter(class).fetch_add(1, Relaxed);
+        Choice::Tunnel(Lease { entry: Arc::clone(entry), service, class })
     }
 
     /// Completes when a tunnel of the agent is registered after this call.
@@ -140,6 +169,13 @@ impl<T> LocalTunnels<T> {
     /// Whether the agent has any tunnel here.
     pub fn holds(&self, agent: AgentId) -> bool {
         self.table.lock().tunnels.contains_key(&agent)
+    }
+
+    /// Every tunnel, in no order, to look at. Requests wait for no more than the time it takes to list them.
+    pub fn views(&self) -> Vec<View<T>> {
+        let table = self.table.lock();
+        let all = table.tunnels.iter().flat_map(|(agent, entries)| entries.iter().map(move |e| (agent, e)));
+        all.map(|(agent, entry)| View { agent: *agent, entry: Arc::clone(entry) }).collect()
     }
 }
 
@@ -176,17 +212,54 @@ impl<T> Lease<T> {
 
 impl<T> Drop for Lease<T> {
     fn drop(&mut self) {
-        self.entry.counter(self.class).fetch_sub(1, Relaxed);
+        self.entry.services[self.service].counter(self.class).fetch_sub(1, Relaxed);
+    }
+}
+
+impl<T> View<T> {
+    /// What requests are sent with.
+    pub fn handle(&self) -> &T {
+        &self.entry.handle
+    }
+
+    /// Which tunnel it is.
+    pub fn tunnel(&self) -> TunnelId {
+        self.entry.id
+    }
+
+    /// Whether it is about to be left.
+    pub fn is_draining(&self) -> bool {
+        self.entry.draining.load(Relaxed)
+    }
+
+    /// What it serves, and how much of it now.
+    pub fn services(&self) -> impl Iterator<Item = (&ServiceName, InFlight)> {
+        self.entry.services.iter().map(|served| (&served.name, served.in_flight()))
     }
 }
 
 impl<T> Entry<T> {
+    fn position(&self, service: &ServiceName) -> Option<usize> {
+        self.services.iter().position(|served| served.name == *service)
+    }
+
     fn load(&self) -> Load {
-        Load {
-            short: self.short.load(Relaxed),
-            long: self.long.load(Relaxed),
-            draining: self.draining.load(Relaxed),
+        let mut load = Load { short: 0, long: 0, draining: self.draining.load(Relaxed) };
+        for InFlight { short, long } in self.services.iter().map(Served::in_flight) {
+            load.short = load.short.saturating_add(short);
+            load.long = load.long.saturating_add(long);
         }
+        load
+    }
+}
+
+impl Served {
+    fn new(name: ServiceName) -> Self {
+        Self { name, short: AtomicU32::new(0), long: AtomicU32::new(0) }
+    }
+
+    fn in_flight(&self) -> InFlight {
+        InFlight { short: self.short.load(Relaxed), long: self.long.load(Relaxed) }
     }
 
     fn counter(&self, class: Class) -> &AtomicU32 {
@@ -198,7 +271,8 @@ impl<T> Entry<T> {
 }
 
 fn services<T>(entries: &[Arc<Entry<T>>]) -> Vec<ServiceName> {
-    let mut services: Vec<_> = entries.iter().flat_map(|entry| entry.services.iter().cloned()).collect();
+    let served = entries.iter().flat_map(|entry| &entry.services);
+    let mut services: Vec<_> = served.map(|served| served.name.clone()).collect();
     services.sort();
     services.dedup();
     services
@@ -214,6 +288,10 @@ mod tests {
         name.parse().unwrap()
     }
 
+    fn table() -> Arc<LocalTunnels<u8>> {
+        Arc::new(LocalTunnels::new(3))
+    }
+
     fn register(tunnels: &Arc<LocalTunnels<u8>>, handle: u8) -> Registration<u8> {
         tunnels.register(AGENT, TunnelId::random(), vec![service("kubernetes")], handle)
     }
@@ -221,13 +299,13 @@ mod tests {
     fn choose(tunnels: &LocalTunnels<u8>, tried: &[TunnelId]) -> Option<Lease<u8>> {
         match tunnels.choose(AGENT, &service("kubernetes"), Class::Short, tried) {
             Choice::Tunnel(lease) => Some(lease),
-            Choice::NotServed(_) | Choice::NoTunnel => None,
+            Choice::NotServed(_) | Choice::NoTunnel | Choice::Busy => None,
         }
     }
 
     #[test]
     fn a_tunnel_is_there_exactly_as_long_as_its_registration() {
-        let tunnels = Arc::default();
+        let tunnels = table();
         assert!(choose(&tunnels, &[]).is_none());
         let registration = register(&tunnels, 1);
         assert_eq!(*choose(&tunnels, &[]).unwrap().handle(), 1);
@@ -238,7 +316,7 @@ mod tests {
 
     #[test]
     fn requests_spread_over_tunnels_by_what_is_in_flight() {
-        let tunnels = Arc::default();
+        let tunnels = table();
         let _registrations = [register(&tunnels, 1), register(&tunnels, 2)];
         let first = choose(&tunnels, &[]).unwrap();
         let second = choose(&tunnels, &[]).unwrap();
@@ -250,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_tried_tunnel_and_a_draining_one_are_passed_over() {
-        let tunnels = Arc::default();
+        let tunnels = table();
         let (a, _b) = (register(&tunnels, 1), register(&tunnels, 2));
         a.drain();
         let lease = choose(&tunnels, &[]).unwrap();
@@ -262,7 +340,7 @@ mod tests {
 
     #[test]
     fn an_agent_that_serves_something_else_says_what() {
-        let tunnels = Arc::default();
+        let tunnels = table();
         let _registration = register(&tunnels, 1);
         match tunnels.choose(AGENT, &service("prometheus"), Class::Short, &[]) {
             Choice::NotServed(served) => assert_eq!(served, [service("kubernetes")]),
@@ -270,9 +348,41 @@ mod tests {
         }
     }
 
+    #[test]
+    fn who_looks_sees_every_tunnel_with_what_is_in_flight_for_each_service() {
+        let tunnels = table();
+        let both = vec![service("kubernetes"), service("prometheus")];
+        let a = tunnels.register(AGENT, TunnelId::random(), both, 1);
+        let _b = tunnels.register(AgentId(8), TunnelId::random(), vec![], 2);
+        let Choice::Tunnel(_watch) = tunnels.choose(AGENT, &service("prometheus"), Class::Long, &[]) else {
+            panic!("there is a tunnel");
+        };
+        let _get = choose(&tunnels, &[]).unwrap();
+        a.drain();
+
+        let mut views = tunnels.views();
+        views.sort_by_key(|view| view.agent);
+        assert_eq!(views.iter().map(|view| *view.handle()).collect::<Vec<_>>(), [1, 2]);
+        assert!(views[0].is_draining() && !views[1].is_draining());
+        let seen: Vec<_> = views[0].services().map(|(name, now)| (name.as_str(), now)).collect();
+        let (short, long) = (InFlight { short: 1, long: 0 }, InFlight { short: 0, long: 1 });
+        assert_eq!(seen, [("kubernetes", short), ("prometheus", long)]);
+    }
+
+    #[test]
+    fn an_agent_has_so_many_requests_in_flight_and_no_more() {
+        let tunnels = table();
+        let _registrations = [register(&tunnels, 1), register(&tunnels, 2)];
+        let mut leases: Vec<_> = (0..3).map(|_| choose(&tunnels, &[]).unwrap()).collect();
+        let busy = tunnels.choose(AGENT, &service("kubernetes"), Class::Long, &[]);
+        assert!(matches!(busy, Choice::Busy));
+        leases.pop();
+        assert!(choose(&tunnels, &[]).is_some());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_waiting_caller_is_woken_by_its_agent_only() {
-        let tunnels: Arc<LocalTunnels<u8>> = Arc::default();
+        let tunnels = table();
         let arrival = tunnels.arrival(AGENT);
         let other = tunnels.arrival(AgentId(8));
         let _registration = register(&tunnels, 1);

@@ -1,16 +1,17 @@
 //! The byte stream below a tunnel.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Duration, Instant, timeout_at},
+    net::TcpStream,
+    time::{Duration, Instant, timeout},
 };
 
-use super::DialError;
+use super::{DialError, Proxy};
 use crate::{
     Address,
-    upstream::{Connector, Tls, TlsError, TlsOptions, UpstreamError},
+    upstream::{Connector, Endpoint, Tls, TlsError, TlsOptions, UpstreamError},
 };
 
 /// For name, TCP and TLS.
@@ -52,6 +53,7 @@ where
 pub struct TcpDial {
     kas: Address,
     connector: Connector,
+    proxy: Option<(Proxy, Connector)>,
 }
 
 impl TcpDial {
@@ -59,20 +61,52 @@ impl TcpDial {
     pub fn new(kas: Address, tls: TlsOptions) -> Result<Self, TlsError> {
         // Without TLS, missing system roots are no reason to fail.
         let tls = Arc::new(if kas.is_secure() { Tls::new(tls)? } else { Tls::system() });
-        Ok(Self { connector: Connector::new(kas.endpoint().clone(), TIMEOUT, tls), kas })
+        Ok(Self { connector: Connector::new(kas.endpoint().clone(), TIMEOUT, tls), kas, proxy: None })
     }
-}
 
-impl Dial for TcpDial {
-    type Io = BoxIo;
+    /// Connects through this proxy, if there is one. It resolves kas's name, too.
+    #[must_use]
+    pub fn through(mut self, proxy: Option<Proxy>) -> Self {
+        self.proxy = proxy.map(|proxy| {
+            let connector = proxy.connector(TIMEOUT);
+            (proxy, connector)
+        });
+        self
+    }
 
-    async fn dial(&self) -> Result<BoxIo, DialError> {
+    /// What is connected to first: the proxy, or kas.
+    pub(crate) fn first(&self) -> &Endpoint {
+        self.proxy.as_ref().map_or_else(|| self.kas.endpoint(), |(proxy, _)| proxy.endpoint())
+    }
+
+    pub(crate) fn proxy(&self) -> Option<&Proxy> {
+        self.proxy.as_ref().map(|(proxy, _)| proxy)
+    }
+
+    /// The addresses that the name of the [first](Self::first) has.
+    pub(crate) async fn resolve(&self) -> Result<Vec<SocketAddr>, DialError> {
+        let connector = self.proxy.as_ref().map_or(&self.connector, |(_, connector)| connector);
+        self.in_time(async { Ok(connector.resolve().await?.collect()) }).await
+    }
+
+    /// A connection, without TLS yet.
+    pub(crate) async fn tcp(&self) -> Result<TcpStream, DialError> {
         let deadline = Instant::now() + TIMEOUT;
-        let dialling = async {
-            let tcp = self.connector.tcp(deadline).await?;
-            if !self.kas.is_secure() {
-                return Ok(Box::new(tcp) as BoxIo);
+        self.in_time(async {
+            match &self.proxy {
+                Some((proxy, connector)) => proxy.connect(connector, &self.kas, deadline).await,
+                None => Ok(self.connector.tcp(deadline).await?),
             }
+        })
+        .await
+    }
+
+    /// TLS on it, for `wss://`.
+    pub(crate) async fn secure(&self, tcp: TcpStream) -> Result<BoxIo, DialError> {
+        if !self.kas.is_secure() {
+            return Ok(Box::new(tcp));
+        }
+        let connecting = async {
             let (tls, name) = self.connector.tls().await?;
             match tls.connect(name, tcp).await {
                 Ok(stream) => Ok(Box::new(stream) as BoxIo),
@@ -82,8 +116,19 @@ impl Dial for TcpDial {
                 Err(error) => Err(UpstreamError::handshake(self.kas.endpoint().host(), &error).into()),
             }
         };
+        self.in_time(connecting).await
+    }
 
-        timeout_at(deadline, dialling).await.unwrap_or_else(|_| Err(DialError::timed_out(&self.kas, TIMEOUT)))
+    async fn in_time<T>(&self, dialling: impl Future<Output = Result<T, DialError>>) -> Result<T, DialError> {
+        timeout(TIMEOUT, dialling).await.unwrap_or_else(|_| Err(DialError::timed_out(&self.kas, TIMEOUT)))
+    }
+}
+
+impl Dial for TcpDial {
+    type Io = BoxIo;
+
+    async fn dial(&self) -> Result<BoxIo, DialError> {
+        self.in_time(async { self.secure(self.tcp().await?).await }).await
     }
 }
 

@@ -17,6 +17,14 @@ pub enum DialError {
     /// Name, TCP or TLS.
     #[error(transparent)]
     Network(#[from] UpstreamError),
+    /// The proxy on the way.
+    #[error("the proxy {proxy}: {what}")]
+    Proxy {
+        /// Its address, and which variable names it.
+        proxy: String,
+        /// What went wrong.
+        what: String,
+    },
     /// The stream broke before kas answered.
     #[error("the connection broke: {0}")]
     Io(#[from] io::Error),
@@ -142,6 +150,7 @@ impl DialError {
     pub fn label(&self) -> &'static str {
         match self {
             Self::Token(_) => "token",
+            Self::Proxy { .. } => "proxy",
             Self::Network(UpstreamError::Resolve { .. }) => "dns",
             Self::Network(UpstreamError::Connect { .. }) => "connect",
             Self::Network(UpstreamError::ConnectTimeout { .. }) | Self::Timeout { .. } => "timeout",

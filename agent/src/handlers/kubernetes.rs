@@ -5,13 +5,15 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
-    header::{AUTHORIZATION, CONTENT_LENGTH},
+    header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE},
 };
 use http_body_util::{BodyExt as _, Limited};
 use proto::{Reason, impersonation};
 use serde::Deserialize;
+use serde_json::json;
 use tokio::time::timeout;
 use tunnel::Body;
 
@@ -31,9 +33,9 @@ pub struct Kubernetes {
     api: Upstream<Body>,
 }
 
-/// For `GET /version`, which is answered from memory.
-const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
-const VERSION_MAX: usize = 64 << 10;
+/// For questions of our own, which are answered from memory.
+const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_MAX: usize = 64 << 10;
 
 impl Kubernetes {
     /// Connects to nothing yet.
@@ -64,28 +66,57 @@ impl Kubernetes {
     /// The cluster's version, if it tells us. An answer without one still proves that the cluster is there.
     pub async fn version(&self) -> Result<Option<String>, Failure> {
         let request = Request::get("/version").body(Body::empty()).expect("constants");
+        let (_, body) = self.ask(request).await?;
+        Ok(serde_json::from_slice(&body).ok().map(|Version { git_version }| git_version))
+    }
+
+    /// Whether agentk itself may do this to `resource` (`pods`, `pods/log`) in all namespaces.
+    pub async fn may(&self, verb: &str, group: &str, resource: &str) -> Result<bool, Failure> {
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        let attributes =
+            json!({"verb": verb, "group": group, "resource": resource, "subresource": subresource});
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        });
+        let request = Request::post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Body::from(review.to_string()))
+            .expect("constants");
+        let (status, body) = self.ask(request).await?;
+        serde_json::from_slice(&body).map(|Review { status }| status.allowed).map_err(|_| {
+            let what = format!("{} answered {status} to a review of access", self.cluster.endpoint());
+            Failure::new(Reason::ClusterMisbehaved, what)
+        })
+    }
+
+    /// A small question of our own.
+    async fn ask(&self, request: Request<Body>) -> Result<(StatusCode, Bytes), Failure> {
         let asking = async {
             let response = self.send(request).await?;
-            match response.status() {
-                StatusCode::UNAUTHORIZED => {
-                    let what = format!("{} refused agentk's credential (401)", self.cluster);
-                    return Err(Failure::new(Reason::ClusterCredential, what));
-                }
-                status if status.is_server_error() => {
-                    let what = format!("{} answered {status}", self.cluster.endpoint());
-                    return Err(Failure::new(Reason::ClusterMisbehaved, what));
-                }
-                _ => {}
+            let status = response.status();
+            if status == StatusCode::UNAUTHORIZED {
+                let what = format!("{} refused agentk's credential (401)", self.cluster);
+                return Err(Failure::new(Reason::ClusterCredential, what));
             }
-            let body = Limited::new(response.into_body(), VERSION_MAX).collect().await;
-            let body = body.map(|body| body.to_bytes()).unwrap_or_default();
-            Ok(serde_json::from_slice(&body).ok().map(|Version { git_version }| git_version))
+            if status.is_server_error() {
+                let what = format!("{} answered {status}", self.cluster.endpoint());
+                return Err(Failure::new(Reason::ClusterMisbehaved, what));
+            }
+            let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
+            Ok((status, body.map(|body| body.to_bytes()).unwrap_or_default()))
         };
 
-        timeout(VERSION_TIMEOUT, asking).await.unwrap_or_else(|_| {
-            let what = format!("no answer from {} within {VERSION_TIMEOUT:?}", self.cluster.endpoint());
+        timeout(ASK_TIMEOUT, asking).await.unwrap_or_else(|_| {
+            let what = format!("no answer from {} within {ASK_TIMEOUT:?}", self.cluster.endpoint());
             Err(Failure::new(Reason::ClusterTimeout, what))
         })
+    }
+
+    /// For people: where the API is, and who we are there.
+    pub fn describe(&self) -> String {
+        self.cluster.to_string()
     }
 
     async fn identify(&self, request: &mut Request<Body>) -> Result<(), Failure> {
@@ -120,4 +151,14 @@ impl Handler for Kubernetes {
 #[serde(rename_all = "camelCase")]
 struct Version {
     git_version: String,
+}
+
+#[derive(Deserialize)]
+struct Review {
+    status: ReviewStatus,
+}
+
+#[derive(Deserialize)]
+struct ReviewStatus {
+    allowed: bool,
 }

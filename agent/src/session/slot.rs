@@ -120,11 +120,12 @@ impl<D: Dial> Slot<D> {
     /// Dials until `Spread` is content with the replica.
     async fn open(&self, avoid: Option<ReplicaId>) -> Result<Opened<D::Io>, DialError> {
         let shared = &self.shared;
+        let options = &shared.options;
         let hello = shared.hello(self.index);
         let mut search = Search::new(usize::from(self.index), avoid);
         loop {
             let opened =
-                connect::open(&shared.dial, &shared.options.kas, &shared.options.token, &hello).await?;
+                connect::open(&shared.dial, &options.kas, &options.token, &options.headers, &hello).await?;
             let replica = opened.welcome.replica;
             if shared.spread.lock().claim(&mut search, replica, Instant::now()) {
                 return Ok(opened);

@@ -95,7 +95,7 @@ impl Connector {
         Err(failure.unwrap_or_else(|| self.timed_out()))
     }
 
-    async fn resolve(&self) -> Result<std::vec::IntoIter<SocketAddr>, UpstreamError> {
+    pub(crate) async fn resolve(&self) -> Result<std::vec::IntoIter<SocketAddr>, UpstreamError> {
         let host = self.endpoint.host();
         let failed = |cause| UpstreamError::Resolve { host: host.to_owned(), cause };
         let found: Vec<_> = lookup_host((host, self.endpoint.port())).await.map_err(failed)?.collect();

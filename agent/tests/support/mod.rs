@@ -18,7 +18,7 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use proto::{Limits, ReplicaId, TunnelId, Welcome, header};
 use tokio::{
-    io::DuplexStream,
+    io::{AsyncRead, AsyncWrite, DuplexStream},
     sync::mpsc,
     task::JoinHandle,
     time::{Duration, Instant, sleep},
@@ -104,7 +104,10 @@ impl Kas {
     }
 }
 
-async fn serve(io: DuplexStream, answer: Answer, opened: mpsc::UnboundedSender<Opened>) {
+pub(crate) async fn serve<T>(io: T, answer: Answer, opened: mpsc::UnboundedSender<Opened>)
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let service = service_fn(|mut request: Request<Incoming>| {
         let (answer, opened) = (answer.clone(), opened.clone());
         async move {
@@ -125,7 +128,7 @@ async fn serve(io: DuplexStream, answer: Answer, opened: mpsc::UnboundedSender<O
             response.headers_mut().insert(header::WELCOME, welcome.encode().unwrap());
             let upgrade = hyper::upgrade::on(&mut request);
             tokio::spawn(async move {
-                let parts = upgrade.await.unwrap().downcast::<TokioIo<DuplexStream>>().unwrap();
+                let parts = upgrade.await.unwrap().downcast::<TokioIo<T>>().unwrap();
                 let socket = WebSocket::new(parts.io.into_inner(), parts.read_buf, Role::Server);
                 let (tunnel, driver) = tunnel::open(socket, &Settings::default()).await.unwrap();
                 let driver = tokio::spawn(driver.run());

@@ -2,6 +2,10 @@
 
 use std::{
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     task::{Context, Poll},
 };
 
@@ -10,9 +14,9 @@ use http_body::{Frame, SizeHint};
 use router::Lease;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tunnel::{Body, BodyError, Tunnel};
+use tunnel::{Body, BodyError};
 
-use crate::metrics::ServiceMetrics;
+use crate::{connected::Connected, metrics::ServiceMetrics};
 
 /// Holds the tunnel's place and counts, until the caller has the last byte or has left.
 #[derive(Debug)]
@@ -24,16 +28,27 @@ pub struct Tracked {
 
 #[derive(Debug)]
 struct Tracking {
-    _lease: Lease<Tunnel>,
+    _lease: Lease<Connected>,
+    _turn: Turn,
     metrics: ServiceMetrics,
     started: Instant,
 }
 
 impl Tracked {
     /// The body of an answer that came through a tunnel.
-    pub fn new(body: Body, lease: Lease<Tunnel>, metrics: ServiceMetrics, started: Instant) -> Self {
+    pub fn new(
+        body: Body,
+        lease: Lease<Connected>,
+        turn: Turn,
+        metrics: ServiceMetrics,
+        started: Instant,
+    ) -> Self {
         metrics.in_flight.inc();
-        Self { body, tracking: Some(Tracking { _lease: lease, metrics, started }), revoked: None }
+        Self {
+            body,
+            tracking: Some(Tracking { _lease: lease, _turn: turn, metrics, started }),
+            revoked: None,
+        }
     }
 
     /// Aborts the answer when the caller's right to it ends.
@@ -45,6 +60,24 @@ impl Tracked {
     /// The body of an answer of our own.
     pub fn untracked(body: Body) -> Self {
         Self { body, tracking: None, revoked: None }
+    }
+}
+
+/// One of the requests that a caller may have in flight, until this is dropped.
+#[derive(Debug)]
+pub struct Turn(Arc<AtomicU32>);
+
+impl Turn {
+    /// `None` if the caller has `limit` already.
+    pub fn take(in_flight: &Arc<AtomicU32>, limit: u32) -> Option<Self> {
+        let turn = Self(Arc::clone(in_flight));
+        (in_flight.fetch_add(1, Relaxed) < limit).then_some(turn)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 

@@ -26,6 +26,11 @@ impl Identities {
         self.current.load()
     }
 
+    /// Those in force, to be kept for a while.
+    pub fn load_full(&self) -> Arc<Identity> {
+        self.current.load_full()
+    }
+
     /// Puts others in force: tunnels of agents and streams of callers whose token is gone are cut.
     pub fn replace(&self, mut identity: Identity) {
         identity.succeed(&self.load());

@@ -149,14 +149,17 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
         Some(AccessAsEntry::Impersonate(entry)) => impersonation(*entry, at)?,
     };
     let caller = Arc::new(Caller { name: entry.name.value, agents, services, access_as });
+    let in_flight = Arc::default();
     for token in entry.tokens.value {
         if identity.agent_tokens.contains_key(&token.value) {
             return Err(at.error("tokens", &token, "the token is an agent's; make another for the caller"));
         }
         match identity.caller_tokens.entry(token.value) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(Grant { caller: Arc::clone(&caller), revoked: CancellationToken::new() })
-            }
+            Entry::Vacant(vacant) => vacant.insert(Grant {
+                caller: Arc::clone(&caller),
+                revoked: CancellationToken::new(),
+                in_flight: Arc::clone(&in_flight),
+            }),
             Entry::Occupied(_) => return Err(at.error("tokens", &token, "the token is listed twice")),
         };
     }

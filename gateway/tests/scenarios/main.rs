@@ -3,4 +3,6 @@
 mod agents;
 mod callers;
 mod drain;
+mod limits;
+mod roster;
 mod world;

@@ -90,11 +90,22 @@ impl World {
             .unwrap()
     }
 
-    /// Sends a request on a connection of its own.
-    pub(crate) async fn send(&self, request: Request<Body>) -> Response<Incoming> {
+    /// A caller's connection.
+    pub(crate) fn connect(&self) -> DuplexStream {
         let (near, far) = tokio::io::duplex(64 << 10);
         let callers = Arc::clone(&self.kas.callers);
         tokio::spawn(async move { callers.serve(far, "caller").await });
+        near
+    }
+
+    /// Requests to the cluster whose answers have not ended.
+    pub(crate) fn in_flight(&self) -> i64 {
+        self.kas.callers.forwarder.metrics.of(&"kubernetes".parse().unwrap()).in_flight.get()
+    }
+
+    /// Sends a request on a connection of its own.
+    pub(crate) async fn send(&self, request: Request<Body>) -> Response<Incoming> {
+        let near = self.connect();
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
         tokio::spawn(connection.with_upgrades());

@@ -1,4 +1,4 @@
-//! Keeps a log readable while kas is away: the same failure is a line a minute, not one per attempt.
+//! Keeps a log readable while kas is away, or a policy refuses: the same is a line a minute, not one per attempt.
 
 use tokio::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ const EVERY: Duration = Duration::from_secs(60);
 
 /// What was said last, and how often since.
 #[derive(Debug, Default)]
-pub(super) struct Repeats {
+pub(crate) struct Repeats {
     last: Option<Said>,
 }
 
@@ -19,7 +19,7 @@ struct Said {
 
 impl Repeats {
     /// Something happened: the number of times that it happened unsaid before, if it is worth saying now.
-    pub(super) fn happened(&mut self, what: &str, now: Instant) -> Option<u32> {
+    pub(crate) fn happened(&mut self, what: &str, now: Instant) -> Option<u32> {
         let unsaid = match &mut self.last {
             Some(last) if last.what == what && now < last.when + EVERY => {
                 last.unsaid += 1;
@@ -34,7 +34,7 @@ impl Repeats {
     }
 
     /// It is over; the next time is news.
-    pub(super) fn over(&mut self) {
+    pub(crate) fn over(&mut self) {
         self.last = None;
     }
 }

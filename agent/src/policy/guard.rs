@@ -1,0 +1,228 @@
+//! The policy in force: stands before the handlers, counts and logs, and follows its file.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use http::Request;
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use proto::{Reason, ServiceName, yaml::Error};
+use tokio::time::{Instant, interval};
+use tunnel::Body;
+
+use super::{Action, By, DEFAULT, Mode, Policy, UNCLEAR, Verdict};
+use crate::{Failure, Handler, metrics::Metrics, repeats::Repeats, services::Handling};
+
+/// How often the file is looked at. Reading a small file is cheap and, unlike inotify, sees through the symbolic links
+/// by which Kubernetes replaces mounted files; comparing its text sees what its time and length would not tell.
+const LOOK: Duration = Duration::from_secs(2);
+/// Largest file, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+/// Longest description of a request in the log, in characters.
+const LONGEST: usize = 300;
+
+/// Lets pass what the policy in force allows.
+#[derive(Debug)]
+pub struct Guard {
+    file: PathBuf,
+    current: ArcSwap<InForce>,
+    metrics: Metrics,
+}
+
+#[derive(Debug)]
+struct InForce {
+    text: String,
+    policy: Policy,
+    /// One for each rule, then the default, then what is unclear.
+    seen: Vec<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    name: String,
+    decision: &'static str,
+    counter: Counter,
+    repeats: Mutex<Repeats>,
+}
+
+impl Guard {
+    /// Reads the file; it blocks.
+    pub fn read(file: PathBuf, metrics: Metrics) -> Result<Self, Error> {
+        let text = read(&file)?;
+        let policy = Policy::parse(&file, &text)?;
+        let current = ArcSwap::from_pointee(InForce::new(text, policy, &metrics));
+        let guard = Self { file, current, metrics };
+        guard.announce("a policy is in force");
+
+        Ok(guard)
+    }
+
+    /// Whether a request may pass. Counted, and logged if not.
+    pub fn check<B>(&self, service: &str, request: &Request<B>) -> Result<(), Failure> {
+        let current = self.current.load();
+        let verdict = current.policy.judge(service, request);
+        let seen = &current.seen[current.number(verdict.by)];
+        seen.counter.inc();
+        if verdict.allowed {
+            return Ok(());
+        }
+
+        let enforced = current.policy.mode() == Mode::Enforce;
+        if let Some(unlogged) = seen.repeats.lock().happened(&seen.name, Instant::now()) {
+            let request: String = verdict.what.chars().take(LONGEST).collect();
+            let rule = &seen.name;
+            match enforced {
+                true => tracing::warn!(service, rule, request, unlogged, "refused by the policy"),
+                false => {
+                    tracing::warn!(service, rule, request, unlogged, "the policy would refuse this; dry-run")
+                }
+            }
+        }
+        if enforced { Err(refusal(&seen.name, &verdict)) } else { Ok(()) }
+    }
+
+    /// Stands before `handler`.
+    pub(crate) fn before(
+        self: &Arc<Self>,
+        service: ServiceName,
+        handler: Arc<dyn Handler>,
+    ) -> impl Handler + use<> {
+        Guarded { guard: Arc::clone(self), service, handler }
+    }
+
+    /// Reads the file again whenever it changes, for ever. A version that cannot be used leaves the last good one in
+    /// force.
+    pub async fn follow(self: Arc<Self>) {
+        let mut looks = interval(LOOK);
+        let mut seen = Ok(self.current.load().text.clone());
+        loop {
+            looks.tick().await;
+            let file = self.file.clone();
+            let reading = tokio::task::spawn_blocking(move || read(&file));
+            let now =
+                reading.await.expect("reading a file does not panic").map_err(|error| error.to_string());
+            if now == seen {
+                continue;
+            }
+            seen = now;
+            let parsed = seen.as_ref().map_err(String::clone).and_then(|text| {
+                let policy = Policy::parse(&self.file, text).map_err(|error| error.to_string())?;
+                Ok((text.clone(), policy))
+            });
+            self.metrics.policy_reload(parsed.is_ok());
+            match parsed {
+                Ok((text, policy)) => self.replace(text, policy),
+                Err(error) => {
+                    tracing::error!(
+                        error,
+                        "a new version of the policy was refused; the last good one stays in force"
+                    );
+                }
+            }
+        }
+    }
+
+    fn replace(&self, text: String, policy: Policy) {
+        let next = Arc::new(InForce::new(text, policy, &self.metrics));
+        let last = self.current.swap(Arc::clone(&next));
+        let stays = |seen: &Seen| {
+            next.seen.iter().any(|each| (&each.name, each.decision) == (&seen.name, seen.decision))
+        };
+        for gone in last.seen.iter().filter(|seen| !stays(seen)) {
+            self.metrics.forget_policy_decisions(&gone.name, gone.decision);
+        }
+        self.announce("a new version of the policy is in force");
+    }
+
+    fn announce(&self, what: &str) {
+        let current = self.current.load();
+        let (rules, file) = (current.policy.rules().len(), self.file.display());
+        match current.policy.mode() {
+            Mode::Enforce => tracing::info!(rules, %file, "{what}"),
+            Mode::DryRun => tracing::warn!(rules, %file, "{what}; dry-run: nothing is refused"),
+        }
+    }
+}
+
+impl InForce {
+    fn new(text: String, policy: Policy, metrics: &Metrics) -> Self {
+        let refused = match policy.mode() {
+            Mode::Enforce => "refused",
+            Mode::DryRun => "would-refuse",
+        };
+        let rules = policy.rules().iter().map(|rule| match rule.action() {
+            Action::Allow => (rule.name(), "allowed"),
+            Action::Deny => (rule.name(), refused),
+        });
+        let seen = rules.chain([(DEFAULT, refused), (UNCLEAR, refused)]).map(|(name, decision)| Seen {
+            name: name.to_owned(),
+            decision,
+            counter: metrics.policy_decisions(name, decision),
+            repeats: Mutex::default(),
+        });
+
+        Self { text, seen: seen.collect(), policy }
+    }
+
+    /// The index of what is counted.
+    fn number(&self, by: By) -> usize {
+        match by {
+            By::Rule(number) => number,
+            By::Default => self.policy.rules().len(),
+            By::Unclear(_) => self.policy.rules().len() + 1,
+        }
+    }
+}
+
+struct Guarded {
+    guard: Arc<Guard>,
+    service: ServiceName,
+    handler: Arc<dyn Handler>,
+}
+
+impl Handler for Guarded {
+    fn handle(&self, request: Request<Body>) -> Handling {
+        match self.guard.check(self.service.as_str(), &request) {
+            Ok(()) => self.handler.handle(request),
+            Err(failure) => Box::pin(async { failure.into_response() }),
+        }
+    }
+}
+
+fn refusal(rule: &str, verdict: &Verdict) -> Failure {
+    let what = &verdict.what;
+    let message = match verdict.by {
+        By::Rule(_) => {
+            format!("the policy of this cluster does not allow this: rule {rule:?} refuses {what}")
+        }
+        By::Default => format!("the policy of this cluster does not allow this: no rule allows {what}"),
+        By::Unclear(why) => {
+            format!("the policy of this cluster cannot judge {what}, and so refuses it: {why}")
+        }
+    };
+    Failure::new(Reason::RefusedByPolicy, message)
+}
+
+fn read(file: &Path) -> Result<String, Error> {
+    let read = || {
+        if fs::metadata(file)?.len() > MAX_FILE {
+            return Err(io::Error::other(format!("it has more than {MAX_FILE} bytes")));
+        }
+        fs::read_to_string(file)
+    };
+    read().map_err(|error| {
+        let what = match error.kind() {
+            io::ErrorKind::NotFound => "the file does not exist".to_owned(),
+            io::ErrorKind::PermissionDenied => {
+                "permission denied: agentk's user may not read the file".to_owned()
+            }
+            _ => format!("cannot be read: {error}"),
+        };
+        Error::whole(file, what)
+    })
+}

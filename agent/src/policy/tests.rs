@@ -1,0 +1,223 @@
+//! Policies, as their owners write them.
+
+use std::path::Path;
+
+use super::*;
+
+fn policy(text: &str) -> Policy {
+    Policy::parse(Path::new("policy.yaml"), text).unwrap()
+}
+
+/// `[user[+group…]@] METHOD /path`.
+fn judge(policy: &Policy, line: &str) -> Verdict {
+    let (who, line) = line.split_once('@').unwrap_or(("", line));
+    let (method, path) = line.trim().split_once(' ').unwrap();
+    let mut request = Request::builder().method(method).uri(path);
+    let mut names = who.split('+');
+    if let Some(user) = names.next().filter(|user| !user.is_empty()) {
+        request = request.header("impersonate-user", user);
+    }
+    for group in names {
+        request = request.header("impersonate-group", group);
+    }
+    policy.judge("kubernetes", &request.body(()).unwrap())
+}
+
+/// Each line is a request, and the name of the rule that decides about it after `+` (it may pass) or `-`.
+fn check(policy: &Policy, table: &[(&str, &str)]) {
+    for (line, expected) in table {
+        let verdict = judge(policy, line);
+        let sign = if verdict.allowed { '+' } else { '-' };
+        assert_eq!(format!("{sign}{}", policy.name_of(verdict.by)), *expected, "{line}: {}", verdict.what);
+    }
+}
+
+/// The file that the documentation shows and agentk's users copy.
+#[test]
+fn the_example_does_what_it_says() {
+    let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/policy.example.yaml"));
+    let example = Policy::parse(file, &std::fs::read_to_string(file).unwrap()).unwrap();
+    assert_eq!(example.mode(), Mode::DryRun);
+    check(
+        &example,
+        &[
+            ("GET /api/v1/namespaces/a/secrets/b", "-no-secrets"),
+            ("GET /api/v1/secrets", "-no-secrets"),
+            ("GET /api/v1/watch/secrets", "-no-secrets"),
+            ("POST /api/v1/namespaces/a/serviceaccounts/b/token", "-no-secrets"),
+            ("GET /api/v1/namespaces/a/pods/b/exec?command=sh", "-no-shells"),
+            ("POST /api/v1/namespaces/a/pods/b/portforward", "-no-shells"),
+            ("GET /api/v1/nodes/n/proxy/configz", "-no-shells"),
+            ("GET /apis/apps/v1/deployments", "+reading"),
+            ("GET /api/v1/namespaces/a/pods/b/log", "+reading"),
+            ("GET /api", "+discovery"),
+            ("GET /apis/apps/v1", "+discovery"),
+            ("GET /openapi/v2", "+discovery"),
+            ("GET /metrics", "-default"),
+            ("ci+deployers@ PATCH /apis/apps/v1/namespaces/shop/deployments/web", "+deploying"),
+            ("ci@ PATCH /apis/apps/v1/namespaces/shop/deployments/web", "+deploying"),
+            ("ci+system:masters@ PATCH /apis/apps/v1/namespaces/shop/deployments/web", "-default"),
+            ("PATCH /apis/apps/v1/namespaces/shop/deployments/web", "-default"),
+            ("ci@ PATCH /apis/apps/v1/namespaces/kube-system/deployments/web", "-default"),
+            ("ci@ DELETE /apis/apps/v1/deployments", "-default"),
+        ],
+    );
+    let query = Request::get("/api/v1/query").body(()).unwrap();
+    assert!(example.judge("prometheus", &query).allowed);
+    assert!(!example.judge("prometheus.other", &query).allowed);
+}
+
+/// Every policy in the documentation.
+#[test]
+fn the_documentation_is_valid() {
+    let documentation = include_str!("../../../docs/policy.md");
+    let policies: Vec<_> =
+        documentation.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(policies.len() >= 4);
+    for text in policies {
+        Policy::parse(Path::new("docs/policy.md"), text).unwrap();
+    }
+}
+
+#[test]
+fn the_first_rule_that_is_about_a_request_decides() {
+    let policy = policy(
+        "rules:
+- {name: one-secret, action: allow, services: [kubernetes], resources: [secrets], resourceNames: [public]}
+- {name: no-secrets, action: deny, services: [kubernetes], resources: [secrets]}
+- {name: all, action: allow, services: ['*']}
+- {name: late, action: deny, services: ['*']}",
+    );
+    check(
+        &policy,
+        &[
+            ("GET /api/v1/namespaces/a/secrets/public", "+one-secret"),
+            ("GET /api/v1/namespaces/a/secrets?fieldSelector=metadata.name=public", "+one-secret"),
+            ("GET /api/v1/namespaces/a/secrets/other", "-no-secrets"),
+            ("GET /api/v1/namespaces/a/secrets", "-no-secrets"),
+            ("POST /api/v1/namespaces/a/secrets", "-no-secrets"),
+            ("DELETE /api/v1/namespaces/a/secrets?fieldSelector=metadata.name=public", "-no-secrets"),
+            ("GET /api/v1/pods", "+all"),
+            ("GET /anything", "+all"),
+            ("GET /api/v1/pods/", "-unclear"),
+            ("GET /api/v1/namespaces/a/pods/%2e%2e/secrets/x", "-unclear"),
+        ],
+    );
+}
+
+#[test]
+fn what_is_allowed_is_within_what_is_named() {
+    let policy = policy(
+        "rules:
+- {name: pods, action: allow, services: [kubernetes], verbs: [get, list], apiGroups: [''], resources: [pods], namespaces: [a, b]}
+- {name: logs, action: allow, services: [kubernetes], resources: [pods/log], namespaces: [a]}
+- {name: scales, action: allow, services: [kubernetes], resources: ['*/scale']}
+- {name: status, action: allow, services: [kubernetes], apiGroups: [batch], resources: ['jobs/*']}
+- {name: nodes, action: allow, services: [kubernetes], verbs: [get], resources: [nodes], namespaces: ['*']}
+- {name: version, action: allow, services: [kubernetes], verbs: [get], nonResourceURLs: [/version, '/healthz*']}
+- {name: own, action: allow, services: [kubernetes], resources: [namespaces], namespaces: [a]}",
+    );
+    check(
+        &policy,
+        &[
+            ("GET /api/v1/namespaces/a/pods", "+pods"),
+            ("GET /api/v1/namespaces/b/pods/x", "+pods"),
+            ("GET /api/v1/namespaces/a/pods?watch=1", "-default"),
+            ("GET /api/v1/watch/namespaces/a/pods", "-default"),
+            ("GET /api/v1/namespaces/c/pods", "-default"),
+            ("GET /api/v1/pods", "-default"),
+            ("GET /api/v1/pods?fieldSelector=metadata.namespace=a", "-default"),
+            ("GET /apis/metrics.k8s.io/v1/namespaces/a/pods", "-default"),
+            ("GET /api/v1/namespaces/a/pods/x/status", "-default"),
+            ("GET /api/v1/namespaces/a/pods/x/exec", "-default"),
+            ("GET /api/v1/namespaces/a/pods/x/log", "+logs"),
+            ("GET /api/v1/namespaces/b/pods/x/log", "-default"),
+            ("PUT /apis/apps/v1/namespaces/z/deployments/x/scale", "+scales"),
+            ("GET /apis/batch/v1/namespaces/z/jobs/x/status", "+status"),
+            ("GET /apis/batch/v1/namespaces/z/jobs/x", "-default"),
+            ("GET /api/v1/nodes/n", "+nodes"),
+            ("GET /api/v1/nodes", "-default"),
+            ("GET /version", "+version"),
+            ("GET /version/x", "-default"),
+            ("GET /healthz/etcd", "+version"),
+            ("POST /healthz", "-default"),
+            ("GET /api/v1/namespaces/a", "+own"),
+            ("GET /api/v1/namespaces/b", "-default"),
+            ("GET /api/v1/namespaces", "-default"),
+        ],
+    );
+}
+
+/// Or a list of everything would show what one rule hides.
+#[test]
+fn what_is_denied_is_whatever_may_reach_it() {
+    let policy = policy(
+        "rules:
+- {name: system, action: deny, services: [kubernetes], namespaces: [kube-system]}
+- {name: root-ca, action: deny, services: [kubernetes], resources: [configmaps], resourceNames: [root-ca]}
+- {name: pods, action: deny, services: [kubernetes], resources: ['pods/*']}
+- {name: rest, action: allow, services: [kubernetes]}",
+    );
+    check(
+        &policy,
+        &[
+            ("GET /api/v1/namespaces/kube-system/pods", "-system"),
+            ("GET /api/v1/namespaces/kube-system", "-system"),
+            ("GET /api/v1/secrets", "-system"),
+            ("GET /api/v1/secrets?fieldSelector=metadata.name=x", "-system"),
+            ("GET /api/v1/watch/secrets/x", "-system"),
+            ("DELETE /api/v1/configmaps", "-system"),
+            ("GET /api/v1/nodes/n", "+rest"),
+            ("GET /version", "+rest"),
+            ("GET /api/v1/namespaces/a/configmaps/root-ca", "-root-ca"),
+            ("GET /api/v1/namespaces/a/configmaps", "-root-ca"),
+            ("POST /api/v1/namespaces/a/configmaps", "-root-ca"),
+            ("GET /api/v1/namespaces/a/configmaps/other", "+rest"),
+            ("GET /api/v1/namespaces/a/pods/p/ephemeralcontainers", "-pods"),
+            ("GET /api/v1/namespaces/a/pods/p", "+rest"),
+        ],
+    );
+}
+
+#[test]
+fn as_whom_a_request_may_act() {
+    let policy = policy(
+        "rules:
+- {name: no-root, action: deny, services: [kubernetes], impersonate: {users: ['system:*'], groups: ['system:masters']}}
+- {name: ci, action: allow, services: [kubernetes], impersonate: {users: [ci, 'bot-*'], groups: ['team-*']}}
+- {name: own, action: allow, services: [kubernetes], verbs: [get], impersonate: {self: true}}
+- {name: anybody, action: allow, services: [kubernetes], nonResourceURLs: [/version]}",
+    );
+    check(
+        &policy,
+        &[
+            ("system:admin@ GET /api/v1/pods", "-no-root"),
+            ("ci+system:masters@ GET /api/v1/pods", "-no-root"),
+            ("ci@ DELETE /api/v1/pods", "+ci"),
+            ("bot-7+team-a+team-b@ GET /api/v1/pods", "+ci"),
+            ("bot-7+team-a+other@ GET /api/v1/pods", "-default"),
+            ("bot@ GET /api/v1/pods", "-default"),
+            ("ada@ GET /api/v1/nodes/n", "-default"),
+            ("GET /api/v1/nodes/n", "+own"),
+            ("DELETE /api/v1/nodes/n", "-default"),
+            ("ada@ GET /version", "+anybody"),
+        ],
+    );
+    let smuggled =
+        Request::get("/api/v1/pods").header("impersonate-user", "ci").header("impersonate-user", "x");
+    assert!(matches!(policy.judge("kubernetes", &smuggled.body(()).unwrap()).by, By::Unclear(_)));
+}
+
+#[test]
+fn other_services_are_judged_by_their_name() {
+    let policy = policy(
+        "rules:
+- {name: queries, action: allow, services: [prometheus, prometheus.long-term]}
+- {name: kubernetes, action: deny, services: [kubernetes]}",
+    );
+    let request = Request::post("/api/v1//query/../x%2f").header("impersonate-user", "").body(()).unwrap();
+    assert!(policy.judge("prometheus", &request).allowed);
+    assert!(policy.judge("prometheus.long-term", &request).allowed);
+    assert_eq!(policy.judge("prometheus.other", &request).by, By::Default);
+    assert_eq!(judge(&policy, "GET /version").by, By::Rule(1));
+}

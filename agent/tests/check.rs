@@ -1,0 +1,148 @@
+//! `agentk check`: every step is a line, and a chain ends where it fails.
+
+mod support;
+
+use std::{convert::Infallible, fs, path::Path};
+
+use agent::{check::Check, cli::Cli};
+use bytes::Bytes;
+use clap::Parser as _;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use proto::ReplicaId;
+use support::{Answer, serve};
+use tokio::{net::TcpListener, sync::mpsc};
+
+/// A kas on a real socket; its port.
+#[allow(clippy::unwrap_used, reason = "test support")]
+async fn kas(answer: Answer) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (opened, _keep) = mpsc::unbounded_channel();
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve(stream, answer.clone(), opened.clone()));
+        }
+    });
+    port
+}
+
+/// A cluster whose version is known and where nobody may list secrets, and a Prometheus; its port.
+#[allow(clippy::unwrap_used, reason = "test support")]
+async fn cluster() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let answer = |request: Request<Incoming>| async move {
+        let path = request.uri().path().to_owned();
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        let asked = String::from_utf8_lossy(&body);
+        let (status, text) = match &*path {
+            "/version" => (200, r#"{"gitVersion": "v1.33.1"}"#),
+            "/api/v1/query" => (200, "{}"),
+            "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews" => match asked.contains("secrets") {
+                true => (201, r#"{"status": {"allowed": false}}"#),
+                false => (201, r#"{"status": {"allowed": true}}"#),
+            },
+            _ => (404, ""),
+        };
+        let mut response = Response::new(Full::<Bytes>::from(text));
+        *response.status_mut() = StatusCode::from_u16(status).unwrap();
+        Ok::<_, Infallible>(response)
+    };
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer)));
+        }
+    });
+    port
+}
+
+/// A port where nothing listens.
+#[allow(clippy::unwrap_used, reason = "test support")]
+async fn nobody() -> u16 {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
+}
+
+#[allow(clippy::unwrap_used, reason = "test support")]
+async fn check(directory: &Path, kas: &str, cluster: u16, prometheus: u16) -> (bool, String) {
+    let kubeconfig = directory.join("config");
+    let config = format!(
+        "{{current-context: c, contexts: [{{name: c, context: {{cluster: c, user: u}}}}], \
+         clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{cluster}'}}}}], users: [{{name: u, user: {{}}}}]}}"
+    );
+    fs::write(&kubeconfig, config).unwrap();
+    let kubeconfig = kubeconfig.to_str().unwrap();
+    let prometheus = format!("http://127.0.0.1:{prometheus}");
+    let arguments =
+        ["agentk", "--kas-address", kas, "--kubeconfig", kubeconfig, "--prometheus-url", &prometheus];
+    let run = Cli::try_parse_from(arguments).unwrap().run.unwrap();
+    let mut out = Vec::new();
+    let ok = Check::build(run, Some("agent-token".into())).unwrap().run(&mut out).await.unwrap();
+    (ok, String::from_utf8(out).unwrap())
+}
+
+/// Each line up to its result.
+fn steps(report: &str) -> Vec<String> {
+    let step = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let result = words.iter().position(|word| matches!(*word, "ok" | "FAILED"));
+        words[..=result.expect("a result")].join(" ")
+    };
+    report.lines().map(step).collect()
+}
+
+#[tokio::test]
+async fn everything_is_well() {
+    let directory = tempfile::tempdir().unwrap();
+    let (kas, cluster) = (kas(Answer::Accept(ReplicaId::random())).await, cluster().await);
+    let (ok, report) = check(directory.path(), &format!("ws://127.0.0.1:{kas}"), cluster, cluster).await;
+    assert!(ok, "{report}");
+    assert_eq!(
+        steps(&report),
+        [
+            "kas: DNS ok",
+            "kas: TCP ok",
+            "kas: TLS ok",
+            "kas: upgrade ok",
+            "kas: authentication ok",
+            "kas: tunnel ok",
+            "cluster: API server ok",
+            "cluster: permissions ok",
+            "cluster: impersonation ok",
+            "Prometheus: query ok",
+        ],
+        "{report}"
+    );
+    assert!(report.contains("v1.33.1 at http://127.0.0.1:"), "{report}");
+    assert!(report.contains("agentk may list pods, "), "{report}");
+    assert!(report.contains("; agentk may not list secrets\n"), "{report}");
+    assert!(!report.contains("agent-token"), "{report}");
+}
+
+#[tokio::test]
+async fn a_chain_ends_where_it_fails_and_says_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let (refused, lost) = (Answer::Refuse(401, &[], "unknown"), Answer::Refuse(404, &[], ""));
+    for (kas, expected, hint) in [
+        (
+            format!("ws://127.0.0.1:{}", kas(refused).await),
+            "kas: authentication FAILED",
+            "kas token new agent",
+        ),
+        (format!("ws://127.0.0.1:{}", kas(lost).await), "kas: upgrade FAILED", "address for agents"),
+        (format!("ws://127.0.0.1:{}", nobody().await), "kas: TCP FAILED", "NetworkPolicies"),
+        ("ws://kas.invalid".to_owned(), "kas: DNS FAILED", "DNS server"),
+        (format!("wss://127.0.0.1:{}", cluster().await), "kas: TLS FAILED", "--kas-ca-cert-file"),
+    ] {
+        let nobody = nobody().await;
+        let (ok, report) = check(directory.path(), &kas, nobody, nobody).await;
+        assert!(!ok);
+        let steps = steps(&report);
+        let failed = steps.iter().filter(|step| step.ends_with("FAILED")).collect::<Vec<_>>();
+        assert_eq!(failed, [expected, "cluster: API server FAILED", "Prometheus: query FAILED"], "{report}");
+        let line = report.lines().find(|line| line.starts_with("kas") && line.contains("FAILED")).unwrap();
+        assert!(line.contains(hint), "{line}");
+    }
+}

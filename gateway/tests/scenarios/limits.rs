@@ -1,0 +1,121 @@
+//! Each limit at N and at N + 1.
+
+use std::time::Duration;
+
+use agent::Services;
+use gateway::config::Config;
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::{Instant, timeout},
+};
+use tunnel::Body;
+
+use crate::world::{World, endless, text};
+
+fn services() -> Services {
+    Services::new().with("kubernetes", async |request: Request<Body>| match request.uri().path() {
+        "/watch" => Response::new(endless("watching")),
+        "/large" => {
+            let chunk = bytes::Bytes::from_static(&[7; 1 << 16]);
+            let chunks = std::iter::repeat_n(chunk, 1 << 10);
+            let frames = chunks.map(|data| Ok::<_, std::io::Error>(http_body::Frame::data(data)));
+            Response::new(Body::new(http_body_util::StreamBody::new(futures_util::stream::iter(frames))))
+        }
+        _ => Response::new(Body::from("hello")),
+    })
+}
+
+/// Opens three watches, of which the third is one too many, and ends one of the others.
+async fn the_third_is_too_many(edit: impl FnOnce(&mut Config), whose: &str) {
+    let world = World::with(edit);
+    let _agent = world.agent(services()).await;
+    let path = "/agents/prod/kubernetes/watch?watch=true";
+    let first = world.get(path).await;
+    let second = world.get(path).await;
+    assert_eq!((first.status(), second.status()), (StatusCode::OK, StatusCode::OK));
+
+    let third = world.get(path).await;
+    assert_eq!(third.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(third.headers()["kas-error"], "too-many-requests");
+    assert_eq!(third.headers()["retry-after"], "1");
+    assert!(text(third).await.contains(whose));
+
+    drop(first);
+    // The caller's leaving travels to kas while the clock stands.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(world.get(path).await.status(), StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_has_so_many_requests_in_flight_and_no_more() {
+    the_third_is_too_many(
+        |config| config.agent.kubernetes_api.limits.max_requests_per_caller = 2,
+        "caller me",
+    )
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_has_so_many_requests_in_flight_and_no_more() {
+    the_third_is_too_many(
+        |config| config.agent.kubernetes_api.limits.max_requests_per_agent = 2,
+        "agent prod",
+    )
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_has_so_many_header_fields_and_no_more() {
+    let world = World::with(|config| config.agent.kubernetes_api.limits.max_headers = 20);
+    let _agent = world.agent(services()).await;
+    for (count, expected) in [(20, StatusCode::OK), (21, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)] {
+        let mut request = world.request("/agents/prod/kubernetes/");
+        for number in request.headers().len()..count {
+            let name = format!("x-{number}").parse::<http::HeaderName>().unwrap();
+            request.headers_mut().insert(name, "1".parse().unwrap());
+        }
+        assert_eq!(world.send(request).await.status(), expected, "{count} fields");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_requests_head_has_so_many_bytes_and_no_more() {
+    let world = World::with(|config| config.agent.kubernetes_api.limits.max_head_bytes = 16 << 10);
+    let _agent = world.agent(services()).await;
+    for (length, expected) in
+        [(15 << 10, StatusCode::OK), (17 << 10, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)]
+    {
+        let mut request = world.request("/agents/prod/kubernetes/");
+        request.headers_mut().insert("x-large", "x".repeat(length).parse().unwrap());
+        assert_eq!(world.send(request).await.status(), expected, "{length} bytes");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_says_nothing_is_hung_up_on() {
+    let world =
+        World::with(|config| config.agent.kubernetes_api.limits.head_timeout = Duration::from_secs(7));
+    let mut connection = world.connect();
+    connection.write_all(b"GET / HTTP/1.1\r\nHost: ka").await.unwrap();
+    let started = Instant::now();
+    let mut rest = Vec::new();
+    connection.read_to_end(&mut rest).await.unwrap();
+    assert_eq!(started.elapsed().as_secs(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_stops_reading_is_hung_up_on() {
+    let world = World::with(|config| {
+        config.agent.kubernetes_api.limits.write_stall_timeout = Duration::from_secs(70)
+    });
+    let _agent = world.agent(services()).await;
+    let answer = world.get("/agents/prod/kubernetes/large").await;
+    tokio::time::sleep(Duration::from_secs(69)).await;
+    assert_eq!(world.in_flight(), 1);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(world.in_flight(), 0);
+    let body = timeout(Duration::from_secs(1), answer.into_body().collect()).await.unwrap();
+    assert!(body.is_err(), "cut in the middle");
+}
