@@ -49,6 +49,21 @@ e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is
 	cargo build --workspace --bins
 	cargo nextest run -p gateway --test e2e --no-capture
 
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
+
+.PHONY: fuzz
+fuzz: export RUSTC_BOOTSTRAP = 1
+fuzz: ## Fuzz each of FUZZ_TARGETS for FUZZ_SECONDS; what is found is in fuzz/artifacts
+	@command -v cargo-fuzz >/dev/null || cargo install cargo-fuzz --locked
+	cd fuzz && cargo fuzz build
+	@cd fuzz && failed= && for target in $(FUZZ_TARGETS); do \
+		mkdir -p target/corpus/$$target; \
+		cargo fuzz run $$target target/corpus/$$target corpus/$$target -- -dict=words.dict -timeout=30 \
+			-rss_limit_mb=2048 -malloc_limit_mb=512 -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 \
+			</dev/null || failed="$$failed $$target"; \
+	done; [ -z "$$failed" ] || { echo "found something:$$failed" >&2; exit 1; }
+
 .PHONY: audit
 audit: ## No open advisory against the lock file
 	@command -v cargo-audit >/dev/null || cargo install cargo-audit --locked

@@ -87,6 +87,9 @@ fn a_check_that_fails_is_exit_code_1() {
     assert_eq!(output.status.code(), Some(1));
     let report = String::from_utf8(output.stdout).unwrap();
     assert!(report.contains("kas: TCP                 FAILED  cannot connect to 127.0.0.1:1: "), "{report}");
+    let nowhere = ["check", "--kas-address", "ws://kas.invalid", "--kubeconfig", "config"];
+    let report = String::from_utf8(agentk(directory.path(), &nowhere, Some("secret")).stdout).unwrap();
+    assert!(report.starts_with("kas: DNS                 FAILED  cannot resolve kas.invalid: "), "{report}");
     assert_eq!(agentk(directory.path(), &arguments, None).status.code(), Some(64), "there is no token");
 }
 
