@@ -1,0 +1,227 @@
+//! What crosses the border, at kas and at agentk, for any list of headers. agentk's half is the source file, which is
+//! included: the crate does not export it.
+//!
+//! Input: `name: value` lines.
+//!
+//! * To the agent: nothing about the connection, nothing meant for kas, no `kas-*` but kas's own, no header that
+//!   `Connection` names, no twin with `_`; an upgrade only if it was asked for; the rest as it came, all of it.
+//! * A caller who is impersonated is exactly who kas says, or refused; any other caller's `Impersonate-*` stay.
+//! * To the caller: only what is on the list; a `Location` leads a browser nowhere but back to kas.
+//! * agentk, behind a kas that filters nothing: neither credentials nor `kas-*` reach the cluster, nor come from it.
+#![no_main]
+
+use std::sync::LazyLock;
+
+use gateway::{
+    headers::{to_agent, to_caller},
+    identity::AccessAs,
+};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{CONNECTION, LOCATION, UPGRADE},
+};
+use libfuzzer_sys::fuzz_target;
+use proto::{Reason, ServiceName, impersonation::Impersonation};
+use url::Url;
+
+#[path = "../../agent/src/headers.rs"]
+mod agent_headers;
+
+const HOP_BY_HOP: &[&str] = &[
+    "connection",
+    "proxy-connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+const CREDENTIALS: &[&str] = &["authorization", "cookie"];
+const FOR_KAS: &[&str] = &["gitlab-agent-id", "x-csrf-token", "x-request-id"];
+const TO_CALLER: &[&str] = &[
+    "accept-ranges",
+    "allow",
+    "audit-id",
+    "cache-control",
+    "content-disposition",
+    "content-encoding",
+    "content-language",
+    "content-length",
+    "content-range",
+    "content-type",
+    "date",
+    "etag",
+    "expires",
+    "last-modified",
+    "location",
+    "pragma",
+    "retry-after",
+    "vary",
+    "warning",
+    "x-kubernetes-pf-flowschema-uid",
+    "x-kubernetes-pf-prioritylevel-uid",
+];
+const TO_CALLER_UPGRADED: &[&str] = &[
+    "connection",
+    "sec-websocket-accept",
+    "sec-websocket-protocol",
+    "upgrade",
+    "x-accept-stream-protocol-versions",
+    "x-stream-protocol-version",
+];
+
+const ID: HeaderValue = HeaderValue::from_static("id-of-kas");
+
+static SERVICE: LazyLock<ServiceName> = LazyLock::new(|| "kubernetes".parse().expect("it is a service"));
+static ALICE: LazyLock<AccessAs> = LazyLock::new(|| {
+    let alice = Impersonation {
+        username: "alice".into(),
+        uid: Some("7".into()),
+        groups: vec!["a".into(), "b".into()],
+        extra: vec![("team".into(), vec!["x".into(), "y".into()])],
+    };
+    let headers = alice.headers().expect("they are header values");
+    AccessAs::Impersonate { username: alice.username, headers }
+});
+
+fuzz_target!(|data: &[u8]| {
+    let input = fuzz::headers(data);
+    check_to_agent(&input, &AccessAs::Agent);
+    check_to_agent(&input, &ALICE);
+    check_to_caller(&input, false);
+    check_to_caller(&input, true);
+    check_agent(&input);
+});
+
+fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
+    let twins = input.keys().any(is_twin);
+    let impersonating = input.keys().any(is_impersonation);
+    let kas = match access_as {
+        AccessAs::Agent => None,
+        AccessAs::Impersonate { headers, .. } => Some(headers),
+    };
+    let mut output = input.clone();
+    if let Err(failure) = to_agent(&mut output, &SERVICE, access_as, &ID) {
+        match failure.reason {
+            Reason::BadRequest => assert!(twins, "{failure}"),
+            Reason::NestedImpersonation => assert!(impersonating && kas.is_some(), "{failure}"),
+            _ => panic!("{failure}"),
+        }
+        return;
+    }
+    assert!(!twins, "an underscore passed: {input:?}");
+    assert!(!(impersonating && kas.is_some()), "two impersonations: {input:?}");
+
+    assert_eq!(values(&output, "kas-service"), ["kubernetes"]);
+    assert_eq!(values(&output, "x-request-id"), [ID]);
+    check_upgrade(input, &output);
+    let named = connection_options(input);
+    let stays = |name: &str| {
+        !CREDENTIALS.contains(&name)
+            && !FOR_KAS.contains(&name)
+            && !HOP_BY_HOP.contains(&name)
+            && !name.starts_with("kas-")
+            && !named.iter().any(|named| named == name)
+    };
+    for name in output.keys().chain(input.keys()).map(HeaderName::as_str) {
+        if matches!(name, "kas-service" | "x-request-id" | "upgrade") {
+            continue;
+        }
+        let expected = match kas {
+            Some(kas) if name.starts_with("impersonate-") => values(kas, name),
+            _ if stays(name) => values(input, name),
+            _ => Vec::new(),
+        };
+        assert_eq!(values(&output, name), expected, "{name} of {input:?}");
+    }
+    for name in kas.into_iter().flat_map(HeaderMap::keys) {
+        assert!(output.contains_key(name), "{name} is gone: {input:?}");
+    }
+}
+
+fn check_to_caller(input: &HeaderMap, upgraded: bool) {
+    let mut output = input.clone();
+    to_caller(&mut output, upgraded, &ID);
+    assert_eq!(values(&output, "x-request-id"), [ID]);
+    assert_eq!(values(&output, "x-content-type-options"), ["nosniff"]);
+    for name in output.keys().chain(input.keys()).map(HeaderName::as_str) {
+        match name {
+            "x-request-id" | "x-content-type-options" | "location" => continue,
+            _ if TO_CALLER.contains(&name) || upgraded && TO_CALLER_UPGRADED.contains(&name) => {
+                assert_eq!(values(&output, name), values(input, name), "{name}");
+            }
+            _ => assert!(!output.contains_key(name), "{name} passed"),
+        }
+    }
+
+    let here = Url::parse("https://kas.example:8154/agents/a/kubernetes/api/v1").expect("it is a URL");
+    for location in output.get_all(LOCATION) {
+        // Where the text is no URL, nobody goes anywhere.
+        if let Ok(there) = here.join(&String::from_utf8_lossy(location.as_bytes())) {
+            assert_eq!(there.origin(), here.origin(), "{location:?} leads to {there}");
+        }
+    }
+}
+
+fn check_agent(input: &HeaderMap) {
+    let named = connection_options(input);
+    let stays = |name: &str| {
+        !HOP_BY_HOP.contains(&name) && !name.starts_with("kas-") && !named.iter().any(|named| named == name)
+    };
+
+    let mut request = input.clone();
+    let upgrade = agent_headers::to_upstream(&mut request);
+    assert_eq!(upgrade, request.contains_key(UPGRADE));
+    assert_eq!(values(&request, "connection"), vec!["upgrade"; usize::from(upgrade)]);
+    check_upgrade(input, &request);
+    let mut response = input.clone();
+    agent_headers::from_upstream(&mut response);
+    check_upgrade(input, &response);
+    for name in input.keys().map(HeaderName::as_str).filter(|name| !matches!(*name, "connection" | "upgrade"))
+    {
+        let kept = if stays(name) { values(input, name) } else { Vec::new() };
+        assert_eq!(values(&response, name), kept, "{name} of a response");
+        let kept = if CREDENTIALS.contains(&name) { Vec::new() } else { kept };
+        assert_eq!(values(&request, name), kept, "{name} of a request");
+    }
+    assert!(request.keys().chain(response.keys()).all(|name| input.contains_key(name)));
+    assert!(!response.contains_key(CONNECTION));
+}
+
+/// At most one protocol, one of those that were offered, and only if the connection is to be upgraded.
+fn check_upgrade(input: &HeaderMap, output: &HeaderMap) {
+    let asked = connection_options(input).iter().any(|option| option == "upgrade");
+    match *values(output, "upgrade") {
+        [] => assert!(!asked || !input.contains_key(UPGRADE), "an upgrade is lost: {input:?}"),
+        [protocol] => assert!(asked && values(input, "upgrade").contains(&protocol), "{input:?}"),
+        [..] => panic!("several upgrades: {input:?}"),
+    }
+}
+
+fn values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a HeaderValue> {
+    headers.get_all(name).iter().collect()
+}
+
+/// The names in `Connection`, in lower case. A value with bytes outside ASCII is not a list of names.
+fn connection_options(headers: &HeaderMap) -> Vec<String> {
+    let lists = headers.get_all(CONNECTION).iter().filter(|list| list.as_bytes().is_ascii());
+    lists
+        .flat_map(|list| list.as_bytes().split(|byte| *byte == b','))
+        .map(|option| String::from_utf8_lossy(option.trim_ascii()).to_ascii_lowercase())
+        .collect()
+}
+
+fn is_impersonation(name: &HeaderName) -> bool {
+    name.as_str().starts_with("impersonate-")
+}
+
+/// What a server that takes `_` for `-` would believe.
+fn is_twin(name: &HeaderName) -> bool {
+    let plain = name.as_str().replace('_', "-");
+    let identity = ["impersonate-", "kas-", "x-forwarded-", "x-remote-"];
+    plain != name.as_str()
+        && (identity.iter().any(|prefix| plain.starts_with(prefix))
+            || matches!(&*plain, "authorization" | "cookie" | "host"))
+}
