@@ -103,14 +103,20 @@ pub fn to_caller(headers: &mut HeaderMap, upgraded: bool, request_id: &HeaderVal
     for name in refused {
         headers.remove(name);
     }
-    // Only within this origin: an absolute one would send the caller, and perhaps its token, elsewhere.
-    if headers.get(LOCATION).is_some_and(|location| {
-        !location.as_bytes().starts_with(b"/") || location.as_bytes().starts_with(b"//")
-    }) {
+    // Only within this origin: another would send the caller, and perhaps its token, elsewhere.
+    if !headers.get_all(LOCATION).iter().all(within_origin) {
         headers.remove(LOCATION);
     }
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(proto::header::REQUEST_ID, request_id.clone());
+}
+
+/// Whether a `Location` is a path. Browsers read `\\` as `/` and drop tabs, so `/\\evil.example` is not one.
+fn within_origin(location: &HeaderValue) -> bool {
+    let mut bytes = location.as_bytes().iter();
+    bytes.next() == Some(&b'/')
+        && !matches!(bytes.next(), Some(b'/' | b'\\'))
+        && !location.as_bytes().contains(&b'\t')
 }
 
 /// Some servers take `X_Foo` for `X-Foo`. Whoever spells a header that carries identity like that is not a mistaken
@@ -223,6 +229,25 @@ mod tests {
         assert_eq!(asked["upgrade"], "SPDY/3.1");
         let not_asked = pass(&[("upgrade", "SPDY/3.1")], &AccessAs::Agent).unwrap();
         assert!(!not_asked.contains_key("upgrade"));
+    }
+
+    #[test]
+    fn a_hostile_agent_sends_nobody_elsewhere() {
+        for (location, stays) in [
+            ("/api/v1", true),
+            ("/", true),
+            ("//evil.example", false),
+            ("/\\evil.example", false),
+            ("/\t/evil.example", false),
+            ("https://evil.example/", false),
+        ] {
+            let mut headers = map(&[("location", location)]);
+            to_caller(&mut headers, false, &HeaderValue::from_static("id-1"));
+            assert_eq!(headers.contains_key("location"), stays, "{location:?}");
+        }
+        let mut twice = map(&[("location", "/a"), ("location", "//evil.example/")]);
+        to_caller(&mut twice, false, &HeaderValue::from_static("id-1"));
+        assert!(!twice.contains_key("location"));
     }
 
     #[test]

@@ -37,6 +37,7 @@ impl<'a> Target<'a> {
         let (agent, rest) = whole
             .strip_prefix(AGENTS_PREFIX)
             .and_then(|rest| rest.split_once('/'))
+            .filter(|(agent, _)| !agent.contains('?'))
             .ok_or_else(unknown_path)?;
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
         let service = rest[..end].parse::<ServiceName>().map_err(|_| unknown_path())?;
@@ -126,6 +127,7 @@ mod tests {
             "/agents/a",
             "/agents/a/",
             "/agents/a/UP/x",
+            "/agents/a?/kubernetes/x",
             "/agents/a/control/drain",
             "/agents/a/kube%72netes/x",
             "/agents/a/prometheus?query=up",

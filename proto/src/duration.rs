@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
 
+/// A hundred years, in seconds: clocks can still add it to now.
+const LONGEST: f64 = 100.0 * 365.0 * 86_400.0;
+
 /// Not a duration.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not a duration: write a number and a unit (ms, s, m, h), like 300s, 1.5s or 1h30m")]
@@ -35,6 +38,9 @@ pub fn parse(text: &str) -> Result<Duration, InvalidDuration> {
         rest = tail;
     }
 
+    if seconds > LONGEST {
+        return Err(invalid());
+    }
     Duration::try_from_secs_f64(seconds).map_err(|_| invalid())
 }
 
@@ -72,7 +78,18 @@ mod tests {
         ] {
             assert_eq!(parse(text).unwrap(), Duration::from_millis(millis), "{text}");
         }
-        for bad in ["", "5", "s", "5 s", "-5s", "5d", "1..5s", "1e9s", "99999999999999999999999h"] {
+        for bad in [
+            "",
+            "5",
+            "s",
+            "5 s",
+            "-5s",
+            "5d",
+            "1..5s",
+            "1e9s",
+            "99999999999999999999999h",
+            "5000000000000000h",
+        ] {
             assert!(parse(bad).is_err(), "{bad:?}");
         }
     }

@@ -38,7 +38,8 @@ impl fmt::Display for Error {
             write!(f, ":{line}:{column}")?;
         }
         if let Some(key) = &self.key {
-            write!(f, ": {key}")?;
+            // A key is the file's word: it must not forge a line of a log.
+            write!(f, ": {}", key.escape_debug())?;
         }
         write!(f, ": {}", self.what)
     }

@@ -105,7 +105,13 @@ impl Merged {
     }
 
     fn choose(mut self, context: Option<&str>) -> Result<Found, ClusterError> {
-        let choices = match self.contexts.keys().cloned().collect::<Vec<_>>().join(", ") {
+        let choices = match self
+            .contexts
+            .keys()
+            .map(|name| name.escape_debug().to_string())
+            .collect::<Vec<_>>()
+            .join(", ")
+        {
             none if none.is_empty() => "the file has no contexts".to_owned(),
             known => format!("choose one of: {known}"),
         };

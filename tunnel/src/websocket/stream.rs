@@ -36,6 +36,9 @@ pub struct WebSocket<T> {
     early: Bytes,
     deframer: Deframer,
     out: BytesMut,
+    /// The latest ping's payload, to be answered once `out` is written: one that pings and never reads gets no memory
+    /// of ours (RFC 6455 section 5.5.3: the latest is enough).
+    pong: Option<Vec<u8>>,
     close: Close,
     liveness: Arc<Liveness>,
 }
@@ -56,6 +59,7 @@ impl<T> WebSocket<T> {
             early,
             deframer: Deframer::new(role),
             out: BytesMut::new(),
+            pong: None,
             close: Close::Open,
             liveness: Arc::default(),
         }
@@ -93,7 +97,11 @@ impl<T> WebSocket<T> {
 
 impl<T: AsyncWrite + Unpin> WebSocket<T> {
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.out.is_empty() {
+        loop {
+            if self.out.is_empty() {
+                let Some(pong) = self.pong.take().filter(|_| self.close == Close::Open) else { break };
+                self.append(Opcode::Pong, &[IoSlice::new(&pong)], pong.len());
+            }
             let written = ready!(Pin::new(&mut self.io).poll_write(cx, &self.out))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
@@ -129,12 +137,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocket<T> {
             let payload = this.deframer.deframe(&mut buf.filled_mut()[start..])?;
             buf.set_filled(start + payload);
             if let Some(ping) = this.deframer.ping.take() {
-                this.append(Opcode::Pong, &[IoSlice::new(&ping)], ping.len());
+                this.pong = Some(ping);
             }
             if this.deframer.closed {
                 this.append_close();
             }
-            if !this.out.is_empty() {
+            if !this.out.is_empty() || this.pong.is_some() {
                 // What is left goes out with the next flush, and a write that fails is the writer's to report: the
                 // other end may have closed right behind the bytes just read.
                 let _ = this.poll_drain(cx);
