@@ -204,7 +204,9 @@ fn failure_of(response: &Response<Body>, to: &Destination) -> Option<Failure> {
     let message =
         percent_encoding::percent_decode_str(message.unwrap_or("it did not say why")).decode_utf8_lossy();
     let message: String = message.chars().filter(|c| !c.is_control()).collect();
-    let reason = reason.parse().unwrap_or(Reason::AgentMisbehaved);
+    // What kas alone decides, an agent cannot say: a caller told `unauthorized` would throw its credential away.
+    let reason = reason.parse().ok().filter(|reason| *reason != Reason::Unauthorized);
+    let reason = reason.unwrap_or(Reason::AgentMisbehaved);
     Some(Failure::new(reason, format!("agent {}: {message}", to.name)))
 }
 
