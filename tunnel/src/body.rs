@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 
-use crate::pump::Pump;
+use crate::{Grip, pump::Pump, received::Received};
 
 /// A streaming body of [`Bytes`].
 #[derive(Default)]
@@ -28,7 +28,7 @@ enum Kind {
 
 /// What is received on one stream of a tunnel.
 struct Stream {
-    received: h2::RecvStream,
+    received: Received,
     /// The request's body, while it is still being sent: a response may come before the request has ended, and
     /// whoever reads the response then moves the request too.
     sending: Option<Pump>,
@@ -41,6 +41,9 @@ pub enum BodyError {
     /// The tunnel's stream was reset, or the tunnel was lost.
     #[error("the tunnel ended in the middle of a body: {0}")]
     Tunnel(#[from] h2::Error),
+    /// [`Grip::cut`] gave it up.
+    #[error("the body was cut")]
+    Cut,
     /// The HTTP/1.1 or HTTP/2 connection on the outside was lost.
     #[error("the connection ended in the middle of a body: {0}")]
     Http(#[from] hyper::Error),
@@ -69,7 +72,15 @@ impl Body {
             return Self::empty();
         }
 
-        Self(Kind::Http2(Box::new(Stream { received, sending, trailers: false })))
+        Self(Kind::Http2(Box::new(Stream { received: received.into(), sending, trailers: false })))
+    }
+
+    /// A grip on what arrives; `None` for a body that does not come through a tunnel.
+    pub fn grip(&self) -> Option<Grip> {
+        match &self.0 {
+            Kind::Http2(stream) => Some(stream.received.grip()),
+            _ => None,
+        }
     }
 }
 
@@ -163,7 +174,7 @@ impl Stream {
             if let Some(data) = ready!(self.received.poll_data(cx)) {
                 let data = data?;
                 // Handed over: the reader asks for a frame only when it has room for it.
-                self.received.flow_control().release_capacity(data.len())?;
+                self.received.release(data.len())?;
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }
             self.trailers = true;

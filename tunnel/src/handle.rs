@@ -21,7 +21,7 @@ use proto::header;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Body, Driver, Settings, keepalive::Liveness, pump::Pump, upgrade, websocket::WebSocket};
+use crate::{Body, Driver, Settings, Stalls, keepalive::Liveness, pump::Pump, upgrade, websocket::WebSocket};
 
 /// HTTP/2 wants an authority; a request in the tunnel is for its service, whose handler knows the real one.
 static AUTHORITY: LazyLock<Authority> = LazyLock::new(|| Authority::from_static("agent"));
@@ -32,6 +32,7 @@ pub struct Tunnel {
     sender: SendRequest<Bytes>,
     liveness: Arc<Liveness>,
     closing: CancellationToken,
+    stalls: Stalls,
 }
 
 /// A request that got no response.
@@ -89,7 +90,7 @@ where
     let closing = CancellationToken::new();
     let driver = Driver::new(connection, settings.keepalive, Arc::clone(&liveness), closing.clone());
 
-    Ok((Tunnel { sender, liveness, closing }, driver))
+    Ok((Tunnel { sender, liveness, closing, stalls: settings.stalls.clone() }, driver))
 }
 
 impl Tunnel {
@@ -131,7 +132,7 @@ impl Tunnel {
         // The request's body moves while the response is awaited, and afterwards along with the response's.
         let (mut sending, untouched) = match bodyless {
             true => (None, Some(body)),
-            false => (Some(Pump::new(body, stream)), None),
+            false => (Some(Pump::new(body, stream, self.stalls.clone())), None),
         };
         let mut sent = bodyless;
         let answer = poll_fn(|cx| {

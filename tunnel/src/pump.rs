@@ -2,6 +2,10 @@
 
 use std::{
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     task::{Context, Poll, ready},
 };
 
@@ -18,7 +22,14 @@ pub(crate) struct Pump {
     /// Taken from the body, not yet accepted by flow control.
     chunk: Bytes,
     taken: Taken,
+    stalls: Stalls,
+    /// The chunk waits for room, and that was counted.
+    stalled: bool,
 }
+
+/// Counts how often a body had to wait for the other end to take more of it. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Stalls(Arc<AtomicU64>);
 
 /// What was taken from the body so far: whether the request can be sent again.
 enum Taken {
@@ -44,9 +55,16 @@ pub(crate) enum Sent {
     Broken,
 }
 
+impl Stalls {
+    /// How often, so far.
+    pub fn count(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
 impl Pump {
-    pub(crate) fn new(body: Body, stream: SendStream<Bytes>) -> Self {
-        Self { body, stream, chunk: Bytes::new(), taken: Taken::Nothing }
+    pub(crate) fn new(body: Body, stream: SendStream<Bytes>, stalls: Stalls) -> Self {
+        Self { body, stream, chunk: Bytes::new(), taken: Taken::Nothing, stalls, stalled: false }
     }
 
     /// The body as it was, if it is still known.
@@ -121,11 +139,19 @@ impl Pump {
         loop {
             let room = self.stream.capacity();
             if room > 0 {
+                self.stalled = false;
                 return Poll::Ready(Some(room));
             }
-            match ready!(self.stream.poll_capacity(cx)) {
-                Some(Ok(_)) => {}
-                Some(Err(_)) | None => return Poll::Ready(None),
+            match self.stream.poll_capacity(cx) {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(None),
+                Poll::Pending => {
+                    if !self.stalled {
+                        self.stalled = true;
+                        self.stalls.0.fetch_add(1, Relaxed);
+                    }
+                    return Poll::Pending;
+                }
             }
         }
     }

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    Body, Ended, Keepalive, Settings,
+    Body, Ended, Keepalive, Settings, Stalls,
     keepalive::Liveness,
     pump::{Pump, Sent},
     upgrade::{self, Upgraded},
@@ -34,6 +34,7 @@ pub struct Session<T: AsyncRead + AsyncWrite + Unpin> {
     keepalive: Keepalive,
     liveness: Arc<Liveness>,
     leave: watch::Receiver<Option<Duration>>,
+    stalls: Stalls,
 }
 
 /// Ends a [`Session`] in good order. Dropping it does nothing.
@@ -46,6 +47,7 @@ pub struct Exchange {
     respond: SendResponse<Bytes>,
     /// Set for an extended CONNECT: the caller's half of the raw stream.
     raw: Option<RecvStream>,
+    stalls: Stalls,
 }
 
 /// Starts HTTP/2 on a WebSocket that kas accepted.
@@ -60,7 +62,8 @@ where
     })?;
     let (sender, leave) = watch::channel(None);
 
-    Ok((Session { connection, keepalive: settings.keepalive, liveness, leave }, Leave(sender)))
+    let stalls = settings.stalls.clone();
+    Ok((Session { connection, keepalive: settings.keepalive, liveness, leave, stalls }, Leave(sender)))
 }
 
 impl Leave {
@@ -84,7 +87,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Session<T> {
         loop {
             tokio::select! {
                 accepted = self.connection.accept() => match accepted {
-                    Some(Ok((request, respond))) => on_request(Exchange::new(request, respond)),
+                    Some(Ok((request, respond))) => on_request(Exchange::new(request, respond, self.stalls.clone())),
                     // kas may hang up as soon as it has the last answer, before it takes our last frame.
                     Some(Err(_)) if leaving && !self.connection.has_streams() => return Ended::Gracefully,
                     Some(Err(error)) => return Err(error).into(),
@@ -106,7 +109,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Session<T> {
 }
 
 impl Exchange {
-    fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>) -> Self {
+    fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>, stalls: Stalls) -> Self {
         let (mut head, received) = request.into_parts();
         head.version = Version::HTTP_11;
         // The scheme and authority are there because HTTP/2 wants some; the handler knows the real ones.
@@ -121,11 +124,11 @@ impl Exchange {
             head.headers.insert(UPGRADE, protocol.unwrap_or_else(|_| HeaderValue::from_static("")));
             head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             let request = Request::from_parts(head, Body::empty());
-            return Self { request, respond, raw: Some(received) };
+            return Self { request, respond, raw: Some(received), stalls };
         }
 
         let request = Request::from_parts(head, Body::received(received, None));
-        Self { request, respond, raw: None }
+        Self { request, respond, raw: None, stalls }
     }
 
     /// What is asked for.
@@ -141,7 +144,7 @@ impl Exchange {
     where
         F: Future<Output = Response<Body>>,
     {
-        let Self { request, mut respond, raw } = self;
+        let Self { request, mut respond, raw, stalls } = self;
         let response = tokio::select! {
             response = handler(request) => response,
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
@@ -164,7 +167,7 @@ impl Exchange {
         if bodyless {
             return;
         }
-        let mut pump = Pump::new(body, stream);
+        let mut pump = Pump::new(body, stream, stalls);
         if poll_fn(|cx| pump.poll(cx)).await == Sent::Broken {
             tracing::debug!("a response was aborted because its source was");
         }

@@ -1,7 +1,7 @@
 //! How one tunnel is set up. Both ends set everything explicitly: the libraries' defaults differ by role, and four of
 //! them kill or freeze a whole tunnel (see the tests of this crate).
 
-use crate::Keepalive;
+use crate::{Keepalive, Stalls};
 
 /// Half of HTTP/2's largest window.
 ///
@@ -38,6 +38,8 @@ pub struct Settings {
     pub send_buffer: usize,
     /// When to ask whether the other end still lives.
     pub keepalive: Keepalive,
+    /// Where stalls are counted.
+    pub stalls: Stalls,
 }
 
 impl Default for Settings {
@@ -49,6 +51,7 @@ impl Default for Settings {
             max_header_bytes: 128 << 10,
             send_buffer: 400 << 10,
             keepalive: Keepalive::default(),
+            stalls: Stalls::default(),
         }
     }
 }

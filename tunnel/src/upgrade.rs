@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use proto::header;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use crate::Body;
+use crate::{Body, BodyError, Grip, received::Received};
 
 /// How much is read from the outside at once.
 const CHUNK: usize = 32 << 10;
@@ -34,7 +34,7 @@ const CHUNK: usize = 32 << 10;
 #[derive(Debug)]
 pub struct Upgraded {
     sending: SendStream<Bytes>,
-    receiving: RecvStream,
+    receiving: Received,
 }
 
 /// Rides in the extensions of a 101, which want to be cloned.
@@ -61,7 +61,12 @@ where
 
 impl Upgraded {
     pub(crate) fn new(sending: SendStream<Bytes>, receiving: RecvStream) -> Self {
-        Self { sending, receiving }
+        Self { sending, receiving: receiving.into() }
+    }
+
+    /// A grip on what arrives.
+    pub fn grip(&self) -> Grip {
+        self.receiving.grip()
     }
 }
 
@@ -94,14 +99,14 @@ pub(crate) fn accept(mut headers: HeaderMap) -> Response<()> {
     answer
 }
 
-async fn outward(mut receiving: RecvStream, mut outside: impl AsyncWrite + Unpin) -> io::Result<()> {
+async fn outward(receiving: Received, mut outside: impl AsyncWrite + Unpin) -> io::Result<()> {
     while let Some(data) = poll_fn(|cx| receiving.poll_data(cx)).await {
-        let mut data = data.map_err(into_io)?;
+        let mut data = data.map_err(broken)?;
         let length = data.len();
         outside.write_all_buf(&mut data).await?;
         outside.flush().await?;
         // Only now: a slow outside holds the sender back, and nobody else.
-        receiving.flow_control().release_capacity(length).map_err(into_io)?;
+        receiving.release(length).map_err(broken)?;
     }
     outside.shutdown().await
 }
@@ -131,6 +136,10 @@ async fn inward(mut outside: impl AsyncRead + Unpin, mut sending: SendStream<Byt
             sending.send_data(data.split_to(room.min(data.len())), false).map_err(into_io)?;
         }
     }
+}
+
+fn broken(error: BodyError) -> io::Error {
+    io::Error::other(error)
 }
 
 fn into_io(error: h2::Error) -> io::Error {

@@ -1,0 +1,90 @@
+//! What is received on one stream, and a grip on it for others than its reader.
+
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use h2::{FlowControl, RecvStream};
+use http::HeaderMap;
+use parking_lot::Mutex;
+
+use crate::BodyError;
+
+/// The receiving half of a stream. Dropping it cancels what has not arrived.
+pub(crate) struct Received(Grip);
+
+/// Looks at a stream from beside its reader, and ends it. Cheap to clone; does not keep the stream alive.
+#[derive(Clone)]
+pub struct Grip(Arc<Mutex<Option<RecvStream>>>);
+
+impl Grip {
+    /// Bytes that have arrived and wait for their reader; none once the stream is over.
+    pub fn unread(&self) -> usize {
+        self.0.lock().as_mut().map_or(0, |stream| stream.flow_control().used_capacity())
+    }
+
+    /// Gives up what waits and what is still to come. The reader gets an error, the sender a reset. It works where the
+    /// reader has stopped reading.
+    pub fn cut(&self) {
+        let stream = self.0.lock().take();
+        drop(stream);
+    }
+}
+
+impl Received {
+    pub(crate) fn grip(&self) -> Grip {
+        self.0.clone()
+    }
+
+    pub(crate) fn is_end_stream(&self) -> bool {
+        self.0.0.lock().as_ref().is_some_and(RecvStream::is_end_stream)
+    }
+
+    pub(crate) fn poll_data(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+        match &mut *self.0.0.lock() {
+            Some(stream) => stream.poll_data(cx).map_err(BodyError::Tunnel),
+            None => Poll::Ready(Some(Err(BodyError::Cut))),
+        }
+    }
+
+    pub(crate) fn poll_trailers(&self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, BodyError>> {
+        match &mut *self.0.0.lock() {
+            Some(stream) => stream.poll_trailers(cx).map_err(BodyError::Tunnel),
+            None => Poll::Ready(Err(BodyError::Cut)),
+        }
+    }
+
+    /// The reader has taken this much: the sender may send as much again.
+    pub(crate) fn release(&self, bytes: usize) -> Result<(), BodyError> {
+        let mut stream = self.0.0.lock();
+        let stream = stream.as_mut().ok_or(BodyError::Cut)?;
+        FlowControl::release_capacity(stream.flow_control(), bytes).map_err(BodyError::Tunnel)
+    }
+}
+
+impl From<RecvStream> for Received {
+    fn from(stream: RecvStream) -> Self {
+        Self(Grip(Arc::new(Mutex::new(Some(stream)))))
+    }
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        self.0.cut();
+    }
+}
+
+impl fmt::Debug for Received {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Received")
+    }
+}
+
+impl fmt::Debug for Grip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Grip")
+    }
+}
