@@ -60,7 +60,9 @@ impl App {
 
         // A variable that is empty is one that a manifest left out.
         let set = |text: &String| !text.is_empty();
+        let stalls = telemetry.metrics.stalls.clone();
         let options = Options {
+            tunnel: tunnel::Settings { stalls, ..tunnel::Settings::default() },
             headers: run.kas_headers,
             tunnels: run.tunnels,
             grace: run.shutdown_grace_period,

@@ -1,10 +1,11 @@
 //! Which handler answers a request.
 
-use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc};
+use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use proto::{Reason, ServiceName, header};
+use tokio::time::Instant;
 use tunnel::{Body, Exchange};
 
 use crate::{
@@ -42,11 +43,15 @@ impl Dispatch {
         let answer = |mut request: Request<Body>| async {
             let service = request.headers_mut().remove(header::SERVICE);
             let id = request.headers().get(header::REQUEST_ID).cloned();
-            let response = answerer.answer(request).await;
-            metrics.answered(&response);
+            let asked = Instant::now();
+            let mut response = answerer.answer(request).await;
+            let took = asked.elapsed();
+            metrics.answered(&response, took);
+            // Ours alone: what an upstream says under this name was removed with all that begins like it.
+            response.headers_mut().insert(header::UPSTREAM_TIME, micros(took));
             let status = response.status().as_u16();
             let failure = response.headers().get(header::ERROR);
-            tracing::debug!(request.id = ?id, ?service, status, ?failure, "answered");
+            tracing::debug!(request.id = ?id, ?service, status, ?failure, ?took, "answered");
             response
         };
         exchange.answer(answer).await;
@@ -61,6 +66,10 @@ impl Dispatch {
             None => (Answerer::Nobody("the request names no service".to_owned()), &self.unknown),
         }
     }
+}
+
+fn micros(time: Duration) -> HeaderValue {
+    HeaderValue::from(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
 }
 
 enum Answerer<'a> {

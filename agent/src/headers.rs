@@ -2,7 +2,7 @@
 
 use http::{
     HeaderMap, HeaderValue,
-    header::{AUTHORIZATION, CONNECTION, COOKIE, UPGRADE},
+    header::{AUTHORIZATION, CONNECTION, COOKIE, UPGRADE, VIA},
 };
 use proto::border;
 
@@ -14,6 +14,7 @@ pub(crate) fn to_upstream(headers: &mut HeaderMap) -> bool {
     border::strip(headers);
     headers.remove(AUTHORIZATION);
     headers.remove(COOKIE);
+    headers.append(VIA, HeaderValue::from_static("2 agentk"));
     let Some(protocol) = upgrade else { return false };
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, protocol);
@@ -26,6 +27,7 @@ pub(crate) fn from_upstream(headers: &mut HeaderMap) {
     // A 101 keeps what it switches to: the tunnel carries it on.
     let upgrade = border::upgrade(headers);
     border::strip(headers);
+    headers.append(VIA, HeaderValue::from_static("1.1 agentk"));
     if let Some(protocol) = upgrade {
         headers.insert(UPGRADE, protocol);
     }
@@ -59,14 +61,17 @@ mod tests {
             ("content-length", "5"),
         ]);
         assert!(!to_upstream(&mut headers));
-        assert_eq!(headers, map(&[("accept", "application/json"), ("content-length", "5")]));
+        assert_eq!(
+            headers,
+            map(&[("accept", "application/json"), ("content-length", "5"), ("via", "2 agentk")])
+        );
     }
 
     #[test]
     fn a_real_upgrade_is_passed_on() {
         let mut headers = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "SPDY/3.1")]);
         assert!(to_upstream(&mut headers));
-        assert_eq!(headers, map(&[("connection", "upgrade"), ("upgrade", "SPDY/3.1")]));
+        assert_eq!(headers, map(&[("via", "2 agentk"), ("connection", "upgrade"), ("upgrade", "SPDY/3.1")]));
     }
 
     #[test]
@@ -78,6 +83,6 @@ mod tests {
             ("content-type", "text/plain"),
         ]);
         from_upstream(&mut headers);
-        assert_eq!(headers, map(&[("content-type", "text/plain")]));
+        assert_eq!(headers, map(&[("content-type", "text/plain"), ("via", "1.1 agentk")]));
     }
 }

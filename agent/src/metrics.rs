@@ -1,20 +1,33 @@
 //! What agentk counts. Registered once; whoever counts holds the resolved handle.
 
+use std::time::Duration;
+
 use http::StatusCode;
 use prometheus_client::{
-    encoding::{EncodeLabelSet, text::encode},
-    metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
-    registry::Registry,
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _, text::encode},
+    metrics::{
+        counter::{ConstCounter, Counter},
+        family::Family,
+        gauge::Gauge,
+        histogram::Histogram,
+        info::Info,
+    },
+    registry::{Registry, Unit},
 };
 use proto::{ServiceName, header};
+use tunnel::Stalls;
 
 /// The handles. Cheap to clone; the default counts for nobody.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Metrics {
     /// Tunnels that are up.
     pub tunnels: Gauge,
     dials: Family<ResultLabel, Counter>,
-    tunnel_ends: Family<ReasonLabel, Counter>,
+    tunnel_lifetimes: Family<ReasonLabel, Histogram>,
+    /// Answers that wait for kas to take more of them, in all tunnels.
+    pub stalls: Stalls,
+    upstream: Family<ServiceLabel, Histogram>,
     requests: Family<RequestLabels, Counter>,
     in_flight: Family<ServiceLabel, Gauge>,
     /// 1 if the cluster answered the last check.
@@ -61,7 +74,19 @@ impl Metrics {
         registry.register("agentk_build", "The running version", build);
         registry.register("agentk_tunnels", "Tunnels to kas that are up", metrics.tunnels.clone());
         registry.register("agentk_dials", "Attempts to open a tunnel, by result", metrics.dials.clone());
-        registry.register("agentk_tunnel_ends", "Ended tunnels by reason", metrics.tunnel_ends.clone());
+        registry.register_with_unit(
+            "agentk_tunnel_lifetime",
+            "How long ended tunnels lived, by the reason of their end",
+            Unit::Seconds,
+            metrics.tunnel_lifetimes.clone(),
+        );
+        registry.register_collector(Box::new(StallCollector(metrics.stalls.clone())));
+        registry.register_with_unit(
+            "agentk_upstream_duration",
+            "Time until the upstream's answer began",
+            Unit::Seconds,
+            metrics.upstream.clone(),
+        );
         registry.register(
             "agentk_requests",
             "Answered requests by service and status class; failed are answers of agentk's own",
@@ -101,8 +126,8 @@ impl Metrics {
     }
 
     /// A tunnel ended.
-    pub fn tunnel_end(&self, reason: &'static str) {
-        self.tunnel_ends.get_or_create(&ReasonLabel { reason }).inc();
+    pub fn tunnel_end(&self, reason: &'static str, lifetime: Duration) {
+        self.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }).observe(lifetime.as_secs_f64());
     }
 
     /// A check of the cluster.
@@ -135,8 +160,10 @@ impl Metrics {
             let label = RequestLabels { service: service.clone(), class: class.as_str() };
             self.requests.get_or_create(&label).clone()
         });
-        let in_flight = self.in_flight.get_or_create(&ServiceLabel { service }).clone();
-        ServiceMetrics { requests, in_flight }
+        let label = ServiceLabel { service };
+        let in_flight = self.in_flight.get_or_create(&label).clone();
+        let upstream = self.upstream.get_or_create(&label).clone();
+        ServiceMetrics { requests, in_flight, upstream }
     }
 }
 
@@ -145,6 +172,7 @@ impl Metrics {
 pub struct ServiceMetrics {
     requests: [Counter; Class::ALL.len()],
     in_flight: Gauge,
+    upstream: Histogram,
 }
 
 /// A request whose answer has not ended.
@@ -158,8 +186,9 @@ impl ServiceMetrics {
         InFlight(self.in_flight.clone())
     }
 
-    /// Its answer has begun.
-    pub fn answered<B>(&self, response: &http::Response<B>) {
+    /// Its answer has begun, this long after it came.
+    pub fn answered<B>(&self, response: &http::Response<B>, after: Duration) {
+        self.upstream.observe(after.as_secs_f64());
         let failed = response.headers().contains_key(header::ERROR);
         let class = if failed { Class::Failed } else { Class::of(response.status()) };
         self.requests[class as usize].inc();
@@ -177,6 +206,46 @@ pub fn render(registry: &Registry) -> String {
     let mut text = String::new();
     encode(&mut text, registry).expect("writing to a string does not fail");
     text
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            tunnels: Gauge::default(),
+            dials: Family::default(),
+            tunnel_lifetimes: Family::new_with_constructor(|| Histogram::new(LIFETIMES)),
+            stalls: Stalls::default(),
+            upstream: Family::new_with_constructor(|| Histogram::new(UPSTREAM_TIMES)),
+            requests: Family::default(),
+            in_flight: Family::default(),
+            cluster_up: Gauge::default(),
+            cluster_checks: Family::default(),
+            policy_decisions: Family::default(),
+            policy_reloads: Family::default(),
+        }
+    }
+}
+
+/// Seconds, as in kas.
+const LIFETIMES: [f64; 8] = [1.0, 10.0, 60.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0];
+/// Seconds: from an answer out of a cache to the longest evaluation of Prometheus.
+const UPSTREAM_TIMES: [f64; 13] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0];
+
+#[derive(Debug)]
+struct StallCollector(Stalls);
+
+impl Collector for StallCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let counter = ConstCounter::new(self.0.count());
+        let help = "Answers' bodies that had to wait for kas to take more";
+        counter.encode(encoder.encode_descriptor(
+            "agentk_tunnel_stalls",
+            help,
+            None,
+            counter.metric_type(),
+        )?)
+    }
 }
 
 #[derive(Clone, Copy)]

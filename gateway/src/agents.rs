@@ -1,5 +1,7 @@
 //! The listener for agents: authenticate, switch to WebSocket, keep the tunnel in the table for as long as it lives.
 
+mod places;
+
 use std::{
     convert::Infallible,
     fmt::Display,
@@ -35,16 +37,22 @@ use tunnel::{
     websocket::{Role, WebSocket, handshake},
 };
 
+use self::places::Place;
+pub use self::places::Places;
 use crate::{
-    connected::Connected, identity::Identities, log_limit::LogLimit, metrics::Metrics, token::TokenHash,
+    connected::Connected,
+    identity::Identities,
+    log_limit::LogLimit,
+    metrics::{Limit, Metrics},
+    token::TokenHash,
 };
 
-/// How long an agent may take for each step of opening a tunnel.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an agent may take to answer a control request.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
 /// When to come back to a replica that is stopping: by then a load balancer has noticed.
 const DRAINING_RETRY: u64 = 5;
+/// When to come back to a replica that holds all the tunnels that an agent may have: another must end first.
+const CROWDED_RETRY: u64 = 30;
 
 /// Takes tunnels.
 #[derive(Debug)]
@@ -59,6 +67,10 @@ pub struct Agents {
     pub replica: ReplicaId,
     /// How tunnels are set up.
     pub settings: Settings,
+    /// How long an agent may take for each step of opening a tunnel.
+    pub handshake_timeout: Duration,
+    /// How many tunnels an agent may have.
+    pub places: Places,
     /// After this, give or take 5 %, a tunnel is replaced.
     pub max_age: Duration,
     /// How long a tunnel that is left may take to finish its streams.
@@ -84,6 +96,7 @@ struct Peer {
     hello: Hello,
     tunnel: TunnelId,
     address: String,
+    _place: Place,
 }
 
 impl Agents {
@@ -99,7 +112,7 @@ impl Agents {
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HANDSHAKE_TIMEOUT)
+            .header_read_timeout(self.handshake_timeout)
             .keep_alive(false)
             .serve_connection(TokioIo::new(io), service)
             .with_upgrades();
@@ -137,6 +150,15 @@ impl Agents {
             }
         };
 
+        let Some(place) = self.places.take(agent) else {
+            self.metrics.limit(Limit::TunnelsPerAgent);
+            let what = format!(
+                "agent {name} has as many tunnels to this kas as it may have (agent.listen.max_tunnels_per_agent): let \
+                 others end, or run fewer agentk pods or tunnels"
+            );
+            return self.refuse("crowded", StatusCode::TOO_MANY_REQUESTS, what, address);
+        };
+
         let welcome = Welcome {
             replica: self.replica,
             tunnel: TunnelId::random(),
@@ -145,7 +167,15 @@ impl Agents {
                 max_header_bytes: self.settings.max_header_bytes,
             },
         };
-        let peer = Peer { agent, name, token, hello, tunnel: welcome.tunnel, address: address.to_owned() };
+        let peer = Peer {
+            agent,
+            name,
+            token,
+            hello,
+            tunnel: welcome.tunnel,
+            address: address.to_owned(),
+            _place: place,
+        };
         let upgrade = hyper::upgrade::on(&mut request);
         let agents = Arc::clone(self);
         self.tasks.spawn(async move { agents.run::<T>(upgrade, peer).await });
@@ -192,6 +222,9 @@ impl Agents {
             StatusCode::SERVICE_UNAVAILABLE => {
                 headers.insert(RETRY_AFTER, HeaderValue::from(DRAINING_RETRY));
             }
+            StatusCode::TOO_MANY_REQUESTS => {
+                headers.insert(RETRY_AFTER, HeaderValue::from(CROWDED_RETRY));
+            }
             _ => {}
         }
         answer
@@ -201,7 +234,7 @@ impl Agents {
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let opened = timeout(HANDSHAKE_TIMEOUT, async {
+        let opened = timeout(self.handshake_timeout, async {
             let parts = upgrade.await.ok()?.downcast::<TokioIo<T>>().ok()?;
             let socket = WebSocket::new(parts.io.into_inner(), parts.read_buf, Role::Server);
             tunnel::open(socket, &self.settings).await.ok()
@@ -215,7 +248,7 @@ impl Agents {
         let driving = driver.run();
         tokio::pin!(driving);
         let answered = tokio::select! {
-            answered = timeout(HANDSHAKE_TIMEOUT, tunnel.ready()) => answered.is_ok(),
+            answered = timeout(self.handshake_timeout, tunnel.ready()) => answered.is_ok(),
             _ = &mut driving => false,
         };
         if !answered {
@@ -256,7 +289,7 @@ impl Agents {
         drop(registration);
         self.withdraw(peer.agent).await;
         self.metrics.tunnels.dec();
-        self.metrics.tunnel_end(ended.label());
+        self.metrics.tunnel_end(ended.label(), since.elapsed());
         tracing::info!(
             agent.id = %peer.agent,
             agent.name = %peer.name,

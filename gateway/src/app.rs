@@ -10,9 +10,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin::{Admin, Readiness},
-    agents::Agents,
+    agents::{Agents, Places},
     callers::Callers,
     config::{Config, ConfigError},
+    cors::Cors,
     forward::Forwarder,
     identity::{Identities, Identity},
     listen::{BindError, Listener},
@@ -28,6 +29,8 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Open connections of probes and scrapers.
 const MAX_PROBES: usize = 100;
+/// How long a probe may take to say its first byte.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often one kind of refusal or failure is logged.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
@@ -108,13 +111,28 @@ impl Checked {
         let limits = &config.agent.kubernetes_api.limits;
         let addresses = (config.agent.listen.address, config.agent.kubernetes_api.listen.address);
         let listeners = Listeners {
-            agent: Listener::bind("agent", addresses.0, agent, config.agent.listen.max_connections).await?,
-            public: Listener::bind("public", addresses.1, public, limits.max_connections).await?,
+            agent: Listener::bind(
+                "agent",
+                addresses.0,
+                agent,
+                config.agent.listen.max_connections,
+                config.agent.listen.handshake_timeout,
+            )
+            .await?,
+            public: Listener::bind(
+                "public",
+                addresses.1,
+                public,
+                limits.max_connections,
+                limits.handshake_timeout,
+            )
+            .await?,
             observability: Listener::bind(
                 "observability",
                 config.observability.listen.address,
                 None,
                 MAX_PROBES,
+                PROBE_TIMEOUT,
             )
             .await?,
         };
@@ -138,7 +156,9 @@ impl App {
             tunnels: Arc::clone(&tunnels),
             store: Arc::clone(&store),
             replica: ReplicaId::random(),
-            settings: config.tunnel_settings(),
+            settings: tunnel::Settings { stalls: metrics.stalls.clone(), ..config.tunnel_settings() },
+            handshake_timeout: config.agent.listen.handshake_timeout,
+            places: Places::new(config.agent.listen.max_tunnels_per_agent),
             max_age: config.agent.listen.max_connection_age,
             grace: config.agent.kubernetes_api.listen.shutdown_grace_period,
             leaving: CancellationToken::new(),
@@ -147,7 +167,12 @@ impl App {
             epoch: AtomicU64::new(0),
             refusals: LogLimit::new(LOG_PERIOD),
         });
+        let public = &config.agent.kubernetes_api;
         let callers = Arc::new(Callers {
+            budget: Arc::default(),
+            cors: Cors::new(public.allowed_origins.clone()),
+            trusted_proxies: public.listen.trusted_proxies.clone(),
+            extra_headers: public.extra_allowed_response_headers.clone(),
             identities: identities.clone(),
             forwarder: Forwarder {
                 tunnels,
@@ -170,11 +195,13 @@ impl App {
     pub async fn run(self, listeners: Listeners, stop: CancellationToken) {
         let (accepting, probing) = (CancellationToken::new(), CancellationToken::new());
         let background = TaskTracker::new();
+        let metrics = self.callers.forwarder.metrics.clone();
         let (agents, callers, admin) =
             (Arc::clone(&self.agents), Arc::clone(&self.callers), Arc::clone(&self.admin));
         background.spawn(listeners.agent.serve(
             accepting.clone(),
             self.agents.tasks.clone(),
+            metrics.clone(),
             move |io, peer| {
                 let agents = Arc::clone(&agents);
                 async move { agents.serve(io, peer).await }
@@ -183,16 +210,22 @@ impl App {
         background.spawn(listeners.public.serve(
             accepting.clone(),
             self.callers.tasks.clone(),
+            metrics.clone(),
             move |io, peer| {
                 let callers = Arc::clone(&callers);
                 async move { callers.serve(io, peer).await }
             },
         ));
-        background.spawn(
-            listeners
-                .observability
-                .serve(probing.clone(), TaskTracker::new(), move |io, _| Arc::clone(&admin).serve(io)),
-        );
+        background.spawn(listeners.observability.serve(
+            probing.clone(),
+            TaskTracker::new(),
+            metrics.clone(),
+            move |io, _| Arc::clone(&admin).serve(io),
+        ));
+        let (budget, limit) = (Arc::clone(&self.callers.budget), self.callers.limits.max_bytes_in_flight);
+        let keeping = async move { budget.keep(limit, &metrics).await };
+        let until = probing.clone();
+        background.spawn(async move { until.run_until_cancelled(keeping).await });
         for certificate in self.certificates.clone() {
             let files = certificate.files();
             background.spawn(on_change("certificate", files, probing.clone(), move || certificate.reload()));

@@ -1,42 +1,66 @@
 //! The listener for callers: authorize, pass on, answer.
 
+mod budget;
+mod counted;
+mod idle;
 mod tracked;
+mod visit;
 
-use std::{convert::Infallible, fmt::Display, str::FromStr as _, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+    str::FromStr as _,
+    sync::Arc,
+    time::Duration,
+};
 
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, uri::PathAndQuery};
+use http::{
+    HeaderMap, Method, Request, Response, StatusCode, Uri, Version, header::CONTENT_LENGTH, uri::PathAndQuery,
+};
 use hyper::{body::Incoming, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
 };
+use ipnet::IpNet;
 use proto::{Reason, border, header};
 use router::Class;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, timeout},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    io::{InspectReader, InspectWriter},
+    sync::CancellationToken,
+    task::TaskTracker,
+};
 use tunnel::{Body, upgrade};
 
-pub use self::tracked::{Tracked, Turn};
+pub use self::{
+    budget::Budget,
+    idle::Busy,
+    tracked::{Places, Tracked, Tracking, Turn},
+};
+use self::{counted::counted, idle::Activity, visit::Visit};
 use crate::{
     access::{Access, authorize},
     config::Limits,
-    failure::{Failure, Reader},
-    forward::{Destination, Forwarder},
-    headers,
-    identity::Identities,
+    cors::Cors,
+    failure::Failure,
+    forward::{Answered, Destination, Forwarder},
+    headers::{self, ExtraHeader, Stamp},
+    identity::{Grant, Identities},
     io::StallGuard,
     log_limit::LogLimit,
-    metrics::class,
+    metrics::{Limit, Metrics},
     target::Target,
+    timing::Stages,
 };
 
 /// How long the caller's connection may take to be handed over after the 101 was sent.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest request id of a caller that is taken over.
-const MAX_REQUEST_ID: usize = 64;
+/// Bytes of an answer that nobody needs to watch for memory's sake.
+const SMALL: u64 = 64 << 10;
 /// hyper reads into no smaller buffer.
 const MIN_HEAD_BYTES: usize = 8192;
 
@@ -55,19 +79,56 @@ pub struct Callers {
     pub failures: LogLimit<Reason>,
     /// What a caller may take.
     pub limits: Limits,
+    /// The memory that answers may take.
+    pub budget: Arc<Budget>,
+    /// Which web pages may ask.
+    pub cors: Cors,
+    /// Whose word for a caller's address is taken.
+    pub trusted_proxies: Vec<IpNet>,
+    /// What a response may bring along besides what is harmless.
+    pub extra_headers: Vec<ExtraHeader>,
 }
 
 impl Callers {
-    /// Serves one connection until it ends. `address` is for logs.
-    pub async fn serve<T>(self: &Arc<Self>, io: T, address: impl Display)
+    /// Serves one connection until it ends.
+    pub async fn serve<T>(self: &Arc<Self>, io: T, peer: SocketAddr)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let address: Arc<str> = address.to_string().into();
+        let activity = Arc::new(Activity::default());
         let service = service_fn(|request| {
-            let (callers, address) = (Arc::clone(self), Arc::clone(&address));
-            async move { Ok::<_, Infallible>(callers.answer(request, &address).await) }
+            let (callers, busy) = (Arc::clone(self), activity.begin());
+            async move { Ok::<_, Infallible>(callers.answer(request, peer.ip(), busy).await) }
         });
+        let metrics = &self.forwarder.metrics;
+        let io = StallGuard::new(io, self.limits.write_stall_timeout, metrics.write_stalls.clone());
+        let builder = self.protocols();
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
+        tokio::pin!(connection);
+        metrics.connections.inc();
+        let ending = async {
+            tokio::select! {
+                () = self.leaving.cancelled() => {}
+                () = activity.idle(self.limits.idle_timeout) => metrics.limit(Limit::Idle),
+            }
+        };
+        let served = tokio::select! {
+            served = connection.as_mut() => served,
+            () = ending => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        metrics.connections.dec();
+        if let Err(error) = served {
+            if let Some(limit) = Limit::met_by(&*error) {
+                metrics.limit(limit);
+            }
+            tracing::debug!(%peer, error, "a caller's connection failed");
+        }
+    }
+
+    fn protocols(&self) -> auto::Builder<TokioExecutor> {
         let limits = &self.limits;
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder
@@ -81,52 +142,43 @@ impl Callers {
             .timer(TokioTimer::new())
             .keep_alive_interval(Duration::from_secs(30))
             .max_header_list_size(u32::try_from(limits.max_head_bytes).unwrap_or(u32::MAX));
-        let io = StallGuard::new(io, limits.write_stall_timeout);
-        let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
-        tokio::pin!(connection);
-        let connections = &self.forwarder.metrics.connections;
-        connections.inc();
-        let served = tokio::select! {
-            served = connection.as_mut() => served,
-            () = self.leaving.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-        };
-        connections.dec();
-        if let Err(error) = served {
-            tracing::debug!(peer = &*address, error, "a caller's connection failed");
-        }
+        builder
     }
 
-    async fn answer(&self, request: Request<Incoming>, address: &str) -> Response<Tracked> {
-        let id = request_id(request.headers());
-        let reader = Reader::of(Target::dialect(request.uri().path()), request.headers());
-        match self.proxy(request, &id).await {
-            Ok(response) => response,
-            Err(failure) => {
-                self.forwarder.metrics.refused(failure.reason.as_str());
-                if let Some(suppressed) = self.failures.admit(failure.reason, std::time::Instant::now()) {
-                    let reason = failure.reason.as_str();
-                    tracing::info!(peer = address, request.id = ?id, reason, suppressed, what = %failure, "a request failed");
-                }
-                failure.render(&reader, &id).map(Tracked::untracked)
-            }
+    async fn answer(&self, request: Request<Incoming>, peer: IpAddr, busy: Busy) -> Response<Tracked> {
+        let visit = Visit::of(&request, peer, &self.trusted_proxies);
+        let page = match self.cors.admit(&request) {
+            Ok(page) => page,
+            Err(failure) => return self.refuse(&failure, &visit),
+        };
+        if let Some(answer) = page.preflight(&request) {
+            return answer.map(Tracked::untracked);
         }
+
+        let answer = self.proxy(request, &visit, busy).await;
+        let mut answer = answer.unwrap_or_else(|failure| self.refuse(&failure, &visit));
+        page.mark(answer.headers_mut());
+        answer
+    }
+
+    /// The answer to a request that failed here.
+    fn refuse(&self, failure: &Failure, visit: &Visit) -> Response<Tracked> {
+        let reason = failure.reason.as_str();
+        self.forwarder.metrics.refused(reason);
+        if let Some(suppressed) = self.failures.admit(failure.reason, std::time::Instant::now()) {
+            let (client, id) = (visit.way.client, &visit.id);
+            tracing::info!(%client, request.id = ?id, reason, suppressed, what = %failure, "a request failed");
+        }
+        failure.render(&visit.reader, &visit.id).map(Tracked::untracked)
     }
 
     async fn proxy(
         &self,
         mut request: Request<Incoming>,
-        id: &HeaderValue,
+        visit: &Visit,
+        busy: Busy,
     ) -> Result<Response<Tracked>, Failure> {
-        let started = Instant::now();
-        if request.method() == Method::CONNECT {
-            return Err(Failure::new(Reason::BadRequest, "CONNECT is not served: this is no forward proxy"));
-        }
-        if request.headers().len() > self.limits.max_headers {
-            return Err(Failure::new(Reason::HeadTooLarge, "the request has too many header fields"));
-        }
+        self.check_form(&request)?;
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let target = Target::parse(&path)?;
         let identity = self.identities.load();
@@ -134,67 +186,120 @@ impl Callers {
         let name = identity.name(agent).expect("authorized").clone();
         drop(identity);
 
-        let turn = Turn::take(&grant.in_flight, self.limits.max_requests_per_caller).ok_or_else(|| {
-            let what = format!("caller {} has as many requests in flight as it may have", grant.caller.name);
-            Failure::new(Reason::TooManyRequests, what).retry_after(Duration::from_secs(1))
-        })?;
+        let turn = self.turn(&grant)?;
         let upgrading = border::upgrade(request.headers()).is_some();
         if upgrading && request.version() != Version::HTTP_11 {
             return Err(Failure::new(Reason::BadRequest, "an upgrade needs HTTP/1.1"));
         }
         let to = Destination { agent, name, service: target.service.clone(), class: target.class(upgrading) };
-        headers::to_agent(request.headers_mut(), &to.service, &grant.caller.access_as, id)?;
+        let stamp = Stamp {
+            service: &to.service,
+            access_as: &grant.caller.access_as,
+            request_id: &visit.id,
+            version: request.version(),
+            way: &visit.way,
+        };
+        headers::to_agent(request.headers_mut(), stamp)?;
+        let method = request.method().clone();
         *request.uri_mut() = Uri::from_str(target.path)
             .map_err(|_| Failure::new(Reason::BadRequest, "the path cannot be passed on"))?;
         let upgrade = upgrading.then(|| hyper::upgrade::on(&mut request));
 
-        let metrics = self.forwarder.metrics.of(&to.service);
-        let request = request.map(Body::from);
-        let (mut response, lease) = self.forwarder.forward(&to, request).await?;
+        let metrics = Arc::clone(self.forwarder.metrics.of(&to.service));
+        let request = request.map(|body| counted(body, &metrics));
+        let Answered { mut response, lease, sent } = self.forwarder.forward(&to, request).await?;
         if let Some(failure) = failure_of(&response, &to) {
             return Err(failure);
         }
 
-        metrics.answered(class(response.status()));
+        let status = response.status();
+        let stages = Stages::of(visit.started, sent, Instant::now(), response.headers());
+        metrics.answered(status, &stages);
         let upgraded = upgrade::take(&mut response);
-        let switching = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-        headers::to_caller(response.headers_mut(), upgraded.is_some(), id);
+        headers::to_caller(response.headers_mut(), upgraded.is_some(), &self.extra_headers, &visit.id);
+        stages.write(response.headers_mut());
         tracing::debug!(
-            request.id = ?id,
+            request.id = ?visit.id,
+            client = %visit.way.client,
             caller = grant.caller.name,
             agent.name = %to.name,
             service = %to.service,
-            status = response.status().as_u16(),
+            %method,
+            path = target.path.split('?').next(),
+            status = status.as_u16(),
+            queue = ?stages.queue,
+            tunnel = ?stages.tunnel,
+            upstream = ?stages.upstream,
             "a request was answered"
         );
+        let grip = match &upgraded {
+            Some(upgraded) => Some(upgraded.grip()),
+            None => response.body().grip().filter(|_| may_grow(response.headers())),
+        };
+        let share = grip.map(|grip| self.budget.share(grip));
+        let tracking = Tracking::new(Places { lease, turn, busy, share }, metrics, visit.started);
         match (upgraded, upgrade) {
             (Some(upgraded), Some(outside)) => {
-                let tracked = Tracked::new(Body::empty(), lease, turn, metrics, started);
-                let splice = splice(upgraded, outside, tracked);
+                let splice = splice(upgraded, outside, tracking, self.forwarder.metrics.clone());
                 self.tasks.spawn(async move { grant.revoked.run_until_cancelled(splice).await });
                 Ok(response.map(Tracked::untracked))
             }
-            _ if switching => Err(Failure::new(
+            _ if status == StatusCode::SWITCHING_PROTOCOLS => Err(Failure::new(
                 Reason::AgentMisbehaved,
                 "the agent switched protocols although nobody asked it to",
             )),
             _ => Ok(response.map(|body| {
-                let tracked = Tracked::new(body, lease, turn, metrics, started);
+                let tracked = Tracked::new(body, tracking);
                 if to.class == Class::Long { tracked.until(grant.revoked) } else { tracked }
             })),
         }
     }
+
+    /// Whether a request has the form of one that is served here.
+    fn check_form<B>(&self, request: &Request<B>) -> Result<(), Failure> {
+        if request.method() == Method::CONNECT {
+            return Err(Failure::new(Reason::BadRequest, "CONNECT is not served: this is no forward proxy"));
+        }
+        if request.headers().len() > self.limits.max_headers {
+            self.forwarder.metrics.limit(Limit::Head);
+            return Err(Failure::new(Reason::HeadTooLarge, "the request has too many header fields"));
+        }
+        Ok(())
+    }
+
+    fn turn(&self, grant: &Grant) -> Result<Turn, Failure> {
+        Turn::take(&grant.in_flight, self.limits.max_requests_per_caller).ok_or_else(|| {
+            self.forwarder.metrics.limit(Limit::RequestsPerCaller);
+            let what = format!("caller {} has as many requests in flight as it may have", grant.caller.name);
+            Failure::new(Reason::TooManyRequests, what).retry_after(Duration::from_secs(1))
+        })
+    }
 }
 
 /// Moves raw bytes after the 101. What is tracked ends with it.
-async fn splice(upgraded: upgrade::Upgraded, outside: OnUpgrade, tracked: Tracked) {
-    let _tracked = tracked;
+async fn splice(upgraded: upgrade::Upgraded, outside: OnUpgrade, tracking: Tracking, metrics: Metrics) {
     let Ok(Ok(outside)) = timeout(UPGRADE_TIMEOUT, outside).await else {
         return;
     };
-    if let Err(error) = upgrade::splice(upgraded, TokioIo::new(outside)).await {
+    let service = &tracking.metrics;
+    let outside = InspectReader::new(TokioIo::new(outside), |bytes| {
+        service.request_bytes.inc_by(bytes.len() as u64);
+    });
+    let outside = InspectWriter::new(outside, |bytes| {
+        service.response_bytes.inc_by(bytes.len() as u64);
+    });
+    if let Err(error) = upgrade::splice(upgraded, outside).await {
+        if let Some(limit) = Limit::met_by(&error) {
+            metrics.limit(limit);
+        }
         tracing::debug!(%error, "an upgraded connection was aborted");
     }
+}
+
+/// Whether an answer may come to hold much memory while nobody reads it.
+fn may_grow(headers: &HeaderMap) -> bool {
+    let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    length.is_none_or(|length: u64| length > SMALL)
 }
 
 /// The agent's own failure, if the response is one.
@@ -208,15 +313,4 @@ fn failure_of(response: &Response<Body>, to: &Destination) -> Option<Failure> {
     let reason = reason.parse().ok().filter(|reason| *reason != Reason::Unauthorized);
     let reason = reason.unwrap_or(Reason::AgentMisbehaved);
     Some(Failure::new(reason, format!("agent {}: {message}", to.name)))
-}
-
-/// The caller's own, so that it finds its request in our logs; a new one if it has none that fits into a log line.
-fn request_id(headers: &HeaderMap) -> HeaderValue {
-    let plain = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    let given = headers
-        .get(&header::REQUEST_ID)
-        .filter(|id| (1..=MAX_REQUEST_ID).contains(&id.len()) && id.as_bytes().iter().all(plain));
-    given.cloned().unwrap_or_else(|| {
-        HeaderValue::from_str(&format!("{:016x}", rand::random::<u64>())).expect("hexadecimal digits")
-    })
 }

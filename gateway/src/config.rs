@@ -3,17 +3,19 @@
 //! Keys are those of GitLab's kas where the concept exists. Paths are relative to the configuration file. Every key
 //! is explained in `deploy/kas.example.yaml`, which a test reads.
 
+mod agent;
+mod kubernetes_api;
+mod observability;
 mod source;
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
+pub use self::agent::{AgentListen, TunnelConfig};
+pub use self::kubernetes_api::{KubernetesApi, Limits, PublicListen};
+pub use self::observability::{Format, Level, Logging, ObservabilityConfig, ObservabilityListen};
 pub use self::source::ConfigError;
 pub(crate) use self::source::{parse, read, unreadable};
 
@@ -44,148 +46,6 @@ pub struct AgentConfig {
     /// The tunnels themselves.
     #[serde(default)]
     pub tunnel: TunnelConfig,
-}
-
-/// Section `agent.listen`.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct AgentListen {
-    /// Where agents dial to.
-    pub address: SocketAddr,
-    /// Certificate chain, PEM; with `key_file`, the listener speaks TLS.
-    pub certificate_file: Option<Spanned<PathBuf>>,
-    /// Private key, PEM.
-    pub key_file: Option<Spanned<PathBuf>>,
-    /// After this, give or take 5 %, an agent is asked to open another tunnel and leave this one.
-    #[serde(with = "proto::duration")]
-    pub max_connection_age: Duration,
-    /// Open connections of agents.
-    pub max_connections: usize,
-}
-
-/// Section `agent.kubernetes_api`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct KubernetesApi {
-    /// The listener for callers.
-    pub listen: PublicListen,
-    /// What one caller, one agent and all together may take.
-    pub limits: Limits,
-}
-
-/// Section `agent.kubernetes_api.limits`.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Limits {
-    /// Open connections of callers.
-    pub max_connections: usize,
-    /// Requests in flight of one caller.
-    pub max_requests_per_caller: u32,
-    /// Requests in flight to one agent.
-    pub max_requests_per_agent: u32,
-    /// Header fields of one request.
-    pub max_headers: usize,
-    /// Bytes of one request's head.
-    pub max_head_bytes: usize,
-    /// How long a caller may take to send a request's head, the wait for it included.
-    #[serde(with = "proto::duration")]
-    pub head_timeout: Duration,
-    /// How long a caller may stop reading its answer.
-    #[serde(with = "proto::duration")]
-    pub write_stall_timeout: Duration,
-}
-
-/// Section `agent.kubernetes_api.listen`.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PublicListen {
-    /// Where callers connect.
-    pub address: SocketAddr,
-    /// Certificate chain, PEM; with `key_file`, the listener speaks TLS.
-    pub certificate_file: Option<Spanned<PathBuf>>,
-    /// Private key, PEM.
-    pub key_file: Option<Spanned<PathBuf>>,
-    /// How long connections are still accepted after SIGTERM, so that load balancers notice.
-    #[serde(with = "proto::duration")]
-    pub listen_grace_period: Duration,
-    /// How long requests in flight may take after that.
-    #[serde(with = "proto::duration")]
-    pub shutdown_grace_period: Duration,
-}
-
-/// Section `agent.tunnel`.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TunnelConfig {
-    /// How long a request waits for a tunnel of an agent that has none.
-    #[serde(with = "proto::duration")]
-    pub reconnect_wait: Duration,
-    /// Most requests in flight in one tunnel; further ones wait.
-    pub max_concurrent_streams: u32,
-    /// Bytes of one response or request that may be under way or unread.
-    pub stream_window: u32,
-    /// Most bytes of headers in one request or response.
-    pub max_header_bytes: u32,
-    /// Silence after which the other end is asked for a sign of life.
-    #[serde(with = "proto::duration")]
-    pub keepalive_interval: Duration,
-    /// How long that may take.
-    #[serde(with = "proto::duration")]
-    pub keepalive_timeout: Duration,
-}
-
-/// Section `observability`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ObservabilityConfig {
-    /// The listener for `/liveness`, `/readiness`, `/metrics` and `/agents`.
-    pub listen: ObservabilityListen,
-    /// Logs on standard error.
-    pub logging: Logging,
-}
-
-/// Section `observability.listen`.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ObservabilityListen {
-    /// Where probes and Prometheus connect.
-    pub address: SocketAddr,
-}
-
-/// Section `observability.logging`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Logging {
-    /// What is logged.
-    pub level: Level,
-    /// How it looks.
-    pub format: Format,
-}
-
-/// The least important event that is still logged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Level {
-    /// What stops something.
-    Error,
-    /// What somebody should look at in the morning.
-    Warn,
-    /// Changes of state.
-    #[default]
-    Info,
-    /// Each request.
-    Debug,
-}
-
-/// The look of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Format {
-    /// One JSON object a line.
-    #[default]
-    Json,
-    /// For people.
-    Text,
 }
 
 /// Section `identity`.
@@ -234,64 +94,6 @@ impl Config {
     }
 }
 
-impl Default for AgentListen {
-    fn default() -> Self {
-        Self {
-            address: SocketAddr::from(([127, 0, 0, 1], 8150)),
-            certificate_file: None,
-            key_file: None,
-            max_connection_age: Duration::from_secs(7200),
-            max_connections: 20_000,
-        }
-    }
-}
-
-impl Default for PublicListen {
-    fn default() -> Self {
-        Self {
-            address: SocketAddr::from(([0, 0, 0, 0], 8154)),
-            certificate_file: None,
-            key_file: None,
-            listen_grace_period: Duration::from_secs(5),
-            shutdown_grace_period: Duration::from_secs(3600),
-        }
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            max_connections: 10_000,
-            max_requests_per_caller: 2_000,
-            max_requests_per_agent: 4_000,
-            max_headers: 100,
-            max_head_bytes: 64 << 10,
-            head_timeout: Duration::from_secs(60),
-            write_stall_timeout: Duration::from_secs(300),
-        }
-    }
-}
-
-impl Default for TunnelConfig {
-    fn default() -> Self {
-        let settings = tunnel::Settings::default();
-        Self {
-            reconnect_wait: Duration::from_secs(2),
-            max_concurrent_streams: settings.max_concurrent_streams,
-            stream_window: settings.stream_window,
-            max_header_bytes: settings.max_header_bytes,
-            keepalive_interval: settings.keepalive.interval,
-            keepalive_timeout: settings.keepalive.timeout,
-        }
-    }
-}
-
-impl Default for ObservabilityListen {
-    fn default() -> Self {
-        Self { address: SocketAddr::from(([127, 0, 0, 1], 8151)) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,7 +115,8 @@ mod tests {
         assert_eq!(
             error("identity: {file: i}\nagent:\n  listen:\n    adress: x\n"),
             "kas.yaml:4:5: agent.listen.adress: unknown field `adress`, expected one of address, \
-             certificate_file, key_file, max_connection_age, max_connections"
+             certificate_file, key_file, max_connection_age, max_connections, max_tunnels_per_agent, \
+             handshake_timeout"
         );
         assert_eq!(
             error("identity: {file: i}\nagent:\n  listen:\n    address: here\n"),
@@ -339,9 +142,15 @@ mod tests {
         assert_eq!(format!("{example:?}"), format!("{default:?}"));
 
         let text = std::fs::read_to_string(file).unwrap();
-        let source = include_str!("config.rs");
-        let keys = source
-            .lines()
+        let sources = [
+            include_str!("config.rs"),
+            include_str!("config/agent.rs"),
+            include_str!("config/kubernetes_api.rs"),
+            include_str!("config/observability.rs"),
+        ];
+        let keys = sources
+            .iter()
+            .flat_map(|source| source.lines())
             .filter_map(|line| line.trim().strip_prefix("pub ")?.split_once(": "))
             .map(|(k, _)| k);
         let keys: Vec<&str> =

@@ -25,7 +25,11 @@ use router::{Attempt, Choice, Class, Lease, LocalTunnels, Progress, RouteStore};
 use tokio::time::{Instant, timeout_at};
 use tunnel::{Body, CallError, CallErrorKind, Delivery};
 
-use crate::{connected::Connected, failure::Failure, metrics::Metrics};
+use crate::{
+    connected::Connected,
+    failure::Failure,
+    metrics::{Limit, Metrics},
+};
 
 /// What a caller is told to wait when the agent is away: about a reconnect with some backoff.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -56,21 +60,29 @@ pub struct Destination {
     pub class: Class,
 }
 
+/// What came back.
+#[derive(Debug)]
+pub struct Answered {
+    /// The head of the response; its body is still to come.
+    pub response: Response<Body>,
+    /// The tunnel that it occupies.
+    pub lease: Lease<Connected>,
+    /// When the tunnel was given the request.
+    pub sent: Instant,
+}
+
 impl Forwarder {
-    /// The head of the response, and the tunnel that it still occupies.
+    /// Sends a request until it is answered, or until trying again could do harm.
     ///
     /// Dropping the future cancels the request in the cluster.
-    pub async fn forward(
-        &self,
-        to: &Destination,
-        mut request: Request<Body>,
-    ) -> Result<(Response<Body>, Lease<Connected>), Failure> {
+    pub async fn forward(&self, to: &Destination, mut request: Request<Body>) -> Result<Answered, Failure> {
         let mut attempt = Attempt::new(request.method().is_safe());
         let mut tried = Vec::new();
         loop {
             let lease = self.find(to, &tried).await?;
+            let sent = Instant::now();
             let error = match lease.handle().tunnel.call(request).await {
-                Ok(response) => return Ok((response, lease)),
+                Ok(response) => return Ok(Answered { response, lease, sent }),
                 Err(error) => error,
             };
             tracing::debug!(%error, tunnel = %lease.tunnel(), "a request was not answered");
@@ -98,7 +110,10 @@ impl Forwarder {
             match self.tunnels.choose(to.agent, &to.service, to.class, tried) {
                 Choice::Tunnel(lease) => return Ok(lease),
                 Choice::NotServed(services) => return Err(not_served(to, &services)),
-                Choice::Busy => return Err(busy(to)),
+                Choice::Busy => {
+                    self.metrics.limit(Limit::RequestsPerAgent);
+                    return Err(busy(to));
+                }
                 Choice::NoTunnel => {}
             }
             let woken = async {

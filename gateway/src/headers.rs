@@ -4,17 +4,23 @@
 //! own. The order matters: `Connection: Impersonate-User` must not remove what kas added (CVE-2021-31999).
 //! A response keeps what is on a list: the agent is not trusted.
 
+mod extra;
+mod forwarded;
+mod sandbox;
+
 use http::{
-    HeaderMap, HeaderName, HeaderValue,
+    HeaderMap, HeaderName, HeaderValue, Version,
     header::{
         ACCEPT_RANGES, ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION,
         CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE, DATE, ETAG,
         EXPIRES, HOST, LAST_MODIFIED, LOCATION, PRAGMA, RETRY_AFTER, SEC_WEBSOCKET_ACCEPT,
-        SEC_WEBSOCKET_PROTOCOL, UPGRADE, VARY, WARNING, X_CONTENT_TYPE_OPTIONS,
+        SEC_WEBSOCKET_PROTOCOL, UPGRADE, VARY, VIA, WARNING, X_CONTENT_TYPE_OPTIONS,
     },
 };
 use proto::{Reason, ServiceName, border, impersonation};
 
+pub use self::extra::ExtraHeader;
+pub use self::forwarded::Way;
 use crate::{failure::Failure, identity::AccessAs};
 
 /// Meant for kas.
@@ -27,7 +33,7 @@ static CONSUMED: [HeaderName; 5] = [
 ];
 
 /// What a response may bring along.
-static ALLOWED_IN_RESPONSE: [HeaderName; 21] = [
+static ALLOWED_IN_RESPONSE: [HeaderName; 22] = [
     ACCEPT_RANGES,
     ALLOW,
     CACHE_CONTROL,
@@ -45,6 +51,7 @@ static ALLOWED_IN_RESPONSE: [HeaderName; 21] = [
     PRAGMA,
     RETRY_AFTER,
     VARY,
+    VIA,
     WARNING,
     HeaderName::from_static("audit-id"),
     HeaderName::from_static("x-kubernetes-pf-flowschema-uid"),
@@ -61,15 +68,25 @@ static ALLOWED_IN_UPGRADE: [HeaderName; 6] = [
     HeaderName::from_static("x-accept-stream-protocol-versions"),
 ];
 
+/// What kas says in a request, whatever its caller said.
+#[derive(Clone, Copy, Debug)]
+pub struct Stamp<'a> {
+    /// The request type.
+    pub service: &'a ServiceName,
+    /// Who the caller is in the cluster.
+    pub access_as: &'a AccessAs,
+    /// Names the request.
+    pub request_id: &'a HeaderValue,
+    /// How it came to us.
+    pub version: Version,
+    /// Whence.
+    pub way: &'a Way,
+}
+
 /// Makes a caller's headers those of the request in the tunnel.
-pub fn to_agent(
-    headers: &mut HeaderMap,
-    service: &ServiceName,
-    access_as: &AccessAs,
-    request_id: &HeaderValue,
-) -> Result<(), Failure> {
+pub fn to_agent(headers: &mut HeaderMap, stamp: Stamp<'_>) -> Result<(), Failure> {
     refuse_twins(headers)?;
-    if matches!(access_as, AccessAs::Impersonate { .. }) && headers.keys().any(is_impersonation) {
+    if matches!(stamp.access_as, AccessAs::Impersonate { .. }) && headers.keys().any(is_impersonation) {
         return Err(Failure::new(
             Reason::NestedImpersonation,
             "nested impersonation is not supported: kas already sets who this caller is in the cluster; leave out --as \
@@ -79,25 +96,30 @@ pub fn to_agent(
 
     let upgrade = border::upgrade(headers);
     border::strip(headers);
-    for name in &CONSUMED {
+    let consumed: Vec<HeaderName> = headers.keys().filter(|name| is_consumed(name)).cloned().collect();
+    for name in consumed {
         headers.remove(name);
     }
     if let Some(protocol) = upgrade {
         headers.insert(UPGRADE, protocol);
     }
-    let service = HeaderValue::from_str(service.as_str()).expect("a service name is a header value");
+    stamp.way.write(headers);
+    headers.append(VIA, via(stamp.version));
+    let service = HeaderValue::from_str(stamp.service.as_str()).expect("a service name is a header value");
     headers.insert(proto::header::SERVICE, service);
-    headers.insert(proto::header::REQUEST_ID, request_id.clone());
-    if let AccessAs::Impersonate { headers: who, .. } = access_as {
+    headers.insert(proto::header::REQUEST_ID, stamp.request_id.clone());
+    if let AccessAs::Impersonate { headers: who, .. } = stamp.access_as {
         headers.extend(who.clone());
     }
     Ok(())
 }
 
-/// Makes an agent's response headers those of the answer to the caller.
-pub fn to_caller(headers: &mut HeaderMap, upgraded: bool, request_id: &HeaderValue) {
+/// Makes an agent's response headers those of the answer to the caller. `extra`: what the operator allows besides.
+pub fn to_caller(headers: &mut HeaderMap, upgraded: bool, extra: &[ExtraHeader], request_id: &HeaderValue) {
     let allowed = |name: &HeaderName| {
-        ALLOWED_IN_RESPONSE.contains(name) || (upgraded && ALLOWED_IN_UPGRADE.contains(name))
+        ALLOWED_IN_RESPONSE.contains(name)
+            || (upgraded && ALLOWED_IN_UPGRADE.contains(name))
+            || extra.iter().any(|extra| extra.name() == name)
     };
     let refused: Vec<HeaderName> = headers.keys().filter(|name| !allowed(name)).cloned().collect();
     for name in refused {
@@ -107,8 +129,26 @@ pub fn to_caller(headers: &mut HeaderMap, upgraded: bool, request_id: &HeaderVal
     if !headers.get_all(LOCATION).iter().all(within_origin) {
         headers.remove(LOCATION);
     }
+    if !upgraded {
+        sandbox::apply(headers);
+    }
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.append(VIA, via(Version::HTTP_2));
     headers.insert(proto::header::REQUEST_ID, request_id.clone());
+}
+
+/// Which protocol a message came to us by (RFC 9110 section 7.6.3).
+fn via(version: Version) -> HeaderValue {
+    HeaderValue::from_static(match version {
+        Version::HTTP_2 => "2 kas",
+        Version::HTTP_10 => "1.0 kas",
+        _ => "1.1 kas",
+    })
+}
+
+/// Meant for kas, or a claim of identity that only a proxy of the cluster's own may make (`X-Remote-User`).
+fn is_consumed(name: &HeaderName) -> bool {
+    CONSUMED.contains(name) || name.as_str().starts_with("x-remote-")
 }
 
 /// Whether a `Location` is a path. Browsers read `\\` as `/` and drop tabs, so `/\\evil.example` is not one.
@@ -156,9 +196,14 @@ mod tests {
 
     fn pass(entries: &[(&str, &str)], access_as: &AccessAs) -> Result<HeaderMap, Reason> {
         let mut headers = map(entries);
-        let id = HeaderValue::from_static("id-1");
-        to_agent(&mut headers, &"kubernetes".parse().unwrap(), access_as, &id)
-            .map_err(|failure| failure.reason)?;
+        let stamp = Stamp {
+            service: &"kubernetes".parse().unwrap(),
+            access_as,
+            request_id: &HeaderValue::from_static("id-1"),
+            version: Version::HTTP_11,
+            way: &Way::of(&headers, [192, 0, 2, 1].into(), &[]),
+        };
+        to_agent(&mut headers, stamp).map_err(|failure| failure.reason)?;
         Ok(headers)
     }
 
@@ -183,12 +228,22 @@ mod tests {
                 ("cookie", "a=b"),
                 ("kas-service", "control"),
                 ("x-request-id", "theirs"),
+                ("x-forwarded-for", "10.0.0.1"),
+                ("x-remote-user", "root"),
+                ("via", "1.1 proxy"),
                 ("accept", "*/*"),
             ],
             &AccessAs::Agent,
         )
         .unwrap();
-        let expected = map(&[("accept", "*/*"), ("kas-service", "kubernetes"), ("x-request-id", "id-1")]);
+        let expected = map(&[
+            ("accept", "*/*"),
+            ("via", "1.1 proxy"),
+            ("via", "1.1 kas"),
+            ("x-forwarded-for", "192.0.2.1"),
+            ("kas-service", "kubernetes"),
+            ("x-request-id", "id-1"),
+        ]);
         assert_eq!(passed, expected);
     }
 
@@ -210,9 +265,12 @@ mod tests {
 
     #[test]
     fn the_connection_header_cannot_remove_what_kas_adds() {
-        let passed = pass(&[("connection", "Impersonate-User, kas-service, upgrade")], &alice()).unwrap();
+        let passed =
+            pass(&[("connection", "Impersonate-User, kas-service, X-Forwarded-For, upgrade")], &alice())
+                .unwrap();
         assert_eq!(passed["impersonate-user"], "alice");
         assert_eq!(passed["kas-service"], "kubernetes");
+        assert_eq!(passed["x-forwarded-for"], "192.0.2.1");
     }
 
     #[test]
@@ -242,11 +300,11 @@ mod tests {
             ("https://evil.example/", false),
         ] {
             let mut headers = map(&[("location", location)]);
-            to_caller(&mut headers, false, &HeaderValue::from_static("id-1"));
+            to_caller(&mut headers, false, &[], &HeaderValue::from_static("id-1"));
             assert_eq!(headers.contains_key("location"), stays, "{location:?}");
         }
         let mut twice = map(&[("location", "/a"), ("location", "//evil.example/")]);
-        to_caller(&mut twice, false, &HeaderValue::from_static("id-1"));
+        to_caller(&mut twice, false, &[], &HeaderValue::from_static("id-1"));
         assert!(!twice.contains_key("location"));
     }
 
@@ -261,12 +319,22 @@ mod tests {
             ("connection", "upgrade"),
             ("location", "https://evil.example/"),
         ]);
-        to_caller(&mut headers, false, &HeaderValue::from_static("id-1"));
+        to_caller(&mut headers, false, &[], &HeaderValue::from_static("id-1"));
         let expected = map(&[
             ("content-type", "application/json"),
             ("x-content-type-options", "nosniff"),
+            ("via", "2 kas"),
             ("x-request-id", "id-1"),
         ]);
         assert_eq!(headers, expected);
+    }
+
+    #[test]
+    fn an_operator_may_allow_more() {
+        let extra: Vec<ExtraHeader> = serde_json::from_str(r#"["X-Custom"]"#).unwrap();
+        let mut headers = map(&[("x-custom", "1"), ("x-other", "1")]);
+        to_caller(&mut headers, false, &extra, &HeaderValue::from_static("id-1"));
+        assert!(headers.contains_key("x-custom"));
+        assert!(!headers.contains_key("x-other"));
     }
 }

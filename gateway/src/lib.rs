@@ -9,8 +9,8 @@
 //! ```
 //!
 //! * [`forward`] decides who gets a request; the page to read first.
-//! * [`callers`] serves callers: [`target`] takes the URL apart, [`access`] says who may, [`headers`] what crosses the
-//!   border, [`failure`] how an error is said.
+//! * [`callers`] serves callers: [`cors`] says which web pages may, [`target`] takes the URL apart, [`access`] says who
+//!   may, [`headers`] what crosses the border, [`failure`] how an error is said.
 //! * [`agents`] serves agents and keeps their tunnels in the table; [`roster`] lists them for operators.
 //! * [`app`] builds, wires and stops all of it. [`config`] and [`identity`] are what it is built from.
 #![warn(missing_docs)]
@@ -23,6 +23,7 @@ pub mod callers;
 pub mod cli;
 pub mod config;
 pub mod connected;
+pub mod cors;
 pub mod failure;
 pub mod forward;
 pub mod headers;
@@ -34,5 +35,6 @@ pub mod metrics;
 pub mod reload;
 pub mod roster;
 pub mod target;
+pub mod timing;
 pub mod tls;
 pub mod token;

@@ -11,10 +11,10 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::io::Io;
-
-/// How long a connection may take until its TLS handshake is done, or to say its first byte.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+use crate::{
+    io::Io,
+    metrics::{Limit, Metrics},
+};
 
 /// After an error of `accept` that is not the connection's own, mostly too many open files: others may close theirs.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -28,6 +28,7 @@ pub struct Listener {
     tls: Option<TlsAcceptorDebug>,
     /// One for each connection that may be open.
     places: Arc<Semaphore>,
+    handshake_timeout: Duration,
 }
 
 /// An address that cannot be bound.
@@ -40,17 +41,19 @@ pub struct BindError {
 }
 
 impl Listener {
-    /// Binds an address. Connections beyond `max_connections` wait in the system's queue until others end.
+    /// Binds an address. Connections beyond `max_connections` wait in the system's queue until others end. One that has
+    /// not done its TLS handshake, or said its first byte, within `handshake_timeout` is closed.
     pub async fn bind(
         name: &'static str,
         address: SocketAddr,
         tls: Option<TlsAcceptor>,
         max_connections: usize,
+        handshake_timeout: Duration,
     ) -> Result<Self, BindError> {
         let socket =
             TcpListener::bind(address).await.map_err(|source| BindError { name, address, source })?;
         let places = Arc::new(Semaphore::new(max_connections));
-        Ok(Self { name, socket, tls: tls.map(TlsAcceptorDebug), places })
+        Ok(Self { name, socket, tls: tls.map(TlsAcceptorDebug), places, handshake_timeout })
     }
 
     /// The address, with the port that the system chose.
@@ -63,16 +66,18 @@ impl Listener {
         self,
         stop: CancellationToken,
         tasks: TaskTracker,
+        metrics: Metrics,
         handle: impl Fn(Io, SocketAddr) -> F + Clone + Send + 'static,
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        let Self { name, socket, tls, places } = self;
+        let Self { name, socket, tls, places, handshake_timeout } = self;
         loop {
             let accepting = async {
                 let place = match Arc::clone(&places).try_acquire_owned() {
                     Ok(place) => place,
                     Err(_) => {
+                        metrics.limit(Limit::Connections);
                         tracing::warn!(
                             listener = name,
                             "every connection that is allowed is open; new ones wait"
@@ -93,14 +98,18 @@ impl Listener {
                     continue;
                 }
             };
-            let (tls, handle) = (tls.as_ref().map(|tls| tls.0.clone()), handle.clone());
+            let (tls, handle, metrics) =
+                (tls.as_ref().map(|tls| tls.0.clone()), handle.clone(), metrics.clone());
             tasks.spawn(async move {
-                match timeout(HANDSHAKE_TIMEOUT, establish(connection, tls, place)).await {
+                match timeout(handshake_timeout, establish(connection, tls, place)).await {
                     Ok(Ok(io)) => handle(io, peer).await,
                     Ok(Err(error)) => {
                         tracing::info!(listener = name, %peer, %error, "a connection was not established");
                     }
-                    Err(_) => tracing::debug!(listener = name, %peer, "a connection said nothing"),
+                    Err(_) => {
+                        metrics.limit(Limit::Handshake);
+                        tracing::debug!(listener = name, %peer, "a connection said nothing");
+                    }
                 }
             });
         }

@@ -18,6 +18,8 @@ pub const UPGRADED: HeaderName = HeaderName::from_static("kas-upgraded");
 pub const ERROR: HeaderName = HeaderName::from_static("kas-error");
 /// agentk → kas in the tunnel, beside [`ERROR`]: the sentence for the caller.
 pub const ERROR_MESSAGE: HeaderName = HeaderName::from_static("kas-error-message");
+/// agentk → kas in the tunnel: microseconds from the request's head until the upstream's answer began.
+pub const UPSTREAM_TIME: HeaderName = HeaderName::from_static("kas-upstream-time");
 /// Names one request in the caller's answer and in both ends' logs.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 

@@ -64,6 +64,8 @@ reasons! {
     Unauthorized = "unauthorized", UNAUTHORIZED, Caller;
     /// A known caller, who may not use this agent or service.
     Forbidden = "forbidden", FORBIDDEN, Caller;
+    /// A web page of an origin that is not listed.
+    OriginNotAllowed = "origin-not-allowed", FORBIDDEN, Caller;
     /// The caller sent `Impersonate-*` although kas already sets who the caller is in the cluster.
     NestedImpersonation = "nested-impersonation", BAD_REQUEST, Caller;
     /// There is no such agent among those the caller may use.

@@ -102,7 +102,7 @@ async fn serve<D: Dial>(
 }
 
 fn report<D>(shared: &Shared<D>, tunnel: TunnelId, replica: ReplicaId, since: Instant, ended: &Ended) {
-    shared.telemetry.metrics.tunnel_end(ended.label());
+    shared.telemetry.metrics.tunnel_end(ended.label(), since.elapsed());
     let seconds = since.elapsed().as_secs();
     match ended {
         Ended::Gracefully => tracing::info!(%tunnel, %replica, seconds, "tunnel ended"),

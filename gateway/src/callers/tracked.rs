@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tunnel::{Body, BodyError};
 
+use super::{budget::Share, idle::Busy};
 use crate::{connected::Connected, metrics::ServiceMetrics};
 
 /// Holds the tunnel's place and counts, until the caller has the last byte or has left.
@@ -26,40 +27,51 @@ pub struct Tracked {
     revoked: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
+/// What an answer occupies, and counts until it has ended.
 #[derive(Debug)]
-struct Tracking {
-    _lease: Lease<Connected>,
-    _turn: Turn,
-    metrics: ServiceMetrics,
+pub struct Tracking {
+    /// That of the service.
+    pub metrics: Arc<ServiceMetrics>,
     started: Instant,
+    _places: Places,
+}
+
+/// An answer's places among the others.
+#[derive(Debug)]
+pub struct Places {
+    /// Among those of its tunnel.
+    pub lease: Lease<Connected>,
+    /// Of its caller.
+    pub turn: Turn,
+    /// Of its connection.
+    pub busy: Busy,
+    /// Of those that may hold much.
+    pub share: Option<Share>,
+}
+
+impl Tracking {
+    /// Of the answer to a request that came at `started`.
+    pub fn new(places: Places, metrics: Arc<ServiceMetrics>, started: Instant) -> Self {
+        metrics.in_flight.inc();
+        Self { metrics, started, _places: places }
+    }
 }
 
 impl Tracked {
     /// The body of an answer that came through a tunnel.
-    pub fn new(
-        body: Body,
-        lease: Lease<Connected>,
-        turn: Turn,
-        metrics: ServiceMetrics,
-        started: Instant,
-    ) -> Self {
-        metrics.in_flight.inc();
-        Self {
-            body,
-            tracking: Some(Tracking { _lease: lease, _turn: turn, metrics, started }),
-            revoked: None,
-        }
+    pub fn new(body: Body, tracking: Tracking) -> Self {
+        Self { body, tracking: Some(tracking), revoked: None }
+    }
+
+    /// The body of an answer of our own.
+    pub fn untracked(body: Body) -> Self {
+        Self { body, tracking: None, revoked: None }
     }
 
     /// Aborts the answer when the caller's right to it ends.
     pub fn until(mut self, revoked: CancellationToken) -> Self {
         self.revoked = Some(Box::pin(revoked.cancelled_owned()));
         self
-    }
-
-    /// The body of an answer of our own.
-    pub fn untracked(body: Body) -> Self {
-        Self { body, tracking: None, revoked: None }
     }
 }
 
@@ -106,7 +118,7 @@ impl http_body::Body for Tracked {
         if let (Poll::Ready(Some(Ok(frame))), Some(tracking)) = (&polled, &self.tracking)
             && let Some(data) = frame.data_ref()
         {
-            tracking.metrics.bytes.inc_by(data.len() as u64);
+            tracking.metrics.response_bytes.inc_by(data.len() as u64);
         }
         polled
     }

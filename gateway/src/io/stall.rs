@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use prometheus_client::metrics::counter::Counter;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep},
@@ -21,12 +22,13 @@ pub struct StallGuard<T> {
     /// Runs while a write waits. Made by the first wait: most connections never wait.
     waiting: Option<Pin<Box<Sleep>>>,
     armed: bool,
+    stalls: Counter,
 }
 
 impl<T> StallGuard<T> {
-    /// Writes may wait for `limit`.
-    pub fn new(io: T, limit: Duration) -> Self {
-        Self { io, limit, waiting: None, armed: false }
+    /// Writes may wait for `limit`. Each that has to wait is counted.
+    pub fn new(io: T, limit: Duration, stalls: Counter) -> Self {
+        Self { io, limit, waiting: None, armed: false, stalls }
     }
 
     /// Passes on what a write came to, and fails it if it has waited too long.
@@ -40,6 +42,7 @@ impl<T> StallGuard<T> {
         let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(limit)));
         if !self.armed {
             self.armed = true;
+            self.stalls.inc();
             waiting.as_mut().reset(Instant::now() + limit);
         }
         ready!(waiting.as_mut().poll(cx));
@@ -101,7 +104,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_write_that_nobody_reads_fails_after_the_limit_and_not_before() {
         let (near, _far) = duplex(16);
-        let mut guarded = StallGuard::new(near, LIMIT);
+        let mut guarded = StallGuard::new(near, LIMIT, Counter::default());
         guarded.write_all(&[0; 16]).await.unwrap();
         let mut write = Box::pin(guarded.write_all(&[0; 1]));
         assert!(timeout(LIMIT - Duration::from_secs(1), &mut write).await.is_err(), "still waiting");
@@ -112,7 +115,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_reader_is_not_a_stopped_one() {
         let (near, mut far) = duplex(16);
-        let mut guarded = StallGuard::new(near, LIMIT);
+        let mut guarded = StallGuard::new(near, LIMIT, Counter::default());
         let reading = tokio::spawn(async move {
             for _ in 0..100 {
                 sleep(LIMIT / 2).await;
@@ -126,7 +129,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silence_is_not_a_stall() {
         let (near, mut far) = duplex(16);
-        let mut guarded = StallGuard::new(near, LIMIT);
+        let mut guarded = StallGuard::new(near, LIMIT, Counter::default());
         for _ in 0..3 {
             guarded.write_all(&[0; 16]).await.unwrap();
             far.read_exact(&mut [0; 16]).await.unwrap();

@@ -1,6 +1,6 @@
 //! Each limit at N and at N + 1.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use agent::Services;
 use gateway::config::Config;
@@ -10,6 +10,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, timeout},
 };
+use tokio_util::task::AbortOnDropHandle;
 use tunnel::Body;
 
 use crate::world::{World, endless, text};
@@ -28,7 +29,7 @@ fn services() -> Services {
 }
 
 /// Opens three watches, of which the third is one too many, and ends one of the others.
-async fn the_third_is_too_many(edit: impl FnOnce(&mut Config), whose: &str) {
+async fn the_third_is_too_many(edit: impl FnOnce(&mut Config), whose: &str, limit: &str) {
     let world = World::with(edit);
     let _agent = world.agent(services()).await;
     let path = "/agents/prod/kubernetes/watch?watch=true";
@@ -41,6 +42,7 @@ async fn the_third_is_too_many(edit: impl FnOnce(&mut Config), whose: &str) {
     assert_eq!(third.headers()["kas-error"], "too-many-requests");
     assert_eq!(third.headers()["retry-after"], "1");
     assert!(text(third).await.contains(whose));
+    assert_eq!(world.limit_met(limit), 1.0);
 
     drop(first);
     // The caller's leaving travels to kas while the clock stands.
@@ -53,6 +55,7 @@ async fn a_caller_has_so_many_requests_in_flight_and_no_more() {
     the_third_is_too_many(
         |config| config.agent.kubernetes_api.limits.max_requests_per_caller = 2,
         "caller me",
+        "requests-per-caller",
     )
     .await;
 }
@@ -62,6 +65,7 @@ async fn an_agent_has_so_many_requests_in_flight_and_no_more() {
     the_third_is_too_many(
         |config| config.agent.kubernetes_api.limits.max_requests_per_agent = 2,
         "agent prod",
+        "requests-per-agent",
     )
     .await;
 }
@@ -78,6 +82,7 @@ async fn a_request_has_so_many_header_fields_and_no_more() {
         }
         assert_eq!(world.send(request).await.status(), expected, "{count} fields");
     }
+    assert_eq!(world.limit_met("head"), 1.0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -91,6 +96,7 @@ async fn a_requests_head_has_so_many_bytes_and_no_more() {
         request.headers_mut().insert("x-large", "x".repeat(length).parse().unwrap());
         assert_eq!(world.send(request).await.status(), expected, "{length} bytes");
     }
+    assert_eq!(world.limit_met("head"), 1.0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -103,6 +109,73 @@ async fn a_caller_that_says_nothing_is_hung_up_on() {
     let mut rest = Vec::new();
     connection.read_to_end(&mut rest).await.unwrap();
     assert_eq!(started.elapsed().as_secs(), 7);
+    assert_eq!(world.limit_met("head-timeout"), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_without_requests_is_closed() {
+    let world =
+        World::with(|config| config.agent.kubernetes_api.limits.idle_timeout = Duration::from_secs(7));
+    let _agent = world.agent(services()).await;
+    let mut connection = world.connect();
+    let request = format!(
+        "GET /agents/prod/kubernetes/watch?watch=true HTTP/1.1\r\nHost: kas\r\n{}\r\n\r\n",
+        world.authorization()
+    );
+    connection.write_all(request.as_bytes()).await.unwrap();
+    let mut buffer = [0; 4096];
+    let read = connection.read(&mut buffer).await.unwrap();
+    assert!(buffer[..read].starts_with(b"HTTP/1.1 200"));
+    // A watch may be silent for as long as it likes.
+    assert!(timeout(Duration::from_secs(100), connection.read_to_end(&mut Vec::new())).await.is_err());
+
+    let mut silent = world.connect();
+    let started = Instant::now();
+    silent.read_to_end(&mut Vec::new()).await.unwrap();
+    let after = started.elapsed().as_secs();
+    assert!((7..14).contains(&after), "{after} s");
+    assert_eq!(world.limit_met("idle-timeout"), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_who_do_not_read_share_so_much_memory_and_no_more() {
+    // Each answer may have a stream's window of 4 MiB unread: two of them are within, a third is beyond.
+    let world = World::with(|config| config.agent.kubernetes_api.limits.max_bytes_in_flight = 2 * (4 << 20));
+    let _agent = world.agent(services()).await;
+    let kas = Arc::clone(&world.kas);
+    let keeping = async move {
+        let callers = &kas.callers;
+        callers.budget.keep(callers.limits.max_bytes_in_flight, &callers.forwarder.metrics).await;
+    };
+    let _keeping = AbortOnDropHandle::new(tokio::spawn(keeping));
+    let mut answers = vec![
+        world.get("/agents/prod/kubernetes/large").await,
+        world.get("/agents/prod/kubernetes/large").await,
+    ];
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.limit_met("bytes-in-flight"), 0.0);
+    assert!(world.metric("kas_in_flight_bytes") > 6e6);
+
+    answers.push(world.get("/agents/prod/kubernetes/large").await);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.limit_met("bytes-in-flight"), 1.0);
+    let mut whole = 0;
+    for answer in answers {
+        whole += usize::from(answer.into_body().collect().await.is_ok());
+    }
+    assert_eq!(whole, 2, "one was cut, the others go on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_has_so_many_tunnels_and_no_more() {
+    for (limit, refused) in [(2, 0.0), (1, 1.0)] {
+        let world = World::with(|config| config.agent.listen.max_tunnels_per_agent = limit);
+        let _agent = world.start_agent(services());
+        world.tunnels(i64::try_from(limit).unwrap()).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(world.limit_met("tunnels-per-agent").min(1.0), refused, "{limit}");
+        assert_eq!(text(world.get("/agents/prod/kubernetes/").await).await, "hello");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -118,4 +191,5 @@ async fn a_caller_that_stops_reading_is_hung_up_on() {
     assert_eq!(world.in_flight(), 0);
     let body = timeout(Duration::from_secs(1), answer.into_body().collect()).await.unwrap();
     assert!(body.is_err(), "cut in the middle");
+    assert_eq!(world.limit_met("write-stall-timeout"), 1.0);
 }

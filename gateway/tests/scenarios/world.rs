@@ -1,7 +1,12 @@
 //! The vocabulary of the scenarios.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use agent::{Agent, Dial, DialError, Options, Services, Telemetry, Token};
 use bytes::Bytes;
@@ -20,6 +25,9 @@ use secrecy::{ExposeSecret as _, SecretString};
 use tokio::io::DuplexStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tunnel::Body;
+
+/// Where callers come from.
+pub(crate) const CALLER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 40_000);
 
 /// One kas, one agent's credential, one caller's.
 #[derive(Clone)]
@@ -84,23 +92,44 @@ impl World {
     /// A caller's request with its credential.
     pub(crate) fn request(&self, path: &str) -> Request<Body> {
         Request::get(path)
-            .header(AUTHORIZATION, format!("Bearer {}", self.caller_token.expose_secret()))
+            .header(AUTHORIZATION, self.bearer())
             .header("host", "kas")
             .body(Body::empty())
             .unwrap()
+    }
+
+    /// The same, as a line of a request's head.
+    pub(crate) fn authorization(&self) -> String {
+        format!("Authorization: {}", self.bearer())
+    }
+
+    fn bearer(&self) -> String {
+        format!("Bearer {}", self.caller_token.expose_secret())
     }
 
     /// A caller's connection.
     pub(crate) fn connect(&self) -> DuplexStream {
         let (near, far) = tokio::io::duplex(64 << 10);
         let callers = Arc::clone(&self.kas.callers);
-        tokio::spawn(async move { callers.serve(far, "caller").await });
+        tokio::spawn(async move { callers.serve(far, CALLER).await });
         near
     }
 
     /// Requests to the cluster whose answers have not ended.
     pub(crate) fn in_flight(&self) -> i64 {
         self.kas.callers.forwarder.metrics.of(&"kubernetes".parse().unwrap()).in_flight.get()
+    }
+
+    /// The value of a metric, as Prometheus would read it: `name{label="value"}`.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = gateway::metrics::render(&self.kas.admin.registry);
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name} in:\n{text}")).parse().unwrap()
+    }
+
+    /// How often a limit was met.
+    pub(crate) fn limit_met(&self, limit: &str) -> f64 {
+        self.metric(&format!("kas_limits_total{{limit=\"{limit}\"}}"))
     }
 
     /// Sends a request on a connection of its own.

@@ -1,0 +1,48 @@
+//! Connections that have nothing to do.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tokio::time::sleep;
+
+/// The requests of one connection.
+#[derive(Debug, Default)]
+pub(super) struct Activity {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+/// A request whose answer has not ended, until this is dropped.
+#[derive(Debug)]
+pub struct Busy(Arc<Activity>);
+
+impl Activity {
+    pub(super) fn begin(self: &Arc<Self>) -> Busy {
+        self.begun.fetch_add(1, Relaxed);
+        Busy(Arc::clone(self))
+    }
+
+    /// Completes when there was nothing to do for `limit`, and for less than twice that. It looks now and then, so that
+    /// no request has to wake anybody.
+    pub(super) async fn idle(&self, limit: Duration) {
+        loop {
+            let begun = self.begun.load(Relaxed);
+            let nothing_to_do = begun == self.ended.load(Relaxed);
+            sleep(limit).await;
+            if nothing_to_do && begun == self.begun.load(Relaxed) {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Relaxed);
+    }
+}

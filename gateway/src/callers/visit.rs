@@ -1,0 +1,49 @@
+//! What is known of a request before anybody looks at what it asks for.
+
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderValue, Request};
+use ipnet::IpNet;
+use proto::header;
+use tokio::time::Instant;
+
+use crate::{failure::Reader, headers::Way, target::Target};
+
+/// Longest request id of a caller that is taken over.
+const MAX_REQUEST_ID: usize = 64;
+
+/// One request as it came in.
+#[derive(Debug)]
+pub(super) struct Visit {
+    /// Names the request in the answer and in all logs.
+    pub(super) id: HeaderValue,
+    /// When its head was here.
+    pub(super) started: Instant,
+    /// Where it came from.
+    pub(super) way: Way,
+    /// Who will read an error.
+    pub(super) reader: Reader,
+}
+
+impl Visit {
+    /// Over a connection from `peer`.
+    pub(super) fn of<B>(request: &Request<B>, peer: IpAddr, trusted: &[IpNet]) -> Self {
+        Self {
+            id: request_id(request.headers()),
+            started: Instant::now(),
+            way: Way::of(request.headers(), peer, trusted),
+            reader: Reader::of(Target::dialect(request.uri().path()), request.headers()),
+        }
+    }
+}
+
+/// The caller's own, so that it finds its request in our logs; a new one if it has none that fits into a log line.
+fn request_id(headers: &HeaderMap) -> HeaderValue {
+    let plain = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let given = headers
+        .get(&header::REQUEST_ID)
+        .filter(|id| (1..=MAX_REQUEST_ID).contains(&id.len()) && id.as_bytes().iter().all(plain));
+    given.cloned().unwrap_or_else(|| {
+        HeaderValue::from_str(&format!("{:016x}", rand::random::<u64>())).expect("hexadecimal digits")
+    })
+}

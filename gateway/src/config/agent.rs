@@ -1,0 +1,77 @@
+//! Section `agent`: the listener for tunnels, and the tunnels.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+
+/// Section `agent.listen`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentListen {
+    /// Where agents dial to.
+    pub address: SocketAddr,
+    /// Certificate chain, PEM; with `key_file`, the listener speaks TLS.
+    pub certificate_file: Option<Spanned<PathBuf>>,
+    /// Private key, PEM.
+    pub key_file: Option<Spanned<PathBuf>>,
+    /// After this, give or take 5 %, an agent is asked to open another tunnel and leave this one.
+    #[serde(with = "proto::duration")]
+    pub max_connection_age: Duration,
+    /// Open connections of agents.
+    pub max_connections: usize,
+    /// Tunnels that one agent may have on this replica, over all its pods.
+    pub max_tunnels_per_agent: usize,
+    /// How long each step of opening a tunnel may take: TLS, the request, the first round trip.
+    #[serde(with = "proto::duration")]
+    pub handshake_timeout: Duration,
+}
+
+/// Section `agent.tunnel`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TunnelConfig {
+    /// How long a request waits for a tunnel of an agent that has none.
+    #[serde(with = "proto::duration")]
+    pub reconnect_wait: Duration,
+    /// Most requests in flight in one tunnel; further ones wait.
+    pub max_concurrent_streams: u32,
+    /// Bytes of one response or request that may be under way or unread.
+    pub stream_window: u32,
+    /// Most bytes of headers in one request or response.
+    pub max_header_bytes: u32,
+    /// Silence after which the other end is asked for a sign of life.
+    #[serde(with = "proto::duration")]
+    pub keepalive_interval: Duration,
+    /// How long that may take.
+    #[serde(with = "proto::duration")]
+    pub keepalive_timeout: Duration,
+}
+
+impl Default for AgentListen {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::from(([127, 0, 0, 1], 8150)),
+            certificate_file: None,
+            key_file: None,
+            max_connection_age: Duration::from_secs(7200),
+            max_connections: 20_000,
+            max_tunnels_per_agent: 100,
+            handshake_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Default for TunnelConfig {
+    fn default() -> Self {
+        let settings = tunnel::Settings::default();
+        Self {
+            reconnect_wait: Duration::from_secs(2),
+            max_concurrent_streams: settings.max_concurrent_streams,
+            stream_window: settings.stream_window,
+            max_header_bytes: settings.max_header_bytes,
+            keepalive_interval: settings.keepalive.interval,
+            keepalive_timeout: settings.keepalive.timeout,
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Section `agent.kubernetes_api`: the listener for callers, and what they may take.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+
+use crate::{cors::Origin, headers::ExtraHeader};
+
+/// Section `agent.kubernetes_api`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KubernetesApi {
+    /// The listener for callers.
+    pub listen: PublicListen,
+    /// Web pages that may use this listener: exact origins, as browsers send them.
+    pub allowed_origins: Vec<Origin>,
+    /// Headers of clusters that callers may see besides those that are known to be harmless.
+    pub extra_allowed_response_headers: Vec<ExtraHeader>,
+    /// What one caller, one agent and all together may take.
+    pub limits: Limits,
+}
+
+/// Section `agent.kubernetes_api.listen`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PublicListen {
+    /// Where callers connect.
+    pub address: SocketAddr,
+    /// Certificate chain, PEM; with `key_file`, the listener speaks TLS.
+    pub certificate_file: Option<Spanned<PathBuf>>,
+    /// Private key, PEM.
+    pub key_file: Option<Spanned<PathBuf>>,
+    /// Addresses of proxies whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<IpNet>,
+    /// How long connections are still accepted after SIGTERM, so that load balancers notice.
+    #[serde(with = "proto::duration")]
+    pub listen_grace_period: Duration,
+    /// How long requests in flight may take after that.
+    #[serde(with = "proto::duration")]
+    pub shutdown_grace_period: Duration,
+}
+
+/// Section `agent.kubernetes_api.limits`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Open connections of callers.
+    pub max_connections: usize,
+    /// Requests in flight of one caller.
+    pub max_requests_per_caller: u32,
+    /// Requests in flight to one agent.
+    pub max_requests_per_agent: u32,
+    /// Header fields of one request.
+    pub max_headers: usize,
+    /// Bytes of one request's head.
+    pub max_head_bytes: usize,
+    /// How long a caller may take to send a request's head, the wait for it included.
+    #[serde(with = "proto::duration")]
+    pub head_timeout: Duration,
+    /// How long a connection may take until its TLS handshake is done, or to say its first byte.
+    #[serde(with = "proto::duration")]
+    pub handshake_timeout: Duration,
+    /// How long a connection may have no request; it is closed before twice that.
+    #[serde(with = "proto::duration")]
+    pub idle_timeout: Duration,
+    /// How long a caller may stop reading its answer.
+    #[serde(with = "proto::duration")]
+    pub write_stall_timeout: Duration,
+    /// Bytes of answers that are here and that their callers have not taken.
+    pub max_bytes_in_flight: u64,
+}
+
+impl Default for PublicListen {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::from(([0, 0, 0, 0], 8154)),
+            certificate_file: None,
+            key_file: None,
+            trusted_proxies: Vec::new(),
+            listen_grace_period: Duration::from_secs(5),
+            shutdown_grace_period: Duration::from_secs(3600),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_connections: 10_000,
+            max_requests_per_caller: 2_000,
+            max_requests_per_agent: 4_000,
+            max_headers: 100,
+            max_head_bytes: 64 << 10,
+            head_timeout: Duration::from_secs(60),
+            handshake_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(300),
+            write_stall_timeout: Duration::from_secs(300),
+            max_bytes_in_flight: 1 << 30,
+        }
+    }
+}

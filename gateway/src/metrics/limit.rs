@@ -1,0 +1,94 @@
+//! Limits that were met.
+
+use std::{error::Error, io};
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+
+/// A limit of the configuration; docs/limits of each are beside its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// `max_connections` of either listener: a connection waits.
+    Connections,
+    /// `handshake_timeout` of either listener.
+    Handshake,
+    /// `max_tunnels_per_agent`.
+    TunnelsPerAgent,
+    /// `max_requests_per_caller`.
+    RequestsPerCaller,
+    /// `max_requests_per_agent`.
+    RequestsPerAgent,
+    /// `max_headers` or `max_head_bytes`.
+    Head,
+    /// `head_timeout`.
+    HeadTimeout,
+    /// `idle_timeout`.
+    Idle,
+    /// `write_stall_timeout`.
+    WriteStall,
+    /// `max_bytes_in_flight`.
+    BytesInFlight,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Label {
+    limit: &'static str,
+}
+
+impl Limit {
+    /// Every limit that is counted, in the order of their counters.
+    pub const ALL: [Self; 10] = [
+        Self::Connections,
+        Self::Handshake,
+        Self::TunnelsPerAgent,
+        Self::RequestsPerCaller,
+        Self::RequestsPerAgent,
+        Self::Head,
+        Self::HeadTimeout,
+        Self::Idle,
+        Self::WriteStall,
+        Self::BytesInFlight,
+    ];
+
+    /// The limit that ended a caller's connection, if one did.
+    pub fn met_by(error: &(dyn Error + 'static)) -> Option<Self> {
+        if let Some(error) = error.downcast_ref::<hyper::Error>() {
+            if error.is_parse_too_large() {
+                return Some(Self::Head);
+            }
+            if error.is_timeout() {
+                return Some(Self::HeadTimeout);
+            }
+        }
+        match error.downcast_ref::<io::Error>() {
+            Some(error) if error.kind() == io::ErrorKind::TimedOut => Some(Self::WriteStall),
+            _ => error.source().and_then(Self::met_by),
+        }
+    }
+
+    /// Its label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Connections => "connections",
+            Self::Handshake => "handshake-timeout",
+            Self::TunnelsPerAgent => "tunnels-per-agent",
+            Self::RequestsPerCaller => "requests-per-caller",
+            Self::RequestsPerAgent => "requests-per-agent",
+            Self::Head => "head",
+            Self::HeadTimeout => "head-timeout",
+            Self::Idle => "idle-timeout",
+            Self::WriteStall => "write-stall-timeout",
+            Self::BytesInFlight => "bytes-in-flight",
+        }
+    }
+}
+
+/// One counter for each, there from the start: an alert on a counter that does not exist yet never fires.
+pub(super) fn register(registry: &mut Registry) -> [Counter; Limit::ALL.len()] {
+    let family = Family::<Label, Counter>::default();
+    registry.register("kas_limits", "Times that a limit was met", family.clone());
+    Limit::ALL.map(|limit| family.get_or_create(&Label { limit: limit.as_str() }).clone())
+}
