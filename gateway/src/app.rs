@@ -11,7 +11,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     admin::{Admin, Readiness},
     agents::{Agents, Places},
-    callers::Callers,
+    callers::{Budget, Callers},
     config::{Config, ConfigError},
     cors::Cors,
     forward::Forwarder,
@@ -169,7 +169,7 @@ impl App {
         });
         let public = &config.agent.kubernetes_api;
         let callers = Arc::new(Callers {
-            budget: Arc::default(),
+            budget: Arc::new(Budget::new(limits.max_bytes_in_flight, limits.write_stall_timeout)),
             cors: Cors::new(public.allowed_origins.clone()),
             trusted_proxies: public.listen.trusted_proxies.clone(),
             extra_headers: public.extra_allowed_response_headers.clone(),
@@ -222,10 +222,8 @@ impl App {
             metrics.clone(),
             move |io, _| Arc::clone(&admin).serve(io),
         ));
-        let (budget, limit) = (Arc::clone(&self.callers.budget), self.callers.limits.max_bytes_in_flight);
-        let keeping = async move { budget.keep(limit, &metrics).await };
-        let until = probing.clone();
-        background.spawn(async move { until.run_until_cancelled(keeping).await });
+        let (budget, until) = (Arc::clone(&self.callers.budget), probing.clone());
+        background.spawn(async move { until.run_until_cancelled(budget.keep(&metrics)).await });
         for certificate in self.certificates.clone() {
             let files = certificate.files();
             background.spawn(on_change("certificate", files, probing.clone(), move || certificate.reload()));

@@ -200,6 +200,7 @@ impl Callers {
             way: &visit.way,
         };
         headers::to_agent(request.headers_mut(), stamp)?;
+        let multiplexed = request.version() == Version::HTTP_2;
         let method = request.method().clone();
         *request.uri_mut() = Uri::from_str(target.path)
             .map_err(|_| Failure::new(Reason::BadRequest, "the path cannot be passed on"))?;
@@ -234,7 +235,7 @@ impl Callers {
         );
         let grip = match &upgraded {
             Some(upgraded) => Some(upgraded.grip()),
-            None => response.body().grip().filter(|_| may_grow(response.headers())),
+            None => response.body().grip().filter(|_| multiplexed || may_grow(response.headers())),
         };
         let share = grip.map(|grip| self.budget.share(grip));
         let tracking = Tracking::new(Places { lease, turn, busy, share }, metrics, visit.started);

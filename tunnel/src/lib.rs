@@ -33,6 +33,6 @@ pub use self::driver::{Driver, Ended};
 pub use self::handle::{CallError, CallErrorKind, Delivery, Tunnel, open};
 pub use self::keepalive::Keepalive;
 pub use self::pump::Stalls;
-pub use self::received::Grip;
+pub use self::received::{Grip, Look};
 pub use self::serve::{Exchange, Leave, Session, accept};
 pub use self::settings::Settings;

@@ -18,18 +18,36 @@ pub(crate) struct Received(Grip);
 
 /// Looks at a stream from beside its reader, and ends it. Cheap to clone; does not keep the stream alive.
 #[derive(Clone)]
-pub struct Grip(Arc<Mutex<Option<RecvStream>>>);
+pub struct Grip(Arc<Mutex<State>>);
+
+struct State {
+    /// `None` once it was given up.
+    stream: Option<RecvStream>,
+    /// How often the reader has taken something.
+    taken: u64,
+}
+
+/// What is known of a stream at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// Bytes that have arrived and wait for their reader; none once the stream is over.
+    pub unread: usize,
+    /// How often the reader has taken something.
+    pub taken: u64,
+}
 
 impl Grip {
-    /// Bytes that have arrived and wait for their reader; none once the stream is over.
-    pub fn unread(&self) -> usize {
-        self.0.lock().as_mut().map_or(0, |stream| stream.flow_control().used_capacity())
+    /// How it stands.
+    pub fn look(&self) -> Look {
+        let state = &mut *self.0.lock();
+        let unread = state.stream.as_mut().map_or(0, |stream| stream.flow_control().used_capacity());
+        Look { unread, taken: state.taken }
     }
 
     /// Gives up what waits and what is still to come. The reader gets an error, the sender a reset. It works where the
     /// reader has stopped reading.
     pub fn cut(&self) {
-        let stream = self.0.lock().take();
+        let stream = self.0.lock().stream.take();
         drop(stream);
     }
 }
@@ -40,18 +58,21 @@ impl Received {
     }
 
     pub(crate) fn is_end_stream(&self) -> bool {
-        self.0.0.lock().as_ref().is_some_and(RecvStream::is_end_stream)
+        self.0.0.lock().stream.as_ref().is_some_and(RecvStream::is_end_stream)
     }
 
     pub(crate) fn poll_data(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
-        match &mut *self.0.0.lock() {
-            Some(stream) => stream.poll_data(cx).map_err(BodyError::Tunnel),
-            None => Poll::Ready(Some(Err(BodyError::Cut))),
-        }
+        let state = &mut *self.0.0.lock();
+        let Some(stream) = &mut state.stream else {
+            return Poll::Ready(Some(Err(BodyError::Cut)));
+        };
+        let polled = stream.poll_data(cx).map_err(BodyError::Tunnel);
+        state.taken += u64::from(polled.is_ready());
+        polled
     }
 
     pub(crate) fn poll_trailers(&self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, BodyError>> {
-        match &mut *self.0.0.lock() {
+        match &mut self.0.0.lock().stream {
             Some(stream) => stream.poll_trailers(cx).map_err(BodyError::Tunnel),
             None => Poll::Ready(Err(BodyError::Cut)),
         }
@@ -59,15 +80,15 @@ impl Received {
 
     /// The reader has taken this much: the sender may send as much again.
     pub(crate) fn release(&self, bytes: usize) -> Result<(), BodyError> {
-        let mut stream = self.0.0.lock();
-        let stream = stream.as_mut().ok_or(BodyError::Cut)?;
+        let mut state = self.0.0.lock();
+        let stream = state.stream.as_mut().ok_or(BodyError::Cut)?;
         FlowControl::release_capacity(stream.flow_control(), bytes).map_err(BodyError::Tunnel)
     }
 }
 
 impl From<RecvStream> for Received {
     fn from(stream: RecvStream) -> Self {
-        Self(Grip(Arc::new(Mutex::new(Some(stream)))))
+        Self(Grip(Arc::new(Mutex::new(State { stream: Some(stream), taken: 0 }))))
     }
 }
 

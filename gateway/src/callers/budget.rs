@@ -1,8 +1,11 @@
-//! How much memory callers may make us hold.
+//! How much memory callers may make us hold, and for how long.
 //!
 //! An agent may send as much of an answer as its stream's window allows before the caller takes any of it. For one answer
 //! that is what makes a distant cluster fast; for thousands of callers who do not read it is a way to use up all
 //! memory. So all of them share a budget, and where it does not last, who holds most of it is cut.
+//!
+//! Who takes nothing for too long is cut as well. [`crate::io::StallGuard`] sees only whole connections, and on HTTP/2 a
+//! caller can keep one alive while it never opens the window of one stream.
 
 use std::{
     collections::HashMap,
@@ -14,19 +17,29 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::time::{MissedTickBehavior, interval};
-use tunnel::Grip;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tunnel::{Grip, Look};
 
 use crate::metrics::{Limit, Metrics};
 
-/// How often the budget is looked at. Between two looks it may be exceeded.
+/// How often the answers are looked at. Between two looks the budget may be exceeded.
 const PERIOD: Duration = Duration::from_millis(250);
 
 /// The answers that are under way.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Budget {
-    answers: Mutex<HashMap<u64, Grip>>,
+    limit: u64,
+    patience: Duration,
+    answers: Mutex<HashMap<u64, Answer>>,
     next: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Answer {
+    grip: Grip,
+    last: Look,
+    /// Since when its reader has taken nothing of what was there.
+    since: Instant,
 }
 
 /// An answer's share of the budget, until this is dropped.
@@ -37,38 +50,65 @@ pub struct Share {
 }
 
 impl Budget {
+    /// `limit`: bytes that all answers together may hold. `patience`: how long one may be left unread.
+    pub fn new(limit: u64, patience: Duration) -> Self {
+        Self { limit, patience, answers: Mutex::default(), next: AtomicU64::new(0) }
+    }
+
     /// Another answer.
-    pub fn share(self: &Arc<Self>, answer: Grip) -> Share {
+    pub fn share(self: &Arc<Self>, grip: Grip) -> Share {
         let number = self.next.fetch_add(1, Relaxed);
+        let answer = Answer { grip, last: Look::default(), since: Instant::now() };
         self.answers.lock().insert(number, answer);
         Share { budget: Arc::clone(self), number }
     }
 
-    /// Cuts answers, those that hold the most first, whenever all of them together hold more than `limit` bytes. Never
-    /// completes.
-    pub async fn keep(&self, limit: u64, metrics: &Metrics) {
+    /// Looks at the answers and cuts those that must go. Never completes.
+    pub async fn keep(&self, metrics: &Metrics) {
         let mut looks = interval(PERIOD);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            looks.tick().await;
-            let held = self.look(limit, metrics);
+            let now = looks.tick().await;
+            let held = self.look(now, metrics);
             metrics.bytes_in_flight.set(i64::try_from(held).unwrap_or(i64::MAX));
         }
     }
 
-    fn look(&self, limit: u64, metrics: &Metrics) -> u64 {
-        let answers = self.answers.lock();
-        let mut holders: Vec<(u64, &Grip)> =
-            answers.values().map(|answer| (answer.unread() as u64, answer)).collect();
-        let held: u64 = holders.iter().map(|(bytes, _)| bytes).sum();
-        if held > limit {
+    fn look(&self, now: Instant, metrics: &Metrics) -> u64 {
+        let mut answers = self.answers.lock();
+        let mut holders = Vec::with_capacity(answers.len());
+        let mut held = 0;
+        for answer in answers.values_mut() {
+            let bytes = answer.look(now);
+            if bytes > 0 && now.saturating_duration_since(answer.since) >= self.patience {
+                answer.grip.cut();
+                metrics.limit(Limit::WriteStall);
+                continue;
+            }
+            held += bytes;
+            holders.push((bytes, &answer.grip));
+        }
+
+        if held > self.limit {
             holders.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-            for (_, answer) in over(&holders, held, limit) {
-                answer.cut();
+            for (_, grip) in over(&holders, held, self.limit) {
+                grip.cut();
                 metrics.limit(Limit::BytesInFlight);
             }
         }
         held
+    }
+}
+
+impl Answer {
+    /// How much it holds.
+    fn look(&mut self, now: Instant) -> u64 {
+        let look = self.grip.look();
+        if look.taken != self.last.taken || self.last.unread == 0 {
+            self.since = now;
+        }
+        self.last = look;
+        look.unread as u64
     }
 }
 

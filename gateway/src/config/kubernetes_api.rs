@@ -95,7 +95,7 @@ impl Default for Limits {
             max_head_bytes: 64 << 10,
             head_timeout: Duration::from_secs(60),
             handshake_timeout: Duration::from_secs(10),
-            idle_timeout: Duration::from_secs(300),
+            idle_timeout: Duration::from_secs(60),
             write_stall_timeout: Duration::from_secs(300),
             max_bytes_in_flight: 1 << 30,
         }

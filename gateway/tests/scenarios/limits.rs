@@ -1,6 +1,6 @@
 //! Each limit at N and at N + 1.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use agent::Services;
 use gateway::config::Config;
@@ -10,7 +10,6 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, timeout},
 };
-use tokio_util::task::AbortOnDropHandle;
 use tunnel::Body;
 
 use crate::world::{World, endless, text};
@@ -142,12 +141,6 @@ async fn callers_who_do_not_read_share_so_much_memory_and_no_more() {
     // Each answer may have a stream's window of 4 MiB unread: two of them are within, a third is beyond.
     let world = World::with(|config| config.agent.kubernetes_api.limits.max_bytes_in_flight = 2 * (4 << 20));
     let _agent = world.agent(services()).await;
-    let kas = Arc::clone(&world.kas);
-    let keeping = async move {
-        let callers = &kas.callers;
-        callers.budget.keep(callers.limits.max_bytes_in_flight, &callers.forwarder.metrics).await;
-    };
-    let _keeping = AbortOnDropHandle::new(tokio::spawn(keeping));
     let mut answers = vec![
         world.get("/agents/prod/kubernetes/large").await,
         world.get("/agents/prod/kubernetes/large").await,

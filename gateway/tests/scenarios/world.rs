@@ -35,6 +35,8 @@ pub(crate) struct World {
     pub(crate) kas: Arc<App>,
     pub(crate) agent_token: SecretString,
     pub(crate) caller_token: SecretString,
+    /// What `App::run` would keep running.
+    _background: Arc<AbortOnDropHandle<()>>,
     /// Each cuts one connection of the agent.
     pipes: Arc<Mutex<Vec<CancellationToken>>>,
 }
@@ -53,7 +55,10 @@ impl World {
         edit(&mut config);
         let identity = identity(&[&agent_token], &caller_token);
         let kas = Arc::new(App::new(config, identity));
-        Self { kas, agent_token, caller_token, pipes: Arc::default() }
+        let callers = Arc::clone(&kas.callers);
+        let keeping = async move { callers.budget.keep(&callers.forwarder.metrics).await };
+        let background = Arc::new(AbortOnDropHandle::new(tokio::spawn(keeping)));
+        Self { kas, agent_token, caller_token, _background: background, pipes: Arc::default() }
     }
 
     /// Starts an agent and waits until its tunnels are open.
