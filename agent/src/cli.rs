@@ -190,6 +190,24 @@ mod tests {
     }
 
     #[test]
+    fn the_reference_has_every_flag() {
+        let reference = include_str!("../../docs/configuration.md");
+        let command = Cli::command();
+        for flag in
+            command.get_arguments().filter(|flag| !["help", "version"].contains(&flag.get_id().as_str()))
+        {
+            let name = flag.get_long().unwrap();
+            let row = reference.lines().find(|line| line.starts_with(&format!("| `--{name}` |")));
+            let row = row.unwrap_or_else(|| panic!("docs/configuration.md has no row for --{name}"));
+            let default = flag.get_default_values().first().and_then(|value| value.to_str());
+            let variable = flag.get_env().and_then(|name| name.to_str());
+            for text in [default, variable].into_iter().flatten() {
+                assert!(row.contains(&format!("`{text}`")), "--{name} has {text}: {row}");
+            }
+        }
+    }
+
+    #[test]
     fn an_address_is_enough() {
         let run = run("agentk --kas-address wss://kas.example.com --token-file /etc/agentk/token");
         assert_eq!(run.kas_address.to_string(), "wss://kas.example.com");

@@ -4,6 +4,7 @@
 //! is explained in `deploy/kas.example.yaml`, which a test reads.
 
 mod agent;
+mod bounds;
 mod kubernetes_api;
 mod observability;
 mod source;
@@ -158,6 +159,37 @@ mod tests {
         assert!(keys.len() > 15, "the fields of the configuration: {keys:?}");
         for key in keys {
             assert!(text.contains(&format!("{key}:")), "{key} is not in the example");
+        }
+    }
+
+    #[test]
+    fn the_reference_has_every_key_with_its_default() {
+        let example = include_str!("../../deploy/kas.example.yaml");
+        let reference = include_str!("../../docs/configuration.md");
+        let example: serde_json::Value = parse(Path::new("kas.example.yaml"), example).unwrap();
+        let mut keys = Vec::new();
+        leaves(&example, "", &mut keys);
+        assert!(keys.len() > 30, "{keys:?}");
+        for (key, value) in keys {
+            let row = reference.lines().find(|line| line.starts_with(&format!("| `{key}` |")));
+            let row = row.unwrap_or_else(|| panic!("docs/configuration.md has no row for {key}"));
+            let default = if key.ends_with("certificate_file") || key.ends_with("key_file") {
+                "none".to_owned()
+            } else {
+                format!("`{value}`")
+            };
+            assert!(row.contains(&format!("| {default}")), "{key} is {default} in the example: {row}");
+        }
+    }
+
+    fn leaves(value: &serde_json::Value, path: &str, into: &mut Vec<(String, String)>) {
+        let Some(map) = value.as_object() else {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            return into.push((path.to_owned(), text));
+        };
+        for (key, value) in map {
+            let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+            leaves(value, &path, into);
         }
     }
 

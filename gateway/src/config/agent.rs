@@ -5,6 +5,8 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
+use super::bounds::{timeout, within};
+
 /// Section `agent.listen`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -16,14 +18,16 @@ pub struct AgentListen {
     /// Private key, PEM.
     pub key_file: Option<Spanned<PathBuf>>,
     /// After this, give or take 5 %, an agent is asked to open another tunnel and leave this one.
-    #[serde(with = "proto::duration")]
+    #[serde(deserialize_with = "timeout")]
     pub max_connection_age: Duration,
     /// Open connections of agents.
+    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_connections: usize,
     /// Tunnels that one agent may have on this replica, over all its pods.
+    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_tunnels_per_agent: usize,
     /// How long each step of opening a tunnel may take: TLS, the request, the first round trip.
-    #[serde(with = "proto::duration")]
+    #[serde(deserialize_with = "timeout")]
     pub handshake_timeout: Duration,
 }
 
@@ -35,16 +39,19 @@ pub struct TunnelConfig {
     #[serde(with = "proto::duration")]
     pub reconnect_wait: Duration,
     /// Most requests in flight in one tunnel; further ones wait.
+    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_concurrent_streams: u32,
     /// Bytes of one response or request that may be under way or unread.
+    #[serde(deserialize_with = "within::<_, _, 65_535, { 1 << 30 }>")]
     pub stream_window: u32,
     /// Most bytes of headers in one request or response.
+    #[serde(deserialize_with = "within::<_, _, 16_384, { 1 << 20 }>")]
     pub max_header_bytes: u32,
     /// Silence after which the other end is asked for a sign of life.
-    #[serde(with = "proto::duration")]
+    #[serde(deserialize_with = "timeout")]
     pub keepalive_interval: Duration,
     /// How long that may take.
-    #[serde(with = "proto::duration")]
+    #[serde(deserialize_with = "timeout")]
     pub keepalive_timeout: Duration,
 }
 

@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
+use super::bounds::{timeout, within};
 use crate::{cors::Origin, headers::ExtraHeader};
 
 /// Section `agent.kubernetes_api`.
@@ -47,28 +48,34 @@ pub struct PublicListen {
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
     /// Open connections of callers.
+    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_connections: usize,
     /// Requests in flight of one caller.
+    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_requests_per_caller: u32,
     /// Requests in flight to one agent.
+    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_requests_per_agent: u32,
     /// Header fields of one request.
+    #[serde(deserialize_with = "within::<_, _, 1, 10_000>")]
     pub max_headers: usize,
     /// Bytes of one request's head.
+    #[serde(deserialize_with = "within::<_, _, 8192, { 1 << 20 }>")]
     pub max_head_bytes: usize,
     /// How long a caller may take to send a request's head, the wait for it included.
-    #[serde(with = "proto::duration")]
+    #[serde(deserialize_with = "timeout")]
     pub head_timeout: Duration,
     /// How long a connection may take until its TLS handshake is done, or to say its first byte.
-    #[serde(with = "proto::duration")]
+    #[serde(deserialize_with = "timeout")]
     pub handshake_timeout: Duration,
     /// How long a connection may have no request; it is closed before twice that.
-    #[serde(with = "proto::duration")]
+    #[serde(deserialize_with = "timeout")]
     pub idle_timeout: Duration,
     /// How long a caller may stop reading its answer.
-    #[serde(with = "proto::duration")]
+    #[serde(deserialize_with = "timeout")]
     pub write_stall_timeout: Duration,
     /// Bytes of answers that are here and that their callers have not taken.
+    #[serde(deserialize_with = "within::<_, _, { 1 << 20 }, { 1 << 40 }>")]
     pub max_bytes_in_flight: u64,
 }
 
