@@ -2,7 +2,7 @@
 
 use http::{
     HeaderMap, HeaderValue,
-    header::{AUTHORIZATION, CONNECTION, COOKIE, UPGRADE, VIA},
+    header::{AUTHORIZATION, CONNECTION, COOKIE, TE, UPGRADE, VIA},
 };
 use proto::border;
 
@@ -15,7 +15,14 @@ pub(crate) fn to_upstream(headers: &mut HeaderMap) -> bool {
     headers.remove(AUTHORIZATION);
     headers.remove(COOKIE);
     headers.append(VIA, HeaderValue::from_static("2 agentk"));
-    let Some(protocol) = upgrade else { return false };
+    let Some(protocol) = upgrade else {
+        if headers.contains_key(TE) {
+            // RFC 9110 section 10.1.4: or the server takes it for something meant for a later hop.
+            headers.insert(CONNECTION, HeaderValue::from_static("te"));
+        }
+        return false;
+    };
+    headers.remove(TE);
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, protocol);
 
@@ -55,7 +62,7 @@ mod tests {
             ("connection", "close, X-Private"),
             ("x-private", "1"),
             ("keep-alive", "timeout=5"),
-            ("te", "trailers"),
+            ("te", "gzip"),
             ("kas-service", "kubernetes"),
             ("upgrade", "not asked for"),
             ("content-length", "5"),
@@ -65,6 +72,13 @@ mod tests {
             headers,
             map(&[("accept", "application/json"), ("content-length", "5"), ("via", "2 agentk")])
         );
+    }
+
+    #[test]
+    fn who_takes_trailers_says_so_to_the_next_server() {
+        let mut headers = map(&[("te", "trailers")]);
+        assert!(!to_upstream(&mut headers));
+        assert_eq!(headers, map(&[("te", "trailers"), ("via", "2 agentk"), ("connection", "te")]));
     }
 
     #[test]

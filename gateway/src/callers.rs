@@ -1,8 +1,10 @@
 //! The listener for callers: authorize, pass on, answer.
 
 mod budget;
-mod counted;
+mod http2;
 mod idle;
+mod incoming;
+mod suspect;
 mod tracked;
 mod visit;
 
@@ -41,7 +43,7 @@ pub use self::{
     idle::Busy,
     tracked::{Places, Tracked, Tracking, Turn},
 };
-use self::{counted::counted, idle::Activity, visit::Visit};
+use self::{idle::Activity, incoming::watched, visit::Visit};
 use crate::{
     access::{Access, authorize},
     config::Limits,
@@ -63,6 +65,8 @@ const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
 const SMALL: u64 = 64 << 10;
 /// hyper reads into no smaller buffer.
 const MIN_HEAD_BYTES: usize = 8192;
+/// How long a connection that is asked to close may stay without a request.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves callers.
 #[derive(Debug)]
@@ -106,18 +110,21 @@ impl Callers {
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
         tokio::pin!(connection);
         metrics.connections.inc();
-        let ending = async {
+        let mut closing = false;
+        let served = loop {
+            let patience = if closing { CLOSE_TIMEOUT } else { self.limits.idle_timeout };
             tokio::select! {
-                () = self.leaving.cancelled() => {}
-                () = activity.idle(self.limits.idle_timeout) => metrics.limit(Limit::Idle),
+                served = connection.as_mut() => break served,
+                () = self.leaving.cancelled(), if !closing => {}
+                () = activity.idle(patience) => {
+                    if closing {
+                        break Ok(());
+                    }
+                    metrics.limit(Limit::Idle);
+                }
             }
-        };
-        let served = tokio::select! {
-            served = connection.as_mut() => served,
-            () = ending => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
+            closing = true;
+            connection.as_mut().graceful_shutdown();
         };
         metrics.connections.dec();
         if let Err(error) = served {
@@ -137,11 +144,7 @@ impl Callers {
             .header_read_timeout(limits.head_timeout)
             .max_headers(limits.max_headers)
             .max_buf_size(limits.max_head_bytes.max(MIN_HEAD_BYTES));
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .keep_alive_interval(Duration::from_secs(30))
-            .max_header_list_size(u32::try_from(limits.max_head_bytes).unwrap_or(u32::MAX));
+        http2::configure(&mut builder, limits);
         builder
     }
 
@@ -179,6 +182,7 @@ impl Callers {
         busy: Busy,
     ) -> Result<Response<Tracked>, Failure> {
         self.check_form(&request)?;
+        suspect::refuse(&request)?;
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let target = Target::parse(&path)?;
         let identity = self.identities.load();
@@ -207,7 +211,8 @@ impl Callers {
         let upgrade = upgrading.then(|| hyper::upgrade::on(&mut request));
 
         let metrics = Arc::clone(self.forwarder.metrics.of(&to.service));
-        let request = request.map(|body| counted(body, &metrics));
+        let patience = self.limits.write_stall_timeout;
+        let request = request.map(|body| watched(body, patience, &metrics));
         let Answered { mut response, lease, sent } = self.forwarder.forward(&to, request).await?;
         if let Some(failure) = failure_of(&response, &to) {
             return Err(failure);

@@ -179,6 +179,7 @@ fn unanswered(to: &Destination, error: &CallError) -> Failure {
             Reason::TunnelLost,
             format!("agent {name} gave the request up before it answered; the cluster may have acted on it"),
         ),
+        CallErrorKind::Body(_) => Failure::new(Reason::BadRequest, error.to_string()),
         CallErrorKind::Unsupported(what) => {
             Failure::new(Reason::AgentMisbehaved, format!("the request cannot reach agent {name}: {what}"))
         }

@@ -14,7 +14,8 @@ use http::{
         ACCEPT_RANGES, ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION,
         CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE, DATE, ETAG,
         EXPIRES, HOST, LAST_MODIFIED, LOCATION, PRAGMA, RETRY_AFTER, SEC_WEBSOCKET_ACCEPT,
-        SEC_WEBSOCKET_PROTOCOL, UPGRADE, VARY, VIA, WARNING, X_CONTENT_TYPE_OPTIONS,
+        SEC_WEBSOCKET_PROTOCOL, TRAILER, TRANSFER_ENCODING, UPGRADE, VARY, VIA, WARNING,
+        X_CONTENT_TYPE_OPTIONS,
     },
 };
 use proto::{Reason, ServiceName, border, impersonation};
@@ -32,8 +33,11 @@ static CONSUMED: [HeaderName; 5] = [
     proto::header::REQUEST_ID,
 ];
 
+/// Where a message ends and what it is: their twins are refused, too.
+static FRAMING: [HeaderName; 4] = [CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE];
+
 /// What a response may bring along.
-static ALLOWED_IN_RESPONSE: [HeaderName; 22] = [
+static ALLOWED_IN_RESPONSE: [HeaderName; 23] = [
     ACCEPT_RANGES,
     ALLOW,
     CACHE_CONTROL,
@@ -50,6 +54,7 @@ static ALLOWED_IN_RESPONSE: [HeaderName; 22] = [
     LOCATION,
     PRAGMA,
     RETRY_AFTER,
+    TRAILER,
     VARY,
     VIA,
     WARNING,
@@ -164,11 +169,7 @@ fn within_origin(location: &HeaderValue) -> bool {
 fn refuse_twins(headers: &HeaderMap) -> Result<(), Failure> {
     let sensitive = |name: &str| {
         let name = name.replace('_', "-");
-        name.starts_with(impersonation::PREFIX)
-            || name.starts_with(proto::header::PREFIX)
-            || name.starts_with("x-forwarded-")
-            || name.starts_with("x-remote-")
-            || [AUTHORIZATION, COOKIE, HOST].iter().any(|known| name == known.as_str())
+        is_sensitive(&name) || FRAMING.iter().any(|known| name == known.as_str())
     };
     match headers.keys().find(|name| name.as_str().contains('_') && sensitive(name.as_str())) {
         Some(name) => {
@@ -176,6 +177,19 @@ fn refuse_twins(headers: &HeaderMap) -> Result<(), Failure> {
         }
         None => Ok(()),
     }
+}
+
+/// Whether a header, in lower case, says who the caller is or where it comes from.
+pub(crate) fn is_sensitive(name: &str) -> bool {
+    name.starts_with(impersonation::PREFIX)
+        || name.starts_with(proto::header::PREFIX)
+        || name.starts_with("x-forwarded-")
+        || name.starts_with("x-remote-")
+        || name == "x-real-ip"
+        || name == "forwarded"
+        || name == "proxy-authorization"
+        || name == HOST.as_str()
+        || CONSUMED.iter().any(|known| name == known.as_str())
 }
 
 fn is_impersonation(name: &HeaderName) -> bool {

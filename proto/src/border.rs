@@ -2,20 +2,24 @@
 
 use http::{
     HeaderMap, HeaderName, HeaderValue,
-    header::{CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE},
+    header::{CONNECTION, EXPECT, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE},
 };
 
-use crate::header;
+use crate::{header, trailers};
 
 /// About the connection, and never passed on (RFC 9110 section 7.6.1).
-static HOP_BY_HOP: [HeaderName; 9] = [
+///
+/// `Expect` is among them because each hop says 100 itself, when it begins to read: a hop that passed it on would have
+/// to wait for an answer that a server may never give (RFC 9110 section 10.1.1).
+static HOP_BY_HOP: [HeaderName; 10] = [
     CONNECTION,
+    EXPECT,
+    HeaderName::from_static("http2-settings"),
     HeaderName::from_static("proxy-connection"),
     HeaderName::from_static("keep-alive"),
     PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION,
     TE,
-    TRAILER,
     TRANSFER_ENCODING,
     UPGRADE,
 ];
@@ -23,13 +27,19 @@ static HOP_BY_HOP: [HeaderName; 9] = [
 /// The protocol that a message asks to switch to, or says it switched to (RFC 9110 section 7.8).
 pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let protocol = headers.get(UPGRADE)?;
-    let asked = connection_tokens(headers).any(|token| token.eq_ignore_ascii_case("upgrade"));
-    asked.then(|| protocol.clone())
+    let asked = tokens(headers, &CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"));
+    // HTTP inside of an upgrade would carry requests that nobody authorizes (h2c smuggling); without the header, the
+    // request is an ordinary one, as RFC 9110 section 7.8 has it.
+    let http = tokens(headers, &UPGRADE).any(|token| token.eq_ignore_ascii_case("h2c"));
+    (asked && !http).then(|| protocol.clone())
 }
 
 /// Removes what is about the connection, what `Connection` names, and what only kas and agentk may say to each other.
+///
+/// `TE: trailers` stays, and nothing else of `TE`: every hop of ours carries trailers.
 pub fn strip(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = connection_tokens(headers)
+    let trailers = trailers::wanted(headers);
+    let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
         .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())
         .collect();
     let ours: Vec<HeaderName> =
@@ -37,11 +47,15 @@ pub fn strip(headers: &mut HeaderMap) {
     for name in named.iter().chain(&ours).chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
+    if trailers {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
 }
 
-fn connection_tokens(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+/// The members of a header that is a comma-separated list, in all its lines.
+pub fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
     headers
-        .get_all(CONNECTION)
+        .get_all(name)
         .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
@@ -66,7 +80,8 @@ mod tests {
             ("x-private", "1"),
             ("keep-alive", "timeout=5"),
             ("proxy-connection", "close"),
-            ("te", "trailers"),
+            ("te", "gzip"),
+            ("expect", "100-continue"),
             ("upgrade", "not asked for"),
             ("kas-service", "control"),
             ("kas-anything", "x"),
@@ -82,5 +97,23 @@ mod tests {
         let asked = map(&[("connection", "keep-alive, Upgrade"), ("upgrade", "SPDY/3.1")]);
         assert_eq!(upgrade(&asked).unwrap(), "SPDY/3.1");
         assert_eq!(upgrade(&map(&[("connection", "upgrade")])), None);
+    }
+
+    #[test]
+    fn http_inside_of_an_upgrade_is_none() {
+        let asked = [("connection", "Upgrade, HTTP2-Settings"), ("http2-settings", "AAMAAABk")];
+        for protocol in ["h2c", "H2C", "websocket, h2c"] {
+            let mut headers = map(&[asked[0], asked[1], ("upgrade", protocol)]);
+            assert_eq!(upgrade(&headers), None, "{protocol}");
+            strip(&mut headers);
+            assert!(headers.is_empty());
+        }
+    }
+
+    #[test]
+    fn who_takes_trailers_still_says_so() {
+        let mut headers = map(&[("connection", "te"), ("te", "gzip, Trailers;q=0.5"), ("trailer", "digest")]);
+        strip(&mut headers);
+        assert_eq!(headers, map(&[("te", "trailers"), ("trailer", "digest")]));
     }
 }

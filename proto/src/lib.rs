@@ -25,6 +25,7 @@ mod hello;
 mod id;
 pub mod impersonation;
 mod reason;
+pub mod trailers;
 pub mod yaml;
 
 pub use self::hello::{Hello, HelloError, Limits, Welcome};

@@ -9,10 +9,11 @@ use std::{
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
+use proto::trailers;
 
 use crate::{Grip, pump::Pump, received::Received};
 
-/// A streaming body of [`Bytes`].
+/// A streaming body of [`Bytes`]. Its trailers are those that may travel (see [`trailers::strip`]).
 #[derive(Default)]
 pub struct Body(Kind);
 
@@ -129,7 +130,7 @@ impl http_body::Body for Body {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut self.0 {
+        let polled = match &mut self.0 {
             Kind::Empty => Poll::Ready(None),
             Kind::Full(bytes) => {
                 let bytes = std::mem::take(bytes);
@@ -139,7 +140,15 @@ impl http_body::Body for Body {
             Kind::Http1(incoming) => Pin::new(incoming).poll_frame(cx).map_err(BodyError::Http),
             Kind::Http2(stream) => stream.poll_frame(cx),
             Kind::Other(body) => Pin::new(body).poll_frame(cx),
-        }
+        };
+
+        // Here, where every body passes at both ends, so that no handler can forget it.
+        polled.map_ok(|mut frame| {
+            if let Some(trailers) = frame.trailers_mut() {
+                trailers::strip(trailers);
+            }
+            frame
+        })
     }
 
     fn is_end_stream(&self) -> bool {

@@ -5,6 +5,7 @@ use std::{
     io,
     pin::Pin,
     sync::{Arc, LazyLock},
+    task::Poll,
     time::Duration,
 };
 
@@ -21,7 +22,13 @@ use proto::header;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Body, Driver, Settings, Stalls, keepalive::Liveness, pump::Pump, upgrade, websocket::WebSocket};
+use crate::{
+    Body, BodyError, Driver, Settings, Stalls,
+    keepalive::Liveness,
+    pump::{Pump, Sent},
+    upgrade,
+    websocket::WebSocket,
+};
 
 /// HTTP/2 wants an authority; a request in the tunnel is for its service, whose handler knows the real one.
 static AUTHORITY: LazyLock<Authority> = LazyLock::new(|| Authority::from_static("agent"));
@@ -62,6 +69,9 @@ pub enum CallErrorKind {
     /// agentk gave this one request up.
     #[error("the agent aborted the request ({0})")]
     Reset(h2::Reason),
+    /// The request's own body failed; the other end sees an abort.
+    #[error("the request's body did not arrive whole: {0}")]
+    Body(#[source] BodyError),
     /// The request cannot be expressed in HTTP/2, or agentk does not speak what its hello promised.
     #[error("the request cannot travel through the tunnel: {0}")]
     Unsupported(&'static str),
@@ -139,21 +149,29 @@ impl Tunnel {
             if let Some(pump) = &mut sending
                 && !sent
             {
-                sent = pump.poll(cx).is_ready();
+                match pump.poll(cx) {
+                    Poll::Ready(Sent::Broken(error)) => return Poll::Ready(Err(error)),
+                    polled => sent = polled.is_ready(),
+                }
             }
-            Pin::new(&mut response).poll(cx)
+            Pin::new(&mut response).poll(cx).map(Ok)
         })
         .await;
 
         match answer {
-            Ok(answer) => {
+            Err(error) => Err(CallError {
+                kind: CallErrorKind::Body(error),
+                delivery: Delivery::Unknown,
+                request: None,
+            }),
+            Ok(Ok(answer)) => {
                 let mut sending = sending.filter(|_| !sent);
                 if let Some(pump) = &mut sending {
                     pump.forget();
                 }
                 Ok(answer.map(|received| Body::received(received, sending)))
             }
-            Err(error) => {
+            Ok(Err(error)) => {
                 let body = untouched.or_else(|| sending.and_then(Pump::into_whole));
                 Err(CallError::sent(error, head, body))
             }

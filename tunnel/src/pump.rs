@@ -13,7 +13,7 @@ use bytes::Bytes;
 use h2::{Reason, SendStream};
 use http_body::Body as _;
 
-use crate::Body;
+use crate::{Body, BodyError};
 
 /// A body being sent. A future in spirit: whoever waits for the other direction polls it along.
 pub(crate) struct Pump {
@@ -45,14 +45,14 @@ enum Taken {
 const KEPT: usize = 64 << 10;
 
 /// How sending ended.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Sent {
     /// All of it, and the end was marked.
     All,
     /// The other end, or the connection, wants no more of it.
     Unwanted,
     /// The body itself failed; the stream was reset so that the other end sees an abort and no clean end.
-    Broken,
+    Broken(BodyError),
 }
 
 impl Stalls {
@@ -104,9 +104,9 @@ impl Pump {
 
             let frame = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
                 Some(Ok(frame)) => frame,
-                Some(Err(_)) => {
+                Some(Err(error)) => {
                     self.stream.send_reset(Reason::INTERNAL_ERROR);
-                    return Poll::Ready(Sent::Broken);
+                    return Poll::Ready(Sent::Broken(error));
                 }
                 None => {
                     let ended = self.stream.send_data(Bytes::new(), true);

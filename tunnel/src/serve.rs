@@ -168,8 +168,8 @@ impl Exchange {
             return;
         }
         let mut pump = Pump::new(body, stream, stalls);
-        if poll_fn(|cx| pump.poll(cx)).await == Sent::Broken {
-            tracing::debug!("a response was aborted because its source was");
+        if let Sent::Broken(error) = poll_fn(|cx| pump.poll(cx)).await {
+            tracing::debug!(%error, "a response was aborted because its source was");
         }
     }
 }
