@@ -1,10 +1,12 @@
 //! Whether the other end still lives: asked only when nothing was heard from it.
 
 use std::{
+    future::poll_fn,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -89,7 +91,11 @@ impl Keepalive {
         let before = liveness.heard.load(Relaxed);
         let asked = Instant::now();
         liveness.ping.store(true, Relaxed);
-        match timeout(self.timeout, pings.ping(Ping::opaque())).await {
+        // The answer to an earlier ping that was too late for it is none to this one.
+        poll_fn(|cx| Poll::Ready(pings.poll_pong(cx).is_ready())).await;
+        // Fails while an earlier ping is unanswered, whose answer is as good, and when the connection has ended.
+        let _ = pings.send_ping(Ping::opaque());
+        match timeout(self.timeout, poll_fn(|cx| pings.poll_pong(cx))).await {
             Ok(Ok(_)) => {
                 let micros = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
                 liveness.round_trip.store(micros.max(1), Relaxed);

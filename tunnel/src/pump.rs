@@ -9,9 +9,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use h2::{Reason, SendStream};
-use http_body::Body as _;
+use http_body::{Body as _, Frame};
 
 use crate::{Body, BodyError};
 
@@ -21,6 +21,8 @@ pub(crate) struct Pump {
     stream: SendStream<Bytes>,
     /// Taken from the body, not yet accepted by flow control.
     chunk: Bytes,
+    /// Taken from the body while small chunks were gathered, and not one of them.
+    held: Option<Option<Result<Frame<Bytes>, BodyError>>>,
     taken: Taken,
     stalls: Stalls,
     /// The chunk waits for room, and that was counted.
@@ -44,6 +46,10 @@ enum Taken {
 /// not kept only means an error where there might have been a retry.
 const KEPT: usize = 64 << 10;
 
+/// Chunks below this size are sent together, if there are several now. Each frame that waits for its reader costs the
+/// other end some 256 bytes, whatever it carries: 4 MiB of single bytes would cost it 1 GiB.
+const SMALL: usize = 4 << 10;
+
 /// How sending ended.
 #[derive(Debug)]
 pub(crate) enum Sent {
@@ -64,7 +70,7 @@ impl Stalls {
 
 impl Pump {
     pub(crate) fn new(body: Body, stream: SendStream<Bytes>, stalls: Stalls) -> Self {
-        Self { body, stream, chunk: Bytes::new(), taken: Taken::Nothing, stalls, stalled: false }
+        Self { body, stream, chunk: Bytes::new(), held: None, taken: Taken::Nothing, stalls, stalled: false }
     }
 
     /// The body as it was, if it is still known.
@@ -88,21 +94,29 @@ impl Pump {
         }
         loop {
             if !self.chunk.is_empty() {
+                let dry = self.gather(cx);
                 let Some(room) = ready!(self.poll_room(cx)) else {
                     return Poll::Ready(Sent::Unwanted);
                 };
                 let data = self.chunk.split_to(room.min(self.chunk.len()));
-                let last = self.chunk.is_empty() && self.body.is_end_stream();
+                let last = self.chunk.is_empty() && self.held.is_none() && self.body.is_end_stream();
                 if self.stream.send_data(data, last).is_err() {
                     return Poll::Ready(Sent::Unwanted);
                 }
                 if last {
                     return Poll::Ready(Sent::All);
                 }
+                if dry && self.chunk.is_empty() {
+                    return Poll::Pending;
+                }
                 continue;
             }
 
-            let frame = match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+            let frame = match self.held.take() {
+                Some(frame) => frame,
+                None => ready!(Pin::new(&mut self.body).poll_frame(cx)),
+            };
+            let frame = match frame {
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) => {
                     self.stream.send_reset(Reason::INTERNAL_ERROR);
@@ -131,6 +145,36 @@ impl Pump {
                 }
             }
         }
+    }
+
+    /// Adds the small chunks that are there now to a small chunk. True if the body has nothing more for now, and will
+    /// wake us.
+    fn gather(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut gathered = BytesMut::new();
+        let mut dry = false;
+        while self.held.is_none()
+            && self.chunk.len().max(gathered.len()) < SMALL
+            && !self.body.is_end_stream()
+        {
+            match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Pending => {
+                    dry = true;
+                    break;
+                }
+                Poll::Ready(Some(Ok(frame))) if frame.data_ref().is_some_and(|data| data.len() < SMALL) => {
+                    if gathered.is_empty() {
+                        gathered.extend_from_slice(&self.chunk);
+                    }
+                    gathered.extend_from_slice(frame.data_ref().expect("just asked"));
+                }
+                Poll::Ready(other) => self.held = Some(other),
+            }
+        }
+        if !gathered.is_empty() {
+            self.chunk = gathered.freeze();
+            self.taken = Taken::TooMuch;
+        }
+        dry
     }
 
     /// How much of the chunk the other end takes now; `None` when it takes nothing any more.

@@ -12,12 +12,18 @@ const CONNECTION_WINDOW: u32 = 1 << 30;
 /// How many bytes of overhead buffered small DATA frames may cost in one tunnel before h2 gives it up.
 ///
 /// h2 counts 256 bytes less the payload for each small frame that nobody has read yet. A reader who stopped reading a
-/// log stream collects a stream window of them; h2's default would then end the tunnel and everybody on it.
-const DATA_FRAME_BUDGET: usize = 1 << 30;
+/// log stream collects a stream window of them; h2's default would then end the tunnel and everybody on it. Measured,
+/// the count is what they cost. Both ends send small chunks together, so that eight windows of lines of 50 bytes fit, and
+/// a reader that stopped is cut off by kas in the end.
+const DATA_FRAME_BUDGET: usize = 128 << 20;
 
 /// Streams that the peer reset before we looked at them. h2's default of 20 is a guard of public servers against
 /// rapid reset (CVE-2023-44487) and ends the connection; here the peer is our own server whose callers come and go.
 const MAX_PENDING_RESETS: usize = 100_000;
+
+/// Streams that the peer broke the protocol in and we reset, over the life of a tunnel (RUSTSEC-2024-0003). Out of reach
+/// of mistakes, since one more ends the tunnel and everybody on it.
+const MAX_PROVOKED_RESETS: usize = 100_000;
 
 /// Streams we reset whose late frames are still silently dropped, instead of being answered one by one.
 const MAX_REMEMBERED_RESETS: usize = 1024;
@@ -71,7 +77,7 @@ impl Settings {
             // Until agentk's SETTINGS arrive; h2 would hold back the 101st request.
             .initial_max_send_streams(self.max_concurrent_streams as usize)
             .max_concurrent_reset_streams(MAX_REMEMBERED_RESETS)
-            .max_local_error_reset_streams(None);
+            .max_local_error_reset_streams(Some(MAX_PROVOKED_RESETS));
         builder
     }
 
@@ -89,7 +95,7 @@ impl Settings {
             .max_concurrent_streams(self.max_concurrent_streams)
             .max_concurrent_reset_streams(MAX_REMEMBERED_RESETS)
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
-            .max_local_error_reset_streams(None);
+            .max_local_error_reset_streams(Some(MAX_PROVOKED_RESETS));
         builder
     }
 }

@@ -1,0 +1,365 @@
+//! HTTP/2 of callers.
+
+use std::time::Duration;
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    cluster::{ask, assert_serves, caller, services, streams},
+    http2::{
+        ACK, CANCEL, CONTINUATION, DATA, END_HEADERS, END_STREAM, ENHANCE_YOUR_CALM, HEADERS, PING, PREFACE,
+        PRIORITY, PROTOCOL_ERROR, REFUSED_STREAM, RST_STREAM, SETTINGS, Sent, block, frame, goaway, headers,
+        reset, settings_frame, string, window_update,
+    },
+    memory::Memory,
+    world::World,
+};
+
+/// SETTINGS_INITIAL_WINDOW_SIZE.
+const INITIAL_WINDOW: u16 = 4;
+
+/// The defaults of the configuration.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+const STALL_TIMEOUT: Duration = Duration::from_secs(300);
+
+async fn attacked() -> (World, impl Sized) {
+    let world = World::new();
+    let agent = world.agent(services()).await;
+    (world, agent)
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_01_rapid_reset_ends_the_connection() {
+    let (world, _agent) = attacked().await;
+    let memory = Memory::now();
+    let mut attacker = caller(&world, &[]).await;
+    let mut sent = Sent::All;
+    let streams: Vec<u32> = streams(100_000).collect();
+    for some in streams.chunks(100) {
+        let pairs = some.iter().flat_map(|stream| {
+            [ask(&world, *stream, END_STREAM, "/watch", &[]), reset(*stream, CANCEL)].concat()
+        });
+        sent = attacker.send(&pairs.collect::<Vec<u8>>()).await;
+        if sent != Sent::All {
+            break;
+        }
+    }
+    assert_eq!(sent, Sent::Closed);
+    assert_eq!(attacker.goaway().await, Some(ENHANCE_YOUR_CALM));
+    assert_serves(&world).await;
+    assert_eq!(world.in_flight(), 0);
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_02_provoked_resets_end_the_connection() {
+    let (world, _agent) = attacked().await;
+    let zero = |stream| window_update(stream, 0);
+    let too_much = |stream| frame(DATA, END_STREAM, stream, b"six by");
+    type Provocation<'a> = Box<dyn Fn(u32) -> Vec<u8> + 'a>;
+    let provocations: [(&str, u32, Provocation<'_>); 3] = [
+        // Fatal at once.
+        (
+            "malformed",
+            PROTOCOL_ERROR,
+            Box::new(|stream| ask(&world, stream, 0, "/never", &[("UPPER", "case")])),
+        ),
+        (
+            "zero",
+            PROTOCOL_ERROR,
+            Box::new(|stream| [ask(&world, stream, 0, "/never", &[]), zero(stream)].concat()),
+        ),
+        (
+            "content-length",
+            ENHANCE_YOUR_CALM,
+            Box::new(|stream| {
+                [ask(&world, stream, 0, "/never", &[("content-length", "5")]), too_much(stream)].concat()
+            }),
+        ),
+    ];
+    for (name, code, provocation) in provocations {
+        let memory = Memory::now();
+        let mut attacker = caller(&world, &[]).await;
+        let mut sent = Sent::All;
+        for stream in streams(20_000) {
+            sent = attacker.send(&provocation(stream)).await;
+            if sent != Sent::All {
+                break;
+            }
+        }
+        assert_eq!(sent, Sent::Closed, "{name}");
+        assert_eq!(attacker.goaway().await, Some(code), "{name}");
+        assert_serves(&world).await;
+        memory.assert_bounded();
+    }
+    assert_eq!(world.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_03_a_head_that_never_ends_ends_the_connection() {
+    let (world, _agent) = attacked().await;
+    let memory = Memory::now();
+    for size in [1, 16 << 10] {
+        let mut attacker = caller(&world, &[]).await;
+        let padding = "x".repeat(size);
+        let more = frame(CONTINUATION, 0, 1, &block(&[("x", &padding[..size.min(16_000)])]));
+        attacker.send(&frame(HEADERS, 0, 1, &block(&[(":method", "GET")]))).await;
+        assert_eq!(attacker.flood(&more, 1 << 20).await, Sent::Closed);
+        assert!(attacker.goaway().await.is_some_and(|code| code != 0));
+    }
+    assert_serves(&world).await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_04_a_head_that_unpacks_to_a_thousand_times_its_size_is_refused() {
+    let (world, _agent) = attacked().await;
+    let memory = Memory::now();
+    let mut attacker = caller(&world, &[]).await;
+    // A field of 4000 bytes enters the table (RFC 7541 section 6.2.1) and is then named by one byte each.
+    let mut bomb = block(&[(":method", "GET"), (":scheme", "http"), (":authority", "kas"), (":path", "/")]);
+    bomb.push(0x40);
+    string(&mut bomb, b"x");
+    string(&mut bomb, &[b'x'; 4000]);
+    bomb.resize(16_000, 0x80 | 62);
+    attacker.send(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &bomb)).await;
+    assert!(attacker.goaway().await.is_some_and(|code| code != 0));
+
+    // A little over the limit of 64 KiB is refused by itself.
+    let mut attacker = caller(&world, &[]).await;
+    let large = "x".repeat(15_000);
+    let mut fields = block(&[(":method", "GET"), (":scheme", "http"), (":authority", "kas"), (":path", "/")]);
+    let mut head = frame(HEADERS, END_STREAM, 1, &fields);
+    for number in 0..5 {
+        fields = block(&[(&format!("x-{number}"), &large)]);
+        let end = if number == 4 { END_HEADERS } else { 0 };
+        head.extend_from_slice(&frame(CONTINUATION, end, 1, &fields));
+    }
+    attacker.send(&head).await;
+    let answer = attacker.next_of(HEADERS).await.unwrap();
+    assert!(answer.ends_stream());
+    attacker.send(&ask(&world, 3, END_STREAM, "/small", &[])).await;
+    assert!(attacker.body(3).await.unwrap().starts_with(b"GET /small"));
+    assert_serves(&world).await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_05_a_flood_of_tiny_data_ends_the_connection() {
+    let world = World::with(|config| config.agent.tunnel.reconnect_wait = Duration::from_secs(3600));
+    let memory = Memory::now();
+    for (name, data) in [("empty", &b""[..]), ("a byte", b"x")] {
+        let mut attacker = caller(&world, &[]).await;
+        // Nobody reads a body whose request waits for its agent.
+        attacker.send(&ask(&world, 1, 0, "/", &[])).await;
+        assert_eq!(attacker.flood(&frame(DATA, 0, 1, data).repeat(1000), 1000).await, Sent::Closed, "{name}");
+        assert_eq!(attacker.goaway().await, Some(ENHANCE_YOUR_CALM), "{name}");
+    }
+    let _agent = world.agent(services()).await;
+    assert_serves(&world).await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_05_tiny_data_that_the_cluster_does_not_read_costs_little_anywhere() {
+    let (world, _agent) = attacked().await;
+    let memory = Memory::now();
+    let mut attacker = caller(&world, &[]).await;
+    attacker.send(&ask(&world, 1, 0, "/never", &[])).await;
+    assert_eq!(attacker.flood(&frame(DATA, 0, 1, b"x").repeat(1000), 600).await, Sent::All);
+    assert_serves(&world).await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_06_control_frames_whose_answers_nobody_reads_are_held_back() {
+    let (world, _agent) = attacked().await;
+    let floods = [
+        ("SETTINGS", settings_frame(&[(INITIAL_WINDOW, 1)]), Sent::HeldBack),
+        ("PING", frame(PING, 0, 0, b"12345678"), Sent::HeldBack),
+        // These have no answer, and cost nothing or the connection.
+        ("PRIORITY", frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 1]), Sent::All),
+        ("an answer to no SETTINGS", frame(SETTINGS, ACK, 0, b""), Sent::Closed),
+        ("an answer to no PING", frame(PING, ACK, 0, b"12345678"), Sent::All),
+    ];
+    for (name, one, expected) in floods {
+        let memory = Memory::now();
+        let mut attacker = caller(&world, &[]).await;
+        attacker.go_deaf();
+        assert_eq!(attacker.flood(&one.repeat(1000), 1000).await, expected, "{name}");
+        assert_serves(&world).await;
+        memory.assert_bounded();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_06_answers_that_nobody_reads_end_the_connection() {
+    let (world, _agent) = attacked().await;
+    let before = world.kas.agents.metrics.connections.get();
+    let mut attacker = caller(&world, &[]).await;
+    attacker.go_deaf();
+    assert_eq!(attacker.flood(&frame(PING, 0, 0, b"12345678").repeat(1000), 1000).await, Sent::HeldBack);
+    assert_eq!(world.kas.agents.metrics.connections.get(), before + 1);
+    sleep(STALL_TIMEOUT).await;
+    assert_eq!(world.kas.agents.metrics.connections.get(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_07_a_window_that_never_opens_frees_the_tunnel() {
+    let (world, _agent) = attacked().await;
+    let mut attacker = caller(&world, &[(INITIAL_WINDOW, 0)]).await;
+    attacker.send(&ask(&world, 1, END_STREAM, "/large", &[])).await;
+    attacker.send(&ask(&world, 3, END_STREAM, "/watch", &[])).await;
+    attacker.next_of(HEADERS).await.unwrap();
+    attacker.next_of(HEADERS).await.unwrap();
+    assert_eq!(world.in_flight(), 2);
+    sleep(STALL_TIMEOUT - Duration::from_secs(1)).await;
+    assert_eq!(world.in_flight(), 2);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(world.in_flight(), 0);
+
+    // What the caller gets when it wakes up is an abort, and never a clean end.
+    attacker.send(&window_update(1, 1 << 30)).await;
+    attacker.send(&window_update(0, 1 << 30)).await;
+    assert!(attacker.body(1).await.is_err());
+    assert_serves(&world).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_07_a_window_that_opens_by_single_bytes_frees_the_tunnel() {
+    let (world, _agent) = attacked().await;
+    let mut attacker = caller(&world, &[(INITIAL_WINDOW, 0)]).await;
+    attacker.send(&ask(&world, 1, END_STREAM, "/large", &[])).await;
+    attacker.next_of(HEADERS).await.unwrap();
+    for _ in 0..=STALL_TIMEOUT.as_secs() / 10 {
+        assert_eq!(world.in_flight(), 1);
+        attacker.send(&window_update(1, 1)).await;
+        assert_eq!(attacker.next_of(DATA).await.unwrap().payload.len(), 1);
+        sleep(Duration::from_secs(10)).await;
+    }
+    assert_eq!(world.in_flight(), 0);
+    assert_serves(&world).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_08_a_farewell_with_settings_behind_it_harms_nobody() {
+    let (world, _agent) = attacked().await;
+    let mut attacker = caller(&world, &[]).await;
+    attacker.send(&ask(&world, 1, END_STREAM, "/before", &[])).await;
+    attacker.send(&goaway(0, 0)).await;
+    attacker.send(&settings_frame(&[(INITIAL_WINDOW, 0), (INITIAL_WINDOW, 1 << 20)])).await;
+    attacker.send(&goaway(0, 0)).await;
+    assert!(attacker.body(1).await.unwrap().starts_with(b"GET /before"), "what was begun is finished");
+    assert_serves(&world).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_08_the_last_stream_ids_are_served_and_no_earlier_ones_after_them() {
+    let (world, _agent) = attacked().await;
+    let mut attacker = caller(&world, &[]).await;
+    let last = (1 << 31) - 1;
+    attacker.send(&ask(&world, last, END_STREAM, "/last", &[])).await;
+    assert!(attacker.body(last).await.unwrap().starts_with(b"GET /last"));
+    attacker.send(&ask(&world, 1, END_STREAM, "/wrapped", &[])).await;
+    assert_eq!(attacker.goaway().await, Some(PROTOCOL_ERROR));
+    assert_serves(&world).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_09_streams_beyond_the_limit_are_refused_one_by_one() {
+    let (world, _agent) = attacked().await;
+    let mut attacker = caller(&world, &[]).await;
+    // The limit holds from when the caller has heard of it.
+    sleep(Duration::from_secs(1)).await;
+    for stream in streams(300) {
+        attacker.send(&ask(&world, stream, END_STREAM, "/watch", &[])).await;
+    }
+    for _ in 0..50 {
+        let refused = attacker.next_of(RST_STREAM).await.unwrap();
+        assert_eq!(refused.code(), REFUSED_STREAM);
+        assert!(refused.stream > 500);
+    }
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.in_flight(), 250);
+    assert_serves(&world).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_10_a_connection_that_is_only_begun_is_closed() {
+    let world = World::new();
+    for begun in [&b""[..], b"P", b"PRI * HT", PREFACE, &[PREFACE, &settings_frame(&[])].concat()] {
+        let started = Instant::now();
+        let mut attacker = world.connect();
+        attacker.write_all(begun).await.unwrap();
+        let mut rest = Vec::new();
+        let closed = timeout(HEAD_TIMEOUT * 2, attacker.read_to_end(&mut rest)).await;
+        closed.expect("closed").unwrap();
+        assert!(started.elapsed() >= HEAD_TIMEOUT - Duration::from_secs(10), "{begun:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_10_a_connection_that_only_answers_pings_is_closed() {
+    let (world, _agent) = attacked().await;
+    let started = Instant::now();
+    let mut attacker = caller(&world, &[]).await;
+    attacker.send(&ask(&world, 1, END_STREAM, "/one", &[])).await;
+    attacker.body(1).await.unwrap();
+    assert_eq!(attacker.goaway().await, Some(0));
+    let idle = started.elapsed();
+    assert!((HEAD_TIMEOUT..HEAD_TIMEOUT * 2).contains(&idle), "{idle:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_12_abuse_of_pseudo_headers_never_reaches_the_cluster() {
+    let (world, _agent) = attacked().await;
+    let path = "/agents/prod/kubernetes/abused";
+    let honest = [(":method", "GET"), (":scheme", "http"), (":authority", "kas"), (":path", path)]
+        .map(|field| vec![field]);
+    let base: Vec<(&str, &str)> = honest.concat();
+    let with = |more: &[(&'static str, &'static str)]| [&base[..], more].concat();
+    let abuses = [
+        ("twice the path", with(&[(":path", "/agents/prod/kubernetes/other")])),
+        ("a pseudo-header after a field", [&[("x", "y")], &base[..]].concat()),
+        ("an unknown pseudo-header", with(&[(":user", "root")])),
+        ("a status", with(&[(":status", "200")])),
+        ("upper case", with(&[("Upper", "case")])),
+        ("another host", with(&[("host", "elsewhere")])),
+        ("two hosts", with(&[("host", "kas"), ("host", "kas")])),
+        ("a carriage return", with(&[("x", "a\r\nx-forwarded-for: 1")])),
+        ("a NUL", with(&[("x", "a\0b")])),
+        ("a name with a line feed", with(&[("x\ny", "a")])),
+        ("connection", with(&[("connection", "close")])),
+        ("transfer-encoding", with(&[("transfer-encoding", "chunked")])),
+        ("upgrade", with(&[("upgrade", "h2c")])),
+        ("te", with(&[("te", "gzip")])),
+        ("no path", base[..3].to_vec()),
+        ("an empty path", [&base[..3], &[(":path", "")]].concat()),
+        ("a protocol", [&[(":method", "CONNECT"), (":protocol", "websocket")], &base[1..]].concat()),
+        ("a tunnel to somewhere", vec![(":method", "CONNECT"), (":authority", "10.0.0.1:443")]),
+    ];
+    for (name, fields) in abuses {
+        let bearer = ask_bearer(&world);
+        let mut fields = fields;
+        fields.push(("authorization", &bearer));
+        let mut attacker = caller(&world, &[]).await;
+        attacker.send(&headers(1, END_STREAM, &fields)).await;
+        match attacker.body(1).await {
+            Err(code) => assert_eq!(code, PROTOCOL_ERROR, "{name}"),
+            Ok(body) => {
+                let body = String::from_utf8_lossy(&body).into_owned();
+                assert!(!body.starts_with("GET /"), "{name} reached the cluster: {body}");
+            }
+        }
+    }
+    assert_serves(&world).await;
+}
+
+fn ask_bearer(world: &World) -> String {
+    use secrecy::ExposeSecret as _;
+
+    format!("Bearer {}", world.caller_token.expose_secret())
+}

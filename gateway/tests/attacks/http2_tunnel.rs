@@ -1,0 +1,404 @@
+//! HTTP/2 inside of a tunnel: agents that attack kas, and a kas that attacks agentk.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use proto::{Hello, InstanceId};
+use secrecy::ExposeSecret as _;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use tunnel::{
+    Body, Ended, Settings,
+    websocket::{Role, WebSocket, handshake},
+};
+
+use crate::{
+    cluster::{assert_serves, services, streams},
+    http2::{
+        CANCEL, CONTINUATION, DATA, END_HEADERS, END_STREAM, ENHANCE_YOUR_CALM, HEADERS, PING, PUSH_PROMISE,
+        Peer, REFUSED_STREAM, RST_STREAM, Sent, block, frame, goaway, headers, reset, settings_frame, string,
+    },
+    memory::Memory,
+    world::{World, text},
+};
+
+const INITIAL_WINDOW: u16 = 4;
+const ENABLE_CONNECT: u16 = 8;
+
+type Tunnel = Peer<WebSocket<DuplexStream>>;
+
+/// What an agent says to become a tunnel.
+fn upgrade(world: &World) -> String {
+    let hello = Hello {
+        instance: InstanceId::random(),
+        version: "0".into(),
+        pod_name: None,
+        pod_namespace: None,
+        kubernetes_version: None,
+        services: vec!["kubernetes".parse().unwrap()],
+        tunnel_index: 0,
+    };
+    let (mut headers, _) = handshake::ask();
+    headers.insert(proto::header::HELLO, hello.encode().unwrap());
+    let bearer = format!("Bearer {}", world.agent_token.expose_secret());
+    headers.insert("authorization", bearer.parse().unwrap());
+    let lines: Vec<String> =
+        headers.iter().map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap())).collect();
+    format!("GET / HTTP/1.1\r\nHost: kas\r\n{}\r\n", lines.concat())
+}
+
+/// A connection that kas has switched to WebSocket.
+async fn switched(world: &World) -> DuplexStream {
+    let (mut near, far) = tokio::io::duplex(64 << 10);
+    let agents = std::sync::Arc::clone(&world.kas.agents);
+    tokio::spawn(async move { agents.serve(far, "attacker").await });
+    near.write_all(upgrade(world).as_bytes()).await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(near.read_u8().await.unwrap());
+    }
+    assert!(head.starts_with(b"HTTP/1.1 101"));
+    near
+}
+
+/// An agent's end of a tunnel by hand.
+async fn agent(world: &World, settings: &[(u16, u32)]) -> Tunnel {
+    let before = world.kas.agents.metrics.tunnels.get();
+    let socket = WebSocket::new(switched(world).await, Bytes::new(), Role::Client);
+    let peer = Peer::server(socket, &[&[(ENABLE_CONNECT, 1)], settings].concat()).await;
+    world.tunnels(before + 1).await;
+    peer
+}
+
+/// A caller's request that is sent to the only tunnel, and its stream there.
+async fn asked(world: &World, agent: &mut Tunnel) -> (JoinHandle<(StatusCode, String)>, u32) {
+    let caller = world.clone();
+    let asking = tokio::spawn(async move {
+        let answer = caller.get("/agents/prod/kubernetes/attacked").await;
+        let status = answer.status();
+        (status, text(answer).await)
+    });
+    (asking, agent.next_of(HEADERS).await.unwrap().stream)
+}
+
+/// The caller is told that the agent failed it. A safe request was sent once more, and waited for another tunnel.
+async fn assert_failed(asking: JoinHandle<(StatusCode, String)>) {
+    let (status, body) = asking.await.unwrap();
+    assert!(matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE), "{status} {body}");
+}
+
+/// kas's end of a tunnel by hand, and how agentk's ends.
+async fn kas(settings: &[(u16, u32)]) -> (Tunnel, JoinHandle<Ended>) {
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let agentk = tokio::spawn(async move {
+        let socket = WebSocket::new(far, Bytes::new(), Role::Client);
+        let (session, _leave) = tunnel::accept(socket, &Settings::default()).await.unwrap();
+        let answer = async |request: Request<Body>| match request.uri().path() {
+            "/never" => std::future::pending().await,
+            _ => Response::new(Body::from("answered")),
+        };
+        session.run(move |exchange| drop(tokio::spawn(exchange.answer(answer)))).await
+    });
+    (Peer::client(WebSocket::new(near, Bytes::new(), Role::Server), settings).await, agentk)
+}
+
+fn ask(stream: u32, flags: u8, path: &str, more: &[(&str, &str)]) -> Vec<u8> {
+    let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "agent"), (":path", path)];
+    headers(stream, flags, &[&fields, more].concat())
+}
+
+/// A tunnel that kas opens next to the one it attacked.
+async fn assert_agentk_serves() {
+    let (mut kas, _agentk) = kas(&[]).await;
+    kas.send(&ask(1, END_STREAM, "/", &[])).await;
+    assert_eq!(kas.body(1).await.unwrap(), b"answered");
+}
+
+/// A head of 60 MB in 16 kB.
+fn bomb(stream: u32, first: &[(&str, &str)]) -> Vec<u8> {
+    let mut bomb = block(first);
+    bomb.push(0x40);
+    string(&mut bomb, b"x");
+    string(&mut bomb, &[b'x'; 4000]);
+    bomb.resize(16_000, 0x80 | 62);
+    frame(HEADERS, END_HEADERS | END_STREAM, stream, &bomb)
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_01_rapid_reset_by_kas_costs_agentk_little() {
+    let memory = Memory::now();
+    let (mut kas, _agentk) = kas(&[]).await;
+    let streams: Vec<u32> = streams(100_000).collect();
+    for some in streams.chunks(100) {
+        let pairs = some
+            .iter()
+            .flat_map(|stream| [ask(*stream, END_STREAM, "/never", &[]), reset(*stream, CANCEL)].concat());
+        assert_eq!(kas.send(&pairs.collect::<Vec<u8>>()).await, Sent::All, "callers come and go");
+    }
+    kas.send(&ask(200_001, END_STREAM, "/", &[])).await;
+    assert_eq!(kas.body(200_001).await.unwrap(), b"answered");
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_02_resets_that_kas_provokes_and_does_not_read_cost_agentk_little() {
+    let memory = Memory::now();
+    let (mut kas, _agentk) = kas(&[]).await;
+    kas.go_deaf();
+    let mut sent = Sent::All;
+    let streams: Vec<u32> = streams(200_000).collect();
+    for some in streams.chunks(100) {
+        let one = |stream: &u32| {
+            let head = ask(*stream, 0, "/never", &[("content-length", "5")]);
+            [head, frame(DATA, END_STREAM, *stream, b"six by")].concat()
+        };
+        sent = kas.send(&some.iter().flat_map(one).collect::<Vec<u8>>()).await;
+        if sent != Sent::All {
+            break;
+        }
+    }
+    assert_ne!(sent, Sent::All);
+    assert_agentk_serves().await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_02_malformed_answers_of_an_agent_fail_their_requests_only() {
+    let world = World::new();
+    let mut agent = agent(&world, &[]).await;
+    for _ in 0..2000 {
+        let (asking, stream) = asked(&world, &mut agent).await;
+        agent.send(&headers(stream, 0, &[(":status", "200"), ("content-length", "1")])).await;
+        agent.send(&frame(DATA, END_STREAM, stream, b"too long")).await;
+        // The head was fine; the body ends in an abort.
+        assert!(asking.await.is_err());
+    }
+    let (asking, stream) = asked(&world, &mut agent).await;
+    agent.send(&headers(stream, END_STREAM, &[(":status", "204")])).await;
+    assert_eq!(asking.await.unwrap().0, StatusCode::NO_CONTENT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_03_a_head_of_kas_that_never_ends_ends_the_tunnel() {
+    let memory = Memory::now();
+    let (mut kas, agentk) = kas(&[]).await;
+    kas.send(&frame(HEADERS, 0, 1, &block(&[(":method", "GET")]))).await;
+    assert_eq!(kas.flood(&frame(CONTINUATION, 0, 1, &block(&[("x", "y")])), 1 << 20).await, Sent::Closed);
+    assert!(matches!(agentk.await.unwrap(), Ended::Protocol(_)));
+    assert_agentk_serves().await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_03_a_head_of_an_agent_that_never_ends_ends_its_tunnel() {
+    let world = World::new();
+    let memory = Memory::now();
+    let mut attacker = agent(&world, &[]).await;
+    let (asking, stream) = asked(&world, &mut attacker).await;
+    attacker.send(&frame(HEADERS, 0, stream, &block(&[(":status", "200")]))).await;
+    let more = frame(CONTINUATION, 0, stream, &block(&[("x", &"y".repeat(16_000))]));
+    assert_eq!(attacker.flood(&more, 1 << 16).await, Sent::Closed);
+    assert_failed(asking).await;
+    world.tunnels(0).await;
+    let _honest = world.agent(services()).await;
+    assert_serves(&world).await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_04_a_head_that_unpacks_to_a_thousand_times_its_size_ends_the_tunnel() {
+    let memory = Memory::now();
+    let (mut kas, agentk) = kas(&[]).await;
+    kas.send(&bomb(1, &[(":method", "GET"), (":scheme", "http"), (":path", "/")])).await;
+    assert!(matches!(agentk.await.unwrap(), Ended::Protocol(_)));
+
+    let world = World::new();
+    let mut attacker = agent(&world, &[]).await;
+    let (asking, stream) = asked(&world, &mut attacker).await;
+    attacker.send(&bomb(stream, &[(":status", "200")])).await;
+    assert_failed(asking).await;
+    world.tunnels(0).await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_05_tiny_data_that_nobody_reads_ends_the_tunnel() {
+    let memory = Memory::now();
+    let (mut kas, agentk) = kas(&[]).await;
+    kas.send(&ask(1, 0, "/never", &[])).await;
+    assert_eq!(kas.flood(&frame(DATA, 0, 1, b"x").repeat(1000), 4000).await, Sent::Closed);
+    assert_eq!(kas.goaway().await, Some(ENHANCE_YOUR_CALM));
+    assert!(matches!(agentk.await.unwrap(), Ended::Protocol(_)));
+    assert_agentk_serves().await;
+    // What `DATA_FRAME_BUDGET` says, twice over for the allocator.
+    memory.assert_below(2 * (128 << 20));
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_05_empty_data_of_an_agent_ends_its_tunnel() {
+    let world = World::new();
+    let mut attacker = agent(&world, &[]).await;
+    let (asking, stream) = asked(&world, &mut attacker).await;
+    attacker.send(&headers(stream, 0, &[(":status", "200")])).await;
+    assert_eq!(attacker.flood(&frame(DATA, 0, stream, b"").repeat(100), 1000).await, Sent::Closed);
+    assert!(asking.await.is_err(), "aborted, not ended");
+    world.tunnels(0).await;
+    let _honest = world.agent(services()).await;
+    assert_serves(&world).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_06_control_frames_whose_answers_an_end_does_not_read_are_held_back() {
+    let floods = [settings_frame(&[(INITIAL_WINDOW, 1)]), frame(PING, 0, 0, b"12345678")];
+    for one in &floods {
+        let memory = Memory::now();
+        let (mut kas, _agentk) = kas(&[]).await;
+        kas.go_deaf();
+        assert_ne!(kas.flood(&one.repeat(1000), 1000).await, Sent::All);
+        assert_agentk_serves().await;
+        memory.assert_bounded();
+
+        let world = World::new();
+        let mut attacker = agent(&world, &[]).await;
+        attacker.go_deaf();
+        assert_ne!(attacker.flood(&one.repeat(1000), 1000).await, Sent::All);
+        sleep(Duration::from_secs(60)).await;
+        // Its own keepalive finds the tunnel dead.
+        world.tunnels(0).await;
+        let _honest = world.agent(services()).await;
+        assert_serves(&world).await;
+        memory.assert_bounded();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_07_an_agent_that_never_takes_a_body_holds_no_caller_who_leaves() {
+    let world = World::new();
+    let mut attacker = agent(&world, &[(INITIAL_WINDOW, 0)]).await;
+    let mut request = world.request("/agents/prod/kubernetes/upload");
+    *request.method_mut() = http::Method::POST;
+    *request.body_mut() = Body::from("a body that waits for its window");
+    let caller = world.clone();
+    let asking = tokio::spawn(async move { caller.send(request).await });
+    let stream = attacker.next_of(HEADERS).await.unwrap().stream;
+    sleep(Duration::from_secs(30)).await;
+    assert!(!asking.is_finished());
+    asking.abort();
+    let left = attacker.next_of(RST_STREAM).await.unwrap();
+    assert_eq!((left.stream, left.code()), (stream, CANCEL));
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_08_a_farewell_of_an_agent_loses_no_request() {
+    let world = World::new();
+    let mut leaving = agent(&world, &[]).await;
+    let (first, finished) = asked(&world, &mut leaving).await;
+    let (second, _) = asked(&world, &mut leaving).await;
+    let _honest = {
+        let agent = world.start_agent(services());
+        world.tunnels(3).await;
+        agent
+    };
+    leaving.send(&goaway(finished, 0)).await;
+    leaving.send(&settings_frame(&[(INITIAL_WINDOW, 0)])).await;
+    leaving.send(&headers(finished, END_STREAM, &[(":status", "204")])).await;
+    assert_eq!(first.await.unwrap().0, StatusCode::NO_CONTENT);
+    let (status, body) = second.await.unwrap();
+    assert_eq!(status, StatusCode::OK, "what the agent did not look at is sent again");
+    assert!(body.starts_with("GET /attacked"));
+    assert_serves(&world).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_08_the_last_stream_id_of_a_tunnel_is_served() {
+    let (mut kas, _agentk) = kas(&[]).await;
+    let last = (1 << 31) - 1;
+    kas.send(&ask(last, END_STREAM, "/", &[])).await;
+    assert_eq!(kas.body(last).await.unwrap(), b"answered");
+    kas.send(&ask(1, END_STREAM, "/", &[])).await;
+    assert!(kas.goaway().await.is_some_and(|code| code != 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_09_streams_beyond_agentks_limit_are_refused_one_by_one() {
+    let memory = Memory::now();
+    let (mut kas, _agentk) = kas(&[]).await;
+    for stream in streams(4096 + 100) {
+        assert_eq!(kas.send(&ask(stream, END_STREAM, "/never", &[])).await, Sent::All);
+    }
+    for _ in 0..100 {
+        assert_eq!(kas.next_of(RST_STREAM).await.unwrap().code(), REFUSED_STREAM);
+    }
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_10_an_agent_that_goes_silent_in_the_handshake_is_given_up() {
+    let world = World::new();
+    let silent = switched(&world).await;
+    assert!(hung_up(silent).await, "after the 101");
+
+    let (mut half, far) = tokio::io::duplex(64 << 10);
+    let agents = std::sync::Arc::clone(&world.kas.agents);
+    tokio::spawn(async move { agents.serve(far, "attacker").await });
+    half.write_all(&upgrade(&world).as_bytes()[..40]).await.unwrap();
+    assert!(hung_up(half).await, "in the middle of its head");
+    assert_eq!(world.kas.agents.metrics.tunnels.get(), 0);
+}
+
+async fn hung_up(mut connection: DuplexStream) -> bool {
+    let mut rest = Vec::new();
+    timeout(Duration::from_secs(30), connection.read_to_end(&mut rest)).await.is_ok()
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_12_answers_that_are_not_http_reach_no_caller() {
+    let world = World::new();
+    let abuses: [(&str, &[(&str, &str)]); 8] = [
+        ("no status", &[("content-type", "text/plain")]),
+        ("two statuses", &[(":status", "200"), (":status", "200")]),
+        ("a status of two digits", &[(":status", "99")]),
+        ("a status of four digits", &[(":status", "1000")]),
+        ("upper case", &[(":status", "200"), ("Upper", "case")]),
+        ("connection", &[(":status", "200"), ("connection", "close")]),
+        ("a line feed", &[(":status", "200"), ("x", "a\nb")]),
+        ("101", &[(":status", "101")]),
+    ];
+    for (name, fields) in abuses {
+        let mut attacker = agent(&world, &[]).await;
+        let (asking, stream) = asked(&world, &mut attacker).await;
+        attacker.send(&headers(stream, END_STREAM, fields)).await;
+        timeout(Duration::from_secs(60), assert_failed(asking)).await.expect(name);
+        drop(attacker);
+        world.tunnels(0).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_12_a_pushed_answer_ends_the_tunnel() {
+    let world = World::new();
+    let mut attacker = agent(&world, &[]).await;
+    let (asking, stream) = asked(&world, &mut attacker).await;
+    let promised = [&2u32.to_be_bytes()[..], &block(&[(":method", "GET"), (":path", "/")])].concat();
+    attacker.send(&frame(PUSH_PROMISE, END_HEADERS, stream, &promised)).await;
+    assert_failed(asking).await;
+    world.tunnels(0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_23_interim_answers_of_an_agent_are_dropped() {
+    let world = World::new();
+    let memory = Memory::now();
+    let mut attacker = agent(&world, &[]).await;
+    let (asking, stream) = asked(&world, &mut attacker).await;
+    let hints = headers(stream, 0, &[(":status", "103"), ("link", &"x".repeat(1000))]);
+    assert_eq!(attacker.flood(&hints.repeat(100), 2000).await, Sent::All);
+    attacker.send(&headers(stream, 0, &[(":status", "200")])).await;
+    attacker.send(&frame(DATA, END_STREAM, stream, b"at last")).await;
+    assert_eq!(asking.await.unwrap(), (StatusCode::OK, "at last".to_owned()));
+    memory.assert_bounded();
+}
