@@ -1,8 +1,11 @@
 //! What the attacked world serves, and what its callers ask.
 
+use std::sync::Arc;
+
 use agent::Services;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
+use parking_lot::Mutex;
 use secrecy::ExposeSecret as _;
 use tokio::io::DuplexStream;
 use tunnel::Body;
@@ -15,7 +18,11 @@ use crate::{
 /// `/watch` says a word and then nothing, `/large` is 64 MiB, `/never` reads no body and does not answer, `/collect`
 /// says how long the body was; everything else says what was asked.
 pub(crate) fn services() -> Services {
-    Services::new().with("kubernetes", async |request: Request<Body>| match request.uri().path() {
+    Services::new().with("kubernetes", answer)
+}
+
+async fn answer(request: Request<Body>) -> Response<Body> {
+    match request.uri().path() {
         "/watch" => Response::new(endless("watching")),
         "/large" => {
             let chunk = bytes::Bytes::from_static(&[7; 1 << 16]);
@@ -38,7 +45,7 @@ pub(crate) fn services() -> Services {
                 headers.join("\n")
             )))
         }
-    })
+    }
 }
 
 /// A caller who did no harm still gets its answer.
@@ -72,4 +79,23 @@ pub(crate) fn ask(world: &World, stream: u32, flags: u8, path: &str, more: &[(&s
 /// The odd numbers: the streams that a client opens.
 pub(crate) fn streams(count: u32) -> impl Iterator<Item = u32> {
     (0..count).map(|number| 2 * number + 1)
+}
+
+/// What reached the cluster: method and target of each request.
+#[derive(Clone, Default)]
+pub(crate) struct Seen(Arc<Mutex<Vec<String>>>);
+
+impl Seen {
+    /// The same services, watched.
+    pub(crate) fn services(&self) -> Services {
+        let seen = self.clone();
+        Services::new().with("kubernetes", move |request: Request<Body>| {
+            seen.0.lock().push(format!("{} {}", request.method(), request.uri()));
+            answer(request)
+        })
+    }
+
+    pub(crate) fn all(&self) -> Vec<String> {
+        self.0.lock().clone()
+    }
 }

@@ -1,1 +1,57 @@
-//! x
+//! HTTP/1.1 by hand, so that it can be broken (RFC 9112).
+
+use std::time::Duration;
+
+use secrecy::ExposeSecret as _;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+    time::timeout,
+};
+
+use crate::world::World;
+
+/// Longer than an answer takes, shorter than any limit.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The beginning of a request that kas accepts: the line, `Host` and the credential.
+pub(crate) fn head(world: &World, method: &str, path: &str) -> String {
+    let bearer = world.caller_token.expose_secret();
+    format!("{method} /agents/prod{path} HTTP/1.1\r\nHost: kas\r\nAuthorization: Bearer {bearer}\r\n")
+}
+
+/// What comes until the connection is closed, or silent.
+pub(crate) async fn read(connection: &mut DuplexStream) -> String {
+    let mut all = Vec::new();
+    let mut some = [0; 4096];
+    while let Ok(Ok(1..)) = timeout(PATIENCE, async {
+        let read = connection.read(&mut some).await?;
+        all.extend_from_slice(&some[..read]);
+        Ok::<_, std::io::Error>(read)
+    })
+    .await
+    {}
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+/// Sends bytes on a connection of their own, and reads what comes back.
+pub(crate) async fn exchange(world: &World, bytes: impl AsRef<[u8]>) -> String {
+    let (mut reading, mut writing) = tokio::io::split(world.connect());
+    let sent = bytes.as_ref().to_vec();
+    // An attacker is refused before it has sent everything.
+    let sending = tokio::spawn(async move {
+        let _ = writing.write_all(&sent).await;
+        writing
+    });
+    let mut all = Vec::new();
+    let mut some = [0; 4096];
+    while let Ok(Ok(read @ 1..)) = timeout(PATIENCE, reading.read(&mut some)).await {
+        all.extend_from_slice(&some[..read]);
+    }
+    sending.abort();
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+/// The status of the first answer; 0 if there is none.
+pub(crate) fn status(answer: &str) -> u16 {
+    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default()
+}

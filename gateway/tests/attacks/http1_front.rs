@@ -1,1 +1,418 @@
-//! x
+//! HTTP/1.1 of callers, and of whoever finds the agents' listener.
+
+use std::{sync::Arc, time::Duration};
+
+use agent::Services;
+use http::{Request, Response};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+    time::{Instant, sleep, timeout},
+};
+use tunnel::Body;
+
+use crate::{
+    cluster::{Seen, assert_serves},
+    http1::{exchange, head, read, status},
+    memory::Memory,
+    world::World,
+};
+
+/// The defaults of the configuration.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+const STALL_TIMEOUT: Duration = Duration::from_secs(300);
+/// Not configurable: agents are programs of ours.
+const AGENT_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+async fn attacked() -> (World, Seen, impl Sized) {
+    let world = World::new();
+    let seen = Seen::default();
+    let agent = world.agent(seen.services()).await;
+    (world, seen, agent)
+}
+
+/// A connection to the agents' listener.
+fn connect_as_agent(world: &World) -> DuplexStream {
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let agents = Arc::clone(&world.kas.agents);
+    tokio::spawn(async move { agents.serve(far, "attacker").await });
+    near
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_13_a_head_that_trickles_in_is_cut_off() {
+    let (world, _seen, _agent) = attacked().await;
+    for (mut attacker, limit) in
+        [(world.connect(), HEAD_TIMEOUT), (connect_as_agent(&world), AGENT_HEAD_TIMEOUT)]
+    {
+        let started = Instant::now();
+        // `P` and `PR` could still become HTTP/2.
+        for byte in b"PROPFIND / HTTP/1.1\r\nX-Slow: ".iter().chain(std::iter::repeat(&b'x')) {
+            if attacker.write_all(&[*byte]).await.is_err() {
+                break;
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+        let open = started.elapsed();
+        assert!(open <= limit * 2 + Duration::from_secs(10), "{open:?}");
+        assert_serves(&world).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_14_a_body_that_stops_coming_frees_the_tunnel() {
+    let (world, _seen, _agent) = attacked().await;
+    let mut attacker = world.connect();
+    let head = head(&world, "POST", "/kubernetes/collect");
+    attacker.write_all(format!("{head}Content-Length: 100\r\n\r\nbegun").as_bytes()).await.unwrap();
+    let started = Instant::now();
+    let mut line = [0; 12];
+    attacker.read_exact(&mut line).await.unwrap();
+    assert_eq!(&line, b"HTTP/1.1 400");
+    assert_eq!(started.elapsed().as_secs(), STALL_TIMEOUT.as_secs());
+    assert!(read(&mut attacker).await.contains("did not arrive whole: nothing more of it came in time"));
+    assert_serves(&world).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_14_a_slow_body_is_not_a_stopped_one() {
+    let (world, _seen, _agent) = attacked().await;
+    let mut slow = world.connect();
+    let head = head(&world, "POST", "/kubernetes/collect");
+    slow.write_all(format!("{head}Content-Length: 10\r\n\r\n").as_bytes()).await.unwrap();
+    for _ in 0..10 {
+        sleep(STALL_TIMEOUT - Duration::from_secs(1)).await;
+        slow.write_all(b"x").await.unwrap();
+    }
+    assert!(read(&mut slow).await.contains("10 bytes"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_15_pipelined_requests_whose_answers_nobody_reads_are_held_back_and_cut_off() {
+    let (world, seen, _agent) = attacked().await;
+    let memory = Memory::now();
+    let mut attacker = world.connect();
+    let requests = format!("{}\r\n", head(&world, "GET", "/kubernetes/pipelined")).repeat(100);
+    let flood = async {
+        for _ in 0..1000 {
+            if attacker.write_all(requests.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+        panic!("all of it was taken");
+    };
+    timeout(STALL_TIMEOUT * 2, flood).await.expect("cut off");
+    assert!(seen.all().len() < 10_000, "{} requests were answered into nothing", seen.all().len());
+    assert_serves(&world).await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_16_no_second_request_hides_in_the_first() {
+    let (world, seen, _agent) = attacked().await;
+    let first = head(&world, "POST", "/kubernetes/collect");
+    let hidden = format!("{}\r\n", head(&world, "GET", "/kubernetes/smuggled"));
+    let cl = hidden.len();
+    let chunked = "Transfer-Encoding: chunked\r\n";
+    let forms = [
+        // By RFC 9112 section 6.3 the coding counts, and the connection is of no further use.
+        ("CL.TE", 200, format!("{first}Content-Length: {}\r\n{chunked}\r\n0\r\n\r\n{hidden}", cl + 5)),
+        ("TE.CL", 200, format!("{first}{chunked}Content-Length: {}\r\n\r\n0\r\n\r\n{hidden}", cl + 5)),
+        ("two lengths", 400, format!("{first}Content-Length: 0\r\nContent-Length: {cl}\r\n\r\n{hidden}")),
+        ("a list of lengths", 400, format!("{first}Content-Length: 0, {cl}\r\n\r\n{hidden}")),
+        ("a signed length", 400, format!("{first}Content-Length: +{cl}\r\n\r\n{hidden}")),
+        ("a negative length", 400, format!("{first}Content-Length: -1\r\n\r\n{hidden}")),
+        ("a huge length", 400, format!("{first}Content-Length: 18446744073709551616\r\n\r\n{hidden}")),
+        (
+            "chunked, identity",
+            400,
+            format!("{first}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n{hidden}"),
+        ),
+        ("gzip, chunked", 400, format!("{first}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n")),
+        ("chunked twice", 400, format!("{first}{chunked}{chunked}\r\n0\r\n\r\n")),
+        ("xchunked", 400, format!("{first}Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n{hidden}")),
+        ("a quoted coding", 400, format!("{first}Transfer-Encoding: \"chunked\"\r\n\r\n0\r\n\r\n{hidden}")),
+        ("a vertical tab", 400, format!("{first}Transfer-Encoding:\u{b}chunked\r\n\r\n0\r\n\r\n{hidden}")),
+        (
+            "HTTP/1.0",
+            400,
+            format!("{first}{chunked}\r\n0\r\n\r\n{hidden}").replacen("HTTP/1.1", "HTTP/1.0", 1),
+        ),
+        ("a huge chunk", 400, format!("{first}{chunked}\r\nFFFFFFFFFFFFFFFFFF\r\n{hidden}")),
+        ("a signed chunk", 400, format!("{first}{chunked}\r\n-1\r\n{hidden}")),
+        ("a hexadecimal prefix", 400, format!("{first}{chunked}\r\n0x1\r\nx\r\n0\r\n\r\n{hidden}")),
+        ("a chunk with a long end", 400, format!("{first}{chunked}\r\n1\r\nxy\r\n0\r\n\r\n{hidden}")),
+        ("a long extension", 400, format!("{first}{chunked}\r\n1;{}\r\nx\r\n0\r\n\r\n", "x".repeat(1 << 20))),
+        ("a line feed in an extension", 400, format!("{first}{chunked}\r\n1;a\nx\r\n0\r\n\r\n{hidden}")),
+        ("a folded line", 400, format!("{first}Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n{hidden}")),
+        (
+            "a space before the colon",
+            400,
+            format!("{first}Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n{hidden}"),
+        ),
+        ("a bare carriage return", 400, format!("{first}X: a\rTransfer-Encoding: chunked\r\n\r\n{hidden}")),
+        ("a NUL", 400, format!("{first}X: a\0b\r\n\r\n{hidden}")),
+        ("two hosts", 400, format!("{first}Host: other\r\n\r\n")),
+    ];
+    for (name, expected, form) in forms {
+        let answer = exchange(&world, &form).await;
+        assert_eq!(status(&answer), expected, "{name}: {answer}");
+        assert!(seen.all().iter().all(|request| !request.contains("smuggled")), "{name}");
+    }
+    assert_serves(&world).await;
+}
+
+/// RFC 9112 section 2.2 allows it, and everybody behind kas gets frames and no lines.
+#[tokio::test(start_paused = true)]
+async fn attack_16_bare_line_feeds_are_lines_to_kas_alone() {
+    let (world, seen, _agent) = attacked().await;
+    let plain = format!("{}X: y\r\n\r\n", head(&world, "GET", "/kubernetes/fed")).replace("\r\n", "\n");
+    let answer = exchange(&world, plain).await;
+    assert!(status(&answer) == 400 || seen.all() == ["GET /fed"], "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_17_bytes_behind_a_refused_upgrade_reach_nobody() {
+    let world = World::new();
+    let services = Services::new().with("kubernetes", async |request: Request<Body>| {
+        use http_body_util::BodyExt as _;
+
+        let upgrade = request.headers().contains_key("upgrade");
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        Response::builder().status(403).body(Body::from(format!("{upgrade} {} bytes", body.len()))).unwrap()
+    });
+    let _agent = world.agent(services).await;
+    let head = head(&world, "POST", "/kubernetes/api/v1/namespaces/a/pods/b/exec");
+    let upgrade = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n";
+    for (framing, early) in
+        [("", "\u{80}\u{3}raw"), ("Content-Length: 3\r\n", "raw"), ("", "GET / HTTP/1.1\r\n\r\n")]
+    {
+        let answer = exchange(&world, format!("{head}{upgrade}{framing}\r\n{early}")).await;
+        assert_eq!(status(&answer), 403, "{answer}");
+        assert!(answer.contains("true 0 bytes"), "{answer}");
+        let later = answer.matches("HTTP/1.1").count();
+        assert!(later == 1 || answer.contains("HTTP/1.1 4"), "{answer}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_11_http2_by_upgrade_is_an_ordinary_request() {
+    let (world, _seen, _agent) = attacked().await;
+    let head = head(&world, "GET", "/kubernetes/plain");
+    let upgrade =
+        "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n";
+    let answer = exchange(&world, format!("{head}{upgrade}\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")).await;
+    assert_eq!(status(&answer), 200, "{answer}");
+    assert!(answer.contains("GET /plain"));
+    for name in ["upgrade:", "http2-settings:", "connection: upgrade"] {
+        assert!(!answer.to_lowercase().contains(name), "{name}: {answer}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_11_http2_on_the_agents_listener_is_refused() {
+    let world = World::new();
+    let mut attacker = connect_as_agent(&world);
+    attacker.write_all(crate::http2::PREFACE).await.unwrap();
+    let answer = read(&mut attacker).await;
+    assert!(answer.is_empty() || status(&answer) >= 400, "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_18_large_heads_are_refused() {
+    let (world, seen, _agent) = attacked().await;
+    let memory = Memory::now();
+    let many: String = (0..10_000).map(|number| format!("X-{number}: y\r\n")).collect();
+    let fields = format!("{}{many}\r\n", head(&world, "GET", "/kubernetes/many"));
+    assert_eq!(status(&exchange(&world, fields).await), 431);
+
+    let path = format!("/kubernetes/{}", "x".repeat(1 << 20));
+    let url = format!("{}\r\n", head(&world, "GET", &path));
+    assert!(matches!(status(&exchange(&world, url).await), 414 | 431));
+
+    let mut attacker = connect_as_agent(&world);
+    attacker.write_all(format!("GET / HTTP/1.1\r\n{many}\r\n").as_bytes()).await.ok();
+    assert_eq!(status(&read(&mut attacker).await), 431);
+    assert_eq!(seen.all(), Vec::<String>::new());
+    assert_serves(&world).await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_19_connection_names_no_header_that_says_who_the_caller_is() {
+    let (world, seen, _agent) = attacked().await;
+    let head = head(&world, "GET", "/kubernetes/named");
+    for name in [
+        "Authorization",
+        "Cookie",
+        "Host",
+        "Forwarded",
+        "Gitlab-Agent-Id",
+        "IMPERSONATE-USER",
+        "Impersonate-Extra-scopes",
+        "Kas-Service",
+        "Proxy-Authorization",
+        "X-Forwarded-For",
+        "X-Real-IP",
+        "X-Remote-User",
+        "X-Request-Id",
+    ] {
+        for value in [name.to_owned(), format!("keep-alive, {name}"), format!("close\r\nConnection: {name}")]
+        {
+            let answer = exchange(&world, format!("{head}Connection: {value}\r\n\r\n")).await;
+            assert_eq!(status(&answer), 400, "{value}: {answer}");
+        }
+    }
+    assert_eq!(seen.all(), Vec::<String>::new());
+    let answer = exchange(&world, format!("{head}Connection: X-Private\r\nX-Private: 1\r\n\r\n")).await;
+    assert!(status(&answer) == 200 && !answer.contains("x-private"), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_20_no_header_has_a_twin() {
+    let (world, seen, _agent) = attacked().await;
+    let head = head(&world, "GET", "/kubernetes/twin");
+    for name in [
+        "Content_Length",
+        "Gitlab_Agent_Id",
+        "Impersonate_Extra_scopes",
+        "Impersonate_Group",
+        "impersonate-_user",
+        "Impersonate_User",
+        "Kas_Service",
+        "Proxy_Authorization",
+        "Transfer_Encoding",
+        "X_CSRF_Token",
+        "X_Forwarded_For",
+        "X-Forwarded_User",
+        "X_Real_IP",
+        "X_Remote_User",
+        "X_Request_Id",
+    ] {
+        let answer = exchange(&world, format!("{head}{name}: 1\r\n\r\n")).await;
+        assert_eq!(status(&answer), 400, "{name}: {answer}");
+    }
+    assert_eq!(seen.all(), Vec::<String>::new());
+    let answer = exchange(&world, format!("{head}X_Harmless: 1\r\n\r\n")).await;
+    assert!(answer.contains("x_harmless: \"1\""), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_21_the_cluster_sees_the_bytes_of_the_path_or_no_request() {
+    let (world, seen, _agent) = attacked().await;
+    for path in [
+        "//api",
+        "/./api",
+        "/../api",
+        "/a/%2e%2e/%2E%2e/b",
+        "/a%2fb",
+        "/a%00b",
+        "/a;b=c",
+        "/a\\..\\b",
+        "/%c0%ae%c0%ae/%e2%80%a5/b",
+        "/a?b=/../c&d=%2f#e",
+        "/a b",
+        "/\u{ff0e}\u{ff0e}/b",
+    ] {
+        let before = seen.all().len();
+        let answer =
+            exchange(&world, format!("{}\r\n", head(&world, "GET", &format!("/kubernetes{path}")))).await;
+        let after = seen.all().split_off(before);
+        match status(&answer) {
+            // A fragment is the caller's own (RFC 9110 section 7.1).
+            200 => assert_eq!(after, [format!("GET {}", path.split('#').next().unwrap())], "{answer}"),
+            refused => assert!((400..500).contains(&refused) && after.is_empty(), "{path}: {answer}"),
+        }
+    }
+    // What authorization would have to normalize to read is nobody's.
+    for path in [
+        "/agents/other/../prod/kubernetes/a",
+        "/agents/prod/control/../kubernetes/a",
+        "//agents/prod/kubernetes/a",
+        "/agents//prod/kubernetes/a",
+        "/agents/%70rod/kubernetes/a",
+        "/agents/prod%2fkubernetes/a",
+        "/agents/prod/kubernete%73/a",
+    ] {
+        let before = seen.all().len();
+        let request = head(&world, "GET", "").replacen("/agents/prod", path, 1);
+        let answer = exchange(&world, format!("{request}\r\n")).await;
+        assert!((400..500).contains(&status(&answer)), "{path}: {answer}");
+        assert_eq!(seen.all().len(), before, "{path}");
+    }
+    // The absolute form names kas or whomever; only its path counts (RFC 9112 section 3.2.2).
+    let request = head(&world, "GET", "/kubernetes/a").replacen(" /", " http://elsewhere/", 1);
+    let answer = exchange(&world, format!("{request}\r\n")).await;
+    assert_eq!(status(&answer), 200, "{answer}");
+    assert_eq!(seen.all().pop().unwrap(), "GET /a");
+    assert!(!answer.contains("elsewhere"), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_22_a_body_is_asked_for_only_if_it_is_wanted() {
+    let (world, seen, _agent) = attacked().await;
+    let expecting = |path: &str| {
+        format!("{}Content-Length: 4\r\nExpect: 100-continue\r\n\r\n", head(&world, "POST", path))
+    };
+    let mut caller = world.connect();
+    caller.write_all(expecting("/kubernetes/collect").as_bytes()).await.unwrap();
+    assert_eq!(read(&mut caller).await, "HTTP/1.1 100 Continue\r\n\r\n");
+    caller.write_all(b"body").await.unwrap();
+    assert!(read(&mut caller).await.contains("4 bytes"));
+
+    for (expected, request) in [
+        (401, expecting("/kubernetes/refused").replace("Bearer ", "Bearer x")),
+        (404, expecting("/control/refused")),
+        (400, expecting("/kubernetes/refused").replacen("Expect", "Kas_Service: 1\r\nExpect", 1)),
+    ] {
+        let answer = exchange(&world, request).await;
+        assert_eq!(status(&answer), expected, "{answer}");
+        assert!(!answer.contains("100 Continue"), "{answer}");
+    }
+    assert_eq!(seen.all(), ["POST /collect"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_24_trailers_of_a_caller_say_nothing_that_headers_may_not() {
+    let world = World::new();
+    let services = Services::new().with("kubernetes", async |request: Request<Body>| {
+        use http_body_util::BodyExt as _;
+
+        let body = request.into_body().collect().await.unwrap();
+        let trailers = body.trailers().cloned().unwrap_or_default();
+        let names: Vec<&str> = trailers.keys().map(http::HeaderName::as_str).collect();
+        Response::new(Body::from(names.join(" ")))
+    });
+    let _agent = world.agent(services).await;
+    let head = head(&world, "POST", "/kubernetes/trailers");
+    let trailers = "Digest: 1\r\nAuthorization: x\r\nImpersonate-User: root\r\nImpersonate_User: root\r\nKas-Service: x\r\n\
+                    Content-Length: 1\r\nTransfer-Encoding: chunked\r\nHost: x\r\nX-Remote-User: root\r\n";
+    let request = format!(
+        "{head}Transfer-Encoding: chunked\r\nTrailer: Digest, Authorization\r\n\r\n1\r\nx\r\n0\r\n{trailers}\r\n"
+    );
+    let answer = exchange(&world, request).await;
+    assert!(answer.contains("\r\ndigest\r\n0\r\n"), "{answer}");
+    let many: String = (0..10_000).map(|number| format!("X-{number}: y\r\n")).collect();
+    let answer = exchange(&world, format!("{head}Transfer-Encoding: chunked\r\n\r\n0\r\n{many}\r\n")).await;
+    assert_eq!(status(&answer), 400, "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_24_trailers_of_an_agent_say_nothing_that_headers_may_not() {
+    let world = World::new();
+    let services = Services::new().with("kubernetes", async |_: Request<Body>| {
+        use http_body_util::BodyExt as _;
+
+        let names =
+            ["digest", "set-cookie", "kas-error", "content-length", "access-control-allow-origin", "te"];
+        let trailers = names.map(|name| (name.parse().unwrap(), "1".parse().unwrap())).into_iter().collect();
+        let body = http_body_util::Full::new(bytes::Bytes::from_static(b"body"));
+        let body = body.with_trailers(async move { Some(Ok(trailers)) });
+        Response::builder().header("trailer", names.join(", ")).body(Body::new(body)).unwrap()
+    });
+    let _agent = world.agent(services).await;
+    let head = head(&world, "GET", "/kubernetes/trailers");
+    let answer = exchange(&world, format!("{head}TE: trailers\r\nConnection: TE\r\n\r\n")).await;
+    assert!(answer.ends_with("4\r\nbody\r\n0\r\ndigest: 1\r\n\r\n"), "{answer}");
+    let answer = exchange(&world, format!("{head}\r\n")).await;
+    assert!(answer.ends_with("4\r\nbody\r\n0\r\n\r\n"), "who does not take them gets a clean end: {answer}");
+}
