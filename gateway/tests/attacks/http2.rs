@@ -1,4 +1,5 @@
 //! HTTP/2 by hand, so that it can be broken (RFC 9113, RFC 7541).
+#![expect(clippy::disallowed_types, reason = "whole frames are written by the test and by what acknowledges")]
 
 use std::{sync::Arc, time::Duration};
 
