@@ -238,26 +238,33 @@ impl Callers {
             upstream = ?stages.upstream,
             "a request was answered"
         );
-        let grip = match &upgraded {
-            Some(upgraded) => Some(upgraded.grip()),
-            None => response.body().grip().filter(|_| multiplexed || may_grow(response.headers())),
-        };
-        let share = grip.map(|grip| self.budget.share(grip));
-        let tracking = Tracking::new(Places { lease, turn, busy, share }, metrics, visit.started);
+        let tracking = Tracking::new(Places { lease, turn, busy }, metrics, visit.started);
         match (upgraded, upgrade) {
             (Some(upgraded), Some(outside)) => {
-                let splice = splice(upgraded, outside, tracking, self.forwarder.metrics.clone());
-                self.tasks.spawn(async move { grant.revoked.run_until_cancelled(splice).await });
+                let cut = grant.revoked.child_token();
+                let release = cut.clone();
+                let share = self.budget.share(upgraded.grip(), move || release.cancel());
+                let metrics = self.forwarder.metrics.clone();
+                self.tasks.spawn(async move {
+                    let _share = share;
+                    cut.run_until_cancelled(splice(upgraded, outside, tracking, metrics)).await;
+                });
                 Ok(response.map(Tracked::untracked))
             }
             _ if status == StatusCode::SWITCHING_PROTOCOLS => Err(Failure::new(
                 Reason::AgentMisbehaved,
                 "the agent switched protocols although nobody asked it to",
             )),
-            _ => Ok(response.map(|body| {
-                let tracked = Tracked::new(body, tracking);
-                if to.class == Class::Long { tracked.until(grant.revoked) } else { tracked }
-            })),
+            _ => {
+                let grip = response.body().grip().filter(|_| multiplexed || may_grow(response.headers()));
+                Ok(response.map(|body| {
+                    let mut answer = Tracked::new(body, tracking);
+                    if let Some(grip) = grip {
+                        answer = answer.within(&self.budget, grip);
+                    }
+                    if to.class == Class::Long { answer.until(grant.revoked) } else { answer }
+                }))
+            }
         }
     }
 

@@ -25,6 +25,8 @@ struct State {
     stream: Option<RecvStream>,
     /// How often the reader has taken something.
     taken: u64,
+    /// The reader has taken everything and waits.
+    awaited: bool,
 }
 
 /// What is known of a stream at one moment.
@@ -34,6 +36,8 @@ pub struct Look {
     pub unread: usize,
     /// How often the reader has taken something.
     pub taken: u64,
+    /// The reader has taken everything and waits for more: it is not the one who is slow.
+    pub awaited: bool,
 }
 
 impl Grip {
@@ -41,7 +45,7 @@ impl Grip {
     pub fn look(&self) -> Look {
         let state = &mut *self.0.lock();
         let unread = state.stream.as_mut().map_or(0, |stream| stream.flow_control().used_capacity());
-        Look { unread, taken: state.taken }
+        Look { unread, taken: state.taken, awaited: state.awaited }
     }
 
     /// Gives up what waits and what is still to come. The reader gets an error, the sender a reset. It works where the
@@ -68,6 +72,7 @@ impl Received {
         };
         let polled = stream.poll_data(cx).map_err(BodyError::Tunnel);
         state.taken += u64::from(polled.is_ready());
+        state.awaited = polled.is_pending();
         polled
     }
 
@@ -88,7 +93,7 @@ impl Received {
 
 impl From<RecvStream> for Received {
     fn from(stream: RecvStream) -> Self {
-        Self(Grip(Arc::new(Mutex::new(State { stream: Some(stream), taken: 0 }))))
+        Self(Grip(Arc::new(Mutex::new(State { stream: Some(stream), taken: 0, awaited: false }))))
     }
 }
 

@@ -9,6 +9,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -34,11 +35,12 @@ pub struct Budget {
     next: AtomicU64,
 }
 
-#[derive(Debug)]
 struct Answer {
     grip: Grip,
+    /// Lets go of what the answer occupies.
+    release: Box<dyn Fn() + Send>,
     last: Look,
-    /// Since when its reader has taken nothing of what was there.
+    /// Since when its reader has neither taken anything nor waited for more.
     since: Instant,
 }
 
@@ -55,10 +57,11 @@ impl Budget {
         Self { limit, patience, answers: Mutex::default(), next: AtomicU64::new(0) }
     }
 
-    /// Another answer.
-    pub fn share(self: &Arc<Self>, grip: Grip) -> Share {
+    /// Another answer. `release` is called when it was cut, and must not wait.
+    pub fn share(self: &Arc<Self>, grip: Grip, release: impl Fn() + Send + 'static) -> Share {
         let number = self.next.fetch_add(1, Relaxed);
-        let answer = Answer { grip, last: Look::default(), since: Instant::now() };
+        let (release, since) = (Box::new(release), Instant::now());
+        let answer = Answer { grip, release, last: Look::default(), since };
         self.answers.lock().insert(number, answer);
         Share { budget: Arc::clone(self), number }
     }
@@ -80,19 +83,19 @@ impl Budget {
         let mut held = 0;
         for answer in answers.values_mut() {
             let bytes = answer.look(now);
-            if bytes > 0 && now.saturating_duration_since(answer.since) >= self.patience {
-                answer.grip.cut();
+            if now.saturating_duration_since(answer.since) >= self.patience {
+                answer.cut();
                 metrics.limit(Limit::WriteStall);
                 continue;
             }
             held += bytes;
-            holders.push((bytes, &answer.grip));
+            holders.push((bytes, &*answer));
         }
 
         if held > self.limit {
             holders.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-            for (_, grip) in over(&holders, held, self.limit) {
-                grip.cut();
+            for (_, answer) in over(&holders, held, self.limit) {
+                answer.cut();
                 metrics.limit(Limit::BytesInFlight);
             }
         }
@@ -101,14 +104,25 @@ impl Budget {
 }
 
 impl Answer {
+    fn cut(&self) {
+        self.grip.cut();
+        (self.release)();
+    }
+
     /// How much it holds.
     fn look(&mut self, now: Instant) -> u64 {
         let look = self.grip.look();
-        if look.taken != self.last.taken || self.last.unread == 0 {
+        if look.taken != self.last.taken || look.awaited {
             self.since = now;
         }
         self.last = look;
         look.unread as u64
+    }
+}
+
+impl fmt::Debug for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answer").field("last", &self.last).finish_non_exhaustive()
     }
 }
 

@@ -27,16 +27,15 @@ impl Activity {
         Busy(Arc::clone(self))
     }
 
-    /// Completes when there was nothing to do for `limit`, and for less than twice that. It looks now and then, so that
-    /// no request has to wake anybody.
+    /// Completes when there was nothing to do for `limit`, and for less than half as long again. It looks now and then,
+    /// so that no request has to wake anybody.
     pub(super) async fn idle(&self, limit: Duration) {
-        loop {
+        let mut quiet = 0;
+        while quiet < 2 {
             let begun = self.begun.load(Relaxed);
             let nothing_to_do = begun == self.ended.load(Relaxed);
-            sleep(limit).await;
-            if nothing_to_do && begun == self.begun.load(Relaxed) {
-                return;
-            }
+            sleep(limit / 2).await;
+            quiet = if nothing_to_do && begun == self.begun.load(Relaxed) { quiet + 1 } else { 0 };
         }
     }
 }

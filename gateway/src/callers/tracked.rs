@@ -11,19 +11,26 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
+use parking_lot::Mutex;
 use router::Lease;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tunnel::{Body, BodyError};
+use tunnel::{Body, BodyError, Grip};
 
-use super::{budget::Share, idle::Busy};
+use super::{
+    budget::{Budget, Share},
+    idle::Busy,
+};
 use crate::{connected::Connected, metrics::ServiceMetrics};
 
 /// Holds the tunnel's place and counts, until the caller has the last byte or has left.
 #[derive(Debug)]
 pub struct Tracked {
     body: Body,
-    tracking: Option<Tracking>,
+    metrics: Option<Arc<ServiceMetrics>>,
+    /// Taken by whoever cuts the answer: a body that is not read is not dropped either.
+    tracking: Arc<Mutex<Option<Tracking>>>,
+    share: Option<Share>,
     revoked: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
@@ -45,8 +52,6 @@ pub struct Places {
     pub turn: Turn,
     /// Of its connection.
     pub busy: Busy,
-    /// Of those that may hold much.
-    pub share: Option<Share>,
 }
 
 impl Tracking {
@@ -60,12 +65,20 @@ impl Tracking {
 impl Tracked {
     /// The body of an answer that came through a tunnel.
     pub fn new(body: Body, tracking: Tracking) -> Self {
-        Self { body, tracking: Some(tracking), revoked: None }
+        let metrics = Some(Arc::clone(&tracking.metrics));
+        Self { body, metrics, tracking: Arc::new(Mutex::new(Some(tracking))), share: None, revoked: None }
     }
 
     /// The body of an answer of our own.
     pub fn untracked(body: Body) -> Self {
-        Self { body, tracking: None, revoked: None }
+        Self { body, metrics: None, tracking: Arc::default(), share: None, revoked: None }
+    }
+
+    /// Ends when the budget says so, and occupies nothing any more then, even if its caller never notices.
+    pub fn within(mut self, budget: &Arc<Budget>, grip: Grip) -> Self {
+        let tracking = Arc::clone(&self.tracking);
+        self.share = Some(budget.share(grip, move || drop(tracking.lock().take())));
+        self
     }
 
     /// Aborts the answer when the caller's right to it ends.
@@ -115,10 +128,10 @@ impl http_body::Body for Tracked {
             return Poll::Ready(Some(Err(BodyError::Other(what.into()))));
         }
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if let (Poll::Ready(Some(Ok(frame))), Some(tracking)) = (&polled, &self.tracking)
+        if let (Poll::Ready(Some(Ok(frame))), Some(metrics)) = (&polled, &self.metrics)
             && let Some(data) = frame.data_ref()
         {
-            tracking.metrics.response_bytes.inc_by(data.len() as u64);
+            metrics.response_bytes.inc_by(data.len() as u64);
         }
         polled
     }

@@ -68,7 +68,7 @@ pub struct Limits {
     /// How long a connection may take until its TLS handshake is done, or to say its first byte.
     #[serde(deserialize_with = "timeout")]
     pub handshake_timeout: Duration,
-    /// How long a connection may have no request; it is closed before twice that.
+    /// How long a connection may have no request; it is closed before half as long again.
     #[serde(deserialize_with = "timeout")]
     pub idle_timeout: Duration,
     /// How long a caller may stop reading its answer.
