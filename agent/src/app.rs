@@ -1,5 +1,7 @@
 //! The process: what the command line comes to, and in which order it starts and stops.
 
+mod prometheus;
+
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
@@ -16,12 +18,14 @@ use crate::{
     cli::{Run, TOKEN_VARIABLE},
     cluster::{Cluster, ClusterOptions},
     connect::Proxy,
-    handlers::{kubernetes::Kubernetes, prometheus::Prometheus},
+    handlers::{kubernetes::Kubernetes, prometheus::discovery::Discovery},
     metrics::Metrics,
     policy::Guard,
     probe,
-    upstream::{Pem, Scheme, Settings, Tls, TlsOptions},
+    upstream::{Pem, TlsOptions},
 };
+
+pub(crate) use self::prometheus::servers as prometheus_servers;
 
 /// How long the first tunnel waits for the cluster's version, which the hello names.
 const VERSION_PATIENCE: Duration = Duration::from_secs(2);
@@ -30,6 +34,7 @@ const VERSION_PATIENCE: Duration = Duration::from_secs(2);
 pub struct App {
     agent: Agent<TcpDial>,
     kubernetes: Kubernetes,
+    discovery: Option<Discovery>,
     telemetry: Telemetry,
     registry: Registry,
     guard: Option<Arc<Guard>>,
@@ -41,13 +46,18 @@ impl App {
     pub fn build(run: Run, token: Option<SecretString>) -> anyhow::Result<Self> {
         let token = token_source(&run, token)?;
         let dial = dial(&run)?;
-        let prometheus = prometheus(&run)?;
+        let servers = prometheus_servers(&run)?;
         let cluster = Cluster::load(&ClusterOptions { kubeconfig: run.kubeconfig, context: run.context })?;
         tracing::info!(%cluster, kas = %run.kas_address, "starting agentk {}", env!("CARGO_PKG_VERSION"));
         let kubernetes = Kubernetes::new(Arc::new(cluster));
         let mut services = Services::new().with(ServiceName::KUBERNETES, kubernetes.clone());
-        if let Some(prometheus) = prometheus {
-            services = services.with(ServiceName::PROMETHEUS, prometheus);
+        for (service, prometheus) in servers {
+            services = services.with(service.as_str(), prometheus);
+        }
+        let namespaces = run.prometheus_discovery;
+        let discovery = namespaces.map(|namespaces| Discovery::new(kubernetes.clone(), namespaces));
+        if let Some(discovery) = &discovery {
+            services = services.with(ServiceName::PROMETHEUS, discovery.prometheus());
         }
 
         let mut registry = Registry::default();
@@ -72,7 +82,7 @@ impl App {
         let agent = Agent::new(options, dial, services, telemetry.clone());
         let listen = run.observability_listen_address;
 
-        Ok(Self { agent, kubernetes, telemetry, registry, guard, listen })
+        Ok(Self { agent, kubernetes, discovery, telemetry, registry, guard, listen })
     }
 
     /// Runs until `shutdown`, and then until what is in flight is finished or cut.
@@ -84,6 +94,7 @@ impl App {
         let health = Arc::clone(&self.telemetry.health);
         let admin = tokio::spawn(Admin::new(Arc::clone(&health), self.registry).run(listener));
         let probe = tokio::spawn(probe::run(self.kubernetes, self.telemetry));
+        let discovery = self.discovery.map(|discovery| tokio::spawn(discovery.run()));
         let policy = self.guard.map(|guard| tokio::spawn(guard.follow()));
 
         // Late is no reason to wait: the version is for people's eyes.
@@ -95,6 +106,9 @@ impl App {
 
         if let Some(policy) = policy {
             policy.abort();
+        }
+        if let Some(discovery) = discovery {
+            discovery.abort();
         }
         probe.abort();
         admin.abort();
@@ -133,19 +147,4 @@ pub(crate) fn dial(run: &Run) -> anyhow::Result<TcpDial> {
     let dial = TcpDial::new(run.kas_address.clone(), tls).context("--kas-ca-cert-file")?;
 
     Ok(dial.through(proxy))
-}
-
-pub(crate) fn prometheus(run: &Run) -> anyhow::Result<Option<Prometheus>> {
-    let Some(url) = run.prometheus_url.clone() else { return Ok(None) };
-    let ca = run.prometheus_ca_cert_file.clone().map(Pem::File);
-    let tls = match url.scheme() {
-        // Without TLS, a machine without root certificates will do.
-        Scheme::Http => Tls::system(),
-        Scheme::Https => {
-            Tls::new(TlsOptions { ca, ..TlsOptions::default() }).context("--prometheus-ca-cert-file")?
-        }
-    };
-    let settings = Settings { tls: Arc::new(tls), ..Settings::default() };
-
-    Ok(Some(Prometheus::new(url, settings)))
 }

@@ -1,6 +1,7 @@
 //! `agentk check`: walks the way to kas and into the cluster, step by step, until something fails, and says what to do.
 
 use std::{
+    collections::BTreeMap,
     fmt::Display,
     io::{self, Write},
     sync::Arc,
@@ -9,17 +10,20 @@ use std::{
 
 use http::Request;
 use parking_lot::Mutex;
-use proto::{Hello, InstanceId};
+use proto::{Hello, InstanceId, ServiceName};
 use secrecy::SecretString;
 use tunnel::{Body, Ended, Settings};
 
 use crate::{
     Address, DialError, Failure, TcpDial, Token,
-    app::{dial, prometheus, token_source},
+    app::{dial, prometheus_servers, token_source},
     cli::Run,
     cluster::{Cluster, ClusterOptions},
     connect::{self, ExtraHeader},
-    handlers::{kubernetes::Kubernetes, prometheus::Prometheus},
+    handlers::{
+        kubernetes::Kubernetes,
+        prometheus::{Prometheus, discovery::Discovery},
+    },
     metrics::Metrics,
     policy::Guard,
 };
@@ -49,7 +53,8 @@ pub struct Check {
     headers: Vec<ExtraHeader>,
     dial: TcpDial,
     kubernetes: Kubernetes,
-    prometheus: Option<Prometheus>,
+    prometheus: BTreeMap<ServiceName, Prometheus>,
+    discovery: Option<Discovery>,
 }
 
 /// One step that failed, and what to do.
@@ -64,33 +69,41 @@ impl Check {
     pub fn build(run: Run, token: Option<SecretString>) -> anyhow::Result<Self> {
         let token = token_source(&run, token)?;
         let dial = dial(&run)?;
-        let prometheus = prometheus(&run)?;
+        let prometheus = prometheus_servers(&run)?;
         let cluster = Cluster::load(&ClusterOptions { kubeconfig: run.kubeconfig, context: run.context })?;
         if let Some(file) = run.policy_file {
             Guard::read(file, Metrics::default())?;
         }
 
+        let kubernetes = Kubernetes::new(Arc::new(cluster));
+        let namespaces = run.prometheus_discovery;
         Ok(Self {
             kas: run.kas_address,
             token,
             headers: run.kas_headers,
             dial,
-            kubernetes: Kubernetes::new(Arc::new(cluster)),
+            discovery: namespaces.map(|namespaces| Discovery::new(kubernetes.clone(), namespaces)),
+            kubernetes,
             prometheus,
         })
     }
 
     /// Writes a line for each step. True if none failed.
     pub async fn run(&self, out: &mut impl Write) -> io::Result<bool> {
-        let mut report = Report { out, chain: "kas", ok: true, written: Ok(()) };
+        let mut report = Report { out, chain: "kas".to_owned(), ok: true, written: Ok(()) };
         let walked = self.kas(&mut report).await;
         report.end(walked);
-        report.chain = "cluster";
+        report.chain = "cluster".to_owned();
         let walked = self.cluster(&mut report).await;
         report.end(walked);
-        if let Some(prometheus) = &self.prometheus {
-            report.chain = "Prometheus";
+        for (service, prometheus) in &self.prometheus {
+            report.chain = service.to_string();
             let walked = query(prometheus, &mut report).await;
+            report.end(walked);
+        }
+        if let Some(discovery) = &self.discovery {
+            report.chain = ServiceName::PROMETHEUS.to_owned();
+            let walked = discover(discovery, &mut report).await;
             report.end(walked);
         }
 
@@ -207,6 +220,13 @@ impl Check {
 const REVIEW: &str =
     "agentk's user needs the role system:basic-user, which everybody has unless it was taken away";
 
+async fn discover(discovery: &Discovery, report: &mut Report<impl Write>) -> Result<(), Failed> {
+    let hint = "agentk's role must let it list services there, and one Service must be told from the others";
+    let found = discovery.check().await.map_err(failed("discovery", hint))?;
+    report.ok("discovery", found);
+    query(&discovery.prometheus(), report).await
+}
+
 async fn query(prometheus: &Prometheus, report: &mut Report<impl Write>) -> Result<(), Failed> {
     const HINT: &str = "check --prometheus-url, its path included, and that agentk reaches Prometheus";
     let request = Request::get("/api/v1/query?query=1").body(Body::empty()).expect("constants");
@@ -230,7 +250,7 @@ fn failed<E: Display>(step: &'static str, hint: &'static str) -> impl FnOnce(E) 
 /// The lines, as the steps go by.
 struct Report<W> {
     out: W,
-    chain: &'static str,
+    chain: String,
     /// Whether none failed.
     ok: bool,
     written: io::Result<()>,

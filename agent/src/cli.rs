@@ -4,13 +4,16 @@
     reason = "these comments are help texts, where brackets mean optional"
 )]
 
+mod named;
+
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use clap_complete::Shell;
 use secrecy::SecretString;
 
-use crate::{Address, connect::ExtraHeader, upstream::Endpoint};
+pub use self::named::Named;
+use crate::{Address, connect::ExtraHeader, handlers::prometheus::discovery::Namespaces, upstream::Endpoint};
 
 /// Connects a Kubernetes cluster to kas.
 ///
@@ -88,12 +91,27 @@ pub struct Run {
     /// Context of the kubeconfig to use instead of the current one
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     pub context: Option<String>,
-    /// Prometheus server whose query API to serve, too: http(s)://host[:port][/prefix]
-    #[arg(long, value_name = "URL", env = "AGENTK_PROMETHEUS_URL", help_heading = "Cluster")]
-    pub prometheus_url: Option<Endpoint>,
-    /// Certificates (PEM) to trust for Prometheus instead of the system's
-    #[arg(long, value_name = "FILE", requires = "prometheus_url", help_heading = "Cluster")]
-    pub prometheus_ca_cert_file: Option<PathBuf>,
+
+    /// Prometheus server to serve, too: [NAME=]http(s)://host[:port][/prefix]; may be repeated
+    ///
+    /// Callers find it at /agents/<agent>/prometheus, or /agents/<agent>/prometheus.NAME. See docs/prometheus.md.
+    #[arg(long, value_name = "[NAME=]URL", env = "AGENTK_PROMETHEUS_URL", help_heading = "Prometheus")]
+    pub prometheus_url: Vec<Named<Endpoint>>,
+    /// Certificates (PEM) to trust for this server instead of the system's
+    #[arg(long, value_name = "[NAME=]FILE", requires = "prometheus_url", help_heading = "Prometheus")]
+    pub prometheus_ca_cert_file: Vec<Named<PathBuf>>,
+    /// File that contains a bearer token for this server; read again when it changes
+    #[arg(long, value_name = "[NAME=]FILE", requires = "prometheus_url", help_heading = "Prometheus")]
+    pub prometheus_token_file: Vec<Named<PathBuf>>,
+    /// File that contains user:password for this server; read again when it changes
+    #[arg(long, value_name = "[NAME=]FILE", requires = "prometheus_url", help_heading = "Prometheus")]
+    pub prometheus_basic_auth_file: Vec<Named<PathBuf>>,
+    /// Namespace in which to look for a Prometheus, or '*' for all of them
+    ///
+    /// Off unless given: whoever may label a Service there answers the queries, and agentk needs the right to list
+    /// Services. Prefer --prometheus-url where the address is known. See docs/prometheus.md.
+    #[arg(long, value_name = "NAMESPACE", env = "AGENTK_PROMETHEUS_DISCOVERY", help_heading = "Prometheus")]
+    pub prometheus_discovery: Option<Namespaces>,
 
     /// File that says which requests are let into the cluster, whatever kas asks for; read again when it changes
     ///
@@ -213,7 +231,7 @@ mod tests {
         assert_eq!(run.kas_address.to_string(), "wss://kas.example.com");
         assert_eq!((run.tunnels, run.shutdown_grace_period.as_secs()), (2, 25));
         assert_eq!(run.observability_listen_address.to_string(), "0.0.0.0:8080");
-        assert!(run.prometheus_url.is_none());
+        assert!(run.prometheus_url.is_empty() && run.prometheus_discovery.is_none());
     }
 
     #[test]
@@ -223,7 +241,11 @@ mod tests {
             ("--kas-address wss://kas --tunnels 17", "--tunnels"),
             ("--kas-address wss://kas --tunnels 0", "--tunnels"),
             ("--kas-address wss://kas --prometheus-url prometheus:9090", "--prometheus-url"),
+            ("--kas-address wss://kas --prometheus-url Thanos=http://p", "\"Thanos\" is not a name"),
+            ("--kas-address wss://kas --prometheus-url thanos=p:9090", "--prometheus-url"),
             ("--kas-address wss://kas --prometheus-ca-cert-file /ca", "--prometheus-url"),
+            ("--kas-address wss://kas --prometheus-token-file a=/t", "--prometheus-url"),
+            ("--kas-address wss://kas --prometheus-discovery A_B", "--prometheus-discovery"),
             ("--kas-address wss://kas --observability-listen-address 8080", "write it like 0.0.0.0:8080"),
             ("--kas-address wss://kas --shutdown-grace-period 5", "number and a unit"),
             ("--kas-address wss://kas --token secret", "--token"),
@@ -245,7 +267,7 @@ mod tests {
     #[test]
     fn a_check_takes_the_flags_of_running() {
         let check = parse("agentk check --kas-address wss://kas --prometheus-url http://p").unwrap();
-        assert!(matches!(check.command, Some(Command::Check(run)) if run.prometheus_url.is_some()));
+        assert!(matches!(check.command, Some(Command::Check(run)) if run.prometheus_url.len() == 1));
         assert!(parse("agentk check").unwrap_err().to_string().contains("--kas-address"));
     }
 

@@ -6,13 +6,13 @@
 //! Everything that can be wrong with a file is found at start. What may change later (a rotated service account
 //! token, a renewed client certificate, a new cluster CA, the token of a credential plugin) is picked up while running.
 
+mod credential_file;
 mod credentials;
 mod error;
 mod exec;
 mod impersonation;
 mod in_cluster;
 mod kubeconfig;
-mod token_file;
 
 #[cfg(test)]
 mod tests;
@@ -28,7 +28,11 @@ use http::HeaderValue;
 use rustls::pki_types::ServerName;
 
 use self::credentials::Credentials;
-pub use self::{error::ClusterError, impersonation::Impersonation};
+pub use self::{
+    credential_file::{Content, CredentialFile},
+    error::ClusterError,
+    impersonation::Impersonation,
+};
 use crate::upstream::{ConfigFuture, Endpoint, Scheme, Tls, TlsOptions, TlsSource};
 
 /// What the user may choose. The default finds everything by itself.

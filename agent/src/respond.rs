@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use http::{HeaderValue, Response};
+use http::{HeaderValue, Response, header::ALLOW};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use proto::{Reason, header};
 use tunnel::Body;
@@ -15,6 +15,8 @@ pub struct Failure {
     pub reason: Reason,
     /// For people: what failed, where, and nothing secret.
     pub message: String,
+    /// The methods that would do, as `Allow` lists them (RFC 9110 section 15.5.6).
+    pub allow: Option<&'static str>,
 }
 
 /// All but visible ASCII; and `%`, or kas could not tell what was encoded.
@@ -25,7 +27,14 @@ const LONGEST: usize = 1000;
 impl Failure {
     /// `message` is for the caller.
     pub fn new(reason: Reason, message: impl fmt::Display) -> Self {
-        Self { reason, message: message.to_string() }
+        Self { reason, message: message.to_string(), allow: None }
+    }
+
+    /// These methods would do.
+    #[must_use]
+    pub fn allow(mut self, methods: &'static str) -> Self {
+        self.allow = Some(methods);
+        self
     }
 
     /// As kas expects it: reason and message in headers, no body.
@@ -40,6 +49,9 @@ impl Failure {
             header::ERROR_MESSAGE,
             HeaderValue::from_str(&message).expect("encoded to visible ASCII"),
         );
+        if let Some(methods) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(methods));
+        }
         response
     }
 }

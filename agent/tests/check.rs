@@ -111,7 +111,7 @@ async fn everything_is_well() {
             "cluster: API server ok",
             "cluster: permissions ok",
             "cluster: impersonation ok",
-            "Prometheus: query ok",
+            "prometheus: query ok",
         ],
         "{report}"
     );
@@ -140,7 +140,7 @@ async fn a_chain_ends_where_it_fails_and_says_what_to_do() {
         assert!(!ok);
         let steps = steps(&report);
         let failed = steps.iter().filter(|step| step.ends_with("FAILED")).collect::<Vec<_>>();
-        assert_eq!(failed, [expected, "cluster: API server FAILED", "Prometheus: query FAILED"], "{report}");
+        assert_eq!(failed, [expected, "cluster: API server FAILED", "prometheus: query FAILED"], "{report}");
         let line = report.lines().find(|line| line.starts_with("kas") && line.contains("FAILED")).unwrap();
         assert!(line.contains(hint), "{line}");
     }

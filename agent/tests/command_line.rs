@@ -64,6 +64,43 @@ fn a_bad_configuration_is_one_line_that_says_what_to_do() {
             Some("secret"),
             "--prometheus-ca-cert-file: cannot read absent",
         ),
+        (
+            &["--prometheus-url", "http://a", "--prometheus-url", "http://b"],
+            Some("secret"),
+            "--prometheus-url: there are two for the service prometheus",
+        ),
+        (
+            &["--prometheus-url", "a=http://a", "--prometheus-token-file", "b=token"],
+            Some("secret"),
+            "--prometheus-token-file: there is no --prometheus-url for the service prometheus.b",
+        ),
+        (
+            &["--prometheus-url", "a=http://a", "--prometheus-token-file", "a=empty"],
+            Some("secret"),
+            "--prometheus-token-file: the token in empty is empty",
+        ),
+        (
+            &["--prometheus-url", "a=http://a", "--prometheus-basic-auth-file", "a=token"],
+            Some("secret"),
+            "--prometheus-basic-auth-file: the password in token has no ':'",
+        ),
+        (
+            &[
+                "--prometheus-url",
+                "http://a",
+                "--prometheus-token-file",
+                "token",
+                "--prometheus-basic-auth-file",
+                "token",
+            ],
+            Some("secret"),
+            "are for the same --prometheus-url",
+        ),
+        (
+            &["--prometheus-url", "http://a", "--prometheus-discovery", "monitoring"],
+            Some("secret"),
+            "--prometheus-discovery and --prometheus-url without a name are both",
+        ),
     ] {
         let mut all: Vec<_> = arguments.to_vec();
         if !all.contains(&"--kas-address") {

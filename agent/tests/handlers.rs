@@ -85,7 +85,7 @@ async fn nowhere(user: &str) -> Kubernetes {
 
 fn prometheus(port: u16) -> Prometheus {
     let url = format!("http://127.0.0.1:{port}/prom");
-    Prometheus::new(url.parse().expect("a URL"), Settings::default())
+    Prometheus::new(url.parse().expect("a URL"), Settings::default(), None)
 }
 
 fn request(head: http::request::Builder) -> Request<Body> {
@@ -191,7 +191,7 @@ async fn a_query_of_prometheus_passes_and_a_write_does_not() {
 
     let failure: Failure = prometheus.send(request(Request::post("/api/v1/write"))).await.unwrap_err();
     assert_eq!(failure.reason, Reason::NotProxied);
-    assert_eq!(failure.message, "POST /api/v1/write of Prometheus is not proxied: only its query API is");
+    assert_eq!(failure.message, "POST /api/v1/write of Prometheus is not proxied: only what reads is");
     let response = failure.into_response();
     assert_eq!(response.status(), 403);
     assert!(heads.is_empty(), "nothing was sent");

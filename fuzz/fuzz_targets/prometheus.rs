@@ -4,6 +4,7 @@
 //! Input: the method, a line feed, the path.
 //!
 //! * What is allowed is, byte for byte, on the documented list, or `/api/v1/label/<name>/values`.
+//! * What has another method is on it, too: no other path is told apart.
 //! * The same holds after decoding once and twice and after resolving `.`, `..` and `//`, as a server or a proxy on
 //!   the way might: nothing becomes a path that writes, deletes, stops or tells secrets.
 //! * Only GET reads labels and status; only GET and POST do anything at all.
@@ -15,6 +16,7 @@ use percent_encoding::percent_decode_str;
 
 #[path = "../../agent/src/handlers/prometheus/allow.rs"]
 mod allow;
+use allow::Verdict;
 
 const BOTH: &[&str] = &[
     "/api/v1/query",
@@ -24,39 +26,56 @@ const BOTH: &[&str] = &[
     "/api/v1/labels",
     "/api/v1/format_query",
     "/api/v1/parse_query",
+    "/api/v1/search/metric_names",
+    "/api/v1/search/label_names",
+    "/api/v1/search/label_values",
 ];
 const GET: &[&str] = &[
     "/api/v1/metadata",
     "/api/v1/rules",
     "/api/v1/alerts",
     "/api/v1/targets",
+    "/api/v1/alertmanagers",
     "/api/v1/targets/metadata",
+    "/api/v1/targets/relabel_steps",
+    "/api/v1/scrape_pools",
     "/api/v1/status/buildinfo",
     "/api/v1/status/runtimeinfo",
+    "/api/v1/status/tsdb",
+    "/api/v1/status/tsdb/blocks",
+    "/api/v1/status/self_metrics",
+    "/api/v1/status/walreplay",
+    "/api/v1/features",
+    "/api/v1/notifications",
+    "/api/v1/notifications/live",
     "/federate",
     "/-/healthy",
     "/-/ready",
 ];
 const POST: &[&str] = &["/api/v1/read"];
+const HEAD: &[&str] = &["/-/healthy", "/-/ready"];
 
 fuzz_target!(|data: &[u8]| {
     let Some(end) = data.iter().position(|byte| *byte == b'\n') else { return };
     let Ok(method) = Method::from_bytes(&data[..end]) else { return };
     let Ok(path) = PathAndQuery::try_from(&data[end + 1..]) else { return };
     let path = path.path();
-    let allowed = allow::allows(&method, path);
-    assert_eq!(allowed, allow::allows(&method, path));
+    let verdict = allow::judge(&method, path);
     let listed = |list: &[&str]| list.contains(&path);
-    let (get, post) = (method == Method::GET, method == Method::POST);
-    if (get || post) && listed(BOTH) || get && listed(GET) || post && listed(POST) {
-        assert!(allowed, "{method} {path} is on the list");
+    let (get, post, head) = (method == Method::GET, method == Method::POST, method == Method::HEAD);
+    if (get || post) && listed(BOTH) || get && listed(GET) || post && listed(POST) || head && listed(HEAD) {
+        assert_eq!(verdict, Verdict::Allowed, "{method} {path} is on the list");
         return;
     }
-    if !allowed {
+    if listed(BOTH) || listed(GET) || listed(POST) {
+        assert!(matches!(verdict, Verdict::WrongMethod(_)), "{method} {path}: {verdict:?}");
+        return;
+    }
+    if verdict == Verdict::Refused {
         return;
     }
 
-    assert!(get, "{method} {path}");
+    assert_eq!(verdict == Verdict::Allowed, get, "{method} {path}");
     let once = percent_decode_str(path).decode_utf8().expect("what is allowed is UTF-8");
     let twice = percent_decode_str(&once).decode_utf8().expect("what is allowed is UTF-8");
     for reading in [path, &once, &twice] {

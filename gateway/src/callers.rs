@@ -17,7 +17,9 @@ use std::{
 };
 
 use http::{
-    HeaderMap, Method, Request, Response, StatusCode, Uri, Version, header::CONTENT_LENGTH, uri::PathAndQuery,
+    HeaderMap, Method, Request, Response, StatusCode, Uri, Version,
+    header::{ALLOW, CONTENT_LENGTH},
+    uri::PathAndQuery,
 };
 use hyper::{body::Incoming, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::{
@@ -325,5 +327,7 @@ fn failure_of(response: &Response<Body>, to: &Destination) -> Option<Failure> {
     // What kas alone decides, an agent cannot say: a caller told `unauthorized` would throw its credential away.
     let reason = reason.parse().ok().filter(|reason| *reason != Reason::Unauthorized);
     let reason = reason.unwrap_or(Reason::AgentMisbehaved);
-    Some(Failure::new(reason, format!("agent {}: {message}", to.name)))
+    let mut failure = Failure::new(reason, format!("agent {}: {message}", to.name));
+    failure.allow = response.headers().get(ALLOW).filter(|_| reason == Reason::MethodNotAllowed).cloned();
+    Some(failure)
 }

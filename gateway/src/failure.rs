@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{
     HeaderMap, HeaderValue, Response,
-    header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, USER_AGENT, WARNING, WWW_AUTHENTICATE},
+    header::{ACCEPT, ALLOW, CONTENT_TYPE, RETRY_AFTER, USER_AGENT, WARNING, WWW_AUTHENTICATE},
 };
 use proto::{Reason, header};
 use serde_json::json;
@@ -23,6 +23,8 @@ pub struct Failure {
     pub message: String,
     /// When trying again may help.
     pub retry_after: Option<Duration>,
+    /// The methods that would do, of a 405 (RFC 9110 section 15.5.6).
+    pub allow: Option<HeaderValue>,
 }
 
 /// Which language an answer is written in.
@@ -57,7 +59,7 @@ impl Reader {
 impl Failure {
     /// A failure that trying again does not mend.
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into(), retry_after: None }
+        Self { reason, message: message.into(), retry_after: None, allow: None }
     }
 
     /// Trying again after this may help.
@@ -80,6 +82,9 @@ impl Failure {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         headers.insert(header::ERROR, HeaderValue::from_static(self.reason.as_str()));
         headers.insert(header::REQUEST_ID, id.clone());
+        if let Some(methods) = &self.allow {
+            headers.insert(ALLOW, methods.clone());
+        }
         // client-go obeys it up to ten times without a word to its user, also where an agent is away for good. It still
         // finds the seconds in the Status.
         let in_silence = reader.client_go && self.reason.status().is_server_error();
@@ -105,6 +110,7 @@ impl Failure {
             401 => "Unauthorized",
             403 => "Forbidden",
             404 => "NotFound",
+            405 => "MethodNotAllowed",
             429 => "TooManyRequests",
             500 => "InternalError",
             503 => "ServiceUnavailable",
@@ -147,6 +153,7 @@ impl Failure {
             400 => "bad_data",
             401 | 403 => "forbidden",
             404 => "not_found",
+            405 => "bad_data",
             502 | 503 => "unavailable",
             504 => "timeout",
             429 => "too_many_requests",

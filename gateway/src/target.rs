@@ -74,11 +74,9 @@ impl<'a> Target<'a> {
                 Some(("watch" | "follow", "true" | "1" | "t" | "T" | "True" | "TRUE"))
             )
         };
-        if upgrading || path.starts_with("/api/v1/watch/") || query.split('&').any(stays) {
-            Class::Long
-        } else {
-            Class::Short
-        }
+        // Prometheus' notifications are server-sent events.
+        let stays_by_path = path.starts_with("/api/v1/watch/") || path == "/api/v1/notifications/live";
+        if upgrading || stays_by_path || query.split('&').any(stays) { Class::Long } else { Class::Short }
     }
 }
 
@@ -143,6 +141,8 @@ mod tests {
             ("/k8s-proxy/api/v1/pods?watch=true&x=1", Class::Long),
             ("/k8s-proxy/api/v1/pods?x=1&watch=1", Class::Long),
             ("/k8s-proxy/api/v1/namespaces/a/pods/b/log?follow=true", Class::Long),
+            ("/agents/a/prometheus/api/v1/notifications/live", Class::Long),
+            ("/agents/a/prometheus/api/v1/notifications", Class::Short),
             ("/k8s-proxy/api/v1/pods?watch=false", Class::Short),
             ("/k8s-proxy/api/v1/pods", Class::Short),
         ] {

@@ -74,6 +74,8 @@ reasons! {
     UnknownService = "unknown-service", NOT_FOUND, Caller;
     /// The service exists but not this path or method of it.
     NotProxied = "not-proxied", FORBIDDEN, Caller;
+    /// The service has this path, for other methods: `Allow` lists them.
+    MethodNotAllowed = "method-not-allowed", METHOD_NOT_ALLOWED, Caller;
     /// agentk has a policy, which does not allow this request.
     RefusedByPolicy = "refused-by-policy", FORBIDDEN, Caller;
     /// No tunnel of this agent, nor did one come while the request waited.

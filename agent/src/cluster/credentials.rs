@@ -7,7 +7,7 @@ use http::HeaderValue;
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::Instant;
 
-use super::{ClusterError, exec::Plugin, token_file::TokenFile};
+use super::{ClusterError, credential_file::CredentialFile, exec::Plugin};
 use crate::upstream::Identity;
 
 pub(super) enum Credentials {
@@ -16,7 +16,7 @@ pub(super) enum Credentials {
     ClientCertificate,
     Token(HeaderValue),
     Password(HeaderValue),
-    TokenFile(TokenFile),
+    File(CredentialFile),
     Plugin(Arc<Plugin>),
 }
 
@@ -25,7 +25,7 @@ impl Credentials {
         match self {
             Self::Anonymous | Self::ClientCertificate => Ok(None),
             Self::Token(value) | Self::Password(value) => Ok(Some(value.clone())),
-            Self::TokenFile(file) => Ok(Some(file.authorization(Instant::now()).await)),
+            Self::File(file) => Ok(Some(file.authorization(Instant::now()).await)),
             Self::Plugin(plugin) => Ok(plugin.credential().await?.authorization.clone()),
         }
     }
@@ -40,7 +40,7 @@ impl Credentials {
 
     pub(super) fn rejected(&self) {
         match self {
-            Self::TokenFile(file) => file.rejected(),
+            Self::File(file) => file.rejected(),
             Self::Plugin(plugin) => plugin.rejected(),
             Self::Anonymous | Self::ClientCertificate | Self::Token(_) | Self::Password(_) => {}
         }
@@ -54,7 +54,7 @@ impl fmt::Display for Credentials {
             Self::ClientCertificate => f.write_str("a client certificate"),
             Self::Token(_) => f.write_str("a fixed token"),
             Self::Password(_) => f.write_str("a user name and password"),
-            Self::TokenFile(file) => write!(f, "the token in {}", file.path().display()),
+            Self::File(file) => file.fmt(f),
             Self::Plugin(plugin) => write!(f, "the credential plugin {}", plugin.command()),
         }
     }

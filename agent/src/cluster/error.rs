@@ -29,8 +29,9 @@ pub enum ClusterError {
     Kubeconfig { file: PathBuf, line: Option<u64>, problem: String },
     #[error("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not a valid address: {address:?}")]
     ServiceAddress { address: String },
-    #[error("the token in {} {problem}", .path.display())]
-    Token { path: PathBuf, problem: &'static str },
+    /// `what` is `the token` or `the password`.
+    #[error("{what} in {} {problem}", .path.display())]
+    Credential { what: &'static str, path: PathBuf, problem: &'static str },
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// A credential plugin that did not give a credential.

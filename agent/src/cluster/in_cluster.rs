@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use super::{ClusterError, Environment, Found, Source, credentials::Credentials, token_file::TokenFile};
+use super::{ClusterError, Content, CredentialFile, Environment, Found, Source, credentials::Credentials};
 use crate::upstream::{Endpoint, Pem, TlsOptions};
 
 /// Host and port, if this is a pod. Both are set in every container, even where no token is mounted.
@@ -18,14 +18,15 @@ pub(super) fn load((host, port): (String, String), directory: &Path) -> Result<F
     let invalid = || ClusterError::ServiceAddress { address: format!("{host}:{port}") };
     let number = port.parse().map_err(|_| invalid())?;
     let endpoint = Endpoint::https(&host, number).map_err(|_| invalid())?;
-    let token = TokenFile::open(directory.join("token")).map_err(|error| match error {
-        ClusterError::Read { path, cause, .. } => ClusterError::Read {
-            path,
-            cause,
-            hint: "; is automountServiceAccountToken off? Mount a token there, or name a kubeconfig",
-        },
-        other => other,
-    })?;
+    let token =
+        CredentialFile::open(directory.join("token"), Content::Token).map_err(|error| match error {
+            ClusterError::Read { path, cause, .. } => ClusterError::Read {
+                path,
+                cause,
+                hint: "; is automountServiceAccountToken off? Mount a token there, or name a kubeconfig",
+            },
+            other => other,
+        })?;
     let namespace = std::fs::read_to_string(directory.join("namespace")).unwrap_or_default();
     let namespace = Some(namespace.trim()).filter(|name| !name.is_empty()).unwrap_or("default");
 
@@ -34,7 +35,7 @@ pub(super) fn load((host, port): (String, String), directory: &Path) -> Result<F
         endpoint,
         namespace: namespace.to_owned(),
         impersonation: None,
-        credentials: Credentials::TokenFile(token),
+        credentials: Credentials::File(token),
         tls: TlsOptions { ca: Some(Pem::File(directory.join("ca.crt"))), ..TlsOptions::default() },
     })
 }

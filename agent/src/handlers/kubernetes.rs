@@ -8,11 +8,11 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
-    header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE},
+    header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE},
 };
 use http_body_util::{BodyExt as _, Limited};
 use proto::{Reason, impersonation};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::time::timeout;
 use tunnel::Body;
@@ -33,9 +33,9 @@ pub struct Kubernetes {
     api: Upstream<Body>,
 }
 
-/// For questions of our own, which are answered from memory.
+/// For questions of our own, which are small.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
-const ANSWER_MAX: usize = 64 << 10;
+const ANSWER_MAX: usize = 256 << 10;
 
 impl Kubernetes {
     /// Connects to nothing yet.
@@ -87,6 +87,21 @@ impl Kubernetes {
         let (status, body) = self.ask(request).await?;
         serde_json::from_slice(&body).map(|Review { status }| status.allowed).map_err(|_| {
             let what = format!("{} answered {status} to a review of access", self.cluster.endpoint());
+            Failure::new(Reason::ClusterMisbehaved, what)
+        })
+    }
+
+    /// An object, or a short list of them, for ourselves.
+    pub(crate) async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        let request = Request::get(path).header(ACCEPT, "application/json").body(Body::empty());
+        let (status, body) = self.ask(request.expect("a path of ours")).await?;
+        if status == StatusCode::FORBIDDEN {
+            let what =
+                format!("agentk may not read {path} in its cluster (403): its RBAC role lacks this right");
+            return Err(Failure::new(Reason::ClusterCredential, what));
+        }
+        serde_json::from_slice(&body).map_err(|_| {
+            let what = format!("{} answered {status} to GET {path}", self.cluster.endpoint());
             Failure::new(Reason::ClusterMisbehaved, what)
         })
     }

@@ -1,44 +1,60 @@
-//! The query API of a Prometheus server in our cluster, and nothing else of it.
+//! What only reads of a Prometheus server in our cluster, and nothing else of it.
+//!
+//! The server is one that a flag names, or one that [`discovery`] finds. Bodies pass untouched, in both directions.
 //!
 //! No time limit: Prometheus has its own for queries (2 minutes by default), and a caller who leaves cancels.
 
 mod allow;
+pub mod discovery;
+mod server;
 
 use http::{Request, Response};
 use proto::Reason;
 use tunnel::Body;
 
-use super::unanswered;
+use self::{allow::Verdict, discovery::Finding, server::Server};
 use crate::{
-    Failure, Handler, headers,
+    Failure, Handler,
+    cluster::CredentialFile,
     services::Handling,
-    upstream::{Endpoint, Settings, Upstream},
+    upstream::{Endpoint, Settings},
 };
 
 /// Answers from Prometheus. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Prometheus(Upstream<Body>);
+pub struct Prometheus(Source);
+
+#[derive(Clone, Debug)]
+enum Source {
+    Named(Server),
+    Discovered(Finding),
+}
 
 impl Prometheus {
     /// Connects to nothing yet. A path of the endpoint stands before every request's.
-    pub fn new(endpoint: Endpoint, settings: Settings) -> Self {
-        Self(Upstream::new(endpoint, settings))
+    pub fn new(endpoint: Endpoint, settings: Settings, credential: Option<CredentialFile>) -> Self {
+        Self(Source::Named(Server::new(endpoint, settings, credential)))
     }
 
     /// Sends a request of kas, if it only reads. Redirects are passed on, never followed.
-    pub async fn send(&self, mut request: Request<Body>) -> Result<Response<Body>, Failure> {
+    pub async fn send(&self, request: Request<Body>) -> Result<Response<Body>, Failure> {
         let (method, path) = (request.method(), request.uri().path());
-        if !allow::allows(method, path) {
-            let what = format!("{method} {path} of Prometheus is not proxied: only its query API is");
-            return Err(Failure::new(Reason::NotProxied, what));
+        match allow::judge(method, path) {
+            Verdict::Allowed => {}
+            Verdict::WrongMethod(methods) => {
+                let what = format!("{method} {path} of Prometheus is not proxied: use {methods}");
+                return Err(Failure::new(Reason::MethodNotAllowed, what).allow(methods));
+            }
+            Verdict::Refused => {
+                let what = format!("{method} {path} of Prometheus is not proxied: only what reads is");
+                return Err(Failure::new(Reason::NotProxied, what));
+            }
         }
-        if headers::to_upstream(request.headers_mut()) {
-            return Err(Failure::new(Reason::BadRequest, "Prometheus has nothing to upgrade to"));
-        }
-        let mut response = self.0.send(request).await.map_err(|error| unanswered(&error))?;
-        headers::from_upstream(response.headers_mut());
 
-        Ok(response.map(Body::from))
+        match &self.0 {
+            Source::Named(server) => server.send(request).await,
+            Source::Discovered(finding) => finding.server().await?.send(request).await,
+        }
     }
 }
 

@@ -5,5 +5,6 @@ mod border;
 mod callers;
 mod drain;
 mod limits;
+mod prometheus;
 mod roster;
 mod world;

@@ -9,9 +9,9 @@ use serde_json::json;
 use super::{
     super::{
         ClusterError, Impersonation,
+        credential_file::{Content, CredentialFile},
         credentials::{Credentials, basic, bearer},
         exec::{API_VERSIONS, Command, Plugin},
-        token_file::TokenFile,
     },
     ClusterEntry, Entry, UserEntry,
     model::ExecEntry,
@@ -78,8 +78,8 @@ impl Entry<UserEntry> {
         };
         let file = user.token_file.as_deref().filter(|path| !path.as_os_str().is_empty());
         match (file.map(|path| self.path(path)), token) {
-            (Some(path), Some(token)) => return Ok(Credentials::TokenFile(TokenFile::open_or(path, token))),
-            (Some(path), None) => return Ok(Credentials::TokenFile(TokenFile::open(path)?)),
+            (Some(path), Some(token)) => return Ok(Credentials::File(CredentialFile::open_or(path, token))),
+            (Some(path), None) => return Ok(Credentials::File(CredentialFile::open(path, Content::Token)?)),
             (None, Some(token)) => return Ok(Credentials::Token(token)),
             (None, None) => {}
         }

@@ -1,8 +1,8 @@
-//! A token that somebody else keeps fresh: the kubelet replaces a projected service account token when 80 % of its
-//! life is over.
+//! A credential that somebody else keeps fresh: the kubelet replaces a projected service account token when 80 % of
+//! its life is over.
 
 use std::{
-    fs, io,
+    fmt, fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -12,7 +12,10 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{ClusterError, credentials::bearer};
+use super::{
+    ClusterError,
+    credentials::{basic, bearer},
+};
 
 /// How often the file's time and length are looked at: often enough that nobody waits for a rotation done by hand,
 /// rarely enough to cost nothing.
@@ -21,9 +24,20 @@ const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// How often the file is read even if it looks the same, as client-go does: not every file system keeps good time.
 const READ_EVERY: Duration = Duration::from_secs(60);
 
-pub(super) struct TokenFile {
+/// Read again when it changes.
+pub struct CredentialFile {
     path: Arc<Path>,
+    content: Content,
     state: Mutex<State>,
+}
+
+/// What a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// A bearer token.
+    Token,
+    /// `user:password`, for basic authentication (RFC 7617).
+    Password,
 }
 
 struct State {
@@ -42,30 +56,27 @@ struct Version {
     length: u64,
 }
 
-impl TokenFile {
+impl CredentialFile {
     /// Reads the file now; it blocks.
-    pub(super) fn open(path: PathBuf) -> Result<Self, ClusterError> {
+    pub fn open(path: PathBuf, content: Content) -> Result<Self, ClusterError> {
         let now = Instant::now();
-        let (authorization, version) = read(&path)?;
+        let (authorization, version) = read(&path, content)?;
         let state = State { authorization, version: Some(version), checked: Some(now), read: Some(now) };
 
-        Ok(Self { path: path.into(), state: Mutex::new(state) })
+        Ok(Self { path: path.into(), content, state: Mutex::new(state) })
     }
 
-    /// Uses `fallback` until the file can be read.
+    /// A token's; uses `fallback` until the file can be read.
     pub(super) fn open_or(path: PathBuf, fallback: HeaderValue) -> Self {
-        Self::open(path.clone()).unwrap_or_else(|error| {
+        Self::open(path.clone(), Content::Token).unwrap_or_else(|error| {
             tracing::warn!(%error, "the kubeconfig's own token is used until its token file can be read");
             let state = State { authorization: fallback, version: None, checked: None, read: None };
-            Self { path: path.into(), state: Mutex::new(state) }
+            Self { path: path.into(), content: Content::Token, state: Mutex::new(state) }
         })
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(super) async fn authorization(&self, now: Instant) -> HeaderValue {
+    /// The Authorization header, marked as sensitive.
+    pub(crate) async fn authorization(&self, now: Instant) -> HeaderValue {
         let unless = {
             let mut state = self.state.lock();
             if state.checked.is_some_and(|checked| now.duration_since(checked) < CHECK_EVERY) {
@@ -77,10 +88,10 @@ impl TokenFile {
             state.version.filter(|_| recent)
         };
 
-        let path = Arc::clone(&self.path);
+        let (path, content) = (Arc::clone(&self.path), self.content);
         let read = tokio::task::spawn_blocking(move || match unless {
             Some(known) if Version::of(&path).is_ok_and(|found| found == known) => None,
-            _ => Some(read(&path)),
+            _ => Some(read(&path, content)),
         });
         let read = read.await.unwrap_or_default();
         let mut state = self.state.lock();
@@ -90,16 +101,48 @@ impl TokenFile {
                 *state =
                     State { authorization, version: Some(version), checked: state.checked, read: Some(now) };
             }
-            Some(Err(error)) => tracing::warn!(%error, "the last good token stays in use"),
+            Some(Err(error)) => tracing::warn!(%error, "the last good credential stays in use"),
         }
 
         state.authorization.clone()
     }
 
-    pub(super) fn rejected(&self) {
+    /// The server answered 401: the file is read before the next request.
+    pub(crate) fn rejected(&self) {
         let mut state = self.state.lock();
         state.checked = None;
         state.read = None;
+    }
+}
+
+impl Content {
+    /// The header, or what is wrong with the text.
+    fn header(self, text: &str) -> Result<HeaderValue, &'static str> {
+        if text.is_empty() {
+            return Err("is empty");
+        }
+        let header = match self {
+            Self::Token => bearer(text),
+            Self::Password => {
+                let (user, password) = text.split_once(':').ok_or("has no ':' after the user name")?;
+                basic(user, &password.into())
+            }
+        };
+        header.ok_or("cannot be sent in a header")
+    }
+
+    const fn describe(self) -> &'static str {
+        match self {
+            Self::Token => "the token",
+            Self::Password => "the password",
+        }
+    }
+}
+
+/// For logs and errors: never the credential.
+impl fmt::Display for CredentialFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in {}", self.content.describe(), self.path.display())
     }
 }
 
@@ -111,16 +154,15 @@ impl Version {
 }
 
 /// The version is taken first: a file replaced in between is then read once more, not missed.
-fn read(path: &Path) -> Result<(HeaderValue, Version), ClusterError> {
+fn read(path: &Path, content: Content) -> Result<(HeaderValue, Version), ClusterError> {
     let failed = |cause| ClusterError::Read { path: path.to_owned(), cause, hint: "" };
-    let invalid = |problem| ClusterError::Token { path: path.to_owned(), problem };
+    let invalid = |problem| {
+        let what = content.describe();
+        ClusterError::Credential { what, path: path.to_owned(), problem }
+    };
     let version = Version::of(path).map_err(failed)?;
     let text = fs::read_to_string(path).map_err(failed)?;
-    let token = text.trim();
-    if token.is_empty() {
-        return Err(invalid("is empty"));
-    }
-    let authorization = bearer(token).ok_or_else(|| invalid("cannot be sent in a header"))?;
+    let authorization = content.header(text.trim()).map_err(invalid)?;
 
     Ok((authorization, version))
 }
@@ -132,7 +174,7 @@ mod tests {
     struct Fixture {
         _directory: tempfile::TempDir,
         path: PathBuf,
-        file: TokenFile,
+        file: CredentialFile,
         start: Instant,
     }
 
@@ -141,7 +183,7 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("token");
             fs::write(&path, "one\n").unwrap();
-            let file = TokenFile::open(path.clone()).unwrap();
+            let file = CredentialFile::open(path.clone(), Content::Token).unwrap();
             Self { _directory: directory, path, file, start: Instant::now() }
         }
 
@@ -206,18 +248,31 @@ mod tests {
     async fn a_fallback_until_there_is_a_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
-        let file = TokenFile::open_or(path.clone(), bearer("fallback").unwrap());
+        let file = CredentialFile::open_or(path.clone(), bearer("fallback").unwrap());
         let start = Instant::now();
         assert_eq!(file.authorization(start).await, "Bearer fallback");
         fs::write(&path, "fresh").unwrap();
         assert_eq!(file.authorization(start + CHECK_EVERY).await, "Bearer fresh");
     }
 
+    #[tokio::test]
+    async fn a_password_is_sent_as_basic_authentication() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("password");
+        fs::write(&path, "ada:l:ovelace\n").unwrap();
+        let file = CredentialFile::open(path.clone(), Content::Password).unwrap();
+        assert_eq!(file.authorization(Instant::now()).await, "Basic YWRhOmw6b3ZlbGFjZQ==");
+        assert_eq!(file.to_string(), format!("the password in {}", path.display()));
+        fs::write(&path, "ada").unwrap();
+        let error = CredentialFile::open(path.clone(), Content::Password).err().unwrap().to_string();
+        assert_eq!(error, format!("the password in {} has no ':' after the user name", path.display()));
+    }
+
     #[test]
     fn errors_name_the_file_and_not_the_token() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
-        let error = || TokenFile::open(path.clone()).err().unwrap().to_string();
+        let error = || CredentialFile::open(path.clone(), Content::Token).err().unwrap().to_string();
         assert_eq!(
             error(),
             format!("cannot read {}: No such file or directory (os error 2)", path.display())
