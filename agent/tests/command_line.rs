@@ -116,6 +116,18 @@ fn a_bad_configuration_is_one_line_that_says_what_to_do() {
 }
 
 #[test]
+fn more_servers_than_a_hello_has_room_for_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("config"), KUBECONFIG).unwrap();
+    let urls = (0..32).map(|number| format!("--prometheus-url=p{number}=http://p")).collect::<Vec<_>>();
+    let mut arguments = vec!["--kas-address", "ws://127.0.0.1:1", "--kubeconfig", "config"];
+    arguments.extend(urls.iter().map(String::as_str));
+    let output = agentk(directory.path(), &arguments, Some("secret"));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(error.trim(), "agentk: --prometheus-url: agentk serves at most 31 of them");
+}
+
+#[test]
 fn a_check_that_fails_is_exit_code_1() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("config"), KUBECONFIG).unwrap();

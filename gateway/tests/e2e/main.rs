@@ -18,7 +18,10 @@
 mod cancellation;
 mod changes;
 mod failures;
+mod federation;
+mod grafana;
 mod impersonation;
+mod large_answers;
 mod lifecycle;
 mod prometheus;
 mod reading;

@@ -129,7 +129,6 @@ fn what_is_not_a_query_is_refused() {
         ("POST", "/-/quit"),
         ("GET", "/api/v1/status/config"),
         ("GET", "/debug/pprof/heap"),
-        ("DELETE", "/api/v1/series?match[]=up"),
         ("GET", "/api/v1/query/../admin/tsdb/snapshot"),
         ("POST", "/api/v1/%61dmin/tsdb/snapshot"),
         ("POST", "//-/quit"),
@@ -139,6 +138,10 @@ fn what_is_not_a_query_is_refused() {
         let envelope = reply.json();
         assert_eq!((&envelope["status"], &envelope["errorType"]), (&"error".into(), &"forbidden".into()));
     }
+    let delete = ["--globoff", "--request", "DELETE"];
+    let reply = world.curl(&through("/api/v1/series?match[]=up"), &delete);
+    assert_eq!((reply.status, reply.header("kas-error")), (405, Some("method-not-allowed")));
+    assert_eq!((reply.header("allow"), &reply.json()["errorType"]), (Some("GET, POST"), &"bad_data".into()));
     assert_eq!(prometheus.answer("/api/v1/query?query=vector(1)")["status"], "success", "it still runs");
 }
 

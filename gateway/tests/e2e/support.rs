@@ -19,7 +19,7 @@ pub(crate) use self::{
     kas::{Kas, KasOptions, Tokens},
     kubectl::{Kubectl, assert_same_among, normal},
     process::{Process, eventually, run},
-    prometheus::Prometheus,
+    prometheus::{Prometheus, Server},
     tls::Certificates,
     world::{AGENT, World},
 };

@@ -91,6 +91,24 @@ async fn success(_: Seen) -> Response<Body> {
     Response::builder().header("content-type", "application/json").body(Body::from("{}")).unwrap()
 }
 
+#[tokio::test(start_paused = true)]
+async fn each_server_of_an_agent_has_its_name() {
+    let world = World::new();
+    let named = |name: &'static str| move |_: Request<Body>| async move { Response::new(Body::from(name)) };
+    let services = Services::new()
+        .with("prometheus", named("the one without a name"))
+        .with("prometheus.thanos", named("thanos"));
+    let _agent = world.agent(services).await;
+    for (service, answer) in [("prometheus", "the one without a name"), ("prometheus.thanos", "thanos")] {
+        assert_eq!(text(world.get(&format!("/agents/prod/{service}/api/v1/query")).await).await, answer);
+    }
+    let unknown = world.get("/agents/prod/prometheus.mimir/api/v1/query").await;
+    assert_eq!(unknown.headers()["kas-error"], "unknown-service");
+    let envelope = text(unknown).await;
+    assert!(envelope.contains("\"status\":\"error\""), "in the words of Prometheus: {envelope}");
+    assert!(envelope.contains("it serves: prometheus, prometheus.thanos"), "{envelope}");
+}
+
 /// Of item 67: a 2-minute evaluation, of which Prometheus says nothing until it ends.
 #[tokio::test(start_paused = true)]
 async fn an_evaluation_of_two_minutes_is_waited_for() {

@@ -69,6 +69,13 @@ impl Process {
         self.child.try_wait().unwrap().is_none()
     }
 
+    /// Its memory in MiB: `VmRSS` is what it has, `VmHWM` the most that it had (proc(5)).
+    pub(crate) fn memory(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+    }
+
     /// Asks it to stop.
     pub(crate) fn terminate(&self) {
         self.signal("TERM");

@@ -1,6 +1,6 @@
 //! A real Prometheus that watches itself.
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, process::Command};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -16,8 +16,15 @@ pub(crate) struct Prometheus {
     pub(crate) url: String,
     /// A time, in Unix seconds, at which there is data and nothing changes any more.
     pub(crate) time: f64,
+    server: Server,
+}
+
+/// A running Prometheus.
+pub(crate) struct Server {
+    /// Where it listens.
+    pub(crate) url: String,
+    directory: TempDir,
     _process: Process,
-    _directory: TempDir,
 }
 
 const CONFIG: &str = "
@@ -36,11 +43,11 @@ impl Prometheus {
             return None;
         }
 
-        let directory = tempfile::tempdir().unwrap();
-        let (process, url) = start(directory.path());
+        let server = Server::start(CONFIG);
+        let url = server.url.clone();
         let address = url.trim_start_matches("http://");
-        fs::write(directory.path().join("targets.json"), json!([{"targets": [address]}]).to_string())
-            .unwrap();
+        let targets = json!([{"targets": [address]}]).to_string();
+        fs::write(server.directory.path().join("targets.json"), targets).unwrap();
         let mut time = 0.0;
         eventually("Prometheus has watched itself", || {
             let query = format!("{url}/api/v1/query?query=count_over_time(up%5B1m%5D)%20%3E%2010");
@@ -51,23 +58,38 @@ impl Prometheus {
         });
         // Scrapes that are under way are written with the time at which they began.
         let time = time - 0.5;
-        Some(Self { url, time, _process: process, _directory: directory })
+        Some(Self { url, time, server })
     }
 
     /// What it answers to this path itself.
     pub(crate) fn answer(&self, path: &str) -> Value {
-        curl(&[&format!("{}{path}", self.url)]).json()
+        self.server.answer(path)
     }
 }
 
-fn start(directory: &Path) -> (Process, String) {
-    fs::write(directory.join("prometheus.yml"), CONFIG).unwrap();
-    let mut command = Command::new("prometheus");
-    command.arg("--config.file").arg(directory.join("prometheus.yml"));
-    command.arg("--storage.tsdb.path").arg(directory.join("data"));
-    command.args(["--web.listen-address", "127.0.0.1:0", "--web.enable-lifecycle", "--web.enable-admin-api"]);
-    let process = Process::start("prometheus", &mut command);
-    let line = process.line("Listening on", |line| line.contains("\"Listening on\""));
-    let address = line.rsplit("address=").next().unwrap();
-    (process, format!("http://{address}"))
+impl Server {
+    /// Starts one.
+    pub(crate) fn start(config: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("prometheus.yml");
+        fs::write(&file, config).unwrap();
+        let mut command = Command::new("prometheus");
+        command.arg("--config.file").arg(file);
+        command.arg("--storage.tsdb.path").arg(directory.path().join("data"));
+        command.args([
+            "--web.listen-address",
+            "127.0.0.1:0",
+            "--web.enable-lifecycle",
+            "--web.enable-admin-api",
+        ]);
+        let process = Process::start("prometheus", &mut command);
+        let line = process.line("Listening on", |line| line.contains("\"Listening on\""));
+        let address = line.rsplit("address=").next().unwrap();
+        Self { url: format!("http://{address}"), directory, _process: process }
+    }
+
+    /// What it answers to this path.
+    pub(crate) fn answer(&self, path: &str) -> Value {
+        curl(&[&format!("{}{path}", self.url)]).json()
+    }
 }
