@@ -98,7 +98,7 @@ impl Check {
         report.end(walked);
         for (service, prometheus) in &self.prometheus {
             report.chain = service.to_string();
-            let walked = query(prometheus, &mut report).await;
+            let walked = query(prometheus, NAMED, &mut report).await;
             report.end(walked);
         }
         if let Some(discovery) = &self.discovery {
@@ -221,25 +221,32 @@ const REVIEW: &str =
     "agentk's user needs the role system:basic-user, which everybody has unless it was taken away";
 
 async fn discover(discovery: &Discovery, report: &mut Report<impl Write>) -> Result<(), Failed> {
-    let hint = "agentk's role must let it list services there, and one Service must be told from the others";
+    let hint = "docs/prometheus.md says what --prometheus-discovery needs, and which Service it takes";
     let found = discovery.check().await.map_err(failed("discovery", hint))?;
     report.ok("discovery", found);
-    query(&discovery.prometheus(), report).await
+    query(&discovery.prometheus(), DISCOVERED, report).await
 }
 
-async fn query(prometheus: &Prometheus, report: &mut Report<impl Write>) -> Result<(), Failed> {
-    const HINT: &str = "check --prometheus-url, its path included, and that agentk reaches Prometheus";
+const NAMED: &str = "check --prometheus-url, its path included, and that agentk reaches Prometheus";
+const DISCOVERED: &str = "agentk must run in the cluster and its network policies let it there; otherwise, name the \
+                          server with --prometheus-url";
+
+async fn query(
+    prometheus: &Prometheus,
+    hint: &'static str,
+    report: &mut Report<impl Write>,
+) -> Result<(), Failed> {
     let request = Request::get("/api/v1/query?query=1").body(Body::empty()).expect("constants");
     let answered = tokio::time::timeout(ROUND_TRIP, prometheus.send(request)).await;
     let response = answered
-        .map_err(|_| failed("query", HINT)(format!("no answer within {ROUND_TRIP:?}")))?
-        .map_err(failed("query", HINT))?;
+        .map_err(|_| failed("query", hint)(format!("no answer within {ROUND_TRIP:?}")))?
+        .map_err(failed("query", hint))?;
     match response.status() {
         status if status.is_success() => {
             report.ok("query", "Prometheus answers");
             Ok(())
         }
-        status => Err(failed("query", HINT)(format!("Prometheus answered {status}"))),
+        status => Err(failed("query", hint)(format!("Prometheus answered {status}"))),
     }
 }
 

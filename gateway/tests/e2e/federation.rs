@@ -3,7 +3,7 @@
 use std::fs;
 
 use secrecy::ExposeSecret as _;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::support::{AGENT, Prometheus, Server, World, curl, eventually};
 
@@ -35,11 +35,6 @@ fn a_federating_prometheus_obtains_the_series() {
     });
     // JSON is YAML.
     let second = Server::start(&config.to_string());
-    let ask = |query: &str, time: f64| -> Value {
-        let answer = second.answer(&format!("/api/v1/query?query={query}&time={time}"));
-        answer["data"]["result"].clone()
-    };
-
     let target = "up%7Bjob%3D%22federate%22%7D";
     eventually("the federation is scraped", || {
         let answer = second.answer(&format!("/api/v1/query?query={target}"));
@@ -49,10 +44,10 @@ fn a_federating_prometheus_obtains_the_series() {
     let federated: Vec<_> = labels["data"].as_array().unwrap().iter().map(|entry| &entry["metric"]).collect();
     assert!(federated.iter().any(|metric| **metric == "up"), "{labels}");
 
-    let first = prometheus.answer(&format!("/api/v1/query?query={ONLY_AFAR}&time={}", prometheus.time));
-    let read = ask(ONLY_AFAR, prometheus.time);
-    assert_eq!(read, first["data"]["result"], "by remote read");
-    assert_eq!(read[0]["metric"]["job"], "self");
+    let query = format!("/api/v1/query?query={ONLY_AFAR}&time={}", prometheus.time);
+    let read = second.answer(&query);
+    assert_eq!(read, prometheus.answer(&query), "by remote read");
+    assert_eq!(read["data"]["result"][0]["metric"]["job"], "self");
 }
 
 #[test]

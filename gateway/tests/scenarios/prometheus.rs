@@ -24,6 +24,9 @@ use crate::world::{RunningAgent, World, endless, text};
 /// What reached the stand-in: method, target, headers, body.
 type Seen = (Method, String, HeaderMap, Bytes);
 
+/// Only for what goes wrong.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// A kas, an agent, and behind it what answers in the place of Prometheus.
 struct Behind {
     world: World,
@@ -141,13 +144,14 @@ async fn each_event_arrives_before_the_next_is_sent() {
             async move { Response::builder().header("content-type", content_type).body(body).unwrap() }
         })
         .await;
-        let answer = prometheus.send(method, path).await;
+        let head = timeout(PATIENCE, prometheus.send(method, path)).await;
+        let answer = head.unwrap_or_else(|_| panic!("{path}: the head is held back"));
         assert_eq!(answer.headers()["content-type"], content_type);
         let mut body = pin!(answer.into_body());
         for event in ["data: one\n\n", "data: two\n\n", "x"] {
             sender.send(Bytes::from_static(event.as_bytes())).await.unwrap();
             // The stand-in sends nothing more until this is here.
-            let frame = timeout(Duration::from_secs(30), body.frame()).await;
+            let frame = timeout(PATIENCE, body.frame()).await;
             let frame = frame.unwrap_or_else(|_| panic!("{path}: {event:?} is held back"));
             assert_eq!(frame.unwrap().unwrap().into_data().unwrap(), event, "{path}");
         }
@@ -167,15 +171,16 @@ async fn a_caller_who_leaves_closes_the_connection_to_prometheus() {
         tokio::task::yield_now().await;
     }
     caller.abort();
-    let closed = timeout(Duration::from_secs(30), evaluating.closed.notified()).await;
+    let closed = timeout(PATIENCE, evaluating.closed.notified()).await;
     closed.expect("closed during the evaluation");
 
     let answering = Behind::new(async |_| Response::new(endless("first"))).await;
-    let answer = answering.send("GET", "/federate?match[]=up").await;
+    let head = timeout(PATIENCE, answering.send("GET", "/federate?match[]=up")).await;
+    let answer = head.expect("the head is not held back");
     let mut body = answer.into_body();
     body.frame().await.unwrap().unwrap();
     drop(body);
-    let closed = timeout(Duration::from_secs(30), answering.closed.notified()).await;
+    let closed = timeout(PATIENCE, answering.closed.notified()).await;
     closed.expect("closed in the middle of an answer");
 }
 

@@ -60,7 +60,7 @@ pub struct Discovery {
     found: watch::Sender<State>,
 }
 
-/// What the last look found.
+/// Where the server is that the last look found.
 #[derive(Clone, Debug)]
 pub(super) struct Finding(watch::Receiver<State>);
 
@@ -133,7 +133,7 @@ impl Discovery {
             }
             (Err(failure), Some(Ok(server))) => {
                 let address = server.endpoint();
-                tracing::warn!(error = %failure, %address, "cannot look for Prometheus; the last one is used");
+                tracing::debug!(error = %failure, %address, "cannot look for Prometheus; the last one is used");
                 false
             }
             (Ok(Err(failure)) | Err(failure), Some(Err(known))) if *known == failure => false,
