@@ -94,7 +94,7 @@ pub struct Run {
 
     /// Prometheus server to serve, too: [NAME=]http(s)://host[:port][/prefix]; may be repeated
     ///
-    /// Callers find it at /agents/<agent>/prometheus, or /agents/<agent>/prometheus.NAME. See docs/prometheus.md.
+    /// Callers find it at /agents/AGENT/prometheus, or /agents/AGENT/prometheus.NAME. See docs/prometheus.md.
     #[arg(long, value_name = "[NAME=]URL", env = "AGENTK_PROMETHEUS_URL", help_heading = "Prometheus")]
     pub prometheus_url: Vec<Named<Endpoint>>,
     /// Certificates (PEM) to trust for this server instead of the system's

@@ -44,7 +44,7 @@ fuzz_target!(|data: &[u8]| {
                 ClusterError::Kubeconfig { file: named, .. } => {
                     named == file && text.starts_with(file.to_str().expect("it is UTF-8"))
                 }
-                ClusterError::Read { path, .. } | ClusterError::Token { path, .. } => {
+                ClusterError::Read { path, .. } | ClusterError::Credential { path, .. } => {
                     text.contains(&*path.to_string_lossy())
                 }
                 ClusterError::Tls(_) => true,

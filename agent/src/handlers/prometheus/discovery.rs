@@ -1,8 +1,8 @@
 //! Finds the cluster's Prometheus by the labels of its Service, for an agentk that was told a namespace and no URL.
 //!
-//! * **What is asked for**: the Services with one of [`SELECTORS`], in this order; the first that any Service has
-//!   decides. Exactly one must be left: a guess among several would show one team's data to another, so that there the
-//!   owner of the cluster has to choose, with a label.
+//! * **What is asked for**: the Services with one of five labels, in the order of `SELECTORS`; the first that any
+//!   Service has decides. Exactly one must be left: a guess among several would show one team's data to another, so that
+//!   there the owner of the cluster has to choose, with a label.
 //! * **How it is reached**: directly, at the Service's cluster address, over HTTP and without a credential. Not through
 //!   the API server's proxy (`services/<name>/proxy`), which costs the API server every byte, and whose right lets
 //!   callers of the service `kubernetes` reach *all* of Prometheus, its administration included.
