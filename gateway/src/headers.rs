@@ -237,7 +237,7 @@ mod tests {
                 ("connection", "keep-alive, X-Private"),
                 ("x-private", "1"),
                 ("keep-alive", "5"),
-                ("te", "trailers"),
+                ("te", "gzip"),
                 ("authorization", "Bearer secret"),
                 ("cookie", "a=b"),
                 ("kas-service", "control"),

@@ -71,7 +71,7 @@ pub struct Limits {
     /// How long a connection may have no request; it is closed before half as long again.
     #[serde(deserialize_with = "timeout")]
     pub idle_timeout: Duration,
-    /// How long a caller may stop reading its answer.
+    /// How long a caller may stop reading its answer, or sending its request's body.
     #[serde(deserialize_with = "timeout")]
     pub write_stall_timeout: Duration,
     /// Bytes of answers that are here and that their callers have not taken.

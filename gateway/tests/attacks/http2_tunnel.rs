@@ -266,7 +266,7 @@ async fn attack_06_control_frames_whose_answers_an_end_does_not_read_are_held_ba
         let mut attacker = agent(&world, &[]).await;
         attacker.go_deaf();
         assert_ne!(attacker.flood(&one.repeat(1000), 1000).await, Sent::All);
-        // Its own keepalive finds the tunnel dead, once it has heard what was under way.
+        // kas's keepalive finds the tunnel dead, once what the attacker sent before is read.
         sleep(Duration::from_secs(600)).await;
         world.tunnels(0).await;
         let _honest = world.agent(services()).await;
