@@ -4,7 +4,8 @@
 //! Input: `name: value` lines.
 //!
 //! * To the agent: nothing about the connection, nothing meant for kas, no `kas-*` but kas's own, no header that
-//!   `Connection` names, no twin with `_`; an upgrade only if it was asked for; the rest as it came, all of it.
+//!   `Connection` names, no twin with `_`; an upgrade only if it was asked for, and never to HTTP; the rest as it came,
+//!   all of it.
 //! * A caller who is impersonated is exactly who kas says, or refused; any other caller's `Impersonate-*` stay.
 //! * To the caller: only what is on the list; a `Location` leads a browser nowhere but back to kas.
 //! * agentk, behind a kas that filters nothing: neither credentials nor `kas-*` reach the cluster, nor come from it.
@@ -21,7 +22,7 @@ use http::{
     header::{CONNECTION, LOCATION, UPGRADE},
 };
 use libfuzzer_sys::fuzz_target;
-use proto::{Reason, ServiceName, impersonation::Impersonation};
+use proto::{Reason, ServiceName, border, impersonation::Impersonation, trailers};
 use url::Url;
 
 #[path = "../../agent/src/headers.rs"]
@@ -29,12 +30,12 @@ mod agent_headers;
 
 const HOP_BY_HOP: &[&str] = &[
     "connection",
+    "expect",
+    "http2-settings",
     "proxy-connection",
     "keep-alive",
     "proxy-authenticate",
     "proxy-authorization",
-    "te",
-    "trailer",
     "transfer-encoding",
     "upgrade",
 ];
@@ -58,6 +59,7 @@ const TO_CALLER: &[&str] = &[
     "location",
     "pragma",
     "retry-after",
+    "trailer",
     "vary",
     "warning",
     "x-kubernetes-pf-flowschema-uid",
@@ -126,7 +128,7 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
             && !named.iter().any(|named| named == name)
     };
     for name in output.keys().chain(input.keys()).map(HeaderName::as_str) {
-        if matches!(name, "kas-service" | "x-request-id" | "upgrade") {
+        if matches!(name, "kas-service" | "x-request-id" | "upgrade" | "te") {
             continue;
         }
         let expected = match kas {
@@ -136,6 +138,7 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
         };
         assert_eq!(values(&output, name), expected, "{name} of {input:?}");
     }
+    check_te(input, &output);
     for name in kas.into_iter().flat_map(HeaderMap::keys) {
         assert!(output.contains_key(name), "{name} is gone: {input:?}");
     }
@@ -174,30 +177,46 @@ fn check_agent(input: &HeaderMap) {
     let mut request = input.clone();
     let upgrade = agent_headers::to_upstream(&mut request);
     assert_eq!(upgrade, request.contains_key(UPGRADE));
-    assert_eq!(values(&request, "connection"), vec!["upgrade"; usize::from(upgrade)]);
+    let options = match (upgrade, trailers::wanted(input)) {
+        (true, _) => vec!["upgrade"],
+        (false, true) => vec!["te"],
+        (false, false) => vec![],
+    };
+    assert_eq!(values(&request, "connection"), options);
+    if !upgrade {
+        check_te(input, &request);
+    }
     check_upgrade(input, &request);
     let mut response = input.clone();
     agent_headers::from_upstream(&mut response);
     check_upgrade(input, &response);
-    for name in input.keys().map(HeaderName::as_str).filter(|name| !matches!(*name, "connection" | "upgrade"))
+    for name in
+        input.keys().map(HeaderName::as_str).filter(|name| !matches!(*name, "connection" | "te" | "upgrade"))
     {
         let kept = if stays(name) { values(input, name) } else { Vec::new() };
         assert_eq!(values(&response, name), kept, "{name} of a response");
         let kept = if CREDENTIALS.contains(&name) { Vec::new() } else { kept };
         assert_eq!(values(&request, name), kept, "{name} of a request");
     }
-    assert!(request.keys().chain(response.keys()).all(|name| input.contains_key(name)));
+    let known = |name: &HeaderName| name == CONNECTION || input.contains_key(name);
+    assert!(request.keys().chain(response.keys()).all(known));
     assert!(!response.contains_key(CONNECTION));
 }
 
 /// At most one protocol, one of those that were offered, and only if the connection is to be upgraded.
 fn check_upgrade(input: &HeaderMap, output: &HeaderMap) {
     let asked = connection_options(input).iter().any(|option| option == "upgrade");
+    let http = border::tokens(input, &UPGRADE).any(|protocol| protocol.eq_ignore_ascii_case("h2c"));
     match *values(output, "upgrade") {
-        [] => assert!(!asked || !input.contains_key(UPGRADE), "an upgrade is lost: {input:?}"),
-        [protocol] => assert!(asked && values(input, "upgrade").contains(&protocol), "{input:?}"),
+        [] => assert!(!asked || http || !input.contains_key(UPGRADE), "an upgrade is lost: {input:?}"),
+        [protocol] => assert!(asked && !http && values(input, "upgrade").contains(&protocol), "{input:?}"),
         [..] => panic!("several upgrades: {input:?}"),
     }
+}
+
+/// Whether trailers are taken, and nothing else.
+fn check_te(input: &HeaderMap, output: &HeaderMap) {
+    assert_eq!(values(output, "te"), vec!["trailers"; usize::from(trailers::wanted(input))], "{input:?}");
 }
 
 fn values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a HeaderValue> {
@@ -223,5 +242,9 @@ fn is_twin(name: &HeaderName) -> bool {
     let identity = ["impersonate-", "kas-", "x-forwarded-", "x-remote-"];
     plain != name.as_str()
         && (identity.iter().any(|prefix| plain.starts_with(prefix))
-            || matches!(&*plain, "authorization" | "cookie" | "host"))
+            || FOR_KAS.contains(&&*plain)
+            || matches!(
+                &*plain,
+                "content-length" | "proxy-authorization" | "transfer-encoding" | "x-real-ip"
+            ))
 }

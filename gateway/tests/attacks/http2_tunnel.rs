@@ -2,131 +2,26 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, Response, StatusCode};
-use proto::{Hello, InstanceId};
-use secrecy::ExposeSecret as _;
+use http::StatusCode;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
-    task::JoinHandle,
     time::{sleep, timeout},
 };
-use tunnel::{
-    Body, Ended, Settings,
-    websocket::{Role, WebSocket, handshake},
-};
+use tunnel::{Body, Ended};
 
 use crate::{
     cluster::{assert_serves, services, streams},
     http2::{
         CANCEL, CONTINUATION, DATA, END_HEADERS, END_STREAM, ENHANCE_YOUR_CALM, HEADERS, PING, PUSH_PROMISE,
-        Peer, REFUSED_STREAM, RST_STREAM, Sent, block, frame, goaway, headers, reset, settings_frame, string,
+        REFUSED_STREAM, RST_STREAM, Sent, block, frame, goaway, headers, reset, settings_frame,
+        window_update,
     },
     memory::Memory,
-    world::{World, text},
+    tunnel_ends::{
+        INITIAL_WINDOW, agent, ask, asked, assert_agentk_serves, assert_failed, bomb, kas, switched, upgrade,
+    },
+    world::World,
 };
-
-const INITIAL_WINDOW: u16 = 4;
-const ENABLE_CONNECT: u16 = 8;
-
-type Tunnel = Peer<WebSocket<DuplexStream>>;
-
-/// What an agent says to become a tunnel.
-fn upgrade(world: &World) -> String {
-    let hello = Hello {
-        instance: InstanceId::random(),
-        version: "0".into(),
-        pod_name: None,
-        pod_namespace: None,
-        kubernetes_version: None,
-        services: vec!["kubernetes".parse().unwrap()],
-        tunnel_index: 0,
-    };
-    let (mut headers, _) = handshake::ask();
-    headers.insert(proto::header::HELLO, hello.encode().unwrap());
-    let bearer = format!("Bearer {}", world.agent_token.expose_secret());
-    headers.insert("authorization", bearer.parse().unwrap());
-    let lines: Vec<String> =
-        headers.iter().map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap())).collect();
-    format!("GET / HTTP/1.1\r\nHost: kas\r\n{}\r\n", lines.concat())
-}
-
-/// A connection that kas has switched to WebSocket.
-async fn switched(world: &World) -> DuplexStream {
-    let (mut near, far) = tokio::io::duplex(64 << 10);
-    let agents = std::sync::Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, "attacker").await });
-    near.write_all(upgrade(world).as_bytes()).await.unwrap();
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        head.push(near.read_u8().await.unwrap());
-    }
-    assert!(head.starts_with(b"HTTP/1.1 101"));
-    near
-}
-
-/// An agent's end of a tunnel by hand.
-async fn agent(world: &World, settings: &[(u16, u32)]) -> Tunnel {
-    let before = world.kas.agents.metrics.tunnels.get();
-    let socket = WebSocket::new(switched(world).await, Bytes::new(), Role::Client);
-    let peer = Peer::server(socket, &[&[(ENABLE_CONNECT, 1)], settings].concat()).await;
-    world.tunnels(before + 1).await;
-    peer
-}
-
-/// A caller's request that is sent to the only tunnel, and its stream there.
-async fn asked(world: &World, agent: &mut Tunnel) -> (JoinHandle<(StatusCode, String)>, u32) {
-    let caller = world.clone();
-    let asking = tokio::spawn(async move {
-        let answer = caller.get("/agents/prod/kubernetes/attacked").await;
-        let status = answer.status();
-        (status, text(answer).await)
-    });
-    (asking, agent.next_of(HEADERS).await.unwrap().stream)
-}
-
-/// The caller is told that the agent failed it. A safe request was sent once more, and waited for another tunnel.
-async fn assert_failed(asking: JoinHandle<(StatusCode, String)>) {
-    let (status, body) = asking.await.unwrap();
-    assert!(matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE), "{status} {body}");
-}
-
-/// kas's end of a tunnel by hand, and how agentk's ends.
-async fn kas(settings: &[(u16, u32)]) -> (Tunnel, JoinHandle<Ended>) {
-    let (near, far) = tokio::io::duplex(64 << 10);
-    let agentk = tokio::spawn(async move {
-        let socket = WebSocket::new(far, Bytes::new(), Role::Client);
-        let (session, _leave) = tunnel::accept(socket, &Settings::default()).await.unwrap();
-        let answer = async |request: Request<Body>| match request.uri().path() {
-            "/never" => std::future::pending().await,
-            _ => Response::new(Body::from("answered")),
-        };
-        session.run(move |exchange| drop(tokio::spawn(exchange.answer(answer)))).await
-    });
-    (Peer::client(WebSocket::new(near, Bytes::new(), Role::Server), settings).await, agentk)
-}
-
-fn ask(stream: u32, flags: u8, path: &str, more: &[(&str, &str)]) -> Vec<u8> {
-    let fields = [(":method", "POST"), (":scheme", "http"), (":authority", "agent"), (":path", path)];
-    headers(stream, flags, &[&fields, more].concat())
-}
-
-/// A tunnel that kas opens next to the one it attacked.
-async fn assert_agentk_serves() {
-    let (mut kas, _agentk) = kas(&[]).await;
-    kas.send(&ask(1, END_STREAM, "/", &[])).await;
-    assert_eq!(kas.body(1).await.unwrap(), b"answered");
-}
-
-/// A head of 60 MB in 16 kB.
-fn bomb(stream: u32, first: &[(&str, &str)]) -> Vec<u8> {
-    let mut bomb = block(first);
-    bomb.push(0x40);
-    string(&mut bomb, b"x");
-    string(&mut bomb, &[b'x'; 4000]);
-    bomb.resize(16_000, 0x80 | 62);
-    frame(HEADERS, END_HEADERS | END_STREAM, stream, &bomb)
-}
 
 #[tokio::test(start_paused = true)]
 async fn attack_01_rapid_reset_by_kas_costs_agentk_little() {
@@ -273,6 +168,20 @@ async fn attack_06_control_frames_whose_answers_an_end_does_not_read_are_held_ba
         assert_serves(&world).await;
         memory.assert_bounded();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_06_an_agent_that_answers_no_ping_is_given_up_once_it_is_silent() {
+    let world = World::new();
+    let mut attacker = agent(&world, &[]).await;
+    attacker.go_deaf();
+    // A sign of life now and then, often in the middle of kas's wait for its answer.
+    for _ in 0..20 {
+        assert_eq!(attacker.send(&window_update(0, 1)).await, Sent::All);
+        sleep(Duration::from_secs(22)).await;
+    }
+    sleep(Duration::from_secs(60)).await;
+    world.tunnels(0).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -23,13 +23,16 @@
 mod cluster;
 mod http1;
 mod http1_front;
+mod http1_headers;
 mod http2;
 mod http2_front;
+mod http2_stall;
 mod http2_tunnel;
 mod memory;
 #[path = "../scenarios/server.rs"]
 #[allow(dead_code, reason = "each binary uses its own part")]
 mod server;
+mod tunnel_ends;
 mod upstream;
 #[path = "../scenarios/world.rs"]
 #[allow(dead_code, reason = "each binary uses its own part")]
