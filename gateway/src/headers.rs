@@ -156,12 +156,14 @@ fn is_consumed(name: &HeaderName) -> bool {
     CONSUMED.contains(name) || name.as_str().starts_with("x-remote-")
 }
 
-/// Whether a `Location` is a path. Browsers read `\\` as `/` and drop tabs, so `/\\evil.example` is not one.
+/// Whether a `Location` is a path, or relative to one as in Go's redirects (`logs/`). Browsers read `\\` as `/` and drop
+/// tabs, so `/\\evil.example` is neither. A colon in the first segment ends a scheme (RFC 3986 section 4.2).
 fn within_origin(location: &HeaderValue) -> bool {
-    let mut bytes = location.as_bytes().iter();
-    bytes.next() == Some(&b'/')
-        && !matches!(bytes.next(), Some(b'/' | b'\\'))
-        && !location.as_bytes().contains(&b'\t')
+    let location = location.as_bytes();
+    let first = location.split(|byte| matches!(byte, b'/' | b'?' | b'#')).next().unwrap_or_default();
+    !location.starts_with(b"//")
+        && !location.iter().any(|byte| matches!(byte, b'\\' | b'\t'))
+        && !first.contains(&b':')
 }
 
 /// Some servers take `X_Foo` for `X-Foo`. Whoever spells a header that carries identity like that is not a mistaken
@@ -309,6 +311,12 @@ mod tests {
         for (location, stays) in [
             ("/api/v1", true),
             ("/", true),
+            ("logs/", true),
+            ("?page=2", true),
+            ("a/b:c", true),
+            ("javascript:alert(1)", false),
+            ("https:evil.example", false),
+            ("\\\\evil.example", false),
             ("//evil.example", false),
             ("/\\evil.example", false),
             ("/\t/evil.example", false),
