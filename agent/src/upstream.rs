@@ -9,6 +9,7 @@
 //! connection. Whatever may have reached the server is the caller's to repeat.
 
 mod connect;
+mod early;
 mod endpoint;
 mod error;
 mod pool;

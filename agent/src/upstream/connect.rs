@@ -16,6 +16,7 @@ use tokio_rustls::TlsConnector;
 
 use super::{
     Endpoint, Scheme, TlsSource, UpstreamError,
+    early::EarlyAnswers,
     pool::{Lease, Pool},
 };
 
@@ -52,7 +53,7 @@ impl Connector {
         };
         let deadline = Instant::now() + self.timeout;
         let connecting = async {
-            let tcp = self.tcp(deadline).await?;
+            let tcp = EarlyAnswers::new(self.tcp(deadline).await?);
             let Some((tls, name)) = tls else { return self.handshake(tcp, pool, generation).await };
             let tls = tls
                 .connect(name, tcp)
