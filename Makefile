@@ -49,6 +49,13 @@ e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is
 	cargo build --workspace --bins
 	cargo nextest run -p gateway --test e2e --no-capture
 
+.PHONY: differential
+differential: ## Hundreds of kubectl, helm and curl commands with and without the tunnel; prints what differs
+	cargo build --workspace --bins
+	rm -rf target/differential
+	cargo nextest run -p gateway --test e2e -E 'test(/^differential::differential_/)'; code=$$?; \
+	  cat target/differential/report.md; exit $$code
+
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 

@@ -18,8 +18,9 @@ pub(crate) use self::{
     curl::{Reply, curl},
     kas::{Kas, KasOptions, Tokens},
     kubectl::{Kubectl, assert_same_among, normal},
-    process::{Process, eventually, run},
+    process::{Process, code, eventually, run},
     prometheus::{Prometheus, Server},
+    skip::skipped,
     tls::Certificates,
     world::{AGENT, World},
 };

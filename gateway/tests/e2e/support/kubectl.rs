@@ -42,6 +42,11 @@ impl Kubectl {
         Self { namespace: Some(namespace.to_owned()), ..self.clone() }
     }
 
+    /// The file that says where its cluster is, and who it is there.
+    pub(crate) fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
     /// Runs to its end.
     pub(crate) fn run(&self, arguments: &[&str]) -> Answer {
         self.pipe(arguments, b"")

@@ -131,7 +131,7 @@ pub(crate) fn run(command: &mut Command, stdin: &[u8]) -> Output {
 }
 
 /// The exit code; negative for a signal.
-pub(super) fn code(status: ExitStatus) -> i32 {
+pub(crate) fn code(status: ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt as _;
 
     status.code().unwrap_or_else(|| -status.signal().unwrap())

@@ -7,7 +7,7 @@ use std::{io::Write as _, thread};
 /// # Panics
 ///
 /// With `E2E_REQUIRE=1`: where everything has to be there, leaving a test out is a failure.
-pub(super) fn skipped(why: &str) {
+pub(crate) fn skipped(why: &str) {
     let thread = thread::current();
     let name = thread.name().unwrap_or("a test");
     let required = std::env::var("E2E_REQUIRE").is_ok_and(|required| required == "1");

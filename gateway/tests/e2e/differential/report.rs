@@ -1,0 +1,87 @@
+//! `target/differential/report.md` and `report.json`.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+
+/// What became of a row.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Outcome {
+    pub(super) command: String,
+    /// None if both sides are the same.
+    pub(super) differences: Vec<String>,
+    /// The headers that differed as documented.
+    pub(super) headers: Vec<String>,
+    pub(super) direct: Duration,
+    pub(super) through: Duration,
+}
+
+impl Outcome {
+    /// In words, if it differs.
+    pub(super) fn complaint(&self) -> Option<String> {
+        (!self.differences.is_empty()).then(|| format!("$ {}\n{}", self.command, self.differences.join("\n")))
+    }
+}
+
+/// Writes what became of a group, and the report of all groups that have run: each runs in a process of its own.
+pub(super) fn write(group: &str, outcomes: &[Outcome]) {
+    let directory = directory();
+    fs::create_dir_all(directory.join("groups")).unwrap();
+    let lock = File::create(directory.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let file = directory.join("groups").join(format!("{group}.json"));
+    fs::write(file, serde_json::to_vec_pretty(outcomes).unwrap()).unwrap();
+    let groups: BTreeMap<String, Vec<Outcome>> = fs::read_dir(directory.join("groups"))
+        .unwrap()
+        .map(|entry| {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            (name, serde_json::from_slice(&fs::read(&path).unwrap()).unwrap())
+        })
+        .collect();
+    fs::write(directory.join("report.json"), serde_json::to_vec_pretty(&groups).unwrap()).unwrap();
+    fs::write(directory.join("report.md"), markdown(&groups)).unwrap();
+}
+
+fn directory() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("differential")
+}
+
+fn markdown(groups: &BTreeMap<String, Vec<Outcome>>) -> String {
+    let mut text =
+        "| group | rows | same | different | without the tunnel | through it |\n|---|--:|--:|--:|--:|--:|\n"
+            .to_owned();
+    let mut line = |name: &str, outcomes: &[&Outcome]| {
+        let different = outcomes.iter().filter(|outcome| !outcome.differences.is_empty()).count();
+        let seconds = |time: fn(&Outcome) -> Duration| {
+            outcomes.iter().map(|outcome| time(outcome)).sum::<Duration>().as_secs_f64()
+        };
+        let (direct, through) = (seconds(|outcome| outcome.direct), seconds(|outcome| outcome.through));
+        let (rows, same) = (outcomes.len(), outcomes.len() - different);
+        writeln!(text, "| {name} | {rows} | {same} | {different} | {direct:.1} s | {through:.1} s |")
+            .unwrap();
+    };
+    for (name, outcomes) in groups {
+        line(name, &outcomes.iter().collect::<Vec<_>>());
+    }
+    let all: Vec<_> = groups.values().flatten().collect();
+    line("**all**", &all);
+
+    let mut headers: BTreeMap<&str, usize> = BTreeMap::new();
+    for name in all.iter().flat_map(|outcome| &outcome.headers) {
+        *headers.entry(name).or_default() += 1;
+    }
+    text += "\nHeaders that differ as `docs/protocol.md` says:";
+    let counts: Vec<_> = headers.iter().map(|(name, count)| format!(" `{name}` in {count}")).collect();
+    writeln!(text, "{}.", counts.join(",")).unwrap();
+    for complaint in all.iter().filter_map(|outcome| outcome.complaint()) {
+        write!(text, "\n```diff\n{complaint}\n```\n").unwrap();
+    }
+    text
+}
