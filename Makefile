@@ -56,6 +56,14 @@ differential: ## Hundreds of kubectl, helm and curl commands with and without th
 	cargo nextest run -p gateway --test e2e -E 'test(/^differential::differential_/)'; code=$$?; \
 	  cat target/differential/report.md; exit $$code
 
+E2E_LARGE_MIB ?= 1024
+
+.PHONY: e2e-large
+e2e-large: export E2E_LARGE_MIB := $(E2E_LARGE_MIB)
+e2e-large: ## Streams of E2E_LARGE_MIB (1024) each way, with the memory that they take; make e2e sends 64
+	cargo build --workspace --bins
+	cargo nextest run -p gateway --test e2e --profile large --no-capture -E 'test(/^large::/)'
+
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 

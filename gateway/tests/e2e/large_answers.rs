@@ -34,14 +34,14 @@ fn an_answer_of_300_mib_is_streamed_with_flat_memory() {
         command
     };
     let processes = [("kas", &world.kas.process), ("agentk", &world.agent.process)];
-    let before = processes.map(|(_, process)| process.memory("VmRSS"));
+    let before = processes.map(|(_, process)| process.memory("VmRSS") >> 20);
 
     // Somebody who reads hardly anything makes nobody keep the rest.
     let _slow = Process::start("a slow reader", &mut curl(&["--limit-rate", "10k"]));
     let fast = run(&mut curl(&["--write-out", "%{http_code} %{size_download}"]), b"");
     assert_eq!(String::from_utf8_lossy(&fast.stdout), format!("200 {SIZE}"));
     for ((name, process), before) in processes.into_iter().zip(before) {
-        let most = process.memory("VmHWM");
+        let most = process.memory("VmHWM") >> 20;
         println!("{name}: {before} MiB before, {most} MiB at most");
         assert!(
             most < before + BOUND,

@@ -8,6 +8,7 @@ mod kubeconfig;
 mod kubectl;
 mod process;
 mod prometheus;
+mod simulator;
 mod skip;
 mod tls;
 mod world;
@@ -20,6 +21,7 @@ pub(crate) use self::{
     kubectl::{Kubectl, assert_same_among, normal},
     process::{Process, code, eventually, run},
     prometheus::{Prometheus, Server},
+    simulator::Simulator,
     skip::skipped,
     tls::Certificates,
     world::{AGENT, World},

@@ -40,7 +40,7 @@ impl Cluster {
         }
 
         let directory = tempfile::tempdir().unwrap();
-        let kubectl = Kubectl::new("direct", "", kubeconfig.clone(), directory.path());
+        let kubectl = Kubectl::of_cluster(&kubeconfig, directory.path());
         Some(Self { kubeconfig, kubectl, _directory: directory })
     }
 

@@ -37,6 +37,11 @@ impl Kubectl {
         Self { name, kubeconfig, cache, prefix: prefix.to_owned(), namespace: None }
     }
 
+    /// Without any tunnel.
+    pub(crate) fn of_cluster(kubeconfig: &Path, directory: &Path) -> Self {
+        Self::new("direct", "", kubeconfig.to_owned(), directory)
+    }
+
     /// The same in a namespace.
     pub(crate) fn within(&self, namespace: &str) -> Self {
         Self { namespace: Some(namespace.to_owned()), ..self.clone() }
@@ -88,16 +93,29 @@ impl Kubectl {
         self.start_with(Stdio::piped(), arguments)
     }
 
-    fn start_with(&self, stdin: Stdio, arguments: &[&str]) -> Process {
+    /// To be run in some other way.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("kubectl");
         self.prepare(&mut command, arguments);
+        command
+    }
+
+    fn start_with(&self, stdin: Stdio, arguments: &[&str]) -> Process {
+        let mut command = self.command(arguments);
         Process::start(&format!("kubectl {} ({})", arguments.join(" "), self.name), command.stdin(stdin))
     }
 
     /// Runs to its end at a terminal.
     pub(crate) fn at_terminal(&self, arguments: &[&str], typed: &str) -> Answer {
+        let output = run(&mut self.terminal("", arguments), typed.as_bytes());
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        Answer { code: code(output.status), stdout: output.stdout, stderr }
+    }
+
+    /// To be run at a terminal of 101 columns and 33 rows, after something of the shell.
+    pub(crate) fn terminal(&self, before: &str, arguments: &[&str]) -> Command {
         let mut shell = format!(
-            "stty cols 101 rows 33; exec timeout --foreground 60 kubectl --kubeconfig {}",
+            "stty cols 101 rows 33; {before} exec timeout --foreground 60 kubectl --kubeconfig {}",
             self.kubeconfig.display()
         );
         if let Some(namespace) = &self.namespace {
@@ -109,9 +127,7 @@ impl Kubectl {
         let mut command = Command::new("script");
         command.args(["--quiet", "--return", "--command", &shell, "/dev/null"]);
         command.env("KUBECACHEDIR", &self.cache).env_remove("KUBECONFIG").env("SHELL", "/bin/sh");
-        let output = run(&mut command, typed.as_bytes());
-        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        Answer { code: code(output.status), stdout: output.stdout, stderr }
+        command
     }
 
     fn prepare(&self, command: &mut Command, arguments: &[&str]) {

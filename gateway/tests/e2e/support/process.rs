@@ -69,11 +69,16 @@ impl Process {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Its memory in MiB: `VmRSS` is what it has, `VmHWM` the most that it had (proc(5)).
+    /// The most memory that it ever had, in bytes.
+    pub(crate) fn peak_memory(&self) -> u64 {
+        self.memory("VmHWM")
+    }
+
+    /// Its memory in bytes: `VmRSS` is what it has, `VmHWM` the most that it had (proc(5)).
     pub(crate) fn memory(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
     /// Asks it to stop.

@@ -1,0 +1,39 @@
+//! The simulated cluster, for what old clusters do not speak: `v5.channel.k8s.io` of exec over WebSocket.
+
+use std::{path::PathBuf, process::Command};
+
+use tempfile::TempDir;
+
+use super::{
+    Kas, Process, kubeconfig,
+    skip::{installed, skipped},
+};
+
+/// A running one.
+pub(crate) struct Simulator {
+    /// What agentk is given.
+    pub(crate) kubeconfig: PathBuf,
+    _process: Process,
+    _directory: TempDir,
+}
+
+impl Simulator {
+    /// Starts one, or says a word about the test that is left out for want of kubectl.
+    pub(crate) fn or_skip() -> Option<Self> {
+        if !installed("kubectl") {
+            skipped("there is no kubectl");
+            return None;
+        }
+
+        let program = Kas::program().with_file_name("loadtest");
+        let process = Process::start(
+            "loadtest simulator",
+            Command::new(program).args(["simulator", "--listen", "127.0.0.1:0"]),
+        );
+        let line = process.line("its address", |line| line.contains("listens on http://"));
+        let url = line.rsplit(' ').next().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let kubeconfig = kubeconfig::write(directory.path().join("kubeconfig"), url, None, "none");
+        Some(Self { kubeconfig, _process: process, _directory: directory })
+    }
+}
