@@ -1,6 +1,6 @@
 //! Answers that go on.
 
-use crate::support::{Cluster, Kubectl, Process, World};
+use crate::support::{Cluster, Kubectl, Process, World, eventually};
 
 /// Says "one", then "two" once `/go` is there, and ends.
 pub(crate) const TWO_LINES: &str = "echo one; until [ -e /go ]; do sleep 0.1; done; echo two";
@@ -44,6 +44,49 @@ fn a_watch_ends_with_its_timeout_as_it_does_without_the_tunnel() {
         assert_eq!((answer.code, &*answer.stderr), (0, ""), "{}", kubectl.name);
     }
     assert_eq!(world.in_flight(), 0.0);
+}
+
+/// Tunnels are replaced at their maximum age; a watch goes on in the old one, and another finds the new.
+#[test]
+fn a_watch_goes_on_while_tunnels_are_replaced() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let world = World::start(&cluster.kubeconfig, |options, certificates| {
+        options.public_tls = Some(certificates);
+        options.max_age = Some(2);
+    });
+    let namespace = cluster.namespace("watch-age");
+    let through = world.kubectl().within(&namespace.name);
+    let watch = through.start(&["get", "configmaps", "--watch", "--output=name"]);
+    for number in 0..6 {
+        let replaced = world.kas.metric("kas_handshakes_total");
+        eventually("a tunnel is replaced", || world.kas.metric("kas_handshakes_total") > replaced);
+        let name = format!("during-{number}");
+        through.ok(&["create", "configmap", &name]);
+        watch.line(&name, |line| line == format!("configmap/{name}"));
+    }
+}
+
+/// What a client needs to know that it missed nothing, and to start over if it did.
+#[test]
+fn bookmarks_and_expiry_of_a_watch_arrive() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let world = World::of_cluster(&cluster.kubeconfig);
+    let namespace = cluster.namespace("bookmarks");
+    let events = |kubectl: &Kubectl, query: &str| -> Vec<serde_json::Value> {
+        let path = format!("/api/v1/namespaces/{}/configmaps?watch=true&{query}", namespace.name);
+        let answer = kubectl.raw(&path);
+        assert_eq!(answer.code, 0, "{}", answer.stderr);
+        answer.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let through = world.kubectl();
+    // The API server sends one shortly before the end of the watch.
+    let seen = events(&through, "timeoutSeconds=4&allowWatchBookmarks=true&resourceVersion=0");
+    assert!(seen.iter().any(|event| event["type"] == "BOOKMARK"), "{seen:?}");
+    for kubectl in [&namespace.kubectl, &through] {
+        let expired = events(kubectl, "timeoutSeconds=2&resourceVersion=1");
+        let gone = expired.iter().any(|event| event["type"] == "ERROR" && event["object"]["code"] == 410);
+        assert!(gone, "{}: {expired:?}", kubectl.name);
+    }
 }
 
 #[test]

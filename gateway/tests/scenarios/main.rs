@@ -9,4 +9,5 @@ mod limits;
 mod prometheus;
 mod roster;
 mod server;
+mod watches;
 mod world;

@@ -22,6 +22,8 @@ pub(crate) struct KasOptions {
     pub(crate) agent_tls: Option<Certificates>,
     /// The port that an earlier kas had, for agents to find this one.
     pub(crate) agent_port: u16,
+    /// `max_connection_age` of tunnels, in seconds, if not the default.
+    pub(crate) max_age: Option<u32>,
     /// `listen_grace_period`, in seconds.
     pub(crate) listen_grace: u32,
     /// `shutdown_grace_period`, in seconds.
@@ -152,12 +154,16 @@ impl KasOptions {
             }
             listen
         };
+        let mut agents = listen(&self.agent_tls, self.agent_port);
+        if let Some(max_age) = self.max_age {
+            agents["max_connection_age"] = json!(format!("{max_age}s"));
+        }
         let mut public = listen(&self.public_tls, 0);
         public["listen_grace_period"] = json!(format!("{}s", self.listen_grace));
         public["shutdown_grace_period"] = json!(format!("{}s", self.shutdown_grace));
         json!({
             "agent": {
-                "listen": listen(&self.agent_tls, self.agent_port),
+                "listen": agents,
                 "kubernetes_api": {"listen": public},
             },
             "observability": {
