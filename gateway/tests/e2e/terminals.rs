@@ -112,7 +112,7 @@ fn fifty_connections_share_one_port_forward() {
     let Some(cluster) = Cluster::or_skip() else { return };
     let world = World::of_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("fifty");
-    namespace.pod("web", "mkdir /www; seq 50000 >/www/page; exec httpd -f -p 8080 -h /www");
+    namespace.pod("web", "mkdir -p /www; seq 50000 >/www/page; exec httpd -f -p 8080 -h /www");
     let page = namespace.kubectl.run(&["exec", "web", "--", "cat", "/www/page"]).stdout;
     let through = world.kubectl().within(&namespace.name);
     let mut forward = through.start(&["port-forward", "pod/web", ":8080"]);

@@ -125,8 +125,6 @@ setup until_it kubectl get deployment none -o jsonpath='{.status.observedGenerat
 200   api "$core/configmaps?watch=true&timeoutSeconds=1&fieldSelector=metadata.name%3Dcolours" -H 'Accept: application/vnd.kubernetes.protobuf;stream=watch'
 200   api "$core/configmaps?watch=true&timeoutSeconds=2&allowWatchBookmarks=true&resourceVersion=0&fieldSelector=metadata.name%3Dcolours" --http1.1
 200   api "$core/configmaps?watch=true&timeoutSeconds=1&resourceVersion=1"
-410   api "$core/configmaps?limit=1&continue=$(printf '{"v":"meta.k8s.io/v1","rv":1,"start":"colours\\u0000"}' |
-      base64 -w0 | tr -d =)"
 200   api "/api/v1/watch/namespaces/$NS/configmaps?timeoutSeconds=1&fieldSelector=metadata.name%3Dcolours"
 
 # Subresources

@@ -4,7 +4,7 @@ setup cat >web.json <<'JSON'
       {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "labels": {"app": "web"}}, "spec": {
       "restartPolicy": "Always", "terminationGracePeriodSeconds": 0, "containers": [
       {"name": "main", "image": "busybox:1.35", "command": ["sh", "-c",
-      "mkdir /www; echo page >/www/index.html; for i in 1 2 3 4 5; do echo line $i; done; exec httpd -f -p 8080 -h /www"]},
+      "mkdir -p /www; echo page >/www/index.html; for i in 1 2 3 4 5; do echo line $i; done; exec httpd -f -p 8080 -h /www"]},
       {"name": "twice", "image": "busybox:1.35", "command": ["sh", "-c",
       "echo here; [ -e /seen/once ] && exec sleep 1000; touch /seen/once; echo once; exit 3"],
       "volumeMounts": [{"name": "seen", "mountPath": "/seen"}]}],
