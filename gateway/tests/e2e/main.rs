@@ -17,6 +17,7 @@
 
 mod cancellation;
 mod changes;
+mod clients;
 mod differential;
 mod failures;
 mod federation;
