@@ -254,7 +254,6 @@ mod tests {
         .unwrap();
         let expected = map(&[
             ("accept", "*/*"),
-            ("te", "trailers"),
             ("via", "1.1 proxy"),
             ("via", "1.1 kas"),
             ("x-forwarded-for", "192.0.2.1"),

@@ -39,7 +39,7 @@ where
         }
     });
     let world = World::new();
-    let prometheus = Prometheus::new(endpoint, Settings::default());
+    let prometheus = Prometheus::new(endpoint, Settings::default(), None);
     let agent = world.agent(Services::new().with("prometheus", prometheus)).await;
     (world, (agent, AbortOnDropHandle::new(serving)))
 }
