@@ -57,6 +57,7 @@ use crate::{
     io::StallGuard,
     log_limit::LogLimit,
     metrics::{Limit, Metrics},
+    promql,
     target::Target,
     timing::Stages,
 };
@@ -214,7 +215,10 @@ impl Callers {
 
         let metrics = Arc::clone(self.forwarder.metrics.of(&to.service));
         let patience = self.limits.write_stall_timeout;
-        let request = request.map(|body| watched(body, patience, &metrics));
+        let mut request = request.map(|body| watched(body, patience, &metrics));
+        if let Some(labels) = grant.caller.labels(&to.service) {
+            request = promql::enforce(labels, request).await?;
+        }
         let Answered { mut response, lease, sent } = self.forwarder.forward(&to, request).await?;
         if let Some(failure) = failure_of(&response, &to) {
             return Err(failure);

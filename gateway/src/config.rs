@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn the_example_identity_is_valid() {
         let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/identity.example.yaml"));
-        assert_eq!(crate::identity::Identity::read(file).unwrap().counts(), (1, 3));
+        assert_eq!(crate::identity::Identity::read(file).unwrap().counts(), (1, 4));
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl Failure {
 
     fn prometheus_envelope(&self) -> String {
         let error_type = match self.reason.status().as_u16() {
-            400 => "bad_data",
+            400 | 413 => "bad_data",
             401 | 403 => "forbidden",
             404 => "not_found",
             405 => "bad_data",

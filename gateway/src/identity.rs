@@ -14,7 +14,7 @@ use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 
 pub use self::current::Identities;
-use crate::token::TokenHash;
+use crate::{promql::Labels, token::TokenHash};
 
 /// Everybody whom one version of the identity file names.
 #[derive(Debug, Default)]
@@ -45,6 +45,7 @@ pub struct Caller {
     services: Allowed<ServiceName>,
     /// Who the caller is in the cluster.
     pub access_as: AccessAs,
+    labels: Option<Labels>,
 }
 
 /// Everything, or what is listed.
@@ -141,6 +142,13 @@ impl Caller {
     /// Whether the caller may use a service of the agents that it may use.
     pub fn may_ask(&self, service: &ServiceName) -> bool {
         self.services.contains(service)
+    }
+
+    /// The labels to which the caller's requests to this service are limited: those to `prometheus` and
+    /// `prometheus.<name>`, if the caller has any.
+    pub fn labels(&self, service: &ServiceName) -> Option<&Labels> {
+        let rest = service.as_str().strip_prefix(ServiceName::PROMETHEUS)?;
+        self.labels.as_ref().filter(|_| rest.is_empty() || rest.starts_with('.'))
     }
 }
 

@@ -11,6 +11,7 @@
 //! * [`forward`] decides who gets a request; the page to read first.
 //! * [`callers`] serves callers: [`cors`] says which web pages may, [`target`] takes the URL apart, [`access`] says who
 //!   may, [`headers`] what crosses the border, [`failure`] how an error is said.
+//! * [`promql`] narrows the queries of callers who may see only certain series.
 //! * [`agents`] serves agents and keeps their tunnels in the table; [`roster`] lists them for operators.
 //! * [`app`] builds, wires and stops all of it. [`config`] and [`identity`] are what it is built from.
 #![warn(missing_docs)]
@@ -32,6 +33,7 @@ pub mod io;
 pub mod listen;
 pub mod log_limit;
 pub mod metrics;
+pub mod promql;
 pub mod reload;
 pub mod roster;
 pub mod target;

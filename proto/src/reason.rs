@@ -76,6 +76,8 @@ reasons! {
     NotProxied = "not-proxied", FORBIDDEN, Caller;
     /// The service has this path, for other methods: `Allow` lists them.
     MethodNotAllowed = "method-not-allowed", METHOD_NOT_ALLOWED, Caller;
+    /// The caller sees only series with certain labels, which cannot be enforced in this request.
+    NotEnforceable = "not-enforceable", FORBIDDEN, Caller;
     /// agentk has a policy, which does not allow this request.
     RefusedByPolicy = "refused-by-policy", FORBIDDEN, Caller;
     /// No tunnel of this agent, nor did one come while the request waited.
@@ -98,6 +100,8 @@ reasons! {
     TooManyRequests = "too-many-requests", TOO_MANY_REQUESTS, Server;
     /// The request's head has more or longer fields than kas takes.
     HeadTooLarge = "head-too-large", REQUEST_HEADER_FIELDS_TOO_LARGE, Caller;
+    /// The request's body is larger than kas reads.
+    BodyTooLarge = "body-too-large", PAYLOAD_TOO_LARGE, Caller;
     /// The other end does not speak our subprotocol.
     UnsupportedProtocol = "unsupported-protocol", UPGRADE_REQUIRED, Caller;
     /// A defect of ours.

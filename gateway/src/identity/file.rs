@@ -1,6 +1,10 @@
 //! The identity file: its shape, and what makes it invalid.
 
-use std::{collections::hash_map::Entry, path::Path, sync::Arc};
+use std::{
+    collections::{BTreeMap, hash_map::Entry},
+    path::Path,
+    sync::Arc,
+};
 
 use proto::{AgentId, AgentName, ServiceName, impersonation::Impersonation};
 use serde::Deserialize;
@@ -10,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::{AccessAs, Allowed, Caller, Grant, Identity};
 use crate::{
     config::{self, ConfigError},
+    promql::Labels,
     token::TokenHash,
 };
 
@@ -44,6 +49,15 @@ struct CallerEntry {
     services: Vec<Spanned<String>>,
     #[serde(default)]
     access_as: Option<AccessAsEntry>,
+    #[serde(default)]
+    prometheus: Option<PrometheusEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PrometheusEntry {
+    /// The values that each label may have.
+    labels: Spanned<BTreeMap<String, Vec<String>>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -148,7 +162,12 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
         None | Some(AccessAsEntry::Agent(Empty {})) => AccessAs::Agent,
         Some(AccessAsEntry::Impersonate(entry)) => impersonation(*entry, at)?,
     };
-    let caller = Arc::new(Caller { name: entry.name.value, agents, services, access_as });
+    let labels = entry.prometheus.map(|entry| {
+        Labels::new(&entry.labels.value)
+            .map_err(|error| at.error("prometheus.labels", &entry.labels, error.to_string()))
+    });
+    let labels = labels.transpose()?;
+    let caller = Arc::new(Caller { name: entry.name.value, agents, services, access_as, labels });
     let in_flight = Arc::default();
     for token in entry.tokens.value {
         if identity.agent_tokens.contains_key(&token.value) {
@@ -267,6 +286,16 @@ mod tests {
         assert!(ops.revoked.is_cancelled(), "it may use less than before");
         assert!(!grant(&narrowed, "d").revoked.is_cancelled(), "and may come back");
 
+        let labels = "services: ['*'], prometheus: {labels: {ns: [a]}}";
+        let (limited, wider) = (example().replace("services: ['*']", labels), example());
+        let (limited, mut wider) = (parse(&limited).unwrap(), parse(&wider).unwrap());
+        wider.succeed(&limited);
+        assert!(grant(&limited, "d").revoked.is_cancelled(), "other labels are other rights");
+        let prometheus = "prometheus".parse().unwrap();
+        assert!(grant(&limited, "d").caller.labels(&prometheus).is_some());
+        assert!(grant(&limited, "d").caller.labels(&"kubernetes".parse().unwrap()).is_none());
+        assert!(grant(&wider, "d").caller.labels(&prometheus).is_none());
+
         Identity::default().succeed(&narrowed);
         assert!(ci.revoked.is_cancelled());
     }
@@ -293,6 +322,14 @@ mod tests {
             (
                 "callers: [{name: a, tokens: [], agents: [], services: [], access_as: {root: {}}}]",
                 "unknown variant",
+            ),
+            (
+                "callers: [{name: a, tokens: [], agents: [], services: [], prometheus: {labels: {}}}]",
+                "callers[0].prometheus.labels: name at least one label",
+            ),
+            (
+                "callers: [{name: a, tokens: [], agents: [], services: [], prometheus: {label: {a: [b]}}}]",
+                "unknown field `label`",
             ),
             ("people: []", "unknown field `people`"),
         ] {

@@ -30,6 +30,7 @@ mod prometheus;
 mod reading;
 mod streams;
 mod support;
+mod tenants;
 mod terminals;
 mod tls;
 mod upgrades;

@@ -9,5 +9,6 @@ mod limits;
 mod prometheus;
 mod roster;
 mod server;
+mod tenants;
 mod watches;
 mod world;
