@@ -1,0 +1,146 @@
+//! About how large a regular expression becomes when it is compiled.
+
+use std::{iter::Peekable, str::Chars};
+
+/// A class of Unicode characters, like `\w`, in single characters.
+const CLASS: usize = 50;
+
+/// The size in single characters, where repetitions are counted as often as they repeat.
+pub(super) fn work(regex: &str) -> usize {
+    let mut groups = Groups::default();
+    let mut chars = regex.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => groups.atom(if chars.next().is_some_and(is_class) { CLASS } else { 1 }),
+            '[' => {
+                groups.open(true);
+                // Here it stands for itself.
+                chars.next_if_eq(&'^');
+                chars.next_if_eq(&']');
+            }
+            ']' if groups.in_class() => groups.close(),
+            _ if groups.in_class() => groups.atom(1),
+            // Comments could hide brackets from us. Prometheus knows no such flag.
+            '(' if has_comments(&chars) => return usize::MAX,
+            '(' => groups.open(false),
+            ')' => groups.close(),
+            '{' => match repetition(&mut chars) {
+                Some(times) => groups.repeat(times),
+                None => groups.atom(1),
+            },
+            _ => groups.atom(1),
+        }
+    }
+    groups.total()
+}
+
+fn is_class(letter: char) -> bool {
+    matches!(letter, 'p' | 'P' | 'w' | 'W' | 'd' | 'D' | 's' | 'S')
+}
+
+fn has_comments(chars: &Peekable<Chars<'_>>) -> bool {
+    let mut flags = chars.clone();
+    flags.next() == Some('?')
+        && flags.take_while(|c| c.is_ascii_alphabetic() || *c == '-').any(|flag| flag == 'x')
+}
+
+/// Reads `n}`, `n,}` or `m,n}`, and says `n`; what else follows a brace is characters.
+fn repetition(chars: &mut Peekable<Chars<'_>>) -> Option<usize> {
+    let (mut ahead, mut text) = (chars.clone(), String::new());
+    loop {
+        match ahead.next()? {
+            '}' => break,
+            c if c.is_ascii_digit() || c == ',' || c.is_whitespace() => text.push(c),
+            _ => return None,
+        }
+    }
+    let counts = text.split(',').map(str::trim).filter(|count| !count.is_empty());
+    let times = counts.map(|count| count.parse().unwrap_or(usize::MAX)).max()?;
+    *chars = ahead;
+    Some(times)
+}
+
+/// The groups that are open, innermost last: the size so far, and whether it is a class in square brackets.
+#[derive(Default)]
+struct Groups {
+    open: Vec<(usize, bool)>,
+    outside: usize,
+    /// The size of what a repetition would repeat.
+    last: usize,
+}
+
+impl Groups {
+    fn atom(&mut self, size: usize) {
+        self.last = size;
+        self.add(size);
+    }
+
+    fn add(&mut self, size: usize) {
+        let sum = self.open.last_mut().map_or(&mut self.outside, |(sum, _)| sum);
+        *sum = sum.saturating_add(size);
+    }
+
+    fn open(&mut self, class: bool) {
+        self.open.push((1, class));
+    }
+
+    /// Of what was never opened, everything so far is taken for the group.
+    fn close(&mut self) {
+        match self.open.pop() {
+            Some((sum, _)) => self.atom(sum),
+            None => self.last = self.outside,
+        }
+    }
+
+    fn repeat(&mut self, times: usize) {
+        let more = self.last.saturating_mul(times.saturating_sub(1));
+        self.last = self.last.saturating_add(more);
+        self.add(more);
+    }
+
+    fn in_class(&self) -> bool {
+        self.open.last().is_some_and(|(_, class)| *class)
+    }
+
+    fn total(&self) -> usize {
+        self.open.iter().fold(self.outside, |total, (sum, _)| total.saturating_add(*sum))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::work;
+
+    #[test]
+    fn repetitions_count_as_often_as_they_repeat() {
+        for (regex, size) in [
+            ("", 0),
+            ("abc", 3),
+            ("a{5}", 5),
+            ("ab{5}", 6),
+            ("(ab){5}", 15),
+            (r"\w", 50),
+            (r"\.", 1),
+            (r"\w{10}", 500),
+            (r"(\w{10}){10}", 5010),
+            (r"[\w-]{10}", 520),
+            (r"[]\w]{10}", 510),
+            (r"[^]\w]{10}", 510),
+            (r"\w){10}", 500),
+            ("a{2,30}", 30),
+            ("a{30,}", 30),
+            ("a{b}", 4),
+            ("a{,}", 4),
+            ("a{5", 3),
+            ("a{10}{10}", 100),
+            (r"(?i:\w){10}", 540),
+            (r"(?P<x>\w)", 50 + 6),
+            (r"(?x)a", usize::MAX),
+            (r"(?i-x:a)", usize::MAX),
+            ("a{99999999999999999999}", usize::MAX),
+            ("(a{9999999999}){9999999999}", usize::MAX),
+        ] {
+            assert_eq!(work(regex), size, "{regex}");
+        }
+    }
+}
