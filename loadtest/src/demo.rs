@@ -12,6 +12,7 @@ mod story;
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, ensure};
+use clap::ValueHint;
 use tokio_util::sync::CancellationToken;
 
 use self::{checks::Checks, cluster::DemoCluster, files::Files, programs::Programs};
@@ -26,10 +27,10 @@ pub struct Demo {
     #[arg(long)]
     simulate: bool,
     /// A Prometheus server for the real cluster; the simulated one brings its own
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     prometheus_url: Option<String>,
     /// Where the generated configuration, certificate and kubeconfig are written
-    #[arg(long, value_name = "DIRECTORY", default_value = "target/demo")]
+    #[arg(long, value_name = "DIRECTORY", value_hint = ValueHint::DirPath, default_value = "target/demo")]
     directory: PathBuf,
 }
 

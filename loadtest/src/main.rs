@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use loadtest::{demo::Demo, simulator::Simulator};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -27,6 +28,14 @@ enum Command {
     },
     /// Run kas, agentk and a cluster on this machine, and send a first request through the tunnel.
     Demo(Demo),
+    /// Print a shell completion script
+    Completion {
+        /// For which shell
+        shell: Shell,
+    },
+    /// Print the manual page
+    #[command(hide = true)]
+    Man,
 }
 
 #[tokio::main]
@@ -38,6 +47,8 @@ async fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Simulator { listen } => simulator(listen).await,
         Command::Demo(demo) => async { demo.run(stop_signal()?).await }.await,
+        Command::Completion { shell } => completion(shell, &mut std::io::stdout()),
+        Command::Man => manual(&mut std::io::stdout()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -83,4 +94,33 @@ fn announce(simulator: &Simulator) -> std::io::Result<()> {
     writeln!(stdout, "  kubectl --server http://{address} get pods -A")?;
     writeln!(stdout, "  promtool query instant {prometheus} up")?;
     stdout.flush()
+}
+
+fn completion(shell: Shell, out: &mut impl Write) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "loadtest", &mut script);
+    Ok(out.write_all(&script)?)
+}
+
+fn manual(out: &mut impl Write) -> anyhow::Result<()> {
+    Ok(clap_mangen::Man::new(Arguments::command()).render(out)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn it_says_of_itself_what_shells_and_man_want_to_know() {
+        let (mut script, mut page) = (Vec::new(), Vec::new());
+        completion(Shell::Bash, &mut script).unwrap();
+        manual(&mut page).unwrap();
+        assert!(String::from_utf8(script).unwrap().contains("--simulate"));
+        assert!(String::from_utf8(page).unwrap().contains(".TH loadtest"));
+    }
 }
