@@ -129,7 +129,7 @@ fn judge(headers: &HeaderMap, target: &Target<'_>) -> Option<(&'static str, u64)
     let parts: Vec<&str> = credential.splitn(3, ':').collect();
     let (named, token) = match *parts {
         [token] => (None, token),
-        ["ci" | "pat", agent, token] => (Some(agent.parse::<u64>().ok()?), token),
+        ["ci" | "pat", agent, token] => (Some(id(agent)?), token),
         _ => return None,
     };
     let known = CALLERS.iter().find(|known| known.token == token)?;
@@ -139,8 +139,7 @@ fn judge(headers: &HeaderMap, target: &Target<'_>) -> Option<(&'static str, u64)
 
     let agent = match target.agent {
         Some(agent) => {
-            let id = agent.parse::<u64>().ok();
-            AGENTS.iter().find(|(name, known)| *name == agent || Some(*known) == id)?.1
+            AGENTS.iter().find(|(name, known)| *name == agent || Some(*known) == id(agent))?.1
         }
         None => named?,
     };
@@ -174,4 +173,9 @@ fn everything(failure: &Failure) -> String {
         format!("{:?}", failure.render(&Reader::of(dialect, &HeaderMap::new()), &id).headers())
     });
     format!("{failure} {failure:?} {}", answers.concat())
+}
+
+/// An id as it is printed, and no other spelling of it.
+fn id(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|id: &u64| id.to_string() == text)
 }

@@ -87,7 +87,7 @@ impl Credential {
             None => token,
             Some(("ci" | "pat", rest)) => {
                 let (agent, token) = rest.split_once(':')?;
-                let agent = Some(AgentId(agent.parse().ok()?));
+                let agent = Some(agent.parse().ok()?);
                 let token = Some(token).filter(|token| !token.is_empty())?;
                 return Some(Self { token: SecretString::from(token), agent, name: None });
             }
@@ -189,6 +189,8 @@ mod tests {
             &["Digest secret"],
             &["Bearer oidc:1:secret"],
             &["Bearer ci:x:secret"],
+            &["Bearer ci:+1:secret"],
+            &["Bearer ci:01:secret"],
             &["Bearer ci:1:"],
             &["Basic !"],
             &[&wrong_name],
@@ -203,7 +205,8 @@ mod tests {
 
     #[test]
     fn an_agent_out_of_reach_looks_like_one_that_does_not_exist() {
-        for path in ["/agents/test/kubernetes/", "/agents/2/kubernetes/", "/agents/nope/kubernetes/"] {
+        for agent in ["test", "2", "nope", "+1", "01", "1.0"] {
+            let path = &*format!("/agents/{agent}/kubernetes/");
             let (reason, message) = ask(path, &["Bearer secret"]).unwrap_err();
             assert_eq!(reason, Reason::UnknownAgent);
             assert!(message.ends_with("there are: prod (1)"), "{message}");

@@ -101,8 +101,8 @@ impl Identity {
 
     /// The agent that a URL names, by id or by name.
     pub fn find(&self, id_or_name: &str) -> Option<AgentId> {
-        if let Ok(id) = id_or_name.parse() {
-            return self.agents.contains_key(&AgentId(id)).then_some(AgentId(id));
+        if let Ok(id) = id_or_name.parse::<AgentId>() {
+            return self.agents.contains_key(&id).then_some(id);
         }
 
         self.agents_by_name.get(&id_or_name.parse::<AgentName>().ok()?).copied()

@@ -18,6 +18,22 @@ impl fmt::Display for AgentId {
     }
 }
 
+/// Not the number of an agent.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is not the id of an agent: write the number without sign and leading zeros")]
+pub struct InvalidAgentId(String);
+
+impl FromStr for AgentId {
+    type Err = InvalidAgentId;
+
+    /// Only as it is printed: `+7` and `007` would be other spellings of an agent that rules and logs call 7.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let canonical = text == "0" || text.starts_with(|c: char| matches!(c, '1'..='9'));
+        let id = text.parse().ok().filter(|_| canonical);
+        id.map(Self).ok_or_else(|| InvalidAgentId(text.to_owned()))
+    }
+}
+
 /// The name of an agent: an RFC 1123 label, so that it can stand in a URL as it is.
 ///
 /// A name has at least one character that is not a digit: an id and a name are told apart by their look.
@@ -245,6 +261,18 @@ mod tests {
         }
         for bad in ["", "-a", "a-", "A", "a.b", "a/b", "a%2f", "42", "ü", &"x".repeat(64)] {
             assert!(bad.parse::<AgentName>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_agent_has_one_id_and_no_alias_of_it() {
+        for id in ["0", "7", "70", "18446744073709551615"] {
+            assert_eq!(id.parse::<AgentId>().unwrap().to_string(), id);
+        }
+        for alias in
+            ["+7", "007", "00", "-0", "7 ", " 7", "", "7.0", "0x7", "7_0", "٧", "18446744073709551616"]
+        {
+            assert!(alias.parse::<AgentId>().is_err(), "{alias:?}");
         }
     }
 

@@ -30,8 +30,8 @@ pub mod yaml;
 
 pub use self::hello::{Hello, HelloError, Limits, Welcome};
 pub use self::id::{
-    AgentId, AgentName, Epoch, InstanceId, InvalidAgentName, InvalidId, InvalidServiceName, ReplicaId,
-    ServiceName, TunnelId,
+    AgentId, AgentName, Epoch, InstanceId, InvalidAgentId, InvalidAgentName, InvalidId, InvalidServiceName,
+    ReplicaId, ServiceName, TunnelId,
 };
 pub use self::reason::{Blame, Reason};
 
