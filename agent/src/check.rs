@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt::Display,
     io::{self, Write},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -25,7 +26,7 @@ use crate::{
         prometheus::{Prometheus, discovery::Discovery},
     },
     metrics::Metrics,
-    policy::Guard,
+    policy::{Guard, Mode},
 };
 
 /// For the tunnel to be left in good order, which takes a round trip.
@@ -55,6 +56,8 @@ pub struct Check {
     kubernetes: Kubernetes,
     prometheus: BTreeMap<ServiceName, Prometheus>,
     discovery: Option<Discovery>,
+    /// Its file, its mode and how many rules it has.
+    policy: Option<(PathBuf, Mode, usize)>,
 }
 
 /// One step that failed, and what to do.
@@ -71,9 +74,10 @@ impl Check {
         let dial = dial(&run)?;
         let prometheus = prometheus_servers(&run)?;
         let cluster = Cluster::load(&ClusterOptions { kubeconfig: run.kubeconfig, context: run.context })?;
-        if let Some(file) = run.policy_file {
-            Guard::read(file, Metrics::default())?;
-        }
+        let policy = run.policy_file.map(|file| {
+            let (mode, rules) = Guard::read(file.clone(), Metrics::default())?.summary();
+            anyhow::Ok((file, mode, rules))
+        });
 
         let kubernetes = Kubernetes::new(Arc::new(cluster));
         let namespaces = run.prometheus_discovery;
@@ -85,6 +89,7 @@ impl Check {
             discovery: namespaces.map(|namespaces| Discovery::new(kubernetes.clone(), namespaces)),
             kubernetes,
             prometheus,
+            policy: policy.transpose()?,
         })
     }
 
@@ -105,6 +110,15 @@ impl Check {
             report.chain = ServiceName::PROMETHEUS.to_owned();
             let walked = discover(discovery, &mut report).await;
             report.end(walked);
+        }
+
+        if let Some((file, mode, rules)) = &self.policy {
+            report.chain = "policy";
+            let effect = match mode {
+                Mode::Enforce => "enforced",
+                Mode::DryRun => "dry-run, refuses nothing",
+            };
+            report.ok("file", format!("{} is valid; {effect}; {rules} rules", file.display()));
         }
 
         report.written.map(|()| report.ok)

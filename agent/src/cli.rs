@@ -8,7 +8,9 @@ mod named;
 
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
+use clap::{
+    Args, CommandFactory as _, Parser, Subcommand, ValueEnum, ValueHint, builder::NonEmptyStringValueParser,
+};
 use clap_complete::Shell;
 use secrecy::SecretString;
 
@@ -62,15 +64,15 @@ pub struct Run {
     ///
     /// It is reached through the HTTP proxy that HTTPS_PROXY (for wss) or HTTP_PROXY (for ws) names, unless NO_PROXY
     /// exempts it.
-    #[arg(long, value_name = "URL", env = "AGENTK_KAS_ADDRESS", help_heading = "kas")]
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url, env = "AGENTK_KAS_ADDRESS", help_heading = "kas")]
     pub kas_address: Address,
     /// File that contains the agent token; read again at every dial, so that it can be rotated
     ///
     /// The environment variable AGENTK_TOKEN may hold the token instead.
-    #[arg(long, value_name = "FILE", env = "AGENTK_TOKEN_FILE", help_heading = "kas")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_TOKEN_FILE", help_heading = "kas")]
     pub token_file: Option<PathBuf>,
     /// Certificates (PEM) to trust for kas instead of the system's
-    #[arg(long, value_name = "FILE", env = "AGENTK_KAS_CA_CERT_FILE", help_heading = "kas")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_KAS_CA_CERT_FILE", help_heading = "kas")]
     pub kas_ca_cert_file: Option<PathBuf>,
     /// Name in kas's certificate, if not the host of its address
     #[arg(long, value_name = "NAME", help_heading = "kas", value_parser = NonEmptyStringValueParser::new())]
@@ -86,7 +88,7 @@ pub struct Run {
     /// kubeconfig file of the cluster to serve
     ///
     /// Without it: KUBECONFIG, this pod's service account, ~/.kube/config.
-    #[arg(long, value_name = "FILE", help_heading = "Cluster")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Cluster")]
     pub kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig to use instead of the current one
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
@@ -95,16 +97,16 @@ pub struct Run {
     /// Prometheus server to serve, too: [NAME=]http(s)://host[:port][/prefix]; may be repeated
     ///
     /// Callers find it at /agents/AGENT/prometheus, or /agents/AGENT/prometheus.NAME. See docs/prometheus.md.
-    #[arg(long, value_name = "[NAME=]URL", env = "AGENTK_PROMETHEUS_URL", help_heading = "Prometheus")]
+    #[arg(long, value_name = "[NAME=]URL", value_hint = ValueHint::Url, env = "AGENTK_PROMETHEUS_URL", help_heading = "Prometheus")]
     pub prometheus_url: Vec<Named<Endpoint>>,
     /// Certificates (PEM) to trust for this server instead of the system's
-    #[arg(long, value_name = "[NAME=]FILE", requires = "prometheus_url", help_heading = "Prometheus")]
+    #[arg(long, value_name = "[NAME=]FILE", value_hint = ValueHint::FilePath, requires = "prometheus_url", help_heading = "Prometheus")]
     pub prometheus_ca_cert_file: Vec<Named<PathBuf>>,
     /// File that contains a bearer token for this server; read again when it changes
-    #[arg(long, value_name = "[NAME=]FILE", requires = "prometheus_url", help_heading = "Prometheus")]
+    #[arg(long, value_name = "[NAME=]FILE", value_hint = ValueHint::FilePath, requires = "prometheus_url", help_heading = "Prometheus")]
     pub prometheus_token_file: Vec<Named<PathBuf>>,
     /// File that contains user:password for this server; read again when it changes
-    #[arg(long, value_name = "[NAME=]FILE", requires = "prometheus_url", help_heading = "Prometheus")]
+    #[arg(long, value_name = "[NAME=]FILE", value_hint = ValueHint::FilePath, requires = "prometheus_url", help_heading = "Prometheus")]
     pub prometheus_basic_auth_file: Vec<Named<PathBuf>>,
     /// Namespace in which to look for a Prometheus, or '*' for all of them
     ///
@@ -116,7 +118,7 @@ pub struct Run {
     /// File that says which requests are let into the cluster, whatever kas asks for; read again when it changes
     ///
     /// Without it, agentk passes on everything that it is asked for. See docs/policy.md.
-    #[arg(long, value_name = "FILE", env = "AGENTK_POLICY_FILE", help_heading = "Cluster")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_POLICY_FILE", help_heading = "Cluster")]
     pub policy_file: Option<PathBuf>,
 
     /// Where to serve /liveness, /readiness and /metrics: [host]:port
@@ -205,6 +207,22 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// Without a hint a shell completes nothing, or anything.
+    #[test]
+    fn every_flag_that_names_a_file_is_completed_with_files() {
+        let cli = Cli::command();
+        let check = cli.find_subcommand("check").unwrap();
+        for argument in cli.get_arguments().chain(check.get_arguments()) {
+            let names = argument.get_value_names().unwrap_or_default();
+            let expected = match names.first().map(|name| name.as_str()) {
+                Some("FILE" | "[NAME=]FILE") => ValueHint::FilePath,
+                Some("URL" | "[NAME=]URL") => ValueHint::Url,
+                _ => continue,
+            };
+            assert_eq!(argument.get_value_hint(), expected, "{argument}");
+        }
     }
 
     #[test]

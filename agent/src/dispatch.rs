@@ -1,17 +1,18 @@
 //! Which handler answers a request.
 
-use std::{collections::HashMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::HashMap, future::pending, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use http::{HeaderValue, Request, Response};
 use proto::{Reason, ServiceName, header};
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 use tunnel::{Body, Exchange};
 
 use crate::{
     Failure, Handler, Services,
     handlers::control::Control,
     metrics::{Metrics, ServiceMetrics},
+    policy::Permit,
 };
 
 /// The handlers by name, with what is counted for each.
@@ -36,10 +37,12 @@ impl Dispatch {
         Self { routes: routes.collect(), unknown: of("unknown"), control: of(ServiceName::CONTROL) }
     }
 
-    /// Answers one request, to the last byte. A panic on the way ends this request only.
+    /// Answers one request, to the last byte, or until a new policy refuses it. A panic on the way ends this request
+    /// only.
     pub(crate) async fn serve(self: Arc<Self>, exchange: Exchange, control: Control) {
         let (answerer, metrics) = self.find(exchange.request(), control);
         let _in_flight = metrics.begin();
+        let (granted, permit) = oneshot::channel();
         let answer = |mut request: Request<Body>| async {
             let service = request.headers_mut().remove(header::SERVICE);
             let id = request.headers().get(header::REQUEST_ID).cloned();
@@ -52,9 +55,22 @@ impl Dispatch {
             let status = response.status().as_u16();
             let failure = response.headers().get(header::ERROR);
             tracing::debug!(request.id = ?id, ?service, status, ?failure, ?took, "answered");
+            if let Some(permit) = response.extensions_mut().remove::<Permit>() {
+                // Whoever waits for it is below.
+                let _ = granted.send(permit);
+            }
             response
         };
-        exchange.answer(answer).await;
+        let withdrawn = async {
+            match permit.await {
+                Ok(permit) => permit.withdrawn().await,
+                Err(_) => pending().await,
+            }
+        };
+        tokio::select! {
+            () = exchange.answer(answer) => {}
+            () = withdrawn => tracing::debug!("a stream was ended: the policy now refuses its request"),
+        }
     }
 
     fn find(&self, request: &Request<Body>, control: Control) -> (Answerer<'_>, &ServiceMetrics) {

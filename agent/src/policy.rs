@@ -3,7 +3,8 @@
 //! ```text
 //!   request ──► request: what of the API? ─┐
 //!           ──► actor: as whom?  ──────────┴─► rules, the first that is about it ──► guard: count, log, pass or 403
-//!   file, whenever it changes ──► file: strict, or the last good one stays ──────────────┘
+//!   file, whenever it changes ──► file: strict, or the last good one stays ──────────────┤
+//!   what is in flight and refused by now ──► permit: withdrawn, the stream ends ◄─────────┘
 //! ```
 //!
 //! Nothing that a policy refuses is sent to the cluster. RBAC stays the second lock: it judges what passes here. The
@@ -12,12 +13,14 @@
 pub mod actor;
 mod file;
 mod guard;
+mod permit;
 pub mod request;
 mod rule;
 
 use http::Request;
 use proto::ServiceName;
 
+pub(crate) use self::permit::Permit;
 use self::{
     actor::Actor,
     request::{Asked, Unclear},

@@ -75,8 +75,12 @@ async fn check(directory: &Path, kas: &str, cluster: u16, prometheus: u16) -> (b
     fs::write(&kubeconfig, config).unwrap();
     let kubeconfig = kubeconfig.to_str().unwrap();
     let prometheus = format!("http://127.0.0.1:{prometheus}");
-    let arguments =
-        ["agentk", "--kas-address", kas, "--kubeconfig", kubeconfig, "--prometheus-url", &prometheus];
+    let mut arguments =
+        vec!["agentk", "--kas-address", kas, "--kubeconfig", kubeconfig, "--prometheus-url", &prometheus];
+    let policy = directory.join("policy.yaml");
+    if policy.exists() {
+        arguments.extend(["--policy-file", policy.to_str().unwrap()]);
+    }
     let run = Cli::try_parse_from(arguments).unwrap().run.unwrap();
     let mut out = Vec::new();
     let ok = Check::build(run, Some("agent-token".into())).unwrap().run(&mut out).await.unwrap();
@@ -97,8 +101,11 @@ fn steps(report: &str) -> Vec<String> {
 async fn everything_is_well() {
     let directory = tempfile::tempdir().unwrap();
     let (kas, cluster) = (kas(Answer::Accept(ReplicaId::random())).await, cluster().await);
+    let policy = "mode: dry-run\nrules: [{name: all, action: allow, services: ['*']}]";
+    fs::write(directory.path().join("policy.yaml"), policy).unwrap();
     let (ok, report) = check(directory.path(), &format!("ws://127.0.0.1:{kas}"), cluster, cluster).await;
     assert!(ok, "{report}");
+    assert!(report.contains("policy.yaml is valid; dry-run, refuses nothing; 1 rules\n"), "{report}");
     assert_eq!(
         steps(&report),
         [
@@ -112,6 +119,7 @@ async fn everything_is_well() {
             "cluster: permissions ok",
             "cluster: impersonation ok",
             "prometheus: query ok",
+            "policy: file ok",
         ],
         "{report}"
     );

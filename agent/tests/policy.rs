@@ -5,7 +5,11 @@ mod support;
 use std::{fs, path::PathBuf, sync::Arc};
 
 use agent::{Services, metrics, metrics::Metrics, policy::Guard};
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt as _};
 use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
@@ -43,8 +47,35 @@ impl Fixture {
         Services::new().with("kubernetes", handler.clone()).with("prometheus", handler).guarded(&self.guard)
     }
 
+    /// A cluster whose answers do not end; what became of them is in the list.
+    fn endless(&self) -> (Services, Arc<Mutex<Vec<String>>>) {
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        let gone = Arc::clone(&ended);
+        let handler = move |request: Request<Body>| {
+            let ending = Ending(request.uri().to_string(), Arc::clone(&gone));
+            async move {
+                let first = Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from_static(b"first")));
+                let frames = stream::once(async { first }).chain(stream::pending());
+                let frames = frames.inspect(move |_| {
+                    let _ = &ending;
+                });
+                Response::new(Body::new(StreamBody::new(frames)))
+            }
+        };
+        (Services::new().with("kubernetes", handler).guarded(&self.guard), ended)
+    }
+
     fn counted(&self, line: &str) -> bool {
         metrics::render(&self.registry).lines().any(|each| each == line)
+    }
+}
+
+/// Says that it is dropped.
+struct Ending(String, Arc<Mutex<Vec<String>>>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.1.lock().push(self.0.clone());
     }
 }
 
@@ -141,5 +172,45 @@ async fn a_good_version_replaces_the_policy_and_a_bad_one_does_not() {
     assert!(fixture.counted("agentk_policy_decisions_total{rule=\"all\",decision=\"allowed\"} 1"));
     let shown = metrics::render(&fixture.registry);
     assert!(!shown.contains("no-secrets"), "the rules of old are forgotten: {shown}");
+    following.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_that_a_new_version_refuses_are_ended_within_seconds() {
+    let all = "rules: [{name: all, action: allow, services: ['*']}]";
+    let fixture = Fixture::new(all);
+    let following = tokio::spawn(Arc::clone(&fixture.guard).follow());
+    let (services, ended) = fixture.endless();
+    let (mut kas, dial) = Kas::new(|_| Answer::Accept(ReplicaId::random()));
+    let _agent = start(options(1), dial, services);
+    let tunnel = kas.opened().await;
+    let mut bodies = Vec::new();
+    for path in
+        ["/api/v1/pods?watch=1", "/api/v1/secrets?watch=1", "/api/v1/namespaces/a/pods/b/log?follow=1"]
+    {
+        let mut body = tunnel.get("kubernetes", path).await.into_body();
+        body.frame().await.unwrap().unwrap();
+        bodies.push(body);
+    }
+
+    // A version that refuses none of them, a bad one, and one that only says what it would refuse.
+    for text in [format!("{all}\n#"), "rules: [{name: x}]".to_owned(), "mode: dry-run\nrules: []".to_owned()]
+    {
+        fs::write(&fixture.file, &text).unwrap();
+        sleep(Duration::from_secs(5)).await;
+        assert!(ended.lock().is_empty(), "{text:?}: {ended:?}");
+    }
+    fs::write(&fixture.file, NO_SECRETS).unwrap();
+    sleep(Duration::from_secs(5)).await;
+    let logs = bodies.pop().unwrap().frame().await;
+    assert!(logs.unwrap().is_err(), "the caller is told that it is cut");
+    assert!(bodies.pop().unwrap().frame().await.unwrap().is_err());
+    let mut watched = bodies.pop().unwrap();
+    let more = tokio::time::timeout(Duration::from_secs(60), watched.frame()).await;
+    assert!(more.is_err(), "what is allowed goes on");
+    ended.lock().sort();
+    assert_eq!(*ended.lock(), ["/api/v1/namespaces/a/pods/b/log?follow=1", "/api/v1/secrets?watch=1"]);
+    assert!(fixture.counted("agentk_policy_decisions_total{rule=\"no-secrets\",decision=\"refused\"} 1"));
+    assert!(fixture.counted("agentk_policy_decisions_total{rule=\"default\",decision=\"refused\"} 1"));
     following.abort();
 }

@@ -12,10 +12,13 @@ use http::Request;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use proto::{Reason, ServiceName, yaml::Error};
-use tokio::time::{Instant, interval};
+use tokio::{
+    sync::watch,
+    time::{Instant, interval},
+};
 use tunnel::Body;
 
-use super::{Action, By, DEFAULT, Mode, Policy, UNCLEAR, Verdict};
+use super::{Action, By, DEFAULT, Mode, Permit, Policy, UNCLEAR, Verdict};
 use crate::{Failure, Handler, metrics::Metrics, repeats::Repeats, services::Handling};
 
 /// How often the file is looked at. Reading a small file is cheap and, unlike inotify, sees through the symbolic links
@@ -31,6 +34,7 @@ const LONGEST: usize = 300;
 pub struct Guard {
     file: PathBuf,
     current: ArcSwap<InForce>,
+    changes: watch::Sender<()>,
     metrics: Metrics,
 }
 
@@ -56,10 +60,16 @@ impl Guard {
         let text = read(&file)?;
         let policy = Policy::parse(&file, &text)?;
         let current = ArcSwap::from_pointee(InForce::new(text, policy, &metrics));
-        let guard = Self { file, current, metrics };
+        let guard = Self { file, current, changes: watch::Sender::new(()), metrics };
         guard.announce("a policy is in force");
 
         Ok(guard)
+    }
+
+    /// The mode and the number of rules in force.
+    pub fn summary(&self) -> (Mode, usize) {
+        let current = self.current.load();
+        (current.policy.mode(), current.policy.rules().len())
     }
 
     /// Whether a request may pass. Counted, and logged if not.
@@ -73,17 +83,27 @@ impl Guard {
         }
 
         let enforced = current.policy.mode() == Mode::Enforce;
-        if let Some(unlogged) = seen.repeats.lock().happened(&seen.name, Instant::now()) {
-            let request: String = verdict.what.chars().take(LONGEST).collect();
-            let rule = &seen.name;
-            match enforced {
-                true => tracing::warn!(service, rule, request, unlogged, "refused by the policy"),
-                false => {
-                    tracing::warn!(service, rule, request, unlogged, "the policy would refuse this; dry-run")
-                }
-            }
-        }
+        seen.log(service, &verdict, enforced);
         if enforced { Err(refusal(&seen.name, &verdict)) } else { Ok(()) }
+    }
+
+    /// Whether what passed an earlier version may go on. Counted and logged only if not.
+    pub(super) fn still_allows<B>(&self, service: &str, request: &Request<B>) -> bool {
+        let current = self.current.load();
+        let verdict = current.policy.judge(service, request);
+        if verdict.allowed || current.policy.mode() == Mode::DryRun {
+            return true;
+        }
+
+        let seen = &current.seen[current.number(verdict.by)];
+        seen.counter.inc();
+        seen.log(service, &verdict, true);
+        false
+    }
+
+    /// Sees every version that comes into force after this call.
+    pub(super) fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
     }
 
     /// Stands before `handler`.
@@ -136,13 +156,13 @@ impl Guard {
         for gone in last.seen.iter().filter(|seen| !stays(seen)) {
             self.metrics.forget_policy_decisions(&gone.name, gone.decision);
         }
+        self.changes.send_replace(());
         self.announce("a new version of the policy is in force");
     }
 
     fn announce(&self, what: &str) {
-        let current = self.current.load();
-        let (rules, file) = (current.policy.rules().len(), self.file.display());
-        match current.policy.mode() {
+        let ((mode, rules), file) = (self.summary(), self.file.display());
+        match mode {
             Mode::Enforce => tracing::info!(rules, %file, "{what}"),
             Mode::DryRun => tracing::warn!(rules, %file, "{what}; dry-run: nothing is refused"),
         }
@@ -179,6 +199,20 @@ impl InForce {
     }
 }
 
+impl Seen {
+    fn log(&self, service: &str, verdict: &Verdict, enforced: bool) {
+        let Some(unlogged) = self.repeats.lock().happened(&self.name, Instant::now()) else { return };
+        let request: String = verdict.what.chars().take(LONGEST).collect();
+        let rule = &self.name;
+        match enforced {
+            true => tracing::warn!(service, rule, request, unlogged, "refused by the policy"),
+            false => {
+                tracing::warn!(service, rule, request, unlogged, "the policy would refuse this; dry-run")
+            }
+        }
+    }
+}
+
 struct Guarded {
     guard: Arc<Guard>,
     service: ServiceName,
@@ -187,8 +221,16 @@ struct Guarded {
 
 impl Handler for Guarded {
     fn handle(&self, request: Request<Body>) -> Handling {
+        let permit = Permit::new(&self.guard, &self.service, &request);
         match self.guard.check(self.service.as_str(), &request) {
-            Ok(()) => self.handler.handle(request),
+            Ok(()) => {
+                let handling = self.handler.handle(request);
+                Box::pin(async {
+                    let mut response = handling.await;
+                    response.extensions_mut().insert(permit);
+                    response
+                })
+            }
             Err(failure) => Box::pin(async { failure.into_response() }),
         }
     }

@@ -26,6 +26,7 @@ mod impersonation;
 mod large;
 mod large_answers;
 mod lifecycle;
+mod policy;
 mod prometheus;
 mod reading;
 mod streams;

@@ -21,6 +21,8 @@ pub(crate) struct AgentOptions {
     pub(crate) kubeconfig: PathBuf,
     /// Its Prometheus.
     pub(crate) prometheus: Option<String>,
+    /// What its cluster's owner lets through, in a file.
+    pub(crate) policy: Option<PathBuf>,
     /// How many at a time.
     pub(crate) tunnels: usize,
     /// How long requests in flight may take after SIGTERM, in seconds.
@@ -54,6 +56,9 @@ impl Agent {
         }
         if let Some(prometheus) = &options.prometheus {
             command.args(["--prometheus-url", prometheus]);
+        }
+        if let Some(policy) = &options.policy {
+            command.arg("--policy-file").arg(policy);
         }
         command.args(["--shutdown-grace-period", &format!("{}s", options.grace)]).env_remove("KUBECONFIG");
         Self { process: Process::start("agentk", &mut command) }

@@ -1,6 +1,9 @@
 //! kas and agentk, connected.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use secrecy::{ExposeSecret as _, SecretString};
 use tempfile::TempDir;
@@ -66,12 +69,28 @@ impl World {
             token: tokens.agent.expose_secret().to_owned(),
             kubeconfig: kubeconfig.map_or_else(|| unreachable_cluster(directory.path()), Path::to_owned),
             prometheus: prometheus.map(str::to_owned),
+            policy: None,
             tunnels: 2,
             grace: 25,
         };
         let agent = Agent::start(directory.path(), &agent_options);
         eventually("the tunnels are open", || kas.metric("kas_tunnels") == 2.0);
         Self { kas, options, agent, agent_options, tokens, directory }
+    }
+
+    /// Puts a policy in force: that of another agentk, or a new version of the one that it has.
+    pub(crate) fn put_policy(&mut self, text: &str) {
+        let file = self.directory().join("policy.yaml");
+        // Replaced in one step, as operators should.
+        let new = self.directory().join("policy.new");
+        fs::write(&new, text).unwrap();
+        fs::rename(new, &file).unwrap();
+        if self.agent_options.policy.is_none() {
+            self.agent_options.policy = Some(file);
+            self.agent.process.terminate();
+            self.agent.process.exit_code();
+            self.restart_agent();
+        }
     }
 
     /// Starts another agentk in the place of the one that ran.
