@@ -138,9 +138,7 @@ fn judge(headers: &HeaderMap, target: &Target<'_>) -> Option<(&'static str, u64)
     }
 
     let agent = match target.agent {
-        Some(agent) => {
-            AGENTS.iter().find(|(name, known)| *name == agent || Some(*known) == id(agent))?.1
-        }
+        Some(agent) => AGENTS.iter().find(|(name, known)| *name == agent || Some(*known) == id(agent))?.1,
         None => named?,
     };
     let service = target.service.as_str();

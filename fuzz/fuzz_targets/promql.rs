@@ -54,7 +54,9 @@ fuzz_target!(|text: &str| {
     // A second time the matchers are there twice; only a limit may stand in the way of that.
     match Rewriter::new(&LABELS).expression(&rewritten) {
         Ok(_) => {}
-        Err(failure) => assert!(failure.message.contains("than") || failure.message.contains("costly"), "{failure}"),
+        Err(failure) => {
+            assert!(failure.message.contains("than") || failure.message.contains("costly"), "{failure}")
+        }
     }
 });
 

@@ -1,0 +1,91 @@
+//! agentk's policy: any file, any request.
+//!
+//! Input: the policy, a line `...`, the method, a line feed, the path and query, and in each further line a header.
+//!
+//! * Reading and judging end quickly, and never in a panic.
+//! * What is allowed is allowed by a rule that allows, and what no rule is about is refused.
+//! * Headers that say nothing of who asks, and parameters that say nothing of what is asked, change no verdict.
+//! * Another encoding of the same path has the same verdict, or is unclear; it opens nothing.
+//! * A `Connection` that takes the identity away is refused, whatever the rules.
+#![no_main]
+
+use std::path::Path;
+
+use agent::policy::{Action, By, Policy, Verdict};
+use fuzz::headers;
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header::CONNECTION};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Some((file, rest)) = text.split_once("\n...\n") else { return };
+    let Ok(policy) = Policy::parse(Path::new("policy.yaml"), file) else { return };
+    let mut lines = rest.splitn(3, '\n');
+    let (Some(method), Some(path)) = (lines.next(), lines.next()) else { return };
+    let (Ok(method), Ok(uri)) = (Method::from_bytes(method.as_bytes()), path.parse::<Uri>()) else { return };
+    let headers = headers(lines.next().unwrap_or_default().as_bytes());
+
+    for service in ["kubernetes", "prometheus", "prometheus.other"] {
+        let judge = |uri: &Uri, headers: &HeaderMap| {
+            let mut request = Request::new(());
+            *request.method_mut() = method.clone();
+            *request.uri_mut() = uri.clone();
+            *request.headers_mut() = headers.clone();
+            policy.judge(service, &request)
+        };
+        let verdict = judge(&uri, &headers);
+        assert!(!policy.name_of(verdict.by).is_empty());
+        match verdict.by {
+            By::Rule(number) => {
+                assert_eq!(verdict.allowed, policy.rules()[number].action() == Action::Allow);
+            }
+            By::Default | By::Unclear(_) => assert!(!verdict.allowed, "{verdict:?}"),
+        }
+
+        let mut more = headers.clone();
+        for (name, value) in
+            [("accept", "*/*"), ("user-agent", "kubectl"), ("x-remote-user", "root"), ("te", "a")]
+        {
+            more.append(name, HeaderValue::from_static(value));
+        }
+        assert_eq!(judge(&uri, &more), verdict);
+        if let Some(longer) = with_parameter(&uri) {
+            assert_eq!(judge(&longer, &headers), verdict, "{longer}");
+        }
+        if service != "kubernetes" {
+            continue;
+        }
+
+        for other in encodings(&uri) {
+            let encoded = judge(&other, &headers);
+            let same = (encoded.allowed, encoded.by) == (verdict.allowed, verdict.by);
+            assert!(same || is_unclear(&encoded), "{uri} {verdict:?}, but {other} {encoded:?}");
+        }
+        more.append(CONNECTION, HeaderValue::from_static("close, Impersonate-User"));
+        assert!(is_unclear(&judge(&uri, &more)));
+    }
+});
+
+fn is_unclear(verdict: &Verdict) -> bool {
+    matches!(verdict.by, By::Unclear(_))
+}
+
+/// The same with a parameter that means nothing, before and after all others.
+fn with_parameter(uri: &Uri) -> Option<Uri> {
+    let query = uri.query()?;
+    format!("{}?pretty=1&{query}&limit=5", uri.path()).parse().ok()
+}
+
+/// The same path with one letter or digit written as an escape.
+fn encodings(uri: &Uri) -> impl Iterator<Item = Uri> {
+    let path = uri.path();
+    let plain = |at: &usize| {
+        let escaped = path.as_bytes()[..*at].iter().rev().take(2).any(|byte| *byte == b'%');
+        path.as_bytes()[*at].is_ascii_alphanumeric() && !escaped
+    };
+    (0..path.len()).filter(plain).step_by(3).filter_map(move |at| {
+        let (before, after) = (&path[..at], &path[at + 1..]);
+        let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+        format!("{before}%{:02X}{after}{query}", path.as_bytes()[at]).parse().ok()
+    })
+}
