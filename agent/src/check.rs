@@ -113,7 +113,7 @@ impl Check {
         }
 
         if let Some((file, mode, rules)) = &self.policy {
-            report.chain = "policy";
+            report.chain = "policy".to_owned();
             let effect = match mode {
                 Mode::Enforce => "enforced",
                 Mode::DryRun => "dry-run, refuses nothing",
