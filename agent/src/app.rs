@@ -6,9 +6,10 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
-use proto::ServiceName;
+use proto::{InstanceId, ServiceName};
 use rustls::pki_types::ServerName;
 use secrecy::SecretString;
+use telemetry::{Exporter, Program};
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -21,7 +22,7 @@ use crate::{
     handlers::{kubernetes::Kubernetes, prometheus::discovery::Discovery},
     metrics::Metrics,
     policy::Guard,
-    probe,
+    probe, traces,
     upstream::{Pem, TlsOptions},
 };
 
@@ -38,6 +39,7 @@ pub struct App {
     telemetry: Telemetry,
     registry: Registry,
     guard: Option<Arc<Guard>>,
+    exporter: Option<Exporter>,
     listen: SocketAddr,
 }
 
@@ -47,6 +49,7 @@ impl App {
         let token = token_source(&run, token)?;
         let dial = dial(&run)?;
         let servers = prometheus_servers(&run)?;
+        let traces = traces::settings(&run, &|name| std::env::var_os(name))?;
         let cluster = Cluster::load(&ClusterOptions { kubeconfig: run.kubeconfig, context: run.context })?;
         tracing::info!(%cluster, kas = %run.kas_address, "starting agentk {}", env!("CARGO_PKG_VERSION"));
         let kubernetes = Kubernetes::new(Arc::new(cluster));
@@ -68,11 +71,21 @@ impl App {
             services = services.guarded(guard);
         }
 
+        let instance = InstanceId::random();
+        let program =
+            Program { name: "agentk", version: env!("CARGO_PKG_VERSION"), instance: instance.to_string() };
+        let (tracer, exporter) = traces.map(|settings| settings.build(&program)).unzip();
+        if let Some(exporter) = &exporter {
+            exporter.counts().register(&mut registry, "agentk");
+        }
+
         // A variable that is empty is one that a manifest left out.
         let set = |text: &String| !text.is_empty();
         let stalls = telemetry.metrics.stalls.clone();
         let options = Options {
             tunnel: tunnel::Settings { stalls, ..tunnel::Settings::default() },
+            instance,
+            tracer,
             headers: run.kas_headers,
             tunnels: run.tunnels,
             grace: run.shutdown_grace_period,
@@ -82,7 +95,7 @@ impl App {
         let agent = Agent::new(options, dial, services, telemetry.clone());
         let listen = run.observability_listen_address;
 
-        Ok(Self { agent, kubernetes, discovery, telemetry, registry, guard, listen })
+        Ok(Self { agent, kubernetes, discovery, telemetry, registry, guard, exporter, listen })
     }
 
     /// Runs until `shutdown`, and then until what is in flight is finished or cut.
@@ -95,6 +108,8 @@ impl App {
         let admin = tokio::spawn(Admin::new(Arc::clone(&health), self.registry).run(listener));
         let probe = tokio::spawn(probe::run(self.kubernetes, self.telemetry));
         let discovery = self.discovery.map(|discovery| tokio::spawn(discovery.run()));
+        let served = CancellationToken::new();
+        let exporter = self.exporter.map(|exporter| tokio::spawn(exporter.run(served.clone())));
         let policy = self.guard.map(|guard| tokio::spawn(guard.follow()));
 
         // Late is no reason to wait: the version is for people's eyes.
@@ -104,6 +119,10 @@ impl App {
             health.stop();
         });
 
+        served.cancel();
+        if let Some(exporter) = exporter {
+            let _ = exporter.await;
+        }
         if let Some(policy) = policy {
             policy.abort();
         }

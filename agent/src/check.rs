@@ -27,6 +27,7 @@ use crate::{
     },
     metrics::Metrics,
     policy::{Guard, Mode},
+    traces,
 };
 
 /// For the tunnel to be left in good order, which takes a round trip.
@@ -73,6 +74,7 @@ impl Check {
         let token = token_source(&run, token)?;
         let dial = dial(&run)?;
         let prometheus = prometheus_servers(&run)?;
+        traces::settings(&run, &|name| std::env::var_os(name))?;
         let cluster = Cluster::load(&ClusterOptions { kubeconfig: run.kubeconfig, context: run.context })?;
         let policy = run.policy_file.map(|file| {
             let (mode, rules) = Guard::read(file.clone(), Metrics::default())?.summary();

@@ -13,6 +13,7 @@ use clap::{
 };
 use clap_complete::Shell;
 use secrecy::SecretString;
+use telemetry::SampleRatio;
 
 pub use self::named::Named;
 use crate::{Address, connect::ExtraHeader, handlers::prometheus::discovery::Namespaces, upstream::Endpoint};
@@ -120,6 +121,22 @@ pub struct Run {
     /// Without it, agentk passes on everything that it is asked for. See docs/policy.md.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_POLICY_FILE", help_heading = "Cluster")]
     pub policy_file: Option<PathBuf>,
+
+    /// OpenTelemetry collector that traces are sent to, as OTLP over HTTP: http(s)://host[:port][/path]
+    ///
+    /// Without a path it is /v1/traces. The environment variables OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and
+    /// OTEL_EXPORTER_OTLP_ENDPOINT may name it instead; without any of them there are no traces.
+    #[arg(long, value_name = "URL", help_heading = "Traces")]
+    pub otlp_endpoint: Option<telemetry::Endpoint>,
+    /// Certificates (PEM) to trust for the collector instead of the system's
+    #[arg(long, value_name = "FILE", help_heading = "Traces")]
+    pub otlp_ca_cert_file: Option<PathBuf>,
+    /// File that contains the collector's token, sent as Authorization: Bearer; read again for each message
+    #[arg(long, value_name = "FILE", help_heading = "Traces")]
+    pub otlp_token_file: Option<PathBuf>,
+    /// Part of the requests that is traced, from 0 to 1, where kas has not decided it
+    #[arg(long, value_name = "RATIO", default_value_t, help_heading = "Traces")]
+    pub otlp_sample_ratio: SampleRatio,
 
     /// Where to serve /liveness, /readiness and /metrics: [host]:port
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = listen_address,
@@ -265,6 +282,8 @@ mod tests {
             ("--kas-address wss://kas --prometheus-token-file a=/t", "--prometheus-url"),
             ("--kas-address wss://kas --prometheus-discovery A_B", "--prometheus-discovery"),
             ("--kas-address wss://kas --observability-listen-address 8080", "write it like 0.0.0.0:8080"),
+            ("--kas-address wss://kas --otlp-endpoint collector:4318", "--otlp-endpoint"),
+            ("--kas-address wss://kas --otlp-sample-ratio 2", "--otlp-sample-ratio"),
             ("--kas-address wss://kas --shutdown-grace-period 5", "number and a unit"),
             ("--kas-address wss://kas --token secret", "--token"),
             ("--kas-address wss://kas --kas-header X", "write it like \"Name: value\""),

@@ -1,11 +1,19 @@
 //! Which handler answers a request.
 
-use std::{collections::HashMap, future::pending, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    future::pending,
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use futures_util::FutureExt as _;
 use http::{HeaderValue, Request, Response};
 use proto::{Reason, ServiceName, header};
+use telemetry::{Trace, Tracer};
 use tokio::{sync::oneshot, time::Instant};
+use tracing::field::display;
 use tunnel::{Body, Exchange};
 
 use crate::{
@@ -20,6 +28,7 @@ pub(crate) struct Dispatch {
     routes: HashMap<String, Route>,
     unknown: ServiceMetrics,
     control: ServiceMetrics,
+    tracer: Option<Tracer>,
 }
 
 struct Route {
@@ -28,13 +37,13 @@ struct Route {
 }
 
 impl Dispatch {
-    pub(crate) fn new(services: Services, metrics: &Metrics) -> Self {
+    pub(crate) fn new(services: Services, metrics: &Metrics, tracer: Option<Tracer>) -> Self {
         let of = |name: &str| metrics.of(&name.parse().expect("a constant"));
         let routes = services.into_handlers().map(|(name, handler)| {
             let metrics = metrics.of(&name);
             (name.into(), Route { handler, metrics })
         });
-        Self { routes: routes.collect(), unknown: of("unknown"), control: of(ServiceName::CONTROL) }
+        Self { routes: routes.collect(), unknown: of("unknown"), control: of(ServiceName::CONTROL), tracer }
     }
 
     /// Answers one request, to the last byte, or until a new policy refuses it. A panic on the way ends this request
@@ -43,18 +52,24 @@ impl Dispatch {
         let (answerer, metrics) = self.find(exchange.request(), control);
         let _in_flight = metrics.begin();
         let (granted, permit) = oneshot::channel();
+        // Ends with this function, which is when the last byte is on its way.
+        let mut trace = self.trace(exchange.request(), &answerer);
+        let trace = &mut trace;
         let answer = |mut request: Request<Body>| async {
             let service = request.headers_mut().remove(header::SERVICE);
             let id = request.headers().get(header::REQUEST_ID).cloned();
+            trace.write(request.headers_mut());
             let asked = Instant::now();
             let mut response = answerer.answer(request).await;
             let took = asked.elapsed();
             metrics.answered(&response, took);
             // Ours alone: what an upstream says under this name was removed with all that begins like it.
             response.headers_mut().insert(header::UPSTREAM_TIME, micros(took));
-            let status = response.status().as_u16();
-            let failure = response.headers().get(header::ERROR);
-            tracing::debug!(request.id = ?id, ?service, status, ?failure, ?took, "answered");
+            let failure = response.headers().get(header::ERROR).and_then(|reason| reason.to_str().ok());
+            trace.event("response.head", SystemTime::now(), Vec::new);
+            trace.answered(response.status(), failure);
+            let (trace_id, status) = (trace.id().map(display), response.status().as_u16());
+            tracing::debug!(request.id = ?id, trace_id, ?service, status, failure, ?took, "answered");
             if let Some(permit) = response.extensions_mut().remove::<Permit>() {
                 // Whoever waits for it is below.
                 let _ = granted.send(permit);
@@ -71,6 +86,18 @@ impl Dispatch {
             () = exchange.answer(answer) => {}
             () = withdrawn => tracing::debug!("a stream was ended: the policy now refuses its request"),
         }
+    }
+
+    /// What kas asks for itself is nobody's request.
+    fn trace(&self, request: &Request<Body>, answerer: &Answerer<'_>) -> Trace {
+        let tracer = self.tracer.as_ref().filter(|_| !matches!(answerer, Answerer::Control(_)));
+        let mut trace = Trace::begin(tracer, request, true);
+        let named = |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        if let Answerer::Handler(_) = answerer {
+            trace.of_service(named(header::SERVICE).unwrap_or_default(), request.method());
+        }
+        trace.set("kas.request.id", || named(header::REQUEST_ID).unwrap_or_default().to_owned().into());
+        trace
     }
 
     fn find(&self, request: &Request<Body>, control: Control) -> (Answerer<'_>, &ServiceMetrics) {

@@ -34,6 +34,7 @@ pub mod services;
 pub mod session;
 pub mod spread;
 pub mod token;
+mod traces;
 pub mod upstream;
 
 pub use self::address::Address;

@@ -16,6 +16,7 @@ use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use proto::{Hello, InstanceId, ServiceName};
+use telemetry::Tracer;
 use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -32,6 +33,8 @@ pub struct Options {
     pub kas: Address,
     /// What kas knows us by.
     pub token: Token,
+    /// Names this process.
+    pub instance: InstanceId,
     /// Added to the requests that open tunnels.
     pub headers: Vec<ExtraHeader>,
     /// How many tunnels are kept.
@@ -42,6 +45,8 @@ pub struct Options {
     pub pod: Pod,
     /// How tunnels are set up.
     pub tunnel: tunnel::Settings,
+    /// Makes the spans of requests, if they are traced.
+    pub tracer: Option<Tracer>,
 }
 
 /// The pod that agentk runs in, for kas's tables and logs.
@@ -62,7 +67,6 @@ pub struct Agent<D> {
 /// What the slots of one agent share.
 struct Shared<D> {
     options: Options,
-    instance: InstanceId,
     dial: D,
     names: Vec<ServiceName>,
     dispatch: Arc<Dispatch>,
@@ -80,25 +84,26 @@ impl Options {
         Self {
             kas,
             token,
+            instance: InstanceId::random(),
             headers: Vec::new(),
             tunnels: 2,
             grace: Duration::from_secs(25),
             pod: Pod::default(),
             tunnel: tunnel::Settings::default(),
+            tracer: None,
         }
     }
 }
 
 impl<D: Dial> Agent<D> {
-    /// A new instance.
+    /// Connects to nothing yet.
     pub fn new(options: Options, dial: D, services: Services, telemetry: Telemetry) -> Self {
         let shared = Shared {
             spread: Mutex::new(Spread::new(usize::from(options.tunnels))),
-            options,
-            instance: InstanceId::random(),
             dial,
             names: services.names(),
-            dispatch: Arc::new(Dispatch::new(services, &telemetry.metrics)),
+            dispatch: Arc::new(Dispatch::new(services, &telemetry.metrics, options.tracer.clone())),
+            options,
             telemetry,
             failures: Mutex::default(),
             shutdown: CancellationToken::new(),
@@ -110,7 +115,7 @@ impl<D: Dial> Agent<D> {
 
     /// The name of this instance in kas's logs.
     pub fn instance(&self) -> InstanceId {
-        self.shared.instance
+        self.shared.options.instance
     }
 
     /// Runs until `shutdown`, then leaves all tunnels: no new requests, those in flight are finished or, after the
@@ -151,7 +156,7 @@ impl<D> Shared<D> {
             Check::Unknown | Check::Down(_) => None,
         };
         Hello {
-            instance: self.instance,
+            instance: self.options.instance,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pod_name: self.options.pod.name.clone(),
             pod_namespace: self.options.pod.namespace.clone(),

@@ -38,6 +38,21 @@ fn a_bad_configuration_is_one_line_that_says_what_to_do() {
         (&["--token-file", "token", "--kubeconfig", "token"], None, "token:1: "),
         (&["--kubeconfig", "config", "--log-level", "loud=="], Some("secret"), "--log-level"),
         (
+            &["--kubeconfig", "config", "--otlp-endpoint", "https://c", "--otlp-ca-cert-file", "absent"],
+            Some("secret"),
+            "--otlp-ca-cert-file: absent: the file does not exist",
+        ),
+        (
+            &["--kubeconfig", "config", "--otlp-endpoint", "http://c", "--otlp-token-file", "empty"],
+            Some("secret"),
+            "--otlp-token-file: empty: holds no token",
+        ),
+        (
+            &["--kubeconfig", "config", "--otlp-token-file", "token"],
+            Some("secret"),
+            "--otlp-token-file has no effect without --otlp-endpoint",
+        ),
+        (
             &["--kubeconfig", "config", "--policy-file", "absent"],
             Some("secret"),
             "absent: the file does not exist",

@@ -168,7 +168,7 @@ fn secrets(value: &HeaderValue) -> Vec<String> {
 fn everything(failure: &Failure) -> String {
     let id = HeaderValue::from_static("id-1");
     let answers = [Dialect::Kubernetes, Dialect::Prometheus, Dialect::Plain].map(|dialect| {
-        format!("{:?}", failure.render(&Reader::of(dialect, &HeaderMap::new()), &id).headers())
+        format!("{:?}", failure.render(&Reader::of(dialect, &HeaderMap::new()), &id, None).headers())
     });
     format!("{failure} {failure:?} {}", answers.concat())
 }

@@ -27,6 +27,7 @@ use proto::{
 };
 use router::{LocalTunnels, Route, RouteStore};
 use secrecy::SecretString;
+use telemetry::log_limit::LogLimit;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, sleep, timeout},
@@ -42,7 +43,6 @@ pub use self::places::Places;
 use crate::{
     connected::Connected,
     identity::Identities,
-    log_limit::LogLimit,
     metrics::{Limit, Metrics},
     token::TokenHash,
 };

@@ -5,6 +5,7 @@ use std::{path::Path, sync::Arc, sync::atomic::AtomicU64, time::Duration};
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::{LocalTunnels, MemoryStore, RouteStore};
+use telemetry::{Exporter, Program, log_limit::LogLimit};
 use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -17,11 +18,11 @@ use crate::{
     forward::Forwarder,
     identity::{Identities, Identity},
     listen::{BindError, Listener},
-    log_limit::LogLimit,
     metrics::Metrics,
     reload::on_change,
     roster::Roster,
     tls::Certificate,
+    traces::{self, Traces},
 };
 
 /// How long agents may take to leave once no request needs them. Opening another tunnel takes a few round trips.
@@ -48,6 +49,7 @@ pub struct App {
     pub identities: Identities,
     readiness: Readiness,
     certificates: Vec<Certificate>,
+    exporter: Option<Exporter>,
     config: Config,
 }
 
@@ -58,6 +60,7 @@ pub struct Checked {
     identity: Identity,
     agent_certificate: Option<Certificate>,
     public_certificate: Option<Certificate>,
+    traces: Option<telemetry::Settings>,
 }
 
 /// The bound listeners.
@@ -89,8 +92,9 @@ impl Checked {
             public.certificate_file.as_ref(),
             public.key_file.as_ref(),
         )?;
+        let traces = traces::settings(file, &config.observability.tracing)?;
         let identity = Identity::read(&config.identity.file.value)?;
-        Ok(Self { config, identity, agent_certificate, public_certificate })
+        Ok(Self { config, identity, agent_certificate, public_certificate, traces })
     }
 
     /// How many agents and tokens of callers there are.
@@ -136,7 +140,13 @@ impl Checked {
             )
             .await?,
         };
-        let mut app = App::new(config, self.identity);
+        let replica = ReplicaId::random();
+        let program =
+            Program { name: "kas", version: env!("CARGO_PKG_VERSION"), instance: replica.to_string() };
+        let (tracer, exporter) = self.traces.map(|settings| settings.build(&program)).unzip();
+        let trust_callers = config.observability.tracing.trust_callers;
+        let traces = tracer.map(|tracer| Traces { tracer, trust_callers });
+        let mut app = App::of_replica(replica, config, self.identity, traces, exporter);
         app.certificates = self.agent_certificate.into_iter().chain(self.public_certificate).collect();
         Ok((app, listeners))
     }
@@ -145,7 +155,21 @@ impl Checked {
 impl App {
     /// Builds a kas without listeners: tests hand it connections.
     pub fn new(config: Config, identity: Identity) -> Self {
+        Self::of_replica(ReplicaId::random(), config, identity, None, None)
+    }
+
+    /// The same with a name that is known before, and with traces. Without an exporter somebody else has their spans.
+    pub fn of_replica(
+        replica: ReplicaId,
+        config: Config,
+        identity: Identity,
+        traces: Option<Traces>,
+        exporter: Option<Exporter>,
+    ) -> Self {
         let mut registry = Registry::default();
+        if let Some(exporter) = &exporter {
+            exporter.counts().register(&mut registry, "kas");
+        }
         let metrics = Metrics::register(&mut registry);
         let identities = Identities::new(identity);
         let limits = config.agent.kubernetes_api.limits.clone();
@@ -155,7 +179,7 @@ impl App {
             identities: identities.clone(),
             tunnels: Arc::clone(&tunnels),
             store: Arc::clone(&store),
-            replica: ReplicaId::random(),
+            replica,
             settings: tunnel::Settings { stalls: metrics.stalls.clone(), ..config.tunnel_settings() },
             handshake_timeout: config.agent.listen.handshake_timeout,
             places: Places::new(config.agent.listen.max_tunnels_per_agent),
@@ -183,16 +207,17 @@ impl App {
             leaving: CancellationToken::new(),
             tasks: TaskTracker::new(),
             failures: LogLimit::new(LOG_PERIOD),
+            traces,
             limits,
         });
         let readiness = Readiness::default();
         let roster = Roster::of(&agents);
         let admin = Arc::new(Admin { readiness: readiness.clone(), registry, roster });
-        Self { agents, callers, admin, identities, readiness, certificates: Vec::new(), config }
+        Self { agents, callers, admin, identities, readiness, certificates: Vec::new(), exporter, config }
     }
 
     /// Serves until `stop`, then stops in good order.
-    pub async fn run(self, listeners: Listeners, stop: CancellationToken) {
+    pub async fn run(mut self, listeners: Listeners, stop: CancellationToken) {
         let (accepting, probing) = (CancellationToken::new(), CancellationToken::new());
         let background = TaskTracker::new();
         let metrics = self.callers.forwarder.metrics.clone();
@@ -232,6 +257,9 @@ impl App {
         let files = vec![file.clone()];
         background
             .spawn(on_change("identity file", files, probing.clone(), move || identities.reload(&file)));
+        if let Some(exporter) = self.exporter.take() {
+            background.spawn(exporter.run(probing.clone()));
+        }
         self.readiness.ready();
 
         stop.cancelled().await;

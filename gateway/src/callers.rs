@@ -29,6 +29,7 @@ use hyper_util::{
 use ipnet::IpNet;
 use proto::{Reason, border, header};
 use router::Class;
+use telemetry::log_limit::LogLimit;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, timeout},
@@ -38,6 +39,7 @@ use tokio_util::{
     sync::CancellationToken,
     task::TaskTracker,
 };
+use tracing::{Instrument as _, field::display};
 use tunnel::{Body, upgrade};
 
 pub use self::{
@@ -55,11 +57,11 @@ use crate::{
     headers::{self, ExtraHeader, Stamp},
     identity::{Grant, Identities},
     io::StallGuard,
-    log_limit::LogLimit,
     metrics::{Limit, Metrics},
     promql,
     target::Target,
     timing::Stages,
+    traces::{RequestTrace, Traces},
 };
 
 /// How long the caller's connection may take to be handed over after the 101 was sent.
@@ -84,6 +86,8 @@ pub struct Callers {
     pub tasks: TaskTracker,
     /// Failed requests are worth a line, not a flood.
     pub failures: LogLimit<Reason>,
+    /// How requests are traced, if they are.
+    pub traces: Option<Traces>,
     /// What a caller may take.
     pub limits: Limits,
     /// The memory that answers may take.
@@ -155,33 +159,37 @@ impl Callers {
         let visit = Visit::of(&request, peer, &self.trusted_proxies);
         let page = match self.cors.admit(&request) {
             Ok(page) => page,
-            Err(failure) => return self.refuse(&failure, &visit),
+            Err(failure) => return self.refuse(&failure, &visit, &mut RequestTrace::default()),
         };
         if let Some(answer) = page.preflight(&request) {
             return answer.map(Tracked::untracked);
         }
 
-        let answer = self.proxy(request, &visit, busy).await;
-        let mut answer = answer.unwrap_or_else(|failure| self.refuse(&failure, &visit));
+        let mut trace = RequestTrace::begin(self.traces.as_ref(), &request, &visit.id);
+        let answer = self.proxy(request, &visit, &mut trace, busy).await;
+        let mut answer = answer.unwrap_or_else(|failure| self.refuse(&failure, &visit, &mut trace));
         page.mark(answer.headers_mut());
         answer
     }
 
     /// The answer to a request that failed here.
-    fn refuse(&self, failure: &Failure, visit: &Visit) -> Response<Tracked> {
+    fn refuse(&self, failure: &Failure, visit: &Visit, trace: &mut RequestTrace) -> Response<Tracked> {
         let reason = failure.reason.as_str();
+        trace.failed(failure);
         self.forwarder.metrics.refused(reason);
         if let Some(suppressed) = self.failures.admit(failure.reason, std::time::Instant::now()) {
             let (client, id) = (visit.way.client, &visit.id);
-            tracing::info!(%client, request.id = ?id, reason, suppressed, what = %failure, "a request failed");
+            let trace_id = trace.id().map(display);
+            tracing::info!(%client, request.id = ?id, trace_id, reason, suppressed, what = %failure, "a request failed");
         }
-        failure.render(&visit.reader, &visit.id).map(Tracked::untracked)
+        failure.render(&visit.reader, &visit.id, trace.id()).map(Tracked::untracked)
     }
 
     async fn proxy(
         &self,
         mut request: Request<Incoming>,
         visit: &Visit,
+        trace: &mut RequestTrace,
         busy: Busy,
     ) -> Result<Response<Tracked>, Failure> {
         self.check_form(&request)?;
@@ -199,6 +207,7 @@ impl Callers {
             return Err(Failure::new(Reason::BadRequest, "an upgrade needs HTTP/1.1"));
         }
         let to = Destination { agent, name, service: target.service.clone(), class: target.class(upgrading) };
+        trace.authorized(&to, request.method());
         let stamp = Stamp {
             service: &to.service,
             access_as: &grant.caller.access_as,
@@ -207,6 +216,7 @@ impl Callers {
             way: &visit.way,
         };
         headers::to_agent(request.headers_mut(), stamp)?;
+        trace.write(request.headers_mut());
         let multiplexed = request.version() == Version::HTTP_2;
         let method = request.method().clone();
         *request.uri_mut() = Uri::from_str(target.path)
@@ -232,6 +242,7 @@ impl Callers {
         stages.write(response.headers_mut());
         tracing::debug!(
             request.id = ?visit.id,
+            trace_id = trace.id().map(display),
             client = %visit.way.client,
             caller = grant.caller.name,
             agent.name = %to.name,
@@ -247,13 +258,16 @@ impl Callers {
         let tracking = Tracking::new(Places { lease, turn, busy }, metrics, visit.started);
         match (upgraded, upgrade) {
             (Some(upgraded), Some(outside)) => {
+                let tracking = tracking.traced(trace, status, &stages);
                 let cut = grant.revoked.child_token();
                 let release = cut.clone();
                 let share = self.budget.share(upgraded.grip(), move || release.cancel());
                 let metrics = self.forwarder.metrics.clone();
+                let splice = splice(upgraded, outside, tracking, metrics);
+                let splice = splice.instrument(tracing::debug_span!("upgraded", request.id = ?visit.id));
                 self.tasks.spawn(async move {
                     let _share = share;
-                    cut.run_until_cancelled(splice(upgraded, outside, tracking, metrics)).await;
+                    cut.run_until_cancelled(splice).await;
                 });
                 Ok(response.map(Tracked::untracked))
             }
@@ -264,7 +278,7 @@ impl Callers {
             _ => {
                 let grip = response.body().grip().filter(|_| multiplexed || may_grow(response.headers()));
                 Ok(response.map(|body| {
-                    let mut answer = Tracked::new(body, tracking);
+                    let mut answer = Tracked::new(body, tracking.traced(trace, status, &stages));
                     if let Some(grip) = grip {
                         answer = answer.within(&self.budget, grip);
                     }

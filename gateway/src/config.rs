@@ -16,7 +16,7 @@ use serde_saphyr::Spanned;
 
 pub use self::agent::{AgentListen, TunnelConfig};
 pub use self::kubernetes_api::{KubernetesApi, Limits, PublicListen};
-pub use self::observability::{Format, Level, Logging, ObservabilityConfig, ObservabilityListen};
+pub use self::observability::{Format, Level, Logging, ObservabilityConfig, ObservabilityListen, Tracing};
 pub use self::source::ConfigError;
 pub(crate) use self::source::{parse, read, unreadable};
 
@@ -27,7 +27,7 @@ pub struct Config {
     /// Where agents connect, and where callers reach their clusters.
     #[serde(default)]
     pub agent: AgentConfig,
-    /// Probes, metrics, logs.
+    /// Probes, metrics, logs, traces.
     #[serde(default)]
     pub observability: ObservabilityConfig,
     /// Who agents and callers are.
@@ -62,12 +62,14 @@ impl Config {
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
         let mut config: Self = read(file)?;
         let directory = file.parent().unwrap_or_else(|| Path::new(""));
-        let agent = &mut config.agent;
+        let (agent, tracing) = (&mut config.agent, &mut config.observability.tracing);
         for path in [
             &mut agent.listen.certificate_file,
             &mut agent.listen.key_file,
             &mut agent.kubernetes_api.listen.certificate_file,
             &mut agent.kubernetes_api.listen.key_file,
+            &mut tracing.otlp_ca_certificate_file,
+            &mut tracing.otlp_token_secret_file,
         ]
         .into_iter()
         .flatten()

@@ -11,6 +11,7 @@ use http::{
 };
 use proto::{Reason, header};
 use serde_json::json;
+use telemetry::TraceId;
 use tunnel::Body;
 
 /// Why a request was not, or not successfully, passed on.
@@ -68,13 +69,14 @@ impl Failure {
         self
     }
 
-    /// The answer.
-    pub fn render(&self, reader: &Reader, id: &HeaderValue) -> Response<Body> {
+    /// The answer. `id` names the request, `trace` its trace where one is recorded.
+    pub fn render(&self, reader: &Reader, id: &HeaderValue, trace: Option<TraceId>) -> Response<Body> {
         let (dialect, accept) = (reader.dialect, reader.accept.as_ref());
+        let marks = Marks::of(id, trace);
         let (content_type, body) = match dialect {
-            Dialect::Kubernetes => self.status_object(accept),
-            Dialect::Prometheus => ("application/json", self.prometheus_envelope()),
-            Dialect::Plain => ("application/json", self.plain_object()),
+            Dialect::Kubernetes => self.status_object(accept, &marks),
+            Dialect::Prometheus => ("application/json", self.prometheus_envelope(&marks)),
+            Dialect::Plain => ("application/json", self.plain_object(&marks)),
         };
         let mut response = Response::new(Body::from(body));
         *response.status_mut() = self.reason.status();
@@ -103,7 +105,7 @@ impl Failure {
     }
 
     /// A `Status` (meta/v1), in the encoding that the caller can read.
-    fn status_object(&self, accept: Option<&HeaderValue>) -> (&'static str, String) {
+    fn status_object(&self, accept: Option<&HeaderValue>, marks: &Marks) -> (&'static str, String) {
         let code = self.reason.status().as_u16();
         let reason = match code {
             400 => "BadRequest",
@@ -117,7 +119,13 @@ impl Failure {
             504 => "Timeout",
             _ => "",
         };
-        let mut details = json!({"causes": [{"reason": self.reason.as_str(), "message": self.message}]});
+        let said = format!("kas: {}{}", self.message, marks.suffix());
+        let causes: Vec<_> = [(self.reason.as_str(), &*self.message)]
+            .into_iter()
+            .chain(marks.named())
+            .map(|(reason, message)| json!({"reason": reason, "message": message}))
+            .collect();
+        let mut details = json!({"causes": causes});
         if let Some(after) = self.retry_after {
             details["retryAfterSeconds"] = after.as_secs().max(1).into();
         }
@@ -126,7 +134,7 @@ impl Failure {
             "apiVersion": "v1",
             "metadata": {},
             "status": "Failure",
-            "message": format!("kas: {}", self.message),
+            "message": said,
             "reason": reason,
             "details": details,
             "code": code,
@@ -137,7 +145,9 @@ impl Failure {
                 let yaml = serde_saphyr::to_string(&status).unwrap_or_else(|_| status.to_string());
                 ("application/yaml", yaml)
             }
-            Encoding::Text => ("text/plain; charset=utf-8", format!("kas: {}\n", self.message)),
+            Encoding::Text => {
+                ("text/plain; charset=utf-8", format!("{said}\nrequest-id: {}\n", marks.request))
+            }
         }
     }
 
@@ -148,7 +158,8 @@ impl Failure {
         HeaderValue::from_bytes(format!("299 kas \"{text}\"").as_bytes()).expect("without control characters")
     }
 
-    fn prometheus_envelope(&self) -> String {
+    /// `infos` is where Prometheus itself says what is not part of an error.
+    fn prometheus_envelope(&self, marks: &Marks) -> String {
         let error_type = match self.reason.status().as_u16() {
             400 | 413 => "bad_data",
             401 | 403 => "forbidden",
@@ -159,14 +170,40 @@ impl Failure {
             429 => "too_many_requests",
             _ => "internal",
         };
-        json!({"status": "error", "errorType": error_type, "error": format!("kas: {}", self.message)})
-            .to_string()
+        let infos: Vec<_> = marks.named().map(|(name, value)| format!("{name}: {value}")).collect();
+        let error = format!("kas: {}{}", self.message, marks.suffix());
+        json!({"status": "error", "errorType": error_type, "error": error, "infos": infos}).to_string()
     }
 
-    fn plain_object(&self) -> String {
-        let mut text = json!({"error": self.reason.as_str(), "message": self.message}).to_string();
-        text.push('\n');
-        text
+    fn plain_object(&self, marks: &Marks) -> String {
+        let mut object = json!({"error": self.reason.as_str(), "message": self.message});
+        for (name, value) in marks.named() {
+            object[name] = value.into();
+        }
+        format!("{object}\n")
+    }
+}
+
+/// What finds a request again.
+struct Marks {
+    request: String,
+    trace: Option<String>,
+}
+
+impl Marks {
+    fn of(id: &HeaderValue, trace: Option<TraceId>) -> Self {
+        let request = String::from_utf8_lossy(id.as_bytes()).into_owned();
+        Self { request, trace: trace.map(|trace| trace.to_string()) }
+    }
+
+    fn named(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let trace = self.trace.as_deref().map(|trace| ("trace-id", trace));
+        [("request-id", &*self.request)].into_iter().chain(trace)
+    }
+
+    /// kubectl and Grafana show a message and nothing else: whoever is called for help then has the trace's id.
+    fn suffix(&self) -> String {
+        self.trace.as_ref().map_or_else(String::new, |trace| format!(". Trace ID: {trace}"))
     }
 }
 
@@ -222,7 +259,8 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
         headers.insert(USER_AGENT, HeaderValue::from_static(agent));
-        let response = failure.render(&Reader::of(dialect, &headers), &HeaderValue::from_static("id-1"));
+        let response =
+            failure.render(&Reader::of(dialect, &headers), &HeaderValue::from_static("id-1"), None);
         let (head, body) = response.into_parts();
         let text = body.collect().await.unwrap().to_bytes();
         (Response::from_parts(head, ()), String::from_utf8(text.to_vec()).unwrap())
@@ -279,7 +317,7 @@ mod tests {
         assert!(text.contains("kind: Status"), "{text}");
         let (head, text) = render(&away(), Dialect::Kubernetes, "text/plain").await;
         assert_eq!(head.headers()["content-type"], "text/plain; charset=utf-8");
-        assert_eq!(text, "kas: agent prod has no tunnel\n");
+        assert_eq!(text, "kas: agent prod has no tunnel\nrequest-id: id-1\n");
         let (head, _) = render(&away(), Dialect::Kubernetes, "application/vnd.kubernetes.protobuf").await;
         assert_eq!(head.headers()["content-type"], "application/json");
     }
@@ -291,6 +329,28 @@ mod tests {
         assert_eq!(envelope["status"], "error");
         assert_eq!(envelope["errorType"], "unavailable");
         assert_eq!(envelope["error"], "kas: agent prod has no tunnel");
+    }
+
+    #[tokio::test]
+    async fn every_dialect_says_how_to_find_the_request() {
+        let trace = TraceId::from_hex("4bf92f3577b34da6a3ce929d0e0e4736").unwrap();
+        let body = async |dialect| {
+            let reader = Reader::of(dialect, &HeaderMap::new());
+            let response = away().render(&reader, &HeaderValue::from_static("id-1"), Some(trace));
+            let text = response.into_body().collect().await.unwrap().to_bytes();
+            serde_json::from_slice::<Value>(&text).unwrap()
+        };
+        let message = format!("kas: agent prod has no tunnel. Trace ID: {trace}");
+        let status = body(Dialect::Kubernetes).await;
+        assert_eq!(status["message"], message);
+        assert_eq!(status["details"]["causes"][1], json!({"reason": "request-id", "message": "id-1"}));
+        assert_eq!(status["details"]["causes"][2]["message"], trace.to_string());
+        let envelope = body(Dialect::Prometheus).await;
+        assert_eq!(envelope["error"], message);
+        assert_eq!(envelope["infos"], json!(["request-id: id-1", format!("trace-id: {trace}")]));
+        let object = body(Dialect::Plain).await;
+        assert_eq!(object["request-id"], "id-1");
+        assert_eq!(object["trace-id"], trace.to_string());
     }
 
     #[tokio::test]

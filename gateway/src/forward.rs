@@ -20,7 +20,7 @@ use std::{
 };
 
 use http::{Request, Response};
-use proto::{AgentId, AgentName, Reason, ServiceName};
+use proto::{AgentId, AgentName, Reason, ServiceName, header};
 use router::{Attempt, Choice, Class, Lease, LocalTunnels, Progress, RouteStore};
 use tokio::time::{Instant, timeout_at};
 use tunnel::{Body, CallError, CallErrorKind, Delivery};
@@ -76,6 +76,7 @@ impl Forwarder {
     ///
     /// Dropping the future cancels the request in the cluster.
     pub async fn forward(&self, to: &Destination, mut request: Request<Body>) -> Result<Answered, Failure> {
+        let id = request.headers().get(header::REQUEST_ID).cloned();
         let mut attempt = Attempt::new(request.method().is_safe());
         let mut tried = Vec::new();
         loop {
@@ -85,7 +86,7 @@ impl Forwarder {
                 Ok(response) => return Ok(Answered { response, lease, sent }),
                 Err(error) => error,
             };
-            tracing::debug!(%error, tunnel = %lease.tunnel(), "a request was not answered");
+            tracing::debug!(request.id = ?id, %error, tunnel = %lease.tunnel(), "a request was not answered");
             match error.request {
                 Some(whole) if attempt.again(progress(error.delivery), true) => {
                     self.metrics.retries.inc();

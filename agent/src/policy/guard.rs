@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use http::Request;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
-use proto::{Reason, ServiceName, yaml::Error};
+use proto::{Reason, ServiceName, header, yaml::Error};
 use tokio::{
     sync::watch,
     time::{Instant, interval},
@@ -83,7 +83,7 @@ impl Guard {
         }
 
         let enforced = current.policy.mode() == Mode::Enforce;
-        seen.log(service, &verdict, enforced);
+        seen.log(service, request, &verdict, enforced);
         if enforced { Err(refusal(&seen.name, &verdict)) } else { Ok(()) }
     }
 
@@ -97,7 +97,7 @@ impl Guard {
 
         let seen = &current.seen[current.number(verdict.by)];
         seen.counter.inc();
-        seen.log(service, &verdict, true);
+        seen.log(service, request, &verdict, true);
         false
     }
 
@@ -200,16 +200,12 @@ impl InForce {
 }
 
 impl Seen {
-    fn log(&self, service: &str, verdict: &Verdict, enforced: bool) {
+    fn log<B>(&self, service: &str, request: &Request<B>, verdict: &Verdict, enforced: bool) {
         let Some(unlogged) = self.repeats.lock().happened(&self.name, Instant::now()) else { return };
+        let (rule, id) = (&self.name, request.headers().get(header::REQUEST_ID));
         let request: String = verdict.what.chars().take(LONGEST).collect();
-        let rule = &self.name;
-        match enforced {
-            true => tracing::warn!(service, rule, request, unlogged, "refused by the policy"),
-            false => {
-                tracing::warn!(service, rule, request, unlogged, "the policy would refuse this; dry-run")
-            }
-        }
+        let what = if enforced { "refused by the policy" } else { "the policy would refuse this; dry-run" };
+        tracing::warn!(service, rule, request, request.id = ?id, unlogged, "{what}");
     }
 }
 

@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use http::StatusCode;
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use router::Lease;
@@ -21,7 +22,7 @@ use super::{
     budget::{Budget, Share},
     idle::Busy,
 };
-use crate::{connected::Connected, metrics::ServiceMetrics};
+use crate::{connected::Connected, metrics::ServiceMetrics, timing::Stages, traces::RequestTrace};
 
 /// Holds the tunnel's place and counts, until the caller has the last byte or has left.
 #[derive(Debug)]
@@ -40,6 +41,7 @@ pub struct Tracking {
     /// That of the service.
     pub metrics: Arc<ServiceMetrics>,
     started: Instant,
+    trace: RequestTrace,
     _places: Places,
 }
 
@@ -58,7 +60,14 @@ impl Tracking {
     /// Of the answer to a request that came at `started`.
     pub fn new(places: Places, metrics: Arc<ServiceMetrics>, started: Instant) -> Self {
         metrics.in_flight.inc();
-        Self { metrics, started, _places: places }
+        Self { metrics, started, trace: RequestTrace::default(), _places: places }
+    }
+
+    /// Takes the request's span along, to its end.
+    pub fn traced(mut self, trace: &mut RequestTrace, status: StatusCode, stages: &Stages) -> Self {
+        self.trace = std::mem::take(trace);
+        self.trace.answered(status, stages);
+        self
     }
 }
 

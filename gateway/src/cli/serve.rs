@@ -90,7 +90,7 @@ fn start_logging(logging: &Logging) {
         Level::Debug => LevelFilter::DEBUG,
     };
     // Ours at the level asked for; of the libraries, whose debug level is a line for each HTTP/2 frame, the warnings.
-    let ours = ["gateway", "router", "tunnel"].map(|name| format!("{name}={level}")).join(",");
+    let ours = ["gateway", "router", "telemetry", "tunnel"].map(|name| format!("{name}={level}")).join(",");
     let filter = EnvFilter::new(format!("warn,{ours}"));
     let builder = tracing_subscriber::fmt()
         .with_ansi(std::io::stderr().is_terminal())

@@ -1,8 +1,10 @@
-//! Section `observability`: probes, metrics, logs.
+//! Section `observability`: probes, metrics, logs, traces.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, path::PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_saphyr::Spanned;
+use telemetry::{Endpoint, SampleRatio};
 
 /// Section `observability`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -12,6 +14,8 @@ pub struct ObservabilityConfig {
     pub listen: ObservabilityListen,
     /// Logs on standard error.
     pub logging: Logging,
+    /// Traces, sent to an OpenTelemetry collector.
+    pub tracing: Tracing,
 }
 
 /// Section `observability.listen`.
@@ -30,6 +34,24 @@ pub struct Logging {
     pub level: Level,
     /// How it looks.
     pub format: Format,
+}
+
+/// Section `observability.tracing`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tracing {
+    /// The collector's URL for OTLP over HTTP; without it there are no traces.
+    #[serde(deserialize_with = "endpoint")]
+    pub otlp_endpoint: Option<Endpoint>,
+    /// Whom to trust that it is the collector, instead of the system's roots; PEM.
+    pub otlp_ca_certificate_file: Option<Spanned<PathBuf>>,
+    /// What the collector knows us by.
+    pub otlp_token_secret_file: Option<Spanned<PathBuf>>,
+    /// Which part of the traces that begin here is recorded.
+    #[serde(deserialize_with = "ratio")]
+    pub sample_ratio: SampleRatio,
+    /// Whether a caller's trace is continued, and its decision to record it obeyed.
+    pub trust_callers: bool,
 }
 
 /// The least important event that is still logged.
@@ -56,6 +78,15 @@ pub enum Format {
     Json,
     /// For people.
     Text,
+}
+
+fn endpoint<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Endpoint>, D::Error> {
+    let url = Option::<String>::deserialize(deserializer)?;
+    url.map(|url| url.parse().map_err(D::Error::custom)).transpose()
+}
+
+fn ratio<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SampleRatio, D::Error> {
+    SampleRatio::try_from(f64::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
 impl Default for ObservabilityListen {

@@ -10,5 +10,6 @@ mod prometheus;
 mod roster;
 mod server;
 mod tenants;
+mod tracing;
 mod watches;
 mod world;

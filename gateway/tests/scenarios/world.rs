@@ -15,13 +15,16 @@ use gateway::{
     config::Config,
     identity::Identity,
     token::{self, Holder, TokenHash},
+    traces::Traces,
 };
 use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use proto::ReplicaId;
 use secrecy::{ExposeSecret as _, SecretString};
+use telemetry::Tracer;
 use tokio::io::DuplexStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tunnel::Body;
@@ -37,6 +40,8 @@ pub(crate) struct World {
     pub(crate) caller_token: SecretString,
     /// What `App::run` would keep running.
     _background: Arc<AbortOnDropHandle<()>>,
+    /// Of agents that are started.
+    tracer: Option<Tracer>,
     /// Each cuts one connection of the agent.
     pipes: Arc<Mutex<Vec<CancellationToken>>>,
 }
@@ -47,6 +52,15 @@ impl World {
     }
 
     pub(crate) fn with(edit: impl FnOnce(&mut Config)) -> Self {
+        Self::assemble(edit, None, None)
+    }
+
+    /// With traces of kas, and with `agentk` making the spans of its agents.
+    pub(crate) fn traced(kas: Traces, agentk: Tracer) -> Self {
+        Self::assemble(|_| {}, Some(kas), Some(agentk))
+    }
+
+    fn assemble(edit: impl FnOnce(&mut Config), traces: Option<Traces>, tracer: Option<Tracer>) -> Self {
         let (agent_token, caller_token) = (token::new(Holder::Agent), token::new(Holder::Caller));
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("kas.yaml");
@@ -54,11 +68,12 @@ impl World {
         let mut config = Config::read(&file).unwrap();
         edit(&mut config);
         let identity = identity(&[&agent_token], &caller_token);
-        let kas = Arc::new(App::new(config, identity));
+        let kas = App::of_replica(ReplicaId::random(), config, identity, traces, None);
+        let kas = Arc::new(kas);
         let callers = Arc::clone(&kas.callers);
         let keeping = async move { callers.budget.keep(&callers.forwarder.metrics).await };
         let background = Arc::new(AbortOnDropHandle::new(tokio::spawn(keeping)));
-        Self { kas, agent_token, caller_token, _background: background, pipes: Arc::default() }
+        Self { kas, agent_token, caller_token, _background: background, tracer, pipes: Arc::default() }
     }
 
     /// Starts an agent and waits until its tunnels are open.
@@ -72,7 +87,8 @@ impl World {
     pub(crate) fn start_agent(&self, services: Services) -> RunningAgent {
         let stop = CancellationToken::new();
         let kas = "ws://kas".parse().unwrap();
-        let options = Options::new(kas, Token::Value(self.agent_token.clone()));
+        let token = Token::Value(self.agent_token.clone());
+        let options = Options { tracer: self.tracer.clone(), ..Options::new(kas, token) };
         let agent = Agent::new(options, self.clone(), services, Telemetry::default());
         let task = AbortOnDropHandle::new(tokio::spawn(agent.run(stop.clone())));
         RunningAgent { stop, task }

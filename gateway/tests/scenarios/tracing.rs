@@ -1,0 +1,229 @@
+//! Whose trace a request belongs to, in kas, in agentk and in the cluster.
+
+use std::{sync::Arc, time::Duration};
+
+use agent::Services;
+use gateway::traces::Traces;
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use opentelemetry::{
+    Context,
+    trace::{SpanId, Status, TraceId},
+};
+use opentelemetry_sdk::{
+    error::OTelSdkResult,
+    trace::{Span, SpanData, SpanProcessor},
+};
+use parking_lot::Mutex;
+use telemetry::{Program, SampleRatio, Tracer};
+use tunnel::Body;
+
+use crate::world::{World, endless, text};
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+/// The caller's system does not record this trace.
+const UNSAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
+
+/// The spans that have ended.
+#[derive(Clone, Debug, Default)]
+struct Spans(Arc<Mutex<Vec<SpanData>>>);
+
+impl SpanProcessor for Spans {
+    fn on_start(&self, _: &mut Span, _: &Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        self.0.lock().push(span);
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+}
+
+impl Spans {
+    fn tracer(&self, name: &'static str, ratio: f64) -> Tracer {
+        let program = Program { name, version: "1", instance: "1".into() };
+        Tracer::new(&program, SampleRatio::try_from(ratio).unwrap(), self.clone())
+    }
+
+    /// The span of one program, once it has ended.
+    async fn of(&self, program: &str) -> SpanData {
+        loop {
+            let spans = self.0.lock();
+            if let Some(span) = spans.iter().find(|span| span.instrumentation_scope.name() == program) {
+                return span.clone();
+            }
+            drop(spans);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.0.lock().len()
+    }
+}
+
+/// kas and agentk that trace this part of the requests.
+fn world(spans: &Spans, ratio: f64, trust_callers: bool) -> World {
+    let traces = Traces { tracer: spans.tracer("kas", ratio), trust_callers };
+    World::traced(traces, spans.tracer("agentk", 1.0))
+}
+
+/// A cluster that answers with the context that it was sent.
+fn echo() -> Services {
+    Services::new().with("kubernetes", async |request: Request<Body>| {
+        if request.uri().path() == "/watch" {
+            return Response::new(endless("first"));
+        }
+        let all = |name| request.headers().get_all(name).iter().map(|value| value.to_str().expect("ASCII"));
+        let said =
+            format!("{}|{}", all("traceparent").collect::<String>(), all("tracestate").collect::<String>());
+        Response::new(Body::from(said))
+    })
+}
+
+/// Sends a caller's request with a context, and returns the one that the cluster saw.
+async fn ask(world: &World, traceparent: &str) -> (String, String) {
+    let mut request = world.request("/agents/prod/kubernetes/api/v1/secrets?fieldSelector=hidden");
+    request.headers_mut().insert("traceparent", traceparent.parse().unwrap());
+    request.headers_mut().insert("tracestate", "vendor=1".parse().unwrap());
+    let said = text(world.send(request).await).await;
+    let (parent, state) = said.split_once('|').unwrap();
+    (parent.to_owned(), state.to_owned())
+}
+
+fn parent_of(context: &str) -> (TraceId, SpanId) {
+    (TraceId::from_hex(&context[3..35]).unwrap(), SpanId::from_hex(&context[36..52]).unwrap())
+}
+
+fn attribute(span: &SpanData, key: &str) -> Option<String> {
+    span.attributes.iter().find(|known| known.key.as_str() == key).map(|known| known.value.to_string())
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_tracing_a_callers_context_passes_unchanged() {
+    let world = World::new();
+    let _agent = world.agent(echo()).await;
+    assert_eq!(ask(&world, CALLER).await, (CALLER.into(), "vendor=1".into()));
+    assert_eq!(ask(&world, "nonsense").await.0, "nonsense");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_is_a_span_of_kas_and_below_it_one_of_agentk() {
+    let spans = Spans::default();
+    let world = world(&spans, 1.0, false);
+    let _agent = world.agent(echo()).await;
+    let (seen, state) = ask(&world, CALLER).await;
+    let (kas, agentk) = (spans.of("kas").await, spans.of("agentk").await);
+
+    assert_eq!(parent_of(&seen), (agentk.span_context.trace_id(), agentk.span_context.span_id()));
+    assert_eq!(agentk.parent_span_id, kas.span_context.span_id());
+    assert_eq!(agentk.span_context.trace_id(), kas.span_context.trace_id());
+    assert_eq!(spans.count(), 2, "nothing that kas and agentk say to each other is traced");
+
+    for span in [&kas, &agentk] {
+        assert_eq!(span.name, "GET kubernetes");
+        assert_eq!(attribute(span, "http.response.status_code").as_deref(), Some("200"));
+        assert_eq!(span.status, Status::Unset);
+        assert!(attribute(span, "kas.request.id").is_some());
+        assert!(!format!("{span:?}").contains("hidden"), "a query may hold secrets");
+    }
+    assert_eq!(attribute(&kas, "kas.request.id"), attribute(&agentk, "kas.request.id"));
+    assert_eq!(attribute(&kas, "kas.agent.name").as_deref(), Some("prod"));
+    let events: Vec<_> = kas.events.iter().map(|event| &*event.name).collect();
+    assert_eq!(events, ["request.sent", "response.head"]);
+    assert_eq!(state, "", "the tracestate was another trace's");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_strangers_trace_is_linked_to_and_not_continued() {
+    let spans = Spans::default();
+    let world = world(&spans, 1.0, false);
+    let _agent = world.agent(echo()).await;
+    ask(&world, UNSAMPLED).await;
+    let kas = spans.of("kas").await;
+    assert_eq!(kas.parent_span_id, SpanId::INVALID);
+    assert_ne!(kas.span_context.trace_id().to_string(), TRACE);
+    let links: Vec<_> = kas.links.iter().map(|link| link.span_context.clone()).collect();
+    assert_eq!((links.len(), links[0].trace_id().to_string().as_str()), (1, TRACE));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_trusted_callers_trace_is_continued() {
+    let spans = Spans::default();
+    let world = world(&spans, 0.0, true);
+    let _agent = world.agent(echo()).await;
+    let (seen, state) = ask(&world, CALLER).await;
+    let kas = spans.of("kas").await;
+    assert_eq!((kas.span_context.trace_id(), kas.parent_span_id), parent_of(CALLER));
+    assert!(kas.links.is_empty());
+    assert_eq!((&seen[3..35], state.as_str()), (TRACE, "vendor=1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_sampled_is_recorded_nowhere_and_still_passed_on() {
+    let spans = Spans::default();
+    let world = world(&spans, 0.0, false);
+    let _agent = world.agent(echo()).await;
+    let (seen, _) = ask(&world, CALLER).await;
+    assert!(seen.ends_with("-00") && !seen.contains(TRACE), "{seen}");
+    assert_eq!(spans.count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_context_is_none() {
+    let spans = Spans::default();
+    let world = world(&spans, 1.0, true);
+    let _agent = world.agent(echo()).await;
+    let (seen, state) = ask(&world, "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01").await;
+    assert_eq!(spans.of("kas").await.parent_span_id, SpanId::INVALID);
+    assert!(seen.len() == 55 && state.is_empty(), "{seen} {state}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_span_lasts_until_the_last_byte() {
+    let spans = Spans::default();
+    let world = world(&spans, 1.0, false);
+    let _agent = world.agent(echo()).await;
+    let mut watch = world.get("/agents/prod/kubernetes/watch?watch=true").await;
+    watch.body_mut().frame().await.unwrap().unwrap();
+    assert_eq!(spans.count(), 0);
+    drop(watch);
+    let (kas, agentk) = (spans.of("kas").await, spans.of("agentk").await);
+    assert_eq!(attribute(&kas, "error.type"), None, "a watch ends when its reader leaves");
+    assert_eq!(attribute(&agentk, "error.type"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn our_failure_names_its_trace() {
+    let spans = Spans::default();
+    let world = world(&spans, 1.0, false);
+    let response = world.get("/agents/prod/kubernetes/version").await;
+    let id = response.headers()["x-request-id"].to_str().unwrap().to_owned();
+    let said = text(response).await;
+    let kas = spans.of("kas").await;
+    assert_eq!(attribute(&kas, "error.type").as_deref(), Some("agent-not-connected"));
+    assert_eq!(attribute(&kas, "http.response.status_code").as_deref(), Some("503"));
+    assert!(matches!(kas.status, Status::Error { .. }));
+    assert!(said.contains(&format!("Trace ID: {}\"", kas.span_context.trace_id())), "{said}");
+    assert!(said.contains(&id), "{said}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_who_leaves_is_not_an_answer() {
+    let spans = Spans::default();
+    let world = world(&spans, 1.0, false);
+    let services = Services::new().with("kubernetes", async |_: Request<Body>| std::future::pending().await);
+    let _agent = world.agent(services).await;
+    let asked = tokio::time::timeout(Duration::from_secs(1), world.get("/agents/prod/kubernetes/")).await;
+    assert!(asked.is_err());
+    for program in ["kas", "agentk"] {
+        let span = spans.of(program).await;
+        assert_eq!(attribute(&span, "error.type").as_deref(), Some("cancelled"), "{program}");
+    }
+}

@@ -1,0 +1,113 @@
+//! Makes the spans of one program. Built once and held; nothing is global.
+
+use std::str::FromStr;
+
+use opentelemetry::{Key, KeyValue, trace::TracerProvider as _};
+use opentelemetry_sdk::{
+    Resource,
+    trace::{Sampler, SdkTracer, SdkTracerProvider, SpanProcessor},
+};
+
+use crate::{Collector, Exporter};
+
+/// Which program speaks.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// `service.name`, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` says otherwise.
+    pub name: &'static str,
+    /// `service.version`.
+    pub version: &'static str,
+    /// `service.instance.id`: new at each start.
+    pub instance: String,
+}
+
+/// Which part of the traces that begin here is recorded: 0 is none, 1 is all.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampleRatio(f64);
+
+/// Not a ratio.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("must be a number from 0 (no trace) to 1 (every trace)")]
+pub struct InvalidRatio;
+
+/// What a program is told about traces.
+#[derive(Debug)]
+pub struct Settings {
+    /// Where they go.
+    pub collector: Collector,
+    /// How many of them.
+    pub ratio: SampleRatio,
+}
+
+/// Makes spans. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Tracer(pub(crate) SdkTracer);
+
+impl Settings {
+    /// The tracer, and what sends its spans on once it runs.
+    pub fn build(self, program: &Program) -> (Tracer, Exporter) {
+        let (exporter, queue) = Exporter::new(self.collector, &resource(program));
+        (Tracer::new(program, self.ratio, queue), exporter)
+    }
+}
+
+impl Tracer {
+    /// Hands spans that end to `processor`. A request whose trace began elsewhere is recorded if that trace is.
+    pub fn new(program: &Program, ratio: SampleRatio, processor: impl SpanProcessor + 'static) -> Self {
+        let provider = SdkTracerProvider::builder()
+            .with_resource(resource(program))
+            .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio.0))))
+            .with_span_processor(processor)
+            .build();
+        Self(provider.tracer(program.name))
+    }
+}
+
+fn resource(program: &Program) -> Resource {
+    let resource = Resource::builder().with_attributes([
+        KeyValue::new("service.version", program.version),
+        KeyValue::new("service.instance.id", program.instance.clone()),
+    ]);
+    let resource = resource.build();
+    let named = resource.get_ref(&Key::from_static_str("service.name"));
+    let named = named.is_some_and(|name| !name.as_str().starts_with("unknown_service"));
+    if named {
+        return resource;
+    }
+
+    let known = resource.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone()));
+    Resource::builder_empty().with_attributes(known).with_service_name(program.name).build()
+}
+
+impl SampleRatio {
+    /// Every trace.
+    pub const ALL: Self = Self(1.0);
+}
+
+impl Default for SampleRatio {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
+impl TryFrom<f64> for SampleRatio {
+    type Error = InvalidRatio;
+
+    fn try_from(ratio: f64) -> Result<Self, InvalidRatio> {
+        (0.0..=1.0).contains(&ratio).then_some(Self(ratio)).ok_or(InvalidRatio)
+    }
+}
+
+impl FromStr for SampleRatio {
+    type Err = InvalidRatio;
+
+    fn from_str(text: &str) -> Result<Self, InvalidRatio> {
+        text.parse().map_err(|_| InvalidRatio).and_then(|ratio: f64| ratio.try_into())
+    }
+}
+
+impl std::fmt::Display for SampleRatio {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
