@@ -34,4 +34,5 @@ mod support;
 mod tenants;
 mod terminals;
 mod tls;
+mod tracing;
 mod upgrades;

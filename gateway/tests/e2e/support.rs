@@ -8,6 +8,7 @@ mod kubeconfig;
 mod kubectl;
 mod process;
 mod prometheus;
+mod recorder;
 mod simulator;
 mod skip;
 mod tls;
@@ -21,6 +22,7 @@ pub(crate) use self::{
     kubectl::{Kubectl, assert_same_among, normal},
     process::{Process, code, eventually, run},
     prometheus::{Prometheus, Server},
+    recorder::Recorder,
     simulator::Simulator,
     skip::skipped,
     tls::Certificates,

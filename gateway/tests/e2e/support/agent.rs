@@ -23,6 +23,8 @@ pub(crate) struct AgentOptions {
     pub(crate) prometheus: Option<String>,
     /// What its cluster's owner lets through, in a file.
     pub(crate) policy: Option<PathBuf>,
+    /// Where traces go.
+    pub(crate) collector: Option<String>,
     /// How many at a time.
     pub(crate) tunnels: usize,
     /// How long requests in flight may take after SIGTERM, in seconds.
@@ -59,6 +61,10 @@ impl Agent {
         }
         if let Some(policy) = &options.policy {
             command.arg("--policy-file").arg(policy);
+        }
+        if let Some(collector) = &options.collector {
+            command.env("OTEL_EXPORTER_OTLP_ENDPOINT", collector);
+            command.arg("--otlp-token-file").arg(directory.join("collector-token"));
         }
         command.args(["--shutdown-grace-period", &format!("{}s", options.grace)]).env_remove("KUBECONFIG");
         Self { process: Process::start("agentk", &mut command) }

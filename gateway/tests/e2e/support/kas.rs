@@ -28,6 +28,8 @@ pub(crate) struct KasOptions {
     pub(crate) listen_grace: u32,
     /// `shutdown_grace_period`, in seconds.
     pub(crate) shutdown_grace: u32,
+    /// Where traces go.
+    pub(crate) collector: Option<String>,
 }
 
 /// The secrets of one test.
@@ -161,7 +163,7 @@ impl KasOptions {
         let mut public = listen(&self.public_tls, 0);
         public["listen_grace_period"] = json!(format!("{}s", self.listen_grace));
         public["shutdown_grace_period"] = json!(format!("{}s", self.shutdown_grace));
-        json!({
+        let mut config = json!({
             "agent": {
                 "listen": agents,
                 "kubernetes_api": {"listen": public},
@@ -171,7 +173,12 @@ impl KasOptions {
                 "logging": {"level": "debug", "format": "json"},
             },
             "identity": {"file": "identity.yaml"},
-        })
+        });
+        if let Some(collector) = &self.collector {
+            let tracing = json!({"otlp_endpoint": collector, "otlp_token_secret_file": "collector-token"});
+            config["observability"]["tracing"] = tracing;
+        }
+        config
     }
 }
 

@@ -42,6 +42,11 @@ impl World {
         Self::assemble(None, Some(url), |_, _| {})
     }
 
+    /// The same, and both programs send traces to a collector.
+    pub(crate) fn traced(url: &str, collector: &str) -> Self {
+        Self::assemble(None, Some(url), |options, _| options.collector = Some(collector.to_owned()))
+    }
+
     /// The cluster of the agent cannot be reached.
     pub(crate) fn without_cluster(choose: impl FnOnce(&mut KasOptions, Certificates)) -> Self {
         Self::assemble(None, None, choose)
@@ -62,6 +67,7 @@ impl World {
         tokens.write_identity(directory.path(), false);
         let mut options = KasOptions { shutdown_grace: 30, ..KasOptions::default() };
         choose(&mut options, Certificates::make(directory.path()));
+        fs::write(directory.path().join("collector-token"), "collect\n").unwrap();
         let kas = Kas::start(directory.path(), &options);
         let agent_options = AgentOptions {
             kas: kas.agent_url(&options),
@@ -70,6 +76,7 @@ impl World {
             kubeconfig: kubeconfig.map_or_else(|| unreachable_cluster(directory.path()), Path::to_owned),
             prometheus: prometheus.map(str::to_owned),
             policy: None,
+            collector: options.collector.clone(),
             tunnels: 2,
             grace: 25,
         };
