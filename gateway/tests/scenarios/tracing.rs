@@ -1,4 +1,5 @@
 //! Whose trace a request belongs to, in kas, in agentk and in the cluster.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{sync::Arc, time::Duration};
 
@@ -54,11 +55,11 @@ impl Spans {
     /// The span of one program, once it has ended.
     async fn of(&self, program: &str) -> SpanData {
         loop {
-            let spans = self.0.lock();
-            if let Some(span) = spans.iter().find(|span| span.instrumentation_scope.name() == program) {
-                return span.clone();
+            let of = |span: &&SpanData| span.instrumentation_scope.name() == program;
+            let found = self.0.lock().iter().find(of).cloned();
+            if let Some(span) = found {
+                return span;
             }
-            drop(spans);
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
