@@ -1,12 +1,6 @@
 //! Which handler answers a request.
 
-use std::{
-    collections::HashMap,
-    future::pending,
-    panic::AssertUnwindSafe,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{collections::HashMap, future::pending, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use http::{HeaderValue, Request, Response};
@@ -66,7 +60,7 @@ impl Dispatch {
             // Ours alone: what an upstream says under this name was removed with all that begins like it.
             response.headers_mut().insert(header::UPSTREAM_TIME, micros(took));
             let failure = response.headers().get(header::ERROR).and_then(|reason| reason.to_str().ok());
-            trace.event("response.head", SystemTime::now(), Vec::new);
+            trace.event("response.head", Duration::ZERO);
             trace.answered(response.status(), failure);
             let (trace_id, status) = (trace.id().map(display), response.status().as_u16());
             tracing::debug!(request.id = ?id, trace_id, ?service, status, failure, ?took, "answered");

@@ -3,6 +3,8 @@
 //! A Kubernetes client gets a `Status`, a Prometheus client the Prometheus error envelope, everybody else JSON. All of
 //! them get the machine-readable reason in `Kas-Error`, which no answer of a cluster ever has, and the request's id.
 
+mod marks;
+
 use std::time::Duration;
 
 use http::{
@@ -13,6 +15,8 @@ use proto::{Reason, header};
 use serde_json::json;
 use telemetry::TraceId;
 use tunnel::Body;
+
+use self::marks::Marks;
 
 /// Why a request was not, or not successfully, passed on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -181,29 +185,6 @@ impl Failure {
             object[name] = value.into();
         }
         format!("{object}\n")
-    }
-}
-
-/// What finds a request again.
-struct Marks {
-    request: String,
-    trace: Option<String>,
-}
-
-impl Marks {
-    fn of(id: &HeaderValue, trace: Option<TraceId>) -> Self {
-        let request = String::from_utf8_lossy(id.as_bytes()).into_owned();
-        Self { request, trace: trace.map(|trace| trace.to_string()) }
-    }
-
-    fn named(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        let trace = self.trace.as_deref().map(|trace| ("trace-id", trace));
-        [("request-id", &*self.request)].into_iter().chain(trace)
-    }
-
-    /// kubectl and Grafana show a message and nothing else: whoever is called for help then has the trace's id.
-    fn suffix(&self) -> String {
-        self.trace.as_ref().map_or_else(String::new, |trace| format!(". Trace ID: {trace}"))
     }
 }
 

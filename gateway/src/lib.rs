@@ -10,7 +10,7 @@
 //!
 //! * [`forward`] decides who gets a request; the page to read first.
 //! * [`callers`] serves callers: [`cors`] says which web pages may, [`target`] takes the URL apart, [`access`] says who
-//!   may, [`headers`] what crosses the border, [`failure`] how an error is said.
+//!   may, [`headers`] what crosses the border, [`failure`] how an error is said, [`traces`] what a trace is told of it.
 //! * [`promql`] narrows the queries of callers who may see only certain series.
 //! * [`agents`] serves agents and keeps their tunnels in the table; [`roster`] lists them for operators.
 //! * [`app`] builds, wires and stops all of it. [`config`] and [`identity`] are what it is built from.

@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::Duration,
 };
 
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
@@ -87,10 +87,8 @@ impl RequestTrace {
 
     /// The head of the cluster's answer is here. What remains is its body.
     pub fn answered(&mut self, status: StatusCode, stages: &Stages) {
-        let now = SystemTime::now();
-        let sent = now.checked_sub(stages.tunnel + stages.upstream).unwrap_or(now);
-        self.0.event("request.sent", sent, Vec::new);
-        self.0.event("response.head", now, Vec::new);
+        self.0.event("request.sent", stages.tunnel + stages.upstream);
+        self.0.event("response.head", Duration::ZERO);
         for (key, time) in [
             ("kas.queue.duration", stages.queue),
             ("kas.tunnel.duration", stages.tunnel),

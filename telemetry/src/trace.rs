@@ -5,7 +5,7 @@
 //! (<https://opentelemetry.io/docs/specs/semconv/http/http-spans/>), `kas.*` is our own. Queries, credentials, names and
 //! addresses of callers are in none: the request's id leads to the log, which has them.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use http::{
     HeaderMap, HeaderName, Method, Request, StatusCode, Version,
@@ -70,10 +70,11 @@ impl Trace {
         }
     }
 
-    /// Something happened, at this time.
-    pub fn event(&mut self, name: &'static str, at: SystemTime, attributes: impl FnOnce() -> Vec<KeyValue>) {
+    /// Something happened, this long ago.
+    pub fn event(&mut self, name: &'static str, ago: Duration) {
         if let Some(Recording { span, .. }) = self.recording() {
-            span.add_event_with_timestamp(name, at, attributes());
+            let now = SystemTime::now();
+            span.add_event_with_timestamp(name, now.checked_sub(ago).unwrap_or(now), Vec::new());
         }
     }
 

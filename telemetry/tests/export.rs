@@ -52,7 +52,7 @@ impl Receiver {
                         let body = body.collect().await.unwrap().to_bytes();
                         let message = ExportTraceServiceRequest::decode(body).unwrap();
                         let (status, answer) =
-                            given.lock().pop().unwrap_or((StatusCode::OK, Default::default()));
+                            given.lock().pop().unwrap_or_else(|| (StatusCode::OK, Default::default()));
                         let _ = sender.send((head.headers, message));
                         let answer = Full::new(Bytes::from(answer.encode_to_vec()));
                         Ok::<_, Infallible>(Response::builder().status(status).body(answer).unwrap())
