@@ -126,13 +126,13 @@ pub struct Run {
     ///
     /// Without a path it is /v1/traces. The environment variables OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and
     /// OTEL_EXPORTER_OTLP_ENDPOINT may name it instead; without any of them there are no traces.
-    #[arg(long, value_name = "URL", help_heading = "Traces")]
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url, help_heading = "Traces")]
     pub otlp_endpoint: Option<telemetry::Endpoint>,
     /// Certificates (PEM) to trust for the collector instead of the system's
-    #[arg(long, value_name = "FILE", help_heading = "Traces")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Traces")]
     pub otlp_ca_cert_file: Option<PathBuf>,
     /// File that contains the collector's token, sent as Authorization: Bearer; read again for each message
-    #[arg(long, value_name = "FILE", help_heading = "Traces")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Traces")]
     pub otlp_token_file: Option<PathBuf>,
     /// Part of the requests that is traced, from 0 to 1, where kas has not decided it
     #[arg(long, value_name = "RATIO", default_value_t, help_heading = "Traces")]
@@ -238,7 +238,7 @@ mod tests {
                 Some("URL" | "[NAME=]URL") => ValueHint::Url,
                 _ => continue,
             };
-            assert_eq!(argument.get_value_hint(), expected, "{argument}");
+            assert_eq!(argument.get_value_hint(), expected, "{}", argument.get_id());
         }
     }
 

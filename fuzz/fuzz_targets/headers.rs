@@ -11,15 +11,18 @@
 //! * agentk, behind a kas that filters nothing: neither credentials nor `kas-*` reach the cluster, nor come from it.
 #![no_main]
 
-use std::sync::LazyLock;
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::LazyLock,
+};
 
 use gateway::{
-    headers::{to_agent, to_caller},
+    headers::{Stamp, Way, to_agent, to_caller},
     identity::AccessAs,
 };
 use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{CONNECTION, LOCATION, UPGRADE},
+    HeaderMap, HeaderName, HeaderValue, Version,
+    header::{CONNECTION, LOCATION, UPGRADE, VIA},
 };
 use libfuzzer_sys::fuzz_target;
 use proto::{Reason, ServiceName, border, impersonation::Impersonation, trailers};
@@ -74,6 +77,8 @@ const TO_CALLER_UPGRADED: &[&str] = &[
     "x-stream-protocol-version",
 ];
 
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
 const ID: HeaderValue = HeaderValue::from_static("id-of-kas");
 
 static SERVICE: LazyLock<ServiceName> = LazyLock::new(|| "kubernetes".parse().expect("it is a service"));
@@ -104,8 +109,10 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
         AccessAs::Agent => None,
         AccessAs::Impersonate { headers, .. } => Some(headers),
     };
+    let way = Way::of(input, PEER, &[]);
+    let stamp = Stamp { service: &SERVICE, access_as, request_id: &ID, version: Version::HTTP_11, way: &way };
     let mut output = input.clone();
-    if let Err(failure) = to_agent(&mut output, &SERVICE, access_as, &ID) {
+    if let Err(failure) = to_agent(&mut output, stamp) {
         match failure.reason {
             Reason::BadRequest => assert!(twins, "{failure}"),
             Reason::NestedImpersonation => assert!(impersonating && kas.is_some(), "{failure}"),
@@ -118,6 +125,8 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
 
     assert_eq!(values(&output, "kas-service"), ["kubernetes"]);
     assert_eq!(values(&output, "x-request-id"), [ID]);
+    assert_eq!(values(&output, "x-forwarded-for"), ["192.0.2.1"]);
+    assert_eq!(values(&output, "via").last().map(|via| via.as_bytes()), Some(&b"1.1 kas"[..]));
     check_upgrade(input, &output);
     let named = connection_options(input);
     let stays = |name: &str| {
@@ -125,10 +134,13 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
             && !FOR_KAS.contains(&name)
             && !HOP_BY_HOP.contains(&name)
             && !name.starts_with("kas-")
+            && !name.starts_with("x-remote-")
+            && !name.starts_with("x-forwarded-")
+            && !matches!(name, "forwarded" | "x-real-ip")
             && !named.iter().any(|named| named == name)
     };
     for name in output.keys().chain(input.keys()).map(HeaderName::as_str) {
-        if matches!(name, "kas-service" | "x-request-id" | "upgrade" | "te") {
+        if matches!(name, "kas-service" | "x-request-id" | "x-forwarded-for" | "via" | "upgrade" | "te") {
             continue;
         }
         let expected = match kas {
@@ -146,12 +158,14 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
 
 fn check_to_caller(input: &HeaderMap, upgraded: bool) {
     let mut output = input.clone();
-    to_caller(&mut output, upgraded, &ID);
+    to_caller(&mut output, upgraded, &[], &ID);
     assert_eq!(values(&output, "x-request-id"), [ID]);
     assert_eq!(values(&output, "x-content-type-options"), ["nosniff"]);
     for name in output.keys().chain(input.keys()).map(HeaderName::as_str) {
         match name {
-            "x-request-id" | "x-content-type-options" | "location" => continue,
+            "x-request-id" | "x-content-type-options" | "content-security-policy" | "via" | "location" => {
+                continue;
+            }
             _ if TO_CALLER.contains(&name) || upgraded && TO_CALLER_UPGRADED.contains(&name) => {
                 assert_eq!(values(&output, name), values(input, name), "{name}");
             }
@@ -190,15 +204,14 @@ fn check_agent(input: &HeaderMap) {
     let mut response = input.clone();
     agent_headers::from_upstream(&mut response);
     check_upgrade(input, &response);
-    for name in
-        input.keys().map(HeaderName::as_str).filter(|name| !matches!(*name, "connection" | "te" | "upgrade"))
-    {
+    let ours = |name: &str| matches!(name, "connection" | "te" | "upgrade" | "via");
+    for name in input.keys().map(HeaderName::as_str).filter(|name| !ours(name)) {
         let kept = if stays(name) { values(input, name) } else { Vec::new() };
         assert_eq!(values(&response, name), kept, "{name} of a response");
         let kept = if CREDENTIALS.contains(&name) { Vec::new() } else { kept };
         assert_eq!(values(&request, name), kept, "{name} of a request");
     }
-    let known = |name: &HeaderName| name == CONNECTION || input.contains_key(name);
+    let known = |name: &HeaderName| name == CONNECTION || name == VIA || input.contains_key(name);
     assert!(request.keys().chain(response.keys()).all(known));
     assert!(!response.contains_key(CONNECTION));
 }

@@ -12,8 +12,9 @@ use http::{
 const SANDBOX: HeaderValue = HeaderValue::from_static("sandbox; default-src 'none'; frame-ancestors 'none'");
 
 /// What browsers show as it is, or not at all, when they may not guess (`nosniff`).
-const INERT: [&str; 10] = [
+const INERT: [&str; 11] = [
     "application/json",
+    "application/jwk-set+json",
     "application/yaml",
     "application/octet-stream",
     "application/openmetrics-text",

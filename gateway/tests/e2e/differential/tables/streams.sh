@@ -56,7 +56,7 @@ setup kubectl wait --for=jsonpath='{.status.phase}'=Succeeded pod/done --timeout
 0     seq 200000 | kubectl exec --stdin web -- cat | sha256sum
 0     kubectl exec --stdin web -- wc -c </dev/null
 0     kubectl exec web -- sh -c 'seq 100000000' 2>/dev/null | head -n1
-4     script --quiet --return --command 'kubectl exec --stdin --tty web -- sh -c "exit 4"' /dev/null </dev/null
+4     script --quiet --return --command 'kubectl exec --stdin --tty web -- sh -c "exit 4" 2>/dev/null' /dev/null </dev/null >/dev/null
 
 # cp
 0     head -c 1000000 /dev/zero >$TMP/zero; kubectl cp $TMP/zero web:/tmp/$SIDE
