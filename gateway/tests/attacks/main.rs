@@ -32,7 +32,9 @@ mod memory;
 #[path = "../scenarios/server.rs"]
 #[allow(dead_code, reason = "each binary uses its own part")]
 mod server;
+mod streams;
 mod tunnel_ends;
+mod upgrades;
 mod upstream;
 #[path = "../scenarios/world.rs"]
 #[allow(dead_code, reason = "each binary uses its own part")]

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
 use proto::{Hello, InstanceId};
 use secrecy::ExposeSecret as _;
 use tokio::{
@@ -68,12 +69,23 @@ pub(crate) async fn agent(world: &World, settings: &[(u16, u32)]) -> Tunnel {
 
 /// A caller's request that is sent to the only tunnel, and its stream there.
 pub(crate) async fn asked(world: &World, agent: &mut Tunnel) -> (JoinHandle<(StatusCode, String)>, u32) {
-    let caller = world.clone();
-    let asking = tokio::spawn(async move {
-        let answer = caller.get("/agents/prod/kubernetes/attacked").await;
+    let (asking, stream) = asked_for(world, agent, "/attacked").await;
+    let reading = tokio::spawn(async move {
+        let answer = asking.await.unwrap();
         let status = answer.status();
         (status, text(answer).await)
     });
+    (reading, stream)
+}
+
+/// The same for a path, and an answer that is not read yet.
+pub(crate) async fn asked_for(
+    world: &World,
+    agent: &mut Tunnel,
+    path: &str,
+) -> (JoinHandle<Response<Incoming>>, u32) {
+    let (caller, path) = (world.clone(), format!("/agents/prod/kubernetes{path}"));
+    let asking = tokio::spawn(async move { caller.get(&path).await });
     (asking, agent.next_of(HEADERS).await.unwrap().stream)
 }
 

@@ -12,7 +12,7 @@ use http_body_util::StreamBody;
 use hyper::{body::Incoming, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::{
-    io::AsyncReadExt as _,
+    io::{AsyncRead, AsyncReadExt as _},
     net::{TcpListener, TcpStream},
     sync::mpsc,
     time::timeout,
@@ -31,21 +31,32 @@ pub(crate) async fn world<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) ->
 where
     F: Future<Output = ()> + Send + 'static,
 {
+    let (url, serving) = listen(serve).await;
+    let world = World::new();
+    let prometheus = Prometheus::new(url.parse().unwrap(), Settings::default(), None);
+    let agent = world.agent(Services::new().with("prometheus", prometheus)).await;
+    (world, (agent, serving))
+}
+
+/// The server alone: its URL.
+pub(crate) async fn listen<F>(
+    serve: impl Fn(TcpStream) -> F + Send + 'static,
+) -> (String, AbortOnDropHandle<()>)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
     let serving = tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             tokio::spawn(serve(stream));
         }
     });
-    let world = World::new();
-    let prometheus = Prometheus::new(endpoint, Settings::default(), None);
-    let agent = world.agent(Services::new().with("prometheus", prometheus)).await;
-    (world, (agent, AbortOnDropHandle::new(serving)))
+    (url, AbortOnDropHandle::new(serving))
 }
 
 /// Reads up to these bytes, and returns all that came.
-pub(crate) async fn until(stream: &mut TcpStream, end: &str) -> String {
+pub(crate) async fn until(stream: &mut (impl AsyncRead + Unpin), end: &str) -> String {
     let mut read = Vec::new();
     while !read.ends_with(end.as_bytes()) {
         match stream.read_u8().await {
@@ -56,7 +67,7 @@ pub(crate) async fn until(stream: &mut TcpStream, end: &str) -> String {
     String::from_utf8_lossy(&read).to_lowercase()
 }
 
-pub(crate) async fn head(stream: &mut TcpStream) -> String {
+pub(crate) async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     until(stream, "\r\n\r\n").await
 }
 
