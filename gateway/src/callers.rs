@@ -276,13 +276,16 @@ impl Callers {
                 "the agent switched protocols although nobody asked it to",
             )),
             _ => {
-                let grip = response.body().grip().filter(|_| multiplexed || may_grow(response.headers()));
+                let may_grow = may_grow(response.headers());
+                let grip = response.body().grip().filter(|_| multiplexed || may_grow);
+                // Whatever the request looked like: what an API server takes for a watch is for it to say.
+                let stays = to.class == Class::Long || may_grow;
                 Ok(response.map(|body| {
                     let mut answer = Tracked::new(body, tracking.traced(trace, status, &stages));
                     if let Some(grip) = grip {
                         answer = answer.within(&self.budget, grip);
                     }
-                    if to.class == Class::Long { answer.until(grant.revoked) } else { answer }
+                    if stays { answer.until(grant.revoked) } else { answer }
                 }))
             }
         }

@@ -4,6 +4,7 @@
 //! cluster all look at the same bytes.
 
 use http::uri::PathAndQuery;
+use percent_encoding::percent_decode_str;
 use proto::{Reason, ServiceName};
 use router::Class;
 
@@ -68,16 +69,20 @@ impl<'a> Target<'a> {
     /// Whether the answer is a stream that stays.
     pub fn class(&self, upgrading: bool) -> Class {
         let (path, query) = self.path.split_once('?').unwrap_or((self.path, ""));
-        let stays = |parameter: &str| {
-            matches!(
-                parameter.split_once('='),
-                Some(("watch" | "follow", "true" | "1" | "t" | "T" | "True" | "TRUE"))
-            )
-        };
         // Prometheus' notifications are server-sent events.
         let stays_by_path = path.starts_with("/api/v1/watch/") || path == "/api/v1/notifications/live";
         if upgrading || stays_by_path || query.split('&').any(stays) { Class::Long } else { Class::Short }
     }
+}
+
+/// Whether a parameter makes an API server's answer one that stays. To it, everything but `false` and `0` is true, also
+/// no value at all (`Convert_Slice_string_To_bool` of apimachinery).
+fn stays(parameter: &str) -> bool {
+    let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+    let name = percent_decode_str(name);
+    (name.clone().eq(*b"watch") || name.eq(*b"follow"))
+        && value != "0"
+        && !value.eq_ignore_ascii_case("false")
 }
 
 fn unknown_path() -> Failure {
@@ -143,7 +148,12 @@ mod tests {
             ("/k8s-proxy/api/v1/namespaces/a/pods/b/log?follow=true", Class::Long),
             ("/agents/a/prometheus/api/v1/notifications/live", Class::Long),
             ("/agents/a/prometheus/api/v1/notifications", Class::Short),
+            ("/k8s-proxy/api/v1/pods?watch", Class::Long),
+            ("/k8s-proxy/api/v1/pods?watch=yes", Class::Long),
+            ("/k8s-proxy/api/v1/pods?w%61tch=1", Class::Long),
             ("/k8s-proxy/api/v1/pods?watch=false", Class::Short),
+            ("/k8s-proxy/api/v1/pods?watch=0&x=1", Class::Short),
+            ("/k8s-proxy/api/v1/pods?watched=1", Class::Short),
             ("/k8s-proxy/api/v1/pods", Class::Short),
         ] {
             let path: PathAndQuery = path.parse().unwrap();
