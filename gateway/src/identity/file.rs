@@ -93,16 +93,23 @@ struct ExtraEntry {
 impl Identity {
     /// Reads an identity file.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        build(path, config::read(path)?)
+        build(path, config::read::<Option<File>>(path)?)
     }
 
     /// Parses the text of an identity file; `path` is for errors.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        build(path, config::parse(path, text)?)
+        build(path, config::parse::<Option<File>>(path, text)?)
     }
 }
 
-fn build(path: &Path, file: File) -> Result<Identity, ConfigError> {
+fn build(path: &Path, file: Option<File>) -> Result<Identity, ConfigError> {
+    // What an editor or `>` leaves for a moment, before it writes the rest, must revoke nobody.
+    let file = file.ok_or_else(|| {
+        ConfigError::whole(
+            path,
+            "the file says nothing: to have neither agents nor callers, write agents: []",
+        )
+    })?;
     let mut identity = Identity::default();
     for (index, agent) in file.agents.into_iter().enumerate() {
         add_agent(&mut identity, agent, &At { path, key: format!("agents[{index}]") })?;
