@@ -2,7 +2,10 @@
 
 use http::{
     HeaderMap, HeaderName, HeaderValue,
-    header::{CONNECTION, EXPECT, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE},
+    header::{
+        CONNECTION, EXPECT, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, TE,
+        TRANSFER_ENCODING, UPGRADE,
+    },
 };
 
 use crate::{header, trailers};
@@ -23,6 +26,10 @@ static HOP_BY_HOP: [HeaderName; 10] = [
     TRANSFER_ENCODING,
     UPGRADE,
 ];
+
+/// How a browser gives an API server its token, which cannot set `Authorization` on a WebSocket
+/// (apiserver/pkg/authentication/request/websocket).
+const BEARER_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
 
 /// The protocol that a message asks to switch to, or says it switched to (RFC 9110 section 7.8).
 pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
@@ -49,6 +56,24 @@ pub fn strip(headers: &mut HeaderMap) {
     }
     if trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    strip_bearer(headers);
+}
+
+/// Whoever a caller is to kas, it has no credential in the cluster but the one that kas says.
+fn strip_bearer(headers: &mut HeaderMap) {
+    let is_bearer = |protocol: &str| {
+        protocol.get(..BEARER_PROTOCOL.len()).is_some_and(|start| start.eq_ignore_ascii_case(BEARER_PROTOCOL))
+    };
+    if !tokens(headers, &SEC_WEBSOCKET_PROTOCOL).any(is_bearer) {
+        return;
+    }
+    let others: Vec<&str> =
+        tokens(headers, &SEC_WEBSOCKET_PROTOCOL).filter(|protocol| !is_bearer(protocol)).collect();
+    let others = HeaderValue::from_str(&others.join(", ")).ok().filter(|others| !others.is_empty());
+    headers.remove(SEC_WEBSOCKET_PROTOCOL);
+    if let Some(others) = others {
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, others);
     }
 }
 
@@ -108,6 +133,26 @@ mod tests {
             strip(&mut headers);
             assert!(headers.is_empty());
         }
+    }
+
+    #[test]
+    fn a_token_among_the_websocket_protocols_is_a_credential() {
+        let token = "base64url.bearer.authorization.k8s.io.dG9rZW4";
+        let offered = |lines: &[&'static str]| {
+            let lines: Vec<_> = lines.iter().map(|line| ("sec-websocket-protocol", *line)).collect();
+            let mut headers = map(&lines);
+            strip(&mut headers);
+            let left = headers.get_all("sec-websocket-protocol").iter();
+            left.map(|line| line.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        let both = format!("{token}, v5.channel.k8s.io").leak();
+        assert_eq!(offered(&[both]), ["v5.channel.k8s.io"]);
+        assert_eq!(
+            offered(&["v5.channel.k8s.io", token, "v4.channel.k8s.io"]),
+            ["v5.channel.k8s.io, v4.channel.k8s.io"]
+        );
+        assert_eq!(offered(&[token]), [""; 0]);
+        assert_eq!(offered(&["v5.channel.k8s.io,v4"]), ["v5.channel.k8s.io,v4"], "others stay as they are");
     }
 
     #[test]
