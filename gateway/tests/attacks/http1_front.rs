@@ -1,11 +1,11 @@
 //! HTTP/1.1 of callers, and of whoever finds the agents' listener.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use agent::Services;
 use http::{Request, Response};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},
 };
 use tunnel::Body;
@@ -14,6 +14,7 @@ use crate::{
     cluster::{Seen, assert_serves},
     http1::{exchange, head, read, status},
     memory::Memory,
+    tunnel_ends,
     world::World,
 };
 
@@ -30,19 +31,11 @@ async fn attacked() -> (World, Seen, impl Sized) {
     (world, seen, agent)
 }
 
-/// A connection to the agents' listener.
-fn connect_as_agent(world: &World) -> DuplexStream {
-    let (near, far) = tokio::io::duplex(64 << 10);
-    let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, "attacker").await });
-    near
-}
-
 #[tokio::test(start_paused = true)]
 async fn attack_13_a_head_that_trickles_in_is_cut_off() {
     let (world, _seen, _agent) = attacked().await;
     for (mut attacker, limit) in
-        [(world.connect(), HEAD_TIMEOUT), (connect_as_agent(&world), AGENT_HEAD_TIMEOUT)]
+        [(world.connect(), HEAD_TIMEOUT), (tunnel_ends::connect(&world), AGENT_HEAD_TIMEOUT)]
     {
         let started = Instant::now();
         // `P` and `PR` could still become HTTP/2.
@@ -211,7 +204,7 @@ async fn attack_11_http2_by_upgrade_is_an_ordinary_request() {
 #[tokio::test(start_paused = true)]
 async fn attack_11_http2_on_the_agents_listener_is_refused() {
     let world = World::new();
-    let mut attacker = connect_as_agent(&world);
+    let mut attacker = tunnel_ends::connect(&world);
     attacker.write_all(crate::http2::PREFACE).await.unwrap();
     let answer = read(&mut attacker).await;
     assert!(answer.is_empty() || status(&answer) >= 400, "{answer}");
@@ -229,7 +222,7 @@ async fn attack_18_large_heads_are_refused() {
     let url = format!("{}\r\n", head(&world, "GET", &path));
     assert!(matches!(status(&exchange(&world, url).await), 414 | 431));
 
-    let mut attacker = connect_as_agent(&world);
+    let mut attacker = tunnel_ends::connect(&world);
     attacker.write_all(format!("GET / HTTP/1.1\r\n{many}\r\n").as_bytes()).await.ok();
     assert_eq!(status(&read(&mut attacker).await), 431);
     assert_eq!(seen.all(), Vec::<String>::new());

@@ -18,7 +18,8 @@ use crate::{
     },
     memory::Memory,
     tunnel_ends::{
-        INITIAL_WINDOW, agent, ask, asked, assert_agentk_serves, assert_failed, bomb, kas, switched, upgrade,
+        INITIAL_WINDOW, agent, ask, asked, assert_agentk_serves, assert_failed, bomb, connect, kas, switched,
+        upgrade,
     },
     world::World,
 };
@@ -251,9 +252,7 @@ async fn attack_10_an_agent_that_goes_silent_in_the_handshake_is_given_up() {
     let silent = switched(&world).await;
     assert!(hung_up(silent).await, "after the 101");
 
-    let (mut half, far) = tokio::io::duplex(64 << 10);
-    let agents = std::sync::Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, "attacker").await });
+    let mut half = connect(&world);
     half.write_all(&upgrade(&world).as_bytes()[..40]).await.unwrap();
     assert!(hung_up(half).await, "in the middle of its head");
     assert_eq!(world.kas.agents.metrics.tunnels.get(), 0);

@@ -20,6 +20,7 @@
 //! | 12 | pseudo-headers and malformed heads | 24 | trailers |
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod browser;
 mod cluster;
 mod http1;
 mod http1_front;
@@ -28,12 +29,16 @@ mod http2;
 mod http2_front;
 mod http2_stall;
 mod http2_tunnel;
+mod identity;
+mod logs;
 mod memory;
+mod revocation;
 #[path = "../scenarios/server.rs"]
 #[allow(dead_code, reason = "each binary uses its own part")]
 mod server;
 mod streams;
 mod tunnel_ends;
+mod two_agents;
 mod upgrades;
 mod upstream;
 #[path = "../scenarios/world.rs"]

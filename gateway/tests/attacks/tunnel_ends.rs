@@ -1,10 +1,12 @@
 //! Both ends of a tunnel by hand: an agent that does what a test says to kas, and a kas that does so to agentk.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use proto::{Hello, InstanceId};
-use secrecy::ExposeSecret as _;
+use secrecy::{ExposeSecret as _, SecretString};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     task::JoinHandle,
@@ -26,8 +28,13 @@ pub(crate) type Tunnel = Peer<WebSocket<DuplexStream>>;
 
 /// What an agent says to become a tunnel.
 pub(crate) fn upgrade(world: &World) -> String {
+    upgrade_as(&world.agent_token, InstanceId::random())
+}
+
+/// The same for any agent, who says to be this process.
+pub(crate) fn upgrade_as(token: &SecretString, instance: InstanceId) -> String {
     let hello = Hello {
-        instance: InstanceId::random(),
+        instance,
         version: "0".into(),
         pod_name: None,
         pod_namespace: None,
@@ -37,19 +44,29 @@ pub(crate) fn upgrade(world: &World) -> String {
     };
     let (mut headers, _) = handshake::ask();
     headers.insert(proto::header::HELLO, hello.encode().unwrap());
-    let bearer = format!("Bearer {}", world.agent_token.expose_secret());
+    let bearer = format!("Bearer {}", token.expose_secret());
     headers.insert("authorization", bearer.parse().unwrap());
     let lines: Vec<String> =
         headers.iter().map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap())).collect();
     format!("GET / HTTP/1.1\r\nHost: kas\r\n{}\r\n", lines.concat())
 }
 
-/// A connection that kas has switched to WebSocket.
-pub(crate) async fn switched(world: &World) -> DuplexStream {
-    let (mut near, far) = tokio::io::duplex(64 << 10);
-    let agents = std::sync::Arc::clone(&world.kas.agents);
+/// A connection to the agents' listener.
+pub(crate) fn connect(world: &World) -> DuplexStream {
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let agents = Arc::clone(&world.kas.agents);
     tokio::spawn(async move { agents.serve(far, "attacker").await });
-    near.write_all(upgrade(world).as_bytes()).await.unwrap();
+    near
+}
+
+/// One that kas has switched to WebSocket.
+pub(crate) async fn switched(world: &World) -> DuplexStream {
+    switched_by(world, &upgrade(world)).await
+}
+
+async fn switched_by(world: &World, upgrade: &str) -> DuplexStream {
+    let mut near = connect(world);
+    near.write_all(upgrade.as_bytes()).await.unwrap();
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(near.read_u8().await.unwrap());
@@ -60,8 +77,13 @@ pub(crate) async fn switched(world: &World) -> DuplexStream {
 
 /// An agent's end of a tunnel by hand.
 pub(crate) async fn agent(world: &World, settings: &[(u16, u32)]) -> Tunnel {
+    agent_by(world, &upgrade(world), settings).await
+}
+
+/// The same for what it says to become one.
+pub(crate) async fn agent_by(world: &World, upgrade: &str, settings: &[(u16, u32)]) -> Tunnel {
     let before = world.kas.agents.metrics.tunnels.get();
-    let socket = WebSocket::new(switched(world).await, Bytes::new(), Role::Client);
+    let socket = WebSocket::new(switched_by(world, upgrade).await, Bytes::new(), Role::Client);
     let peer = Peer::server(socket, &[&[(ENABLE_CONNECT, 1)], settings].concat()).await;
     world.tunnels(before + 1).await;
     peer

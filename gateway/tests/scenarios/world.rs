@@ -171,6 +171,20 @@ impl World {
         self.kas.identities.replace(identity(&[], &self.caller_token));
     }
 
+    /// The identity file with these rights of the caller's, which are `services` and `access_as`.
+    pub(crate) fn identify(&self, rights: &str) {
+        self.kas.identities.replace(parse(&self.identity_file(rights)));
+    }
+
+    /// The text of such a file.
+    pub(crate) fn identity_file(&self, rights: &str) -> String {
+        let (agent, caller) = (TokenHash::of(&self.agent_token), TokenHash::of(&self.caller_token));
+        format!(
+            "agents: [{{id: 1, name: prod, tokens: ['{agent}']}}]\n\
+             callers: [{{name: me, tokens: ['{caller}'], agents: [prod], {rights}}}]\n"
+        )
+    }
+
     /// The identity file with another token for the caller.
     pub(crate) fn dismiss_caller(&self) {
         let other = token::new(Holder::Caller);
@@ -241,5 +255,9 @@ fn identity(agent: &[&SecretString], caller: &SecretString) -> Identity {
         agent.join(", "),
         TokenHash::of(caller),
     );
-    Identity::parse(Path::new("identity.yaml"), &text).unwrap()
+    parse(&text)
+}
+
+pub(crate) fn parse(identity: &str) -> Identity {
+    Identity::parse(Path::new("identity.yaml"), identity).unwrap()
 }

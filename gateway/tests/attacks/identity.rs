@@ -1,0 +1,244 @@
+//! Callers who want to be somebody else, or anybody at all.
+
+use secrecy::ExposeSecret as _;
+
+use crate::{
+    cluster::{Seen, caller},
+    http1::{exchange, head, status},
+    http2::{END_STREAM, HEADERS, headers},
+    logs::Logs,
+    world::World,
+};
+
+/// As whom the caller acts in the cluster, where that is not the agent.
+const ALICE: &str =
+    "{impersonate: {username: alice, groups: [dev], uid: '7', extra: [{key: scopes, val: [read]}]}}";
+
+/// A kas whose caller is in the cluster who `access_as` says.
+async fn attacked(access_as: &str) -> (World, Seen, impl Sized) {
+    let world = World::new();
+    world.identify(&format!("services: ['*'], access_as: {access_as}"));
+    let seen = Seen::default();
+    let agent = world.agent(seen.services()).await;
+    (world, seen, agent)
+}
+
+/// The lines of an echoed head that say who the caller is.
+fn identity(answer: &str) -> Vec<String> {
+    let lines = answer.lines().map(str::to_lowercase);
+    let mut said: Vec<String> =
+        lines.filter(|line| line.starts_with("impersonate-") || line.starts_with("x-remote")).collect();
+    said.sort();
+    said
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_31_whom_kas_impersonates_is_nobody_else() {
+    let (world, seen, _agent) = attacked(ALICE).await;
+    let head = head(&world, "GET", "/kubernetes/who");
+    for lines in [
+        "Impersonate-User: root",
+        "IMPERSONATE-USER: root",
+        "impersonate-user:",
+        "Impersonate-User: alice",
+        "Impersonate-Group: system:masters",
+        "Impersonate-Group: dev\r\nImpersonate-Group: system:masters",
+        "Impersonate-Uid: 0",
+        "iMPERSONATE-eXTRA-Scopes: write",
+        "Impersonate-Extra-%73copes: write",
+        "Impersonate-Anything: x",
+        "Impersonate-: x",
+        "Connection: Impersonate-User",
+        "Connection: close, impersonate-group",
+        "Connection: Impersonate-User\r\nImpersonate-User: root",
+        "Impersonate_User: root",
+    ] {
+        let answer = exchange(&world, format!("{head}{lines}\r\n\r\n")).await;
+        assert_eq!(status(&answer), 400, "{lines}: {answer}");
+    }
+    let mut over_http2 = caller(&world, &[]).await;
+    let bearer = format!("Bearer {}", world.caller_token.expose_secret());
+    over_http2
+        .send(&headers(
+            1,
+            END_STREAM,
+            &[
+                (":method", "GET"),
+                (":scheme", "http"),
+                (":authority", "kas"),
+                (":path", "/agents/prod/kubernetes/who"),
+                ("authorization", &bearer),
+                ("impersonate-group", "system:masters"),
+            ],
+        ))
+        .await;
+    over_http2.next_of(HEADERS).await.unwrap();
+    assert!(String::from_utf8(over_http2.body(1).await.unwrap()).unwrap().contains("nested-impersonation"));
+    assert_eq!(seen.all(), Vec::<String>::new());
+
+    // Not in what comes after the body either, and not by the headers of another proxy.
+    let body = "Transfer-Encoding: chunked\r\nTrailer: Impersonate-User\r\nX-Remote-User: root\r\n\
+                X-Remote-Group: system:masters\r\n\r\n0\r\nImpersonate-User: root\r\n\r\n";
+    let answer = exchange(&world, format!("{}{body}", head.replacen("GET", "POST", 1))).await;
+    assert_eq!(status(&answer), 200, "{answer}");
+    let alice = [
+        "impersonate-extra-scopes: \"read\"",
+        "impersonate-group: \"dev\"",
+        "impersonate-uid: \"7\"",
+        "impersonate-user: \"alice\"",
+    ];
+    assert_eq!(identity(&answer), alice);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_31_as_the_agent_a_caller_impersonates_whom_the_cluster_lets_the_agent() {
+    let (world, _seen, _agent) = attacked("{agent: {}}").await;
+    let head = head(&world, "GET", "/kubernetes/who");
+    let lines =
+        "IMPERSONATE-User: bob\r\nImpersonate-Group: a\r\nimpersonate-group: b\r\nX-Remote-User: root\r\n";
+    let answer = exchange(&world, format!("{head}{lines}\r\n")).await;
+    let bob = ["impersonate-group: \"a\"", "impersonate-group: \"b\"", "impersonate-user: \"bob\""];
+    assert_eq!(identity(&answer), bob);
+    // To lose one of them on the way would make the caller the agent itself (CVE-2021-31999).
+    for lines in ["Connection: Impersonate-User\r\nImpersonate-User: bob", "Impersonate_User: bob"] {
+        let answer = exchange(&world, format!("{head}{lines}\r\n\r\n")).await;
+        assert_eq!(status(&answer), 400, "{lines}: {answer}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_31_no_credential_of_a_callers_reaches_the_cluster() {
+    let (world, _seen, _agent) = attacked(ALICE).await;
+    let head = head(&world, "GET", "/kubernetes/who");
+    let lines = "Cookie: session=stolen\r\nProxy-Authorization: Basic stolen\r\nX-Csrf-Token: stolen\r\n\
+                 Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.stolen, v5.channel.k8s.io\r\n\
+                 Sec-WebSocket-Protocol: BASE64URL.bearer.authorization.k8s.io.stolen\r\n";
+    let answer = exchange(&world, format!("{head}{lines}\r\n")).await;
+    assert_eq!(status(&answer), 200, "{answer}");
+    assert!(answer.contains("sec-websocket-protocol: \"v5.channel.k8s.io\""), "{answer}");
+    for secret in ["stolen", world.caller_token.expose_secret()] {
+        assert!(!answer.contains(secret), "{answer}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_32_only_one_well_formed_credential_is_one() {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+
+    let (world, seen, _agent) = attacked("{agent: {}}").await;
+    let token = world.caller_token.expose_secret().to_owned();
+    let basic = |text: &str| format!("Authorization: Basic {}", STANDARD.encode(text));
+    let good = format!("Authorization: Bearer {token}");
+    let huge = format!("Authorization: Bearer {}", "x".repeat(8000));
+    let refused = [
+        format!("{good}\r\n{good}"),
+        format!("{good}\r\nAuthorization: Bearer x"),
+        format!("Authorization: Bearer x\r\n{good}"),
+        format!("{good}\r\n{}", basic(&format!("me:{token}"))),
+        format!("{good}, Bearer x"),
+        format!("{good}x"),
+        format!("Authorization: Bearer {}", &token[..token.len() - 1]),
+        format!("Authorization: Bearer {}", token.to_uppercase()),
+        format!("Authorization: Bearer \"{token}\""),
+        format!("Authorization: Bearer{token}"),
+        format!("Authorization: Bearer :{token}"),
+        format!("Authorization: Bearer ci:2:{token}"),
+        format!("Authorization: Token {token}"),
+        format!("Authorization: {token}"),
+        format!("X-Authorization: Bearer {token}"),
+        format!("Proxy-Authorization: Bearer {token}"),
+        format!("Private-Token: {token}"),
+        format!("Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.{token}"),
+        format!("Cookie: authorization={token}; token={token}"),
+        "Authorization: Bearer ".into(),
+        "Authorization: Bearer".into(),
+        "Authorization:".into(),
+        "Authorization: Bearer \u{7f}".into(),
+        "Authorization: Bearer \u{e9}".into(),
+        huge,
+        basic(""),
+        basic("me"),
+        basic("me:"),
+        basic(":"),
+        basic(&format!(":{token}")),
+        basic(&format!("other:{token}")),
+        basic(&format!("me:{token}:")),
+        basic(&format!("{token}:me")),
+        format!("Authorization: Basic {}", STANDARD.encode(b"me:\xff\xfe")),
+        "Authorization: Basic bWU6eA".into(),
+        "Authorization: Basic !!!".into(),
+        "X-Nothing: 1".into(),
+    ];
+    for lines in refused {
+        let request = format!("GET /agents/prod/kubernetes/who HTTP/1.1\r\nHost: kas\r\n{lines}\r\n\r\n");
+        let answer = exchange(&world, request).await;
+        assert!(matches!(status(&answer), 400 | 401 | 403), "{lines}: {answer}");
+        assert!(!answer.contains(&token), "{lines}: {answer}");
+    }
+    assert_eq!(seen.all(), Vec::<String>::new());
+    for lines in [good, format!("authorization:   bEARER   {token}  "), basic(&format!("me:{token}"))] {
+        let request = format!("GET /agents/prod/kubernetes/who HTTP/1.1\r\nHost: kas\r\n{lines}\r\n\r\n");
+        assert_eq!(status(&exchange(&world, request).await), 200, "{lines}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_32_a_token_in_an_address_is_no_credential_and_in_no_log() {
+    let logs = Logs::capture();
+    let (world, seen, _agent) = attacked("{agent: {}}").await;
+    let token = world.caller_token.expose_secret().to_owned();
+    for target in [
+        format!("/agents/prod/kubernetes/who?access_token={token}"),
+        format!("/agents/prod/kubernetes/who?token={token}&private_token={token}"),
+        format!("/agents/prod/kubernetes/who?authorization=Bearer%20{token}"),
+        format!("/agents/{token}/kubernetes/who"),
+        format!("/agents/prod/{token}/who"),
+        format!("/k8s-proxy/who?token={token}"),
+        format!("http://me:{token}@kas/agents/prod/kubernetes/who"),
+    ] {
+        let answer = exchange(&world, format!("GET {target} HTTP/1.1\r\nHost: kas\r\n\r\n")).await;
+        assert!(matches!(status(&answer), 400 | 401 | 404), "{target}: {answer}");
+        assert!(!answer.contains(&token), "{answer}");
+    }
+    assert_eq!(seen.all(), Vec::<String>::new());
+    // Nor where the credential is a good one, and the query the cluster's.
+    let head = head(&world, "GET", &format!("/kubernetes/who?token={token}"));
+    assert_eq!(status(&exchange(&world, format!("{head}\r\n")).await), 200);
+    let text = logs.text();
+    assert!(text.contains("a request failed") && text.contains("a request was answered"), "{text}");
+    assert!(!text.contains(&token), "{text}");
+}
+
+/// Item 36. Not a matter of timing: a test that measures it proves nothing on a shared machine. Whoever asks can only
+/// make kas compare the SHA-256 of what it sends, and those in constant time. So what is to be shown is that nothing
+/// else is ever compared: the text of a token is looked at where it is hashed, and where it is printed once.
+#[test]
+fn attack_36_tokens_are_compared_as_hashes_only() {
+    let mut sources = vec![std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
+    let mut exposing = Vec::new();
+    while let Some(path) = sources.pop() {
+        if path.is_dir() {
+            sources.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let code = text.split("#[cfg(test)]").next().unwrap();
+        let lines = code.lines().filter(|line| line.contains(".expose_secret()"));
+        exposing.extend(lines.map(|line| line.trim().to_owned()));
+    }
+    exposing.sort();
+    assert_eq!(
+        exposing,
+        [
+            "Self(Sha256::digest(token.expose_secret().as_bytes()).into())",
+            "let token = self.token.expose_secret();",
+            "say(&format!(\"token: {}\\nhash:  {}\\n\", token.expose_secret(), TokenHash::of(&token)))",
+        ],
+        "hashed for every comparison; written into the kubeconfig of `kas kubeconfig`; shown by `kas token new`"
+    );
+    // And that two hashes are one only if all of their bytes are.
+    let hash = |token: &str| gateway::token::TokenHash::of(&token.into());
+    assert!(hash("a") == hash("a") && hash("a") != hash("b"));
+    let text = include_str!("../../src/token.rs");
+    assert!(text.contains("self.0.ct_eq(&other.0).into()"), "in constant time");
+}
