@@ -42,16 +42,46 @@ static FORBIDDEN: [HeaderName; 26] = [
     WWW_AUTHENTICATE,
 ];
 
-/// Families of the same.
+/// What browsers, or proxies on the way to one, obey. None of them reads trailers; one that merges them into the headers
+/// would.
+const OBEYED: &[&str] = &[
+    "alt-svc",
+    "authentication-info",
+    "clear-site-data",
+    "expect-ct",
+    "feature-policy",
+    "link",
+    "nel",
+    "origin-agent-cluster",
+    "permissions-policy",
+    "referrer-policy",
+    "report-to",
+    "reporting-endpoints",
+    "service-worker-allowed",
+    "set-cookie2",
+    "sourcemap",
+    "timing-allow-origin",
+    "x-content-type-options",
+    "x-frame-options",
+    "x-request-id",
+    "x-sendfile",
+    "x-sourcemap",
+    "x-xss-protection",
+];
+
+/// Families of both.
 const FORBIDDEN_PREFIXES: &[&str] = &[
     header::PREFIX,
     impersonation::PREFIX,
     "access-control-",
     "content-",
     "cross-origin-",
+    "gitlab-",
     "if-",
     "proxy-",
+    "public-key-pins",
     "sec-",
+    "x-accel-",
     "x-forwarded-",
     "x-remote-",
 ];
@@ -78,8 +108,9 @@ fn is_forbidden(name: &HeaderName) -> bool {
     // Some servers take `X_Foo` for `X-Foo`.
     let spelled = name.as_str().replace('_', "-");
     let listed = FORBIDDEN.iter().any(|forbidden| forbidden.as_str() == spelled);
+    let obeyed = OBEYED.contains(&&*spelled);
     let prefixed = FORBIDDEN_PREFIXES.iter().any(|prefix| spelled.starts_with(prefix));
-    (listed || prefixed) && spelled != CONTENT_DIGEST
+    (listed || obeyed || prefixed) && spelled != CONTENT_DIGEST
 }
 
 #[cfg(test)]
@@ -114,6 +145,7 @@ mod tests {
                 "impersonate-user",
                 "impersonate_user",
                 "kas-error",
+                "nel",
                 "proxy-authorization",
                 "set-cookie",
                 "set_cookie",
