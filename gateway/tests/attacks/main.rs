@@ -20,6 +20,7 @@
 //! | 12 | pseudo-headers and malformed heads | 24 | trailers |
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod answers;
 mod browser;
 mod cluster;
 mod http1;
