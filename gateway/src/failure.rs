@@ -3,6 +3,7 @@
 //! A Kubernetes client gets a `Status`, a Prometheus client the Prometheus error envelope, everybody else JSON. All of
 //! them get the machine-readable reason in `Kas-Error`, which no answer of a cluster ever has, and the request's id.
 
+mod agent;
 mod marks;
 
 use std::time::Duration;

@@ -12,4 +12,5 @@ mod server;
 mod tenants;
 mod tracing;
 mod watches;
+#[allow(dead_code, reason = "the attacks use the rest")]
 mod world;

@@ -17,13 +17,13 @@
 201   send POST $core/configmaps '{"metadata":{"name":"expected"}}' -H 'Expect: 100-continue' --http1.1
 201   send POST $core/configmaps '{"metadata":{"name":"protobuf"}}' -H 'Accept: application/vnd.kubernetes.protobuf'
       -o /dev/null --dump-header -
-413   api $core/configmaps -H 'Content-Type: application/json' --data-binary @<(head -c 4000000 /dev/zero | tr '\0' ' ')
+413   api $core/configmaps -H 'Content-Type: application/json' --data-binary @<(head -c 3145729 /dev/zero | tr '\0' ' ')
 413   api $core/configmaps -H 'Content-Type: application/json' --http1.1 -H 'Expect:'
-      --data-binary @<(head -c 4000000 /dev/zero | tr '\0' ' ')
+      --data-binary @<(head -c 3145729 /dev/zero | tr '\0' ' ')
 413   api $core/configmaps -H 'Content-Type: application/json' --http1.1 -H 'Transfer-Encoding: chunked'
-      --data-binary @<(head -c 4000000 /dev/zero | tr '\0' ' ')
+      --data-binary @<(head -c 3145729 /dev/zero | tr '\0' ' ')
 404   api $core/nosuchthings -H 'Content-Type: application/json' --http1.1 -H 'Expect:'
-      --data-binary @<(head -c 4000000 /dev/zero | tr '\0' ' ')
+      --data-binary @<(head -c 3145729 /dev/zero | tr '\0' ' ')
 404   send POST /no/such/path '{}'
 405   send POST $core/configmaps/made '{}'
 
