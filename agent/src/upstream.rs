@@ -18,7 +18,7 @@ mod tls;
 #[cfg(test)]
 mod tests;
 
-use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
+use std::{error::Error as StdError, fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -59,6 +59,9 @@ pub struct Settings {
     pub max_idle: usize,
     /// Asked for at every new connection to an `https` endpoint.
     pub tls: Arc<dyn TlsSource>,
+    /// Which addresses are connected to: asked for each one that the endpoint's name resolves to, right before. All by
+    /// default, since whoever names an endpoint in a flag means what it says.
+    pub may_be_at: fn(&IpAddr) -> bool,
 }
 
 /// A client of one endpoint. Clones share their connections.
@@ -81,6 +84,7 @@ impl Default for Settings {
             idle_timeout: Duration::from_secs(60),
             max_idle: 64,
             tls: Arc::new(Tls::system()),
+            may_be_at: |_| true,
         }
     }
 }
@@ -93,7 +97,8 @@ where
     /// Connects to nothing yet.
     pub fn new(endpoint: Endpoint, settings: Settings) -> Self {
         let pool = Pool::new(settings.max_idle, settings.idle_timeout);
-        let connector = Connector::new(endpoint, settings.connect_timeout, settings.tls);
+        let connector =
+            Connector::new(endpoint, settings.connect_timeout, settings.tls).only_at(settings.may_be_at);
 
         Self(Arc::new(Inner { connector, pool, response_timeout: settings.response_timeout }))
     }

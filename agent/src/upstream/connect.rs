@@ -1,6 +1,12 @@
 //! A new connection: name, TCP, TLS, HTTP/1.1.
 
-use std::{error::Error as StdError, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    error::Error as StdError,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use hyper::client::conn::http1;
@@ -28,11 +34,17 @@ pub(crate) struct Connector {
     endpoint: Endpoint,
     timeout: Duration,
     tls: Arc<dyn TlsSource>,
+    may_be_at: fn(&IpAddr) -> bool,
 }
 
 impl Connector {
     pub(crate) fn new(endpoint: Endpoint, timeout: Duration, tls: Arc<dyn TlsSource>) -> Self {
-        Self { endpoint, timeout, tls }
+        Self { endpoint, timeout, tls, may_be_at: |_| true }
+    }
+
+    /// Connects to these addresses only.
+    pub(super) fn only_at(self, may_be_at: fn(&IpAddr) -> bool) -> Self {
+        Self { may_be_at, ..self }
     }
 
     pub(super) fn endpoint(&self) -> &Endpoint {
@@ -104,7 +116,14 @@ impl Connector {
             return Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
         }
 
-        Ok(found.into_iter())
+        let count = found.len();
+        let allowed: Vec<_> = found.into_iter().filter(|address| (self.may_be_at)(&address.ip())).collect();
+        if allowed.is_empty() {
+            let what = format!("none of its {count} addresses is one that a Service has");
+            return Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, what)));
+        }
+
+        Ok(allowed.into_iter())
     }
 
     async fn handshake<B, T>(

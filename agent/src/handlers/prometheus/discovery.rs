@@ -7,8 +7,13 @@
 //!   the API server's proxy (`services/<name>/proxy`), which costs the API server every byte, and whose right lets
 //!   callers of the service `kubernetes` reach *all* of Prometheus, its administration included.
 //!
+//! Whoever may label a Service in the namespace can have queries sent to its cluster address, at a port of its choice, but
+//! nowhere else: not to an address that no Service has, such as that of the node or of the cloud's metadata, be it written
+//! into the Service or what its name resolves to (CVE-2020-8555, CVE-2020-8562).
+//!
 //! The service `prometheus` is announced in any case. Until there is a server, requests are told why.
 
+mod address;
 mod choice;
 
 use std::{convert::Infallible, str::FromStr, time::Duration};
@@ -128,7 +133,8 @@ impl Discovery {
             (Ok(Ok(found)), Some(Ok(server))) if server.endpoint() == &found.endpoint => false,
             (Ok(Ok(found)), _) => {
                 tracing::info!(%found, "found Prometheus");
-                *state = Some(Ok(Server::new(found.endpoint, Settings::default(), None)));
+                let settings = Settings { may_be_at: address::may_be_of_a_service, ..Settings::default() };
+                *state = Some(Ok(Server::new(found.endpoint, settings, None)));
                 true
             }
             (Err(failure), Some(Ok(server))) => {

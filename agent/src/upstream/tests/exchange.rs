@@ -82,6 +82,18 @@ async fn no_such_host() {
     assert!(error.to_string().starts_with("cannot resolve no..such.host: "), "{error}");
 }
 
+/// A name may come to mean another address after it was looked at (CVE-2020-8562).
+#[tokio::test]
+async fn an_address_that_may_not_be_is_not_connected_to() {
+    let server = Server::answering(OK).await;
+    let url = server.url.replace("127.0.0.1", "localhost");
+    let settings = Settings { may_be_at: |address| !address.is_loopback(), ..Settings::default() };
+    let error = refused(&upstream(&url, settings)).await;
+    assert!(matches!(error, UpstreamError::Resolve { .. }), "{error}");
+    assert!(error.to_string().contains("is one that a Service has"), "{error}");
+    assert_eq!(server.connections(), 0);
+}
+
 #[tokio::test]
 async fn garbage_is_not_http() {
     for garbage in ["SSH-2.0-OpenSSH_9.6\r\n\r\n", "HTTP/1.1 two hundred\r\n\r\n"] {

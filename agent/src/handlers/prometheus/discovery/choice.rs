@@ -4,6 +4,7 @@ use std::{fmt, net::IpAddr};
 
 use serde::Deserialize;
 
+use super::address;
 use crate::upstream::Endpoint;
 
 /// Names of ports that are HTTP: the operator's, kube-prometheus-stack's, and that of the Helm chart `prometheus`.
@@ -90,11 +91,14 @@ impl Service {
             return None;
         }
         let Metadata { name, namespace } = &self.metadata;
+        if ![name, namespace].into_iter().all(|name| is_label(name)) {
+            return None;
+        }
         // A cluster IP needs no DNS; a headless Service has nothing else.
         let host = if self.is_headless() {
             format!("{name}.{namespace}.svc")
         } else {
-            match self.spec.cluster_ip.parse().ok()? {
+            match self.spec.cluster_ip.parse().ok().filter(address::may_be_of_a_service)? {
                 IpAddr::V4(ip) => ip.to_string(),
                 IpAddr::V6(ip) => format!("[{ip}]"),
             }
@@ -103,6 +107,12 @@ impl Service {
 
         Some(Found { service: format!("{namespace}/{name}"), endpoint })
     }
+}
+
+/// A DNS label (RFC 1123), which every name of a Service or a namespace is: anything else would be another host, or a path.
+fn is_label(name: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    (1..=63).contains(&name.len()) && name.bytes().all(plain)
 }
 
 /// By its name, by its number, or because there is no other.
@@ -179,6 +189,14 @@ mod tests {
             service("secure", "10.0.0.1", json!([{"name": "https-web", "port": 9090}])),
             service("many", "10.0.0.1", json!([{"name": "a", "port": 1}, {"name": "b", "port": 2}])),
             service("odd", "evil.example/", json!([{"port": 9090}])),
+            service("metadata", "169.254.169.254", json!([{"port": 80}])),
+            service("loopback", "127.0.0.1", json!([{"port": 9090}])),
+            service("loopback", "::1", json!([{"port": 9090}])),
+            service("mapped", "::ffff:127.0.0.1", json!([{"port": 9090}])),
+            service("evil.example/x", "None", json!([{"port": 9090}])),
+            service("me@evil", "None", json!([{"port": 9090}])),
+            service("", "None", json!([{"port": 9090}])),
+            service("zero", "10.0.0.1", json!([{"port": 0}])),
         ] {
             let found = choice(std::slice::from_ref(&odd));
             assert!(found == Err("nothing".to_owned()), "{odd}: {found:?}");
