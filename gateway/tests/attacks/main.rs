@@ -23,6 +23,7 @@
 mod answers;
 mod browser;
 mod cluster;
+mod hostile_agent;
 mod http1;
 mod http1_front;
 mod http1_headers;

@@ -16,9 +16,14 @@ impl Memory {
         self.assert_below(NOISE);
     }
 
+    /// Bytes since then.
+    pub(crate) fn grown(&self) -> u64 {
+        resident().saturating_sub(self.0)
+    }
+
     /// Where some memory is the price.
     pub(crate) fn assert_below(&self, limit: u64) {
-        let grown = resident().saturating_sub(self.0);
+        let grown = self.grown();
         assert!(grown < limit, "memory grew by {} MiB", grown >> 20);
     }
 }

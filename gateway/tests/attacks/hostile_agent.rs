@@ -1,0 +1,280 @@
+//! Agents that break the protocol of their tunnel, flood kas, say nothing, or are very many.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use http_body_util::BodyExt as _;
+use proto::InstanceId;
+use tokio::{
+    io::AsyncWriteExt as _,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    cluster::{assert_serves, services},
+    http1::{read, status},
+    http2::{
+        CANCEL, DATA, END_STREAM, HEADERS, RST_STREAM, Sent, frame, headers, reset, settings_frame,
+        window_update,
+    },
+    memory::Memory,
+    tunnel_ends::{agent, agent_by, asked, asked_for, connect, switched, upgrade, upgrade_as},
+    world::World,
+};
+
+/// The code of a reset (RFC 9113 section 7).
+const FLOW_CONTROL_ERROR: u32 = 3;
+/// What each step of opening a tunnel may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[tokio::test(start_paused = true)]
+async fn attack_41_an_answer_that_is_more_than_its_window_is_cut() {
+    let world = World::new();
+    let memory = Memory::now();
+    let mut attacker = agent(&world, &[]).await;
+    let (asking, stream) = asked_for(&world, &mut attacker, "/watch?watch=true").await;
+    attacker.send(&headers(stream, 0, &[(":status", "200")])).await;
+    let unread = asking.await.unwrap();
+    // 256 MiB, where 4 MiB are allowed.
+    assert_ne!(attacker.flood(&frame(DATA, 0, stream, &[7; 16 << 10]), 16 << 10).await, Sent::HeldBack);
+    assert!(unread.into_body().collect().await.is_err(), "cut, not ended");
+    assert_eq!(attacker.next_of(RST_STREAM).await.unwrap().code(), FLOW_CONTROL_ERROR);
+    let _honest = world.start_agent(services());
+    world.tunnels(3).await;
+    drop(attacker);
+    world.tunnels(2).await;
+    assert_serves(&world).await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_41_frames_for_streams_that_nobody_opened_end_the_tunnel() {
+    let world = World::new();
+    for (name, bytes) in [
+        ("an answer to nothing", headers(9, END_STREAM, &[(":status", "200")])),
+        ("an answer on an even stream", headers(2, END_STREAM, &[(":status", "200")])),
+        ("data of nothing", frame(DATA, 0, 9, b"x")),
+        ("a window of nothing", window_update(9, 1)),
+        ("a reset of nothing", reset(9, CANCEL)),
+        ("an answer on the connection", headers(0, END_STREAM, &[(":status", "200")])),
+        ("data on the connection", frame(DATA, 0, 0, b"x")),
+        ("a window of 2^31", window_update(0, 0x7fff_ffff)),
+        ("a frame of 16 MiB", frame(DATA, 0, 1, &[0; (16 << 20) - 1])),
+    ] {
+        let mut attacker = agent(&world, &[]).await;
+        let (asking, stream) = asked(&world, &mut attacker).await;
+        assert_eq!(stream, 1);
+        attacker.send(&bytes).await;
+        attacker.goaway().await;
+        let (code, body) = timeout(Duration::from_secs(60), asking).await.expect(name).unwrap();
+        assert!(code.is_server_error(), "{name}: {code} {body}");
+        world.tunnels(0).await;
+    }
+    let _honest = world.agent(services()).await;
+    assert_serves(&world).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_41_answers_that_come_twice_out_of_turn_or_too_late_harm_nobody_else() {
+    let world = World::new();
+    let mut agent = agent(&world, &[]).await;
+    // In any order: each caller gets its own.
+    let (first, one) = asked(&world, &mut agent).await;
+    let (second, two) = asked(&world, &mut agent).await;
+    for (stream, word) in [(two, b"two"), (one, b"one")] {
+        agent.send(&headers(stream, 0, &[(":status", "200")])).await;
+        agent.send(&frame(DATA, END_STREAM, stream, word)).await;
+    }
+    assert_eq!(first.await.unwrap(), (StatusCode::OK, "one".into()));
+    assert_eq!(second.await.unwrap(), (StatusCode::OK, "two".into()));
+
+    // To a caller who left, as happens to the best.
+    let (left, stream) = asked(&world, &mut agent).await;
+    left.abort();
+    agent.next_of(RST_STREAM).await.unwrap();
+    agent.send(&headers(stream, 0, &[(":status", "200")])).await;
+    agent.send(&frame(DATA, END_STREAM, stream, b"too late")).await;
+
+    // A second head breaks its own answer off; as trailers it is one that says nothing.
+    let ok = [(":status", "200")];
+    let (asking, stream) = asked_for(&world, &mut agent, "/twice").await;
+    agent.send(&headers(stream, 0, &ok)).await;
+    let answer = asking.await.unwrap();
+    agent.send(&headers(stream, 0, &[(":status", "500"), ("etag", "forged")])).await;
+    assert!(answer.into_body().collect().await.is_err());
+    let (asking, stream) = asked(&world, &mut agent).await;
+    agent.send(&headers(stream, END_STREAM, &[(":status", "204")])).await;
+    assert_eq!(asking.await.unwrap().0, StatusCode::NO_CONTENT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_41_data_before_the_head_reaches_no_caller() {
+    let world = World::new();
+    let mut attacker = agent(&world, &[]).await;
+    let (asking, stream) = asked(&world, &mut attacker).await;
+    attacker.send(&frame(DATA, 0, stream, b"early")).await;
+    attacker.send(&headers(stream, END_STREAM, &[(":status", "200")])).await;
+    let (code, body) = asking.await.unwrap();
+    assert!(code.is_server_error() && !body.contains("early"), "{code} {body}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_42_a_flood_of_handshakes_is_refused_at_the_agents_own_limit() {
+    let world = World::with(|config| config.agent.listen.max_tunnels_per_agent = 4);
+    let memory = Memory::now();
+    let _honest = world.agent(services()).await;
+    // What the flood holds are places of its own agent's, and only for as long as a handshake may take.
+    let held = [switched(&world).await, switched(&world).await];
+    for _ in 0..1000 {
+        let mut attacker = connect(&world);
+        attacker.write_all(upgrade(&world).as_bytes()).await.unwrap();
+        let answer = read(&mut attacker).await;
+        assert_eq!(status(&answer), 429, "{answer}");
+        assert!(answer.contains("retry-after: 30"), "{answer}");
+    }
+    assert_eq!(world.limit_met("tunnels-per-agent"), 1000.0);
+    assert_serves(&world).await;
+    drop(held);
+    sleep(HANDSHAKE_TIMEOUT).await;
+    let again = agent(&world, &[]).await;
+    drop(again);
+    world.tunnels(2).await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_42_hellos_that_cannot_be_used_are_refused_and_take_no_place() {
+    let world = World::with(|config| config.agent.listen.max_tunnels_per_agent = 2);
+    let good = upgrade(&world);
+    let line = good.lines().find(|line| line.starts_with("kas-hello: ")).unwrap();
+    let huge = format!("kas-hello: {}", "A".repeat(60 << 10));
+    for hello in ["kas-hello:", "kas-hello: !", "kas-hello: e30", "x: y", &huge, &format!("{line}{line}")] {
+        for _ in 0..20 {
+            let mut attacker = connect(&world);
+            attacker.write_all(good.replace(line, hello).as_bytes()).await.unwrap();
+            let answer = read(&mut attacker).await;
+            assert!(matches!(status(&answer), 400 | 431), "{}: {answer}", &hello[..hello.len().min(60)]);
+        }
+    }
+    // A second one behind the first is of no interest to anybody.
+    let twice = format!("{good}{good}");
+    let mut attacker = connect(&world);
+    attacker.write_all(twice.as_bytes()).await.unwrap();
+    read(&mut attacker).await;
+    sleep(HANDSHAKE_TIMEOUT).await;
+    world.tunnels(0).await;
+    let _honest = world.agent(services()).await;
+    assert_serves(&world).await;
+}
+
+/// What an agent can say between its answers, from which nobody collects anything.
+#[tokio::test(start_paused = true)]
+async fn attack_42_control_frames_between_answers_cost_nothing() {
+    let world = World::new();
+    let memory = Memory::now();
+    let mut attacker = agent(&world, &[]).await;
+    let (asking, stream) = asked(&world, &mut attacker).await;
+    for frames in [
+        settings_frame(&[(4, 1 << 20)]),
+        window_update(0, 1).repeat(10),
+        window_update(stream, 1).repeat(10),
+        frame(0x50, 0, stream, b"of an unknown type"),
+        frame(0x50, 0, 0, &[0; 1000]),
+    ] {
+        assert_eq!(attacker.flood(&frames.repeat(100), 200).await, Sent::All);
+    }
+    attacker.send(&headers(stream, 0, &[(":status", "200")])).await;
+    attacker.send(&frame(DATA, END_STREAM, stream, b"at last")).await;
+    assert_eq!(asking.await.unwrap(), (StatusCode::OK, "at last".into()));
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_43_an_agent_that_never_answers_holds_nothing_of_a_caller_who_leaves() {
+    let world = World::new();
+    let mut mute = agent(&world, &[]).await;
+    let tasks = world.kas.agents.tasks.len();
+    let mut asking = Vec::new();
+    for _ in 0..100 {
+        asking.push(asked_for(&world, &mut mute, "/never").await);
+    }
+    // It answers pings, so that it is not dead; how long to wait is for the caller to say.
+    sleep(Duration::from_secs(3600)).await;
+    assert!(asking.iter().all(|(asking, _)| !asking.is_finished()));
+    let held = world.kas.agents.tunnels.views();
+    let services = held.first().unwrap().services().map(|(_, now)| now.short + now.long).sum::<u32>();
+    assert_eq!(services, 100);
+
+    for (asking, _) in &asking {
+        asking.abort();
+    }
+    for _ in 0..100 {
+        assert_eq!(mute.next_of(RST_STREAM).await.unwrap().code(), CANCEL);
+    }
+    sleep(Duration::from_secs(1)).await;
+    let held = world.kas.agents.tunnels.views();
+    let services = held.first().unwrap().services().map(|(_, now)| now.short + now.long).sum::<u32>();
+    assert_eq!(services, 0, "places are freed");
+    assert_eq!(world.kas.agents.tasks.len(), tasks);
+    assert!(world.kas.callers.tasks.is_empty());
+    assert_eq!(world.kas.callers.forwarder.metrics.connections.get(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_43_agents_that_connect_and_say_nothing_leave_no_task_behind() {
+    let world = World::new();
+    let mut silent = Vec::new();
+    for _ in 0..4 {
+        silent.push(connect(&world));
+        silent.push(switched(&world).await);
+    }
+    let mut half = connect(&world);
+    half.write_all(b"GET / HTTP/1.1\r\nHost: kas\r\n").await.unwrap();
+    silent.push(half);
+    assert_eq!(world.kas.agents.tasks.len(), 4);
+    let started = Instant::now();
+    for connection in &mut silent {
+        read_to_end(connection).await;
+    }
+    assert!(started.elapsed() <= 3 * HANDSHAKE_TIMEOUT, "{:?}", started.elapsed());
+    assert!(world.kas.agents.tasks.is_empty());
+    assert_eq!(world.kas.agents.metrics.tunnels.get(), 0);
+    // And the places of its agent are free.
+    let _honest = world.agent(services()).await;
+    assert_serves(&world).await;
+}
+
+async fn read_to_end(connection: &mut tokio::io::DuplexStream) {
+    use tokio::io::AsyncReadExt as _;
+
+    let mut rest = Vec::new();
+    timeout(6 * HANDSHAKE_TIMEOUT, connection.read_to_end(&mut rest)).await.expect("hung up").ok();
+}
+
+/// Both ends of each tunnel, the pipe between them and what the test keeps of its frames are in this figure.
+#[tokio::test(start_paused = true)]
+async fn attack_44_a_thousand_idle_tunnels_cost_little() {
+    const TUNNELS: u64 = 1000;
+    const EACH: u64 = 256 << 10;
+
+    let world = World::with(|config| config.agent.listen.max_tunnels_per_agent = 2000);
+    let memory = Memory::now();
+    let mut idle = Vec::new();
+    for _ in 0..TUNNELS {
+        let upgrade = upgrade_as(&world.agent_token, InstanceId::random());
+        idle.push(agent_by(&world, &upgrade, &[]).await);
+    }
+    // Through several rounds of keepalive, whose buffers must not stay.
+    sleep(Duration::from_secs(300)).await;
+    world.tunnels(i64::try_from(TUNNELS).unwrap()).await;
+    println!("{} KiB for each idle tunnel, with both of its ends", memory.grown() / TUNNELS >> 10);
+    memory.assert_below(TUNNELS * EACH);
+    let some = idle.pop().unwrap();
+    drop(idle);
+    world.tunnels(1).await;
+    let mut some = some;
+    let (asking, stream) = asked(&world, &mut some).await;
+    some.send(&headers(stream, END_STREAM, &[(":status", "204")])).await;
+    assert_eq!(asking.await.unwrap().0, StatusCode::NO_CONTENT);
+    assert!(timeout(Duration::from_secs(1), some.next_of(HEADERS)).await.is_err());
+}
