@@ -267,7 +267,7 @@ async fn attack_44_a_thousand_idle_tunnels_cost_little() {
     // Through several rounds of keepalive, whose buffers must not stay.
     sleep(Duration::from_secs(300)).await;
     world.tunnels(i64::try_from(TUNNELS).unwrap()).await;
-    println!("{} KiB for each idle tunnel, with both of its ends", memory.grown() / TUNNELS >> 10);
+    println!("{} KiB for each idle tunnel, with both of its ends", memory.grown() / TUNNELS / 1024);
     memory.assert_below(TUNNELS * EACH);
     let some = idle.pop().unwrap();
     drop(idle);
