@@ -166,6 +166,22 @@ async fn prometheus_is_found_and_found_again() {
     assert_eq!(ask(&found).await.unwrap(), "second", "nobody can look, but it was there");
 }
 
+/// Item 46 of the fault list: a label on a Service sends agentk to no other address than a Service's.
+#[tokio::test]
+async fn attack_46_a_service_leads_neither_to_ourselves_nor_to_the_clouds_metadata() {
+    let port = prometheus("what only we may reach").await;
+    for address in
+        ["127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "169.254.169.254", "fe80::1", "localhost"]
+    {
+        let services: Services =
+            Arc::new(Mutex::new(Some(vec![("agentk/prometheus=true", at(address, "p", port))])));
+        let discovery = discovery(cluster(&services).await);
+        let refused = discovery.check().await.unwrap_err();
+        assert_eq!(refused.reason, Reason::ClusterUnreachable, "{address}");
+        assert!(refused.message.contains("there is no Prometheus in the namespace monitoring"), "{refused}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_missing_right_is_named() {
     let services = Services::default();

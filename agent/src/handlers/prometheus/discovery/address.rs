@@ -14,8 +14,11 @@ pub(super) fn may_be_of_a_service(address: &IpAddr) -> bool {
                 || ip.is_broadcast())
         }
         IpAddr::V6(ip) => {
-            !(ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified() || ip.is_multicast())
-                && !METADATA.contains(&ip)
+            !(ip.is_loopback()
+                || ip.is_unicast_link_local()
+                || ip.is_unspecified()
+                || ip.is_multicast()
+                || METADATA.contains(&ip))
         }
     }
 }
