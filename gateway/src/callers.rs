@@ -1,6 +1,6 @@
 //! The listener for callers: one connection, its requests, and the answers that they get.
 //!
-//! [`passage`] takes a request through: who asks whom, out, and back. The other modules are limits on what a connection
+//! `passage` takes a request through: who asks whom, out, and back. The other modules are limits on what a connection
 //! or a request may do meanwhile.
 
 mod budget;

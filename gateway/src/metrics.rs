@@ -115,7 +115,12 @@ impl Metrics {
 
     /// A limit was met.
     pub fn limit(&self, limit: Limit) {
-        self.limits[limit as usize].inc();
+        self.counter(limit).inc();
+    }
+
+    /// Counts how often a limit is met, for whoever holds on to it.
+    pub fn counter(&self, limit: Limit) -> &Counter {
+        &self.limits[limit as usize]
     }
 
     /// An agent tried to open a tunnel.

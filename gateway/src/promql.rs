@@ -28,7 +28,6 @@ use tunnel::Body;
 
 use self::{endpoints::Endpoint, parameters::Parameters};
 pub use self::{
-    form::MAX_FORM_BYTES,
     labels::{InvalidLabels, Labels},
     selectors::Rewriter,
 };
@@ -39,12 +38,16 @@ pub const MAX_URL_BYTES: usize = 60 << 10;
 
 const FORM: HeaderValue = HeaderValue::from_static("application/x-www-form-urlencoded");
 
-/// Makes a request one that shows only series with these labels. Reads the form of a POST.
-pub async fn enforce(labels: &Labels, request: Request<Body>) -> Result<Request<Body>, Failure> {
+/// Makes a request one that shows only series with these labels. Reads the form of a POST, of at most `max_form` bytes.
+pub async fn enforce(
+    labels: &Labels,
+    request: Request<Body>,
+    max_form: usize,
+) -> Result<Request<Body>, Failure> {
     let (mut head, body) = request.into_parts();
     let endpoint = Endpoint::of(&head.method, head.uri.path())?;
     let posted = head.method == Method::POST;
-    let form = if posted { form::read(&head.headers, body).await? } else { Vec::new() };
+    let form = if posted { form::read(&head.headers, body, max_form).await? } else { Vec::new() };
     let mut url = Parameters::parse(head.uri.query().unwrap_or_default().as_bytes())?;
     let mut form = Parameters::parse(&form)?;
 

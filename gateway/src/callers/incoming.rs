@@ -10,6 +10,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
+use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, Sleep, sleep};
 use tunnel::{Body, BodyError};
 
@@ -20,18 +21,25 @@ use crate::metrics::ServiceMetrics;
 struct Watched {
     body: Incoming,
     metrics: Arc<ServiceMetrics>,
+    stalls: Counter,
     limit: Duration,
     /// Runs while the body is awaited. Made by the first wait: most bodies come with their head.
     waiting: Option<Pin<Box<Sleep>>>,
     armed: bool,
 }
 
-/// The body that is passed on, which may pause for `limit`. One that is empty costs nothing.
-pub(super) fn watched(body: Incoming, limit: Duration, metrics: &Arc<ServiceMetrics>) -> Body {
+/// The body that is passed on, which may pause for `limit`: longer pauses are counted. One that is empty costs nothing.
+pub(super) fn watched(
+    body: Incoming,
+    limit: Duration,
+    metrics: &Arc<ServiceMetrics>,
+    stalls: &Counter,
+) -> Body {
     if body.is_end_stream() {
         return Body::empty();
     }
-    Body::new(Watched { body, metrics: Arc::clone(metrics), limit, waiting: None, armed: false })
+    let (metrics, stalls) = (Arc::clone(metrics), stalls.clone());
+    Body::new(Watched { body, metrics, stalls, limit, waiting: None, armed: false })
 }
 
 impl http_body::Body for Watched {
@@ -58,7 +66,10 @@ impl http_body::Body for Watched {
             waiting.as_mut().reset(Instant::now() + limit);
         }
         let late = waiting.as_mut().poll(cx);
-        late.map(|()| Some(Err(BodyError::Other("nothing more of it came in time".into()))))
+        late.map(|()| {
+            this.stalls.inc();
+            Some(Err(BodyError::Other("nothing more of it came in time".into())))
+        })
     }
 
     fn is_end_stream(&self) -> bool {

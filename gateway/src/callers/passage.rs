@@ -23,7 +23,7 @@ use crate::{
     headers::{self, Stamp},
     identity::Grant,
     metrics::{Limit, ServiceMetrics},
-    promql,
+    promql::{self, Labels},
     target::Target,
     timing::Stages,
     traces::RequestTrace,
@@ -108,11 +108,21 @@ impl<'a> Passage<'a> {
         let outside = upgrading.then(|| hyper::upgrade::on(&mut request));
 
         let patience = self.callers.limits.write_stall_timeout;
-        let request = request.map(|body| watched(body, patience, &self.metrics));
+        let stalls = self.callers.forwarder.metrics.counter(Limit::WriteStall);
+        let request = request.map(|body| watched(body, patience, &self.metrics, stalls));
         match self.grant.caller.labels(&self.to.service) {
-            Some(labels) => Ok((promql::enforce(labels, request).await?, outside)),
+            Some(labels) => Ok((self.narrow(request, labels).await?, outside)),
             None => Ok((request, outside)),
         }
+    }
+
+    /// For a caller who sees only certain series.
+    async fn narrow(&self, request: Request<Body>, labels: &Labels) -> Result<Request<Body>, Failure> {
+        let narrowed = promql::enforce(labels, request, self.callers.limits.max_form_bytes).await;
+        if let Err(Failure { reason: Reason::BodyTooLarge, .. }) = &narrowed {
+            self.callers.forwarder.metrics.limit(Limit::Form);
+        }
+        narrowed
     }
 
     /// The answer as the caller gets it.

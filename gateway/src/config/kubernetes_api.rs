@@ -77,6 +77,9 @@ pub struct Limits {
     /// Bytes of answers that are here and that their callers have not taken.
     #[serde(deserialize_with = "within::<_, _, { 1 << 20 }, { 1 << 40 }>")]
     pub max_bytes_in_flight: u64,
+    /// Bytes of a form that has to be read whole, of a caller who sees only certain series.
+    #[serde(deserialize_with = "within::<_, _, 1024, { 64 << 20 }>")]
+    pub max_form_bytes: usize,
 }
 
 impl Default for PublicListen {
@@ -105,6 +108,7 @@ impl Default for Limits {
             idle_timeout: Duration::from_secs(60),
             write_stall_timeout: Duration::from_secs(300),
             max_bytes_in_flight: 1 << 30,
+            max_form_bytes: 1 << 20,
         }
     }
 }

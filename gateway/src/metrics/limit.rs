@@ -8,7 +8,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// A limit of the configuration; docs/limits of each are beside its key.
+/// A limit of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// `max_connections` of either listener: a connection waits.
@@ -31,6 +31,8 @@ pub enum Limit {
     WriteStall,
     /// `max_bytes_in_flight`.
     BytesInFlight,
+    /// `max_form_bytes`.
+    Form,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -40,7 +42,7 @@ struct Label {
 
 impl Limit {
     /// Every limit that is counted, in the order of their counters.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Connections,
         Self::Handshake,
         Self::TunnelsPerAgent,
@@ -51,6 +53,7 @@ impl Limit {
         Self::Idle,
         Self::WriteStall,
         Self::BytesInFlight,
+        Self::Form,
     ];
 
     /// The limit that ended a caller's connection, if one did.
@@ -82,6 +85,7 @@ impl Limit {
             Self::Idle => "idle-timeout",
             Self::WriteStall => "write-stall-timeout",
             Self::BytesInFlight => "bytes-in-flight",
+            Self::Form => "form",
         }
     }
 }

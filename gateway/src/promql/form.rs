@@ -14,13 +14,11 @@ use tunnel::Body;
 use super::{FORM, bad_request, not_enforceable};
 use crate::failure::Failure;
 
-/// Largest form that is read into memory. Prometheus itself takes ten times as much.
-pub const MAX_FORM_BYTES: usize = 1 << 20;
 /// How long it may take to come.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Reads it whole.
-pub(super) async fn read(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, Failure> {
+/// Reads it whole, if it has at most `limit` bytes.
+pub(super) async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Vec<u8>, Failure> {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let form = types.next().is_some_and(|first| first.as_bytes().eq_ignore_ascii_case(FORM.as_bytes()));
     if !form || types.next().is_some() || headers.contains_key(CONTENT_ENCODING) {
@@ -30,11 +28,12 @@ pub(super) async fn read(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, Fai
         ));
     }
 
-    let reading = timeout(TIMEOUT, Limited::new(body, MAX_FORM_BYTES).collect()).await;
+    let reading = timeout(TIMEOUT, Limited::new(body, limit).collect()).await;
     let read = reading.map_err(|_| bad_request("the form did not arrive within 30 seconds"))?;
     read.map(|whole| whole.to_bytes().to_vec()).map_err(|error| {
         if error.is::<LengthLimitError>() {
-            let what = format!("the form has more than {MAX_FORM_BYTES} bytes");
+            let what =
+                format!("the form has more than {limit} bytes (agent.kubernetes_api.limits.max_form_bytes)");
             return Failure::new(Reason::BodyTooLarge, what);
         }
         bad_request(format!("the form ended early: {error}"))

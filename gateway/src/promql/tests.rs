@@ -220,6 +220,9 @@ fn match_takes_a_selector_and_nothing_else() {
     }
 }
 
+/// As the configuration has it by default.
+const MAX_FORM_BYTES: usize = 1 << 20;
+
 async fn ask(method: Method, path: &str, form: Option<&str>) -> Result<(String, String), Failure> {
     let mut request = Request::new(Body::from(form.unwrap_or_default().to_owned()));
     *request.method_mut() = method;
@@ -228,7 +231,7 @@ async fn ask(method: Method, path: &str, form: Option<&str>) -> Result<(String, 
         request.headers_mut().insert(CONTENT_TYPE, FORM);
         request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("7"));
     }
-    let request = enforce(&team_a(), request).await?;
+    let request = enforce(&team_a(), request, MAX_FORM_BYTES).await?;
     let uri = request.uri().to_string();
     let length = request.headers().get(CONTENT_LENGTH).cloned();
     let body = request.into_body().collect().await.unwrap().to_bytes();
@@ -277,7 +280,7 @@ async fn a_get_has_no_body() {
     *request.uri_mut() = "/api/v1/query?query=up".parse().unwrap();
     request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("12"));
     request.headers_mut().insert(CONTENT_TYPE, FORM);
-    let request = enforce(&team_a(), request).await.unwrap();
+    let request = enforce(&team_a(), request, MAX_FORM_BYTES).await.unwrap();
     assert!(request.headers().is_empty(), "{:?}", request.headers());
     assert!(request.into_body().collect().await.unwrap().to_bytes().is_empty());
 }
@@ -372,11 +375,13 @@ async fn only_a_plain_form_is_read() {
         if let Some(encoding) = encoding {
             request = request.header(CONTENT_ENCODING, encoding);
         }
-        let failure = enforce(&team_a(), request.body(Body::from("query=up")).unwrap()).await.unwrap_err();
+        let failure = enforce(&team_a(), request.body(Body::from("query=up")).unwrap(), MAX_FORM_BYTES)
+            .await
+            .unwrap_err();
         assert_eq!(failure.reason, Reason::NotEnforceable, "{types:?} {encoding:?}");
     }
     let upper = Request::post("/api/v1/query").header(CONTENT_TYPE, "Application/X-WWW-Form-Urlencoded");
-    assert!(enforce(&team_a(), upper.body(Body::from("query=up")).unwrap()).await.is_ok());
+    assert!(enforce(&team_a(), upper.body(Body::from("query=up")).unwrap(), MAX_FORM_BYTES).await.is_ok());
 }
 
 #[tokio::test]

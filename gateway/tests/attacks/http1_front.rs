@@ -63,6 +63,7 @@ async fn attack_14_a_body_that_stops_coming_frees_the_tunnel() {
     assert_eq!(&line, b"HTTP/1.1 400");
     assert_eq!(started.elapsed().as_secs(), STALL_TIMEOUT.as_secs());
     assert!(read(&mut attacker).await.contains("did not arrive whole: nothing more of it came in time"));
+    assert_eq!(world.limit_met("write-stall-timeout"), 1.0);
     assert_serves(&world).await;
 }
 

@@ -4,7 +4,7 @@
 use std::{path::Path, sync::Arc};
 
 use agent::Services;
-use gateway::{identity::Identity, promql::MAX_FORM_BYTES, token::TokenHash};
+use gateway::{identity::Identity, token::TokenHash};
 use http::{Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
@@ -88,7 +88,7 @@ async fn the_agent_receives_rewritten_queries_only() {
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_enforced_is_refused_in_the_words_of_prometheus() {
     let (world, _agent, received) = world().await;
-    let long = format!("query=up&x={}", "y".repeat(MAX_FORM_BYTES));
+    let long = format!("query=up&x={}", "y".repeat(1 << 20));
     let prometheus = |rest: &str| format!("/agents/prod/prometheus{rest}");
     for (request, status, reason, kind) in [
         (world.request(&prometheus("/api/v1/targets")), 403, "not-enforceable", "forbidden"),
@@ -108,6 +108,7 @@ async fn what_cannot_be_enforced_is_refused_in_the_words_of_prometheus() {
         assert_eq!((&envelope["status"], &envelope["errorType"]), (&"error".into(), &kind.into()), "{uri}");
     }
     assert!(received.lock().is_empty(), "nothing was sent: {received:?}");
+    assert_eq!(world.limit_met("form"), 1.0);
 }
 
 #[tokio::test(start_paused = true)]
