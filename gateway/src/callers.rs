@@ -38,7 +38,11 @@ pub use self::{
     idle::Busy,
     tracked::{Places, Tracked, Tracking, Turn},
 };
-use self::{idle::Activity, passage::Passage, visit::Visit};
+use self::{
+    idle::{Activity, Open},
+    passage::Passage,
+    visit::Visit,
+};
 use crate::{
     config::Limits,
     cors::Cors,
@@ -99,7 +103,7 @@ impl Callers {
         let builder = self.protocols();
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
         tokio::pin!(connection);
-        metrics.connections.inc();
+        let _open = Open::one_more(&metrics.connections);
         let mut closing = false;
         let served = loop {
             let patience = if closing { CLOSE_TIMEOUT } else { self.limits.idle_timeout };
@@ -116,7 +120,6 @@ impl Callers {
             closing = true;
             connection.as_mut().graceful_shutdown();
         };
-        metrics.connections.dec();
         if let Err(error) = served {
             if let Some(limit) = Limit::met_by(&*error) {
                 metrics.limit(limit);

@@ -88,11 +88,18 @@ impl Identity {
 
     /// Takes over from a former version: who keeps the same rights keeps its streams.
     fn succeed(&mut self, former: &Self) {
+        // A caller's limit is one for all of its tokens, the new ones too.
+        let in_flight: HashMap<&str, &Arc<AtomicU32>> =
+            former.caller_tokens.values().map(|old| (&*old.caller.name, &old.in_flight)).collect();
+        for new in self.caller_tokens.values_mut() {
+            if let Some(old) = in_flight.get(&*new.caller.name) {
+                new.in_flight = Arc::clone(old);
+            }
+        }
         for (token, old) in &former.caller_tokens {
             match self.caller_tokens.get_mut(token) {
                 Some(new) if new.caller == old.caller => {
                     new.revoked = old.revoked.clone();
-                    new.in_flight = Arc::clone(&old.in_flight);
                 }
                 Some(_) | None => old.revoked.cancel(),
             }

@@ -1,7 +1,14 @@
 //! The accept loop, the same for every listener.
 
-use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+use telemetry::log_limit::LogLimit;
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
@@ -15,6 +22,9 @@ use crate::{
     io::Io,
     metrics::{Limit, Metrics},
 };
+
+/// How often one kind of trouble is logged: strangers can make any amount of it.
+const LOG_PERIOD: Duration = Duration::from_secs(10);
 
 /// After an error of `accept` that is not the connection's own, mostly too many open files: others may close theirs.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -72,16 +82,20 @@ impl Listener {
         F: Future<Output = ()> + Send + 'static,
     {
         let Self { name, socket, tls, places, handshake_timeout } = self;
+        let lines = Arc::new(LogLimit::new(LOG_PERIOD));
         loop {
             let accepting = async {
                 let place = match Arc::clone(&places).try_acquire_owned() {
                     Ok(place) => place,
                     Err(_) => {
                         metrics.limit(Limit::Connections);
-                        tracing::warn!(
-                            listener = name,
-                            "every connection that is allowed is open; new ones wait"
-                        );
+                        if let Some(suppressed) = lines.admit("full", Instant::now()) {
+                            tracing::warn!(
+                                listener = name,
+                                suppressed,
+                                "every connection that is allowed is open; new ones wait"
+                            );
+                        }
                         Arc::clone(&places).acquire_owned().await.expect("never closed")
                     }
                 };
@@ -93,18 +107,23 @@ impl Listener {
             let (connection, peer, place) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(listener = name, %error, "a connection could not be accepted");
+                    if let Some(suppressed) = lines.admit("accept", Instant::now()) {
+                        tracing::warn!(listener = name, %error, suppressed, "a connection could not be accepted");
+                    }
                     sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
             let (tls, handle, metrics) =
                 (tls.as_ref().map(|tls| tls.0.clone()), handle.clone(), metrics.clone());
+            let lines = Arc::clone(&lines);
             tasks.spawn(async move {
                 match timeout(handshake_timeout, establish(connection, tls, place)).await {
                     Ok(Ok(io)) => handle(io, peer).await,
                     Ok(Err(error)) => {
-                        tracing::info!(listener = name, %peer, %error, "a connection was not established");
+                        if let Some(suppressed) = lines.admit("handshake", Instant::now()) {
+                            tracing::info!(listener = name, %peer, %error, suppressed, "a connection was not established");
+                        }
                     }
                     Err(_) => {
                         metrics.limit(Limit::Handshake);

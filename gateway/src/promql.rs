@@ -20,7 +20,7 @@ mod selectors;
 
 use http::{
     HeaderMap, HeaderValue, Method, Request, Uri,
-    header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING},
+    header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING, UPGRADE},
     uri::PathAndQuery,
 };
 use proto::Reason;
@@ -45,6 +45,10 @@ pub async fn enforce(
     max_form: usize,
 ) -> Result<Request<Body>, Failure> {
     let (mut head, body) = request.into_parts();
+    if head.headers.contains_key(UPGRADE) {
+        // It would travel without its form, whose parameters were counted.
+        return Err(not_enforceable("this caller sees only series with certain labels, and may not upgrade"));
+    }
     let endpoint = Endpoint::of(&head.method, head.uri.path())?;
     let posted = head.method == Method::POST;
     let form = if posted { form::read(&head.headers, body, max_form).await? } else { Vec::new() };

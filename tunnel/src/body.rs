@@ -30,9 +30,6 @@ enum Kind {
 /// What is received on one stream of a tunnel.
 struct Stream {
     received: Received,
-    /// The request's body, while it is still being sent: a response may come before the request has ended, and
-    /// whoever reads the response then moves the request too.
-    sending: Option<Pump>,
     trailers: bool,
 }
 
@@ -73,7 +70,7 @@ impl Body {
             return Self::empty();
         }
 
-        Self(Kind::Http2(Box::new(Stream { received: received.into(), sending, trailers: false })))
+        Self(Kind::Http2(Box::new(Stream { received: Received::new(received, sending), trailers: false })))
     }
 
     /// A grip on what arrives; `None` for a body that does not come through a tunnel.
@@ -156,7 +153,7 @@ impl http_body::Body for Body {
             Kind::Empty => true,
             Kind::Full(_) => false,
             Kind::Http1(incoming) => incoming.is_end_stream(),
-            Kind::Http2(stream) => stream.sending.is_none() && stream.received.is_end_stream(),
+            Kind::Http2(stream) => stream.received.is_end_stream(),
             Kind::Other(body) => body.is_end_stream(),
         }
     }
@@ -174,11 +171,7 @@ impl http_body::Body for Body {
 
 impl Stream {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if let Some(pump) = &mut self.sending
-            && pump.poll(cx).is_ready()
-        {
-            self.sending = None;
-        }
+        self.received.poll_sending(cx);
         if !self.trailers {
             if let Some(data) = ready!(self.received.poll_data(cx)) {
                 let data = data?;

@@ -11,7 +11,7 @@ use h2::{FlowControl, RecvStream};
 use http::HeaderMap;
 use parking_lot::Mutex;
 
-use crate::BodyError;
+use crate::{BodyError, pump::Pump};
 
 /// The receiving half of a stream. Dropping it cancels what has not arrived.
 pub(crate) struct Received(Grip);
@@ -23,6 +23,8 @@ pub struct Grip(Arc<Mutex<State>>);
 struct State {
     /// `None` once it was given up.
     stream: Option<RecvStream>,
+    /// The request's body, while it is still being sent. h2 cancels a stream once nobody holds either half of it.
+    sending: Option<Pump>,
     /// How often the reader has taken something.
     taken: u64,
     /// The reader has taken everything and waits.
@@ -51,18 +53,35 @@ impl Grip {
     /// Gives up what waits and what is still to come. The reader gets an error, the sender a reset. It works where the
     /// reader has stopped reading.
     pub fn cut(&self) {
-        let stream = self.0.lock().stream.take();
-        drop(stream);
+        let mut state = self.0.lock();
+        let halves = (state.stream.take(), state.sending.take());
+        drop(state);
+        drop(halves);
     }
 }
 
 impl Received {
+    pub(crate) fn new(stream: RecvStream, sending: Option<Pump>) -> Self {
+        let state = State { stream: Some(stream), sending, taken: 0, awaited: false };
+        Self(Grip(Arc::new(Mutex::new(state))))
+    }
+
     pub(crate) fn grip(&self) -> Grip {
         self.0.clone()
     }
 
     pub(crate) fn is_end_stream(&self) -> bool {
-        self.0.0.lock().stream.as_ref().is_some_and(RecvStream::is_end_stream)
+        let state = self.0.0.lock();
+        state.sending.is_none() && state.stream.as_ref().is_some_and(RecvStream::is_end_stream)
+    }
+
+    /// Moves the request's body on: a response may come before the request has ended, and whoever reads the response
+    /// then moves the request too.
+    pub(crate) fn poll_sending(&self, cx: &mut Context<'_>) {
+        let state = &mut *self.0.0.lock();
+        if state.sending.as_mut().is_some_and(|pump| pump.poll(cx).is_ready()) {
+            state.sending = None;
+        }
     }
 
     pub(crate) fn poll_data(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
@@ -93,12 +112,14 @@ impl Received {
 
 impl From<RecvStream> for Received {
     fn from(stream: RecvStream) -> Self {
-        Self(Grip(Arc::new(Mutex::new(State { stream: Some(stream), taken: 0, awaited: false }))))
+        Self::new(stream, None)
     }
 }
 
 impl Drop for Received {
     fn drop(&mut self) {
+        // A reader who is done is not one who is slow.
+        self.0.0.lock().awaited = true;
         self.0.cut();
     }
 }

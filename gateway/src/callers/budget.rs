@@ -81,23 +81,28 @@ impl Budget {
         let mut answers = self.answers.lock();
         let mut holders = Vec::with_capacity(answers.len());
         let mut held = 0;
-        for answer in answers.values_mut() {
+        let mut cut = Vec::new();
+        for (number, answer) in answers.iter_mut() {
             let bytes = answer.look(now);
             if now.saturating_duration_since(answer.since) >= self.patience {
-                answer.cut();
-                metrics.limit(Limit::WriteStall);
+                cut.push((*number, Limit::WriteStall));
                 continue;
             }
             held += bytes;
-            holders.push((bytes, &*answer));
+            holders.push((bytes, *number));
         }
-
         if held > self.limit {
             holders.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-            for (_, answer) in over(&holders, held, self.limit) {
-                answer.cut();
-                metrics.limit(Limit::BytesInFlight);
-            }
+            let over = over(&holders, held, self.limit);
+            cut.extend(over.map(|(_, number)| (*number, Limit::BytesInFlight)));
+        }
+        // Taken out, so that nothing is cut twice; and dropped once the table is free again.
+        let cut: Vec<_> =
+            cut.into_iter().filter_map(|(number, limit)| Some((answers.remove(&number)?, limit))).collect();
+        drop(answers);
+        for (answer, limit) in cut {
+            answer.cut();
+            metrics.limit(limit);
         }
         held
     }
@@ -138,7 +143,9 @@ fn over<T>(holders: &[(u64, T)], held: u64, limit: u64) -> impl Iterator<Item = 
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.budget.answers.lock().remove(&self.number);
+        let answer = self.budget.answers.lock().remove(&self.number);
+        // Not under the lock: this may be the last that holds on to a tunnel.
+        drop(answer);
     }
 }
 

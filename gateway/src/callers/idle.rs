@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::sleep;
 
 /// The requests of one connection.
@@ -43,5 +44,21 @@ impl Activity {
 impl Drop for Busy {
     fn drop(&mut self) {
         self.0.ended.fetch_add(1, Relaxed);
+    }
+}
+
+/// A connection that is counted while it is open, however it ends.
+pub(super) struct Open(Gauge);
+
+impl Open {
+    pub(super) fn one_more(connections: &Gauge) -> Self {
+        connections.inc();
+        Self(connections.clone())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }

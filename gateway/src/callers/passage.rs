@@ -164,9 +164,9 @@ impl<'a> Passage<'a> {
         // Whatever the request looked like: what an API server takes for a watch is for it to say.
         let stays = self.to.class == Class::Long || may_grow;
         let (budget, revoked) = (&self.callers.budget, self.grant.revoked.clone());
-        let tracking = self.tracking(lease, response.status(), stages);
+        let (tracking, turn) = self.tracking(lease, response.status(), stages);
         response.map(|body| {
-            let mut answer = Tracked::new(body, tracking);
+            let mut answer = Tracked::new(body, tracking, turn);
             if let Some(grip) = grip {
                 answer = answer.within(budget, grip);
             }
@@ -187,18 +187,19 @@ impl<'a> Passage<'a> {
         let cut = self.grant.revoked.child_token();
         let release = cut.clone();
         let share = callers.budget.share(upgraded.grip(), move || release.cancel());
-        let tracking = self.tracking(lease, status, stages);
+        let (tracking, turn) = self.tracking(lease, status, stages);
         let splice = splice(upgraded, outside, tracking, callers.forwarder.metrics.clone());
         let splice = splice.instrument(tracing::debug_span!("upgraded", request.id = ?id));
         callers.tasks.spawn(async move {
-            let _share = share;
+            let (_share, _turn) = (share, turn);
             cut.run_until_cancelled(splice).await;
         });
     }
 
-    fn tracking(self, lease: Lease<Connected>, status: StatusCode, stages: &Stages) -> Tracking {
-        let places = Places { lease, turn: self.turn, busy: self.busy };
-        Tracking::new(places, self.metrics, self.visit.started).traced(self.trace, status, stages)
+    fn tracking(self, lease: Lease<Connected>, status: StatusCode, stages: &Stages) -> (Tracking, Turn) {
+        let places = Places { lease, busy: self.busy };
+        let tracking = Tracking::new(places, self.metrics, self.visit.started);
+        (tracking.traced(self.trace, status, stages), self.turn)
     }
 
     fn log(&self, status: StatusCode, stages: &Stages) {

@@ -31,6 +31,8 @@ pub struct Tracked {
     metrics: Option<Arc<ServiceMetrics>>,
     /// Taken by whoever cuts the answer: a body that is not read is not dropped either.
     tracking: Arc<Mutex<Option<Tracking>>>,
+    /// Not taken: what the caller has not read of a cut answer stays until its connection ends.
+    _turn: Option<Turn>,
     share: Option<Share>,
     revoked: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
@@ -50,8 +52,6 @@ pub struct Tracking {
 pub struct Places {
     /// Among those of its tunnel.
     pub lease: Lease<Connected>,
-    /// Of its caller.
-    pub turn: Turn,
     /// Of its connection.
     pub busy: Busy,
 }
@@ -73,17 +73,19 @@ impl Tracking {
 
 impl Tracked {
     /// The body of an answer that came through a tunnel.
-    pub fn new(body: Body, tracking: Tracking) -> Self {
+    pub fn new(body: Body, tracking: Tracking, turn: Turn) -> Self {
         let metrics = Some(Arc::clone(&tracking.metrics));
-        Self { body, metrics, tracking: Arc::new(Mutex::new(Some(tracking))), share: None, revoked: None }
+        let tracking = Arc::new(Mutex::new(Some(tracking)));
+        Self { body, metrics, tracking, _turn: Some(turn), share: None, revoked: None }
     }
 
     /// The body of an answer of our own.
     pub fn untracked(body: Body) -> Self {
-        Self { body, metrics: None, tracking: Arc::default(), share: None, revoked: None }
+        let tracking = Arc::default();
+        Self { body, metrics: None, tracking, _turn: None, share: None, revoked: None }
     }
 
-    /// Ends when the budget says so, and occupies nothing any more then, even if its caller never notices.
+    /// Ends when the budget says so, and leaves the tunnel then, even if its caller never notices.
     pub fn within(mut self, budget: &Arc<Budget>, grip: Grip) -> Self {
         let tracking = Arc::clone(&self.tracking);
         self.share = Some(budget.share(grip, move || drop(tracking.lock().take())));

@@ -303,6 +303,15 @@ mod tests {
         assert!(grant(&limited, "d").caller.labels(&"kubernetes".parse().unwrap()).is_none());
         assert!(grant(&wider, "d").caller.labels(&prometheus).is_none());
 
+        let busy = grant(&former, "c").in_flight;
+        let both = format!("{}', '{}", hash("c"), hash("new"));
+        let mut rotated = parse(&example().replace(&hash("c").to_string(), &both)).unwrap();
+        rotated.succeed(&former);
+        assert!(
+            Arc::ptr_eq(&grant(&rotated, "new").in_flight, &busy),
+            "one limit for all tokens of a caller"
+        );
+
         Identity::default().succeed(&narrowed);
         assert!(ci.revoked.is_cancelled());
     }

@@ -51,6 +51,9 @@ async fn attack_07_a_window_that_never_opens_frees_the_tunnel() {
     assert_eq!(world.in_flight(), 2);
     sleep(Duration::from_secs(2)).await;
     assert_eq!(world.in_flight(), 0);
+    assert_eq!(world.limit_met("write-stall-timeout"), 2.0);
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(world.limit_met("write-stall-timeout"), 2.0, "each is cut once");
 
     // What the caller gets when it wakes up is an abort, and never a clean end.
     attacker.send(&window_update(1, 1 << 30)).await;

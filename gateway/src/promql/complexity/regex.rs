@@ -5,21 +5,38 @@ use std::{iter::Peekable, str::Chars};
 /// A class of Unicode characters, like `\w`, in single characters.
 const CLASS: usize = 50;
 
+/// The same where upper and lower case are one: every character of the class is looked up, and there may be a million.
+const FOLDED_CLASS: usize = 1000;
+
 /// The size in single characters, where repetitions are counted as often as they repeat.
 pub(super) fn work(regex: &str) -> usize {
+    let class = if has_flag(regex, 'i') { FOLDED_CLASS } else { CLASS };
     let mut groups = Groups::default();
     let mut chars = regex.chars().peekable();
     while let Some(c) = chars.next() {
         match c {
-            '\\' => groups.atom(if chars.next().is_some_and(is_class) { CLASS } else { 1 }),
+            '\\' => match chars.next() {
+                Some('p' | 'P') => {
+                    skip_name(&mut chars);
+                    groups.atom(class);
+                }
+                Some('w' | 'W' | 'd' | 'D' | 's' | 'S') => groups.atom(class),
+                // The end of a range may be anywhere in Unicode.
+                Some('x' | 'u' | 'U') if groups.in_class() => groups.atom(class),
+                _ => groups.atom(1),
+            },
             '[' => {
+                if groups.in_class() {
+                    // `[^a]` or `[:^alpha:]` within another class: nearly all of Unicode.
+                    groups.add(class);
+                }
                 groups.open(true);
                 // Here it stands for itself.
                 chars.next_if_eq(&'^');
                 chars.next_if_eq(&']');
             }
             ']' if groups.in_class() => groups.close(),
-            _ if groups.in_class() => groups.atom(1),
+            _ if groups.in_class() => groups.atom(if c.is_ascii() { 1 } else { class }),
             // Comments could hide brackets from us. Prometheus knows no such flag.
             '(' if has_comments(&chars) => return usize::MAX,
             '(' => groups.open(false),
@@ -34,14 +51,25 @@ pub(super) fn work(regex: &str) -> usize {
     groups.total()
 }
 
-fn is_class(letter: char) -> bool {
-    matches!(letter, 'p' | 'P' | 'w' | 'W' | 'd' | 'D' | 's' | 'S')
+/// What comes after `\p`: one letter, or a name in braces.
+fn skip_name(chars: &mut Peekable<Chars<'_>>) {
+    if chars.next() == Some('{') {
+        let _ = chars.find(|c| *c == '}');
+    }
 }
 
 fn has_comments(chars: &Peekable<Chars<'_>>) -> bool {
     let mut flags = chars.clone();
-    flags.next() == Some('?')
-        && flags.take_while(|c| c.is_ascii_alphabetic() || *c == '-').any(|flag| flag == 'x')
+    flags.next() == Some('?') && flags_of(flags).any(|flag| flag == 'x')
+}
+
+fn has_flag(regex: &str, flag: char) -> bool {
+    regex.split("(?").skip(1).any(|group| flags_of(group.chars()).any(|c| c == flag))
+}
+
+/// Those that begin a group.
+fn flags_of(group: impl Iterator<Item = char>) -> impl Iterator<Item = char> {
+    group.take_while(|c| c.is_ascii_alphabetic() || *c == '-')
 }
 
 /// Reads `n}`, `n,}` or `m,n}`, and says `n`; what else follows a brace is characters.
@@ -133,7 +161,16 @@ mod tests {
             ("a{,}", 4),
             ("a{5", 3),
             ("a{10}{10}", 100),
-            (r"(?i:\w){10}", 540),
+            (r"(?i:\w){10}", 10_040),
+            (r"\pL{10}", 500),
+            (r"\p{L}{10}", 500),
+            (r"\P{Greek}{2}", 100),
+            ("[!-\u{10FFFF}]", 53),
+            ("(?i)[!-\u{10FFFF}]", 3 + 1003),
+            (r"(?i)[a-z]", 3 + 4),
+            (r"(?i)[!-\x{10FFFF}]", 3 + 1003 + 8),
+            (r"(?i)[a[^b]]", 3 + 1 + 1 + 1000 + 2),
+            (r"(?s-i)\pL", 5 + 1000),
             (r"(?P<x>\w)", 50 + 6),
             (r"(?x)a", usize::MAX),
             (r"(?i-x:a)", usize::MAX),
