@@ -121,6 +121,61 @@ async fn a_dropped_response_ends_its_source() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_cut_response_frees_both_ends_although_nobody_reads_it() {
+    let (ended, mut ends) = mpsc::unbounded_channel();
+    let pair = pair(move |request: Request<Body>| {
+        let ended = ended.clone();
+        async move {
+            let mut sent = request.into_body();
+            tokio::spawn(async move {
+                while let Some(Ok(_)) = sent.frame().await {}
+                ended.send(()).unwrap();
+            });
+            Response::new(endless("answer"))
+        }
+    })
+    .await;
+
+    let request = Request::post("/").body(endless("a request that goes on")).unwrap();
+    let mut body = pair.tunnel.call(request).await.unwrap().into_body();
+    let grip = body.grip().unwrap();
+    body.frame().await.unwrap().unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(ends.try_recv().is_err());
+
+    // The body is neither read nor dropped.
+    grip.cut();
+    ends.recv().await.unwrap();
+    assert_eq!(grip.look().unread, 0);
+    assert!(body.frame().await.unwrap().is_err(), "an abort must not look like a clean end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_tells_a_reader_who_is_slow_from_one_who_waits_or_is_done() {
+    let pair = pair(|request: Request<Body>| async move {
+        if request.uri() == "/short" {
+            Response::new(Body::from("short"))
+        } else {
+            Response::new(endless("long"))
+        }
+    })
+    .await;
+
+    let mut body = pair.tunnel.call(get("/long")).await.unwrap().into_body();
+    let grip = body.grip().unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((grip.look().unread, grip.look().awaited), (4, false), "slow");
+    body.frame().await.unwrap().unwrap();
+    assert!(tokio::time::timeout(Duration::from_secs(1), body.frame()).await.is_err());
+    assert_eq!((grip.look().unread, grip.look().awaited), (0, true), "waits");
+
+    let response = pair.tunnel.call(get("/short")).await.unwrap();
+    let grip = response.body().grip().unwrap();
+    assert_eq!(text(response).await, "short");
+    assert!(grip.look().awaited, "done");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_agent_that_dies_aborts_the_response() {
     let pair = pair(|_| async { Response::new(endless("first")) }).await;
 
