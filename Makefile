@@ -64,6 +64,21 @@ e2e-large: ## Streams of E2E_LARGE_MIB (1024) each way, with the memory that the
 	cargo build --workspace --bins
 	cargo nextest run -p gateway --test e2e --profile large --no-capture -E 'test(/^large::/)'
 
+.PHONY: bench
+bench: ## What the tunnel costs beside direct requests, nginx and rathole; report in target/bench (needs nginx)
+	cargo build --release --workspace --bins
+	target/release/loadtest bench $(BENCH_FLAGS)
+
+.PHONY: bench-quick
+bench-quick: ## A few cases of it in less than two minutes, with a build that takes a third of the time
+	cargo build --profile bench-quick --workspace --bins
+	target/bench-quick/loadtest bench --quick $(BENCH_FLAGS)
+
+.PHONY: instructions
+instructions: ## Instructions of one request in kas and in agentk, which no busy machine changes (needs valgrind, nginx)
+	cargo build --release --workspace --bins
+	target/release/loadtest bench --instructions
+
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 

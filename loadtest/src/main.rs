@@ -7,7 +7,10 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use loadtest::{demo::Demo, simulator::Simulator};
+use loadtest::{
+    agents::Agents, bench::Bench, bulk::Bulk, demo::Demo, hol::HeadOfLine, http::Http, simulator::Simulator,
+    soak::Soak, storm::Storm, upgrade::Upgrade,
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -28,6 +31,14 @@ enum Command {
     },
     /// Run kas, agentk and a cluster on this machine, and send a first request through the tunnel.
     Demo(Demo),
+    Http(Http),
+    Bulk(Bulk),
+    Agents(Agents),
+    Storm(Storm),
+    Hol(HeadOfLine),
+    Upgrade(Upgrade),
+    Soak(Soak),
+    Bench(Bench),
     /// Print a shell completion script
     Completion {
         /// For which shell
@@ -44,9 +55,20 @@ async fn main() -> ExitCode {
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_writer(std::io::stderr)
         .init();
-    let result = match Arguments::parse().command {
+    let arguments = Arguments::parse();
+    // A tunnel or a connection is a file; where the limit stays as it is, the errors say so.
+    let _ = rlimit::increase_nofile_limit(u64::MAX);
+    let result = match arguments.command {
         Command::Simulator { listen } => simulator(listen).await,
         Command::Demo(demo) => async { demo.run(stop_signal()?).await }.await,
+        Command::Http(http) => async { http.run(stop_signal()?).await }.await,
+        Command::Bulk(bulk) => async { bulk.run(stop_signal()?).await }.await,
+        Command::Agents(agents) => async { agents.run(stop_signal()?).await }.await,
+        Command::Storm(storm) => async { storm.run(stop_signal()?).await }.await,
+        Command::Hol(hol) => async { hol.run(stop_signal()?).await }.await,
+        Command::Upgrade(upgrade) => async { upgrade.run(stop_signal()?).await }.await,
+        Command::Soak(soak) => async { soak.run(stop_signal()?).await }.await,
+        Command::Bench(bench) => async { bench.run(stop_signal()?).await }.await,
         Command::Completion { shell } => completion(shell, &mut std::io::stdout()),
         Command::Man => manual(&mut std::io::stdout()),
     };

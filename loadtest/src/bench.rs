@@ -1,0 +1,183 @@
+//! `loadtest bench`: what the tunnel costs, measured beside other ways to the same server in the same minutes.
+//!
+//! ```text
+//!   contestants: direct, nginx proxy, rathole, kas plain, kas TLS        (programs of this machine)
+//!        └─► rounds: case × contestant, interleaved ─► summary: medians, ratios within a round ─► report
+//!   idle: memory of tunnels without requests           instructions: of one request, counted by valgrind
+//! ```
+
+mod contestant;
+mod idle;
+mod instructions;
+mod nginx;
+mod rathole;
+mod report;
+mod rounds;
+mod summary;
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use tokio_util::sync::CancellationToken;
+
+use self::{
+    contestant::Contestant,
+    nginx::Nginx,
+    report::{Report, Section},
+    rounds::{Case, Rounds},
+};
+use crate::stack::{Setup, usage};
+
+/// Measure kas and agentk on this machine beside direct requests, nginx and rathole
+///
+/// Needs nginx, and kas and agentk beside this program. Absolute figures are of this machine and this minute; the ratios
+/// are what to compare.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Bench {
+    /// A few cases in two minutes
+    #[arg(long)]
+    quick: bool,
+    /// Instead, count the instructions of one request with valgrind
+    #[arg(long, conflicts_with = "quick")]
+    instructions: bool,
+    /// How often everything is repeated; 3, or 2 with --quick
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: Option<u32>,
+    /// How long each case is measured in each round
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = proto::duration::parse)]
+    duration: Duration,
+    /// Where configuration, logs and the report are written
+    #[arg(long, value_name = "DIRECTORY", default_value = "target/bench")]
+    directory: PathBuf,
+}
+
+/// Each way of the round trip that is added to the tunnel.
+const DELAY: Duration = Duration::from_millis(20);
+/// Numbers of idle tunnels.
+const IDLE: [u32; 2] = [1000, 5000];
+
+impl Bench {
+    /// Runs to the end, or until `stop`.
+    pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let cannot = || format!("cannot write to {}", self.directory.display());
+        std::fs::create_dir_all(&self.directory).with_context(cannot)?;
+        let directory = self.directory.canonicalize()?;
+        let work = tempfile::Builder::new().prefix("run-").tempdir_in(&directory)?;
+        let upstream = Nginx::upstream(&work.path().join("upstream")).await?;
+        if self.instructions {
+            return instructions::run(work.path(), &upstream, &directory, &stop).await;
+        }
+        let repeats = self.rounds.unwrap_or(if self.quick { 2 } else { 3 });
+        let rounds = Rounds { repeats, duration: self.duration };
+        let mut report = Report::new(self.quick, rounds, usage::load_average());
+        // What was measured before something failed is worth its minutes.
+        let result = self.measure(work.path(), &upstream, rounds, &stop, &mut report).await;
+        report.finish(usage::load_average(), stop.is_cancelled() || result.is_err());
+        crate::say(&report)?;
+        report.write(&directory)?;
+        result
+    }
+
+    async fn measure(
+        &self,
+        work: &Path,
+        upstream: &Nginx,
+        rounds: Rounds,
+        stop: &CancellationToken,
+        report: &mut Report,
+    ) -> anyhow::Result<()> {
+        report.sections.push(self.ways(work, upstream, rounds, stop).await?);
+        if self.quick {
+            return Ok(());
+        }
+        report.sections.push(far(work, upstream, rounds, stop).await?);
+        report.sections.push(features(work, upstream, rounds, stop).await?);
+        for tls in [false, true] {
+            for tunnels in IDLE {
+                let measured = idle::measure(work, tunnels, tls);
+                report.idle.extend(stop.run_until_cancelled(measured).await.transpose()?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The same server, reached in different ways.
+    async fn ways(
+        &self,
+        work: &Path,
+        upstream: &Nginx,
+        rounds: Rounds,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<Section> {
+        let mut contestants = vec![Contestant::direct(upstream), Contestant::nginx(work, upstream).await?];
+        contestants.extend(Contestant::rathole(work, upstream).await?);
+        contestants.push(Contestant::ours("kas", work, &Setup::default(), upstream).await?);
+        if !self.quick {
+            let tls = Setup { tls: true, ..Setup::default() };
+            contestants.push(Contestant::ours("kas TLS", work, &tls, upstream).await?);
+        }
+        let rows = rounds.run(&contestants, &cases(self.quick), stop).await?;
+        Ok(Section { title: "Ways to the same server", rows })
+    }
+}
+
+/// A tunnel with a round trip of 40 ms: what windows and round trips allow.
+async fn far(
+    work: &Path,
+    upstream: &Nginx,
+    rounds: Rounds,
+    stop: &CancellationToken,
+) -> anyhow::Result<Section> {
+    let setup = Setup { delay: DELAY, ..Setup::default() };
+    let contestants = [Contestant::ours("kas, 40 ms", work, &setup, upstream).await?];
+    let cases = [
+        Case { what: "200 B, one segment", path: "/one/200", connections: 1 },
+        Case { what: "200 B, one segment", path: "/one/200", connections: 64 },
+        Case { what: "100 MB", path: "/bulk", connections: 1 },
+    ];
+    // A stream needs round trips to come to its speed.
+    let rounds = Rounds { duration: rounds.duration * 3, ..rounds };
+    let rows = rounds.run(&contestants, &cases, stop).await?;
+    Ok(Section { title: "A tunnel with a round trip of 40 ms", rows })
+}
+
+/// What can be switched off or on, each beside kas as it is.
+async fn features(
+    work: &Path,
+    upstream: &Nginx,
+    rounds: Rounds,
+    stop: &CancellationToken,
+) -> anyhow::Result<Section> {
+    let mut contestants = Vec::new();
+    for (name, setup) in [
+        ("kas as it is", Setup::default()),
+        ("with TLS on both legs", Setup { tls: true, ..Setup::default() }),
+        ("with a policy of 3 rules", Setup { policy: true, ..Setup::default() }),
+        ("with a log line for each request", Setup { debug: true, ..Setup::default() }),
+    ] {
+        contestants.push(Contestant::ours(name, work, &setup, upstream).await?);
+    }
+    let cases = [Case { what: "200 B, one segment", path: "/one/200", connections: 64 }];
+    let rows = rounds.run(&contestants, &cases, stop).await?;
+    Ok(Section { title: "What a feature costs", rows })
+}
+
+/// Short bodies in one segment and in two writes, and a long one.
+fn cases(quick: bool) -> Vec<Case> {
+    let all = [
+        ("200 B, one segment", "/one/200", &[1, 16, 64, 256][..]),
+        ("200 B, two writes", "/two/200", &[1, 16, 64, 256]),
+        ("4 KiB, one segment", "/one/4096", &[1, 16, 64, 256]),
+        ("4 KiB, two writes", "/two/4096", &[1, 16, 64, 256]),
+        ("100 MB", "/bulk", &[1, 4]),
+    ];
+    let few = [("200 B, one segment", "/one/200", &[1, 64, 256][..]), ("100 MB", "/bulk", &[1])];
+    let chosen = if quick { &few[..] } else { &all[..] };
+    let cases = chosen.iter().flat_map(|(what, path, levels)| {
+        levels.iter().map(|connections| Case { what, path, connections: *connections })
+    });
+    cases.collect()
+}

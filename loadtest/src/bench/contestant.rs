@@ -1,0 +1,92 @@
+//! Ways to the same upstream, each of which is one row.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+
+use crate::{
+    load::{Target, target::TargetOptions},
+    stack::{Kas, Setup, answers, child::Child, free_port},
+};
+
+use super::{nginx::Nginx, rathole::Rathole};
+
+/// One way. Dropping it stops its programs.
+pub(super) struct Contestant {
+    pub(super) name: &'static str,
+    way: Way,
+}
+
+enum Way {
+    Plain(Nginx),
+    Rathole(Rathole),
+    Ours { kas: Kas, agentk: Child },
+}
+
+impl Contestant {
+    /// The upstream itself.
+    pub(super) fn direct(upstream: &Nginx) -> Self {
+        Self { name: "direct", way: Way::Plain(upstream.shared()) }
+    }
+
+    /// A reverse proxy, and no tunnel.
+    pub(super) async fn nginx(directory: &Path, upstream: &Nginx) -> anyhow::Result<Self> {
+        let proxy = Nginx::proxy(&directory.join("proxy"), upstream.address).await?;
+        Ok(Self { name: "nginx proxy", way: Way::Plain(proxy) })
+    }
+
+    /// A tunnel of bytes, where it is installed.
+    pub(super) async fn rathole(directory: &Path, upstream: &Nginx) -> anyhow::Result<Option<Self>> {
+        let rathole = Rathole::start(&directory.join("rathole"), free_port()?, upstream.address).await?;
+        Ok(rathole.map(|rathole| Self { name: "rathole", way: Way::Rathole(rathole) }))
+    }
+
+    /// kas and agentk.
+    pub(super) async fn ours(
+        name: &'static str,
+        directory: &Path,
+        setup: &Setup,
+        upstream: &Nginx,
+    ) -> anyhow::Result<Self> {
+        let start = async {
+            let kas = Kas::start(&directory.join(name.replace(' ', "-")), setup).await?;
+            let agentk = kas.agentk(setup, upstream.address, "/one/200").await?;
+            anyhow::Ok(Way::Ours { kas, agentk })
+        };
+        Ok(Self { name, way: start.await.with_context(|| name.to_owned())? })
+    }
+
+    /// What to send for a path of the upstream.
+    pub(super) fn target(&self, path: &str) -> anyhow::Result<Target> {
+        let address = match &self.way {
+            Way::Plain(nginx) => nginx.address,
+            Way::Rathole(rathole) => rathole.address,
+            Way::Ours { kas, .. } => return kas.target(path),
+        };
+        let urls = vec![format!("http://{address}{path}")];
+        TargetOptions { urls, ..TargetOptions::default() }.build()
+    }
+
+    /// Its processes: that near the caller, and that near the upstream.
+    pub(super) fn processes(&self) -> (Option<u32>, Option<u32>) {
+        match &self.way {
+            Way::Plain(nginx) => (nginx.pid(), None),
+            Way::Rathole(rathole) => (Some(rathole.server.pid()), Some(rathole.client.pid())),
+            Way::Ours { kas, agentk } => (Some(kas.pid()), Some(agentk.pid())),
+        }
+    }
+
+    /// Asks its programs to stop, and waits until they have: that near the upstream first.
+    pub(super) async fn stop(self) -> anyhow::Result<()> {
+        if let Way::Ours { kas, agentk } = self.way {
+            agentk.stop().await?;
+            kas.stop().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until it answers.
+    pub(super) async fn ready(&self) -> anyhow::Result<()> {
+        answers(&self.target("/one/200")?).await.context(self.name)
+    }
+}

@@ -1,0 +1,101 @@
+//! What the bench came to: `report.json`, and the same as tables in `report.md`.
+
+use std::{fmt, path::Path};
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+use super::{
+    idle::Idle,
+    rounds::Rounds,
+    summary::{Row, table},
+};
+use crate::load::{
+    options::write_json,
+    table::{Table, number},
+};
+
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    quick: bool,
+    rounds: u32,
+    seconds: f64,
+    cores: usize,
+    load_average_before: f64,
+    load_average_after: f64,
+    interrupted: bool,
+    pub(super) sections: Vec<Section>,
+    pub(super) idle: Vec<Idle>,
+}
+
+/// Contestants that were compared with each other.
+#[derive(Debug, Serialize)]
+pub(super) struct Section {
+    pub(super) title: &'static str,
+    pub(super) rows: Vec<Row>,
+}
+
+impl Report {
+    pub(super) fn new(quick: bool, rounds: Rounds, load_average_before: f64) -> Self {
+        Self {
+            quick,
+            rounds: rounds.repeats,
+            seconds: rounds.duration.as_secs_f64(),
+            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            load_average_before,
+            load_average_after: f64::NAN,
+            interrupted: false,
+            sections: Vec::new(),
+            idle: Vec::new(),
+        }
+    }
+
+    pub(super) fn finish(&mut self, load_average_after: f64, interrupted: bool) {
+        (self.load_average_after, self.interrupted) = (load_average_after, interrupted);
+    }
+
+    pub(super) fn write(&self, directory: &Path) -> anyhow::Result<()> {
+        write_json(&directory.join("report.json"), self)?;
+        let path = directory.join("report.md");
+        std::fs::write(&path, self.to_string()).with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "Medians of {} rounds of {} s on {} cores; load average before {:.1}, after {:.1}.{}",
+            self.rounds,
+            self.seconds,
+            self.cores,
+            self.load_average_before,
+            self.load_average_after,
+            if self.interrupted { " Interrupted: not all rounds." } else { "" }
+        )?;
+        for Section { title, rows } in &self.sections {
+            writeln!(f, "\n### {title}")?;
+            for bulk in [false, true] {
+                let table = table(rows, bulk);
+                if !table.is_empty() {
+                    write!(f, "\n{table}")?;
+                }
+            }
+        }
+        if self.idle.is_empty() {
+            return Ok(());
+        }
+        let mut table =
+            Table::new(["idle tunnels", "tunnels", "kas KiB each", "agent KiB each", "all open after s"]);
+        for idle in &self.idle {
+            table.row([
+                if idle.tls { "TLS" } else { "plain" }.to_owned(),
+                idle.tunnels.to_string(),
+                number(idle.kas_kib),
+                number(idle.agent_kib),
+                number(idle.open_seconds),
+            ]);
+        }
+        write!(f, "\n### Memory\n\n{table}")
+    }
+}

@@ -1,0 +1,133 @@
+//! Rounds: each case is run with every contestant before it is run again, so that what disturbs the machine disturbs
+//! all of them, and ratios are within one round.
+
+use std::{sync::Arc, time::Duration};
+
+use indicatif::ProgressBar;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    contestant::Contestant,
+    summary::{self, Row},
+};
+use crate::{
+    bulk::BUFFER,
+    load::{Plan, progress::Counter},
+    stack::usage,
+};
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub(super) struct Case {
+    pub(super) what: &'static str,
+    pub(super) path: &'static str,
+    pub(super) connections: usize,
+}
+
+/// One contestant in one case of one round.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub(super) struct Sample {
+    pub(super) per_second: f64,
+    pub(super) megabytes_per_second: f64,
+    pub(super) p50_ms: f64,
+    pub(super) p99_ms: f64,
+    /// CPU microseconds for each request, or for each megabyte: of the process near the caller, and the other.
+    pub(super) near_us: f64,
+    pub(super) far_us: f64,
+    pub(super) errors: u64,
+}
+
+impl Case {
+    /// Long bodies are measured by bytes, and short ones by requests.
+    pub(super) fn is_bulk(&self) -> bool {
+        self.path == "/bulk"
+    }
+}
+
+/// How often and how long.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rounds {
+    pub(super) repeats: u32,
+    pub(super) duration: Duration,
+}
+
+impl Rounds {
+    /// Every case with every contestant. The first contestant is what the others are compared with. After `stop`, the
+    /// rows are of the rounds that were whole.
+    pub(super) async fn run(
+        &self,
+        contestants: &[Contestant],
+        cases: &[Case],
+        stop: &CancellationToken,
+    ) -> anyhow::Result<Vec<Row>> {
+        for contestant in contestants {
+            contestant.ready().await?;
+        }
+        let none = || contestants.iter().map(|one| (one.name, Vec::new())).collect::<Vec<_>>();
+        let mut samples: Vec<_> = cases.iter().map(|case| (*case, none())).collect();
+        let bar = ProgressBar::new(u64::from(self.repeats) * cases.len() as u64);
+        'all: for _ in 0..self.repeats {
+            for (case, of_case) in &mut samples {
+                for (contestant, (_, rounds)) in contestants.iter().zip(of_case) {
+                    let sample = sample(contestant, case, self.duration, stop).await?;
+                    // What was cut short is no sample.
+                    if stop.is_cancelled() {
+                        break 'all;
+                    }
+                    rounds.push(sample);
+                }
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        Ok(samples.iter().flat_map(|(case, of_case)| summary::rows(*case, of_case)).collect())
+    }
+}
+
+/// Runs one contestant once.
+async fn sample(
+    contestant: &Contestant,
+    case: &Case,
+    duration: Duration,
+    stop: &CancellationToken,
+) -> anyhow::Result<Sample> {
+    let plan = Plan {
+        connections: case.connections,
+        duration,
+        warm_up: duration / 4,
+        // One: the other core is for those who are measured, as with wrk -t1.
+        threads: 1,
+        buffer: if case.is_bulk() { BUFFER } else { Plan::default().buffer },
+        ..Plan::default()
+    };
+    let target = Arc::new(contestant.target(case.path)?);
+    let (near, far) = contestant.processes();
+    let cpu = || [near, far].map(|pid| pid.map_or(Ok(Duration::ZERO), usage::cpu));
+    let before = cpu();
+    let counter = Counter::default();
+    let tally = plan.run(target, counter.clone(), stop.clone()).await?;
+    let after = cpu();
+
+    // Of the warm-up, too: CPU time cannot be read at the very moment that it ends.
+    let units = if case.is_bulk() { counter.bytes() as f64 / 1e6 } else { counter.answers() as f64 };
+    let mut used = [0.0; 2];
+    for ((used, before), after) in used.iter_mut().zip(before).zip(after) {
+        *used = (after? - before?).as_secs_f64() * 1e6 / units;
+    }
+    Ok(Sample {
+        per_second: tally.in_time as f64 / duration.as_secs_f64(),
+        megabytes_per_second: tally.bytes as f64 / duration.as_secs_f64() / 1e6,
+        p50_ms: tally.quantile(0.5),
+        p99_ms: tally.quantile(0.99),
+        near_us: used[0],
+        far_us: used[1],
+        errors: tally.errors(),
+    })
+}
+
+impl Sample {
+    /// Requests or megabytes a second.
+    pub(super) fn speed(&self, case: &Case) -> f64 {
+        if case.is_bulk() { self.megabytes_per_second } else { self.per_second }
+    }
+}

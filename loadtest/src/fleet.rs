@@ -1,0 +1,143 @@
+//! Agents without clusters: real tunnels, as agentk opens them, thousands in one process.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use agent::{
+    Address, Agent, Dial as _, Options, Services, TcpDial, Telemetry, Token,
+    upstream::{Pem, TlsOptions},
+};
+use anyhow::ensure;
+use bytes::Bytes;
+use http::{Request, Response};
+use tokio::time::{sleep_until, timeout};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tunnel::Body;
+
+/// Where the agents dial, and who they are.
+pub struct Crowd {
+    /// kas.
+    pub kas: Address,
+    /// Trusted for `wss://` instead of the system's roots.
+    pub cacert: Option<PathBuf>,
+    /// Dealt out in turn; kas limits the tunnels of each agent.
+    pub tokens: Vec<String>,
+    /// How many agents, each with one tunnel.
+    pub count: usize,
+    /// How many begin in a second.
+    pub per_second: f64,
+    /// Length of the answer to whatever is asked of their clusters.
+    pub answer: usize,
+}
+
+/// Running agents. Dropping it ends them at once.
+pub struct Fleet {
+    telemetry: Telemetry,
+    count: usize,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+/// How long it took until so many tunnels were up.
+#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+pub struct Arrival {
+    /// Tunnels that are up.
+    pub up: usize,
+    /// Seconds until half of them were; `null` if they never were.
+    pub half: Option<f64>,
+    /// Until 95 % were.
+    pub most: Option<f64>,
+    /// Until all were.
+    pub all: Option<f64>,
+}
+
+impl Crowd {
+    /// Starts the agents; it reads the certificates, and dials later.
+    pub fn start(self) -> anyhow::Result<Fleet> {
+        ensure!(!self.tokens.is_empty(), "there is no agent token");
+        let tls = TlsOptions { ca: self.cacert.map(Pem::File), ..TlsOptions::default() };
+        let dial = Arc::new(TcpDial::new(self.kas.clone(), tls)?);
+        let (telemetry, stop, tasks) = (Telemetry::default(), CancellationToken::new(), TaskTracker::new());
+        let answer = Bytes::from(vec![b'x'; self.answer]);
+        let begin = Instant::now();
+        for index in 0..self.count {
+            let token = Token::Value(self.tokens[index % self.tokens.len()].clone().into());
+            let options =
+                Options { tunnels: 1, grace: Duration::ZERO, ..Options::new(self.kas.clone(), token) };
+            let answer = answer.clone();
+            let echo = move |_: Request<Body>| {
+                let response = Response::new(Body::from(answer.clone()));
+                async move { response }
+            };
+            let dial = Arc::clone(&dial);
+            let dial = move || {
+                let dial = Arc::clone(&dial);
+                async move { dial.dial().await }
+            };
+            let agent =
+                Agent::new(options, dial, Services::new().with("kubernetes", echo), telemetry.clone());
+            let due = begin + Duration::from_secs_f64(index as f64 / self.per_second);
+            let stop = stop.clone();
+            tasks.spawn(async move {
+                let wait = sleep_until(due.into());
+                if stop.run_until_cancelled(wait).await.is_some() {
+                    agent.run(stop).await;
+                }
+            });
+        }
+        tasks.close();
+        Ok(Fleet { telemetry, count: self.count, stop, tasks })
+    }
+}
+
+impl Fleet {
+    /// Waits until all tunnels are up, at most for `within`. Time counts from `since`.
+    pub async fn arrive(&self, since: Instant, within: Duration, stop: &CancellationToken) -> Arrival {
+        let mut tunnels = self.telemetry.health.tunnels();
+        let mut arrival = Arrival::default();
+        let waiting = async {
+            for (share, reached) in
+                [(0.5, &mut arrival.half), (0.95, &mut arrival.most), (1.0, &mut arrival.all)]
+            {
+                let enough = (self.count as f64 * share).ceil() as usize;
+                // The sender lives in self.
+                let _ = tunnels.wait_for(|up| *up >= enough).await;
+                *reached = Some(since.elapsed().as_secs_f64());
+            }
+        };
+        let _ = timeout(within, stop.run_until_cancelled(waiting)).await;
+        arrival.up = self.up();
+        arrival
+    }
+
+    /// Waits until kas is gone for every agent.
+    pub async fn lost(&self, within: Duration) -> bool {
+        let mut tunnels = self.telemetry.health.tunnels();
+        timeout(within, tunnels.wait_for(|up| *up == 0)).await.is_ok()
+    }
+
+    /// Tunnels that are up.
+    pub fn up(&self) -> usize {
+        *self.telemetry.health.tunnels().borrow()
+    }
+
+    /// Why the last attempt that failed did so.
+    pub fn last_failure(&self) -> Option<String> {
+        self.telemetry.health.dial_failure().borrow().clone()
+    }
+
+    /// Lets all agents leave.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        self.tasks.wait().await;
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}

@@ -1,0 +1,250 @@
+//! One HTTP/1.1 connection, as cheap as it can be: prepared bytes out, a head and a counted body in.
+//!
+//! A general client would cost more than what is measured, and would share its core with it.
+
+use agent::connect::{BoxIo, Dial as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::{Failure, Target, progress::Counter};
+
+/// The most header fields of an answer.
+const MAX_HEADERS: usize = 128;
+
+/// A connection that carries one request at a time.
+pub struct Connection {
+    io: BoxIo,
+    buffer: Box<[u8]>,
+    received: Counter,
+    /// What of the buffer was read and not yet used.
+    start: usize,
+    end: usize,
+}
+
+/// The beginning of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The status code.
+    pub status: u16,
+    framing: Framing,
+    /// Whether another request may follow on this connection.
+    pub reusable: bool,
+}
+
+/// How the end of a body is found (RFC 9112 section 6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    Length(u64),
+    Chunked,
+    UntilClose,
+}
+
+impl Connection {
+    /// Dials the target. `buffer` is the most that is read at once, and the longest head of an answer. The bytes of
+    /// bodies are counted as they arrive.
+    pub async fn open(target: &Target, buffer: usize, received: Counter) -> Result<Self, Failure> {
+        Ok(Self::over(target.dial().dial().await?, buffer, received))
+    }
+
+    fn over(io: BoxIo, buffer: usize, received: Counter) -> Self {
+        Self { io, buffer: vec![0; buffer].into(), received, start: 0, end: 0 }
+    }
+
+    /// Writes a whole request.
+    pub async fn send(&mut self, request: &[u8]) -> Result<(), Failure> {
+        self.io.write_all(request).await?;
+        Ok(self.io.flush().await?)
+    }
+
+    /// Reads the head of the final answer; interim ones (100, 103) are passed over.
+    pub async fn head(&mut self) -> Result<Head, Failure> {
+        loop {
+            if let Some((head, length)) = parse(&self.buffer[self.start..self.end])? {
+                self.start += length;
+                if head.status >= 200 || head.status == 101 {
+                    return Ok(head);
+                }
+                continue;
+            }
+            self.fill().await?;
+        }
+    }
+
+    /// Reads the rest of the answer and forgets it. The number of bytes, without those of the framing.
+    pub async fn body(&mut self, head: Head) -> Result<u64, Failure> {
+        match head.framing {
+            Framing::Length(length) => self.discard(length).await,
+            Framing::Chunked => self.chunks().await,
+            Framing::UntilClose => self.rest().await,
+        }
+    }
+
+    /// One request and its whole answer.
+    pub async fn exchange(&mut self, request: &[u8]) -> Result<(Head, u64), Failure> {
+        self.send(request).await?;
+        let head = self.head().await?;
+        Ok((head, self.body(head).await?))
+    }
+
+    /// The stream after a 101, and what of it was read with the head.
+    pub fn into_parts(self) -> (BoxIo, Vec<u8>) {
+        (self.io, self.buffer[self.start..self.end].to_vec())
+    }
+
+    async fn discard(&mut self, length: u64) -> Result<u64, Failure> {
+        let mut left = length;
+        loop {
+            let here = (self.end - self.start).min(usize::try_from(left).unwrap_or(usize::MAX));
+            self.start += here;
+            left -= here as u64;
+            self.received.received(here as u64);
+            if left == 0 {
+                return Ok(length);
+            }
+            self.fill().await?;
+        }
+    }
+
+    async fn chunks(&mut self) -> Result<u64, Failure> {
+        let mut total = 0;
+        loop {
+            let size = self.line().await?;
+            let size = size.split(';').next().unwrap_or_default().trim();
+            let size = u64::from_str_radix(size, 16)
+                .map_err(|_| Failure::Malformed(format!("a chunk of size {size:?}")))?;
+            if size == 0 {
+                break;
+            }
+            total += self.discard(size).await?;
+            self.discard(2).await?;
+        }
+        while !self.line().await?.is_empty() {}
+        Ok(total)
+    }
+
+    async fn rest(&mut self) -> Result<u64, Failure> {
+        let mut total = 0;
+        loop {
+            total += self.discard((self.end - self.start) as u64).await?;
+            match self.fill().await {
+                Ok(()) => {}
+                Err(Failure::Closed) => return Ok(total),
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    async fn line(&mut self) -> Result<String, Failure> {
+        loop {
+            let unread = &self.buffer[self.start..self.end];
+            if let Some(length) = unread.windows(2).position(|pair| pair == b"\r\n") {
+                let line = String::from_utf8_lossy(&unread[..length]).into_owned();
+                self.start += length + 2;
+                return Ok(line);
+            }
+            self.fill().await?;
+        }
+    }
+
+    /// Reads more behind what is there.
+    async fn fill(&mut self) -> Result<(), Failure> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.end == self.buffer.len() {
+            if self.start == 0 {
+                return Err(Failure::Malformed("a head or a line that never ends".to_owned()));
+            }
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        match self.io.read(&mut self.buffer[self.end..]).await? {
+            0 => Err(Failure::Closed),
+            read => {
+                self.end += read;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A head and its length, or `None` while it is incomplete.
+fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, Failure> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut response = httparse::Response::new(&mut fields);
+    let parsed = response.parse(bytes).map_err(|error| Failure::Malformed(error.to_string()))?;
+    let httparse::Status::Complete(length) = parsed else { return Ok(None) };
+    let status = response.code.unwrap_or_default();
+    let value = |name: &str| {
+        let field = response.headers.iter().find(|field| field.name.eq_ignore_ascii_case(name));
+        field.map(|field| String::from_utf8_lossy(field.value))
+    };
+    let framing = if status == 204 || status == 304 || status < 200 {
+        Framing::Length(0)
+    } else if value("transfer-encoding").is_some_and(|value| value.eq_ignore_ascii_case("chunked")) {
+        Framing::Chunked
+    } else if let Some(length) = value("content-length") {
+        let length =
+            length.trim().parse().map_err(|_| Failure::Malformed(format!("Content-Length {length:?}")))?;
+        Framing::Length(length)
+    } else {
+        Framing::UntilClose
+    };
+    let closes = value("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
+    let reusable = !closes && framing != Framing::UntilClose && response.version == Some(1);
+
+    Ok(Some((Head { status, framing, reusable }, length)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a connection makes of these bytes, which arrive in pieces of `piece`.
+    async fn answer(bytes: &str, piece: usize) -> Result<(Head, u64), Failure> {
+        let (io, mut server) = tokio::io::duplex(piece);
+        let bytes = bytes.to_owned();
+        tokio::spawn(async move {
+            let mut request = [0; 1];
+            server.read_exact(&mut request).await.unwrap();
+            server.write_all(bytes.as_bytes()).await.unwrap();
+        });
+        let mut connection = Connection::over(Box::new(io), 128, Counter::default());
+        connection.exchange(b"?").await
+    }
+
+    #[tokio::test]
+    async fn bodies_end_by_length_by_chunks_or_with_the_connection() {
+        for (bytes, length, reusable) in [
+            ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", 5, true),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\nA\r\n0123456789\r\n0\r\nT: 1\r\n\r\n",
+                13,
+                true,
+            ),
+            ("HTTP/1.1 200 OK\r\n\r\nto the end", 10, false),
+            ("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi", 2, false),
+            ("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi", 2, false),
+            ("HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n", 0, true),
+        ] {
+            for piece in [1, 7, 4096] {
+                let (head, body) = answer(bytes, piece).await.unwrap();
+                assert_eq!((body, head.reusable), (length, reusable), "{bytes:?} in pieces of {piece}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_answer_is_a_failure_with_a_class() {
+        let failure = async |bytes: &str| answer(bytes, 64).await.unwrap_err().to_string();
+        assert_eq!(failure("").await, "connection closed before the end of the answer");
+        let cut = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhel";
+        assert_eq!(failure(cut).await, "connection closed before the end of the answer");
+        assert!(failure("SSH-2.0-OpenSSH\r\n").await.starts_with("not HTTP/1.1: "));
+        let bad_chunk = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n";
+        assert_eq!(failure(bad_chunk).await, "not HTTP/1.1: a chunk of size \"xyz\"");
+        let endless = format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(200));
+        assert_eq!(failure(&endless).await, "not HTTP/1.1: a head or a line that never ends");
+    }
+}

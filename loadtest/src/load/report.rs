@@ -1,0 +1,153 @@
+//! What a run came to, for people and for programs.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use serde::Serialize;
+
+use super::{
+    Plan, Tally,
+    options::causes,
+    table::{Table, number},
+    tally::Second,
+};
+
+/// The result of one run; its JSON is this struct.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Which command.
+    pub command: &'static str,
+    /// What it was sent to.
+    pub target: String,
+    /// Connections.
+    pub connections: usize,
+    /// The rate that was asked for; `null` in a closed loop.
+    pub rate: Option<f64>,
+    /// Of what was random.
+    pub seed: u64,
+    /// Length of the measured time.
+    pub seconds: f64,
+    /// Whether it was stopped before its time.
+    pub interrupted: bool,
+    /// Requests with an answer.
+    pub answers: u64,
+    /// Answers per second, of those within the measured time.
+    pub per_second: f64,
+    /// Bytes of bodies per second, in megabytes (10⁶).
+    pub megabytes_per_second: f64,
+    /// In milliseconds. In an open loop, from when the request was due.
+    pub latency_ms: Latency,
+    /// In an open loop: how late this program was itself, 99th percentile in milliseconds.
+    pub own_lag_p99_ms: Option<f64>,
+    /// Answers by status.
+    pub statuses: BTreeMap<u16, u64>,
+    /// Requests without an answer, by reason.
+    pub failures: BTreeMap<String, u64>,
+    /// Requests that were due, and never sent because those before had no answer.
+    pub unsent: u64,
+    /// Latency at quantiles, for plots: pairs of quantile and milliseconds.
+    pub quantiles: Vec<(f64, f64)>,
+    /// By second.
+    pub timeline: Vec<Second>,
+    #[serde(skip)]
+    causes: String,
+}
+
+/// Percentiles.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Latency {
+    pub mean: f64,
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    pub p999: f64,
+    pub max: f64,
+}
+
+impl Latency {
+    /// Of a tally.
+    pub fn of(tally: &Tally) -> Self {
+        let [p50, p90, p99, p999, max] =
+            [0.5, 0.9, 0.99, 0.999, 1.0].map(|quantile| tally.quantile(quantile));
+        Self { mean: tally.mean(), p50, p90, p99, p999, max }
+    }
+}
+
+impl Report {
+    /// `ran` is how long it ran if it was stopped before its time.
+    pub fn new(
+        command: &'static str,
+        target: &str,
+        plan: &Plan,
+        tally: &Tally,
+        ran: Option<Duration>,
+    ) -> Self {
+        let measured = ran.map_or(plan.duration, |ran| ran.saturating_sub(plan.warm_up).min(plan.duration));
+        let seconds = measured.as_secs_f64().max(1e-9);
+        let nines = (0..=60).map(|step| 1.0 - 10f64.powf(-f64::from(step) / 12.0));
+        Self {
+            command,
+            target: target.to_owned(),
+            connections: plan.connections,
+            rate: plan.rate,
+            seed: plan.seed,
+            seconds,
+            interrupted: ran.is_some(),
+            answers: tally.answers(),
+            per_second: tally.in_time as f64 / seconds,
+            megabytes_per_second: tally.bytes as f64 / seconds / 1e6,
+            latency_ms: Latency::of(tally),
+            own_lag_p99_ms: plan.rate.map(|_| tally.lag(0.99)),
+            statuses: tally.statuses.clone(),
+            failures: tally.failures.clone(),
+            unsent: tally.unsent,
+            quantiles: nines.map(|quantile| (quantile, tally.quantile(quantile))).collect(),
+            timeline: tally.timeline.clone(),
+            causes: causes(tally),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pace = match self.rate {
+            Some(rate) => format!("{} requests a second asked for", number(rate)),
+            None => "as fast as they are answered".to_owned(),
+        };
+        let early = if self.interrupted { ", stopped early" } else { "" };
+        writeln!(
+            f,
+            "{}: {} connections for {} s{early}, {pace}, seed {}",
+            self.target,
+            self.connections,
+            number(self.seconds),
+            self.seed
+        )?;
+        writeln!(f)?;
+        let mut table =
+            Table::new(["answers", "per s", "MB/s", "mean ms", "p50", "p90", "p99", "p99.9", "max"]);
+        let Latency { mean, p50, p90, p99, p999, max } = self.latency_ms;
+        let rates = [self.per_second, self.megabytes_per_second, mean, p50, p90, p99, p999, max].map(number);
+        let [rate, megabytes, mean, p50, p90, p99, p999, max] = rates;
+        table.row([self.answers.to_string(), rate, megabytes, mean, p50, p90, p99, p999, max]);
+        write!(f, "{table}")?;
+        let statuses: Vec<_> =
+            self.statuses.iter().map(|(status, count)| format!("{count} × {status}")).collect();
+        writeln!(
+            f,
+            "\nstatus: {}",
+            if statuses.is_empty() { "none".to_owned() } else { statuses.join(", ") }
+        )?;
+        if !self.causes.is_empty() {
+            writeln!(f, "errors: {}", self.causes)?;
+        }
+        if let Some(lag) = self.own_lag_p99_ms {
+            writeln!(
+                f,
+                "this program was itself up to {} ms late in sending (p99, not counted)",
+                number(lag)
+            )?;
+        }
+        Ok(())
+    }
+}

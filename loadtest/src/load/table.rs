@@ -1,0 +1,91 @@
+//! Tables for people, and the same in Markdown.
+
+use std::fmt;
+
+/// Rows of text under headings. The first column is aligned left, the others right.
+#[derive(Clone, Debug)]
+pub struct Table {
+    headings: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// Without rows yet.
+    pub fn new<const N: usize>(headings: [&str; N]) -> Self {
+        Self { headings: headings.map(str::to_owned).to_vec(), rows: Vec::new() }
+    }
+
+    /// One more row, of as many cells as there are headings.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        assert_eq!(N, self.headings.len(), "a cell for each heading");
+        self.rows.push(cells.to_vec());
+    }
+
+    /// Whether there are rows.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+/// As Markdown whose source is aligned, so that it reads well in a terminal, too.
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = |column: usize| {
+            let cells = self.rows.iter().map(|row| &row[column]);
+            cells.chain([&self.headings[column]]).map(|cell| cell.chars().count()).max().unwrap_or(0).max(3)
+        };
+        let widths: Vec<_> = (0..self.headings.len()).map(width).collect();
+        let mut line = |cells: &[String]| {
+            for (column, (cell, width)) in cells.iter().zip(&widths).enumerate() {
+                if column == 0 {
+                    write!(f, "| {cell:<width$} ")?;
+                } else {
+                    write!(f, "| {cell:>width$} ")?;
+                }
+            }
+            writeln!(f, "|")
+        };
+        line(&self.headings)?;
+        let rule = |(column, width): (usize, &usize)| {
+            if column == 0 { "-".repeat(*width) } else { format!("{}:", "-".repeat(width - 1)) }
+        };
+        line(&widths.iter().enumerate().map(rule).collect::<Vec<_>>())?;
+        self.rows.iter().try_for_each(|row| line(row))
+    }
+}
+
+/// With as many decimals as make sense for its size.
+pub fn number(value: f64) -> String {
+    match value.abs() {
+        _ if !value.is_finite() => "-".to_owned(),
+        large if large >= 100.0 => format!("{value:.0}"),
+        middle if middle >= 10.0 => format!("{value:.1}"),
+        middle if middle >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_it_is_markdown() {
+        let mut table = Table::new(["path", "req/s"]);
+        table.row(["direct".to_owned(), "100".to_owned()]);
+        table.row(["kas".to_owned(), "9".to_owned()]);
+        let expected = "\
+| path   | req/s |
+| ------ | ----: |
+| direct |   100 |
+| kas    |     9 |
+";
+        assert_eq!(table.to_string(), expected);
+    }
+
+    #[test]
+    fn numbers_have_three_digits_that_count() {
+        let texts = [12345.6, 12.345, 1.2345, 0.01234, f64::NAN].map(number);
+        assert_eq!(texts, ["12346", "12.3", "1.23", "0.012", "-"]);
+    }
+}

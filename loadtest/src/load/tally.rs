@@ -1,0 +1,240 @@
+//! What came of the requests, counted. Tallies of several threads are added up.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use hdrhistogram::Histogram;
+
+use super::Failure;
+
+/// The longest latency that is told apart, in nanoseconds: an hour.
+const LONGEST: u64 = 3_600_000_000_000;
+/// Latencies below a microsecond are one.
+const SHORTEST: u64 = 1000;
+/// Decimal digits of a latency that are kept.
+const DIGITS: u8 = 3;
+
+/// Counts and latencies of one thread, or of all.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    start: Instant,
+    end: Instant,
+    latency: Histogram<u64>,
+    /// How much later than it wanted this program itself was in sending: its timer, and its share of the CPU.
+    lag: Histogram<u64>,
+    /// Answers by status.
+    pub statuses: BTreeMap<u16, u64>,
+    /// Those of them that were not what was asked for.
+    pub refusals: BTreeMap<u16, u64>,
+    /// Requests without an answer, by reason.
+    pub failures: BTreeMap<String, u64>,
+    /// Of open loops: requests that were due, and never sent because of those before.
+    pub unsent: u64,
+    /// Bytes of bodies that arrived in the measured time.
+    pub bytes: u64,
+    /// Answers before the end of the measured time.
+    pub in_time: u64,
+    /// By second.
+    pub timeline: Vec<Second>,
+}
+
+/// One second of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Second {
+    /// Answers.
+    pub answers: u64,
+    /// Requests that failed.
+    pub failures: u64,
+    /// The longest latency, in milliseconds.
+    pub worst_ms: f64,
+}
+
+impl Tally {
+    /// Counts what ends after `start`; `end` is that of the measured time.
+    pub fn new(start: Instant, end: Instant) -> Self {
+        let histogram =
+            || Histogram::new_with_bounds(SHORTEST, LONGEST, DIGITS).expect("constants that are in range");
+        Self {
+            start,
+            end,
+            latency: histogram(),
+            lag: histogram(),
+            statuses: BTreeMap::new(),
+            refusals: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            unsent: 0,
+            bytes: 0,
+            in_time: 0,
+            timeline: Vec::new(),
+        }
+    }
+
+    /// A request that was due at `since` was answered at `now`.
+    pub fn answered(&mut self, since: Instant, now: Instant, status: u16, accepted: bool) {
+        if now < self.start {
+            return;
+        }
+        let latency = now.saturating_duration_since(since);
+        self.latency.saturating_record(nanoseconds(latency));
+        *self.statuses.entry(status).or_default() += 1;
+        if !accepted {
+            *self.refusals.entry(status).or_default() += 1;
+        }
+        if now > self.end {
+            return;
+        }
+        self.in_time += 1;
+        let second = self.second(now);
+        second.answers += 1;
+        second.worst_ms = second.worst_ms.max(latency.as_secs_f64() * 1e3);
+    }
+
+    /// A request got no answer.
+    pub fn failed(&mut self, now: Instant, failure: &Failure) {
+        if now < self.start {
+            return;
+        }
+        *self.failures.entry(failure.to_string()).or_default() += 1;
+        self.second(now.min(self.end)).failures += 1;
+    }
+
+    /// A request was due, and not sent before the end; it would have taken at least until then.
+    pub fn not_sent(&mut self, due: Instant) {
+        self.unsent += 1;
+        self.latency.saturating_record(nanoseconds(self.end.saturating_duration_since(due)));
+    }
+
+    /// This program sent a request so much later than it was due, and not because of the target.
+    pub fn lagged(&mut self, by: Duration) {
+        self.lag.saturating_record(nanoseconds(by));
+    }
+
+    /// Adds another thread's, apart from the bytes, which are counted elsewhere.
+    pub fn add(&mut self, other: &Self) {
+        self.latency.add(&other.latency).expect("equal bounds");
+        self.lag.add(&other.lag).expect("equal bounds");
+        for (status, count) in &other.statuses {
+            *self.statuses.entry(*status).or_default() += count;
+        }
+        for (status, count) in &other.refusals {
+            *self.refusals.entry(*status).or_default() += count;
+        }
+        for (failure, count) in &other.failures {
+            *self.failures.entry(failure.clone()).or_default() += count;
+        }
+        self.unsent += other.unsent;
+        self.in_time += other.in_time;
+        let length = self.timeline.len().max(other.timeline.len());
+        self.timeline.resize(length, Second::default());
+        for (mine, theirs) in self.timeline.iter_mut().zip(&other.timeline) {
+            mine.answers += theirs.answers;
+            mine.failures += theirs.failures;
+            mine.worst_ms = mine.worst_ms.max(theirs.worst_ms);
+        }
+    }
+
+    /// Requests that were answered.
+    pub fn answers(&self) -> u64 {
+        self.statuses.values().sum()
+    }
+
+    /// Requests that got no answer, or not the one that was asked for.
+    pub fn errors(&self) -> u64 {
+        self.refusals.values().sum::<u64>() + self.failures.values().sum::<u64>() + self.unsent
+    }
+
+    /// A latency in milliseconds; `quantile` is from 0 to 1.
+    pub fn quantile(&self, quantile: f64) -> f64 {
+        milliseconds(self.latency.value_at_quantile(quantile))
+    }
+
+    /// The mean latency in milliseconds.
+    pub fn mean(&self) -> f64 {
+        self.latency.mean() / 1e6
+    }
+
+    /// [`Self::lagged`], as [`Self::quantile`].
+    pub fn lag(&self, quantile: f64) -> f64 {
+        milliseconds(self.lag.value_at_quantile(quantile))
+    }
+
+    fn second(&mut self, now: Instant) -> &mut Second {
+        let index = now.saturating_duration_since(self.start).as_secs() as usize;
+        if self.timeline.len() <= index {
+            self.timeline.resize(index + 1, Second::default());
+        }
+        &mut self.timeline[index]
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn milliseconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLISECOND: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn percentiles_are_those_of_all_threads_together() {
+        let start = Instant::now();
+        let new = || Tally::new(start, start + Duration::from_secs(10));
+        let mut sum = new();
+        for thread in 0..4 {
+            let mut tally = new();
+            for nth in 0..250 {
+                let took = MILLISECOND * (thread * 250 + nth + 1);
+                tally.answered(start, start + took, 200, true);
+            }
+            sum.add(&tally);
+        }
+        let close = |quantile, expected: f64| {
+            let found = sum.quantile(quantile);
+            assert!((found / expected - 1.0).abs() < 0.002, "{quantile}: {found} is not {expected}");
+        };
+        close(0.5, 500.0);
+        close(0.99, 990.0);
+        close(1.0, 1000.0);
+        assert_eq!((sum.answers(), sum.errors()), (1000, 0));
+        assert_eq!(sum.timeline.iter().map(|second| second.answers).collect::<Vec<_>>(), [999, 1]);
+    }
+
+    #[test]
+    fn what_was_due_and_not_sent_counts_as_slow_and_as_an_error() {
+        let start = Instant::now();
+        let mut tally = Tally::new(start, start + Duration::from_secs(10));
+        tally.answered(start, start + MILLISECOND, 200, true);
+        tally.not_sent(start + Duration::from_secs(4));
+        assert_eq!(tally.errors(), 1);
+        assert!(tally.quantile(1.0) > 5990.0);
+    }
+
+    #[test]
+    fn refusals_and_failures_are_errors_by_name() {
+        let start = Instant::now();
+        let mut tally = Tally::new(start, start + Duration::from_secs(1));
+        tally.answered(start, start, 302, true);
+        tally.answered(start, start, 404, false);
+        tally.failed(start, &Failure::TimedOut);
+        tally.failed(start, &Failure::TimedOut);
+        assert_eq!(tally.errors(), 3);
+        assert_eq!(tally.failures, BTreeMap::from([("no answer in time".to_owned(), 2)]));
+    }
+
+    #[test]
+    fn the_warm_up_is_not_counted() {
+        let now = Instant::now();
+        let mut tally = Tally::new(now + MILLISECOND, now + Duration::from_secs(1));
+        tally.answered(now, now, 500, false);
+        tally.failed(now, &Failure::Closed);
+        assert_eq!((tally.answers(), tally.errors()), (0, 0));
+    }
+}

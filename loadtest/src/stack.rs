@@ -1,0 +1,262 @@
+//! A kas and agents of our own on this machine, for what has to be started, killed or compared.
+
+pub mod child;
+pub mod delay;
+pub mod usage;
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use rcgen::{CertificateParams, KeyPair};
+use sha2::{Digest as _, Sha256};
+use tokio::{process::Command, time::sleep};
+
+use self::child::{Child, beside};
+use crate::load::{Target, client::Connection, progress::Counter, target::TargetOptions};
+
+/// The name of the agent.
+pub const AGENT: &str = "bench";
+/// How long a program may take to start.
+const START: Duration = Duration::from_secs(30);
+/// How often it is looked whether something has happened.
+const POLL: Duration = Duration::from_millis(50);
+
+/// What is started.
+#[derive(Clone, Debug, Default)]
+pub struct Setup {
+    /// TLS on both listeners.
+    pub tls: bool,
+    /// Log each request.
+    pub debug: bool,
+    /// agentk checks each request against a policy.
+    pub policy: bool,
+    /// How long the tunnel's bytes travel, each way.
+    pub delay: Duration,
+    /// The port for agents; 0 for any.
+    pub agent_port: u16,
+    /// Both programs run in valgrind, which counts their instructions into `kas.callgrind` and `agentk.callgrind`.
+    pub callgrind: bool,
+}
+
+/// A kas.
+#[derive(Debug)]
+pub struct Kas {
+    child: Child,
+    directory: PathBuf,
+    scheme: &'static str,
+    /// Where callers connect.
+    pub public: SocketAddr,
+    /// Where agents connect.
+    pub agents: SocketAddr,
+}
+
+impl Kas {
+    /// Writes what it needs into `directory`, starts it and waits until it listens.
+    pub async fn start(directory: &Path, setup: &Setup) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("cannot write {}", directory.display()))?;
+        if !directory.join("kas.yaml").exists() {
+            write(directory, setup)?;
+        }
+        let mut command = program("kas", directory, setup)?;
+        command.arg("serve").arg("--config").arg(directory.join("kas.yaml"));
+        let (child, said) =
+            Child::start(command, &directory.join("kas.log"), Some("kas is listening"), START).await?;
+        let address = |name: &str| {
+            let address = said[name].as_str().and_then(|text| text.parse().ok());
+            address.with_context(|| format!("kas did not say its {name} address"))
+        };
+        let (public, agents) = (address("public")?, address("agent")?);
+        let scheme = if setup.tls { "https" } else { "http" };
+        Ok(Self { child, directory: directory.to_owned(), scheme, public, agents })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+
+    /// Ends it without a word to anybody, as a lost machine would.
+    pub async fn kill(self) -> anyhow::Result<()> {
+        self.child.kill().await
+    }
+
+    /// Asks it to stop, and waits until it has.
+    pub async fn stop(self) -> anyhow::Result<()> {
+        self.child.stop().await
+    }
+
+    /// The file with the agents' token.
+    pub fn agent_token(&self) -> PathBuf {
+        self.directory.join("agent-token")
+    }
+
+    /// Requests for a path of the cluster.
+    pub fn target(&self, path: &str) -> anyhow::Result<Target> {
+        let cacert = self.directory.join("kas.crt");
+        let options = TargetOptions {
+            urls: vec![format!("{}://{}/agents/{AGENT}/kubernetes{path}", self.scheme, self.public)],
+            token_file: Some(self.directory.join("caller-token")),
+            cacert: (self.scheme == "https").then_some(cacert),
+            ..TargetOptions::default()
+        };
+        options.build()
+    }
+
+    /// Starts an agentk in front of `cluster`, and waits until `path` is answered through it.
+    pub async fn agentk(&self, setup: &Setup, cluster: SocketAddr, path: &str) -> anyhow::Result<Child> {
+        let kubeconfig = KUBECONFIG.replace("SERVER", &format!("http://{cluster}"));
+        self.put("kubeconfig", &kubeconfig)?;
+        let address =
+            if setup.delay.is_zero() { self.agents } else { delay::start(self.agents, setup.delay).await? };
+        let scheme = if setup.tls { "wss" } else { "ws" };
+        let mut command = program("agentk", &self.directory, setup)?;
+        command
+            .args(["--kas-address", &format!("{scheme}://{address}")])
+            .arg("--token-file")
+            .arg(self.agent_token())
+            .arg("--kubeconfig")
+            .arg(self.directory.join("kubeconfig"))
+            .args(["--observability-listen-address", "127.0.0.1:0"])
+            .args(["--log-level", if setup.debug { "debug" } else { "info" }])
+            .env_remove("AGENTK_TOKEN");
+        if setup.tls {
+            command.arg("--kas-ca-cert-file").arg(self.directory.join("kas.crt"));
+        }
+        if setup.policy {
+            self.put("policy.yaml", POLICY)?;
+            command.arg("--policy-file").arg(self.directory.join("policy.yaml"));
+        }
+        let log = self.directory.join("agentk.log");
+        let (agentk, _) = Child::start(command, &log, None, START).await?;
+        let answered = answers(&self.target(path)?).await;
+        answered.with_context(|| {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            format!("agentk said last: {}", text.lines().next_back().unwrap_or_default())
+        })?;
+        Ok(agentk)
+    }
+
+    fn put(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        put(&self.directory, name, text)
+    }
+}
+
+/// Waits until a request is answered, and not as an error.
+pub async fn answers(target: &Target) -> anyhow::Result<()> {
+    let deadline = Instant::now() + START;
+    loop {
+        let exchange = async {
+            let mut connection = Connection::open(target, 16 * 1024, Counter::default()).await?;
+            connection.exchange(&target.requests()[0]).await
+        };
+        let why = match exchange.await {
+            Ok((head, _)) if head.status < 400 => return Ok(()),
+            Ok((head, _)) => format!("status {}", head.status),
+            Err(failure) => failure.to_string(),
+        };
+        if Instant::now() > deadline {
+            bail!("{} does not answer: {why}", target.name());
+        }
+        sleep(POLL).await;
+    }
+}
+
+fn program(name: &str, directory: &Path, setup: &Setup) -> anyhow::Result<Command> {
+    let path = beside(name)?;
+    if !setup.callgrind {
+        return Ok(Command::new(path));
+    }
+    let mut valgrind = Command::new("valgrind");
+    let out = directory.join(format!("{name}.callgrind"));
+    valgrind.args(["--tool=callgrind", "--quiet"]).arg(format!("--callgrind-out-file={}", out.display()));
+    valgrind.arg(path);
+    Ok(valgrind)
+}
+
+fn write(directory: &Path, setup: &Setup) -> anyhow::Result<()> {
+    let key = KeyPair::generate()?;
+    let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+    put(directory, "kas.crt", &CertificateParams::new(names)?.self_signed(&key)?.pem())?;
+    put(directory, "kas.key", &key.serialize_pem())?;
+    let tokens = ["agent", "caller"].map(|holder| (holder, new_token(holder)));
+    let mut identity = IDENTITY.to_owned();
+    for (holder, token) in &tokens {
+        put(directory, format!("{holder}-token"), token)?;
+        identity = identity.replace(&format!("{}_HASH", holder.to_uppercase()), &hash(token));
+    }
+    put(directory, "identity.yaml", &identity)?;
+    let tls = if setup.tls { "certificate_file: kas.crt, key_file: kas.key, " } else { "" };
+    let level = if setup.debug { "debug" } else { "info" };
+    let port = setup.agent_port.to_string();
+    put(directory, "kas.yaml", &CONFIG.replace("TLS", tls).replace("LEVEL", level).replace("PORT", &port))
+}
+
+/// A token for an agent or a caller.
+pub fn new_token(holder: &str) -> String {
+    let random: [u8; 32] = rand::random();
+    format!("kas-{holder}-{}", hex(&random))
+}
+
+/// As the identity file wants it.
+pub fn hash(token: &str) -> String {
+    format!("sha256:{}", hex(&Sha256::digest(token.as_bytes())))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A port that was free a moment ago.
+pub fn free_port() -> std::io::Result<u16> {
+    Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// Writes a file that nobody else reads.
+pub fn put(directory: &Path, name: impl AsRef<Path>, text: &str) -> anyhow::Result<()> {
+    use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
+
+    let path = directory.join(name);
+    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path);
+    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("cannot write {}", path.display()))
+}
+
+const CONFIG: &str = "\
+agent:
+  listen: {TLSaddress: \"127.0.0.1:PORT\", max_tunnels_per_agent: 50000, max_connections: 60000}
+  kubernetes_api:
+    listen: {TLSaddress: \"127.0.0.1:0\", listen_grace_period: 0s, shutdown_grace_period: 1s}
+observability:
+  listen: {address: \"127.0.0.1:0\"}
+  logging: {level: LEVEL}
+identity: {file: identity.yaml}
+";
+
+const IDENTITY: &str = "\
+agents:
+- {id: 1, name: bench, tokens: [\"AGENT_HASH\"]}
+callers:
+- {name: load, tokens: [\"CALLER_HASH\"], agents: [\"*\"], services: [\"*\"]}
+";
+
+/// A rule for each thing that a policy may look at, the last of which lets everything in.
+const POLICY: &str = "\
+rules:
+- {name: no-secrets, action: deny, services: [kubernetes], resources: [secrets]}
+- {name: no-shells, action: deny, services: [kubernetes], resources: [pods/exec, pods/attach]}
+- {name: everything, action: allow, services: [\"*\"]}
+";
+
+const KUBECONFIG: &str = "\
+apiVersion: v1
+kind: Config
+clusters: [{name: upstream, cluster: {server: \"SERVER\"}}]
+users: [{name: nobody, user: {}}]
+contexts: [{name: upstream, context: {cluster: upstream, user: nobody}}]
+current-context: upstream
+";

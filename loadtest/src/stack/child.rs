@@ -1,0 +1,107 @@
+//! A program of ours as a child, with its log in a file.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    process::{self, Command},
+    signal::unix::SignalKind,
+    time::timeout,
+};
+
+/// How long a program may take to stop.
+const STOP: Duration = Duration::from_secs(60);
+
+/// A running program. Dropping it kills it.
+#[derive(Debug)]
+pub struct Child {
+    child: process::Child,
+    pid: u32,
+}
+
+/// Where a program of this workspace is: beside this one.
+pub fn beside(name: &str) -> anyhow::Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name(name);
+    ensure!(path.exists(), "{} is missing: build it with `make build`", path.display());
+    Ok(path)
+}
+
+impl Child {
+    /// Starts a program whose standard error goes to `log`; with `until`, waits for that message and returns its
+    /// fields.
+    pub async fn start(
+        mut command: Command,
+        log: &Path,
+        until: Option<&str>,
+        within: Duration,
+    ) -> anyhow::Result<(Self, Value)> {
+        let name = command.as_std().get_program().to_string_lossy().into_owned();
+        // A process group of its own: Ctrl-C is for this program, which then stops the others.
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .process_group(0);
+        let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let pid = child.id().context("it was just started")?;
+        let mut lines = BufReader::new(child.stderr.take().context("standard error is piped")?).lines();
+        let mut said = Value::Null;
+        if let Some(message) = until {
+            let waiting = async {
+                let mut last = String::new();
+                while let Some(line) = lines.next_line().await? {
+                    match serde_json::from_str::<Value>(&line) {
+                        Ok(event) if event["message"] == message => return Ok(event),
+                        _ => last = line,
+                    }
+                }
+                bail!("{last}")
+            };
+            let waited = timeout(within, waiting).await;
+            said = waited
+                .with_context(|| format!("{name} did not start in time"))?
+                .with_context(|| format!("{name} did not start"))?;
+        }
+        let mut file = tokio::io::BufWriter::new(tokio::fs::File::create(log).await?);
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                let written = async {
+                    file.write_all(line.as_bytes()).await?;
+                    file.write_all(b"\n").await?;
+                    file.flush().await
+                };
+                if written.await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok((Self { child, pid }, said))
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Asks it to stop, and waits until it has.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        // tokio can only kill; the shell's kill is on every machine.
+        let signal = SignalKind::terminate().as_raw_value();
+        Command::new("kill").arg(format!("-{signal}")).arg(self.pid.to_string()).status().await?;
+        let stopped = timeout(STOP, self.child.wait()).await;
+        stopped.with_context(|| format!("process {} did not stop within {STOP:?}", self.pid))??;
+        Ok(())
+    }
+
+    /// Ends it at once.
+    pub async fn kill(mut self) -> anyhow::Result<()> {
+        Ok(self.child.kill().await?)
+    }
+}
