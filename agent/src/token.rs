@@ -29,7 +29,9 @@ pub enum TokenError {
     #[error("{0} is empty")]
     Empty(String),
     /// Line breaks or other bytes that no header takes.
-    #[error("{0} contains characters that no token has; it must be one line of visible ASCII")]
+    #[error(
+        "{0} contains characters that no token has; of what `kas token new` prints, only what follows \"token:\" belongs there"
+    )]
     Malformed(String),
 }
 

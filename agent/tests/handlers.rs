@@ -191,7 +191,10 @@ async fn a_query_of_prometheus_passes_and_a_write_does_not() {
 
     let failure: Failure = prometheus.send(request(Request::post("/api/v1/write"))).await.unwrap_err();
     assert_eq!(failure.reason, Reason::NotProxied);
-    assert_eq!(failure.message, "POST /api/v1/write of Prometheus is not proxied: only what reads is");
+    assert_eq!(
+        failure.message,
+        "POST /api/v1/write of Prometheus is not proxied: only what reads, and shows no secrets, is (docs/prometheus.md)"
+    );
     let response = failure.into_response();
     assert_eq!(response.status(), 403);
     assert!(heads.is_empty(), "nothing was sent");

@@ -195,7 +195,7 @@ impl App {
         let callers = Arc::new(Callers {
             budget: Arc::new(Budget::new(limits.max_bytes_in_flight, limits.write_stall_timeout)),
             cors: Cors::new(public.allowed_origins.clone()),
-            trusted_proxies: public.listen.trusted_proxies.clone(),
+            trusted_proxies: public.listen.trusted_proxies.iter().copied().map(Into::into).collect(),
             extra_headers: public.extra_allowed_response_headers.clone(),
             identities: identities.clone(),
             forwarder: Forwarder {

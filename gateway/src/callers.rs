@@ -193,7 +193,10 @@ impl Callers {
         }
         if request.headers().len() > self.limits.max_headers {
             self.forwarder.metrics.limit(Limit::Head);
-            return Err(Failure::new(Reason::HeadTooLarge, "the request has too many header fields"));
+            return Err(Failure::new(
+                Reason::HeadTooLarge,
+                "the request has more header fields than agent.kubernetes_api.limits.max_headers",
+            ));
         }
         Ok(())
     }

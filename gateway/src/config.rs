@@ -6,6 +6,7 @@
 mod agent;
 mod bounds;
 mod kubernetes_api;
+mod network;
 mod observability;
 mod source;
 
@@ -16,6 +17,7 @@ use serde_saphyr::Spanned;
 
 pub use self::agent::{AgentListen, TunnelConfig};
 pub use self::kubernetes_api::{KubernetesApi, Limits, PublicListen};
+pub use self::network::Network;
 pub use self::observability::{Format, Level, Logging, ObservabilityConfig, ObservabilityListen, Tracing};
 pub use self::source::ConfigError;
 pub(crate) use self::source::{parse, read, unreadable};

@@ -153,7 +153,10 @@ fn progress(delivery: Delivery) -> Progress {
 }
 
 fn busy(to: &Destination) -> Failure {
-    let what = format!("agent {} has as many requests in flight as it may have", to.name);
+    let what = format!(
+        "agent {} has as many requests in flight as it may have (agent.kubernetes_api.limits.max_requests_per_agent)",
+        to.name
+    );
     Failure::new(Reason::TooManyRequests, what).retry_after(Duration::from_secs(1))
 }
 

@@ -1,4 +1,8 @@
 //! `loadtest agents`: many agents, and what they cost.
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "these comments are help texts, where brackets mean optional"
+)]
 
 use std::{
     fmt,

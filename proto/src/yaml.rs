@@ -68,6 +68,7 @@ pub fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<T, Error> {
 
 /// As it is in the file: `value` is where a [`Spanned`] keeps what it spans. No file of ours has such a key.
 fn key(path: &str) -> Option<String> {
+    let path = path.replace(".value[", "[");
     let keys: Vec<_> = path.split('.').filter(|key| !matches!(*key, "" | "?" | "value")).collect();
     (!keys.is_empty()).then(|| keys.join("."))
 }

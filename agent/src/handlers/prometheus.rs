@@ -46,7 +46,9 @@ impl Prometheus {
                 return Err(Failure::new(Reason::MethodNotAllowed, what).allow(methods));
             }
             Verdict::Refused => {
-                let what = format!("{method} {path} of Prometheus is not proxied: only what reads is");
+                let what = format!(
+                    "{method} {path} of Prometheus is not proxied: only what reads, and shows no secrets, is (docs/prometheus.md)"
+                );
                 return Err(Failure::new(Reason::NotProxied, what));
             }
         }

@@ -121,6 +121,12 @@ fn explain_certificate(error: &CertificateError) -> String {
         E::NotValidForName | E::NotValidForNameContext { .. } => {
             format!("the server's certificate is for another name ({error})")
         }
+        // webpki's own word, which rustls passes on in an opaque error: `openssl req -x509` makes such certificates.
+        E::Other(error) if error.to_string().contains("CaUsedAsEndEntity") => {
+            "the server's certificate is that of a certificate authority (CA:TRUE), which cannot be a server's too: give \
+             the server one with basicConstraints=CA:FALSE, or one that the authority has signed"
+                .to_owned()
+        }
         other => format!("the server's certificate was refused ({other})"),
     }
 }

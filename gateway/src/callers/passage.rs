@@ -225,7 +225,7 @@ impl<'a> Passage<'a> {
 fn turn(callers: &Callers, grant: &Grant) -> Result<Turn, Failure> {
     Turn::take(&grant.in_flight, callers.limits.max_requests_per_caller).ok_or_else(|| {
         callers.forwarder.metrics.limit(Limit::RequestsPerCaller);
-        let what = format!("caller {} has as many requests in flight as it may have", grant.caller.name);
+        let what = format!("caller {} has as many requests in flight as it may have (agent.kubernetes_api.limits.max_requests_per_caller)", grant.caller.name);
         Failure::new(Reason::TooManyRequests, what).retry_after(Duration::from_secs(1))
     })
 }

@@ -2,11 +2,13 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use ipnet::IpNet;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-use super::bounds::{timeout, within};
+use super::{
+    Network,
+    bounds::{timeout, within},
+};
 use crate::{cors::Origin, headers::ExtraHeader};
 
 /// Section `agent.kubernetes_api`.
@@ -34,7 +36,7 @@ pub struct PublicListen {
     /// Private key, PEM.
     pub key_file: Option<Spanned<PathBuf>>,
     /// Addresses of proxies whose `X-Forwarded-For` is believed.
-    pub trusted_proxies: Vec<IpNet>,
+    pub trusted_proxies: Vec<Network>,
     /// How long connections are still accepted after SIGTERM, so that load balancers notice.
     #[serde(with = "proto::duration")]
     pub listen_grace_period: Duration,

@@ -1,4 +1,8 @@
 //! What requests are sent to, and which.
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "these comments are help texts, where brackets mean optional"
+)]
 
 use std::path::{Path, PathBuf};
 
