@@ -1,5 +1,10 @@
 //! Answers that go on.
 
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+};
+
 use crate::support::{Cluster, Kubectl, Process, World, eventually};
 
 /// Says "one", then "two" once `/go` is there, and ends.
@@ -79,10 +84,22 @@ fn bookmarks_and_expiry_of_a_watch_arrive() {
         answer.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     let through = world.kubectl();
-    // The API server sends one shortly before the end of the watch, if it comes to it.
-    let seen = |_| events(&through, "timeoutSeconds=6&allowWatchBookmarks=true&resourceVersion=0");
-    let bookmarked = |events: Vec<serde_json::Value>| events.iter().any(|event| event["type"] == "BOOKMARK");
-    assert!((0..5).map(seen).any(bookmarked), "no bookmark in five watches");
+    // The API server sends one shortly before the end of the watch, if something has changed since its beginning.
+    let over = AtomicBool::new(false);
+    let seen = thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0.. {
+                if over.load(Relaxed) {
+                    break;
+                }
+                namespace.kubectl.ok(&["create", "configmap", &format!("change-{number}")]);
+            }
+        });
+        let seen = events(&through, "timeoutSeconds=6&allowWatchBookmarks=true&resourceVersion=0");
+        over.store(true, Relaxed);
+        seen
+    });
+    assert!(seen.iter().any(|event| event["type"] == "BOOKMARK"), "{seen:?}");
     for kubectl in [&namespace.kubectl, &through] {
         let expired = events(kubectl, "timeoutSeconds=2&resourceVersion=1");
         let gone = expired.iter().any(|event| event["type"] == "ERROR" && event["object"]["code"] == 410);
