@@ -48,6 +48,14 @@ async fn answer(request: Request<Body>) -> Response<Body> {
     }
 }
 
+/// A world with one agent, whose cluster writes down what reaches it.
+pub(crate) async fn attacked() -> (World, Seen, impl Sized) {
+    let world = World::new();
+    let seen = Seen::default();
+    let agent = world.agent(seen.services()).await;
+    (world, seen, agent)
+}
+
 /// A caller who did no harm still gets its answer.
 pub(crate) async fn assert_serves(world: &World) {
     let answer = world.get("/agents/prod/kubernetes/harmless").await;

@@ -11,7 +11,7 @@ use tokio::{
 use tunnel::Body;
 
 use crate::{
-    cluster::{Seen, assert_serves},
+    cluster::{assert_serves, attacked},
     http1::{exchange, head, read, status},
     memory::Memory,
     tunnel_ends,
@@ -23,13 +23,6 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 const STALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Not configurable: agents are programs of ours.
 const AGENT_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-
-async fn attacked() -> (World, Seen, impl Sized) {
-    let world = World::new();
-    let seen = Seen::default();
-    let agent = world.agent(seen.services()).await;
-    (world, seen, agent)
-}
 
 #[tokio::test(start_paused = true)]
 async fn attack_13_a_head_that_trickles_in_is_cut_off() {

@@ -6,17 +6,10 @@ use tokio::io::AsyncWriteExt as _;
 use tunnel::Body;
 
 use crate::{
-    cluster::Seen,
+    cluster::attacked,
     http1::{exchange, head, read, status},
     world::World,
 };
-
-async fn attacked() -> (World, Seen, impl Sized) {
-    let world = World::new();
-    let seen = Seen::default();
-    let agent = world.agent(seen.services()).await;
-    (world, seen, agent)
-}
 
 #[tokio::test(start_paused = true)]
 async fn attack_19_connection_names_no_header_that_says_who_the_caller_is() {
