@@ -4,18 +4,12 @@ use std::time::Duration;
 
 use http::StatusCode;
 use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _, text::encode},
-    metrics::{
-        counter::{ConstCounter, Counter},
-        family::Family,
-        gauge::Gauge,
-        histogram::Histogram,
-        info::Info,
-    },
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Registry, Unit},
 };
 use proto::{ServiceName, header};
+use telemetry::Count;
 use tunnel::Stalls;
 
 /// The handles. Cheap to clone; the default counts for nobody.
@@ -80,7 +74,9 @@ impl Metrics {
             Unit::Seconds,
             metrics.tunnel_lifetimes.clone(),
         );
-        registry.register_collector(Box::new(StallCollector(metrics.stalls.clone())));
+        let (stalls, help) =
+            (metrics.stalls.clone(), "Answers' bodies that had to wait for kas to take more");
+        registry.register_collector(Count::new("agentk_tunnel_stalls", help, move || stalls.count()));
         registry.register_with_unit(
             "agentk_upstream_duration",
             "Time until the upstream's answer began",
@@ -231,22 +227,6 @@ const LIFETIMES: [f64; 8] = [1.0, 10.0, 60.0, 600.0, 1800.0, 3600.0, 7200.0, 14_
 /// Seconds: from an answer out of a cache to the longest evaluation of Prometheus.
 const UPSTREAM_TIMES: [f64; 13] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0];
-
-#[derive(Debug)]
-struct StallCollector(Stalls);
-
-impl Collector for StallCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let counter = ConstCounter::new(self.0.count());
-        let help = "Answers' bodies that had to wait for kas to take more";
-        counter.encode(encoder.encode_descriptor(
-            "agentk_tunnel_stalls",
-            help,
-            None,
-            counter.metric_type(),
-        )?)
-    }
-}
 
 #[derive(Clone, Copy)]
 enum Class {

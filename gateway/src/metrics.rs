@@ -6,18 +6,12 @@ mod service;
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _, text::encode},
-    metrics::{
-        counter::{ConstCounter, Counter},
-        family::Family,
-        gauge::Gauge,
-        histogram::Histogram,
-        info::Info,
-    },
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Registry, Unit},
 };
 use proto::ServiceName;
+use telemetry::Count;
 use tunnel::Stalls;
 
 use self::service::Services;
@@ -99,7 +93,9 @@ impl Metrics {
             Unit::Bytes,
             metrics.bytes_in_flight.clone(),
         );
-        registry.register_collector(Box::new(StallCollector(metrics.stalls.clone())));
+        let (stalls, help) =
+            (metrics.stalls.clone(), "Requests' bodies that had to wait for an agent to take more");
+        registry.register_collector(Count::new("kas_tunnel_stalls", help, move || stalls.count()));
         metrics
     }
 
@@ -139,17 +135,6 @@ pub fn render(registry: &Registry) -> String {
     let mut text = String::new();
     encode(&mut text, registry).expect("writing to a string does not fail");
     text
-}
-
-#[derive(Debug)]
-struct StallCollector(Stalls);
-
-impl Collector for StallCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let counter = ConstCounter::new(self.0.count());
-        let help = "Requests' bodies that had to wait for an agent to take more";
-        counter.encode(encoder.encode_descriptor("kas_tunnel_stalls", help, None, counter.metric_type())?)
-    }
 }
 
 /// Seconds: from a handshake that came to nothing to the default of `max_connection_age`, and what is beyond.

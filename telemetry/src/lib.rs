@@ -16,6 +16,7 @@
 mod client;
 mod collector;
 pub mod context;
+mod count;
 mod endpoint;
 pub mod environment;
 mod export;
@@ -24,6 +25,7 @@ mod trace;
 mod tracer;
 
 pub use self::collector::{Collector, CollectorError};
+pub use self::count::Count;
 pub use self::endpoint::{Endpoint, InvalidEndpoint};
 pub use self::export::{Counts, Exporter};
 pub use self::trace::Trace;

@@ -1,0 +1,41 @@
+//! A count that others keep, for those who scrape it.
+
+use std::fmt;
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::counter::ConstCounter,
+};
+
+/// Asks for the count whenever it is scraped.
+pub struct Count {
+    name: &'static str,
+    help: &'static str,
+    count: Box<dyn Fn() -> u64 + Send + Sync>,
+}
+
+impl Count {
+    /// A counter named `name`, to which `_total` is added.
+    pub fn new(
+        name: &'static str,
+        help: &'static str,
+        count: impl Fn() -> u64 + Send + Sync + 'static,
+    ) -> Box<Self> {
+        Box::new(Self { name, help, count: Box::new(count) })
+    }
+}
+
+impl Collector for Count {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let counter = ConstCounter::new((self.count)());
+        let encoder = encoder.encode_descriptor(self.name, self.help, None, counter.metric_type())?;
+        counter.encode(encoder)
+    }
+}
+
+impl fmt::Debug for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Count").field("name", &self.name).finish_non_exhaustive()
+    }
+}
