@@ -16,5 +16,5 @@ mod tunnels;
 pub use self::attempt::{Attempt, Progress};
 pub use self::choice::Class;
 pub use self::memory::MemoryStore;
-pub use self::store::{BoxFuture, Record, Route, RouteStore, StoreError};
+pub use self::store::{BoxFuture, Record, Replica, Route, RouteStore, StoreError};
 pub use self::tunnels::{Choice, InFlight, Lease, LocalTunnels, Registration, View};

@@ -3,15 +3,16 @@
 use std::{collections::HashMap, future::ready, sync::Arc, time::SystemTime};
 
 use parking_lot::Mutex;
-use proto::AgentId;
+use proto::{AgentId, ReplicaId};
 use tokio::sync::Notify;
 
-use crate::store::{BoxFuture, Record, Route, RouteStore, StoreError};
+use crate::store::{BoxFuture, Record, Replica, Route, RouteStore, StoreError};
 
-/// A [`RouteStore`] for a single replica.
+/// A [`RouteStore`] for the replicas of one process: one, except in tests.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     agents: Mutex<HashMap<AgentId, Entry>>,
+    replicas: Mutex<HashMap<ReplicaId, Replica>>,
 }
 
 #[derive(Debug, Default)]
@@ -21,6 +22,16 @@ struct Entry {
 }
 
 impl MemoryStore {
+    /// Says where a replica is reached.
+    pub fn join(&self, replica: Replica) {
+        self.replicas.lock().insert(replica.id, replica);
+    }
+
+    /// A replica is gone.
+    pub fn leave(&self, replica: ReplicaId) {
+        self.replicas.lock().remove(&replica);
+    }
+
     fn edit(&self, agent: AgentId, edit: impl FnOnce(&mut Record) -> bool) {
         let mut agents = self.agents.lock();
         let entry = agents.entry(agent).or_default();
@@ -65,6 +76,10 @@ impl RouteStore for MemoryStore {
     fn lookup(&self, agent: AgentId) -> BoxFuture<'_, Result<Record, StoreError>> {
         let record = self.agents.lock().get(&agent).map(|entry| entry.record.clone());
         Box::pin(ready(Ok(record.unwrap_or_default())))
+    }
+
+    fn replica(&self, id: ReplicaId) -> Option<Replica> {
+        self.replicas.lock().get(&id).cloned()
     }
 
     fn change(&self, agent: AgentId) -> BoxFuture<'static, ()> {

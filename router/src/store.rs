@@ -16,6 +16,15 @@ pub struct Route {
     pub epoch: Epoch,
 }
 
+/// A replica, as the others reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// Names the process.
+    pub id: ReplicaId,
+    /// Of its listener for peers: scheme, host and port.
+    pub url: String,
+}
+
 /// What the directory knows of an agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
@@ -49,6 +58,9 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
 
     /// What is known of the agent.
     fn lookup(&self, agent: AgentId) -> BoxFuture<'_, Result<Record, StoreError>>;
+
+    /// The replica of this id, if it lives: from memory, so that a request asks without waiting.
+    fn replica(&self, id: ReplicaId) -> Option<Replica>;
 
     /// Completes when the agent's record changes after this call.
     fn change(&self, agent: AgentId) -> BoxFuture<'static, ()>;
