@@ -5,6 +5,7 @@ mod prometheus;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
+use cores::Cores;
 use prometheus_client::registry::Registry;
 use proto::{InstanceId, ServiceName};
 use rustls::pki_types::ServerName;
@@ -45,7 +46,7 @@ pub struct App {
 
 impl App {
     /// Reads every file that is named; it blocks. An error is one line that names the flag or the file.
-    pub fn build(run: Run, token: Option<SecretString>) -> anyhow::Result<Self> {
+    pub fn build(run: Run, token: Option<SecretString>, cores: Cores) -> anyhow::Result<Self> {
         let token = token_source(&run, token)?;
         let dial = dial(&run)?;
         let servers = prometheus_servers(&run)?;
@@ -88,6 +89,7 @@ impl App {
             tracer,
             headers: run.kas_headers,
             tunnels: run.tunnels,
+            cores,
             grace: run.shutdown_grace_period,
             pod: Pod { name: run.pod_name.filter(set), namespace: run.pod_namespace.filter(set) },
             ..Options::new(run.kas_address, token)

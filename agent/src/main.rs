@@ -11,8 +11,9 @@ use agent::{
     cli::{Cli, Command, LogFormat, Run, TOKEN_VARIABLE, token_of},
 };
 use clap::{Parser as _, error::ErrorKind};
+use cores::Cores;
 use tokio::{
-    runtime::Runtime,
+    runtime::{Builder, Runtime},
     signal::unix::{SignalKind, signal},
 };
 use tokio_util::sync::CancellationToken;
@@ -69,12 +70,16 @@ fn run(options: Run) -> ExitCode {
         LogFormat::Text => log.init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
-    let app = match App::build(options, token_of(std::env::var_os(TOKEN_VARIABLE))) {
+    // A core without a tunnel has nothing to do.
+    let count = cores::count().min(options.tunnels.into());
+    let (cores, _threads) = Cores::start(count).expect("the operating system lets a thread start");
+    let app = match App::build(options, token_of(std::env::var_os(TOKEN_VARIABLE)), cores) {
         Ok(app) => app,
         Err(error) => return refuse(&format!("{error:#}")),
     };
 
-    let outcome = Runtime::new().map_err(Into::into).and_then(|runtime| {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let outcome = runtime.map_err(Into::into).and_then(|runtime| {
         runtime.block_on(async {
             let shutdown = CancellationToken::new();
             watch_signals(shutdown.clone())?;

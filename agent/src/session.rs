@@ -14,6 +14,7 @@ mod tunnels;
 
 use std::{sync::Arc, time::Duration};
 
+use cores::Cores;
 use parking_lot::Mutex;
 use proto::{Hello, InstanceId, ServiceName};
 use telemetry::Tracer;
@@ -39,6 +40,8 @@ pub struct Options {
     pub headers: Vec<ExtraHeader>,
     /// How many tunnels are kept.
     pub tunnels: u16,
+    /// Where they live, one after the other, with the requests that come through them.
+    pub cores: Cores,
     /// How long requests in flight may take after a shutdown was asked for; what is left then is cut.
     pub grace: Duration,
     /// Where we run.
@@ -87,6 +90,7 @@ impl Options {
             instance: InstanceId::random(),
             headers: Vec::new(),
             tunnels: 2,
+            cores: Cores::default(),
             grace: Duration::from_secs(25),
             pod: Pod::default(),
             tunnel: tunnel::Settings::default(),
@@ -127,7 +131,8 @@ impl<D: Dial> Agent<D> {
         let shared = self.shared;
         let slots = TaskTracker::new();
         for index in 0..shared.options.tunnels {
-            slots.spawn(Slot::new(Arc::clone(&shared), index).run());
+            let seat = shared.options.cores.seat_at(usize::from(index));
+            seat.spawn(&slots, Slot::new(Arc::clone(&shared), index).run());
         }
         // Ends the tasks even if this future is dropped.
         let _stop = shared.shutdown.clone().drop_guard();

@@ -21,6 +21,7 @@ mod tests;
 use std::{error::Error as StdError, fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use cores::PerCore;
 use http::{
     Method, Request, Response, StatusCode, Uri, Version,
     header::{HOST, UPGRADE},
@@ -52,7 +53,7 @@ pub struct Settings {
     /// 60 s: below the 90 s of the API server (`IdleTimeout` in apiserver/pkg/server/secure_serving.go), so that it
     /// is the agent that closes, and rarely a request that finds out.
     pub idle_timeout: Duration,
-    /// How many unused connections are kept.
+    /// How many unused connections are kept on each core.
     ///
     /// 64: each holds some 30 kB here and two goroutines at the server; with fewer, a burst of short requests pays
     /// for a TLS handshake each.
@@ -71,7 +72,8 @@ pub struct Upstream<B>(Arc<Inner<B>>);
 
 struct Inner<B> {
     connector: Connector,
-    pool: Arc<Pool<B>>,
+    /// Of each core: a connection is driven where it was made.
+    pools: PerCore<Arc<Pool<B>>>,
     response_timeout: Option<Duration>,
 }
 
@@ -96,11 +98,11 @@ where
 {
     /// Connects to nothing yet.
     pub fn new(endpoint: Endpoint, settings: Settings) -> Self {
-        let pool = Pool::new(settings.max_idle, settings.idle_timeout);
+        let pools = PerCore::new(|| Pool::new(settings.max_idle, settings.idle_timeout));
         let connector =
             Connector::new(endpoint, settings.connect_timeout, settings.tls).only_at(settings.may_be_at);
 
-        Self(Arc::new(Inner { connector, pool, response_timeout: settings.response_timeout }))
+        Self(Arc::new(Inner { connector, pools, response_timeout: settings.response_timeout }))
     }
 
     /// Where requests go.
@@ -119,7 +121,8 @@ where
     pub async fn send(&self, mut request: Request<B>) -> Result<Response<Incoming>, UpstreamError> {
         self.address_to_endpoint(&mut request)?;
 
-        if let Some(lease) = self.0.pool.take(Instant::now()) {
+        let pool = self.0.pools.here();
+        if let Some(lease) = pool.take(Instant::now()) {
             match self.exchange(lease, request).await {
                 Ok(response) => return Ok(response),
                 Err(Failed { error, unsent: None }) => return Err(error),
@@ -129,7 +132,7 @@ where
                 }
             }
         }
-        let lease = self.0.connector.connect(&self.0.pool).await?;
+        let lease = self.0.connector.connect(pool).await?;
 
         self.exchange(lease, request).await.map_err(|failed| failed.error)
     }
@@ -137,7 +140,7 @@ where
     /// Uses no connection made before now for further requests: the certificate that they were opened with is no
     /// longer the one to show.
     pub fn renew_connections(&self) {
-        self.0.pool.renew();
+        self.0.pools.iter().for_each(|pool| pool.renew());
     }
 
     fn address_to_endpoint(&self, request: &mut Request<B>) -> Result<(), UpstreamError> {

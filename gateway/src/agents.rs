@@ -277,7 +277,7 @@ impl Agents {
             since: SystemTime::now(),
         };
         let services = peer.hello.services.clone();
-        let registration = self.tunnels.register(peer.agent, peer.tunnel, services, connected);
+        let registration = self.tunnels.register(peer.agent, peer.tunnel, services, connected, cores::here());
         let live = async {
             self.announce(peer.agent).await;
             self.attend(&peer, &tunnel, || registration.drain()).await

@@ -2,6 +2,7 @@
 
 use std::{path::Path, sync::Arc, sync::atomic::AtomicU64, time::Duration};
 
+use cores::Cores;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::{LocalTunnels, MemoryStore, RouteStore};
@@ -216,8 +217,8 @@ impl App {
         Self { agents, callers, admin, identities, readiness, certificates: Vec::new(), exporter, config }
     }
 
-    /// Serves until `stop`, then stops in good order.
-    pub async fn run(mut self, listeners: Listeners, stop: CancellationToken) {
+    /// Serves until `stop`, then stops in good order. Tunnels and callers live on the `cores`, all else here.
+    pub async fn run(mut self, listeners: Listeners, cores: &Cores, stop: CancellationToken) {
         let (accepting, probing) = (CancellationToken::new(), CancellationToken::new());
         let background = TaskTracker::new();
         let metrics = self.callers.forwarder.metrics.clone();
@@ -225,6 +226,7 @@ impl App {
             (Arc::clone(&self.agents), Arc::clone(&self.callers), Arc::clone(&self.admin));
         background.spawn(listeners.agent.serve(
             accepting.clone(),
+            cores.clone(),
             self.agents.tasks.clone(),
             metrics.clone(),
             move |io, peer| {
@@ -234,6 +236,7 @@ impl App {
         ));
         background.spawn(listeners.public.serve(
             accepting.clone(),
+            cores.clone(),
             self.callers.tasks.clone(),
             metrics.clone(),
             move |io, peer| {
@@ -243,6 +246,7 @@ impl App {
         ));
         background.spawn(listeners.observability.serve(
             probing.clone(),
+            Cores::default(),
             TaskTracker::new(),
             metrics.clone(),
             move |io, _| Arc::clone(&admin).serve(io),

@@ -20,7 +20,7 @@ use std::{
 };
 
 use http::{Request, Response};
-use proto::{AgentId, AgentName, Reason, ServiceName, header};
+use proto::{AgentId, AgentName, Reason, ServiceName, TunnelId, header};
 use router::{Attempt, Choice, Class, Lease, LocalTunnels, Progress, RouteStore};
 use tokio::time::{Instant, timeout_at};
 use tunnel::{Body, CallError, CallErrorKind, Delivery};
@@ -98,8 +98,12 @@ impl Forwarder {
         }
     }
 
-    async fn find(&self, to: &Destination, tried: &[proto::TunnelId]) -> Result<Lease<Connected>, Failure> {
-        if let Choice::Tunnel(lease) = self.tunnels.choose(to.agent, &to.service, to.class, tried) {
+    fn choose(&self, to: &Destination, tried: &[TunnelId]) -> Choice<Connected> {
+        self.tunnels.choose(to.agent, &to.service, to.class, tried, cores::here())
+    }
+
+    async fn find(&self, to: &Destination, tried: &[TunnelId]) -> Result<Lease<Connected>, Failure> {
+        if let Choice::Tunnel(lease) = self.choose(to, tried) {
             return Ok(lease);
         }
 
@@ -108,7 +112,7 @@ impl Forwarder {
             // Made before looking, so that nothing is missed in between.
             let arrival = self.tunnels.arrival(to.agent);
             let change = self.store.change(to.agent);
-            match self.tunnels.choose(to.agent, &to.service, to.class, tried) {
+            match self.choose(to, tried) {
                 Choice::Tunnel(lease) => return Ok(lease),
                 Choice::NotServed(services) => return Err(not_served(to, &services)),
                 Choice::Busy => {

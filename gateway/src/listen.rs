@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use cores::Cores;
 use telemetry::log_limit::LogLimit;
 use tokio::{
     io::AsyncWriteExt as _,
@@ -71,10 +72,12 @@ impl Listener {
         self.socket.local_addr().expect("it is bound")
     }
 
-    /// Accepts until `stop`, one task for each connection. Errors of one connection are survived and logged.
+    /// Accepts until `stop`. Each connection is a task on one of the `cores`. Errors of one connection are survived and
+    /// logged.
     pub async fn serve<F>(
         self,
         stop: CancellationToken,
+        cores: Cores,
         tasks: TaskTracker,
         metrics: Metrics,
         handle: impl Fn(Io, SocketAddr) -> F + Clone + Send + 'static,
@@ -99,7 +102,9 @@ impl Listener {
                         Arc::clone(&places).acquire_owned().await.expect("never closed")
                     }
                 };
-                socket.accept().await.map(|(connection, peer)| (connection, peer, place))
+                let (connection, peer) = socket.accept().await?;
+                // Whoever serves it waits for it elsewhere.
+                Ok::<_, io::Error>((connection.into_std()?, peer, place))
             };
             let Some(accepted) = stop.run_until_cancelled(accepting).await else {
                 return;
@@ -117,7 +122,7 @@ impl Listener {
             let (tls, handle, metrics) =
                 (tls.as_ref().map(|tls| tls.0.clone()), handle.clone(), metrics.clone());
             let lines = Arc::clone(&lines);
-            tasks.spawn(async move {
+            cores.seat().spawn(&tasks, async move {
                 match timeout(handshake_timeout, establish(connection, tls, place)).await {
                     Ok(Ok(io)) => handle(io, peer).await,
                     Ok(Err(error)) => {
@@ -136,10 +141,11 @@ impl Listener {
 }
 
 async fn establish(
-    connection: TcpStream,
+    connection: std::net::TcpStream,
     tls: Option<TlsAcceptor>,
     place: OwnedSemaphorePermit,
 ) -> io::Result<Io> {
+    let connection = TcpStream::from_std(connection)?;
     connection.set_nodelay(true)?;
     let mut first = [0];
     let read = connection.peek(&mut first).await?;

@@ -9,33 +9,54 @@ pub enum Class {
     Long,
 }
 
-/// What a tunnel carries now.
+/// What a tunnel carries now, and where.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     pub(crate) short: u32,
     pub(crate) long: u32,
     /// The tunnel is about to be left: better than none.
     pub(crate) draining: bool,
+    /// It is driven by another core than the one that asks.
+    pub(crate) far: bool,
 }
 
 /// A long stream weighs as much as this many short ones, so that interactive requests find the tunnel without bulk.
 const LONG: u32 = 4;
 
-/// The index of the least loaded candidate; among equals the first from `start` on, so that equals take turns.
-pub(crate) fn least_loaded(candidates: &[Load], start: usize) -> Option<usize> {
+/// So many requests more than twice those of a far tunnel a near one must have before the far one is taken: each wake-up
+/// of another core costs both of them some microseconds, and bulk in the same tunnel costs more.
+const SLACK: u32 = 8;
+
+/// The index of the least loaded candidate; among equals the first from `start` on, so that equals take turns. `None`
+/// is no candidate.
+pub(crate) fn least_loaded(
+    candidates: impl ExactSizeIterator<Item = Option<Load>>,
+    start: usize,
+) -> Option<usize> {
     let count = candidates.len();
-    (0..count).map(|step| start.wrapping_add(step) % count).min_by_key(|&index| {
-        let load = candidates[index];
-        (load.draining, load.long.saturating_mul(LONG).saturating_add(load.short))
-    })
+    let loads = candidates.enumerate().filter_map(|(index, load)| Some((index, load?)));
+    let least = loads
+        .min_by_key(|(index, load)| (load.draining, load.cost(), (index + count - start % count) % count));
+    least.map(|(index, _)| index)
+}
+
+impl Load {
+    fn cost(self) -> u32 {
+        let weight = self.long.saturating_mul(LONG).saturating_add(self.short);
+        if self.far { weight.saturating_mul(2).saturating_add(SLACK) } else { weight }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::Load;
 
     const fn load(short: u32, long: u32) -> Load {
-        Load { short, long, draining: false }
+        Load { short, long, draining: false, far: false }
+    }
+
+    fn least_loaded(loads: &[Load], start: usize) -> Option<usize> {
+        super::least_loaded(loads.iter().copied().map(Some), start)
     }
 
     #[test]
@@ -61,5 +82,23 @@ mod tests {
         let equals = [load(1, 0); 3];
         assert_eq!([0, 1, 2, 3].map(|start| least_loaded(&equals, start).unwrap()), [0, 1, 2, 0]);
         assert!(least_loaded(&equals, usize::MAX).is_some());
+    }
+
+    #[test]
+    fn home_is_left_only_for_a_tunnel_with_much_less_to_carry() {
+        let far = |load| Load { far: true, ..load };
+        assert_eq!(least_loaded(&[far(load(0, 0)), load(9, 0)], 0), Some(0));
+        assert_eq!(least_loaded(&[far(load(0, 0)), load(7, 0)], 0), Some(1));
+        assert_eq!(least_loaded(&[far(load(20, 0)), load(47, 0)], 0), Some(1));
+        assert_eq!(least_loaded(&[far(load(20, 0)), load(49, 0)], 0), Some(0));
+        assert_eq!(least_loaded(&[far(load(0, 0)), load(0, 3)], 0), Some(0), "bulk at home");
+        assert_eq!(least_loaded(&[far(load(3, 0)), far(load(1, 0))], 0), Some(1), "nobody is at home");
+    }
+
+    #[test]
+    fn who_is_no_candidate_is_passed_over() {
+        let loads = [None, Some(load(9, 0)), None];
+        assert_eq!(super::least_loaded(loads.into_iter(), 2), Some(1));
+        assert_eq!(super::least_loaded([None].into_iter(), 0), None);
     }
 }

@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use cores::Core;
 use parking_lot::Mutex;
 use proto::{AgentId, ServiceName, TunnelId};
 use tokio::sync::Notify;
@@ -35,6 +36,8 @@ struct Entry<T> {
     id: TunnelId,
     services: Vec<Served>,
     handle: T,
+    /// Which drives it, where that is known.
+    core: Option<Core>,
     draining: AtomicBool,
 }
 
@@ -101,16 +104,17 @@ impl<T> LocalTunnels<T> {
         Self { table: Mutex::new(table), turn: AtomicUsize::new(0), limit }
     }
 
-    /// Adds a tunnel and wakes whoever waits for its agent.
+    /// Adds a tunnel, which is driven by `core`, and wakes whoever waits for its agent.
     pub fn register(
         self: &Arc<Self>,
         agent: AgentId,
         id: TunnelId,
         services: Vec<ServiceName>,
         handle: T,
+        core: Option<Core>,
     ) -> Registration<T> {
         let services = services.into_iter().map(Served::new).collect();
-        let entry = Arc::new(Entry { id, services, handle, draining: AtomicBool::new(false) });
+        let entry = Arc::new(Entry { id, services, handle, core, draining: AtomicBool::new(false) });
         let mut table = self.table.lock();
         table.tunnels.entry(agent).or_default().push(Arc::clone(&entry));
         let waiting = table.waiting.remove(&agent);
@@ -122,39 +126,37 @@ impl<T> LocalTunnels<T> {
         Registration { tunnels: Arc::clone(self), agent, entry }
     }
 
-    /// The least loaded tunnel of the agent that serves this, leaving out those in `tried`.
+    /// The least loaded tunnel of the agent that serves this, leaving out those in `tried`. Those that are driven by the
+    /// core `near` are preferred.
     pub fn choose(
         &self,
         agent: AgentId,
         service: &ServiceName,
         class: Class,
         tried: &[TunnelId],
+        near: Option<Core>,
     ) -> Choice<T> {
         let table = self.table.lock();
         let Some(entries) = table.tunnels.get(&agent) else {
             return Choice::NoTunnel;
         };
-        let in_flight = entries.iter().map(|entry| entry.load());
+        let in_flight = entries.iter().map(|entry| entry.load(near));
         let in_flight =
             in_flight.fold(0u32, |sum, load| sum.saturating_add(load.short).saturating_add(load.long));
         if in_flight >= self.limit {
             return Choice::Busy;
         }
 
-        let serving: Vec<(&Arc<Entry<T>>, usize)> =
-            entries.iter().filter_map(|entry| Some((entry, entry.position(service)?))).collect();
-        if serving.is_empty() {
-            return Choice::NotServed(services(entries));
-        }
-
-        let candidates: Vec<(&Arc<Entry<T>>, usize)> =
-            serving.into_iter().filter(|(entry, _)| !tried.contains(&entry.id)).collect();
-        let loads: Vec<Load> = candidates.iter().map(|(entry, _)| entry.load()).collect();
-        let Some(index) = least_loaded(&loads, self.turn.fetch_add(1, Relaxed)) else {
-            return Choice::NoTunnel;
+        let candidates = entries.iter().map(|entry| {
+            let candidate = entry.position(service).is_some() && !tried.contains(&entry.id);
+            candidate.then(|| entry.load(near))
+        });
+        let chosen = least_loaded(candidates, self.turn.fetch_add(1, Relaxed)).map(|index| &entries[index]);
+        let Some((entry, service)) = chosen.and_then(|entry| Some((entry, entry.position(service)?))) else {
+            let served = entries.iter().any(|entry| entry.position(service).is_some());
+            return if served { Choice::NoTunnel } else { Choice::NotServed(services(entries)) };
         };
 
-        let (entry, service) = candidates[index];
         entry.services[service].counter(class).fetch_add(1, Relaxed);
         Choice::Tunnel(Lease { entry: Arc::clone(entry), service, class })
     }
@@ -243,8 +245,9 @@ impl<T> Entry<T> {
         self.services.iter().position(|served| served.name == *service)
     }
 
-    fn load(&self) -> Load {
-        let mut load = Load { short: 0, long: 0, draining: self.draining.load(Relaxed) };
+    fn load(&self, near: Option<Core>) -> Load {
+        let far = near.is_some_and(|near| self.core.is_some_and(|core| core != near));
+        let mut load = Load { short: 0, long: 0, draining: self.draining.load(Relaxed), far };
         for InFlight { short, long } in self.services.iter().map(Served::in_flight) {
             load.short = load.short.saturating_add(short);
             load.long = load.long.saturating_add(long);
@@ -293,11 +296,11 @@ mod tests {
     }
 
     fn register(tunnels: &Arc<LocalTunnels<u8>>, handle: u8) -> Registration<u8> {
-        tunnels.register(AGENT, TunnelId::random(), vec![service("kubernetes")], handle)
+        tunnels.register(AGENT, TunnelId::random(), vec![service("kubernetes")], handle, None)
     }
 
     fn choose(tunnels: &LocalTunnels<u8>, tried: &[TunnelId]) -> Option<Lease<u8>> {
-        match tunnels.choose(AGENT, &service("kubernetes"), Class::Short, tried) {
+        match tunnels.choose(AGENT, &service("kubernetes"), Class::Short, tried, None) {
             Choice::Tunnel(lease) => Some(lease),
             Choice::NotServed(_) | Choice::NoTunnel | Choice::Busy => None,
         }
@@ -342,7 +345,7 @@ mod tests {
     fn an_agent_that_serves_something_else_says_what() {
         let tunnels = table();
         let _registration = register(&tunnels, 1);
-        match tunnels.choose(AGENT, &service("prometheus"), Class::Short, &[]) {
+        match tunnels.choose(AGENT, &service("prometheus"), Class::Short, &[], None) {
             Choice::NotServed(served) => assert_eq!(served, [service("kubernetes")]),
             other => panic!("{other:?}"),
         }
@@ -352,9 +355,10 @@ mod tests {
     fn who_looks_sees_every_tunnel_with_what_is_in_flight_for_each_service() {
         let tunnels = table();
         let both = vec![service("kubernetes"), service("prometheus")];
-        let a = tunnels.register(AGENT, TunnelId::random(), both, 1);
-        let _b = tunnels.register(AgentId(8), TunnelId::random(), vec![], 2);
-        let Choice::Tunnel(_watch) = tunnels.choose(AGENT, &service("prometheus"), Class::Long, &[]) else {
+        let a = tunnels.register(AGENT, TunnelId::random(), both, 1, None);
+        let _b = tunnels.register(AgentId(8), TunnelId::random(), vec![], 2, None);
+        let Choice::Tunnel(_watch) = tunnels.choose(AGENT, &service("prometheus"), Class::Long, &[], None)
+        else {
             panic!("there is a tunnel");
         };
         let _get = choose(&tunnels, &[]).unwrap();
@@ -374,7 +378,7 @@ mod tests {
         let tunnels = table();
         let _registrations = [register(&tunnels, 1), register(&tunnels, 2)];
         let mut leases: Vec<_> = (0..3).map(|_| choose(&tunnels, &[]).unwrap()).collect();
-        let busy = tunnels.choose(AGENT, &service("kubernetes"), Class::Long, &[]);
+        let busy = tunnels.choose(AGENT, &service("kubernetes"), Class::Long, &[], None);
         assert!(matches!(busy, Choice::Busy));
         leases.pop();
         assert!(choose(&tunnels, &[]).is_some());

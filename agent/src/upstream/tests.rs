@@ -37,7 +37,7 @@ async fn refused(upstream: &Upstream<Body>) -> UpstreamError {
 /// The pool is told by the connection's task.
 async fn idle(upstream: &Upstream<Body>, expected: usize) {
     soon(async {
-        while upstream.0.pool.idle() != expected {
+        while upstream.0.pools.here().idle() != expected {
             tokio::task::yield_now().await;
         }
     })

@@ -2,7 +2,11 @@
 
 use std::io::IsTerminal as _;
 
-use tokio::signal::unix::{SignalKind, signal};
+use cores::Cores;
+use tokio::{
+    runtime::Builder,
+    signal::unix::{SignalKind, signal},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
@@ -40,10 +44,9 @@ impl Serve {
     pub(super) fn run(self) -> Outcome {
         let checked = Checked::read(&self.config.path)?;
         start_logging(checked.logging());
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .build()
-            .expect("the operating system lets a runtime start");
+        let started = "the operating system lets a runtime start";
+        let (cores, _threads) = Cores::start(cores::count()).expect(started);
+        let runtime = Builder::new_current_thread().enable_all().build().expect(started);
         runtime.block_on(async {
             let (app, listeners) = checked.bind().await?;
             tracing::info!(
@@ -54,7 +57,7 @@ impl Serve {
                 observability = %listeners.observability.address(),
                 "kas is listening"
             );
-            app.run(listeners, stop_signal()).await;
+            app.run(listeners, &cores, stop_signal()).await;
             Ok(())
         })
     }

@@ -46,7 +46,7 @@ async fn a_connection_in_use_is_not_shared() {
     let server = large().await;
     let upstream = upstream(&server.url, Settings { max_idle: 2, ..Settings::default() });
     let (first, second, third) = (send(&upstream).await, send(&upstream).await, send(&upstream).await);
-    assert_eq!((server.connections(), upstream.0.pool.idle()), (3, 0));
+    assert_eq!((server.connections(), upstream.0.pools.here().idle()), (3, 0));
 
     for response in [first, second, third] {
         text(response).await;
@@ -62,7 +62,7 @@ async fn connection_close_is_obeyed() {
     for _ in 0..2 {
         text(send(&upstream).await).await;
     }
-    assert_eq!((server.connections(), upstream.0.pool.idle()), (2, 0));
+    assert_eq!((server.connections(), upstream.0.pools.here().idle()), (2, 0));
 }
 
 #[tokio::test]
@@ -72,7 +72,7 @@ async fn idle_connections_expire() {
     text(send(&upstream).await).await;
     idle(&upstream, 1).await;
 
-    assert!(upstream.0.pool.take(Instant::now() + Duration::from_secs(60)).is_none());
+    assert!(upstream.0.pools.here().take(Instant::now() + Duration::from_secs(60)).is_none());
     idle(&upstream, 0).await;
 }
 
@@ -85,7 +85,7 @@ async fn renewal_closes_what_was_open() {
     idle(&upstream, 1).await;
 
     upstream.renew_connections();
-    assert_eq!(upstream.0.pool.idle(), 0);
+    assert_eq!(upstream.0.pools.here().idle(), 0);
     text(busy).await;
     text(send(&upstream).await).await;
     idle(&upstream, 1).await;
@@ -103,7 +103,7 @@ async fn a_connection_closed_by_the_server_is_replaced() {
         text(send(&upstream).await).await;
         // The client has seen the end of the connection once nothing is ready any more.
         soon(async {
-            while let Some(lease) = upstream.0.pool.take(Instant::now()) {
+            while let Some(lease) = upstream.0.pools.here().take(Instant::now()) {
                 lease.give_back();
                 tokio::task::yield_now().await;
             }
@@ -137,7 +137,7 @@ async fn a_request_that_meets_a_closing_connection_is_sent_on_a_new_one() {
     let driver = tokio::spawn(driver);
     soon(ready).await.unwrap();
     sender.ready().await.unwrap();
-    upstream.0.pool.adopt(0, sender, async { driver.await.unwrap() }).give_back();
+    upstream.0.pools.here().adopt(0, sender, async { driver.await.unwrap() }).give_back();
     idle(&upstream, 1).await;
 
     drop(peer);
@@ -208,7 +208,7 @@ async fn dropping_a_body_half_way_closes_the_connection() {
         }
         drop(watch);
         soon(closes.recv()).await.unwrap();
-        assert_eq!(upstream.0.pool.idle(), 0);
+        assert_eq!(upstream.0.pools.here().idle(), 0);
     }
 }
 
@@ -267,7 +267,7 @@ async fn an_early_response_does_not_free_the_connection() {
         http::Request::post("/").body(http_body_util::StreamBody::new(body).boxed_unsync()).unwrap();
 
     text(soon(upstream.send(request)).await.unwrap()).await;
-    assert_eq!(upstream.0.pool.idle(), 0);
+    assert_eq!(upstream.0.pools.here().idle(), 0);
     drop(frames);
     idle(&upstream, 1).await;
 }

@@ -85,7 +85,7 @@ async fn a_refused_upgrade_is_an_ordinary_response() {
     assert_eq!(text(response).await, "nope");
 
     assert_eq!(soon(upstream.send(exec())).await.unwrap().status(), 403);
-    assert_eq!((server.connections(), upstream.0.pool.idle()), (2, 0));
+    assert_eq!((server.connections(), upstream.0.pools.here().idle()), (2, 0));
 }
 
 #[tokio::test]
