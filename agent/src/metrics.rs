@@ -5,11 +5,11 @@ use std::time::Duration;
 use http::StatusCode;
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::{Registry, Unit},
 };
 use proto::{ServiceName, header};
-use telemetry::Count;
+use telemetry::{Count, Histogram};
 use tunnel::Stalls;
 
 /// The handles. Cheap to clone; the default counts for nobody.
@@ -123,7 +123,7 @@ impl Metrics {
 
     /// A tunnel ended.
     pub fn tunnel_end(&self, reason: &'static str, lifetime: Duration) {
-        self.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }).observe(lifetime.as_secs_f64());
+        self.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }).observe(lifetime);
     }
 
     /// A check of the cluster.
@@ -184,7 +184,7 @@ impl ServiceMetrics {
 
     /// Its answer has begun, this long after it came.
     pub fn answered<B>(&self, response: &http::Response<B>, after: Duration) {
-        self.upstream.observe(after.as_secs_f64());
+        self.upstream.observe(after);
         let failed = response.headers().contains_key(header::ERROR);
         let class = if failed { Class::Failed } else { Class::of(response.status()) };
         self.requests[class as usize].inc();
@@ -209,9 +209,9 @@ impl Default for Metrics {
         Self {
             tunnels: Gauge::default(),
             dials: Family::default(),
-            tunnel_lifetimes: Family::new_with_constructor(|| Histogram::new(LIFETIMES)),
+            tunnel_lifetimes: Family::new_with_constructor(|| Histogram::new(&LIFETIMES)),
             stalls: Stalls::default(),
-            upstream: Family::new_with_constructor(|| Histogram::new(UPSTREAM_TIMES)),
+            upstream: Family::new_with_constructor(|| Histogram::new(&UPSTREAM_TIMES)),
             requests: Family::default(),
             in_flight: Family::default(),
             cluster_up: Gauge::default(),
@@ -223,9 +223,9 @@ impl Default for Metrics {
 }
 
 /// Seconds, as in kas.
-const LIFETIMES: [f64; 8] = [1.0, 10.0, 60.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0];
+static LIFETIMES: [f64; 8] = [1.0, 10.0, 60.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0];
 /// Seconds: from an answer out of a cache to the longest evaluation of Prometheus.
-const UPSTREAM_TIMES: [f64; 13] =
+static UPSTREAM_TIMES: [f64; 13] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0];
 
 #[derive(Clone, Copy)]

@@ -13,12 +13,7 @@ mod suspect;
 mod tracked;
 mod visit;
 
-use std::{
-    convert::Infallible,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use http::{Method, Request, Response};
 use hyper::{body::Incoming, service::service_fn};
@@ -48,7 +43,7 @@ use crate::{
     cors::Cors,
     failure::Failure,
     forward::Forwarder,
-    headers::ExtraHeader,
+    headers::{self, ExtraHeader},
     identity::Identities,
     io::StallGuard,
     metrics::Limit,
@@ -94,9 +89,10 @@ impl Callers {
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let activity = Arc::new(Activity::default());
+        let from = Arc::new(headers::Peer::new(peer.ip()));
         let service = service_fn(|request| {
-            let (callers, busy) = (Arc::clone(self), activity.begin());
-            async move { Ok::<_, Infallible>(callers.answer(request, peer.ip(), busy).await) }
+            let (callers, from, busy) = (Arc::clone(self), Arc::clone(&from), activity.begin());
+            async move { Ok::<_, Infallible>(callers.answer(request, &from, busy).await) }
         });
         let metrics = &self.forwarder.metrics;
         let io = StallGuard::new(io, self.limits.write_stall_timeout, metrics.write_stalls.clone());
@@ -141,7 +137,12 @@ impl Callers {
         builder
     }
 
-    async fn answer(&self, request: Request<Incoming>, peer: IpAddr, busy: Busy) -> Response<Tracked> {
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        peer: &headers::Peer,
+        busy: Busy,
+    ) -> Response<Tracked> {
         let visit = Visit::of(&request, peer, &self.trusted_proxies);
         let page = match self.cors.admit(&request) {
             Ok(page) => page,

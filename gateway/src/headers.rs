@@ -11,67 +11,44 @@ mod sandbox;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
     header::{
-        ACCEPT_RANGES, ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION,
-        CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE, DATE, ETAG,
-        EXPIRES, HOST, LAST_MODIFIED, LOCATION, PRAGMA, RETRY_AFTER, SEC_WEBSOCKET_ACCEPT,
-        SEC_WEBSOCKET_PROTOCOL, TRAILER, TRANSFER_ENCODING, UPGRADE, VARY, VIA, WARNING,
-        X_CONTENT_TYPE_OPTIONS,
+        ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_ENCODING,
+        CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE, ETAG, EXPIRES, HOST,
+        LAST_MODIFIED, LOCATION, PRAGMA, RETRY_AFTER, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, TRAILER,
+        TRANSFER_ENCODING, UPGRADE, VARY, VIA, WARNING, X_CONTENT_TYPE_OPTIONS,
     },
 };
 use proto::{Reason, ServiceName, border, impersonation};
 
 pub use self::extra::ExtraHeader;
-pub use self::forwarded::Way;
+pub use self::forwarded::{Peer, Way};
 use crate::{failure::Failure, identity::AccessAs};
 
 /// Meant for kas.
-static CONSUMED: [HeaderName; 5] = [
-    AUTHORIZATION,
-    COOKIE,
-    HeaderName::from_static("gitlab-agent-id"),
-    HeaderName::from_static("x-csrf-token"),
-    proto::header::REQUEST_ID,
-];
+const CONSUMED: [&str; 5] = ["authorization", "cookie", "gitlab-agent-id", "x-csrf-token", "x-request-id"];
 
 /// Where a message ends and what it is: their twins are refused, too.
 static FRAMING: [HeaderName; 4] = [CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE];
 
 /// What a response may bring along.
-static ALLOWED_IN_RESPONSE: [HeaderName; 23] = [
-    ACCEPT_RANGES,
-    ALLOW,
-    CACHE_CONTROL,
-    CONTENT_DISPOSITION,
-    CONTENT_ENCODING,
-    CONTENT_LANGUAGE,
-    CONTENT_LENGTH,
-    CONTENT_RANGE,
-    CONTENT_TYPE,
-    DATE,
-    ETAG,
-    EXPIRES,
-    LAST_MODIFIED,
-    LOCATION,
-    PRAGMA,
-    RETRY_AFTER,
-    TRAILER,
-    VARY,
-    VIA,
-    WARNING,
-    HeaderName::from_static("audit-id"),
-    HeaderName::from_static("x-kubernetes-pf-flowschema-uid"),
-    HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid"),
-];
+fn is_allowed_in_response(name: &HeaderName) -> bool {
+    match *name {
+        ACCEPT_RANGES | ALLOW | CACHE_CONTROL | CONTENT_DISPOSITION | CONTENT_ENCODING | CONTENT_LANGUAGE
+        | CONTENT_LENGTH | CONTENT_RANGE | CONTENT_TYPE | DATE | ETAG | EXPIRES | LAST_MODIFIED
+        | LOCATION | PRAGMA | RETRY_AFTER | TRAILER | VARY | VIA | WARNING => true,
+        _ => matches!(
+            name.as_str(),
+            "audit-id" | "x-kubernetes-pf-flowschema-uid" | "x-kubernetes-pf-prioritylevel-uid"
+        ),
+    }
+}
 
 /// And that of a 101 besides.
-static ALLOWED_IN_UPGRADE: [HeaderName; 6] = [
-    CONNECTION,
-    UPGRADE,
-    SEC_WEBSOCKET_ACCEPT,
-    SEC_WEBSOCKET_PROTOCOL,
-    HeaderName::from_static("x-stream-protocol-version"),
-    HeaderName::from_static("x-accept-stream-protocol-versions"),
-];
+fn is_allowed_in_upgrade(name: &HeaderName) -> bool {
+    match *name {
+        CONNECTION | UPGRADE | SEC_WEBSOCKET_ACCEPT | SEC_WEBSOCKET_PROTOCOL => true,
+        _ => matches!(name.as_str(), "x-stream-protocol-version" | "x-accept-stream-protocol-versions"),
+    }
+}
 
 /// What kas says in a request, whatever its caller said.
 #[derive(Clone, Copy, Debug)]
@@ -101,17 +78,13 @@ pub fn to_agent(headers: &mut HeaderMap, stamp: Stamp<'_>) -> Result<(), Failure
 
     let upgrade = border::upgrade(headers);
     border::strip(headers);
-    let consumed: Vec<HeaderName> = headers.keys().filter(|name| is_consumed(name)).cloned().collect();
-    for name in consumed {
-        headers.remove(name);
-    }
+    border::remove_where(headers, |name| is_consumed(name) || forwarded::is_forwarded(name));
     if let Some(protocol) = upgrade {
         headers.insert(UPGRADE, protocol);
     }
     stamp.way.write(headers);
     headers.append(VIA, via(stamp.version));
-    let service = HeaderValue::from_str(stamp.service.as_str()).expect("a service name is a header value");
-    headers.insert(proto::header::SERVICE, service);
+    headers.insert(proto::header::SERVICE, stamp.service.into());
     headers.insert(proto::header::REQUEST_ID, stamp.request_id.clone());
     if let AccessAs::Impersonate { headers: who, .. } = stamp.access_as {
         headers.extend(who.clone());
@@ -121,15 +94,12 @@ pub fn to_agent(headers: &mut HeaderMap, stamp: Stamp<'_>) -> Result<(), Failure
 
 /// Makes an agent's response headers those of the answer to the caller. `extra`: what the operator allows besides.
 pub fn to_caller(headers: &mut HeaderMap, upgraded: bool, extra: &[ExtraHeader], request_id: &HeaderValue) {
-    let allowed = |name: &HeaderName| {
-        ALLOWED_IN_RESPONSE.contains(name)
-            || (upgraded && ALLOWED_IN_UPGRADE.contains(name))
-            || extra.iter().any(|extra| extra.name() == name)
-    };
-    let refused: Vec<HeaderName> = headers.keys().filter(|name| !allowed(name)).cloned().collect();
-    for name in refused {
-        headers.remove(name);
-    }
+    border::remove_where(headers, |name| {
+        let allowed = is_allowed_in_response(name)
+            || (upgraded && is_allowed_in_upgrade(name))
+            || extra.iter().any(|extra| extra.name() == name);
+        !allowed
+    });
     // Only within this origin: another would send the caller, and perhaps its token, elsewhere.
     if !headers.get_all(LOCATION).iter().all(within_origin) {
         headers.remove(LOCATION);
@@ -153,7 +123,7 @@ fn via(version: Version) -> HeaderValue {
 
 /// Meant for kas, or a claim of identity that only a proxy of the cluster's own may make (`X-Remote-User`).
 fn is_consumed(name: &HeaderName) -> bool {
-    CONSUMED.contains(name) || name.as_str().starts_with("x-remote-")
+    CONSUMED.contains(&name.as_str()) || name.as_str().starts_with("x-remote-")
 }
 
 /// Whether a `Location` is a path, or relative to one as in Go's redirects (`logs/`). Browsers read `\\` as `/` and drop
@@ -173,7 +143,7 @@ fn refuse_twins(headers: &HeaderMap) -> Result<(), Failure> {
         let name = name.replace('_', "-");
         is_sensitive(&name) || FRAMING.iter().any(|known| name == known.as_str())
     };
-    match headers.keys().find(|name| name.as_str().contains('_') && sensitive(name.as_str())) {
+    match headers.keys().find(|name| name.as_str().as_bytes().contains(&b'_') && sensitive(name.as_str())) {
         Some(name) => {
             Err(Failure::new(Reason::BadRequest, format!("the header {name} is refused: write it with '-'")))
         }
@@ -191,7 +161,7 @@ pub(crate) fn is_sensitive(name: &str) -> bool {
         || name == "forwarded"
         || name == "proxy-authorization"
         || name == HOST.as_str()
-        || CONSUMED.iter().any(|known| name == known.as_str())
+        || CONSUMED.contains(&name)
 }
 
 fn is_impersonation(name: &HeaderName) -> bool {
@@ -217,7 +187,7 @@ mod tests {
             access_as,
             request_id: &HeaderValue::from_static("id-1"),
             version: Version::HTTP_11,
-            way: &Way::of(&headers, [192, 0, 2, 1].into(), &[]),
+            way: &Way::of(&headers, &Peer::new([192, 0, 2, 1].into()), &[]),
         };
         to_agent(&mut headers, stamp).map_err(|failure| failure.reason)?;
         Ok(headers)

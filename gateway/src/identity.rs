@@ -108,11 +108,11 @@ impl Identity {
 
     /// The agent that a URL names, by id or by name.
     pub fn find(&self, id_or_name: &str) -> Option<AgentId> {
-        if let Ok(id) = id_or_name.parse::<AgentId>() {
-            return self.agents.contains_key(&id).then_some(id);
-        }
-
-        self.agents_by_name.get(&id_or_name.parse::<AgentName>().ok()?).copied()
+        // No text is both.
+        self.agents_by_name.get(id_or_name).copied().or_else(|| {
+            let id = id_or_name.parse().ok()?;
+            self.agents.contains_key(&id).then_some(id)
+        })
     }
 
     /// An agent's name.

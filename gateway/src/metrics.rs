@@ -7,11 +7,11 @@ use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::{Registry, Unit},
 };
 use proto::ServiceName;
-use telemetry::Count;
+use telemetry::{Count, Histogram};
 use tunnel::Stalls;
 
 use self::service::Services;
@@ -49,7 +49,7 @@ struct ReasonLabel {
 impl Metrics {
     /// Registers everything.
     pub fn register(registry: &mut Registry) -> Self {
-        let lifetimes: fn() -> Histogram = || Histogram::new(LIFETIMES);
+        let lifetimes: fn() -> Histogram = || Histogram::new(&LIFETIMES);
         let metrics = Self {
             services: Services::register(registry),
             limits: limit::register(registry),
@@ -126,7 +126,7 @@ impl Metrics {
 
     /// A tunnel ended.
     pub fn tunnel_end(&self, reason: &'static str, lifetime: Duration) {
-        self.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }).observe(lifetime.as_secs_f64());
+        self.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }).observe(lifetime);
     }
 }
 
@@ -138,4 +138,4 @@ pub fn render(registry: &Registry) -> String {
 }
 
 /// Seconds: from a handshake that came to nothing to the default of `max_connection_age`, and what is beyond.
-const LIFETIMES: [f64; 8] = [1.0, 10.0, 60.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0];
+static LIFETIMES: [f64; 8] = [1.0, 10.0, 60.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0];

@@ -14,18 +14,14 @@ use crate::{header, trailers};
 ///
 /// `Expect` is among them because each hop says 100 itself, when it begins to read: a hop that passed it on would have
 /// to wait for an answer that a server may never give (RFC 9110 section 10.1.1).
-static HOP_BY_HOP: [HeaderName; 10] = [
-    CONNECTION,
-    EXPECT,
-    HeaderName::from_static("http2-settings"),
-    HeaderName::from_static("proxy-connection"),
-    HeaderName::from_static("keep-alive"),
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    TE,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    match *name {
+        CONNECTION | EXPECT | PROXY_AUTHENTICATE | PROXY_AUTHORIZATION | TE | TRANSFER_ENCODING | UPGRADE => {
+            true
+        }
+        _ => matches!(name.as_str(), "http2-settings" | "proxy-connection" | "keep-alive"),
+    }
+}
 
 /// How a browser gives an API server its token, which cannot set `Authorization` on a WebSocket
 /// (apiserver/pkg/authentication/request/websocket).
@@ -49,15 +45,21 @@ pub fn strip(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
         .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())
         .collect();
-    let ours: Vec<HeaderName> =
-        headers.keys().filter(|name| name.as_str().starts_with(header::PREFIX)).cloned().collect();
-    for name in named.iter().chain(&ours).chain(&HOP_BY_HOP) {
-        headers.remove(name);
-    }
+    remove_where(headers, |name| {
+        is_hop_by_hop(name) || name.as_str().starts_with(header::PREFIX) || named.contains(name)
+    });
     if trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
     strip_bearer(headers);
+}
+
+/// Removes the fields whose name is `gone`. Each name is looked at once: most messages have none of them.
+pub fn remove_where(headers: &mut HeaderMap, gone: impl Fn(&HeaderName) -> bool) {
+    let names: Vec<HeaderName> = headers.keys().filter(|name| gone(name)).cloned().collect();
+    for name in names {
+        headers.remove(name);
+    }
 }
 
 /// Whoever a caller is to kas, it has no credential in the cluster but the one that kas says.

@@ -1,7 +1,13 @@
 //! Newtypes for the things that are named on the wire.
 
-use std::{fmt, str::FromStr};
+use std::{
+    borrow::{Borrow, Cow},
+    fmt,
+    str::FromStr,
+    sync::Arc,
+};
 
+use http::HeaderValue;
 use serde::{Deserialize, Serialize};
 
 /// Longest name of an agent or a service: a DNS label (RFC 1123).
@@ -36,10 +42,10 @@ impl FromStr for AgentId {
 
 /// The name of an agent: an RFC 1123 label, so that it can stand in a URL as it is.
 ///
-/// A name has at least one character that is not a digit: an id and a name are told apart by their look.
+/// A name has at least one character that is not a digit: an id and a name are told apart by their look. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct AgentName(String);
+pub struct AgentName(Arc<str>);
 
 /// Not a name that an agent can bear.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +76,14 @@ impl FromStr for AgentName {
             return Err(InvalidAgentName(text.to_owned()));
         }
 
-        Ok(Self(text.to_owned()))
+        Ok(Self(text.into()))
+    }
+}
+
+/// A table by name is asked with the text of a URL.
+impl Borrow<str> for AgentName {
+    fn borrow(&self) -> &str {
+        &self.0
     }
 }
 
@@ -84,7 +97,7 @@ impl TryFrom<String> for AgentName {
 
 impl From<AgentName> for String {
     fn from(name: AgentName) -> Self {
-        name.0
+        name.0.as_ref().to_owned()
     }
 }
 
@@ -97,7 +110,7 @@ impl fmt::Display for AgentName {
 /// The name of a request type: `kubernetes`, `prometheus`, `prometheus.thanos`, `control`, …
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct ServiceName(String);
+pub struct ServiceName(Cow<'static, str>);
 
 /// Not the name of a service.
 #[derive(Debug, thiserror::Error)]
@@ -132,7 +145,18 @@ impl FromStr for ServiceName {
             return Err(InvalidServiceName(text.to_owned()));
         }
 
-        Ok(Self(text.to_owned()))
+        // Nearly every request names one of these.
+        let known = [Self::KUBERNETES, Self::PROMETHEUS].into_iter().find(|known| *known == text);
+        Ok(Self(known.map_or_else(|| Cow::Owned(text.to_owned()), Cow::Borrowed)))
+    }
+}
+
+impl From<&ServiceName> for HeaderValue {
+    fn from(name: &ServiceName) -> Self {
+        match &name.0 {
+            Cow::Borrowed(name) => Self::from_static(name),
+            Cow::Owned(name) => Self::from_str(name).expect("a service name is a header value"),
+        }
     }
 }
 
@@ -146,7 +170,7 @@ impl TryFrom<String> for ServiceName {
 
 impl From<ServiceName> for String {
     fn from(name: ServiceName) -> Self {
-        name.0
+        name.0.into_owned()
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
     Body, BodyError, Driver, Settings, Stalls,
     keepalive::Liveness,
     pump::{Pump, Sent},
-    upgrade,
+    settings, upgrade,
     websocket::WebSocket,
 };
 
@@ -238,6 +238,7 @@ fn wire_request(head: &Parts) -> Result<Request<()>, &'static str> {
         *wire.method_mut() = Method::CONNECT;
         wire.extensions_mut().insert(h2::ext::Protocol::from(protocol));
     }
+    settings::unindexed(&mut headers);
     *wire.headers_mut() = headers;
     Ok(wire)
 }

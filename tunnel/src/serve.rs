@@ -23,6 +23,7 @@ use crate::{
     Body, Ended, Keepalive, Settings, Stalls,
     keepalive::Liveness,
     pump::{Pump, Sent},
+    settings,
     upgrade::{self, Upgraded},
     websocket::WebSocket,
 };
@@ -160,6 +161,7 @@ impl Exchange {
         for name in [&CONNECTION, &UPGRADE, &http::header::TRANSFER_ENCODING] {
             answer.headers_mut().remove(name);
         }
+        settings::unindexed(answer.headers_mut());
         let stream = match respond.send_response(answer, bodyless) {
             Ok(stream) => stream,
             Err(error) => return tracing::debug!(%error, "a response could not be sent"),

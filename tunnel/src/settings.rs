@@ -1,6 +1,9 @@
 //! How one tunnel is set up. Both ends set everything explicitly: the libraries' defaults differ by role, and four of
 //! them kill or freeze a whole tunnel (see the tests of this crate).
 
+use http::{HeaderMap, HeaderName};
+use proto::header;
+
 use crate::{Keepalive, Stalls};
 
 /// Half of HTTP/2's largest window.
@@ -16,6 +19,24 @@ const CONNECTION_WINDOW: u32 = 1 << 30;
 /// the count is what they cost. Both ends send small chunks together, so that eight windows of lines of 50 bytes fit, and
 /// a reader that stopped is cut off by kas in the end.
 const DATA_FRAME_BUDGET: usize = 128 << 20;
+
+/// Fields that are another in each message. Indexing them would push out of HPACK's table, which is small, what is the
+/// same each time (RFC 7541 section 7.1.3 knows this for secrets only).
+static UNIQUE: [HeaderName; 4] = [
+    header::REQUEST_ID,
+    header::UPSTREAM_TIME,
+    HeaderName::from_static("audit-id"),
+    HeaderName::from_static("traceparent"),
+];
+
+/// Keeps fields that are another in each message out of the tables at both ends.
+pub(crate) fn unindexed(headers: &mut HeaderMap) {
+    for name in &UNIQUE {
+        if let Some(value) = headers.get_mut(name) {
+            value.set_sensitive(true);
+        }
+    }
+}
 
 /// Streams that the peer reset before we looked at them. h2's default of 20 is a guard of public servers against
 /// rapid reset (CVE-2023-44487) and ends the connection; here the peer is our own server whose callers come and go.

@@ -1,13 +1,17 @@
 //! What is known of a request before anybody looks at what it asks for.
 
-use std::net::IpAddr;
+use std::array;
 
 use http::{HeaderMap, HeaderValue, Request};
 use ipnet::IpNet;
 use proto::header;
 use tokio::time::Instant;
 
-use crate::{failure::Reader, headers::Way, target::Target};
+use crate::{
+    failure::Reader,
+    headers::{Peer, Way},
+    target::Target,
+};
 
 /// Longest request id of a caller that is taken over.
 const MAX_REQUEST_ID: usize = 64;
@@ -27,7 +31,7 @@ pub(super) struct Visit {
 
 impl Visit {
     /// Over a connection from `peer`.
-    pub(super) fn of<B>(request: &Request<B>, peer: IpAddr, trusted: &[IpNet]) -> Self {
+    pub(super) fn of<B>(request: &Request<B>, peer: &Peer, trusted: &[IpNet]) -> Self {
         Self {
             id: request_id(request.headers()),
             started: Instant::now(),
@@ -44,6 +48,12 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
         .get(&header::REQUEST_ID)
         .filter(|id| (1..=MAX_REQUEST_ID).contains(&id.len()) && id.as_bytes().iter().all(plain));
     given.cloned().unwrap_or_else(|| {
-        HeaderValue::from_str(&format!("{:016x}", rand::random::<u64>())).expect("hexadecimal digits")
+        let random = rand::random::<[u8; 8]>();
+        let digit = |nibble: u8| b"0123456789abcdef"[usize::from(nibble)];
+        let digits: [u8; 16] = array::from_fn(|index| {
+            let byte = random[index / 2];
+            digit(if index % 2 == 0 { byte >> 4 } else { byte & 15 })
+        });
+        HeaderValue::from_bytes(&digits).expect("hexadecimal digits")
     })
 }

@@ -8,7 +8,13 @@ use ipnet::IpNet;
 /// What proxies say about the way of a request. All but the first is dropped: nobody behind kas needs it.
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const PREFIX: &str = "x-forwarded-";
-static OTHERS: [HeaderName; 2] = [HeaderName::from_static("forwarded"), HeaderName::from_static("x-real-ip")];
+
+/// Who is at the other end of a connection: made once for all of its requests.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    address: IpAddr,
+    text: HeaderValue,
+}
 
 /// The addresses that a request came through.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +22,15 @@ pub struct Way {
     /// The first that is believed: the caller's.
     pub client: IpAddr,
     /// All that are, the caller's first.
-    hops: Vec<IpAddr>,
+    hops: HeaderValue,
+}
+
+impl Peer {
+    /// At this address.
+    pub fn new(address: IpAddr) -> Self {
+        let address = address.to_canonical();
+        Self { address, text: joined(&[address]) }
+    }
 }
 
 impl Way {
@@ -24,9 +38,12 @@ impl Way {
     ///
     /// `X-Forwarded-For` is read from its end: each entry was written by the proxy behind it, and is believed while
     /// that proxy is `trusted`. What comes before is what a stranger wrote.
-    pub fn of(headers: &HeaderMap, peer: IpAddr, trusted: &[IpNet]) -> Self {
+    pub fn of(headers: &HeaderMap, peer: &Peer, trusted: &[IpNet]) -> Self {
         let believed = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));
-        let mut client = peer.to_canonical();
+        let mut client = peer.address;
+        if !believed(&client) {
+            return Self { client, hops: peer.text.clone() };
+        }
         let mut hops = vec![client];
         for entry in entries(headers) {
             let Some(address) = entry.filter(|_| believed(&client)) else { break };
@@ -34,23 +51,23 @@ impl Way {
             hops.push(address);
         }
         hops.reverse();
-        Self { client, hops }
+        Self { client, hops: joined(&hops) }
     }
 
-    /// Replaces what the request says about its way by what is believed. The API server writes it into its audit log
-    /// (`sourceIPs`).
+    /// Says what is believed, where nothing is said any more. The API server writes it into its audit log (`sourceIPs`).
     pub fn write(&self, headers: &mut HeaderMap) {
-        let said: Vec<HeaderName> = headers.keys().filter(|name| is_forwarded(name)).cloned().collect();
-        for name in said {
-            headers.remove(name);
-        }
-        let hops = self.hops.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
-        headers.insert(X_FORWARDED_FOR, HeaderValue::from_str(&hops).expect("addresses are ASCII"));
+        headers.insert(X_FORWARDED_FOR, self.hops.clone());
     }
 }
 
-fn is_forwarded(name: &HeaderName) -> bool {
-    name.as_str().starts_with(PREFIX) || OTHERS.contains(name)
+fn joined(hops: &[IpAddr]) -> HeaderValue {
+    let text = hops.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
+    HeaderValue::from_str(&text).expect("addresses are ASCII")
+}
+
+/// Whether a header says something about a request's way.
+pub(super) fn is_forwarded(name: &HeaderName) -> bool {
+    name.as_str().starts_with(PREFIX) || matches!(name.as_str(), "forwarded" | "x-real-ip")
 }
 
 /// The last one first; `None` for what is no address.
@@ -70,6 +87,8 @@ fn address(entry: &str) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use proto::border;
+
     use super::*;
 
     fn way(peer: &str, lines: &[&str]) -> (String, String) {
@@ -82,7 +101,8 @@ mod tests {
         headers.insert("x-forwarded-host", "evil.example".parse().unwrap());
         headers.insert("x-real-ip", "1.1.1.1".parse().unwrap());
         headers.insert("accept", "*/*".parse().unwrap());
-        let way = Way::of(&headers, peer.parse().unwrap(), &trusted);
+        let way = Way::of(&headers, &Peer::new(peer.parse().unwrap()), &trusted);
+        border::remove_where(&mut headers, is_forwarded);
         way.write(&mut headers);
         assert_eq!(headers.len(), 2, "{headers:?}");
         (way.client.to_string(), headers["x-forwarded-for"].to_str().unwrap().to_owned())
