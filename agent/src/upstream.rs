@@ -132,7 +132,8 @@ where
                 }
             }
         }
-        let lease = self.0.connector.connect(pool).await?;
+        // Boxed: it is rare, and most of what a request's future would otherwise be moved around with.
+        let lease = Box::pin(self.0.connector.connect(pool)).await?;
 
         self.exchange(lease, request).await.map_err(|failed| failed.error)
     }
