@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -40,8 +40,16 @@ pub struct Bench {
     /// A few cases in two minutes
     #[arg(long)]
     quick: bool,
+    /// Another build to compare with in the same rounds: a directory with a kas and an agentk, after which it is
+    /// named; may be repeated
+    #[arg(long, value_name = "DIRECTORY")]
+    beside: Vec<PathBuf>,
+    /// Only cases of which this is a part of the text ("4 KiB"), or the number of connections ("64"); of several, all
+    /// must fit
+    #[arg(long, value_name = "WORD")]
+    only: Vec<String>,
     /// Instead, count the instructions of one request with valgrind
-    #[arg(long, conflicts_with = "quick")]
+    #[arg(long, conflicts_with_all = ["quick", "beside", "only"])]
     instructions: bool,
     /// How often everything is repeated; 3, or 2 with --quick
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
@@ -73,8 +81,11 @@ impl Bench {
         let repeats = self.rounds.unwrap_or(if self.quick { 2 } else { 3 });
         let rounds = Rounds { repeats, duration: self.duration };
         let mut report = Report::new(self.quick, rounds, usage::load_average());
-        // What was measured before something failed is worth its minutes.
         let result = self.measure(work.path(), &upstream, rounds, &stop, &mut report).await;
+        // What was measured before something failed is worth its minutes.
+        if report.sections.is_empty() {
+            return result;
+        }
         report.finish(usage::load_average(), stop.is_cancelled() || result.is_err());
         crate::say(&report)?;
         report.write(&directory)?;
@@ -89,12 +100,20 @@ impl Bench {
         stop: &CancellationToken,
         report: &mut Report,
     ) -> anyhow::Result<()> {
-        report.sections.push(self.ways(work, upstream, rounds, stop).await?);
+        let sections = &mut report.sections;
+        sections.extend(self.ways(work, upstream, rounds, stop).await?);
+        if !self.quick {
+            sections.extend(self.far(work, upstream, rounds, stop).await?);
+            sections.extend(self.features(work, upstream, rounds, stop).await?);
+        }
+        if !self.only.is_empty() {
+            let words = self.only.join("\" and \"");
+            ensure!(!sections.is_empty(), "there is no case of --only \"{words}\"");
+            return Ok(());
+        }
         if self.quick {
             return Ok(());
         }
-        report.sections.push(far(work, upstream, rounds, stop).await?);
-        report.sections.push(features(work, upstream, rounds, stop).await?);
         for tls in [false, true] {
             for tunnels in IDLE {
                 let measured = idle::measure(work, tunnels, tls);
@@ -111,58 +130,94 @@ impl Bench {
         upstream: &Nginx,
         rounds: Rounds,
         stop: &CancellationToken,
-    ) -> anyhow::Result<Section> {
+    ) -> anyhow::Result<Option<Section>> {
+        let Some(cases) = self.chosen(cases(self.quick)) else { return Ok(None) };
         let mut contestants = vec![Contestant::direct(upstream), Contestant::nginx(work, upstream).await?];
         contestants.extend(Contestant::rathole(work, upstream).await?);
         contestants.push(Contestant::ours("kas", work, &Setup::default(), upstream).await?);
+        for directory in &self.beside {
+            contestants.push(other_build(directory, &contestants, work, upstream).await?);
+        }
         if !self.quick {
             let tls = Setup { tls: true, ..Setup::default() };
             contestants.push(Contestant::ours("kas TLS", work, &tls, upstream).await?);
         }
-        let rows = rounds.run(&contestants, &cases(self.quick), stop).await?;
-        Ok(Section { title: "Ways to the same server", rows })
+        let rows = rounds.run(&contestants, &cases, stop).await?;
+        Ok(Some(Section { title: "Ways to the same server", rows }))
+    }
+
+    /// A tunnel with a round trip of 40 ms: what windows and round trips allow.
+    async fn far(
+        &self,
+        work: &Path,
+        upstream: &Nginx,
+        rounds: Rounds,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<Option<Section>> {
+        let cases = [
+            Case { what: "200 B, one segment", path: "/one/200", connections: 1 },
+            Case { what: "200 B, one segment", path: "/one/200", connections: 64 },
+            Case { what: "100 MB", path: "/bulk", connections: 1 },
+        ];
+        let Some(cases) = self.chosen(cases.to_vec()) else { return Ok(None) };
+        let setup = Setup { delay: DELAY, ..Setup::default() };
+        let contestants = [Contestant::ours("kas, 40 ms", work, &setup, upstream).await?];
+        // A stream needs round trips to come to its speed.
+        let rounds = Rounds { duration: rounds.duration * 3, ..rounds };
+        let rows = rounds.run(&contestants, &cases, stop).await?;
+        Ok(Some(Section { title: "A tunnel with a round trip of 40 ms", rows }))
+    }
+
+    /// What can be switched off or on, each beside kas as it is.
+    async fn features(
+        &self,
+        work: &Path,
+        upstream: &Nginx,
+        rounds: Rounds,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<Option<Section>> {
+        let Some(cases) =
+            self.chosen(vec![Case { what: "200 B, one segment", path: "/one/200", connections: 64 }])
+        else {
+            return Ok(None);
+        };
+        let mut contestants = Vec::new();
+        for (name, setup) in [
+            ("kas as it is", Setup::default()),
+            ("with TLS on both legs", Setup { tls: true, ..Setup::default() }),
+            ("with a policy of 3 rules", Setup { policy: true, ..Setup::default() }),
+            ("with a log line for each request", Setup { debug: true, ..Setup::default() }),
+        ] {
+            contestants.push(Contestant::ours(name, work, &setup, upstream).await?);
+        }
+        let rows = rounds.run(&contestants, &cases, stop).await?;
+        Ok(Some(Section { title: "What a feature costs", rows }))
+    }
+
+    /// Those that were asked for, if there are any.
+    fn chosen(&self, mut cases: Vec<Case>) -> Option<Vec<Case>> {
+        cases.retain(|case| self.only.iter().all(|word| case.is_about(word)));
+        (!cases.is_empty()).then_some(cases)
     }
 }
 
-/// A tunnel with a round trip of 40 ms: what windows and round trips allow.
-async fn far(
+/// A contestant named after the directory of its programs.
+async fn other_build(
+    directory: &Path,
+    contestants: &[Contestant],
     work: &Path,
     upstream: &Nginx,
-    rounds: Rounds,
-    stop: &CancellationToken,
-) -> anyhow::Result<Section> {
-    let setup = Setup { delay: DELAY, ..Setup::default() };
-    let contestants = [Contestant::ours("kas, 40 ms", work, &setup, upstream).await?];
-    let cases = [
-        Case { what: "200 B, one segment", path: "/one/200", connections: 1 },
-        Case { what: "200 B, one segment", path: "/one/200", connections: 64 },
-        Case { what: "100 MB", path: "/bulk", connections: 1 },
-    ];
-    // A stream needs round trips to come to its speed.
-    let rounds = Rounds { duration: rounds.duration * 3, ..rounds };
-    let rows = rounds.run(&contestants, &cases, stop).await?;
-    Ok(Section { title: "A tunnel with a round trip of 40 ms", rows })
-}
-
-/// What can be switched off or on, each beside kas as it is.
-async fn features(
-    work: &Path,
-    upstream: &Nginx,
-    rounds: Rounds,
-    stop: &CancellationToken,
-) -> anyhow::Result<Section> {
-    let mut contestants = Vec::new();
-    for (name, setup) in [
-        ("kas as it is", Setup::default()),
-        ("with TLS on both legs", Setup { tls: true, ..Setup::default() }),
-        ("with a policy of 3 rules", Setup { policy: true, ..Setup::default() }),
-        ("with a log line for each request", Setup { debug: true, ..Setup::default() }),
-    ] {
-        contestants.push(Contestant::ours(name, work, &setup, upstream).await?);
-    }
-    let cases = [Case { what: "200 B, one segment", path: "/one/200", connections: 64 }];
-    let rows = rounds.run(&contestants, &cases, stop).await?;
-    Ok(Section { title: "What a feature costs", rows })
+) -> anyhow::Result<Contestant> {
+    let cannot = || format!("--beside {}", directory.display());
+    let directory = directory.canonicalize().with_context(cannot)?;
+    let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    ensure!(
+        contestants.iter().all(|other| other.name != name),
+        "{}: another way is named {name:?} already; call the directory otherwise",
+        cannot()
+    );
+    let setup = Setup { programs: Some(directory), ..Setup::default() };
+    Contestant::ours(&name, work, &setup, upstream).await
 }
 
 /// Short bodies in one segment and in two writes, and a long one.

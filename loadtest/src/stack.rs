@@ -15,7 +15,7 @@ use rcgen::{CertificateParams, KeyPair};
 use sha2::{Digest as _, Sha256};
 use tokio::{process::Command, time::sleep};
 
-use self::child::{Child, beside};
+use self::child::{Child, find};
 use crate::load::{Target, client::Connection, progress::Counter, target::TargetOptions};
 
 /// The name of the agent.
@@ -38,6 +38,8 @@ pub struct Setup {
     pub delay: Duration,
     /// The port for agents; 0 for any.
     pub agent_port: u16,
+    /// Where both programs are, if not beside this one.
+    pub programs: Option<PathBuf>,
     /// Both programs run in valgrind, which counts their instructions into `kas.callgrind` and `agentk.callgrind`.
     pub callgrind: bool,
 }
@@ -167,7 +169,7 @@ pub async fn answers(target: &Target) -> anyhow::Result<()> {
 }
 
 fn program(name: &str, directory: &Path, setup: &Setup) -> anyhow::Result<Command> {
-    let path = beside(name)?;
+    let path = find(name, setup.programs.as_deref())?;
     if !setup.callgrind {
         return Ok(Command::new(path));
     }

@@ -13,7 +13,9 @@ use super::{nginx::Nginx, rathole::Rathole};
 
 /// One way. Dropping it stops its programs.
 pub(super) struct Contestant {
-    pub(super) name: &'static str,
+    pub(super) name: String,
+    /// Another build of kas and agentk.
+    pub(super) other_build: bool,
     way: Way,
 }
 
@@ -26,24 +28,24 @@ enum Way {
 impl Contestant {
     /// The upstream itself.
     pub(super) fn direct(upstream: &Nginx) -> Self {
-        Self { name: "direct", way: Way::Plain(upstream.shared()) }
+        Self::new("direct", Way::Plain(upstream.shared()))
     }
 
     /// A reverse proxy, and no tunnel.
     pub(super) async fn nginx(directory: &Path, upstream: &Nginx) -> anyhow::Result<Self> {
         let proxy = Nginx::proxy(&directory.join("proxy"), upstream.address).await?;
-        Ok(Self { name: "nginx proxy", way: Way::Plain(proxy) })
+        Ok(Self::new("nginx proxy", Way::Plain(proxy)))
     }
 
     /// A tunnel of bytes, where it is installed.
     pub(super) async fn rathole(directory: &Path, upstream: &Nginx) -> anyhow::Result<Option<Self>> {
         let rathole = Rathole::start(&directory.join("rathole"), free_port()?, upstream.address).await?;
-        Ok(rathole.map(|rathole| Self { name: "rathole", way: Way::Rathole(rathole) }))
+        Ok(rathole.map(|rathole| Self::new("rathole", Way::Rathole(rathole))))
     }
 
     /// kas and agentk.
     pub(super) async fn ours(
-        name: &'static str,
+        name: &str,
         directory: &Path,
         setup: &Setup,
         upstream: &Nginx,
@@ -53,7 +55,12 @@ impl Contestant {
             let agentk = kas.agentk(setup, upstream.address, "/one/200").await?;
             anyhow::Ok(Way::Ours { kas, agentk })
         };
-        Ok(Self { name, way: start.await.with_context(|| name.to_owned())? })
+        let way = start.await.with_context(|| name.to_owned())?;
+        Ok(Self { other_build: setup.programs.is_some(), ..Self::new(name, way) })
+    }
+
+    fn new(name: &str, way: Way) -> Self {
+        Self { name: name.to_owned(), other_build: false, way }
     }
 
     /// What to send for a path of the upstream.
@@ -87,6 +94,6 @@ impl Contestant {
 
     /// Waits until it answers.
     pub(super) async fn ready(&self) -> anyhow::Result<()> {
-        answers(&self.target("/one/200")?).await.context(self.name)
+        answers(&self.target("/one/200")?).await.with_context(|| self.name.clone())
     }
 }

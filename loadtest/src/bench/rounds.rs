@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     contestant::Contestant,
-    summary::{self, Row},
+    summary::{self, Row, Samples},
 };
 use crate::{
     bulk::BUFFER,
@@ -38,6 +38,11 @@ pub(super) struct Sample {
 }
 
 impl Case {
+    /// Whether a word of `--only` is a part of its text, or its number of connections.
+    pub(super) fn is_about(&self, word: &str) -> bool {
+        self.what.contains(word) || self.connections.to_string() == word
+    }
+
     /// Long bodies are measured by bytes, and short ones by requests.
     pub(super) fn is_bulk(&self) -> bool {
         self.path == "/bulk"
@@ -63,18 +68,18 @@ impl Rounds {
         for contestant in contestants {
             contestant.ready().await?;
         }
-        let none = || contestants.iter().map(|one| (one.name, Vec::new())).collect::<Vec<_>>();
+        let none = || contestants.iter().map(Samples::none).collect::<Vec<_>>();
         let mut samples: Vec<_> = cases.iter().map(|case| (*case, none())).collect();
         let bar = ProgressBar::new(u64::from(self.repeats) * cases.len() as u64);
         'all: for _ in 0..self.repeats {
             for (case, of_case) in &mut samples {
-                for (contestant, (_, rounds)) in contestants.iter().zip(of_case) {
+                for (contestant, samples) in contestants.iter().zip(of_case) {
                     let sample = sample(contestant, case, self.duration, stop).await?;
                     // What was cut short is no sample.
                     if stop.is_cancelled() {
                         break 'all;
                     }
-                    rounds.push(sample);
+                    samples.rounds.push(sample);
                 }
                 bar.inc(1);
             }
@@ -129,5 +134,17 @@ impl Sample {
     /// Requests or megabytes a second.
     pub(super) fn speed(&self, case: &Case) -> f64 {
         if case.is_bulk() { self.megabytes_per_second } else { self.per_second }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_chosen_by_a_part_of_their_text_or_by_connections() {
+        let case = Case { what: "200 B, two writes", path: "/two/200", connections: 64 };
+        assert!(["two writes", "200 B", "64"].iter().all(|word| case.is_about(word)));
+        assert!(!["6", "4", "one segment", "100 MB"].iter().any(|word| case.is_about(word)));
     }
 }

@@ -11,14 +11,15 @@ pub struct Table {
 
 impl Table {
     /// Without rows yet.
-    pub fn new<const N: usize>(headings: [&str; N]) -> Self {
-        Self { headings: headings.map(str::to_owned).to_vec(), rows: Vec::new() }
+    pub fn new<'a>(headings: impl IntoIterator<Item = &'a str>) -> Self {
+        Self { headings: headings.into_iter().map(str::to_owned).collect(), rows: Vec::new() }
     }
 
     /// One more row, of as many cells as there are headings.
-    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        assert_eq!(N, self.headings.len(), "a cell for each heading");
-        self.rows.push(cells.to_vec());
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let cells: Vec<_> = cells.into_iter().collect();
+        assert_eq!(cells.len(), self.headings.len(), "a cell for each heading");
+        self.rows.push(cells);
     }
 
     /// Whether there are rows.

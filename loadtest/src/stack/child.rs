@@ -25,9 +25,12 @@ pub struct Child {
     pid: u32,
 }
 
-/// Where a program of this workspace is: beside this one.
-pub fn beside(name: &str) -> anyhow::Result<PathBuf> {
-    let path = std::env::current_exe()?.with_file_name(name);
+/// Where a program of this workspace is: in `directory`, or beside this one.
+pub fn find(name: &str, directory: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let path = match directory {
+        Some(directory) => directory.join(name),
+        None => std::env::current_exe()?.with_file_name(name),
+    };
     ensure!(path.exists(), "{} is missing: build it with `make build`", path.display());
     Ok(path)
 }
