@@ -9,7 +9,7 @@ use proto::border;
 /// Makes kas's headers those of a request to a server near us. True if it asks for an upgrade.
 ///
 /// Whoever the caller is to kas, nothing of it is a credential here.
-pub(crate) fn to_upstream(headers: &mut HeaderMap) -> bool {
+pub fn to_upstream(headers: &mut HeaderMap) -> bool {
     let upgrade = border::upgrade(headers);
     border::strip(headers);
     headers.remove(AUTHORIZATION);
@@ -30,7 +30,7 @@ pub(crate) fn to_upstream(headers: &mut HeaderMap) -> bool {
 }
 
 /// Makes a server's headers those of the answer to kas.
-pub(crate) fn from_upstream(headers: &mut HeaderMap) {
+pub fn from_upstream(headers: &mut HeaderMap) {
     // A 101 keeps what it switches to: the tunnel carries it on.
     let upgrade = border::upgrade(headers);
     border::strip(headers);

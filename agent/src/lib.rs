@@ -23,7 +23,7 @@ pub mod cluster;
 pub mod connect;
 mod dispatch;
 pub mod handlers;
-mod headers;
+pub mod headers;
 pub mod health;
 pub mod metrics;
 pub mod policy;

@@ -32,11 +32,11 @@ pub use self::{
     budget::Budget,
     idle::Busy,
     tracked::{Places, Tracked, Tracking, Turn},
+    visit::Visit,
 };
 use self::{
     idle::{Activity, Open},
     passage::Passage,
-    visit::Visit,
 };
 use crate::{
     config::Limits,

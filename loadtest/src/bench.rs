@@ -3,6 +3,7 @@
 //! ```text
 //!   contestants: direct, nginx proxy, rathole, kas plain, kas TLS        (programs of this machine)
 //!        └─► rounds: case × contestant, interleaved ─► summary: medians, ratios within a round ─► report
+//!   steps: functions, each timed alone
 //!   idle: memory of tunnels without requests           instructions: of one request, counted by valgrind
 //! ```
 
@@ -13,6 +14,7 @@ mod nginx;
 mod rathole;
 mod report;
 mod rounds;
+mod steps;
 mod summary;
 
 use std::{
@@ -28,6 +30,7 @@ use self::{
     nginx::Nginx,
     report::{Report, Section},
     rounds::{Case, Rounds},
+    steps::Step,
 };
 use crate::stack::{Setup, usage};
 
@@ -51,6 +54,9 @@ pub struct Bench {
     /// Instead, count the instructions of one request with valgrind
     #[arg(long, conflicts_with_all = ["quick", "beside", "only"])]
     instructions: bool,
+    /// Only what the steps of a request cost, each timed alone in this process
+    #[arg(long, conflicts_with_all = ["quick", "beside", "only", "instructions"])]
+    steps: bool,
     /// How often everything is repeated; 3, or 2 with --quick
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
@@ -74,6 +80,9 @@ impl Bench {
         std::fs::create_dir_all(&self.directory).with_context(cannot)?;
         let directory = self.directory.canonicalize()?;
         let work = tempfile::Builder::new().prefix("run-").tempdir_in(&directory)?;
+        if self.steps {
+            return Ok(crate::say(&steps::table(&time_steps(work.path()).await?))?);
+        }
         let upstream = Nginx::upstream(&work.path().join("upstream")).await?;
         if self.instructions {
             return instructions::run(work.path(), &upstream, &directory, &stop).await;
@@ -111,6 +120,7 @@ impl Bench {
             ensure!(!sections.is_empty(), "there is no case of --only \"{words}\"");
             return Ok(());
         }
+        report.steps = time_steps(work).await?;
         if self.quick {
             return Ok(());
         }
@@ -218,6 +228,11 @@ async fn other_build(
     );
     let setup = Setup { programs: Some(directory), ..Setup::default() };
     Contestant::ours(&name, work, &setup, upstream).await
+}
+
+async fn time_steps(work: &Path) -> anyhow::Result<Vec<Step>> {
+    let directory = work.join("steps");
+    tokio::task::spawn_blocking(move || steps::measure(&directory)).await?
 }
 
 /// Short bodies in one segment and in two writes, and a long one.

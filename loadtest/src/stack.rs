@@ -239,7 +239,8 @@ observability:
 identity: {file: identity.yaml}
 ";
 
-const IDENTITY: &str = "\
+/// One agent and one caller; the hashes of their tokens are to be put in.
+pub(crate) const IDENTITY: &str = "\
 agents:
 - {id: 1, name: bench, tokens: [\"AGENT_HASH\"]}
 callers:
@@ -247,7 +248,7 @@ callers:
 ";
 
 /// A rule for each thing that a policy may look at, the last of which lets everything in.
-const POLICY: &str = "\
+pub(crate) const POLICY: &str = "\
 rules:
 - {name: no-secrets, action: deny, services: [kubernetes], resources: [secrets]}
 - {name: no-shells, action: deny, services: [kubernetes], resources: [pods/exec, pods/attach]}

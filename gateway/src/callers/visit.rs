@@ -18,20 +18,20 @@ const MAX_REQUEST_ID: usize = 64;
 
 /// One request as it came in.
 #[derive(Debug)]
-pub(super) struct Visit {
+pub struct Visit {
     /// Names the request in the answer and in all logs.
-    pub(super) id: HeaderValue,
+    pub id: HeaderValue,
     /// When its head was here.
-    pub(super) started: Instant,
+    pub started: Instant,
     /// Where it came from.
-    pub(super) way: Way,
+    pub way: Way,
     /// Who will read an error.
-    pub(super) reader: Reader,
+    pub reader: Reader,
 }
 
 impl Visit {
     /// Over a connection from `peer`.
-    pub(super) fn of<B>(request: &Request<B>, peer: &Peer, trusted: &[IpNet]) -> Self {
+    pub fn of<B>(request: &Request<B>, peer: &Peer, trusted: &[IpNet]) -> Self {
         Self {
             id: request_id(request.headers()),
             started: Instant::now(),

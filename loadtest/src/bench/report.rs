@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::{
     idle::Idle,
     rounds::Rounds,
+    steps::{self, Step},
     summary::{Row, table},
 };
 use crate::load::{
@@ -25,6 +26,7 @@ pub(super) struct Report {
     load_average_after: f64,
     interrupted: bool,
     pub(super) sections: Vec<Section>,
+    pub(super) steps: Vec<Step>,
     pub(super) idle: Vec<Idle>,
 }
 
@@ -46,6 +48,7 @@ impl Report {
             load_average_after: f64::NAN,
             interrupted: false,
             sections: Vec::new(),
+            steps: Vec::new(),
             idle: Vec::new(),
         }
     }
@@ -81,6 +84,9 @@ impl fmt::Display for Report {
                     write!(f, "\n{table}")?;
                 }
             }
+        }
+        if !self.steps.is_empty() {
+            write!(f, "\n### What a request's steps cost\n\n{}", steps::table(&self.steps))?;
         }
         if self.idle.is_empty() {
             return Ok(());
