@@ -8,10 +8,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::load::{
     Failure, Options, Plan, Report, Target,
-    client::Connection,
     options::Verdict,
     progress::{Counter, Progress},
     target::TargetOptions,
+    workers::Link,
 };
 
 /// Send requests and measure their answers
@@ -69,17 +69,14 @@ pub(crate) async fn measure(
 
 /// One request, so that a target that is dead, or refuses, gets no more than that.
 pub(crate) async fn first(target: &Target, plan: &Plan) -> anyhow::Result<()> {
-    let exchange = async {
-        let mut connection = Connection::open(target, plan.buffer, Counter::default()).await?;
-        connection.exchange(&target.requests()[0]).await
-    };
+    let (mut link, counter) = (Link::None, Counter::default());
+    let exchange = plan.exchange(target, &mut link, &target.requests()[0], &counter);
     let answer = timeout(plan.timeout, exchange).await.unwrap_or(Err(Failure::TimedOut));
-    let (head, _) = answer.with_context(|| format!("1 of 1 requests to {} failed", target.name()))?;
+    let status = answer.with_context(|| format!("1 of 1 requests to {} failed", target.name()))?;
     ensure!(
-        plan.accepts(head.status),
-        "1 of 1 requests to {} failed: status {}; nothing else was sent",
-        target.name(),
-        head.status
+        plan.accepts(status),
+        "1 of 1 requests to {} failed: status {status}; nothing else was sent",
+        target.name()
     );
     Ok(())
 }

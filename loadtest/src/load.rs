@@ -3,7 +3,7 @@
 //! ```text
 //!   Target (what to send) ─┐
 //!   Plan (how much)        ├─► workers: a thread per core, many connections each ─► Tally ─► Report
-//!   Schedule (when)       ─┘        client: one HTTP/1.1 connection                     ├─► table, JSON
+//!   Schedule (when)       ─┘        client, session: one connection                    ├─► table, JSON
 //!                                                                                       └─► plot (SVG)
 //! ```
 
@@ -14,6 +14,7 @@ pub mod plot;
 pub mod progress;
 pub mod report;
 pub mod schedule;
+pub mod session;
 pub mod table;
 pub mod tally;
 pub mod target;

@@ -36,6 +36,7 @@ mod merge;
 mod objects;
 mod openapi;
 mod pods;
+mod port_forward;
 mod prometheus;
 mod protobuf;
 mod request;
@@ -49,6 +50,7 @@ mod store;
 mod table;
 mod view;
 mod watcher;
+mod websocket;
 
 /// A running simulated cluster. Dropping it stops it without waiting; [`Self::shutdown`] waits.
 #[derive(Debug)]
@@ -100,7 +102,7 @@ impl Simulator {
         format!("http://{}{}", self.address, prometheus::PREFIX)
     }
 
-    /// How many watches, followed logs and exec sessions are open, to see that hanging up arrives here.
+    /// How many watches, followed logs, exec sessions and forwarded ports are open, to see that hanging up arrives here.
     pub fn open_streams(&self) -> watch::Receiver<usize> {
         self.cluster.open_streams()
     }

@@ -196,7 +196,7 @@ impl Scene {
     }
 
     fn lease(&self) -> Choice<()> {
-        self.tunnels.choose(self.to.agent, &self.to.service, self.to.class, &[])
+        self.tunnels.choose(self.to.agent, &self.to.service, self.to.class, &[], None)
     }
 
     /// Like that of kas, with as many fields.

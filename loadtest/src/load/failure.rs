@@ -15,6 +15,10 @@ pub enum Failure {
     Closed,
     /// What came is not HTTP/1.1.
     Malformed(String),
+    /// Another answer than 101 where there was to be a session.
+    NotUpgraded(u16),
+    /// A session ended, for the reason that it gives.
+    Session(String),
     /// Anything else that a socket says.
     Io(io::ErrorKind),
 }
@@ -47,6 +51,8 @@ impl fmt::Display for Failure {
             Self::TimedOut => f.write_str("no answer in time"),
             Self::Closed => f.write_str("connection closed before the end of the answer"),
             Self::Malformed(reason) => write!(f, "not HTTP/1.1: {reason}"),
+            Self::NotUpgraded(status) => write!(f, "status {status} instead of 101"),
+            Self::Session(reason) => write!(f, "the session ended: {reason}"),
             Self::Io(kind) => write!(f, "{kind}"),
         }
     }

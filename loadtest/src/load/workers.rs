@@ -20,6 +20,7 @@ use super::{
     client::Connection,
     progress::Counter,
     schedule::{Due, Schedule},
+    session::Session,
 };
 
 /// Whoever cannot connect waits before it tries again: a dead target is not to be hammered.
@@ -48,6 +49,18 @@ pub struct Plan {
     pub fresh: bool,
     /// The only status that is no error; without it, all below 400.
     pub expected: Option<u16>,
+    /// Instead of asking again and again, ask for an upgrade, and send so many bytes through it, which come back.
+    pub echo: Option<usize>,
+}
+
+/// What a connection is between two exchanges.
+#[derive(Default)]
+pub(crate) enum Link {
+    /// It has to be opened.
+    #[default]
+    None,
+    Requests(Connection),
+    Session(Box<Session>),
 }
 
 impl Default for Plan {
@@ -64,6 +77,7 @@ impl Default for Plan {
             buffer: 16 * 1024,
             fresh: false,
             expected: None,
+            echo: None,
         }
     }
 }
@@ -83,6 +97,36 @@ impl Plan {
     /// Whether an answer is what was asked for.
     pub fn accepts(&self, status: u16) -> bool {
         self.expected.map_or(status < 400, |expected| status == expected)
+    }
+
+    /// One request and its answer, or what is sent through a session and comes back. The status of the answer. `link`
+    /// is kept for the next one if it can be.
+    pub(crate) async fn exchange(
+        &self,
+        target: &Target,
+        link: &mut Link,
+        request: &[u8],
+        counter: &Counter,
+    ) -> Result<u16, Failure> {
+        let before = std::mem::take(link);
+        if let Some(bytes) = self.echo {
+            let mut session = match before {
+                Link::Session(session) => session,
+                _ => Box::new(Session::open(target, request, counter.clone()).await?),
+            };
+            session.echo(bytes).await?;
+            *link = Link::Session(session);
+            return Ok(101);
+        }
+        let mut connection = match before {
+            Link::Requests(connection) => connection,
+            _ => Connection::open(target, self.buffer, counter.clone()).await?,
+        };
+        let (head, _) = connection.exchange(request).await?;
+        if head.reusable && !self.fresh {
+            *link = Link::Requests(connection);
+        }
+        Ok(head.status)
     }
 
     /// Sends the requests, and returns after the last answer, or at once when `stop` is cancelled. What was under way
@@ -145,7 +189,7 @@ impl Worker {
     async fn connection(&self, index: usize) {
         let mut random = SmallRng::seed_from_u64(self.plan.seed.wrapping_add(index as u64));
         let mut schedule = Schedule::new(self.plan.rate, self.plan.connections, self.begin, random.random());
-        let mut connection = None;
+        let mut link = Link::None;
         loop {
             let now = Instant::now();
             if now >= self.end {
@@ -168,7 +212,8 @@ impl Worker {
             } else {
                 &requests[random.random_range(0..requests.len())]
             };
-            let exchange = timeout(self.plan.timeout, self.exchange(&mut connection, request)).await;
+            let exchange = self.plan.exchange(&self.target, &mut link, request, &self.counter);
+            let exchange = timeout(self.plan.timeout, exchange).await;
             let result = exchange.unwrap_or(Err(Failure::TimedOut));
             let now = Instant::now();
             match result {
@@ -177,10 +222,10 @@ impl Worker {
                     self.tally.borrow_mut().answered(since, now, status, self.plan.accepts(status));
                 }
                 Err(failure) => {
-                    connection = None;
+                    link = Link::None;
                     self.counter.failed();
                     self.tally.borrow_mut().failed(now, &failure);
-                    if matches!(failure, Failure::Connect(_)) {
+                    if matches!(failure, Failure::Connect(_) | Failure::NotUpgraded(_)) {
                         sleep(RECONNECT.min(self.end.saturating_duration_since(now))).await;
                     }
                 }
@@ -189,17 +234,5 @@ impl Worker {
         for due in schedule.unsent(self.end).filter(|due| *due >= self.start) {
             self.tally.borrow_mut().not_sent(due);
         }
-    }
-
-    async fn exchange(&self, slot: &mut Option<Connection>, request: &[u8]) -> Result<u16, Failure> {
-        let mut connection = match slot.take() {
-            Some(connection) => connection,
-            None => Connection::open(&self.target, self.plan.buffer, self.counter.clone()).await?,
-        };
-        let (head, _) = connection.exchange(request).await?;
-        if head.reusable && !self.plan.fresh {
-            *slot = Some(connection);
-        }
-        Ok(head.status)
     }
 }

@@ -29,7 +29,7 @@ impl Cluster {
     }
 }
 
-/// A watch, a followed log or an exec session while it lasts.
+/// A watch, a followed log, an exec session or a forwarded port while it lasts.
 #[derive(Debug)]
 pub(crate) struct OpenStream(Arc<Cluster>);
 

@@ -12,6 +12,7 @@ use super::fields::text;
 use super::json_patch;
 use super::logs;
 use super::merge::{Lists, merge};
+use super::port_forward;
 use super::request::{self, Call};
 use super::resources::Resource;
 use super::response::{self, Reply};
@@ -42,8 +43,9 @@ pub(crate) async fn answer(call: Call, target: Target) -> Result<Reply, Failure>
         (None, _, Method::DELETE) => delete(call, resource, &key).await,
         (Some("log"), "pods", Method::GET) => logs::answer(&call, &key),
         (Some("exec"), "pods", Method::GET | Method::POST) => exec::answer(call, &key),
+        (Some("portforward"), "pods", Method::GET | Method::POST) => port_forward::answer(call, &key),
         (Some("scale"), "deployments", method) => scale::answer(call, method, &key).await,
-        (None | Some("log" | "exec"), _, _) => Err(Failure::method_not_allowed()),
+        (None | Some("log" | "exec" | "portforward"), _, _) => Err(Failure::method_not_allowed()),
         (Some(_), _, _) => Err(Failure::no_such_path()),
     }
 }

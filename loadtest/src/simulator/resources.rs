@@ -64,6 +64,13 @@ pub(crate) static PODS: Resource = Resource {
             kind: "PodExecOptions",
             verbs: &["create", "get"],
         },
+        Subresource {
+            name: "portforward",
+            group: "",
+            version: "v1",
+            kind: "PodPortForwardOptions",
+            verbs: &["create", "get"],
+        },
         Subresource { name: "log", group: "", version: "v1", kind: "Pod", verbs: &["get"] },
     ],
     ..core("pods", "pod", "Pod")

@@ -4,31 +4,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
-use hyper::upgrade::Upgraded;
-use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
+use super::super::websocket::{Socket, Version};
 use super::terminal::{Line, Terminal};
-
-/// The version of the protocol; only version 5 can close stdin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Version {
-    V4,
-    V5,
-}
-
-impl Version {
-    pub(super) fn protocol(self) -> &'static str {
-        match self {
-            Self::V4 => "v4.channel.k8s.io",
-            Self::V5 => "v5.channel.k8s.io",
-        }
-    }
-}
 
 /// What the caller asked for.
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +39,6 @@ pub(super) enum Outcome {
 /// The client went away, or the simulator stops.
 #[derive(Debug)]
 pub(super) struct HungUp;
-
-type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
 #[derive(Debug)]
 pub(super) struct Session {
