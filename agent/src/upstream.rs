@@ -53,7 +53,7 @@ pub struct Settings {
     /// 60 s: below the 90 s of the API server (`IdleTimeout` in apiserver/pkg/server/secure_serving.go), so that it
     /// is the agent that closes, and rarely a request that finds out.
     pub idle_timeout: Duration,
-    /// How many unused connections are kept on each core.
+    /// How many unused connections are kept on each core for that long. More than that wait for two seconds.
     ///
     /// 64: each holds some 30 kB here and two goroutines at the server; with fewer, a burst of short requests pays
     /// for a TLS handshake each.

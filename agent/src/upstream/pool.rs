@@ -23,6 +23,12 @@ use hyper::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+/// How long unused connections beyond those that are kept may wait: in a burst each of them is used again at once, and
+/// closing it would make every request of the burst pay for a new one.
+const SURPLUS_TIMEOUT: Duration = Duration::from_secs(2);
+/// How many unused connections there may be at all.
+const MAX_SURPLUS: usize = 1024;
+
 pub(super) struct Pool<B> {
     max_idle: usize,
     idle_timeout: Duration,
@@ -64,7 +70,7 @@ impl<B> Pool<B> {
     /// A connection that is ready now.
     pub(super) fn take(&self, now: Instant) -> Option<Lease<B>> {
         let mut state = self.state.lock();
-        state.expire(now, self.idle_timeout);
+        state.expire(now, self.idle_timeout, self.max_idle);
         while let Some(idle) = state.idle.pop() {
             if idle.lease.sender.is_ready() {
                 return Some(idle.lease);
@@ -100,8 +106,8 @@ impl<B> Pool<B> {
 
     fn park(&self, lease: Lease<B>, now: Instant) {
         let mut state = self.state.lock();
-        state.expire(now, self.idle_timeout);
-        if lease.link.generation == state.generation && state.idle.len() < self.max_idle {
+        state.expire(now, self.idle_timeout, self.max_idle);
+        if lease.link.generation == state.generation && state.idle.len() < MAX_SURPLUS {
             state.idle.push(Idle { since: now, lease });
         }
     }
@@ -113,9 +119,12 @@ impl<B> Pool<B> {
 }
 
 impl<B> State<B> {
-    fn expire(&mut self, now: Instant, timeout: Duration) {
-        let expired = self.idle.partition_point(|idle| now.duration_since(idle.since) >= timeout);
-        self.idle.drain(..expired);
+    fn expire(&mut self, now: Instant, timeout: Duration, max_idle: usize) {
+        let unused = |idle: &Idle<B>| now.duration_since(idle.since);
+        let surplus = &self.idle[..self.idle.len().saturating_sub(max_idle)];
+        let surplus = surplus.partition_point(|idle| unused(idle) >= SURPLUS_TIMEOUT);
+        let expired = self.idle.partition_point(|idle| unused(idle) >= timeout);
+        self.idle.drain(..expired.max(surplus));
     }
 }
 

@@ -51,7 +51,26 @@ async fn a_connection_in_use_is_not_shared() {
     for response in [first, second, third] {
         text(response).await;
     }
-    idle(&upstream, 2).await;
+    idle(&upstream, 3).await;
+}
+
+#[tokio::test]
+async fn after_a_burst_the_surplus_expires_first() {
+    let server = large().await;
+    let upstream = upstream(&server.url, Settings { max_idle: 2, ..Settings::default() });
+    let burst = [send(&upstream).await, send(&upstream).await, send(&upstream).await, send(&upstream).await];
+    for response in burst {
+        text(response).await;
+    }
+    idle(&upstream, 4).await;
+
+    let pool = upstream.0.pools.here();
+    let lease = pool.take(Instant::now() + Duration::from_secs(1)).unwrap();
+    assert_eq!(pool.idle(), 3, "in a burst every connection is used again at once");
+    drop(lease);
+    let lease = pool.take(Instant::now() + Duration::from_secs(10)).unwrap();
+    assert_eq!(pool.idle(), 1, "and afterwards only so many are kept");
+    drop(lease);
 }
 
 #[tokio::test]
