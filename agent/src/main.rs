@@ -19,6 +19,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
+/// Measured against the system's: see docs/performance.md.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// `EX_USAGE` of sysexits.h: a bad configuration, which trying again does not mend.
 const BAD_CONFIGURATION: u8 = 64;
 /// `EX_UNAVAILABLE`: the observability address cannot be bound.
