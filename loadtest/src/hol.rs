@@ -1,6 +1,9 @@
 //! `loadtest hol`: readers who stopped reading, and what they do to the others (head-of-line blocking).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, ensure};
 use futures_util::future::join_all;
@@ -11,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     http::first,
     load::{
-        Failure, Options, Plan, Report, Target,
+        Failure, Options, Plan, Report, Tally, Target,
         client::Connection,
         progress::{Counter, Progress},
         table::number,
@@ -58,8 +61,9 @@ Example:
 struct Comparison {
     stalled: usize,
     alone: Report,
-    beside: Report,
-    p99_ratio: f64,
+    /// `null` if it was stopped before.
+    beside: Option<Report>,
+    p99_ratio: Option<f64>,
 }
 
 impl HeadOfLine {
@@ -70,41 +74,69 @@ impl HeadOfLine {
         let long = long.build().context("--stalled-url")?;
         let plan = self.options.plan();
         let verdict = &self.options.verdict;
-        first(&target, &plan).await?;
+        let Some(checked) = stop.run_until_cancelled(first(&target, &plan)).await else { return Ok(()) };
+        checked?;
 
         let (alone, tally) = measure("alone", &target, &plan, &stop).await?;
-        verdict.judge(&tally)?;
-        let readers = join_all((0..self.stalled).map(|_| stall(&long, plan.timeout))).await;
-        let readers = readers.into_iter().collect::<Result<Vec<_>, _>>().context("--stalled-url")?;
-        stop.run_until_cancelled(sleep(SETTLE)).await;
+        let judged = verdict.judge(&tally);
+        let mut comparison = Comparison { stalled: 0, alone, beside: None, p99_ratio: None };
+        if stop.is_cancelled() || judged.is_err() {
+            verdict.write_json(&comparison)?;
+            return judged;
+        }
+        let Some(readers) = stop.run_until_cancelled(self.stall(&long, &plan)).await.transpose()? else {
+            return verdict.write_json(&comparison);
+        };
+        comparison.stalled = readers.len();
         let (beside, tally) = measure("beside", &target, &plan, &stop).await?;
-        let ratio = beside.latency_ms.p99 / alone.latency_ms.p99;
-        let comparison = Comparison { stalled: readers.len(), alone, beside, p99_ratio: ratio };
         drop(readers);
 
+        let [p99_alone, p99_beside] = [&comparison.alone, &beside].map(|report| report.latency_ms.p99);
+        let ratio = p99_beside / p99_alone;
         crate::say(&format!(
             "99th percentile alone {} ms, beside {} stalled readers {} ms: × {}",
-            number(comparison.alone.latency_ms.p99),
+            number(p99_alone),
             comparison.stalled,
-            number(comparison.beside.latency_ms.p99),
+            number(p99_beside),
             number(ratio)
         ))?;
+        verdict.write_svg(&beside)?;
+        (comparison.beside, comparison.p99_ratio) = (Some(beside), Some(ratio));
         verdict.write_json(&comparison)?;
-        verdict.write_svg(&comparison.beside)?;
         verdict.judge(&tally)?;
-        let slow = ratio > self.max_ratio && comparison.beside.latency_ms.p99 > 10.0;
+        let slow = ratio > self.max_ratio && p99_beside > 10.0;
         ensure!(!slow, "stalled readers slow down the others: see --max-ratio");
         Ok(())
+    }
+
+    /// Readers who have stopped, some time ago. The first is alone: if it fails, there are no others.
+    async fn stall(&self, long: &Target, plan: &Plan) -> anyhow::Result<Vec<Connection>> {
+        let now = Instant::now();
+        let (mut tally, mut readers) = (Tally::new(now, now), Vec::new());
+        for share in [1, self.stalled - 1] {
+            for opened in join_all((0..share).map(|_| stall(long, plan.timeout))).await {
+                match opened {
+                    Ok((status, reader)) => {
+                        tally.answered(now, now, status, plan.accepts(status));
+                        readers.push(reader);
+                    }
+                    Err(failure) => tally.failed(now, &failure),
+                }
+            }
+            self.options.verdict.judge(&tally).context("--stalled-url")?;
+        }
+        sleep(SETTLE).await;
+        Ok(readers)
     }
 }
 
 /// Asks for a long answer and takes its beginning.
-async fn stall(target: &Target, patience: Duration) -> Result<Connection, Failure> {
+async fn stall(target: &Target, patience: Duration) -> Result<(u16, Connection), Failure> {
     let opening = async {
         let mut connection = Connection::open(target, TAKEN, Counter::default()).await?;
         connection.send(&target.requests()[0]).await?;
-        connection.head().await?;
-        Ok(connection)
+        let head = connection.head().await?;
+        Ok((head.status, connection))
     };
     timeout(patience, opening).await.unwrap_or(Err(Failure::TimedOut))
 }
@@ -114,13 +146,36 @@ async fn measure(
     target: &Arc<Target>,
     plan: &Plan,
     stop: &CancellationToken,
-) -> anyhow::Result<(Report, crate::load::Tally)> {
+) -> anyhow::Result<(Report, Tally)> {
     let counter = Counter::default();
     let progress = Progress::show(what, plan.warm_up + plan.duration, counter.clone());
+    let begin = Instant::now();
     let tally = plan.run(Arc::clone(target), counter, stop.clone()).await?;
     drop(progress);
-    ensure!(!stop.is_cancelled(), "stopped before there was anything to compare");
-    let report = Report::new(what, target.name(), plan, &tally, None);
+    let ran = stop.is_cancelled().then(|| begin.elapsed());
+    let report = Report::new(what, target.name(), plan, &tally, ran);
     crate::say(&report)?;
     Ok((report, tally))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        hol: HeadOfLine,
+    }
+
+    #[test]
+    fn it_is_bounded_by_default() {
+        let line = Line::try_parse_from(["x", "http://kas/short", "--stalled-url", "http://kas/long"]);
+        let hol = line.unwrap().hol;
+        let plan = hol.options.plan();
+        assert_eq!((hol.stalled, plan.connections), (100, 64));
+        assert_eq!((plan.rate, plan.duration), (Some(200.0), Duration::from_secs(10)));
+    }
 }

@@ -1,7 +1,7 @@
 //! `loadtest storm`: everybody comes back at once.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    fleet::{Arrival, Crowd},
+    fleet::{Arrival, Crowd, Fleet},
     load::{options::write_json, table::Table, target::read_token},
     stack::{Kas, Setup, free_port},
 };
@@ -46,8 +46,11 @@ struct Report {
     count: u32,
     outage_seconds: f64,
     tls: bool,
+    /// Whether it was stopped before its end.
+    interrupted: bool,
     first: Arrival,
-    back: Arrival,
+    /// `null` if it was stopped before kas was back.
+    back: Option<Arrival>,
 }
 
 impl Storm {
@@ -55,7 +58,8 @@ impl Storm {
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let directory = tempfile::tempdir()?;
         let setup = Setup { tls: self.tls, agent_port: free_port()?, ..Setup::default() };
-        let kas = Kas::start(directory.path(), &setup).await?;
+        let starting = Kas::start(directory.path(), &setup);
+        let Some(kas) = stop.run_until_cancelled(starting).await.transpose()? else { return Ok(()) };
         let scheme = if self.tls { "wss" } else { "ws" };
         let crowd = Crowd {
             kas: format!("{scheme}://{}", kas.agents).parse()?,
@@ -73,38 +77,77 @@ impl Storm {
             "{} of {} tunnels came up: {}",
             first.up,
             self.count,
-            fleet.last_failure().unwrap_or_default()
+            fleet.last_failure().as_deref().unwrap_or("no failure was seen")
         );
-        kas.kill().await?;
-        ensure!(fleet.lost(self.timeout).await, "some agents did not notice that kas is gone");
-        stop.run_until_cancelled(sleep(self.outage)).await;
-        let _kas = Kas::start(directory.path(), &setup).await.context("kas did not start again")?;
-        let back = fleet.arrive(Instant::now(), self.timeout, &stop).await;
+        crate::say(&format!("{} tunnels are up; kas is killed now, and comes back later", first.up))?;
+        let outage = self.outage(kas, directory.path(), &setup, &fleet);
+        let kas = stop.run_until_cancelled(outage).await.transpose()?;
+        let back = match &kas {
+            Some(_) => Some(fleet.arrive(Instant::now(), self.timeout, &stop).await),
+            None => None,
+        };
         fleet.stop().await;
 
         let report = Report {
             count: self.count,
             outage_seconds: self.outage.as_secs_f64(),
             tls: self.tls,
+            interrupted: stop.is_cancelled(),
             first,
             back,
         };
         self.tell(&report)?;
-        ensure!(back.all.is_some(), "{} of {} tunnels were back in time", back.up, self.count);
+        let back = back.unwrap_or_default();
+        let all = back.all.is_some() || report.interrupted;
+        ensure!(all, "{} of {} tunnels were back in time", back.up, self.count);
         Ok(())
+    }
+
+    /// From the end of one kas to the beginning of the next.
+    async fn outage(&self, kas: Kas, directory: &Path, setup: &Setup, fleet: &Fleet) -> anyhow::Result<Kas> {
+        kas.kill().await?;
+        ensure!(fleet.lost(self.timeout).await, "some agents did not notice that kas is gone");
+        sleep(self.outage).await;
+        Kas::start(directory, setup).await.context("kas did not start again")
     }
 
     fn tell(&self, report: &Report) -> anyhow::Result<()> {
         let mut table = Table::new(["", "tunnels", "half s", "95 % s", "all s"]);
-        for (name, arrival) in [("first", report.first), ("back", report.back)] {
+        let back = report.back.map(|arrival| ("back", arrival));
+        for (name, arrival) in [("first", report.first)].into_iter().chain(back) {
             let [half, most, all] = [arrival.half, arrival.most, arrival.all]
                 .map(|seconds| seconds.map_or_else(|| "never".to_owned(), |s| format!("{s:.2}")));
             table.row([name.to_owned(), arrival.up.to_string(), half, most, all]);
         }
         crate::say(&table)?;
+        if report.interrupted {
+            crate::say(&"stopped early")?;
+        }
         if let Some(file) = &self.json {
             write_json(file, report)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        storm: Storm,
+    }
+
+    #[test]
+    fn it_is_bounded_by_default() {
+        let storm = Line::try_parse_from(["x"]).unwrap().storm;
+        assert_eq!((storm.count, storm.outage.as_secs(), storm.timeout.as_secs()), (1000, 3, 60));
+        for flags in ["--count=0", "--count=50001", "--outage=3", "--timeout=x"] {
+            assert!(Line::try_parse_from(["x", flags]).is_err(), "{flags}");
+        }
     }
 }

@@ -65,3 +65,26 @@ impl Upgrade {
         measure("upgrade", target, &plan, &self.options.verdict, stop).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        upgrade: Upgrade,
+    }
+
+    #[test]
+    fn it_is_bounded_by_default() {
+        let upgrade = Line::try_parse_from(["x", "http://kas/exec"]).unwrap().upgrade;
+        let plan = upgrade.options.plan();
+        assert_eq!((plan.connections, plan.duration.as_secs()), (8, 30));
+        for flag in ["--echo=0", "--echo=2000000000"] {
+            assert!(Line::try_parse_from(["x", "http://kas/exec", flag]).is_err(), "{flag}");
+        }
+    }
+}

@@ -91,6 +91,9 @@ impl Session {
                     self.received.received(data.len() as u64);
                 }
             }
+            if back > bytes {
+                return Err(Failure::Session("more came back than was sent: this is no echo".to_owned()));
+            }
             Ok(())
         };
         try_join(sending, receiving).await.map(drop)

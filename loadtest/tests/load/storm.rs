@@ -1,0 +1,51 @@
+//! `loadtest storm`: a kas that goes, and agents who come back.
+
+use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
+    process::Command,
+    time::timeout,
+};
+
+use crate::program::{PATIENCE, command, programs, run};
+
+#[tokio::test]
+async fn all_agents_are_back_after_kas_was_killed() {
+    let Some(_) = programs() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let json = directory.path().join("report.json");
+    let flags = format!("--count 20 --outage 100ms --tls --json {}", json.display());
+    let (code, out, err) = run("storm", "", &flags).await;
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.contains("| first ") && out.contains("| back "), "{out}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    for arrival in [&report["first"], &report["back"]] {
+        assert_eq!(arrival["up"], 20, "{report}");
+        assert!(arrival["all"].is_f64(), "{report}");
+    }
+}
+
+#[tokio::test]
+async fn who_is_not_back_in_time_is_one_line() {
+    let Some(_) = programs() else { return };
+    let (code, _, err) = run("storm", "", "--count 5 --timeout 0s").await;
+    assert_eq!(code, Some(1));
+    assert!(err.starts_with("loadtest: ") && err.contains(" of 5 tunnels came up"), "{err}");
+    assert_eq!(err.lines().count(), 1, "{err}");
+}
+
+#[tokio::test]
+async fn ctrl_c_while_kas_is_away_ends_it_with_what_was_seen() {
+    let Some(_) = programs() else { return };
+    let mut child = command("storm", "", "--count 5 --outage 1h").spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    timeout(PATIENCE, out.read_line(&mut line)).await.unwrap().unwrap();
+    assert!(line.starts_with("5 tunnels are up"), "{line}");
+    Command::new("kill").args(["-INT", &child.id().unwrap().to_string()]).status().await.unwrap();
+    let mut rest = String::new();
+    timeout(PATIENCE, out.read_to_string(&mut rest)).await.unwrap().unwrap();
+    assert_eq!(timeout(PATIENCE, child.wait()).await.unwrap().unwrap().code(), Some(0));
+    assert!(rest.contains("| first |       5 |") && rest.contains("stopped early"), "{rest}");
+    assert!(!rest.contains("| back"), "{rest}");
+}
