@@ -10,7 +10,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use rcgen::{CertificateParams, KeyPair};
 use tokio::{fs, process::Command};
 
-use super::programs::beside;
+use crate::stack::child::find;
 
 /// The agent's name in the demo.
 pub(super) const AGENT: &str = "demo";
@@ -74,7 +74,7 @@ impl Files {
 
 /// Asks kas for a token, as an operator does.
 async fn new_token(holder: &str) -> anyhow::Result<(String, String)> {
-    let kas = beside("kas")?;
+    let kas = find("kas", None)?;
     let output = Command::new(&kas).args(["token", "new", holder]).output().await?;
     let text = String::from_utf8(output.stdout)?;
     let field = |name: &str| {

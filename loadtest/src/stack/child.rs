@@ -21,6 +21,7 @@ const STOP: Duration = Duration::from_secs(60);
 /// A running program. Dropping it kills it.
 #[derive(Debug)]
 pub struct Child {
+    name: String,
     child: process::Child,
     pid: u32,
 }
@@ -31,7 +32,11 @@ pub fn find(name: &str, directory: Option<&Path>) -> anyhow::Result<PathBuf> {
         Some(directory) => directory.join(name),
         None => std::env::current_exe()?.with_file_name(name),
     };
-    ensure!(path.exists(), "{} is missing: build it with `make build`", path.display());
+    ensure!(
+        path.exists(),
+        "{} is missing: build all programs alike, as `make build` and `make demo` do",
+        path.display()
+    );
     Ok(path)
 }
 
@@ -44,7 +49,8 @@ impl Child {
         until: Option<&str>,
         within: Duration,
     ) -> anyhow::Result<(Self, Value)> {
-        let name = command.as_std().get_program().to_string_lossy().into_owned();
+        let program = Path::new(command.as_std().get_program());
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // A process group of its own: Ctrl-C is for this program, which then stops the others.
         command
             .stdin(Stdio::null())
@@ -85,7 +91,7 @@ impl Child {
                 }
             }
         });
-        Ok((Self { child, pid }, said))
+        Ok((Self { name, child, pid }, said))
     }
 
     /// Its number.
@@ -95,11 +101,16 @@ impl Child {
 
     /// Asks it to stop, and waits until it has.
     pub async fn stop(mut self) -> anyhow::Result<()> {
+        let name = &self.name;
+        if let Some(status) = self.child.try_wait()? {
+            bail!("{name} had stopped by itself ({status}); its log says why");
+        }
         // tokio can only kill; the shell's kill is on every machine.
         let signal = SignalKind::terminate().as_raw_value();
         Command::new("kill").arg(format!("-{signal}")).arg(self.pid.to_string()).status().await?;
         let stopped = timeout(STOP, self.child.wait()).await;
-        stopped.with_context(|| format!("process {} did not stop within {STOP:?}", self.pid))??;
+        let status = stopped.with_context(|| format!("{name} did not stop within {STOP:?}"))??;
+        ensure!(status.success(), "{name} stopped with {status}");
         Ok(())
     }
 
