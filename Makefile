@@ -77,7 +77,7 @@ bench-quick: ## A few cases of it in less than two minutes, with a build that ta
 .PHONY: instructions
 instructions: ## Instructions of one request in kas and in agentk, which no busy machine changes (needs valgrind, nginx)
 	cargo build --release --workspace --bins
-	target/release/loadtest bench --instructions
+	target/release/loadtest bench --instructions $(BENCH_FLAGS)
 
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))

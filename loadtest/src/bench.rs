@@ -4,7 +4,7 @@
 //!   contestants: direct, nginx proxy, rathole, kas plain, kas TLS        (programs of this machine)
 //!        └─► rounds: case × contestant, interleaved ─► summary: medians, ratios within a round ─► report
 //!   steps: functions, each timed alone
-//!   idle: memory of tunnels without requests           instructions: of one request, counted by valgrind
+//!   idle: memory without requests                       instructions: of one request, counted by valgrind
 //! ```
 
 mod contestant;
@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     contestant::Contestant,
+    instructions::Instructions,
     nginx::Nginx,
     report::{Report, Section},
     rounds::{Case, Rounds},
@@ -54,6 +55,9 @@ pub struct Bench {
     /// Instead, count the instructions of one request with valgrind
     #[arg(long, conflicts_with_all = ["quick", "beside", "only"])]
     instructions: bool,
+    /// With --instructions: what a former run wrote (instructions.json); fail if either number is more than 3 % higher
+    #[arg(long, value_name = "FILE", requires = "instructions")]
+    against: Option<PathBuf>,
     /// Only what the steps of a request cost, each timed alone in this process
     #[arg(long, conflicts_with_all = ["quick", "beside", "only", "instructions"])]
     steps: bool,
@@ -76,6 +80,7 @@ const IDLE: [u32; 2] = [1000, 5000];
 impl Bench {
     /// Runs to the end, or until `stop`.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let before = self.against.as_deref().map(Instructions::read).transpose()?;
         let cannot = || format!("cannot write to {}", self.directory.display());
         std::fs::create_dir_all(&self.directory).with_context(cannot)?;
         let directory = self.directory.canonicalize()?;
@@ -85,7 +90,7 @@ impl Bench {
         }
         let upstream = Nginx::upstream(&work.path().join("upstream")).await?;
         if self.instructions {
-            return instructions::run(work.path(), &upstream, &directory, &stop).await;
+            return instructions::run(work.path(), &upstream, &directory, before, &stop).await;
         }
         let repeats = self.rounds.unwrap_or(if self.quick { 2 } else { 3 });
         let rounds = Rounds { repeats, duration: self.duration };
@@ -123,6 +128,10 @@ impl Bench {
         report.steps = time_steps(work).await?;
         if self.quick {
             return Ok(());
+        }
+        for tls in [false, true] {
+            let measured = idle::processes(work, upstream, tls);
+            report.processes.extend(stop.run_until_cancelled(measured).await.transpose()?);
         }
         for tls in [false, true] {
             for tunnels in IDLE {

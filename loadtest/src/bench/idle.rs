@@ -1,15 +1,19 @@
-//! What a tunnel without requests costs in memory.
+//! What tunnels without requests cost in memory, and the processes themselves.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use serde::Serialize;
-use tokio::process::Command;
+use tokio::{process::Command, time::sleep};
 
+use super::nginx::Nginx;
 use crate::{
     agents,
-    stack::{Kas, Setup},
+    stack::{Kas, Setup, usage},
 };
+
+/// How long a process has nothing to do before its memory is looked at.
+const SETTLE: Duration = Duration::from_secs(3);
 
 /// So many tunnels.
 #[derive(Debug, Serialize)]
@@ -22,6 +26,30 @@ pub(super) struct Idle {
     pub(super) agent_kib: f64,
     /// From the first dial until the last tunnel was up.
     pub(super) open_seconds: f64,
+}
+
+/// A kas and an agentk that have answered a few requests, and have nothing to do.
+#[derive(Debug, Serialize)]
+pub(super) struct Processes {
+    pub(super) tls: bool,
+    /// Resident memory of the whole process, in MiB.
+    pub(super) kas_mib: f64,
+    /// The same, with as many tunnels as it has by default.
+    pub(super) agentk_mib: f64,
+}
+
+/// Starts both, as their users do.
+pub(super) async fn processes(work: &Path, upstream: &Nginx, tls: bool) -> anyhow::Result<Processes> {
+    let setup = Setup { tls, ..Setup::default() };
+    let kas = Kas::start(&work.join(format!("idle-processes-{tls}")), &setup).await?;
+    let agentk = kas.agentk(&setup, upstream.address, "/one/200").await?;
+    sleep(SETTLE).await;
+    let [kas_mib, agentk_mib] = [kas.pid(), agentk.pid()].map(usage::resident);
+    let mib = |kib: u64| kib as f64 / 1024.0;
+    let measured = Processes { tls, kas_mib: mib(kas_mib?), agentk_mib: mib(agentk_mib?) };
+    agentk.stop().await?;
+    kas.stop().await?;
+    Ok(measured)
 }
 
 /// Starts a kas, and agents in a process of their own.

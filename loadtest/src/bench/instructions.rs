@@ -6,7 +6,7 @@
 use std::{fmt, path::Path};
 
 use anyhow::{Context as _, ensure};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use super::{contestant::Contestant, nginx::Nginx};
@@ -20,18 +20,22 @@ const FEW: u64 = 1000;
 /// Those of the longer one.
 const MANY: u64 = 3000;
 const PATH: &str = "/one/200";
+/// By how much of what it was a number may grow, in percent: above what varies from run to run.
+const MAX_GROWTH: u64 = 3;
 
 /// For one request of 200 bytes.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Instructions {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Instructions {
     kas: u64,
     agentk: u64,
 }
 
+/// Counts them, and compares them with those of `before`, which is an error if there are many more.
 pub(super) async fn run(
     work: &Path,
     upstream: &Nginx,
     directory: &Path,
+    before: Option<Instructions>,
     stop: &CancellationToken,
 ) -> anyhow::Result<()> {
     let both = async {
@@ -43,7 +47,12 @@ pub(super) async fn run(
     let Some(measured) = stop.run_until_cancelled(both).await else { return Ok(()) };
     let measured = measured?;
     crate::say(&measured)?;
-    write_json(&directory.join("instructions.json"), &measured)
+    write_json(&directory.join("instructions.json"), &measured)?;
+    let Some(before) = before else { return Ok(()) };
+    crate::say(&measured.against(before))?;
+    let more = measured.grown(before);
+    ensure!(more.is_empty(), "more than {MAX_GROWTH} % more instructions than before: {}", more.join(", "));
+    Ok(())
 }
 
 /// Of a whole run.
@@ -67,6 +76,33 @@ async fn count(work: &Path, upstream: &Nginx, requests: u64) -> anyhow::Result<I
     Ok(Instructions { kas: read("kas")?, agentk: read("agentk")? })
 }
 
+impl Instructions {
+    /// What a former run wrote.
+    pub(super) fn read(file: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(file);
+        let text = text.with_context(|| format!("cannot read {}", file.display()))?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("{} is no instructions.json of a bench", file.display()))
+    }
+
+    /// The difference, for people.
+    fn against(self, before: Self) -> String {
+        let percent = |now: u64, before: u64| (now as f64 / before as f64 - 1.0) * 100.0;
+        let [kas, agentk] = [percent(self.kas, before.kas), percent(self.agentk, before.agentk)];
+        format!(
+            "before: kas {}, agentk {}; difference: kas {kas:+.1} %, agentk {agentk:+.1} %",
+            before.kas, before.agentk
+        )
+    }
+
+    /// The programs that need too many more than before.
+    fn grown(self, before: Self) -> Vec<&'static str> {
+        let both = [("kas", self.kas, before.kas), ("agentk", self.agentk, before.agentk)];
+        let grown = both.into_iter().filter(|(_, now, before)| now * 100 > before * (100 + MAX_GROWTH));
+        grown.map(|(name, ..)| name).collect()
+    }
+}
+
 /// Of the whole program.
 fn total(callgrind: &str) -> Option<u64> {
     let mut totals = callgrind.lines().filter_map(|line| line.strip_prefix("totals: "));
@@ -87,5 +123,42 @@ mod tests {
     fn the_total_is_in_the_last_line_of_that_name() {
         assert_eq!(total("events: Ir\nfn=(1) main\n1 2\ntotals: 12345\n"), Some(12345));
         assert_eq!(total("events: Ir\n"), None);
+    }
+
+    #[test]
+    fn a_few_percent_are_noise_and_more_is_growth_of_either_program() {
+        let before = Instructions { kas: 100_000, agentk: 50_000 };
+        for (kas, agentk, grown) in [
+            (100_000, 50_000, &[][..]),
+            (103_000, 51_500, &[]),
+            (50_000, 10_000, &[]),
+            (103_001, 10_000, &["kas"]),
+            (50_000, 51_501, &["agentk"]),
+            (200_000, 100_000, &["kas", "agentk"]),
+        ] {
+            assert_eq!(Instructions { kas, agentk }.grown(before), grown, "{kas} {agentk}");
+        }
+        let said = Instructions { kas: 102_000, agentk: 49_750 }.against(before);
+        assert_eq!(said, "before: kas 100000, agentk 50000; difference: kas +2.0 %, agentk -0.5 %");
+        // A file without figures is nothing to be better than.
+        assert_eq!(before.grown(Instructions { kas: 0, agentk: 0 }), ["kas", "agentk"]);
+    }
+
+    #[test]
+    fn what_one_run_wrote_another_reads() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("instructions.json");
+        let missing = Instructions::read(&file).unwrap_err().to_string();
+        assert!(missing.starts_with("cannot read "), "{missing}");
+        let written = Instructions { kas: 1, agentk: 2 };
+        write_json(&file, &written).unwrap();
+        assert_eq!(Instructions::read(&file).unwrap(), written);
+        std::fs::write(&file, "{}").unwrap();
+        assert!(
+            Instructions::read(&file)
+                .unwrap_err()
+                .to_string()
+                .ends_with("is no instructions.json of a bench")
+        );
     }
 }

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use serde::Serialize;
 
 use super::{
-    idle::Idle,
+    idle::{Idle, Processes},
     rounds::Rounds,
     steps::{self, Step},
     summary::{Row, table},
@@ -28,6 +28,7 @@ pub(super) struct Report {
     pub(super) sections: Vec<Section>,
     pub(super) steps: Vec<Step>,
     pub(super) idle: Vec<Idle>,
+    pub(super) processes: Vec<Processes>,
 }
 
 /// Contestants that were compared with each other.
@@ -50,6 +51,7 @@ impl Report {
             sections: Vec::new(),
             steps: Vec::new(),
             idle: Vec::new(),
+            processes: Vec::new(),
         }
     }
 
@@ -88,6 +90,14 @@ impl fmt::Display for Report {
         if !self.steps.is_empty() {
             write!(f, "\n### What a request's steps cost\n\n{}", steps::table(&self.steps))?;
         }
+        if self.processes.is_empty() {
+            return Ok(());
+        }
+        let mut table = Table::new(["idle processes", "kas MiB", "agentk MiB"]);
+        for Processes { tls, kas_mib, agentk_mib } in &self.processes {
+            table.row([legs(*tls), number(*kas_mib), number(*agentk_mib)]);
+        }
+        write!(f, "\n### Memory\n\n{table}")?;
         if self.idle.is_empty() {
             return Ok(());
         }
@@ -95,13 +105,17 @@ impl fmt::Display for Report {
             Table::new(["idle tunnels", "tunnels", "kas KiB each", "agent KiB each", "all open after s"]);
         for idle in &self.idle {
             table.row([
-                if idle.tls { "TLS" } else { "plain" }.to_owned(),
+                legs(idle.tls),
                 idle.tunnels.to_string(),
                 number(idle.kas_kib),
                 number(idle.agent_kib),
                 number(idle.open_seconds),
             ]);
         }
-        write!(f, "\n### Memory\n\n{table}")
+        write!(f, "\n{table}")
     }
+}
+
+fn legs(tls: bool) -> String {
+    if tls { "TLS" } else { "plain" }.to_owned()
 }
