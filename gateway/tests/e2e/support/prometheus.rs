@@ -85,7 +85,10 @@ impl Server {
         let process = Process::start("prometheus", &mut command);
         let line = process.line("Listening on", |line| line.contains("\"Listening on\""));
         let address = line.rsplit("address=").next().unwrap();
-        Self { url: format!("http://{address}"), directory, _process: process }
+        let server = Self { url: format!("http://{address}"), directory, _process: process };
+        // It listens before its storage is open, and answers 503 until then.
+        eventually("Prometheus is ready", || curl(&[&format!("{}/-/ready", server.url)]).status == 200);
+        server
     }
 
     /// What it answers to this path.
