@@ -58,14 +58,14 @@ setup kubectl wait --for=jsonpath='{.status.phase}'=Succeeded pod/done --timeout
 0     kubectl exec web -- sh -c 'seq 100000000' 2>/dev/null | head -n1
 4     script --quiet --return --command 'kubectl exec --stdin --tty web -- sh -c "exit 4" 2>/dev/null' /dev/null </dev/null >/dev/null
 
-# cp; from a pod, kubectl does not wait for what tar says at its end: it prints it about every other time
+# cp; from a pod, kubectl does not wait for what tar says (it goes to kubectl's standard output) nor for how tar ended
 0     head -c 1000000 /dev/zero >$TMP/zero; kubectl cp $TMP/zero web:/tmp/$SIDE
 0     kubectl exec web -- sha256sum /tmp/$SIDE
-0     kubectl cp web:/tmp/$SIDE $TMP/back 2>/dev/null; cmp $TMP/zero $TMP/back
+0     kubectl cp web:/tmp/$SIDE $TMP/back >/dev/null 2>&1; cmp $TMP/zero $TMP/back
 0     mkdir -p $TMP/tree/a/b; echo leaf >$TMP/tree/a/b/c; kubectl cp $TMP/tree web:/tmp/tree-$SIDE
-0     rm -rf $TMP/copy; kubectl cp web:/tmp/tree-$SIDE $TMP/copy 2>/dev/null; cat $TMP/copy/a/b/c
-0     kubectl cp --container=twice web:/seen $TMP/seen 2>/dev/null; ls $TMP/seen
-0     kubectl cp web:/no/such/file $TMP/none 2>/dev/null
+0     rm -rf $TMP/copy; kubectl cp web:/tmp/tree-$SIDE $TMP/copy >/dev/null 2>&1; cat $TMP/copy/a/b/c
+0     kubectl cp --container=twice web:/seen $TMP/seen >/dev/null 2>&1; ls $TMP/seen
+1     kubectl cp web:/no/such/file $TMP/none >/dev/null 2>&1; test -e $TMP/none
 1     kubectl cp none:/etc $TMP/none
 
 # attach, port-forward, and the API server's own proxy
