@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use proto::{AgentId, ReplicaId};
 use tokio::sync::Notify;
 
-use crate::store::{BoxFuture, Record, Replica, Route, RouteStore, StoreError};
+use crate::store::{BoxFuture, Health, Holding, Instance, Record, Replica, Route, RouteStore, StoreError};
 
 /// A [`RouteStore`] for the replicas of one process: one, except in tests.
 #[derive(Debug, Default)]
@@ -18,6 +18,7 @@ pub struct MemoryStore {
 #[derive(Debug, Default)]
 struct Entry {
     record: Record,
+    instances: HashMap<ReplicaId, Vec<Instance>>,
     changed: Arc<Notify>,
 }
 
@@ -32,10 +33,10 @@ impl MemoryStore {
         self.replicas.lock().remove(&replica);
     }
 
-    fn edit(&self, agent: AgentId, edit: impl FnOnce(&mut Record) -> bool) {
+    fn edit(&self, agent: AgentId, edit: impl FnOnce(&mut Entry) -> bool) {
         let mut agents = self.agents.lock();
         let entry = agents.entry(agent).or_default();
-        if edit(&mut entry.record) {
+        if edit(entry) {
             entry.changed.notify_waiters();
         }
     }
@@ -43,7 +44,7 @@ impl MemoryStore {
 
 impl RouteStore for MemoryStore {
     fn announce(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.edit(agent, |record| {
+        self.edit(agent, |Entry { record, .. }| {
             record.gone_since = None;
             match record.routes.iter_mut().find(|known| known.replica == route.replica) {
                 Some(known) if known.epoch >= route.epoch => false,
@@ -60,11 +61,18 @@ impl RouteStore for MemoryStore {
         Box::pin(ready(Ok(())))
     }
 
+    fn describe(&self, agent: AgentId, replica: ReplicaId, instances: Vec<Instance>) {
+        self.agents.lock().entry(agent).or_default().instances.insert(replica, instances);
+    }
+
     fn withdraw(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.edit(agent, |record| {
+        self.edit(agent, |Entry { record, instances, .. }| {
             let before = record.routes.len();
             record.routes.retain(|known| known.replica != route.replica || known.epoch > route.epoch);
             let removed = record.routes.len() < before;
+            if removed {
+                instances.remove(&route.replica);
+            }
             if removed && record.routes.is_empty() {
                 record.gone_since = Some(SystemTime::now());
             }
@@ -85,5 +93,21 @@ impl RouteStore for MemoryStore {
     fn change(&self, agent: AgentId) -> BoxFuture<'static, ()> {
         let changed = Arc::clone(&self.agents.lock().entry(agent).or_default().changed);
         Box::pin(changed.notified_owned())
+    }
+
+    fn holdings(&self, agent: Option<AgentId>) -> BoxFuture<'_, Result<Vec<Holding>, StoreError>> {
+        let mut holdings = Vec::new();
+        for (id, entry) in self.agents.lock().iter().filter(|(id, _)| agent.is_none_or(|agent| agent == **id))
+        {
+            for Route { replica, .. } in &entry.record.routes {
+                let instances = entry.instances.get(replica).cloned().unwrap_or_default();
+                holdings.push(Holding { agent: *id, replica: *replica, instances });
+            }
+        }
+        Box::pin(ready(Ok(holdings)))
+    }
+
+    fn health(&self) -> Health {
+        Health::Healthy
     }
 }

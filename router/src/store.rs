@@ -1,8 +1,8 @@
 //! The directory: which replicas hold an agent.
 
-use std::{fmt, pin::Pin, time::SystemTime};
+use std::{fmt, pin::Pin, sync::Arc, time::SystemTime};
 
-use proto::{AgentId, Epoch, ReplicaId};
+use proto::{AgentId, Epoch, InstanceId, ReplicaId};
 
 /// A boxed future: a store is chosen at run time, and its round trip dwarfs the box.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -34,24 +34,73 @@ pub struct Record {
     pub gone_since: Option<SystemTime>,
 }
 
+/// One agentk process of an agent, as a replica sees it. What it says of itself is its word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// Names the process.
+    pub id: InstanceId,
+    /// agentk's version.
+    pub version: String,
+    /// The pod's namespace.
+    pub pod_namespace: Option<String>,
+    /// The pod's name.
+    pub pod_name: Option<String>,
+    /// The version of its cluster.
+    pub kubernetes_version: Option<String>,
+    /// When the oldest of its tunnels to this replica was opened, to the second.
+    pub since: SystemTime,
+    /// How many tunnels it has to this replica.
+    pub tunnels: u16,
+}
+
+/// What one replica holds of one agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// Whose.
+    pub agent: AgentId,
+    /// Where.
+    pub replica: ReplicaId,
+    /// The agent's processes that have tunnels there; in no order.
+    pub instances: Vec<Instance>,
+}
+
+/// How the directory fares.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It knows what the other replicas know.
+    Healthy,
+    /// It answers from memory.
+    Degraded {
+        /// Until then it was healthy, or had not started.
+        since: SystemTime,
+        /// What is wrong, in a line.
+        why: Arc<str>,
+    },
+}
+
 /// The directory did not answer.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("the route store is unavailable: {0}")]
 pub struct StoreError(pub String);
 
 /// The directory that replicas share.
 ///
-/// The contract, which the tests in `tests/contract.rs` hold every store to:
+/// The contract, which the tests in `tests/stores/contract.rs` hold every store to:
 ///
 /// * **It is a hint.** A record may be stale: a route may name a replica that has lost the agent, or that is dead. A
 ///   missing route is not an error. Whoever acts on a record is prepared for a refusal.
 /// * **Every call may be repeated.** Announcing or withdrawing twice is announcing or withdrawing once.
 /// * **Epochs fence.** Of what one replica says of one agent, a lower epoch never replaces or removes a higher one.
 ///   What one replica says never touches what another said.
-/// * **Changes are pushed.** A future from [`RouteStore::change`] that was made before a change completes after it.
+/// * **Changes are pushed.** A future from [`RouteStore::change`] that was made before a change completes after it, and
+///   a lookup then knows of it.
 pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     /// This replica holds the agent.
     fn announce(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Which of the agent's processes the replica sees, for whoever lists agents. Told before [`RouteStore::announce`],
+    /// and again when it changes; forgotten with the route.
+    fn describe(&self, agent: AgentId, replica: ReplicaId, instances: Vec<Instance>);
 
     /// This replica holds the agent no more.
     fn withdraw(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>>;
@@ -64,4 +113,10 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
 
     /// Completes when the agent's record changes after this call.
     fn change(&self, agent: AgentId) -> BoxFuture<'static, ()>;
+
+    /// What every live replica holds: of one agent, or of all. Reads as much as there is; for operators.
+    fn holdings(&self, agent: Option<AgentId>) -> BoxFuture<'_, Result<Vec<Holding>, StoreError>>;
+
+    /// Whether it answers from memory only.
+    fn health(&self) -> Health;
 }
