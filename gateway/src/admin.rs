@@ -13,6 +13,7 @@ use http::{HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::registry::Registry;
+use router::{Health, RouteStore};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tunnel::Body;
 
@@ -41,6 +42,8 @@ pub struct Admin {
     pub readiness: Readiness,
     /// What `/metrics` answers.
     pub registry: Registry,
+    /// How the directory fares is a part of what `/readiness` answers.
+    pub store: Arc<dyn RouteStore>,
     /// What `/agents` answers.
     pub roster: Roster,
 }
@@ -67,7 +70,7 @@ impl Admin {
     async fn answer(&self, path: &str) -> Response<Body> {
         match path {
             "/liveness" => text(StatusCode::OK, "alive\n"),
-            "/readiness" if self.readiness.0.load(Relaxed) => text(StatusCode::OK, "ready\n"),
+            "/readiness" if self.readiness.0.load(Relaxed) => ready(&self.store.health()),
             "/readiness" => text(StatusCode::SERVICE_UNAVAILABLE, "not ready: starting or stopping\n"),
             "/metrics" => {
                 let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -79,6 +82,20 @@ impl Admin {
                 answer(StatusCode::OK, "application/json", json)
             }
             _ => text(StatusCode::NOT_FOUND, "there are /liveness, /readiness, /metrics and /agents\n"),
+        }
+    }
+}
+
+/// Degraded is ready: agents that are connected here are served.
+fn ready(health: &Health) -> Response<Body> {
+    match health {
+        Health::Healthy => text(StatusCode::OK, "ready\n"),
+        Health::Degraded { since, why } => {
+            let since = humantime::format_rfc3339_seconds(*since);
+            let body = format!(
+                "ready, degraded since {since}: other replicas' agents are known from memory only: {why}\n"
+            );
+            answer(StatusCode::OK, "text/plain; charset=utf-8", body)
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The listener for agents: authenticate, switch to WebSocket, keep the tunnel in the table for as long as it lives.
 
+mod instances;
 mod places;
 
 use std::{
@@ -25,7 +26,7 @@ use proto::{
     control::{DRAIN_PATH, Drain, DrainReason},
     header,
 };
-use router::{LocalTunnels, Route, RouteStore};
+use router::{LocalTunnels, RateLimit, Route, RouteStore};
 use secrecy::SecretString;
 use telemetry::log_limit::LogLimit;
 use tokio::{
@@ -71,6 +72,8 @@ pub struct Agents {
     pub handshake_timeout: Duration,
     /// How many tunnels an agent may have.
     pub places: Places,
+    /// How often one token may be used to open a tunnel.
+    pub pace: RateLimit,
     /// After this, give or take 5 %, a tunnel is replaced.
     pub max_age: Duration,
     /// How long a tunnel that is left may take to finish its streams.
@@ -108,7 +111,7 @@ impl Agents {
         let address = address.to_string();
         let service = service_fn(|request| {
             let answer = self.accept::<T>(request, &address);
-            async { Ok::<_, Infallible>(answer) }
+            async { Ok::<_, Infallible>(answer.await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -121,7 +124,7 @@ impl Agents {
         }
     }
 
-    fn accept<T>(self: &Arc<Self>, mut request: Request<Incoming>, address: &str) -> Response<Body>
+    async fn accept<T>(self: &Arc<Self>, mut request: Request<Incoming>, address: &str) -> Response<Body>
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -150,6 +153,17 @@ impl Agents {
             }
         };
 
+        if let Err(wait) = self.pace.admit(token.digest()).await {
+            self.metrics.limit(Limit::ConnectionsPerToken);
+            let what = format!(
+                "the token of agent {name} has opened as many tunnels in this minute as it may \
+                 (agent.listen.connections_per_token_per_minute): wait, or run fewer agentk pods with it"
+            );
+            let mut answer = self.refuse("hasty", StatusCode::TOO_MANY_REQUESTS, what, address);
+            let seconds = wait.as_secs() + 1;
+            answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+            return answer;
+        }
         let Some(place) = self.places.take(agent) else {
             self.metrics.limit(Limit::TunnelsPerAgent);
             let what = format!(
@@ -334,6 +348,7 @@ impl Agents {
     }
 
     async fn announce(&self, agent: AgentId) {
+        self.describe(agent);
         let epoch = Epoch(self.epoch.fetch_add(1, Relaxed) + 1);
         let route = Route { replica: self.replica, epoch };
         if let Err(error) = self.store.announce(agent, route).await {
@@ -341,11 +356,16 @@ impl Agents {
         }
     }
 
+    fn describe(&self, agent: AgentId) {
+        let instances = instances::instances(&self.tunnels.views_of(agent));
+        self.store.describe(agent, self.replica, instances);
+    }
+
     async fn withdraw(&self, agent: AgentId) {
         // Read before looking: a tunnel that arrives after the look announces a later epoch, which survives this.
         let epoch = Epoch(self.epoch.load(Relaxed));
         if self.tunnels.holds(agent) {
-            return;
+            return self.describe(agent);
         }
         let route = Route { replica: self.replica, epoch };
         if let Err(error) = self.store.withdraw(agent, route).await {

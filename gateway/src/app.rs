@@ -5,7 +5,10 @@ use std::{path::Path, sync::Arc, sync::atomic::AtomicU64, time::Duration};
 use cores::Cores;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
-use router::{LocalTunnels, MemoryStore, RouteStore};
+use router::{
+    LocalTunnels, MemoryStore, RateLimit, Replica, RouteStore,
+    redis::{self, Keeper, RedisStore},
+};
 use telemetry::{Exporter, Program, log_limit::LogLimit};
 use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -19,7 +22,7 @@ use crate::{
     forward::Forwarder,
     identity::{Identities, Identity},
     listen::{BindError, Listener},
-    metrics::Metrics,
+    metrics::{self, Metrics},
     reload::on_change,
     roster::Roster,
     tls::Certificate,
@@ -33,6 +36,9 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_PROBES: usize = 100;
 /// How long a probe may take to say its first byte.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The period of `connections_per_token_per_minute`.
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// How often one kind of refusal or failure is logged.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
@@ -51,6 +57,7 @@ pub struct App {
     readiness: Readiness,
     certificates: Vec<Certificate>,
     exporter: Option<Exporter>,
+    redis: Option<(RedisStore, Keeper)>,
     config: Config,
 }
 
@@ -62,6 +69,7 @@ pub struct Checked {
     agent_certificate: Option<Certificate>,
     public_certificate: Option<Certificate>,
     traces: Option<telemetry::Settings>,
+    redis: Option<redis::Settings>,
 }
 
 /// The bound listeners.
@@ -94,8 +102,9 @@ impl Checked {
             public.key_file.as_ref(),
         )?;
         let traces = traces::settings(file, &config.observability.tracing)?;
+        let redis = config.redis.as_ref().map(|redis| redis.settings(file)).transpose()?;
         let identity = Identity::read(&config.identity.file.value)?;
-        Ok(Self { config, identity, agent_certificate, public_certificate, traces })
+        Ok(Self { config, identity, agent_certificate, public_certificate, traces, redis })
     }
 
     /// How many agents and tokens of callers there are.
@@ -147,7 +156,9 @@ impl Checked {
         let (tracer, exporter) = self.traces.map(|settings| settings.build(&program)).unzip();
         let trust_callers = config.observability.tracing.trust_callers;
         let traces = tracer.map(|tracer| Traces { tracer, trust_callers });
-        let mut app = App::of_replica(replica, config, self.identity, traces, exporter);
+        let own = Replica { id: replica, url: format!("http://{}", listeners.public.address()) };
+        let redis = self.redis.map(|settings| RedisStore::new(settings, own, env!("CARGO_PKG_VERSION")));
+        let mut app = App::of_replica(replica, config, self.identity, traces, exporter, redis);
         app.certificates = self.agent_certificate.into_iter().chain(self.public_certificate).collect();
         Ok((app, listeners))
     }
@@ -156,16 +167,18 @@ impl Checked {
 impl App {
     /// Builds a kas without listeners: tests hand it connections.
     pub fn new(config: Config, identity: Identity) -> Self {
-        Self::of_replica(ReplicaId::random(), config, identity, None, None)
+        Self::of_replica(ReplicaId::random(), config, identity, None, None, None)
     }
 
-    /// The same with a name that is known before, and with traces. Without an exporter somebody else has their spans.
+    /// The same with a name that is known before, with traces, and with Redis. Without an exporter somebody else has the
+    /// spans; without Redis there is one replica.
     pub fn of_replica(
         replica: ReplicaId,
         config: Config,
         identity: Identity,
         traces: Option<Traces>,
         exporter: Option<Exporter>,
+        redis: Option<(RedisStore, Keeper)>,
     ) -> Self {
         let mut registry = Registry::default();
         if let Some(exporter) = &exporter {
@@ -175,7 +188,14 @@ impl App {
         let identities = Identities::new(identity);
         let limits = config.agent.kubernetes_api.limits.clone();
         let tunnels = Arc::new(LocalTunnels::new(limits.max_requests_per_agent));
-        let store: Arc<dyn RouteStore> = Arc::new(MemoryStore::default());
+        let shared = redis.as_ref().map(|(store, _)| store.clone());
+        let store: Arc<dyn RouteStore> = match &shared {
+            Some(redis) => {
+                metrics::redis::register(&mut registry, redis);
+                Arc::new(redis.clone())
+            }
+            None => Arc::new(MemoryStore::default()),
+        };
         let agents = Arc::new(Agents {
             identities: identities.clone(),
             tunnels: Arc::clone(&tunnels),
@@ -184,6 +204,7 @@ impl App {
             settings: tunnel::Settings { stalls: metrics.stalls.clone(), ..config.tunnel_settings() },
             handshake_timeout: config.agent.listen.handshake_timeout,
             places: Places::new(config.agent.listen.max_tunnels_per_agent),
+            pace: RateLimit::new(config.agent.listen.connections_per_token_per_minute, MINUTE, shared),
             max_age: config.agent.listen.max_connection_age,
             grace: config.agent.kubernetes_api.listen.shutdown_grace_period,
             leaving: CancellationToken::new(),
@@ -201,7 +222,7 @@ impl App {
             identities: identities.clone(),
             forwarder: Forwarder {
                 tunnels,
-                store,
+                store: Arc::clone(&store),
                 reconnect_wait: config.agent.tunnel.reconnect_wait,
                 metrics,
             },
@@ -213,8 +234,18 @@ impl App {
         });
         let readiness = Readiness::default();
         let roster = Roster::of(&agents);
-        let admin = Arc::new(Admin { readiness: readiness.clone(), registry, roster });
-        Self { agents, callers, admin, identities, readiness, certificates: Vec::new(), exporter, config }
+        let admin = Arc::new(Admin { readiness: readiness.clone(), registry, store, roster });
+        Self {
+            agents,
+            callers,
+            admin,
+            identities,
+            readiness,
+            certificates: Vec::new(),
+            exporter,
+            redis,
+            config,
+        }
     }
 
     /// Serves until `stop`, then stops in good order. Tunnels and callers live on the `cores`, all else here.
@@ -263,6 +294,12 @@ impl App {
             .spawn(on_change("identity file", files, probing.clone(), move || identities.reload(&file)));
         if let Some(exporter) = self.exporter.take() {
             background.spawn(exporter.run(probing.clone()));
+        }
+        if let Some((store, keeper)) = self.redis.take() {
+            background.spawn(keeper.run(probing.clone().cancelled_owned()));
+            if self.config.redis.as_ref().is_some_and(|redis| redis.wait_at_start) {
+                stop.run_until_cancelled(store.healthy()).await;
+            }
         }
         self.readiness.ready();
 

@@ -8,6 +8,7 @@ mod bounds;
 mod kubernetes_api;
 mod network;
 mod observability;
+mod redis;
 mod source;
 
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ pub use self::agent::{AgentListen, TunnelConfig};
 pub use self::kubernetes_api::{KubernetesApi, Limits, PublicListen};
 pub use self::network::Network;
 pub use self::observability::{Format, Level, Logging, ObservabilityConfig, ObservabilityListen, Tracing};
+pub use self::redis::{RedisCluster, RedisConfig, RedisSentinel, RedisServer, RedisTls};
 pub use self::source::ConfigError;
 pub(crate) use self::source::{parse, read, unreadable};
 
@@ -32,6 +34,9 @@ pub struct Config {
     /// Probes, metrics, logs, traces.
     #[serde(default)]
     pub observability: ObservabilityConfig,
+    /// What replicas share; without it there is one replica.
+    #[serde(default)]
+    pub redis: Option<RedisConfig>,
     /// Who agents and callers are.
     pub identity: IdentityConfig,
 }
@@ -76,6 +81,7 @@ impl Config {
         .into_iter()
         .flatten()
         .chain([&mut config.identity.file])
+        .chain(config.redis.iter_mut().flat_map(RedisConfig::paths))
         {
             path.value = directory.join(&path.value);
         }
@@ -121,7 +127,7 @@ mod tests {
             error("identity: {file: i}\nagent:\n  listen:\n    adress: x\n"),
             "kas.yaml:4:5: agent.listen.adress: unknown field `adress`, expected one of address, \
              certificate_file, key_file, max_connection_age, max_connections, max_tunnels_per_agent, \
-             handshake_timeout"
+             connections_per_token_per_minute, handshake_timeout"
         );
         assert_eq!(
             error("identity: {file: i}\nagent:\n  listen:\n    address: here\n"),
@@ -152,6 +158,7 @@ mod tests {
             include_str!("config/agent.rs"),
             include_str!("config/kubernetes_api.rs"),
             include_str!("config/observability.rs"),
+            include_str!("config/redis.rs"),
         ];
         let keys = sources
             .iter()

@@ -1,6 +1,7 @@
 //! What kas counts. Registered once; whoever counts holds the resolved handle.
 
 mod limit;
+pub mod redis;
 mod service;
 
 use std::{fmt::Debug, sync::Arc, time::Duration};

@@ -173,6 +173,13 @@ impl<T> LocalTunnels<T> {
         self.table.lock().tunnels.contains_key(&agent)
     }
 
+    /// The agent's tunnels, in no order, to look at.
+    pub fn views_of(&self, agent: AgentId) -> Vec<View<T>> {
+        let table = self.table.lock();
+        let entries = table.tunnels.get(&agent).into_iter().flatten();
+        entries.map(|entry| View { agent, entry: Arc::clone(entry) }).collect()
+    }
+
     /// Every tunnel, in no order, to look at. Requests wait for no more than the time it takes to list them.
     pub fn views(&self) -> Vec<View<T>> {
         let table = self.table.lock();
@@ -371,6 +378,8 @@ mod tests {
         let seen: Vec<_> = views[0].services().map(|(name, now)| (name.as_str(), now)).collect();
         let (short, long) = (InFlight { short: 1, long: 0 }, InFlight { short: 0, long: 1 });
         assert_eq!(seen, [("kubernetes", short), ("prometheus", long)]);
+        let of = |agent| tunnels.views_of(agent).iter().map(|view| *view.handle()).collect::<Vec<_>>();
+        assert_eq!((of(AGENT), of(AgentId(8)), of(AgentId(9))), (vec![1], vec![2], vec![]));
     }
 
     #[test]

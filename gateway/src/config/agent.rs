@@ -26,6 +26,9 @@ pub struct AgentListen {
     /// Tunnels that one agent may have on this replica, over all its pods.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_tunnels_per_agent: usize,
+    /// Tunnels that the holders of one token may open in a minute, over all replicas.
+    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
+    pub connections_per_token_per_minute: u32,
     /// How long each step of opening a tunnel may take: TLS, the request, the first round trip.
     #[serde(deserialize_with = "timeout")]
     pub handshake_timeout: Duration,
@@ -64,6 +67,7 @@ impl Default for AgentListen {
             max_connection_age: Duration::from_secs(7200),
             max_connections: 20_000,
             max_tunnels_per_agent: 100,
+            connections_per_token_per_minute: 100,
             handshake_timeout: Duration::from_secs(10),
         }
     }

@@ -17,6 +17,8 @@ pub enum Limit {
     Handshake,
     /// `max_tunnels_per_agent`.
     TunnelsPerAgent,
+    /// `connections_per_token_per_minute`.
+    ConnectionsPerToken,
     /// `max_requests_per_caller`.
     RequestsPerCaller,
     /// `max_requests_per_agent`.
@@ -42,10 +44,11 @@ struct Label {
 
 impl Limit {
     /// Every limit that is counted, in the order of their counters.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Connections,
         Self::Handshake,
         Self::TunnelsPerAgent,
+        Self::ConnectionsPerToken,
         Self::RequestsPerCaller,
         Self::RequestsPerAgent,
         Self::Head,
@@ -78,6 +81,7 @@ impl Limit {
             Self::Connections => "connections",
             Self::Handshake => "handshake-timeout",
             Self::TunnelsPerAgent => "tunnels-per-agent",
+            Self::ConnectionsPerToken => "connections-per-token",
             Self::RequestsPerCaller => "requests-per-caller",
             Self::RequestsPerAgent => "requests-per-agent",
             Self::Head => "head",

@@ -68,7 +68,7 @@ impl World {
         let mut config = Config::read(&file).unwrap();
         edit(&mut config);
         let identity = identity(&[&agent_token], &caller_token);
-        let kas = App::of_replica(ReplicaId::random(), config, identity, traces, None);
+        let kas = App::of_replica(ReplicaId::random(), config, identity, traces, None, None);
         let kas = Arc::new(kas);
         let callers = Arc::clone(&kas.callers);
         let keeping = async move { callers.budget.keep(&callers.forwarder.metrics).await };

@@ -27,6 +27,27 @@ pub(super) enum Link {
     Cluster(ClusterConnection),
 }
 
+impl Settings {
+    /// Whether the files that are named can be read and used, and go with the servers. Connects to nothing.
+    pub fn check(&self) -> Result<(), String> {
+        let addresses = match &self.servers {
+            Servers::One(address) => std::slice::from_ref(address),
+            Servers::Sentinel { sentinels, password_file, .. } => {
+                secret(password_file.as_deref())?;
+                sentinels
+            }
+            Servers::Cluster(nodes) => nodes,
+        };
+        for address in addresses {
+            if self.tls.is_some() && matches!(address, Address::Unix(_)) {
+                return Err(format!("{address}: TLS is for host and port"));
+            }
+            client(self, address)?;
+        }
+        Ok(())
+    }
+}
+
 impl Link {
     /// Runs a script, which the server is sent once.
     pub(super) async fn run<T: FromRedisValue>(
