@@ -36,6 +36,9 @@ enum Command {
     Agents(agents::Agents),
     Kubeconfig(kubeconfig::Kubeconfig),
     Token(Token),
+    /// Print what kas keeps in Redis: keys, types, lives and sizes
+    #[command(after_help = "Example:\n  kas redis-schema")]
+    RedisSchema,
     /// Print a completion script for a shell
     #[command(after_help = COMPLETION_EXAMPLES)]
     Completion {
@@ -132,6 +135,7 @@ impl Cli {
             Command::Kubeconfig(kubeconfig) => kubeconfig.run(),
             Command::Token(Token { command: TokenCommand::New { holder } }) => new_token(holder),
             Command::Token(Token { command: TokenCommand::Hash }) => hash(),
+            Command::RedisSchema => say(router::redis::SCHEMA),
             Command::Completion { shell } => manual::completion(Self::command(), shell),
             Command::Man { directory: Some(directory) } => manual::pages(Self::command(), &directory),
             Command::Man { directory: None } => manual::page(Self::command()),

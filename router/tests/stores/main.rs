@@ -5,14 +5,13 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod contract;
-//mod cost;
-//mod fleet;
-//mod limits;
-//mod outages;
-//mod poison;
-//mod proxy;
-//mod races;
-//mod sentinel;
+mod cost;
+mod fleet;
+mod limits;
+mod outages;
+mod poison;
+mod proxy;
+mod races;
 mod server;
 
 use std::sync::Arc;
