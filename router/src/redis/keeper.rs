@@ -219,6 +219,14 @@ impl Keeper {
     }
 }
 
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.shared.degrade("kas has stopped to talk to Redis because of a bug: restart it".to_owned());
+        }
+    }
+}
+
 impl Shared {
     /// Who lives, and who has left something behind.
     async fn members(&self, link: &Link) -> Result<(Vec<(ReplicaId, Heartbeat)>, Vec<ReplicaId>), String> {

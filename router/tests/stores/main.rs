@@ -7,6 +7,7 @@
 mod contract;
 mod cost;
 mod fleet;
+mod kinds;
 mod limits;
 mod outages;
 mod poison;

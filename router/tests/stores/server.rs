@@ -35,6 +35,26 @@ pub(crate) async fn start(arguments: &[&str]) -> Option<Server> {
     Some(server)
 }
 
+/// Starts a Sentinel that watches a server and needs nobody's consent.
+pub(crate) async fn start_sentinel(port: u16, server: u16) -> Server {
+    let directory = tempfile::tempdir().unwrap();
+    let watch = [
+        format!("sentinel monitor kas 127.0.0.1 {server} 1"),
+        "sentinel down-after-milliseconds kas 500".to_owned(),
+        "sentinel failover-timeout kas 5000".to_owned(),
+    ];
+    std::fs::write(directory.path().join("sentinel.conf"), watch.join("\n")).unwrap();
+    let child = Command::new("redis-server")
+        .args(["sentinel.conf", "--sentinel", "--port", &port.to_string(), "--unixsocket", "redis.sock"])
+        .current_dir(directory.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let server = Server { directory, arguments: Vec::new(), child };
+    server.answers().await;
+    server
+}
+
 /// Whether there is a program. Says so where the test harness does not capture it; with `E2E_REQUIRE=1` it is a failure.
 pub(crate) fn present(program: &str) -> bool {
     let found = Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok();
