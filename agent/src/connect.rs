@@ -94,7 +94,7 @@ impl<T: Io> Opened<T> {
         self,
         kas: &Address,
         settings: &Settings,
-    ) -> Result<(Session<T>, Leave), DialError> {
+    ) -> Result<(Session<WebSocket<T>>, Leave), DialError> {
         match timeout_at(self.deadline, tunnel::accept(self.socket, settings)).await {
             Ok(accepted) => Ok(accepted?),
             Err(_) => Err(DialError::timed_out(kas, TIMEOUT)),

@@ -7,12 +7,12 @@ use h2::client::Connection;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Keepalive, keepalive::Liveness, websocket::WebSocket};
+use crate::{Keepalive, keepalive::Liveness};
 
 /// The connection behind a [`crate::Tunnel`]. Nothing moves unless [`Driver::run`] is polled.
 #[must_use = "a tunnel moves nothing unless its driver runs"]
-pub struct Driver<T: AsyncRead + AsyncWrite + Unpin> {
-    connection: Connection<WebSocket<T>, Bytes>,
+pub struct Driver<S: AsyncRead + AsyncWrite + Unpin> {
+    connection: Connection<S, Bytes>,
     keepalive: Keepalive,
     liveness: Arc<Liveness>,
     closing: CancellationToken,
@@ -38,9 +38,9 @@ pub enum Ended {
     Protocol(h2::Error),
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
+impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
     pub(crate) fn new(
-        connection: Connection<WebSocket<T>, Bytes>,
+        connection: Connection<S, Bytes>,
         keepalive: Keepalive,
         liveness: Arc<Liveness>,
         closing: CancellationToken,

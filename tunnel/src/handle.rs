@@ -87,15 +87,27 @@ pub enum Delivery {
 }
 
 /// Starts HTTP/2 on an accepted WebSocket: the handle, and the driver that must be run for anything to happen.
-pub async fn open<T>(socket: WebSocket<T>, settings: &Settings) -> io::Result<(Tunnel, Driver<T>)>
+pub async fn open<T>(socket: WebSocket<T>, settings: &Settings) -> io::Result<(Tunnel, Driver<WebSocket<T>>)>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let liveness = socket.liveness();
+    start(socket, liveness, settings).await
+}
+
+/// Starts HTTP/2 on a stream of bytes whose `liveness` counts what is heard on it.
+pub(crate) async fn start<S>(
+    stream: S,
+    liveness: Arc<Liveness>,
+    settings: &Settings,
+) -> io::Result<(Tunnel, Driver<S>)>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let (sender, connection) =
-        settings.client().handshake(socket).await.map_err(|error| match error.into_io() {
+        settings.client().handshake(stream).await.map_err(|error| match error.into_io() {
             Some(error) => error,
-            None => io::Error::other("the agent does not speak HTTP/2"),
+            None => io::Error::other("the other end does not speak HTTP/2"),
         })?;
     let closing = CancellationToken::new();
     let driver = Driver::new(connection, settings.keepalive, Arc::clone(&liveness), closing.clone());

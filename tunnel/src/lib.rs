@@ -12,12 +12,14 @@
 //! * [`websocket`] turns a byte stream that spoke the WebSocket handshake into a byte stream again.
 //! * [`Tunnel`] and [`Driver`] are kas's end, [`Session`] and [`Exchange`] are agentk's.
 //! * [`Body`] is the one body type: frames move from one HTTP connection to the other, never collected.
+//! * [`direct`] is the same without the WebSocket, and [`Exchange::relay`] goes from one connection into the next.
 //! * [`upgrade`] carries exec, attach and port-forward over extended CONNECT (RFC 8441).
 //!
 //! What it does not do: dial, authenticate, route, retry, spawn. Drivers are values; the binaries run them.
 #![warn(missing_docs)]
 
 mod body;
+pub mod direct;
 mod driver;
 mod handle;
 mod keepalive;

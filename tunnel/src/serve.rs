@@ -8,7 +8,7 @@ use h2::{
     server::{Connection, SendResponse},
 };
 use http::{
-    Method, Request, Response, StatusCode, Uri, Version,
+    HeaderMap, Method, Request, Response, StatusCode, Uri, Version,
     header::{CONNECTION, HeaderValue, UPGRADE},
 };
 use http_body::Body as _;
@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    Body, Ended, Keepalive, Settings, Stalls,
+    Body, CallError, Delivery, Ended, Keepalive, Settings, Stalls, Tunnel,
     keepalive::Liveness,
     pump::{Pump, Sent},
     settings,
@@ -30,8 +30,8 @@ use crate::{
 
 /// The connection over which kas sends requests. Nothing moves unless [`Session::run`] is polled.
 #[must_use = "a tunnel serves nothing unless its session runs"]
-pub struct Session<T: AsyncRead + AsyncWrite + Unpin> {
-    connection: Connection<WebSocket<T>, Bytes>,
+pub struct Session<S: AsyncRead + AsyncWrite + Unpin> {
+    connection: Connection<S, Bytes>,
     keepalive: Keepalive,
     liveness: Arc<Liveness>,
     leave: watch::Receiver<Option<Duration>>,
@@ -52,14 +52,29 @@ pub struct Exchange {
 }
 
 /// Starts HTTP/2 on a WebSocket that kas accepted.
-pub async fn accept<T>(socket: WebSocket<T>, settings: &Settings) -> io::Result<(Session<T>, Leave)>
+pub async fn accept<T>(
+    socket: WebSocket<T>,
+    settings: &Settings,
+) -> io::Result<(Session<WebSocket<T>>, Leave)>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let liveness = socket.liveness();
-    let connection = settings.server().handshake(socket).await.map_err(|error| match error.into_io() {
+    start(socket, liveness, settings).await
+}
+
+/// Starts HTTP/2 on a stream of bytes whose `liveness` counts what is heard on it.
+pub(crate) async fn start<S>(
+    stream: S,
+    liveness: Arc<Liveness>,
+    settings: &Settings,
+) -> io::Result<(Session<S>, Leave)>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let connection = settings.server().handshake(stream).await.map_err(|error| match error.into_io() {
         Some(error) => error,
-        None => io::Error::other("kas does not speak HTTP/2 in the tunnel"),
+        None => io::Error::other("the other end does not speak HTTP/2"),
     })?;
     let (sender, leave) = watch::channel(None);
 
@@ -74,7 +89,7 @@ impl Leave {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> Session<T> {
+impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
     /// Hands every request to `on_request`, which should spawn [`Exchange::answer`], until the tunnel ends.
     ///
     /// Dropping the future cuts the tunnel.
@@ -137,6 +152,11 @@ impl Exchange {
         &self.request
     }
 
+    /// The same, for whoever passes it on.
+    pub fn request_mut(&mut self) -> &mut Request<Body> {
+        &mut self.request
+    }
+
     /// Runs the handler and sends its response, to the last byte.
     ///
     /// The handler answers an upgrade with a 101 that holds hyper's `OnUpgrade`. When the caller leaves, the handler's
@@ -154,25 +174,70 @@ impl Exchange {
             return answer_upgrade(response, respond, raw).await;
         }
 
-        let (head, body) = response.into_parts();
-        let bodyless = body.is_end_stream();
-        let mut answer = Response::from_parts(head, ());
-        *answer.version_mut() = Version::HTTP_2;
-        for name in [&CONNECTION, &UPGRADE, &http::header::TRANSFER_ENCODING] {
-            answer.headers_mut().remove(name);
-        }
-        settings::unindexed(answer.headers_mut());
-        let stream = match respond.send_response(answer, bodyless) {
-            Ok(stream) => stream,
-            Err(error) => return tracing::debug!(%error, "a response could not be sent"),
+        send(response, respond, stalls).await;
+    }
+
+    /// Passes the request on into another connection, and its answer back. `edit` sees the answer's headers first.
+    ///
+    /// A request that was not answered is reset, so that the sender knows how far it got: refused unseen, or not. When
+    /// the sender leaves, so do we.
+    pub async fn relay(self, into: &Tunnel, edit: impl FnOnce(&mut HeaderMap)) -> Result<(), CallError> {
+        let Self { request, mut respond, raw, stalls } = self;
+        let answer = tokio::select! {
+            answer = into.call(request) => answer,
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return Ok(()),
         };
-        if bodyless {
-            return;
+        let mut response = match answer {
+            Ok(response) => response,
+            Err(error) => {
+                respond.send_reset(match error.delivery {
+                    Delivery::NotProcessed => Reason::REFUSED_STREAM,
+                    Delivery::Unknown => Reason::INTERNAL_ERROR,
+                });
+                return Err(error);
+            }
+        };
+
+        edit(response.headers_mut());
+        let Some(inner) = upgrade::take(&mut response) else {
+            send(response, respond, stalls).await;
+            return Ok(());
+        };
+        let raw = raw.expect("nothing else than an upgrade is answered with one");
+        if let Ok(stream) = respond.send_response(upgrade::accept(response.into_parts().0.headers), false)
+            && let Err(error) = upgrade::join(Upgraded::new(stream, raw), inner).await
+        {
+            tracing::debug!(%error, "an upgraded connection was aborted");
         }
-        let mut pump = Pump::new(body, stream, stalls);
-        if let Sent::Broken(error) = poll_fn(|cx| pump.poll(cx)).await {
-            tracing::debug!(%error, "a response was aborted because its source was");
-        }
+        Ok(())
+    }
+
+    /// Refuses the request: its sender knows that nobody has looked at it.
+    pub fn refuse(mut self) {
+        self.respond.send_reset(Reason::REFUSED_STREAM);
+    }
+}
+
+/// Sends a response to the last byte of its body.
+async fn send(response: Response<Body>, mut respond: SendResponse<Bytes>, stalls: Stalls) {
+    let (head, body) = response.into_parts();
+    let bodyless = body.is_end_stream();
+    let mut answer = Response::from_parts(head, ());
+    *answer.version_mut() = Version::HTTP_2;
+    for name in [&CONNECTION, &UPGRADE, &http::header::TRANSFER_ENCODING] {
+        answer.headers_mut().remove(name);
+    }
+    settings::unindexed(answer.headers_mut());
+    let stream = match respond.send_response(answer, bodyless) {
+        Ok(stream) => stream,
+        Err(error) => return tracing::debug!(%error, "a response could not be sent"),
+    };
+    if bodyless {
+        return;
+    }
+    let mut pump = Pump::new(body, stream, stalls);
+    if let Sent::Broken(error) = poll_fn(|cx| pump.poll(cx)).await {
+        tracing::debug!(%error, "a response was aborted because its source was");
     }
 }
 

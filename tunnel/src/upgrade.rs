@@ -59,6 +59,12 @@ where
     Ok(())
 }
 
+/// The same between two connections, for whoever stands between them.
+pub(crate) async fn join(one: Upgraded, other: Upgraded) -> io::Result<()> {
+    tokio::try_join!(across(one.receiving, other.sending), across(other.receiving, one.sending))?;
+    Ok(())
+}
+
 impl Upgraded {
     pub(crate) fn new(sending: SendStream<Bytes>, receiving: RecvStream) -> Self {
         Self { sending, receiving: receiving.into() }
@@ -120,22 +126,44 @@ async fn inward(mut outside: impl AsyncRead + Unpin, mut sending: SendStream<Byt
             // Without this, a peer that aborted is noticed only when there is something to send.
             reset = poll_fn(|cx| sending.poll_reset(cx)) => return Err(into_io(reset.map_or_else(|e| e, h2::Error::from))),
         };
-        let mut data = buffer.split().freeze();
         if read == 0 {
             return sending.send_data(Bytes::new(), true).map_err(into_io);
         }
-        while !data.is_empty() {
-            sending.reserve_capacity(data.len());
-            let room = match sending.capacity() {
-                0 => match poll_fn(|cx| sending.poll_capacity(cx)).await {
-                    Some(room) => room.map_err(into_io)?,
-                    None => return Err(io::ErrorKind::BrokenPipe.into()),
-                },
-                room => room,
-            };
-            sending.send_data(data.split_to(room.min(data.len())), false).map_err(into_io)?;
-        }
+        send(buffer.split().freeze(), &mut sending).await?;
     }
+}
+
+async fn across(receiving: Received, mut sending: SendStream<Bytes>) -> io::Result<()> {
+    loop {
+        let data = tokio::select! {
+            data = poll_fn(|cx| receiving.poll_data(cx)) => data,
+            reset = poll_fn(|cx| sending.poll_reset(cx)) => return Err(into_io(reset.map_or_else(|e| e, h2::Error::from))),
+        };
+        let Some(data) = data else {
+            return sending.send_data(Bytes::new(), true).map_err(into_io);
+        };
+        let data = data.map_err(broken)?;
+        let length = data.len();
+        send(data, &mut sending).await?;
+        // Only now: a slow receiver holds the sender back, and nobody else.
+        receiving.release(length).map_err(broken)?;
+    }
+}
+
+/// Sends all of it, as fast as the other end takes it.
+async fn send(mut data: Bytes, sending: &mut SendStream<Bytes>) -> io::Result<()> {
+    while !data.is_empty() {
+        sending.reserve_capacity(data.len());
+        let room = match sending.capacity() {
+            0 => match poll_fn(|cx| sending.poll_capacity(cx)).await {
+                Some(room) => room.map_err(into_io)?,
+                None => return Err(io::ErrorKind::BrokenPipe.into()),
+            },
+            room => room,
+        };
+        sending.send_data(data.split_to(room.min(data.len())), false).map_err(into_io)?;
+    }
+    Ok(())
 }
 
 fn broken(error: BodyError) -> io::Error {

@@ -8,7 +8,7 @@ use tokio::{
     task::JoinHandle,
     time::{Duration, Instant, timeout},
 };
-use tunnel::{Ended, Leave, Session};
+use tunnel::{Ended, Leave, Session, websocket::WebSocket};
 
 use super::Shared;
 use crate::{Dial, handlers::control::Control};
@@ -39,7 +39,7 @@ impl Live {
     pub(super) fn start<D: Dial>(
         shared: &Arc<Shared<D>>,
         (tunnel, replica): (TunnelId, ReplicaId),
-        (session, leave): (Session<D::Io>, Leave),
+        (session, leave): (Session<WebSocket<D::Io>>, Leave),
     ) -> Self {
         let (control, drain) = Control::new();
         let serving = serve(Arc::clone(shared), session, leave.clone(), control);
@@ -83,7 +83,7 @@ impl Live {
 /// on a tunnel that was being left already.
 async fn serve<D: Dial>(
     shared: Arc<Shared<D>>,
-    session: Session<D::Io>,
+    session: Session<WebSocket<D::Io>>,
     leave: Leave,
     control: Control,
 ) -> Ended {

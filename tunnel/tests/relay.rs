@@ -1,0 +1,236 @@
+//! Two connections in a row: a replica that has no tunnel of the agent, one that has, and the agent.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+mod support;
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Empty, StreamBody};
+use hyper_util::rt::TokioIo;
+use support::{Pair, chunks, endless, get, pair, text};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    sync::Notify,
+    task::JoinHandle,
+    time::timeout,
+};
+use tunnel::{Body, CallErrorKind, Delivery, Settings, Tunnel, direct, upgrade};
+
+/// The first connection, and the agent behind the second.
+struct Relayed {
+    tunnel: Tunnel,
+    agent: Pair,
+    _ends: [JoinHandle<()>; 2],
+}
+
+async fn relayed<H, F>(handler: H) -> Relayed
+where
+    H: Fn(Request<Body>) -> F + Clone + Send + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    let agent = pair(handler).await;
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let settings = Settings::default();
+    let (tunnel, driver) = direct::open(near, &settings).await.unwrap();
+    let driving = tokio::spawn(async move { drop(driver.run().await) });
+    let (session, _leave) = direct::accept(far, &settings).await.unwrap();
+    let into = agent.tunnel.clone();
+    let serving = tokio::spawn(async move {
+        let served = session.run(|exchange| {
+            let into = into.clone();
+            tokio::spawn(async move {
+                if exchange.request().uri().path() == "/refuse" {
+                    return exchange.refuse();
+                }
+                let edit = |headers: &mut HeaderMap| drop(headers.remove("secret"));
+                let _ = exchange.relay(&into, edit).await;
+            });
+        });
+        drop(served.await);
+    });
+    tunnel.ready().await;
+    Relayed { tunnel, agent, _ends: [driving, serving] }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_answers_and_their_trailers_pass_both_connections() {
+    let relayed = relayed(async |request: Request<Body>| {
+        let whole = request.into_body().collect().await.unwrap();
+        let sum = whole.trailers().unwrap()["sum"].clone();
+        let mut trailers = HeaderMap::new();
+        trailers.insert("sum", sum);
+        let frames = [Frame::data(whole.to_bytes()), Frame::trailers(trailers)];
+        let body = StreamBody::new(stream::iter(frames.map(Ok::<_, std::io::Error>)));
+        Response::builder().header("secret", "1").header("open", "2").body(Body::new(body)).unwrap()
+    })
+    .await;
+
+    let mut trailers = HeaderMap::new();
+    trailers.insert("sum", "42".parse().unwrap());
+    let frames = [Frame::data(Bytes::from_static(b"words")), Frame::trailers(trailers)];
+    let body = Body::new(StreamBody::new(stream::iter(frames.map(Ok::<_, std::io::Error>))));
+    let response = relayed.tunnel.call(Request::post("/").body(body).unwrap()).await.unwrap();
+    assert_eq!(response.headers().get("secret"), None);
+    assert_eq!(response.headers()["open"], "2");
+    let whole = response.into_body().collect().await.unwrap();
+    assert_eq!(whole.trailers().unwrap()["sum"], "42");
+    assert_eq!(whole.to_bytes(), "words");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_upload_that_nobody_reads_is_held_back_at_its_source() {
+    let relayed = relayed(async |request: Request<Body>| {
+        let mut body = request.into_body();
+        body.frame().await.unwrap().unwrap();
+        // The body lives on, unread, for as long as the answer.
+        Response::new(Body::new(StreamBody::new(stream::unfold(body, async |body| {
+            std::future::pending::<()>().await;
+            Some((Ok::<_, std::io::Error>(Frame::data(Bytes::new())), body))
+        }))))
+    })
+    .await;
+
+    let made = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counting = Arc::clone(&made);
+    let frames = stream::repeat_with(move || {
+        counting.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(&[0; 64 << 10])))
+    });
+    let body = Body::new(StreamBody::new(frames));
+    let mut response = relayed.tunnel.call(Request::post("/").body(body).unwrap()).await.unwrap();
+    let waited = timeout(Duration::from_secs(5), response.body_mut().frame()).await;
+    assert!(waited.is_err(), "{waited:?}");
+    let made = made.load(std::sync::atomic::Ordering::Relaxed) * (64 << 10);
+    // A window in each connection, and what is waiting to be written.
+    assert!(made < 12 << 20, "{made}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_breaks_off_is_no_clean_end() {
+    let relayed = relayed(async |_| {
+        let frames = stream::unfold(0, async |said| {
+            if said == 0 {
+                return Some((Ok(Frame::data(Bytes::from_static(b"half"))), 1));
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Some((Err(std::io::Error::other("broken")), said))
+        });
+        Response::new(Body::new(StreamBody::new(Box::pin(frames))))
+    })
+    .await;
+    let response = relayed.tunnel.call(get("/")).await.unwrap();
+    assert!(response.into_body().collect().await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_is_noticed_two_connections_away() {
+    let gone = Arc::new(Notify::new());
+    struct Guard(Arc<Notify>);
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            self.0.notify_one();
+        }
+    }
+    let noticed = Arc::clone(&gone);
+    let relayed = relayed(move |_: Request<Body>| {
+        let guard = Guard(Arc::clone(&gone));
+        async move {
+            std::future::pending::<()>().await;
+            drop(guard);
+            Response::new(Body::empty())
+        }
+    })
+    .await;
+    assert!(timeout(Duration::from_secs(1), relayed.tunnel.call(get("/"))).await.is_err());
+    timeout(Duration::from_secs(1), noticed.notified()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_request_comes_back_whole() {
+    let relayed = relayed(async |_| Response::new(Body::from("answered"))).await;
+    let request = Request::post("/refuse").body(Body::from("body")).unwrap();
+    let error = relayed.tunnel.call(request).await.unwrap_err();
+    assert!(matches!(error.kind, CallErrorKind::Refused), "{error}");
+    assert_eq!(error.delivery, Delivery::NotProcessed);
+    let mut again = *error.request.unwrap();
+    *again.uri_mut() = "/".parse().unwrap();
+    assert_eq!(text(relayed.tunnel.call(again).await.unwrap()).await, "answered");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_second_connection_did_not_take_is_refused_unseen_by_the_first() {
+    let relayed = relayed(async |_| Response::new(endless("never"))).await;
+    relayed.agent.tunnel.close();
+    relayed.agent.kas.await.unwrap();
+    let error = relayed.tunnel.call(get("/")).await.unwrap_err();
+    assert_eq!(error.delivery, Delivery::NotProcessed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_lost_on_the_way_is_not_known_to_be_undone() {
+    let relayed = relayed(async |_| std::future::pending().await).await;
+    let tunnel = relayed.tunnel.clone();
+    let asked = tokio::spawn(async move { tunnel.call(get("/")).await });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    relayed.agent.tunnel.close();
+    let error = asked.await.unwrap().unwrap_err();
+    assert!(matches!(error.kind, CallErrorKind::Reset(_)), "{error}");
+    assert_eq!(error.delivery, Delivery::Unknown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_direction_of_an_upgrade_ends_on_its_own() {
+    let relayed = relayed(async |request: Request<Body>| {
+        let (near, mut far) = tokio::io::duplex(1024);
+        tokio::spawn(async move {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(far.read_u8().await.unwrap());
+            }
+            let answer =
+                b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\nearly ";
+            far.write_all(answer).await.unwrap();
+            let mut input = Vec::new();
+            far.read_to_end(&mut input).await.unwrap();
+            input.make_ascii_uppercase();
+            far.write_all(&input).await.unwrap();
+        });
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
+        tokio::spawn(connection.with_upgrades());
+        sender.send_request(request.map(|_| Empty::<Bytes>::new())).await.unwrap().map(Body::from)
+    })
+    .await;
+
+    let exec = Request::post("/exec").header("connection", "upgrade").header("upgrade", "SPDY/3.1");
+    let mut response = relayed.tunnel.call(exec.body(Body::empty()).unwrap()).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
+    let upgraded = upgrade::take(&mut response).unwrap();
+    let (mut caller, far) = tokio::io::duplex(1024);
+    let splice = tokio::spawn(upgrade::splice(upgraded, far));
+    let mut early = [0; 6];
+    caller.read_exact(&mut early).await.unwrap();
+    assert_eq!(&early, b"early ");
+    let input = vec![b'x'; 1 << 20];
+    let (mut reader, mut writer) = tokio::io::split(caller);
+    let writing = tokio::spawn(async move {
+        writer.write_all(&input).await.unwrap();
+        writer.shutdown().await.unwrap();
+    });
+    let mut answer = Vec::new();
+    reader.read_to_end(&mut answer).await.unwrap();
+    assert_eq!(answer, vec![b'X'; 1 << 20]);
+    writing.await.unwrap();
+    splice.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn bulk_passes_both_connections() {
+    let relayed = relayed(async |_| Response::new(chunks(&[7; 32 << 10], 1024))).await;
+    let whole = relayed.tunnel.call(get("/")).await.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(whole.to_bytes().len(), 32 << 20);
+}
