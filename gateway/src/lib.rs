@@ -32,6 +32,7 @@ pub mod identity;
 pub mod io;
 pub mod listen;
 pub mod metrics;
+pub mod peers;
 pub mod promql;
 pub mod reload;
 pub mod roster;
