@@ -337,6 +337,10 @@ impl Agents {
         if let Err(what) = ask_to_leave(tunnel, reason, self.grace).await {
             tracing::warn!(agent.name = %peer.name, tunnel = %peer.tunnel, what, "an agent did not agree to leave");
         }
+        if reason == DrainReason::Shutdown {
+            // What is in flight is finished here; for what is new, others look for the tunnel that replaces this one.
+            self.withdraw(peer.agent).await;
+        }
         revoked.await;
         self.cut(peer, tunnel).await
     }
@@ -364,7 +368,7 @@ impl Agents {
     async fn withdraw(&self, agent: AgentId) {
         // Read before looking: a tunnel that arrives after the look announces a later epoch, which survives this.
         let epoch = Epoch(self.epoch.load(Relaxed));
-        if self.tunnels.holds(agent) {
+        if self.tunnels.holds(agent) && !self.leaving.is_cancelled() {
             return self.describe(agent);
         }
         let route = Route { replica: self.replica, epoch };

@@ -23,6 +23,7 @@ use crate::{
     identity::{Identities, Identity},
     listen::{BindError, Listener},
     metrics::{self, Metrics},
+    peers::{Fleet, Peers, address::Surroundings, host::Host, setup::Setup},
     reload::on_change,
     roster::Roster,
     tls::Certificate,
@@ -50,6 +51,8 @@ pub struct App {
     pub agents: Arc<Agents>,
     /// Takes requests.
     pub callers: Arc<Callers>,
+    /// Takes requests of other replicas.
+    pub host: Arc<Host>,
     /// Takes probes.
     pub admin: Arc<Admin>,
     /// Who is who.
@@ -65,6 +68,7 @@ pub struct App {
 #[derive(Debug)]
 pub struct Checked {
     config: Config,
+    private: Option<Setup>,
     identity: Identity,
     agent_certificate: Option<Certificate>,
     public_certificate: Option<Certificate>,
@@ -79,6 +83,8 @@ pub struct Listeners {
     pub agent: Listener,
     /// For callers.
     pub public: Listener,
+    /// For other replicas, if there may be some.
+    pub private: Option<Listener>,
     /// For probes.
     pub observability: Listener,
 }
@@ -104,7 +110,13 @@ impl Checked {
         let traces = traces::settings(file, &config.observability.tracing)?;
         let redis = config.redis.as_ref().map(|redis| redis.settings(file)).transpose()?;
         let identity = Identity::read(&config.identity.file.value)?;
-        Ok(Self { config, identity, agent_certificate, public_certificate, traces, redis })
+        let private = config.private_api.as_ref();
+        let private = private.map(|section| Setup::read(file, section, Surroundings::here())).transpose()?;
+        if redis.is_some() && private.is_none() {
+            let what = "redis is for several replicas, which reach each other through private_api.listen: add that section";
+            return Err(ConfigError::whole(file, what.to_owned()));
+        }
+        Ok(Self { config, private, identity, agent_certificate, public_certificate, traces, redis })
     }
 
     /// How many agents and tokens of callers there are.
@@ -141,6 +153,10 @@ impl Checked {
                 limits.handshake_timeout,
             )
             .await?,
+            private: match &self.private {
+                Some(setup) => Some(setup.bind().await?),
+                None => None,
+            },
             observability: Listener::bind(
                 "observability",
                 config.observability.listen.address,
@@ -156,10 +172,23 @@ impl Checked {
         let (tracer, exporter) = self.traces.map(|settings| settings.build(&program)).unzip();
         let trust_callers = config.observability.tracing.trust_callers;
         let traces = tracer.map(|tracer| Traces { tracer, trust_callers });
-        let own = Replica { id: replica, url: format!("http://{}", listeners.public.address()) };
-        let redis = self.redis.map(|settings| RedisStore::new(settings, own, env!("CARGO_PKG_VERSION")));
-        let mut app = App::of_replica(replica, config, self.identity, traces, exporter, redis);
-        app.certificates = self.agent_certificate.into_iter().chain(self.public_certificate).collect();
+        let mut redis = None;
+        let peer_certificate = self.private.as_ref().and_then(Setup::certificate).cloned();
+        let mut fleet = Fleet::alone(replica, Arc::new(MemoryStore::default()), &config);
+        if let (Some(setup), Some(listener)) = (self.private, &listeners.private) {
+            let url = setup.url(listener.address());
+            tracing::info!(%url, "other replicas are told this address");
+            fleet = setup.fleet(fleet, &config);
+            if let Some(settings) = self.redis {
+                let own = Replica { id: replica, url: url.to_string() };
+                let (store, keeper) = RedisStore::new(settings, own, env!("CARGO_PKG_VERSION"));
+                fleet.store = Arc::new(store.clone());
+                redis = Some((store, keeper));
+            }
+        }
+        let mut app = App::of_replica(fleet, config, self.identity, traces, exporter, redis);
+        let public = self.agent_certificate.into_iter().chain(self.public_certificate);
+        app.certificates = public.chain(peer_certificate).collect();
         Ok((app, listeners))
     }
 }
@@ -167,13 +196,15 @@ impl Checked {
 impl App {
     /// Builds a kas without listeners: tests hand it connections.
     pub fn new(config: Config, identity: Identity) -> Self {
-        Self::of_replica(ReplicaId::random(), config, identity, None, None, None)
+        let store = Arc::new(MemoryStore::default());
+        let fleet = Fleet::alone(ReplicaId::random(), store, &config);
+        Self::of_replica(fleet, config, identity, None, None, None)
     }
 
     /// The same with a name that is known before, with traces, and with Redis. Without an exporter somebody else has the
     /// spans; without Redis there is one replica.
     pub fn of_replica(
-        replica: ReplicaId,
+        fleet: Fleet,
         config: Config,
         identity: Identity,
         traces: Option<Traces>,
@@ -188,14 +219,13 @@ impl App {
         let identities = Identities::new(identity);
         let limits = config.agent.kubernetes_api.limits.clone();
         let tunnels = Arc::new(LocalTunnels::new(limits.max_requests_per_agent));
+        let Fleet { replica, store, dial, secret } = fleet;
         let shared = redis.as_ref().map(|(store, _)| store.clone());
-        let store: Arc<dyn RouteStore> = match &shared {
-            Some(redis) => {
-                metrics::redis::register(&mut registry, redis);
-                Arc::new(redis.clone())
-            }
-            None => Arc::new(MemoryStore::default()),
-        };
+        if let Some(redis) = &shared {
+            metrics::redis::register(&mut registry, redis);
+        }
+        let peers = Peers::new(replica, dial, secret.clone(), metrics.peers.clone());
+        let host = Arc::new(Host::new(replica, secret, Arc::clone(&tunnels), &config, metrics.clone()));
         let agents = Arc::new(Agents {
             identities: identities.clone(),
             tunnels: Arc::clone(&tunnels),
@@ -223,6 +253,7 @@ impl App {
             forwarder: Forwarder {
                 tunnels,
                 store: Arc::clone(&store),
+                peers,
                 reconnect_wait: config.agent.tunnel.reconnect_wait,
                 metrics,
             },
@@ -238,6 +269,7 @@ impl App {
         Self {
             agents,
             callers,
+            host,
             admin,
             identities,
             readiness,
@@ -275,6 +307,9 @@ impl App {
                 async move { callers.serve(io, peer).await }
             },
         ));
+        if let Some(private) = listeners.private {
+            background.spawn(Arc::clone(&self.host).listen(private));
+        }
         background.spawn(listeners.observability.serve(
             probing.clone(),
             Cores::default(),
@@ -314,8 +349,9 @@ impl App {
     /// 2. For a grace period still accept what they do send.
     /// 3. Stop accepting; idle connections of callers close.
     /// 4. Ask agents to leave: they open another tunnel, to another replica, before they let go of this one.
-    /// 5. Wait for requests in flight, up to their grace period, and cut what is left.
-    /// 6. Wait a moment for agents that are about to leave; one without another replica to go to never will.
+    /// 5. For a grace period still serve other replicas, until they know who holds these agents now; then tell them.
+    /// 6. Wait for requests in flight, those of other replicas among them, up to their grace period, and cut what is left.
+    /// 7. Wait a moment for agents that are about to leave; one without another replica to go to never will.
     async fn stop(&self, accepting: &CancellationToken) {
         let listen = &self.config.agent.kubernetes_api.listen;
         self.readiness.leaving();
@@ -328,7 +364,10 @@ impl App {
         self.callers.tasks.close();
         self.agents.tasks.close();
         tracing::info!(grace = ?listen.shutdown_grace_period, "stopping: finishing requests in flight");
-        if timeout(listen.shutdown_grace_period, self.callers.tasks.wait()).await.is_err() {
+        let private = self.config.private_api.as_ref();
+        let patience = private.map_or(Duration::ZERO, |private| private.listen.listen_grace_period);
+        let in_flight = async { tokio::join!(self.callers.tasks.wait(), self.host.leave(patience)) };
+        if timeout(listen.shutdown_grace_period, in_flight).await.is_err() {
             tracing::warn!("stopping: the grace period is over, requests in flight are cut");
         }
         match timeout(LEAVE_TIMEOUT, self.agents.tasks.wait()).await {

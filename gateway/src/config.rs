@@ -8,10 +8,14 @@ mod bounds;
 mod kubernetes_api;
 mod network;
 mod observability;
+mod private_api;
 mod redis;
 mod source;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use serde::Deserialize;
 use serde_saphyr::Spanned;
@@ -20,6 +24,7 @@ pub use self::agent::{AgentListen, TunnelConfig};
 pub use self::kubernetes_api::{KubernetesApi, Limits, PublicListen};
 pub use self::network::Network;
 pub use self::observability::{Format, Level, Logging, ObservabilityConfig, ObservabilityListen, Tracing};
+pub use self::private_api::{ListenNetwork, PrivateApi, PrivateListen};
 pub use self::redis::{RedisCluster, RedisConfig, RedisSentinel, RedisServer, RedisTls};
 pub use self::source::ConfigError;
 pub(crate) use self::source::{parse, read, unreadable};
@@ -37,6 +42,8 @@ pub struct Config {
     /// What replicas share; without it there is one replica.
     #[serde(default)]
     pub redis: Option<RedisConfig>,
+    /// Other replicas. Without this section there are none.
+    pub private_api: Option<PrivateApi>,
     /// Who agents and callers are.
     pub identity: IdentityConfig,
 }
@@ -64,6 +71,14 @@ pub struct IdentityConfig {
     pub file: Spanned<PathBuf>,
 }
 
+/// Requests in flight in one connection to another replica.
+const PEER_STREAMS: u32 = 100_000;
+/// What replicas add to a head that a tunnel just takes.
+const PEER_HEADER_BYTES: u32 = 1024;
+/// Within five seconds of silence a connection to another replica is given up, and with it what waits there.
+const PEER_KEEPALIVE: tunnel::Keepalive =
+    tunnel::Keepalive { interval: Duration::from_secs(2), timeout: Duration::from_secs(3) };
+
 impl Config {
     /// Reads a configuration file and makes its paths absolute.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
@@ -85,6 +100,19 @@ impl Config {
         {
             path.value = directory.join(&path.value);
         }
+        if let Some(PrivateApi { listen }) = &mut config.private_api {
+            for path in [
+                &mut listen.authentication_secret_file,
+                &mut listen.certificate_file,
+                &mut listen.key_file,
+                &mut listen.ca_certificate_file,
+            ]
+            .into_iter()
+            .flatten()
+            {
+                path.value = directory.join(&path.value);
+            }
+        }
 
         Ok(config)
     }
@@ -101,6 +129,18 @@ impl Config {
                 timeout: config.keepalive_timeout,
             },
             ..tunnel::Settings::default()
+        }
+    }
+
+    /// The same for connections between replicas. Each carries what many tunnels do, and a replica that has stopped must
+    /// be noticed before its callers give up.
+    pub fn peer_settings(&self) -> tunnel::Settings {
+        let settings = self.tunnel_settings();
+        tunnel::Settings {
+            max_concurrent_streams: PEER_STREAMS,
+            max_header_bytes: settings.max_header_bytes + PEER_HEADER_BYTES,
+            keepalive: PEER_KEEPALIVE,
+            ..settings
         }
     }
 }
@@ -159,6 +199,7 @@ mod tests {
             include_str!("config/kubernetes_api.rs"),
             include_str!("config/observability.rs"),
             include_str!("config/redis.rs"),
+            include_str!("config/private_api.rs"),
         ];
         let keys = sources
             .iter()

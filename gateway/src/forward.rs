@@ -3,9 +3,11 @@
 //! ```text
 //!   a tunnel of the agent on this replica? ──yes──► send it there, the least loaded one
 //!        │ no
-//!   one arrives within `reconnect_wait`?  ──yes──► send it there
+//!   another replica that holds the agent?  ──yes──► send it there; that replica never sends it on
 //!        │ no
-//!   say why there is none: never connected, gone since when, serves something else
+//!   either comes within `reconnect_wait`?  ──yes──► send it there
+//!        │ no
+//!   say why there is none: never connected, gone since when, serves something else, whose replica does not answer
 //! ```
 //!
 //! * **One decision-maker per request.** The replica that took the request decides, waits and retries.
@@ -20,6 +22,7 @@ use std::{
 };
 
 use http::{Request, Response};
+use http_body::Body as _;
 use proto::{AgentId, AgentName, Reason, ServiceName, TunnelId, header};
 use router::{Attempt, Choice, Class, Lease, LocalTunnels, Progress, RouteStore};
 use tokio::time::{Instant, timeout_at};
@@ -28,7 +31,8 @@ use tunnel::{Body, CallError, CallErrorKind, Delivery};
 use crate::{
     connected::Connected,
     failure::Failure,
-    metrics::{Limit, Metrics},
+    metrics::{Limit, Metrics, Route},
+    peers::{Declined, Owner, Peers, trouble::Trouble},
 };
 
 /// What a caller is told to wait when the agent is away: about a reconnect with some backoff.
@@ -41,6 +45,8 @@ pub struct Forwarder {
     pub tunnels: Arc<LocalTunnels<Connected>>,
     /// The directory that the replicas share.
     pub store: Arc<dyn RouteStore>,
+    /// The other replicas.
+    pub peers: Peers,
     /// How long a request waits for a tunnel of an agent that has none.
     pub reconnect_wait: Duration,
     /// What is counted.
@@ -65,10 +71,16 @@ pub struct Destination {
 pub struct Answered {
     /// The head of the response; its body is still to come.
     pub response: Response<Body>,
-    /// The tunnel that it occupies.
-    pub lease: Lease<Connected>,
-    /// When the tunnel was given the request.
+    /// The tunnel that it occupies, if that ends here.
+    pub lease: Option<Lease<Connected>>,
+    /// When the request was sent.
     pub sent: Instant,
+}
+
+/// Where a request is sent next.
+enum Way {
+    Tunnel(Lease<Connected>),
+    Owner(Owner),
 }
 
 impl Forwarder {
@@ -80,20 +92,33 @@ impl Forwarder {
         let mut attempt = Attempt::new(request.method().is_safe());
         let mut tried = Vec::new();
         loop {
-            let lease = self.find(to, &tried).await?;
+            let way = self.find(to, &tried, request.body().is_end_stream()).await?;
             let sent = Instant::now();
-            let error = match lease.handle().tunnel.call(request).await {
-                Ok(response) => return Ok(Answered { response, lease, sent }),
+            let called = match &way {
+                Way::Tunnel(lease) => {
+                    self.metrics.peers.route(Route::Local);
+                    lease.handle().tunnel.call(request).await
+                }
+                Way::Owner(owner) => {
+                    self.metrics.peers.route(Route::Peer);
+                    owner.call(to, request).await
+                }
+            };
+            let error = match called {
+                Ok(response) => return Ok(Answered { response, lease: way.lease(), sent }),
                 Err(error) => error,
             };
-            tracing::debug!(request.id = ?id, %error, tunnel = %lease.tunnel(), "a request was not answered");
+            tracing::debug!(request.id = ?id, %error, way = way.name(), "a request was not answered");
             match error.request {
                 Some(whole) if attempt.again(progress(error.delivery), true) => {
                     self.metrics.retries.inc();
-                    tried.push(lease.tunnel());
+                    // Only tunnels: an owner is asked again, and may have another.
+                    if let Way::Tunnel(lease) = way {
+                        tried.push(lease.tunnel());
+                    }
                     request = *whole;
                 }
-                _ => return Err(unanswered(to, &error)),
+                _ => return Err(unanswered(to, &way, &error)),
             }
         }
     }
@@ -102,9 +127,10 @@ impl Forwarder {
         self.tunnels.choose(to.agent, &to.service, to.class, tried, cores::here())
     }
 
-    async fn find(&self, to: &Destination, tried: &[TunnelId]) -> Result<Lease<Connected>, Failure> {
+    /// `light`: the request has no body, so that it is whole until somebody answers it.
+    async fn find(&self, to: &Destination, tried: &[TunnelId], light: bool) -> Result<Way, Failure> {
         if let Choice::Tunnel(lease) = self.choose(to, tried) {
-            return Ok(lease);
+            return Ok(Way::Tunnel(lease));
         }
 
         let deadline = Instant::now() + self.reconnect_wait;
@@ -113,7 +139,7 @@ impl Forwarder {
             let arrival = self.tunnels.arrival(to.agent);
             let change = self.store.change(to.agent);
             match self.choose(to, tried) {
-                Choice::Tunnel(lease) => return Ok(lease),
+                Choice::Tunnel(lease) => return Ok(Way::Tunnel(lease)),
                 Choice::NotServed(services) => return Err(not_served(to, &services)),
                 Choice::Busy => {
                     self.metrics.limit(Limit::RequestsPerAgent);
@@ -121,17 +147,33 @@ impl Forwarder {
                 }
                 Choice::NoTunnel => {}
             }
+            let declined = match self.peers.find(&*self.store, to, light).await {
+                Ok(owner) => return Ok(Way::Owner(owner)),
+                Err(declined) => declined,
+            };
+            if let Some(failure) = declined.iter().find_map(|declined| elsewhere(to, &declined.trouble)) {
+                return Err(failure);
+            }
             let woken = async {
                 tokio::select! { () = arrival => {}, () = change => {} }
             };
             if timeout_at(deadline, woken).await.is_err() {
-                return Err(self.absent(to).await);
+                return Err(self.absent(to, &declined).await);
             }
         }
     }
 
-    async fn absent(&self, to: &Destination) -> Failure {
+    /// `declined`: what the owners said that the directory named last.
+    async fn absent(&self, to: &Destination, declined: &[Declined]) -> Failure {
         let name = &to.name;
+        if !declined.is_empty() {
+            let why = declined.iter().map(|Declined { replica, trouble }| format!("{replica}: {trouble}"));
+            let why = why.collect::<Vec<_>>().join("; ");
+            let what = format!(
+                "agent {name} is said to be connected to other replicas, and none of them takes the request: {why}"
+            );
+            return Failure::new(Reason::AgentNotConnected, what).retry_after(RETRY_AFTER);
+        }
         let what = match self.store.lookup(to.agent).await {
             Ok(record) => match (record.routes.is_empty(), record.gone_since) {
                 (false, _) => {
@@ -146,6 +188,35 @@ impl Forwarder {
             Err(error) => format!("agent {name} has no tunnel on this replica, and {error}"),
         };
         Failure::new(Reason::AgentNotConnected, what).retry_after(RETRY_AFTER)
+    }
+}
+
+impl Way {
+    fn lease(self) -> Option<Lease<Connected>> {
+        match self {
+            Self::Tunnel(lease) => Some(lease),
+            Self::Owner(_) => None,
+        }
+    }
+
+    /// For logs.
+    fn name(&self) -> String {
+        match self {
+            Self::Tunnel(lease) => format!("tunnel {}", lease.tunnel()),
+            Self::Owner(owner) => format!("replica {}", owner.replica()),
+        }
+    }
+}
+
+/// What no other owner, and no waiting, would mend.
+fn elsewhere(to: &Destination, trouble: &Trouble) -> Option<Failure> {
+    match trouble {
+        Trouble::Declines { reason: Reason::TooManyRequests, .. } => Some(busy(to)),
+        Trouble::Declines { reason: Reason::UnknownService, message } => {
+            let what = format!("agent {} does not serve {}: {message}", to.name, to.service);
+            Some(Failure::new(Reason::UnknownService, what))
+        }
+        _ => None,
     }
 }
 
@@ -170,8 +241,27 @@ fn not_served(to: &Destination, services: &[ServiceName]) -> Failure {
     Failure::new(Reason::UnknownService, what)
 }
 
-fn unanswered(to: &Destination, error: &CallError) -> Failure {
+fn unanswered(to: &Destination, way: &Way, error: &CallError) -> Failure {
     let name = &to.name;
+    if let Way::Owner(owner) = way
+        && !matches!(error.kind, CallErrorKind::Body(_))
+    {
+        let replica = owner.replica();
+        return match error.delivery {
+            Delivery::NotProcessed => {
+                let what = format!(
+                    "agent {name} was connected to replica {replica}, which takes no more requests for it"
+                );
+                Failure::new(Reason::AgentNotConnected, what).retry_after(RETRY_AFTER)
+            }
+            Delivery::Unknown => Failure::new(
+                Reason::TunnelLost,
+                format!(
+                    "replica {replica} lost the request to agent {name} before it was answered; the cluster may have acted on it"
+                ),
+            ),
+        };
+    }
     match error.kind {
         CallErrorKind::Closed | CallErrorKind::Refused => {
             let what = format!("agent {name} is leaving and has no other tunnel");

@@ -1,6 +1,7 @@
 //! What kas counts. Registered once; whoever counts holds the resolved handle.
 
 mod limit;
+mod peer;
 pub mod redis;
 mod service;
 
@@ -18,6 +19,7 @@ use tunnel::Stalls;
 use self::service::Services;
 pub use self::{
     limit::Limit,
+    peer::{Asked, Passed, PeerMetrics, Route, Served},
     service::{ServiceMetrics, class},
 };
 
@@ -26,6 +28,8 @@ pub use self::{
 pub struct Metrics {
     services: Services,
     limits: [Counter; Limit::ALL.len()],
+    /// What is between replicas.
+    pub peers: PeerMetrics,
     /// Requests that were sent once more, on another tunnel.
     pub retries: Counter,
     /// Tunnels that end here.
@@ -54,6 +58,7 @@ impl Metrics {
         let metrics = Self {
             services: Services::register(registry),
             limits: limit::register(registry),
+            peers: PeerMetrics::register(registry),
             retries: Counter::default(),
             tunnels: Gauge::default(),
             tunnel_lifetimes: Family::new_with_constructor(lifetimes),
@@ -67,7 +72,7 @@ impl Metrics {
         registry.register("kas_build", "The running version", build);
         registry.register(
             "kas_retries",
-            "Requests sent once more, on another tunnel",
+            "Requests sent once more, on another tunnel or to another replica",
             metrics.retries.clone(),
         );
         registry.register("kas_tunnels", "Tunnels that end on this replica", metrics.tunnels.clone());

@@ -1,4 +1,4 @@
-//! Server certificates, read again when their files change.
+//! Certificates, read again when their files change.
 
 use std::{
     fmt,
@@ -8,14 +8,17 @@ use std::{
 
 use arc_swap::ArcSwap;
 use rustls::{
-    ServerConfig,
+    ClientConfig, RootCertStore, ServerConfig, SignatureScheme,
+    client::ResolvesClientCert,
     crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
-    server::{ClientHello, ResolvesServerCert},
+    server::{
+        ClientHello, NoClientAuth, ResolvesServerCert, WebPkiClientVerifier, danger::ClientCertVerifier,
+    },
     sign::CertifiedKey,
 };
 use serde_saphyr::Spanned;
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::config::{ConfigError, unreadable};
 
@@ -70,13 +73,44 @@ impl Certificate {
 
     /// What a listener accepts TLS with.
     pub fn acceptor(&self, alpn: &[&[u8]]) -> TlsAcceptor {
+        self.server(Arc::new(NoClientAuth), alpn)
+    }
+
+    /// The same for those only whose certificate `roots` signed.
+    pub fn mutual_acceptor(&self, roots: RootCertStore, alpn: &[&[u8]]) -> TlsAcceptor {
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build();
+        self.server(verifier.expect("there are roots, and no revocation lists"), alpn)
+    }
+
+    /// What connects to such a listener: it shows this pair, and trusts `roots`.
+    pub fn mutual_connector(&self, roots: RootCertStore, alpn: &[&[u8]]) -> TlsConnector {
+        let mut client = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .expect("ring speaks the default versions")
+            .with_root_certificates(roots)
+            .with_client_cert_resolver(Arc::clone(&self.current) as Arc<dyn ResolvesClientCert>);
+        client.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+        TlsConnector::from(Arc::new(client))
+    }
+
+    fn server(&self, clients: Arc<dyn ClientCertVerifier>, alpn: &[&[u8]]) -> TlsAcceptor {
         let mut server = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .expect("ring speaks the default versions")
-            .with_no_client_auth()
+            .with_client_cert_verifier(clients)
             .with_cert_resolver(Arc::clone(&self.current) as Arc<dyn ResolvesServerCert>);
         server.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
         TlsAcceptor::from(Arc::new(server))
+    }
+}
+
+impl ResolvesClientCert for Current {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.load_full())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
     }
 }
 

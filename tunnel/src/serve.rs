@@ -8,7 +8,7 @@ use h2::{
     server::{Connection, SendResponse},
 };
 use http::{
-    HeaderMap, Method, Request, Response, StatusCode, Uri, Version,
+    Method, Request, Response, StatusCode, Uri, Version,
     header::{CONNECTION, HeaderValue, UPGRADE},
 };
 use http_body::Body as _;
@@ -177,11 +177,11 @@ impl Exchange {
         send(response, respond, stalls).await;
     }
 
-    /// Passes the request on into another connection, and its answer back. `edit` sees the answer's headers first.
+    /// Passes the request on into another connection, and its answer back.
     ///
     /// A request that was not answered is reset, so that the sender knows how far it got: refused unseen, or not. When
     /// the sender leaves, so do we.
-    pub async fn relay(self, into: &Tunnel, edit: impl FnOnce(&mut HeaderMap)) -> Result<(), CallError> {
+    pub async fn relay(self, into: &Tunnel) -> Result<(), CallError> {
         let Self { request, mut respond, raw, stalls } = self;
         let answer = tokio::select! {
             answer = into.call(request) => answer,
@@ -198,7 +198,6 @@ impl Exchange {
             }
         };
 
-        edit(response.headers_mut());
         let Some(inner) = upgrade::take(&mut response) else {
             send(response, respond, stalls).await;
             return Ok(());

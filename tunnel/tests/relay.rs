@@ -46,8 +46,7 @@ where
                 if exchange.request().uri().path() == "/refuse" {
                     return exchange.refuse();
                 }
-                let edit = |headers: &mut HeaderMap| drop(headers.remove("secret"));
-                let _ = exchange.relay(&into, edit).await;
+                let _ = exchange.relay(&into).await;
             });
         });
         drop(served.await);
@@ -65,7 +64,7 @@ async fn requests_answers_and_their_trailers_pass_both_connections() {
         trailers.insert("sum", sum);
         let frames = [Frame::data(whole.to_bytes()), Frame::trailers(trailers)];
         let body = StreamBody::new(stream::iter(frames.map(Ok::<_, std::io::Error>)));
-        Response::builder().header("secret", "1").header("open", "2").body(Body::new(body)).unwrap()
+        Response::builder().header("some", "header").body(Body::new(body)).unwrap()
     })
     .await;
 
@@ -74,8 +73,7 @@ async fn requests_answers_and_their_trailers_pass_both_connections() {
     let frames = [Frame::data(Bytes::from_static(b"words")), Frame::trailers(trailers)];
     let body = Body::new(StreamBody::new(stream::iter(frames.map(Ok::<_, std::io::Error>))));
     let response = relayed.tunnel.call(Request::post("/").body(body).unwrap()).await.unwrap();
-    assert_eq!(response.headers().get("secret"), None);
-    assert_eq!(response.headers()["open"], "2");
+    assert_eq!(response.headers()["some"], "header");
     let whole = response.into_body().collect().await.unwrap();
     assert_eq!(whole.trailers().unwrap()["sum"], "42");
     assert_eq!(whole.to_bytes(), "words");

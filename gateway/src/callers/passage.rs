@@ -157,7 +157,12 @@ impl<'a> Passage<'a> {
     }
 
     /// A body that is watched while it lasts.
-    fn stream(self, response: Response<Body>, lease: Lease<Connected>, stages: &Stages) -> Response<Tracked> {
+    fn stream(
+        self,
+        response: Response<Body>,
+        lease: Option<Lease<Connected>>,
+        stages: &Stages,
+    ) -> Response<Tracked> {
         let may_grow = may_grow(response.headers());
         let multiplexed = self.version == Version::HTTP_2;
         let grip = response.body().grip().filter(|_| multiplexed || may_grow);
@@ -179,7 +184,7 @@ impl<'a> Passage<'a> {
         self,
         upgraded: Upgraded,
         outside: OnUpgrade,
-        lease: Lease<Connected>,
+        lease: Option<Lease<Connected>>,
         status: StatusCode,
         stages: &Stages,
     ) {
@@ -196,7 +201,12 @@ impl<'a> Passage<'a> {
         });
     }
 
-    fn tracking(self, lease: Lease<Connected>, status: StatusCode, stages: &Stages) -> (Tracking, Turn) {
+    fn tracking(
+        self,
+        lease: Option<Lease<Connected>>,
+        status: StatusCode,
+        stages: &Stages,
+    ) -> (Tracking, Turn) {
         let places = Places { lease, busy: self.busy };
         let tracking = Tracking::new(places, self.metrics, self.visit.started);
         (tracking.traced(self.trace, status, stages), self.turn)

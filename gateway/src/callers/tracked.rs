@@ -50,8 +50,8 @@ pub struct Tracking {
 /// An answer's places among the others.
 #[derive(Debug)]
 pub struct Places {
-    /// Among those of its tunnel.
-    pub lease: Lease<Connected>,
+    /// Among those of its tunnel, if that ends here.
+    pub lease: Option<Lease<Connected>>,
     /// Of its connection.
     pub busy: Busy,
 }

@@ -14,6 +14,7 @@ use gateway::{
     app::App,
     config::Config,
     identity::Identity,
+    peers::Fleet,
     token::{self, Holder, TokenHash},
     traces::Traces,
 };
@@ -23,6 +24,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use proto::ReplicaId;
+use router::MemoryStore;
 use secrecy::{ExposeSecret as _, SecretString};
 use telemetry::Tracer;
 use tokio::io::DuplexStream;
@@ -61,15 +63,24 @@ impl World {
     }
 
     fn assemble(edit: impl FnOnce(&mut Config), traces: Option<Traces>, tracer: Option<Tracer>) -> Self {
-        let (agent_token, caller_token) = (token::new(Holder::Agent), token::new(Holder::Caller));
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("kas.yaml");
-        std::fs::write(&file, "identity: {file: identity.yaml}").unwrap();
-        let mut config = Config::read(&file).unwrap();
+        let mut config = configuration();
         edit(&mut config);
+        let store = Arc::new(MemoryStore::default());
+        let fleet = Fleet::alone(ReplicaId::random(), store, &config);
+        let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
+        Self::replica(fleet, config, tokens, traces, tracer)
+    }
+
+    /// One of several, that knows these tokens: an agent's and a caller's.
+    pub(crate) fn replica(
+        fleet: Fleet,
+        config: Config,
+        (agent_token, caller_token): (SecretString, SecretString),
+        traces: Option<Traces>,
+        tracer: Option<Tracer>,
+    ) -> Self {
         let identity = identity(&[&agent_token], &caller_token);
-        let kas = App::of_replica(ReplicaId::random(), config, identity, traces, None, None);
-        let kas = Arc::new(kas);
+        let kas = Arc::new(App::of_replica(fleet, config, identity, traces, None, None));
         let callers = Arc::clone(&kas.callers);
         let keeping = async move { callers.budget.keep(&callers.forwarder.metrics).await };
         let background = Arc::new(AbortOnDropHandle::new(tokio::spawn(keeping)));
@@ -245,6 +256,14 @@ pub(crate) fn endless(first: &'static str) -> Body {
     })
     .chain(stream::pending());
     Body::new(http_body_util::StreamBody::new(frames))
+}
+
+/// The defaults.
+pub(crate) fn configuration() -> Config {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kas.yaml");
+    std::fs::write(&file, "identity: {file: identity.yaml}").unwrap();
+    Config::read(&file).unwrap()
 }
 
 fn identity(agent: &[&SecretString], caller: &SecretString) -> Identity {
