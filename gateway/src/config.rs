@@ -73,7 +73,7 @@ pub struct IdentityConfig {
 
 /// Requests in flight in one connection to another replica.
 const PEER_STREAMS: u32 = 100_000;
-/// What replicas add to a head that a tunnel just takes.
+/// What replicas add to a head that callers may just send.
 const PEER_HEADER_BYTES: u32 = 1024;
 /// Within five seconds of silence a connection to another replica is given up, and with it what waits there.
 const PEER_KEEPALIVE: tunnel::Keepalive =
@@ -135,10 +135,12 @@ impl Config {
     /// The same for connections between replicas. Each carries what many tunnels do, and a replica that has stopped must
     /// be noticed before its callers give up.
     pub fn peer_settings(&self) -> tunnel::Settings {
-        let settings = self.tunnel_settings();
+        let (settings, limits) = (self.tunnel_settings(), &self.agent.kubernetes_api.limits);
+        // Whether a head is too large for the agent is for the agent to say.
+        let taken = u32::try_from(limits.max_head_bytes + 32 * limits.max_headers).unwrap_or(u32::MAX >> 1);
         tunnel::Settings {
             max_concurrent_streams: PEER_STREAMS,
-            max_header_bytes: settings.max_header_bytes + PEER_HEADER_BYTES,
+            max_header_bytes: settings.max_header_bytes.max(taken) + PEER_HEADER_BYTES,
             keepalive: PEER_KEEPALIVE,
             ..settings
         }

@@ -136,9 +136,9 @@ impl Several {
         self.replicas[index].kas.agents.replica
     }
 
-    /// The directory says that a replica holds the agent.
+    /// The directory says that a replica holds the agent, and goes on saying so.
     pub(crate) async fn claim(&self, replica: ReplicaId) {
-        self.store.announce(AGENT, Route { replica, epoch: Epoch(1) }).await.unwrap();
+        self.store.announce(AGENT, Route { replica, epoch: Epoch(u64::MAX) }).await.unwrap();
     }
 
     /// The directory knows of a replica that is none of ours, and says that it holds the agent.
@@ -151,7 +151,8 @@ impl Several {
     }
 
     /// As SIGKILL does: connections end, nobody accepts. The directory still names it.
-    pub(crate) fn kill(&self, index: usize) {
+    pub(crate) async fn kill(&self, index: usize) {
+        self.claim(self.id(index)).await;
         let end = self.pipes.put(index, End::Nobody);
         if let Some(End::Replica(wire)) = end {
             wire.cut.cancel();

@@ -121,7 +121,7 @@ async fn an_owner_that_dies_in_the_middle_of_an_answer_is_no_clean_end() {
     let _agent = fleet.agent(1, cluster("here")).await;
     let mut watch = fleet.replicas[0].get("/agents/prod/kubernetes/watch?watch=1").await.into_body();
     watch.frame().await.unwrap().unwrap();
-    fleet.kill(1);
+    fleet.kill(1).await;
     assert!(watch.frame().await.unwrap().is_err());
 }
 
@@ -240,7 +240,7 @@ async fn an_owner_is_killed_while_requests_flow() {
     });
     let killing = async {
         sleep(Duration::from_secs(5)).await;
-        fleet.kill(1);
+        fleet.kill(1).await;
     };
     let (answered, ()) = tokio::join!(join_all(callers), killing);
     assert!(answered.into_iter().sum::<u32>() > 10_000);
@@ -278,9 +278,8 @@ async fn when_every_owner_is_dead_the_answer_says_so() {
     let first = fleet.agent(1, cluster("here")).await;
     let second = fleet.agent(2, cluster("here")).await;
     (first.kill(), second.kill());
-    (fleet.kill(1), fleet.kill(2));
-    fleet.claim(fleet.id(1)).await;
-    fleet.claim(fleet.id(2)).await;
+    fleet.kill(1).await;
+    fleet.kill(2).await;
     let answer = fleet.replicas[0].get(PATH).await;
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(answer.headers()["kas-error"], "agent-not-connected");
