@@ -60,6 +60,8 @@
 //! | 46 | requests and Services that choose a server | Services: agent/tests/prometheus.rs; redirects: scenarios/prometheus.rs |
 //! | 47 | Git URLs | none: nothing here fetches from Git |
 //! | 48 | the ends' own endpoints (CVE-2024-40632) | those of Prometheus: scenarios/prometheus.rs |
+//! | | *Other replicas, in private.rs as `private_…`* | |
+//! | | strangers at the private listener; forged, expired, misaddressed, replayed seals | answers that are not proved: scenarios/peers.rs |
 //! | | *Prometheus, in scenarios/prometheus.rs where no file is named* | |
 //! | 67 | GET and POST are equal | `what_may_be_asked_by_get_may_be_asked_by_post`; e2e/prometheus.rs |
 //! | | a query in body and URL | `what_is_posted_arrives_untouched`; e2e/prometheus.rs `forms_may_be_posted` |
@@ -76,6 +78,9 @@
 mod answers;
 mod browser;
 mod cluster;
+#[path = "../scenarios/fleet.rs"]
+#[allow(dead_code, reason = "each binary uses its own part")]
+mod fleet;
 mod hostile_agent;
 mod http1;
 mod http1_front;
@@ -87,6 +92,7 @@ mod http2_tunnel;
 mod identity;
 mod logs;
 mod memory;
+mod private;
 mod prometheus;
 mod revocation;
 #[path = "../scenarios/server.rs"]

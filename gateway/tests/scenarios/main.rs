@@ -5,6 +5,7 @@ mod border;
 mod callers;
 mod drain;
 mod fidelity;
+#[allow(dead_code, reason = "the attacks use the rest")]
 mod fleet;
 mod limits;
 mod peers;

@@ -223,7 +223,7 @@ async fn an_owner_is_killed_while_requests_flow() {
     let fleet = Several::new(3);
     let _first = fleet.agent(1, cluster("here")).await;
     let _second = fleet.agent(2, cluster("here")).await;
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(5);
     let callers = (0..10).map(|_| {
         let world = fleet.replicas[0].clone();
         async move {
@@ -239,11 +239,11 @@ async fn an_owner_is_killed_while_requests_flow() {
         }
     });
     let killing = async {
-        sleep(Duration::from_secs(5)).await;
+        sleep(Duration::from_secs(2)).await;
         fleet.kill(1).await;
     };
     let (answered, ()) = tokio::join!(join_all(callers), killing);
-    assert!(answered.into_iter().sum::<u32>() > 10_000);
+    assert!(answered.into_iter().sum::<u32>() > 5_000);
     assert!(fleet.replicas[0].metric("kas_peer_outliers_total") >= 1.0);
 }
 
