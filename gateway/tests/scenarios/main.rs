@@ -9,6 +9,7 @@ mod fidelity;
 mod fleet;
 mod limits;
 mod peers;
+mod peers_tls;
 mod prometheus;
 mod roster;
 mod server;
