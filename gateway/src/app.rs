@@ -6,7 +6,7 @@ use cores::Cores;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::{
-    LocalTunnels, MemoryStore, RateLimit, Replica, RouteStore,
+    LocalTunnels, MemoryStore, RateLimit, Replica,
     redis::{self, Keeper, RedisStore},
 };
 use telemetry::{Exporter, Program, log_limit::LogLimit};
@@ -308,7 +308,7 @@ impl App {
             },
         ));
         if let Some(private) = listeners.private {
-            background.spawn(Arc::clone(&self.host).listen(private));
+            background.spawn(Arc::clone(&self.host).listen(private, cores.clone()));
         }
         background.spawn(listeners.observability.serve(
             probing.clone(),

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use cores::Cores;
 use http::{Request, Response};
 use parking_lot::Mutex;
 use proto::{Reason, ReplicaId, ServiceName, header};
@@ -95,9 +96,9 @@ impl Host {
     }
 
     /// Accepts replicas until this one leaves.
-    pub async fn listen(self: Arc<Self>, listener: Listener) {
+    pub async fn listen(self: Arc<Self>, listener: Listener, cores: Cores) {
         let (leaving, tasks, metrics) = (self.leaving.clone(), self.tasks.clone(), self.metrics.clone());
-        let serving = listener.serve(leaving, tasks, metrics, move |io, address| {
+        let serving = listener.serve(leaving, cores, tasks, metrics, move |io, address| {
             let host = Arc::clone(&self);
             async move { host.serve(io, address).await }
         });
@@ -154,7 +155,7 @@ impl Host {
     async fn handle(&self, exchange: Exchange, known: &SetOnce<()>) {
         let admitted = match self.admit(exchange.request()) {
             Ok(admitted) => admitted,
-            Err(served) => return self.refuse(exchange, served).await,
+            Err(served) => return self.refuse(exchange, served),
         };
         // Fails if it was set before, which is as good.
         let _ = known.set(());
@@ -187,7 +188,7 @@ impl Host {
     }
 
     /// To somebody who is perhaps a replica that is set up wrongly.
-    async fn refuse(&self, exchange: Exchange, served: Served) {
+    fn refuse(&self, exchange: Exchange, served: Served) {
         self.metrics.peers.served(served);
         let result = served.as_str();
         if let Some(suppressed) = self.refusals.admit(result, std::time::Instant::now()) {
@@ -227,7 +228,7 @@ impl Host {
 
     fn choose(&self, Admitted { stamp, service }: &Admitted) -> Result<Lease<Connected>, Verdict> {
         let declines = |reason, message: &str| Verdict::Declines { reason, message: message.to_owned() };
-        match self.tunnels.choose(stamp.agent, service, stamp.class, &[]) {
+        match self.tunnels.choose(stamp.agent, service, stamp.class, &[], cores::here()) {
             // What kas itself asks of an agent, no request of a caller is.
             _ if service.as_str() == ServiceName::CONTROL => {
                 Err(declines(Reason::UnknownService, "it passes no control requests on"))

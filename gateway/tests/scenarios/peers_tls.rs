@@ -71,7 +71,7 @@ async fn asked(here: &TempDir, there: &TempDir, host: Option<&str>) -> (StatusCo
         let alone = Fleet::alone(id, Arc::clone(&store) as Arc<dyn RouteStore>, &config);
         let fleet = setup.fleet(alone, &config);
         let world = World::replica(fleet, config, tokens.clone(), None, None);
-        tokio::spawn(Arc::clone(&world.kas.host).listen(listener));
+        tokio::spawn(Arc::clone(&world.kas.host).listen(listener, cores::Cores::default()));
         worlds.push(world);
     }
     let services = Services::new().with("kubernetes", async |_| Response::new(Body::from("here")));
