@@ -110,3 +110,30 @@ fn answer(status: StatusCode, kind: &'static str, body: impl Into<Body>) -> Resp
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     answer
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn degraded_is_ready_and_says_why() {
+        let why = "Redis refuses connections".into();
+        let since = SystemTime::UNIX_EPOCH;
+        for (health, expected) in [
+            (Health::Healthy, "ready\n"),
+            (
+                Health::Degraded { since, why },
+                "ready, degraded since 1970-01-01T00:00:00Z: other replicas' agents are known from memory only: Redis \
+                 refuses connections\n",
+            ),
+        ] {
+            let answer = ready(&health);
+            assert_eq!(answer.status(), StatusCode::OK);
+            assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), expected);
+        }
+    }
+}

@@ -288,6 +288,12 @@ async fn there_is_a_manual_and_a_completion() {
     assert!(site.says("completion bash").await.contains("--token-file"));
 }
 
+#[tokio::test]
+async fn what_stands_in_redis_is_printed_as_it_is_documented() {
+    let said = Site::new().await.says("redis-schema").await;
+    assert!(said.lines().count() > 5 && include_str!("../../docs/redis.md").contains(&said), "{said}");
+}
+
 /// Runs an agent in this process.
 fn connect(site: &Site, kas: &Kas) -> AbortOnDropHandle<()> {
     let address: agent::Address = format!("ws://{}", kas.agent).parse().unwrap();

@@ -230,7 +230,8 @@ pub fn put(directory: &Path, name: impl AsRef<Path>, text: &str) -> anyhow::Resu
 
 const CONFIG: &str = "\
 agent:
-  listen: {TLSaddress: \"127.0.0.1:PORT\", max_tunnels_per_agent: 50000, max_connections: 60000}
+  listen: {TLSaddress: \"127.0.0.1:PORT\", max_tunnels_per_agent: 50000, max_connections: 60000,
+    connections_per_token_per_minute: 1000000}
   kubernetes_api:
     listen: {TLSaddress: \"127.0.0.1:0\", listen_grace_period: 0s, shutdown_grace_period: 1s}
 observability:

@@ -120,7 +120,10 @@ async fn attack_41_data_before_the_head_reaches_no_caller() {
 
 #[tokio::test(start_paused = true)]
 async fn attack_42_a_flood_of_handshakes_is_refused_at_the_agents_own_limit() {
-    let world = World::with(|config| config.agent.listen.max_tunnels_per_agent = 4);
+    let world = World::with(|config| {
+        config.agent.listen.max_tunnels_per_agent = 4;
+        config.agent.listen.connections_per_token_per_minute = 2000;
+    });
     let memory = Memory::now();
     let _honest = world.agent(services()).await;
     // What the flood holds are places of its own agent's, and only for as long as a handshake may take.
@@ -140,6 +143,30 @@ async fn attack_42_a_flood_of_handshakes_is_refused_at_the_agents_own_limit() {
     drop(again);
     world.tunnels(2).await;
     memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_42_a_token_that_is_tried_without_end_is_told_when_to_come_back() {
+    let world = World::with(|config| config.agent.listen.connections_per_token_per_minute = 6);
+    let _honest = world.agent(services()).await;
+    let mut refused = 0;
+    for _ in 0..100 {
+        let mut attacker = connect(&world);
+        attacker.write_all(upgrade(&world).as_bytes()).await.unwrap();
+        let answer = read(&mut attacker).await;
+        if status(&answer) == 429 {
+            refused += 1;
+            let retry = answer.lines().find_map(|line| line.strip_prefix("retry-after: ")).unwrap();
+            assert!((1..=11).contains(&retry.parse::<u64>().unwrap()), "{answer}");
+        }
+    }
+    assert!(refused >= 95, "{refused}");
+    assert!(world.limit_met("connections-per-token") >= 95.0);
+    assert_serves(&world).await;
+    sleep(Duration::from_secs(11)).await;
+    let mut later = connect(&world);
+    later.write_all(upgrade(&world).as_bytes()).await.unwrap();
+    assert_eq!(status(&read(&mut later).await), 101, "one more every ten seconds");
 }
 
 #[tokio::test(start_paused = true)]
@@ -257,7 +284,10 @@ async fn attack_44_a_thousand_idle_tunnels_cost_little() {
     const TUNNELS: u64 = 1000;
     const EACH: u64 = 256 << 10;
 
-    let world = World::with(|config| config.agent.listen.max_tunnels_per_agent = 2000);
+    let world = World::with(|config| {
+        config.agent.listen.max_tunnels_per_agent = 2000;
+        config.agent.listen.connections_per_token_per_minute = 2000;
+    });
     let memory = Memory::now();
     let mut idle = Vec::new();
     for _ in 0..TUNNELS {

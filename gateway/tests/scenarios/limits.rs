@@ -172,6 +172,19 @@ async fn an_agent_has_so_many_tunnels_and_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_token_opens_so_many_tunnels_in_a_minute_and_no_more() {
+    for (limit, refused) in [(2, 0.0), (1, 1.0)] {
+        let world = World::with(|config| config.agent.listen.connections_per_token_per_minute = limit);
+        let _agent = world.start_agent(services());
+        world.tunnels(i64::from(limit)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(world.limit_met("connections-per-token").min(1.0), refused, "{limit}");
+        world.tunnels(2).await;
+        assert_eq!(text(world.get("/agents/prod/kubernetes/").await).await, "hello");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_caller_that_stops_reading_is_hung_up_on() {
     let world = World::with(|config| {
         config.agent.kubernetes_api.limits.write_stall_timeout = Duration::from_secs(70)

@@ -145,7 +145,9 @@ mod tests {
     #[test]
     fn after_a_loss_everything_that_is_held_is_said_again_and_nothing_else() {
         let mut own = Own::default();
-        (0..5).for_each(|n| drop(own.announce(AgentId(n), Epoch(1))));
+        for n in 0..5 {
+            own.announce(AgentId(n), Epoch(1));
+        }
         assert_eq!((own.say(3).len(), own.say(3).len(), own.said()), (3, 2, 5));
         own.withdraw(AgentId(0), Epoch(1), NOW);
         own.unsay();

@@ -56,6 +56,7 @@ pub(crate) async fn start_sentinel(port: u16, server: u16) -> Server {
 }
 
 /// Whether there is a program. Says so where the test harness does not capture it; with `E2E_REQUIRE=1` it is a failure.
+#[allow(clippy::print_stderr, reason = "a person shall see what was not tested")]
 pub(crate) fn present(program: &str) -> bool {
     let found = Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok();
     let required = std::env::var("E2E_REQUIRE").is_ok_and(|required| required == "1");
