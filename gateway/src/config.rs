@@ -194,7 +194,17 @@ mod tests {
         assert!(listen.certificate_file.take().is_some() && listen.key_file.take().is_some());
         assert_eq!(format!("{example:?}"), format!("{default:?}"));
 
-        let text = std::fs::read_to_string(file).unwrap();
+        let text = whole(&std::fs::read_to_string(file).unwrap());
+        let mut listen = parse::<Config>(file, &text).unwrap().private_api.unwrap().listen;
+        for path in [
+            &mut listen.authentication_secret_file,
+            &mut listen.certificate_file,
+            &mut listen.key_file,
+            &mut listen.ca_certificate_file,
+        ] {
+            assert!(path.take().is_some());
+        }
+        assert_eq!(format!("{listen:?}"), format!("{:?}", PrivateListen::default()));
         let sources = [
             include_str!("config.rs"),
             include_str!("config/agent.rs"),
@@ -220,20 +230,27 @@ mod tests {
     fn the_reference_has_every_key_with_its_default() {
         let example = include_str!("../../deploy/kas.example.yaml");
         let reference = include_str!("../../docs/configuration.md");
-        let example: serde_json::Value = parse(Path::new("kas.example.yaml"), example).unwrap();
+        let example: serde_json::Value = parse(Path::new("kas.example.yaml"), &whole(example)).unwrap();
         let mut keys = Vec::new();
         leaves(&example, "", &mut keys);
         assert!(keys.len() > 30, "{keys:?}");
         for (key, value) in keys {
             let row = reference.lines().find(|line| line.starts_with(&format!("| `{key}` |")));
             let row = row.unwrap_or_else(|| panic!("docs/configuration.md has no row for {key}"));
-            let default = if key.ends_with("certificate_file") || key.ends_with("key_file") {
-                "none".to_owned()
-            } else {
-                format!("`{value}`")
-            };
+            let file = ["certificate_file", "key_file", "secret_file"].iter().any(|end| key.ends_with(end));
+            let default = if file { "none".to_owned() } else { format!("`{value}`") };
             assert!(row.contains(&format!("| {default}")), "{key} is {default} in the example: {row}");
         }
+    }
+
+    /// The example with the section that is a comment there: it is there or not, and by default it is not.
+    fn whole(example: &str) -> String {
+        let mut section = false;
+        let lines = example.lines().map(|line| {
+            section = !line.is_empty() && (section || line == "# private_api:");
+            if section { line.trim_start_matches('#').strip_prefix(' ').unwrap() } else { line }
+        });
+        lines.collect::<Vec<_>>().join("\n")
     }
 
     fn leaves(value: &serde_json::Value, path: &str, into: &mut Vec<(String, String)>) {

@@ -1,4 +1,5 @@
 //! Several replicas, and the pipes between them.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
