@@ -12,6 +12,7 @@
 //! * [`callers`] serves callers: [`cors`] says which web pages may, [`target`] takes the URL apart, [`access`] says who
 //!   may, [`headers`] what crosses the border, [`failure`] how an error is said, [`traces`] what a trace is told of it.
 //! * [`promql`] narrows the queries of callers who may see only certain series.
+//! * [`peers`] are other replicas: whom a request goes to whose agent is not here, and what they may ask of this one.
 //! * [`agents`] serves agents and keeps their tunnels in the table; [`roster`] lists them for operators.
 //! * [`app`] builds, wires and stops all of it. [`config`] and [`identity`] are what it is built from.
 #![warn(missing_docs)]

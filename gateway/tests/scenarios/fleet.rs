@@ -52,8 +52,11 @@ pub(crate) enum End {
     /// Somebody accepts and never says a word.
     Silence,
     /// Whoever gets the other end of a connection.
-    Stranger(fn(DuplexStream)),
+    Stranger(Stranger),
 }
+
+/// Speaks at the other end of a connection.
+pub(crate) type Stranger = fn(DuplexStream);
 
 /// How to reach a replica, and how it is lost.
 #[derive(Clone)]

@@ -16,7 +16,7 @@ use tokio::{
 use tunnel::Body;
 
 use crate::{
-    fleet::{End, Several, secret},
+    fleet::{End, Several, Stranger, secret},
     world::{endless, text},
 };
 
@@ -277,7 +277,8 @@ async fn when_every_owner_is_dead_the_answer_says_so() {
     let fleet = Several::new(3);
     let first = fleet.agent(1, cluster("here")).await;
     let second = fleet.agent(2, cluster("here")).await;
-    (first.kill(), second.kill());
+    first.kill();
+    second.kill();
     fleet.kill(1).await;
     fleet.kill(2).await;
     let answer = fleet.replicas[0].get(PATH).await;
@@ -354,7 +355,7 @@ async fn a_replica_with_another_secret_is_given_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn garbage_at_an_address_is_told_and_passed_over() {
-    let strangers: [(&str, fn(tokio::io::DuplexStream)); 3] = [
+    let strangers: [(&str, Stranger); 3] = [
         ("it does not answer as a kas", |mut io| {
             tokio::spawn(async move {
                 let _ = io.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").await;

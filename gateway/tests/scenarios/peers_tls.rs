@@ -1,4 +1,5 @@
 //! Replicas that prove themselves with certificates, over loopback.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{fs, path::Path, sync::Arc};
 
