@@ -467,8 +467,12 @@ async fn a_caller_without_a_right_is_refused_before_anybody_is_asked() {
 async fn a_replica_that_leaves_is_an_owner_no_more_while_it_finishes_what_it_has() {
     let fleet = Several::new(3);
     let _agent = fleet.agent(1, cluster("old")).await;
-    let mut watch = fleet.replicas[0].get("/agents/prod/kubernetes/watch?watch=1").await.into_body();
-    watch.frame().await.unwrap().unwrap();
+    // One in each of its tunnels.
+    let mut watches = Vec::new();
+    for _ in 0..2 {
+        watches.push(fleet.replicas[0].get("/agents/prod/kubernetes/watch?watch=1").await.into_body());
+        watches.last_mut().unwrap().frame().await.unwrap().unwrap();
+    }
     let _second = fleet.agent(2, cluster("new")).await;
 
     let leaving = &fleet.replicas[1].kas;
@@ -483,8 +487,10 @@ async fn a_replica_that_leaves_is_an_owner_no_more_while_it_finishes_what_it_has
         assert_eq!(text(fleet.replicas[0].get(PATH).await).await, "new");
     }
     // What was in flight is finished, and nothing else is waited for.
-    assert!(timeout(Duration::from_secs(60), watch.frame()).await.is_err());
+    for watch in &mut watches {
+        assert!(timeout(Duration::from_secs(60), watch.frame()).await.is_err());
+    }
     assert!(!left.is_finished());
-    drop(watch);
+    drop(watches);
     timeout(Duration::from_secs(10), left).await.unwrap().unwrap();
 }
