@@ -214,7 +214,7 @@ impl Peers {
                 metrics.asked(trouble.asked());
                 let replica = &peer.replica;
                 tracing::debug!(replica = %replica.id, url = replica.url, %trouble, agent.id = %to.agent, "a replica does not take a request");
-                if trouble.is_healthy() { peer.succeeded() } else { peer.failed(metrics) }
+                if trouble.is_healthy() { peer.succeeded() } else { peer.failed(trouble, metrics) }
             }
         }
         answer
@@ -303,7 +303,7 @@ impl Owner {
         match error.kind {
             CallErrorKind::Closed => self.peer.retire(to.class, &self.link),
             CallErrorKind::Refused => self.link.doubt(),
-            CallErrorKind::Lost(_) => self.peer.failed(metrics),
+            CallErrorKind::Lost(_) => self.peer.failed(&error.kind, metrics),
             CallErrorKind::Reset(_) | CallErrorKind::Body(_) | CallErrorKind::Unsupported(_) => {}
         }
         metrics.passed(match error.kind {

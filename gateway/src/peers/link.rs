@@ -71,9 +71,11 @@ impl Peer {
     }
 
     /// It was good for nothing.
-    pub fn failed(&self, metrics: &PeerMetrics) {
+    pub fn failed(&self, why: &dyn fmt::Display, metrics: &PeerMetrics) {
         if self.standing.lock().fail(Instant::now()) {
             metrics.outliers.inc();
+            let Replica { id, url } = &self.replica;
+            tracing::warn!(replica = %id, url, reason = %why, "another replica is asked after all others for a while");
         }
     }
 

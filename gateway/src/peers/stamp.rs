@@ -83,7 +83,10 @@ impl Stamp {
         let seal = seal.map_or_else(|| NO_SEAL.to_owned(), |seal| BASE64_URL_SAFE_NO_PAD.encode(seal.0));
         let (kind, class) = (kind.as_str(), class_word(*class));
         let text = format!("{VERSION} {kind} {from} {agent} {class} {sent} {number} {seal}");
-        HeaderValue::try_from(text).expect("words and numbers are ASCII")
+        let mut value = HeaderValue::try_from(text).expect("words and numbers are ASCII");
+        // Never the same twice: it has no place in HPACK's tables.
+        value.set_sensitive(true);
+        value
     }
 
     /// Reads what [`Stamp::encode`] wrote, and nothing else.

@@ -61,7 +61,7 @@
 //! | 47 | Git URLs | none: nothing here fetches from Git |
 //! | 48 | the ends' own endpoints (CVE-2024-40632) | those of Prometheus: scenarios/prometheus.rs |
 //! | | *Other replicas, in private.rs as `private_…`* | |
-//! | | strangers at the private listener; forged, expired, misaddressed, replayed seals | answers that are not proved: scenarios/peers.rs |
+//! | | strangers at the private listener; forged, expired, misaddressed, replayed seals | answers that are not proved: scenarios/peers_trouble.rs |
 //! | | *Prometheus, in scenarios/prometheus.rs where no file is named* | |
 //! | 67 | GET and POST are equal | `what_may_be_asked_by_get_may_be_asked_by_post`; e2e/prometheus.rs |
 //! | | a query in body and URL | `what_is_posted_arrives_untouched`; e2e/prometheus.rs `forms_may_be_posted` |

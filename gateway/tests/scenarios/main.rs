@@ -10,6 +10,7 @@ mod fleet;
 mod limits;
 mod peers;
 mod peers_tls;
+mod peers_trouble;
 mod prometheus;
 mod roster;
 mod server;
