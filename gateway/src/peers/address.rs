@@ -2,12 +2,13 @@
 
 use std::{
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     str::FromStr,
 };
 
 use http::{Uri, uri::Scheme};
 use ipnet::IpNet;
+use rustls::pki_types::ServerName;
 
 /// A replica's whole address.
 pub const URL: &str = "OWN_PRIVATE_API_URL";
@@ -172,10 +173,10 @@ impl FromStr for PeerUrl {
         let uri: Uri = text.parse().map_err(|_| malformed())?;
         let bare = uri.path_and_query().is_none_or(|path| path == "/");
         let tls = uri.scheme().map(Scheme::as_str).and_then(is_tls);
-        let host = uri.host().map(|host| host.trim_start_matches('[').trim_end_matches(']'));
+        let host = uri.host().and_then(unbracketed);
         let user = uri.authority().is_some_and(|authority| authority.as_str().contains('@'));
         match (tls, host, uri.port_u16()) {
-            (Some(tls), Some(host), Some(port)) if bare && !user && !host.is_empty() && port != 0 => {
+            (Some(tls), Some(host), Some(port)) if bare && !user && port != 0 => {
                 Ok(Self { tls, host: host.to_owned(), port })
             }
             _ => Err(malformed()),
@@ -191,6 +192,14 @@ impl fmt::Display for PeerUrl {
             true => write!(f, "{scheme}://[{host}]:{port}"),
             false => write!(f, "{scheme}://{host}:{port}"),
         }
+    }
+}
+
+/// A host as it is looked up: `http` lets anything stand before brackets, and finds a port behind them.
+fn unbracketed(host: &str) -> Option<&str> {
+    match host.strip_prefix('[') {
+        Some(address) => address.strip_suffix(']').filter(|address| address.parse::<Ipv6Addr>().is_ok()),
+        None => ServerName::try_from(host).is_ok().then_some(host),
     }
 }
 
@@ -343,6 +352,8 @@ mod tests {
             "a:1",
             "http://a:99999",
             "http://[::1",
+            "http://0[::1]:1",
+            "http://[a]:1",
             "\u{0}",
         ] {
             assert!(bad.parse::<PeerUrl>().is_err(), "{bad}");

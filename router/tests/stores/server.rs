@@ -1,6 +1,7 @@
 //! A redis-server of the test's own, on a socket in a directory of its own.
 
 use std::{
+    io::Write as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -63,7 +64,10 @@ pub(crate) fn present(program: &str) -> bool {
     assert!(found || !required, "{program} is missing: .ci/install-tools installs it");
     if !found {
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
-        eprintln!("SKIPPED {test}: {program} is missing: .ci/install-tools installs it");
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIPPED {test}: {program} is missing: .ci/install-tools installs it"
+        );
     }
     found
 }
