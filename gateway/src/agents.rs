@@ -1,6 +1,7 @@
 //! The listener for agents: authenticate, switch to WebSocket, keep the tunnel in the table for as long as it lives.
 
 mod instances;
+mod leave;
 mod places;
 
 use std::{
@@ -14,7 +15,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, Request, Response, StatusCode,
     header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
@@ -22,9 +22,8 @@ use http::{
 use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::{
-    AgentId, AgentName, Epoch, Hello, Limits, ReplicaId, SUBPROTOCOL, ServiceName, TunnelId, Welcome,
-    control::{DRAIN_PATH, Drain, DrainReason},
-    header,
+    AgentId, AgentName, Epoch, Hello, Limits, ReplicaId, SUBPROTOCOL, TunnelId, Welcome,
+    control::DrainReason, header,
 };
 use router::{LocalTunnels, RateLimit, Route, RouteStore};
 use secrecy::SecretString;
@@ -39,8 +38,8 @@ use tunnel::{
     websocket::{Role, WebSocket, handshake},
 };
 
-use self::places::Place;
 pub use self::places::Places;
+use self::{leave::ask_to_leave, places::Place};
 use crate::{
     connected::Connected,
     identity::Identities,
@@ -48,8 +47,6 @@ use crate::{
     token::TokenHash,
 };
 
-/// How long an agent may take to answer a control request.
-const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
 /// When to come back to a replica that is stopping: by then a load balancer has noticed.
 const DRAINING_RETRY: u64 = 5;
 /// When to come back to a replica that holds all the tunnels that an agent may have: another must end first.
@@ -375,19 +372,5 @@ impl Agents {
         if let Err(error) = self.store.withdraw(agent, route).await {
             tracing::warn!(agent.id = %agent, %error, "other replicas were not told that an agent left");
         }
-    }
-}
-
-async fn ask_to_leave(tunnel: &Tunnel, reason: DrainReason, within: Duration) -> Result<(), String> {
-    let body = serde_json::to_vec(&Drain { reason, within }).expect("it is plain data");
-    let request = Request::post(DRAIN_PATH)
-        .header(header::SERVICE, ServiceName::CONTROL)
-        .body(Body::from(Bytes::from(body)))
-        .expect("it is a valid request");
-    match timeout(CONTROL_TIMEOUT, tunnel.call(request)).await {
-        Ok(Ok(answer)) if answer.status().is_success() => Ok(()),
-        Ok(Ok(answer)) => Err(format!("it answered {}", answer.status())),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("it did not answer".to_owned()),
     }
 }
