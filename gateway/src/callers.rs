@@ -52,6 +52,8 @@ use crate::{
 
 /// hyper reads into no smaller buffer.
 const MIN_HEAD_BYTES: usize = 8192;
+/// How many fields of a head hyper takes unless it is told a number.
+const HYPER_MAX_HEADERS: usize = 100;
 /// How long a connection that is asked to close may stay without a request.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -131,8 +133,12 @@ impl Callers {
             .http1()
             .timer(TokioTimer::new())
             .header_read_timeout(limits.head_timeout)
-            .max_headers(limits.max_headers)
             .max_buf_size(limits.max_head_bytes.max(MIN_HEAD_BYTES));
+        // With a limit of its own, hyper clears room for so many fields at every request. A lower one is for
+        // `check_form`, which says so in the answer's body.
+        if limits.max_headers > HYPER_MAX_HEADERS {
+            builder.http1().max_headers(limits.max_headers);
+        }
         http2::configure(&mut builder, limits);
         builder
     }

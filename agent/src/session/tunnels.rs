@@ -88,7 +88,8 @@ async fn serve<D: Dial>(
     control: Control,
 ) -> Ended {
     let on_request = |exchange| {
-        let answering = Arc::clone(&shared.dispatch).serve(exchange, control.clone());
+        // Boxed once, for spawning moves a future about ten times, and this one has some kilobytes.
+        let answering = Box::pin(Arc::clone(&shared.dispatch).serve(exchange, control.clone()));
         shared.requests.spawn(answering);
     };
     let mut running = std::pin::pin!(session.run(on_request));
