@@ -13,8 +13,8 @@ pub type Handling = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
 /// Answers the requests of one service.
 ///
-/// A failure of ours is an answer, too: [`crate::Failure::into_response`]. An accepted upgrade is a 101 that holds
-/// hyper's `OnUpgrade`.
+/// A failure of ours is an answer, too: [`crate::Failure::into_response`]. An accepted upgrade is a 101 that holds a
+/// [`tunnel::upgrade::Outside`].
 pub trait Handler: Send + Sync + 'static {
     /// Answers one request.
     fn handle(&self, request: Request<Body>) -> Handling;

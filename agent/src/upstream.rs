@@ -1,39 +1,38 @@
 //! HTTP/1.1 towards one server near the agent: the Kubernetes API, Prometheus.
 //!
-//! Kubernetes upgrades (exec, attach, port-forward) exist in HTTP/1.1 only, so that is all this client speaks. The
-//! pool is our own, on hyper's connections, and deliberately small: one server, no queue for connections, no limit
-//! on those in use (kas limits requests), no redirects followed (CVE-2020-8559: a compromised kubelet could
-//! otherwise send the agent's credentials elsewhere).
+//! Kubernetes upgrades (exec, attach, port-forward) exist in HTTP/1.1 only, so that is all this client speaks. It is our
+//! own, and deliberately small: one server, no queue for connections, no limit on those in use (kas limits requests), no
+//! redirects followed (CVE-2020-8559: a compromised kubelet could otherwise send the agent's credentials elsewhere).
 //!
-//! A request is sent twice only if hyper hands it back unsent, which happens when the server closed an idle
-//! connection. Whatever may have reached the server is the caller's to repeat.
+//! No request is sent twice. An idle connection that the server has closed is passed over; whatever may have reached the
+//! server is the caller's to repeat.
 
 mod connect;
-mod early;
 mod endpoint;
 mod error;
+mod http1;
 mod pool;
 mod tls;
 
 #[cfg(test)]
 mod tests;
 
-use std::{error::Error as StdError, fmt, net::IpAddr, sync::Arc, time::Duration};
+use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use cores::PerCore;
 use http::{
-    Method, Request, Response, StatusCode, Uri, Version,
+    Method, Request, Response, Uri, Version,
     header::{HOST, UPGRADE},
 };
-use hyper::body::Incoming;
 use tokio::time::{Instant, timeout};
+use tunnel::Body;
 
 pub(crate) use self::connect::Connector;
-use self::pool::{Lease, Pool};
+use self::pool::Pool;
 pub use self::{
     endpoint::{Endpoint, EndpointError, Scheme},
     error::UpstreamError,
+    http1::Answer,
     tls::{ConfigFuture, Identity, Pem, Tls, TlsError, TlsOptions, TlsSource},
 };
 
@@ -66,14 +65,13 @@ pub struct Settings {
 }
 
 /// A client of one endpoint. Clones share their connections.
-///
-/// `B` is the body of requests.
-pub struct Upstream<B>(Arc<Inner<B>>);
+#[derive(Clone)]
+pub struct Upstream(Arc<Inner>);
 
-struct Inner<B> {
+struct Inner {
     connector: Connector,
-    /// Of each core: a connection is driven where it was made.
-    pools: PerCore<Arc<Pool<B>>>,
+    /// Of each core: a connection is used where it was made.
+    pools: PerCore<Arc<Pool>>,
     response_timeout: Option<Duration>,
 }
 
@@ -91,11 +89,7 @@ impl Default for Settings {
     }
 }
 
-impl<B> Upstream<B>
-where
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn StdError + Send + Sync>>,
-{
+impl Upstream {
     /// Connects to nothing yet.
     pub fn new(endpoint: Endpoint, settings: Settings) -> Self {
         let pools = PerCore::new(|| Pool::new(settings.max_idle, settings.idle_timeout));
@@ -116,26 +110,28 @@ where
     /// with `..`, with hop-by-hop headers and with credentials. Dropping this future, or the response's body before
     /// its end, closes the connection, which is how HTTP/1.1 cancels.
     ///
-    /// After a 101, `hyper::upgrade::on` gives the raw connection. Any other answer to an upgrade request is an
-    /// ordinary response: treating it as an open tunnel was CVE-2018-1002105.
-    pub async fn send(&self, mut request: Request<B>) -> Result<Response<Incoming>, UpstreamError> {
+    /// A 101 to an upgrade holds a [`tunnel::upgrade::Outside`]. Any other answer to one is an ordinary response: treating it
+    /// as an open tunnel was CVE-2018-1002105.
+    pub async fn send(&self, mut request: Request<Body>) -> Result<Response<Answer>, UpstreamError> {
         self.address_to_endpoint(&mut request)?;
+        let upgrading = request.headers().contains_key(UPGRADE);
 
         let pool = self.0.pools.here();
-        if let Some(lease) = pool.take(Instant::now()) {
-            match self.exchange(lease, request).await {
-                Ok(response) => return Ok(response),
-                Err(Failed { error, unsent: None }) => return Err(error),
-                Err(Failed { error, unsent: Some(unsent) }) => {
-                    tracing::debug!(%error, "an idle connection was closed; sending on a new one");
-                    request = *unsent;
-                }
-            }
-        }
-        // Boxed: it is rare, and most of what a request's future would otherwise be moved around with.
-        let lease = Box::pin(self.0.connector.connect(pool)).await?;
+        let lease = match pool.take(Instant::now()) {
+            Some(lease) => lease,
+            // Boxed: it is rare, and most of what a request's future would otherwise be moved around with.
+            None => Box::pin(self.0.connector.connect(pool)).await?,
+        };
+        let exchange = http1::exchange(lease, request, upgrading);
+        let answered = match self.0.response_timeout {
+            None => exchange.await,
+            Some(after) => timeout(after, exchange).await.map_err(|_| UpstreamError::ResponseTimeout {
+                address: self.endpoint().to_string(),
+                after,
+            })?,
+        };
 
-        self.exchange(lease, request).await.map_err(|failed| failed.error)
+        answered.map_err(|error| UpstreamError::exchange(self.endpoint(), error))
     }
 
     /// Uses no connection made before now for further requests: the certificate that they were opened with is no
@@ -144,78 +140,22 @@ where
         self.0.pools.iter().for_each(|pool| pool.renew());
     }
 
-    fn address_to_endpoint(&self, request: &mut Request<B>) -> Result<(), UpstreamError> {
+    fn address_to_endpoint(&self, request: &mut Request<Body>) -> Result<(), UpstreamError> {
         let endpoint = self.endpoint();
-        let target = endpoint.target(request.uri()).map_err(|cause| UpstreamError::InvalidTarget {
-            address: endpoint.to_string(),
-            cause: Box::new(cause),
-        })?;
+        let invalid = |cause| UpstreamError::InvalidTarget { address: endpoint.to_string(), cause };
+        if request.method() == Method::CONNECT {
+            return Err(invalid("CONNECT is for forward proxies".into()));
+        }
+        let target = endpoint.target(request.uri()).map_err(|cause| invalid(Box::new(cause)))?;
         *request.uri_mut() = Uri::from(target);
         *request.version_mut() = Version::HTTP_11;
         request.headers_mut().insert(HOST, endpoint.authority().clone());
 
         Ok(())
     }
-
-    async fn exchange(
-        &self,
-        mut lease: Lease<B>,
-        request: Request<B>,
-    ) -> Result<Response<Incoming>, Failed<B>> {
-        let upgrade = request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT;
-        let sending = lease.try_send(request);
-        let answer = match self.0.response_timeout {
-            None => sending.await,
-            Some(after) => match timeout(after, sending).await {
-                Ok(answer) => answer,
-                Err(_) => {
-                    return Err(self.failed(|address| UpstreamError::ResponseTimeout { address, after }));
-                }
-            },
-        };
-        let response = match answer {
-            Ok(response) => response,
-            Err(mut refused) => {
-                let unsent = refused.take_message().map(Box::new);
-                let error = UpstreamError::exchange(self.endpoint(), refused.into_error());
-                return Err(Failed { error, unsent });
-            }
-        };
-
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS && !upgrade {
-            return Err(self.failed(|address| UpstreamError::InvalidResponse {
-                address,
-                cause: "101 Switching Protocols, which was not asked for".into(),
-            }));
-        }
-        // Not after an upgrade request, however it was answered: what a server does with bytes that follow a refused
-        // upgrade is where request smuggling starts.
-        if !upgrade {
-            lease.give_back();
-        }
-
-        Ok(response)
-    }
-
-    fn failed(&self, error: impl FnOnce(String) -> UpstreamError) -> Failed<B> {
-        Failed { error: error(self.endpoint().to_string()), unsent: None }
-    }
 }
 
-/// An exchange without a response.
-struct Failed<B> {
-    error: UpstreamError,
-    /// The request, if not a byte of it was written.
-    unsent: Option<Box<Request<B>>>,
-}
-
-impl<B> Clone for Upstream<B> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<B> fmt::Debug for Upstream<B> {
+impl fmt::Debug for Upstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Upstream").field(self.0.connector.endpoint()).finish()
     }

@@ -16,7 +16,6 @@ use proto::header;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::watch,
-    time::timeout,
 };
 
 use crate::{
@@ -24,7 +23,7 @@ use crate::{
     keepalive::Liveness,
     pump::{Pump, Sent},
     settings,
-    upgrade::{self, Upgraded},
+    upgrade::{self, Outside, Upgraded},
     websocket::WebSocket,
 };
 
@@ -159,7 +158,7 @@ impl Exchange {
 
     /// Runs the handler and sends its response, to the last byte.
     ///
-    /// The handler answers an upgrade with a 101 that holds hyper's `OnUpgrade`. When the caller leaves, the handler's
+    /// The handler answers an upgrade with a 101 that holds an [`Outside`]. When the caller leaves, the handler's
     /// future or its response's body is dropped at once.
     pub async fn answer<F>(self, handler: impl FnOnce(Request<Body>) -> F)
     where
@@ -245,13 +244,12 @@ async fn answer_upgrade(
     mut respond: SendResponse<Bytes>,
     raw: Option<RecvStream>,
 ) {
-    let outside = hyper::upgrade::on(&mut response);
     let Some(raw) = raw else {
         tracing::warn!("the upstream switched protocols although nobody asked it to");
         return respond.send_reset(Reason::INTERNAL_ERROR);
     };
-    let Ok(Ok(outside)) = timeout(UPGRADE_TIMEOUT, outside).await else {
-        tracing::debug!("the upstream's connection was lost in the middle of an upgrade");
+    let Some(outside) = Outside::take(&mut response) else {
+        tracing::warn!("a handler answered 101 without a connection");
         return respond.send_reset(Reason::INTERNAL_ERROR);
     };
 
@@ -259,11 +257,7 @@ async fn answer_upgrade(
     let Ok(stream) = respond.send_response(answer, false) else {
         return;
     };
-    let outside = hyper_util::rt::TokioIo::new(outside);
     if let Err(error) = upgrade::splice(Upgraded::new(stream, raw), outside).await {
         tracing::debug!(%error, "an upgraded connection was aborted");
     }
 }
-
-/// After the 101 was read, hyper only has to hand the connection over.
-const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -41,6 +41,29 @@ pub struct Upgraded {
 #[derive(Clone)]
 struct Slot(Arc<Mutex<Option<Upgraded>>>);
 
+/// A connection outside of the tunnel that has switched protocols. It rides in the extensions of a handler's 101, which want to
+/// be cloned.
+#[derive(Clone)]
+pub struct Outside(Arc<Mutex<Option<Box<dyn Io>>>>);
+
+pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+impl Outside {
+    /// Reads from `io`, and writes to it, whatever the caller and the cluster say to each other.
+    pub fn new(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+        Self(Arc::new(Mutex::new(Some(Box::new(io)))))
+    }
+
+    /// Takes the connection out of a 101.
+    pub fn take<B>(
+        response: &mut Response<B>,
+    ) -> Option<impl AsyncRead + AsyncWrite + Send + Unpin + use<B>> {
+        response.extensions_mut().remove::<Self>()?.0.lock().take()
+    }
+}
+
 /// Takes the raw stream out of a 101 that [`crate::Tunnel::call`] returned.
 pub fn take<B>(response: &mut Response<B>) -> Option<Upgraded> {
     response.extensions_mut().remove::<Slot>()?.0.lock().take()

@@ -22,7 +22,11 @@ async fn pair_with_cluster(script: &'static str) -> Pair {
             hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
         tokio::spawn(connection.with_upgrades());
         let request = request.map(|_| Empty::<Bytes>::new());
-        sender.send_request(request).await.unwrap().map(Body::from)
+        let mut response = sender.send_request(request).await.unwrap();
+        if let Ok(outside) = hyper::upgrade::on(&mut response).await {
+            response.extensions_mut().insert(upgrade::Outside::new(TokioIo::new(outside)));
+        }
+        response.map(Body::from)
     })
     .await
 }
@@ -120,7 +124,11 @@ async fn a_caller_who_vanishes_ends_the_upgraded_connection_in_the_cluster() {
                 hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
             tokio::spawn(connection.with_upgrades());
             let request = request.map(|_| Empty::<Bytes>::new());
-            sender.send_request(request).await.unwrap().map(Body::from)
+            let mut response = sender.send_request(request).await.unwrap();
+            if let Ok(outside) = hyper::upgrade::on(&mut response).await {
+                response.extensions_mut().insert(upgrade::Outside::new(TokioIo::new(outside)));
+            }
+            response.map(Body::from)
         }
     })
     .await;

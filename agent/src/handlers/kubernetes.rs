@@ -30,7 +30,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Kubernetes {
     cluster: Arc<Cluster>,
-    api: Upstream<Body>,
+    api: Upstream,
 }
 
 /// For questions of our own, which are small.

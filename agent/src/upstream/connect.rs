@@ -1,20 +1,15 @@
 //! A new connection: name, TCP, TLS, HTTP/1.1.
 
 use std::{
-    error::Error as StdError,
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
 };
 
-use bytes::Bytes;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::{TcpStream, lookup_host},
     time::{Instant, timeout, timeout_at},
 };
@@ -22,7 +17,7 @@ use tokio_rustls::TlsConnector;
 
 use super::{
     Endpoint, Scheme, TlsSource, UpstreamError,
-    early::EarlyAnswers,
+    http1::Connection,
     pool::{Lease, Pool},
 };
 
@@ -51,11 +46,7 @@ impl Connector {
         &self.endpoint
     }
 
-    pub(super) async fn connect<B>(&self, pool: &Arc<Pool<B>>) -> Result<Lease<B>, UpstreamError>
-    where
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Box<dyn StdError + Send + Sync>>,
-    {
+    pub(super) async fn connect(&self, pool: &Arc<Pool>) -> Result<Lease, UpstreamError> {
         let generation = pool.generation();
         // Before the clock starts: a credential plugin may take longer to hand out a certificate than a server, or
         // our own patience, waits for a handshake.
@@ -65,16 +56,14 @@ impl Connector {
         };
         let deadline = Instant::now() + self.timeout;
         let connecting = async {
-            let tcp = EarlyAnswers::new(self.tcp(deadline).await?);
-            let Some((tls, name)) = tls else { return self.handshake(tcp, pool, generation).await };
-            let tls = tls
-                .connect(name, tcp)
-                .await
-                .map_err(|error| UpstreamError::handshake(self.endpoint.host(), &error))?;
-            self.handshake(tls, pool, generation).await
+            let tcp = self.tcp(deadline).await?;
+            let Some((tls, name)) = tls else { return Ok(Connection::new(tcp)) };
+            let tls = tls.connect(name, tcp).await;
+            tls.map(Connection::new).map_err(|error| UpstreamError::handshake(self.endpoint.host(), &error))
         };
 
-        timeout_at(deadline, connecting).await.unwrap_or_else(|_| Err(self.timed_out()))
+        let connection = timeout_at(deadline, connecting).await.unwrap_or_else(|_| Err(self.timed_out()))?;
+        Ok(pool.lend(generation, connection))
     }
 
     pub(crate) async fn tls(&self) -> Result<(TlsConnector, ServerName<'static>), UpstreamError> {
@@ -124,24 +113,6 @@ impl Connector {
         }
 
         Ok(allowed.into_iter())
-    }
-
-    async fn handshake<B, T>(
-        &self,
-        io: T,
-        pool: &Arc<Pool<B>>,
-        generation: u64,
-    ) -> Result<Lease<B>, UpstreamError>
-    where
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Box<dyn StdError + Send + Sync>>,
-        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let (sender, connection) = http1::handshake(TokioIo::new(io))
-            .await
-            .map_err(|error| UpstreamError::exchange(&self.endpoint, error))?;
-
-        Ok(pool.adopt(generation, sender, connection.with_upgrades()))
     }
 
     fn describe(&self, address: SocketAddr) -> String {

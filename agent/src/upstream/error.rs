@@ -4,7 +4,7 @@ use std::{error::Error as StdError, fmt, io, time::Duration};
 
 use rustls::{AlertDescription, CertificateError};
 
-use super::Endpoint;
+use super::{Endpoint, http1};
 
 type Cause = Box<dyn StdError + Send + Sync>;
 
@@ -46,21 +46,20 @@ impl UpstreamError {
         Self::Tls { host: host.to_owned(), reason }
     }
 
-    /// Sorts hyper's error of an exchange.
-    pub(super) fn exchange(endpoint: &Endpoint, error: hyper::Error) -> Self {
+    /// Sorts what went wrong on a connection.
+    pub(super) fn exchange(endpoint: &Endpoint, error: http1::Error) -> Self {
         // With TLS 1.3 the server judges the client's certificate after the handshake is over for the client.
-        if let Some(tls) = tls(&error) {
+        if let http1::Error::Io(error) = &error
+            && let Some(tls) = tls(error)
+        {
             return Self::Tls { host: endpoint.host().to_owned(), reason: explain(tls) };
         }
 
         let address = endpoint.to_string();
-        let user = error.is_user();
-        let invalid = error.is_parse();
-        let cause = Box::new(error);
-        match (user, invalid) {
-            (true, _) => Self::RequestBody { address, cause },
-            (_, true) => Self::InvalidResponse { address, cause },
-            _ => Self::ClosedBeforeResponse { address, cause },
+        match error {
+            http1::Error::Request(cause) => Self::RequestBody { address, cause },
+            error @ http1::Error::Malformed(_) => Self::InvalidResponse { address, cause: error.into() },
+            error => Self::ClosedBeforeResponse { address, cause: error.into() },
         }
     }
 }
@@ -131,7 +130,7 @@ fn explain_certificate(error: &CertificateError) -> String {
     }
 }
 
-/// An error and its causes in one line. hyper's errors say little without theirs.
+/// An error and its causes in one line.
 pub(super) struct Chain<'a>(pub &'a (dyn StdError + 'static));
 
 impl fmt::Display for Chain<'_> {

@@ -1,27 +1,14 @@
 //! Connections that wait for their next request.
-//!
-//! Only hyper knows when an exchange is over: the response was read to its end *and* the request was written to its
-//! end. So [`Lease::give_back`] may be called as soon as the head of the response is there; the sender then waits
-//! beside its connection, and the task that drives the connection moves it into the pool in the very poll that ends
-//! the exchange. That costs no task and no wake-up per request, and the pool holds usable connections only.
-//!
-//! There is no task that looks for expired connections. They go when the pool is used next; if it is not used, the
-//! server's own idle timeout closes them and their driver ends.
 
 use std::{
-    future::{Future, poll_fn},
-    pin::pin,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use http::{Request, Response};
-use hyper::{
-    body::Incoming,
-    client::conn::{TrySendError, http1::SendRequest},
-};
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
+
+use super::http1::Connection;
 
 /// How long unused connections beyond those that are kept may wait: in a burst each of them is used again at once, and
 /// closing it would make every request of the burst pay for a new one.
@@ -29,55 +16,54 @@ const SURPLUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many unused connections there may be at all.
 const MAX_SURPLUS: usize = 1024;
 
-pub(super) struct Pool<B> {
+pub(super) struct Pool {
     max_idle: usize,
     idle_timeout: Duration,
-    state: Mutex<State<B>>,
+    state: Mutex<State>,
 }
 
-struct State<B> {
+struct State {
     /// Longest unused first. The last is taken first, so that after a burst the surplus expires.
-    idle: Vec<Idle<B>>,
+    idle: Vec<Idle>,
     generation: u64,
+    /// A task looks after those that wait.
+    watched: bool,
 }
 
-struct Idle<B> {
+struct Idle {
     since: Instant,
-    lease: Lease<B>,
+    connection: Connection,
 }
 
-/// A connection and the right to send one request on it. Dropping it closes the connection once its exchange is over.
-pub(super) struct Lease<B> {
-    sender: SendRequest<B>,
-    link: Arc<Link<B>>,
-}
-
-/// Between a connection's driver, whoever uses the connection, and the pool.
-struct Link<B> {
+/// A connection and the right to send one request on it. Dropping it closes the connection.
+pub(super) struct Lease {
+    pub(super) connection: Connection,
     generation: u64,
-    /// Given back while the exchange was still going on.
-    returning: Mutex<Option<SendRequest<B>>>,
-    /// Weak, or idle connections would keep the pool alive through their own drivers.
-    pool: Weak<Pool<B>>,
+    pool: Arc<Pool>,
 }
 
-impl<B> Pool<B> {
+impl Pool {
     pub(super) fn new(max_idle: usize, idle_timeout: Duration) -> Arc<Self> {
-        let state = Mutex::new(State { idle: Vec::new(), generation: 0 });
+        let state = Mutex::new(State { idle: Vec::new(), generation: 0, watched: false });
         Arc::new(Self { max_idle, idle_timeout, state })
     }
 
     /// A connection that is ready now.
-    pub(super) fn take(&self, now: Instant) -> Option<Lease<B>> {
+    pub(super) fn take(self: &Arc<Self>, now: Instant) -> Option<Lease> {
         let mut state = self.state.lock();
         state.expire(now, self.idle_timeout, self.max_idle);
-        while let Some(idle) = state.idle.pop() {
-            if idle.lease.sender.is_ready() {
-                return Some(idle.lease);
+        while let Some(mut idle) = state.idle.pop() {
+            if idle.connection.is_ready() {
+                return Some(self.lend(state.generation, idle.connection));
             }
         }
 
         None
+    }
+
+    /// Lends out a new connection, made with the certificates of `generation`.
+    pub(super) fn lend(self: &Arc<Self>, generation: u64, connection: Connection) -> Lease {
+        Lease { connection, generation, pool: Arc::clone(self) }
     }
 
     /// Closes every connection of the generations so far, those in use when their exchange is over.
@@ -92,35 +78,15 @@ impl<B> Pool<B> {
         self.state.lock().generation
     }
 
-    /// Starts `driver`, which moves the bytes of a new connection, and lends out the connection.
-    pub(super) fn adopt<D>(self: &Arc<Self>, generation: u64, sender: SendRequest<B>, driver: D) -> Lease<B>
-    where
-        B: Send + 'static,
-        D: Future<Output = hyper::Result<()>> + Send + 'static,
-    {
-        let link = Arc::new(Link { generation, returning: Mutex::new(None), pool: Arc::downgrade(self) });
-        tokio::spawn(drive(driver, Arc::clone(&link)));
-
-        Lease { sender, link }
-    }
-
-    fn park(&self, lease: Lease<B>, now: Instant) {
-        let mut state = self.state.lock();
-        state.expire(now, self.idle_timeout, self.max_idle);
-        if lease.link.generation == state.generation && state.idle.len() < MAX_SURPLUS {
-            state.idle.push(Idle { since: now, lease });
-        }
-    }
-
     #[cfg(test)]
     pub(super) fn idle(&self) -> usize {
         self.state.lock().idle.len()
     }
 }
 
-impl<B> State<B> {
+impl State {
     fn expire(&mut self, now: Instant, timeout: Duration, max_idle: usize) {
-        let unused = |idle: &Idle<B>| now.duration_since(idle.since);
+        let unused = |idle: &Idle| now.duration_since(idle.since);
         let surplus = &self.idle[..self.idle.len().saturating_sub(max_idle)];
         let surplus = surplus.partition_point(|idle| unused(idle) >= SURPLUS_TIMEOUT);
         let expired = self.idle.partition_point(|idle| unused(idle) >= timeout);
@@ -128,47 +94,35 @@ impl<B> State<B> {
     }
 }
 
-impl<B: http_body::Body + 'static> Lease<B> {
-    pub(super) fn try_send(
-        &mut self,
-        request: Request<B>,
-    ) -> impl Future<Output = Result<Response<Incoming>, TrySendError<Request<B>>>> + use<B> {
-        self.sender.try_send_request(request)
-    }
-
-    /// To be called after the head of the response, which is when hyper no longer calls a connection ready that has
-    /// a request to serve.
+impl Lease {
+    /// To be called once the exchange is over: both messages have ended.
     pub(super) fn give_back(self) {
-        *self.link.returning.lock() = Some(self.sender);
-        self.link.settle();
-    }
-}
-
-impl<B> Link<B> {
-    /// Moves the connection into the pool if its exchange is over.
-    ///
-    /// Called after the sender was put down, and after every poll of the connection: whichever of the two comes last
-    /// sees both.
-    fn settle(self: &Arc<Self>) {
-        let sender = self.returning.lock().take_if(|sender| sender.is_ready() || sender.is_closed());
-        let (Some(sender), Some(pool)) = (sender, self.pool.upgrade()) else { return };
-        if sender.is_ready() {
-            pool.park(Lease { sender, link: Arc::clone(self) }, Instant::now());
+        let Self { mut connection, generation, pool } = self;
+        connection.rest();
+        let now = Instant::now();
+        let mut state = pool.state.lock();
+        state.expire(now, pool.idle_timeout, pool.max_idle);
+        if generation == state.generation && state.idle.len() < MAX_SURPLUS {
+            state.idle.push(Idle { since: now, connection });
+            if !state.watched {
+                state.watched = true;
+                tokio::spawn(watch(Arc::downgrade(&pool)));
+            }
         }
     }
 }
 
-async fn drive<B>(driver: impl Future<Output = hyper::Result<()>>, link: Arc<Link<B>>) {
-    let mut driver = pin!(driver);
-    let ended = poll_fn(|cx| {
-        let polled = driver.as_mut().poll(cx);
-        if polled.is_pending() {
-            link.settle();
+/// Closes what has waited for too long, and what its server has closed, for as long as anything waits.
+async fn watch(pool: Weak<Pool>) {
+    loop {
+        sleep(SURPLUS_TIMEOUT).await;
+        let Some(pool) = pool.upgrade() else { return };
+        let mut state = pool.state.lock();
+        state.expire(Instant::now(), pool.idle_timeout, pool.max_idle);
+        state.idle.retain_mut(|idle| idle.connection.is_ready());
+        if state.idle.is_empty() {
+            state.watched = false;
+            return;
         }
-        polled
-    });
-
-    if let Err(error) = ended.await {
-        tracing::debug!(error = %super::error::Chain(&error), "an upstream connection was lost");
     }
 }

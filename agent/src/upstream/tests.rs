@@ -6,36 +6,33 @@ mod server;
 mod tls;
 mod upgrade;
 
-use std::{future::Future, io, time::Duration};
+use std::{future::Future, time::Duration};
 
-use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::{BodyExt as _, Empty, combinators::UnsyncBoxBody};
-use hyper::body::Incoming;
+use http_body_util::BodyExt as _;
 use tokio::time::timeout;
+use tunnel::Body;
 
-use super::{Settings, Upstream, UpstreamError};
+use super::{Answer, Settings, Upstream, UpstreamError};
 
-type Body = UnsyncBoxBody<Bytes, io::Error>;
-
-fn upstream(url: &str, settings: Settings) -> Upstream<Body> {
+fn upstream(url: &str, settings: Settings) -> Upstream {
     Upstream::new(url.parse().unwrap(), settings)
 }
 
 fn get(path: &str) -> Request<Body> {
-    Request::get(path).body(Empty::new().map_err(|never| match never {}).boxed_unsync()).unwrap()
+    Request::get(path).body(Body::empty()).unwrap()
 }
 
-async fn text(response: Response<Incoming>) -> String {
+async fn text(response: Response<Answer>) -> String {
     String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().into()).unwrap()
 }
 
-async fn refused(upstream: &Upstream<Body>) -> UpstreamError {
+async fn refused(upstream: &Upstream) -> UpstreamError {
     soon(upstream.send(get("/"))).await.unwrap_err()
 }
 
-/// The pool is told by the connection's task.
-async fn idle(upstream: &Upstream<Body>, expected: usize) {
+/// A connection may come back by a task, or go by one.
+async fn idle(upstream: &Upstream, expected: usize) {
     soon(async {
         while upstream.0.pools.here().idle() != expected {
             tokio::task::yield_now().await;

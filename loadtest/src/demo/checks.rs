@@ -2,20 +2,19 @@
 
 use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
-use agent::upstream::{Pem, Settings, Tls, TlsOptions, Upstream};
+use agent::upstream::{Answer, Pem, Settings, Tls, TlsOptions, Upstream};
 use anyhow::{Context as _, bail, ensure};
-use bytes::Bytes;
 use http::{Method, Request, Response, header::AUTHORIZATION};
-use http_body_util::{BodyExt as _, Full};
-use hyper::body::Incoming;
+use http_body_util::BodyExt as _;
 use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
+use tunnel::Body;
 
 use super::files::{AGENT, Files};
 
 /// Sends requests to kas as a caller.
 pub(super) struct Checks {
-    kas: Upstream<Full<Bytes>>,
+    kas: Upstream,
     token: String,
     prometheus: bool,
 }
@@ -182,13 +181,13 @@ impl Checks {
         path: &str,
         body: &'static str,
         token: &str,
-    ) -> anyhow::Result<Response<Incoming>> {
+    ) -> anyhow::Result<Response<Answer>> {
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header(AUTHORIZATION, format!("Bearer {token}"))
             .header("content-type", "application/json")
-            .body(Full::from(body))?;
+            .body(Body::from(body))?;
         Ok(timeout(PATIENCE, self.kas.send(request)).await??)
     }
 }

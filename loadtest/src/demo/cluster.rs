@@ -6,10 +6,9 @@ use agent::{
     cluster::{Cluster, ClusterOptions},
     upstream::{Settings, Upstream},
 };
-use bytes::Bytes;
 use http::{Request, header::AUTHORIZATION};
-use http_body_util::Empty;
 use tokio::time::timeout;
+use tunnel::Body;
 
 use crate::simulator::Simulator;
 
@@ -61,9 +60,9 @@ impl DemoCluster {
 async fn real() -> Option<String> {
     let cluster = Cluster::load(&ClusterOptions::default()).ok()?;
     let settings = Settings { tls: cluster.tls(), ..Settings::default() };
-    let api: Upstream<Empty<Bytes>> = Upstream::new(cluster.endpoint(), settings);
+    let api = Upstream::new(cluster.endpoint(), settings);
     let answered = timeout(PATIENCE, async {
-        let mut request = Request::get("/version").body(Empty::new()).ok()?;
+        let mut request = Request::get("/version").body(Body::empty()).ok()?;
         if let Some(value) = cluster.authorization().await.ok()? {
             request.headers_mut().insert(AUTHORIZATION, value);
         }

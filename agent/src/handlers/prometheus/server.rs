@@ -18,7 +18,7 @@ use crate::{
 /// Answers from one address. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Server {
-    upstream: Upstream<Body>,
+    upstream: Upstream,
     credential: Option<Arc<CredentialFile>>,
 }
 

@@ -2,8 +2,14 @@
 
 use std::time::Duration;
 
+use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use tokio::{io::AsyncWriteExt as _, net::TcpListener, sync::mpsc};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+    sync::mpsc,
+};
+use tunnel::Body;
 
 use super::{
     super::{Settings, UpstreamError},
@@ -126,10 +132,10 @@ async fn the_server_hangs_up() {
 async fn the_request_body_fails() {
     let server = Server::start(|mut stream, _| async move { closed(&mut stream).await }).await;
     let frames = futures_util::stream::iter([
-        Ok(http_body::Frame::data("half".into())),
+        Ok(Frame::data("half".into())),
         Err(std::io::Error::other("the caller left")),
     ]);
-    let request = http::Request::post("/").body(StreamBody::new(frames).boxed_unsync()).unwrap();
+    let request = http::Request::post("/").body(Body::new(StreamBody::new(frames))).unwrap();
 
     let error = soon(upstream(&server.url, Settings::default()).send(request)).await.unwrap_err();
     assert!(matches!(error, UpstreamError::RequestBody { .. }), "{error}");
@@ -158,4 +164,121 @@ async fn informational_responses_are_skipped() {
     .await;
     let response = soon(upstream(&server.url, Settings::default()).send(get("/"))).await.unwrap();
     assert_eq!((response.status().as_u16(), text(response).await.as_str()), (200, "ok"));
+}
+
+#[tokio::test]
+async fn the_end_of_an_answer_is_found_however_it_is_marked() {
+    for (answer, expected) in [
+        ("Content-Length: 5\r\n\r\nhello", "hello"),
+        ("Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n", "hello"),
+        ("\r\nuntil it closes", "until it closes"),
+        ("Content-Length: 0\r\n\r\n", ""),
+        ("Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", ""),
+    ] {
+        // In pieces, so that head and body do not come together.
+        for piece in [1, 20, 1000] {
+            let server = Server::start(move |mut stream, _| async move {
+                head(&mut stream).await.unwrap();
+                for part in format!("HTTP/1.1 200 OK\r\n{answer}").as_bytes().chunks(piece) {
+                    stream.write_all(part).await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await;
+            let upstream = upstream(&server.url, Settings::default());
+            let response = soon(upstream.send(get("/"))).await.unwrap();
+            assert_eq!(soon(text(response)).await, expected, "{answer:?} in pieces of {piece}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_no_shorter_answer() {
+    for answer in [
+        "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nhello",
+    ] {
+        let server = Server::start(move |mut stream, _| async move {
+            self::answer(&mut stream, answer).await;
+        })
+        .await;
+        let response = soon(upstream(&server.url, Settings::default()).send(get("/"))).await.unwrap();
+        let error = soon(response.into_body().collect()).await.unwrap_err();
+        assert_eq!(error.to_string(), "connection closed before message completed", "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn trailers_come_last() {
+    let answer = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nChecksum: 1\r\n\r\n";
+    let upstream = upstream(&Server::answering(answer).await.url, Settings::default());
+    let body = soon(upstream.send(get("/"))).await.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(body.trailers().unwrap()["checksum"], "1");
+    assert_eq!(body.to_bytes(), "ok");
+}
+
+/// What arrives of a body of three frames, and perhaps trailers, after a head with these fields.
+async fn written(fields: &[(&'static str, &'static str)], trailers: bool) -> String {
+    let (bodies, mut seen) = mpsc::unbounded_channel();
+    let server = Server::start(move |mut stream, _| {
+        let bodies = bodies.clone();
+        async move {
+            let chunked = head(&mut stream).await.unwrap().contains("transfer-encoding: chunked\r\n");
+            let mut body = String::new();
+            while if chunked { !body.ends_with("\r\n\r\n") } else { body.len() < 13 } {
+                body.push(char::from(stream.read_u8().await.unwrap()));
+            }
+            bodies.send(body).unwrap();
+            stream.write_all(OK.as_bytes()).await.unwrap();
+        }
+    })
+    .await;
+    let frames = ["hello ", "", "the end"].map(|data| Frame::data(data.into()));
+    let trailers = trailers.then(|| {
+        let checksum = (http::HeaderName::from_static("checksum"), http::HeaderValue::from_static("1"));
+        Frame::trailers(http::HeaderMap::from_iter([checksum]))
+    });
+    let frames = frames.into_iter().chain(trailers).map(Ok::<_, std::io::Error>);
+    let frames = futures_util::stream::iter(frames.collect::<Vec<_>>());
+    let mut request = http::Request::post("/").body(Body::new(StreamBody::new(frames))).unwrap();
+    for (name, value) in fields {
+        request.headers_mut().insert(*name, value.parse().unwrap());
+    }
+    soon(upstream(&server.url, Settings::default()).send(request)).await.unwrap();
+    seen.recv().await.unwrap()
+}
+
+#[tokio::test]
+async fn a_request_body_is_written_as_its_head_says() {
+    let sized = [("content-length", "13")];
+    for trailers in [false, true] {
+        assert_eq!(written(&sized, trailers).await, "hello the end", "there are no trailers without chunks");
+    }
+    let chunks = "6\r\nhello \r\n7\r\nthe end\r\n0\r\n";
+    assert_eq!(written(&[], false).await, format!("{chunks}\r\n"));
+    assert_eq!(written(&[], true).await, format!("{chunks}checksum: 1\r\n\r\n"));
+    // What kas let through is not what says how the body travels on.
+    assert_eq!(written(&[("transfer-encoding", "gzip")], false).await, format!("{chunks}\r\n"));
+}
+
+#[tokio::test]
+async fn a_request_of_another_length_than_it_says_is_not_passed_off_as_whole() {
+    let server = Server::start(|mut stream, _| async move { closed(&mut stream).await }).await;
+    for (length, expected) in [("12", "more bytes"), ("14", "fewer bytes"), ("x", "Content-Length")] {
+        let frames =
+            futures_util::stream::iter([Ok::<_, std::io::Error>(Frame::data("hello the end".into()))]);
+        let request = http::Request::post("/").header("content-length", length);
+        let request = request.body(Body::new(StreamBody::new(frames))).unwrap();
+        let error = soon(upstream(&server.url, Settings::default()).send(request)).await.unwrap_err();
+        assert!(matches!(error, UpstreamError::RequestBody { .. }), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn connect_is_for_proxies() {
+    let request = http::Request::connect("example.com:443").body(Body::empty()).unwrap();
+    let error = upstream("http://127.0.0.1:1", Settings::default()).send(request).await.unwrap_err();
+    assert!(matches!(error, UpstreamError::InvalidTarget { .. }), "{error}");
 }

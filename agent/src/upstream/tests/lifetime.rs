@@ -1,16 +1,15 @@
 //! When connections are kept, used again, given up and closed.
 
-use std::{future::Future, pin::pin, time::Duration};
+use std::{future::Future, time::Duration};
 
 use http::Response;
 use http_body_util::BodyExt as _;
-use hyper::{body::Incoming, client::conn::http1};
-use hyper_util::rt::TokioIo;
 use tokio::{io::AsyncWriteExt as _, sync::mpsc, time::Instant};
+use tunnel::Body;
 
 use super::{
-    super::{Settings, Upstream, UpstreamError},
-    Body, get, idle,
+    super::{Answer, Settings, Upstream, UpstreamError, http1::Connection},
+    get, idle,
     server::{OK, Server, answer, closed, head},
     soon, text, upstream,
 };
@@ -24,7 +23,7 @@ async fn large() -> Server {
     Server::answering(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await
 }
 
-async fn send(upstream: &Upstream<Body>) -> Response<Incoming> {
+async fn send(upstream: &Upstream) -> Response<Answer> {
     soon(upstream.send(get("/"))).await.unwrap()
 }
 
@@ -132,42 +131,41 @@ async fn a_connection_closed_by_the_server_is_replaced() {
     }
 }
 
-/// The server closes between checkout and the first byte: the request comes back unsent, and is sent once more.
+/// The server closes while nobody looks: that is seen before the first byte is written.
 #[tokio::test]
-async fn a_request_that_meets_a_closing_connection_is_sent_on_a_new_one() {
+async fn a_request_that_meets_a_closed_connection_is_sent_on_a_new_one() {
     let server = Server::answering(OK).await;
     let upstream = upstream(&server.url, Settings::default());
-
     let (client, peer) = tokio::io::duplex(1024);
-    let (mut sender, connection) = http1::handshake(TokioIo::new(client)).await.unwrap();
-    let (release, held) = tokio::sync::oneshot::channel::<()>();
-    let (polled, ready) = tokio::sync::oneshot::channel::<()>();
-    let driver = async move {
-        let mut connection = pin!(connection);
-        std::future::poll_fn(|cx| {
-            assert!(connection.as_mut().poll(cx).is_pending());
-            std::task::Poll::Ready(())
-        })
-        .await;
-        polled.send(()).unwrap();
-        held.await.unwrap();
-        connection.await
-    };
-    let driver = tokio::spawn(driver);
-    soon(ready).await.unwrap();
-    sender.ready().await.unwrap();
-    upstream.0.pools.here().adopt(0, sender, async { driver.await.unwrap() }).give_back();
-    idle(&upstream, 1).await;
+    upstream.0.pools.here().lend(0, Connection::new(client)).give_back();
+    assert_eq!(upstream.0.pools.here().idle(), 1);
 
     drop(peer);
-    let sending = tokio::spawn({
-        let upstream = upstream.clone();
-        async move { text(upstream.send(get("/")).await.unwrap()).await }
-    });
-    idle(&upstream, 0).await;
-    release.send(()).unwrap();
-    assert_eq!(soon(sending).await.unwrap(), "ok");
+    assert_eq!(text(send(&upstream).await).await, "ok");
     assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_is_looked_after_until_nothing_waits() {
+    let server = Server::answering(OK).await;
+    let upstream = upstream(&server.url, Settings::default());
+    let (closed, kept) = (tokio::io::duplex(1024), tokio::io::duplex(1024));
+    let pool = upstream.0.pools.here();
+    let started = Instant::now();
+    for client in [closed.0, kept.0] {
+        pool.lend(0, Connection::new(client)).give_back();
+    }
+    drop(closed.1);
+    while pool.idle() > 1 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert!(started.elapsed() < Duration::from_secs(5), "one that the server has closed goes soon");
+    while pool.idle() > 0 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let after = started.elapsed().as_secs();
+    assert!((60..65).contains(&after), "the other waited {after} s for a request");
+    drop(kept.1);
 }
 
 #[tokio::test]
@@ -195,7 +193,7 @@ async fn a_request_that_was_sent_is_not_sent_again() {
 /// What `serve` waits for is that the client closes.
 async fn closes<F>(
     serve: impl Fn(tokio::net::TcpStream) -> F + Send + Clone + 'static,
-) -> (Upstream<Body>, mpsc::UnboundedReceiver<()>)
+) -> (Upstream, mpsc::UnboundedReceiver<()>)
 where
     F: Future<Output = tokio::net::TcpStream> + Send + 'static,
 {
@@ -279,11 +277,10 @@ async fn an_early_response_does_not_free_the_connection() {
     .await;
     let upstream = upstream(&server.url, Settings::default());
     let (frames, body) = mpsc::unbounded_channel::<bytes::Bytes>();
-    let body = futures_util::stream::unfold(body, |mut body| async {
-        body.recv().await.map(|data| (Ok(http_body::Frame::data(data)), body))
+    let body = futures_util::stream::unfold(body, |mut body| async move {
+        body.recv().await.map(|data| (Ok::<_, std::io::Error>(http_body::Frame::data(data)), body))
     });
-    let request =
-        http::Request::post("/").body(http_body_util::StreamBody::new(body).boxed_unsync()).unwrap();
+    let request = http::Request::post("/").body(Body::new(http_body_util::StreamBody::new(body))).unwrap();
 
     text(soon(upstream.send(request)).await.unwrap()).await;
     assert_eq!(upstream.0.pools.here().idle(), 0);

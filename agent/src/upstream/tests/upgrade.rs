@@ -1,11 +1,11 @@
 //! What `kubectl exec` and `kubectl port-forward` ask for.
 
-use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tunnel::{Body, upgrade::Outside};
 
 use super::{
     super::{Settings, UpstreamError},
-    Body, get, idle, refused,
+    get, idle, refused,
     server::{OK, Server, answer, closed},
     soon, text, upstream,
 };
@@ -35,7 +35,7 @@ async fn the_raw_stream_echoes_and_closes_by_halves() {
     let mut response = soon(upstream.send(exec())).await.unwrap();
     assert_eq!(response.status(), 101);
     assert_eq!(response.headers()["upgrade"], "SPDY/3.1");
-    let mut raw = TokioIo::new(soon(hyper::upgrade::on(&mut response)).await.unwrap());
+    let mut raw = Outside::take(&mut response).unwrap();
     drop((response, upstream));
 
     let mut early = [0; 5];
@@ -61,7 +61,7 @@ async fn an_upgrade_may_use_an_idle_connection_but_not_return_it() {
     idle(&upstream, 1).await;
 
     let mut response = soon(upstream.send(exec())).await.unwrap();
-    let raw = soon(hyper::upgrade::on(&mut response)).await.unwrap();
+    let raw = Outside::take(&mut response).unwrap();
     text(soon(upstream.send(get("/"))).await.unwrap()).await;
     assert_eq!(server.connections(), 2);
     drop(raw);
@@ -81,7 +81,7 @@ async fn a_refused_upgrade_is_an_ordinary_response() {
 
     let mut response = soon(upstream.send(exec())).await.unwrap();
     assert_eq!(response.status(), 403);
-    assert!(soon(hyper::upgrade::on(&mut response)).await.is_err());
+    assert!(Outside::take(&mut response).is_none());
     assert_eq!(text(response).await, "nope");
 
     assert_eq!(soon(upstream.send(exec())).await.unwrap().status(), 403);
