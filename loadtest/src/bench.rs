@@ -1,7 +1,7 @@
 //! `loadtest bench`: what the tunnel costs, measured beside other ways to the same server in the same minutes.
 //!
 //! ```text
-//!   contestants: direct, nginx proxy, rathole, kas plain, kas TLS        (programs of this machine)
+//!   contestants: direct, nginx proxy, rathole, kas plain, kas TLS, kas through a peer    (programs of this machine)
 //!        └─► rounds: case × contestant, interleaved ─► summary: medians, ratios within a round ─► report
 //!   steps: functions, each timed alone
 //!   idle: memory without requests                       instructions: of one request, counted by valgrind
@@ -11,6 +11,7 @@ mod contestant;
 mod idle;
 mod instructions;
 mod nginx;
+mod peer;
 mod rathole;
 mod report;
 mod rounds;
@@ -97,7 +98,7 @@ impl Bench {
         let mut report = Report::new(self.quick, rounds, usage::load_average());
         let result = self.measure(work.path(), &upstream, rounds, &stop, &mut report).await;
         // What was measured before something failed is worth its minutes.
-        if report.sections.is_empty() {
+        if report.sections.is_empty() && report.peer.is_empty() {
             return result;
         }
         report.finish(usage::load_average(), stop.is_cancelled() || result.is_err());
@@ -116,13 +117,17 @@ impl Bench {
     ) -> anyhow::Result<()> {
         let sections = &mut report.sections;
         sections.extend(self.ways(work, upstream, rounds, stop).await?);
+        if let Some(cases) = self.chosen(peer::cases(self.quick)) {
+            report.peer = peer::rows(work, upstream, rounds, cases, stop).await?;
+        }
         if !self.quick {
             sections.extend(self.far(work, upstream, rounds, stop).await?);
             sections.extend(self.features(work, upstream, rounds, stop).await?);
         }
         if !self.only.is_empty() {
             let words = self.only.join("\" and \"");
-            ensure!(!sections.is_empty(), "there is no case of --only \"{words}\"");
+            let nothing = sections.is_empty() && report.peer.is_empty();
+            ensure!(!nothing, "there is no case of --only \"{words}\"");
             return Ok(());
         }
         report.steps = time_steps(work).await?;
@@ -255,7 +260,12 @@ fn cases(quick: bool) -> Vec<Case> {
     ];
     let few = [("200 B, one segment", "/one/200", &[1, 64, 256][..]), ("100 MB", "/bulk", &[1])];
     let chosen = if quick { &few[..] } else { &all[..] };
-    let cases = chosen.iter().flat_map(|(what, path, levels)| {
+    each_level(chosen)
+}
+
+/// A case for each number of connections.
+fn each_level(cases: &[(&'static str, &'static str, &[usize])]) -> Vec<Case> {
+    let cases = cases.iter().flat_map(|(what, path, levels)| {
         levels.iter().map(|connections| Case { what, path, connections: *connections })
     });
     cases.collect()

@@ -2,6 +2,7 @@
 
 pub mod child;
 pub mod delay;
+pub mod redis;
 pub mod usage;
 
 use std::{
@@ -11,6 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rcgen::{CertificateParams, KeyPair};
 use sha2::{Digest as _, Sha256};
 use tokio::{process::Command, time::sleep};
@@ -38,6 +40,8 @@ pub struct Setup {
     pub delay: Duration,
     /// The port for agents; 0 for any.
     pub agent_port: u16,
+    /// The Redis that it shares with other replicas.
+    pub redis: Option<SocketAddr>,
     /// Where both programs are, if not beside this one.
     pub programs: Option<PathBuf>,
     /// Both programs run in valgrind, which counts their instructions into `kas.callgrind` and `agentk.callgrind`.
@@ -64,10 +68,19 @@ impl Kas {
         if !directory.join("kas.yaml").exists() {
             write(directory, setup)?;
         }
-        let mut command = program("kas", directory, setup)?;
+        Self::launch("kas", directory, setup).await
+    }
+
+    /// Starts another replica with the same configuration. `name` is that of its files.
+    pub async fn another(&self, name: &str, setup: &Setup) -> anyhow::Result<Self> {
+        Self::launch(name, &self.directory, setup).await
+    }
+
+    async fn launch(name: &str, directory: &Path, setup: &Setup) -> anyhow::Result<Self> {
+        let mut command = program("kas", &directory.join(name), setup)?;
         command.arg("serve").arg("--config").arg(directory.join("kas.yaml"));
-        let (child, said) =
-            Child::start(command, &directory.join("kas.log"), Some("kas is listening"), START).await?;
+        let log = directory.join(format!("{name}.log"));
+        let (child, said) = Child::start(command, &log, Some("kas is listening"), START).await?;
         let address = |name: &str| {
             let address = said[name].as_str().and_then(|text| text.parse().ok());
             address.with_context(|| format!("kas did not say its {name} address"))
@@ -116,7 +129,7 @@ impl Kas {
         let address =
             if setup.delay.is_zero() { self.agents } else { delay::start(self.agents, setup.delay).await? };
         let scheme = if setup.tls { "wss" } else { "ws" };
-        let mut command = program("agentk", &self.directory, setup)?;
+        let mut command = program("agentk", &self.directory.join("agentk"), setup)?;
         command
             .args(["--kas-address", &format!("{scheme}://{address}")])
             .arg("--token-file")
@@ -168,13 +181,14 @@ pub async fn answers(target: &Target) -> anyhow::Result<()> {
     }
 }
 
-fn program(name: &str, directory: &Path, setup: &Setup) -> anyhow::Result<Command> {
+/// `files`: where it writes, without the ending.
+fn program(name: &str, files: &Path, setup: &Setup) -> anyhow::Result<Command> {
     let path = find(name, setup.programs.as_deref())?;
     if !setup.callgrind {
         return Ok(Command::new(path));
     }
     let mut valgrind = Command::new("valgrind");
-    let out = directory.join(format!("{name}.callgrind"));
+    let out = files.with_extension("callgrind");
     valgrind.args(["--tool=callgrind", "--quiet"]).arg(format!("--callgrind-out-file={}", out.display()));
     valgrind.arg(path);
     Ok(valgrind)
@@ -195,7 +209,12 @@ fn write(directory: &Path, setup: &Setup) -> anyhow::Result<()> {
     let tls = if setup.tls { "certificate_file: kas.crt, key_file: kas.key, " } else { "" };
     let level = if setup.debug { "debug" } else { "info" };
     let port = setup.agent_port.to_string();
-    put(directory, "kas.yaml", &CONFIG.replace("TLS", tls).replace("LEVEL", level).replace("PORT", &port))
+    let mut config = CONFIG.replace("TLS", tls).replace("LEVEL", level).replace("PORT", &port);
+    if let Some(redis) = setup.redis {
+        put(directory, "peer-secret", &BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))?;
+        config += &REPLICA.replace("REDIS", &redis.to_string());
+    }
+    put(directory, "kas.yaml", &config)
 }
 
 /// A token for an agent or a caller.
@@ -238,6 +257,13 @@ observability:
   listen: {address: \"127.0.0.1:0\"}
   logging: {level: LEVEL}
 identity: {file: identity.yaml}
+";
+
+/// For one of several.
+const REPLICA: &str = "\
+private_api:
+  listen: {address: \"127.0.0.1:0\", authentication_secret_file: peer-secret, listen_grace_period: 0s}
+redis: {server: {address: \"REDIS\"}}
 ";
 
 /// One agent and one caller; the hashes of their tokens are to be put in.

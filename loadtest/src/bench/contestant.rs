@@ -1,6 +1,6 @@
 //! Ways to the same upstream, each of which is one row.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use anyhow::Context as _;
 
@@ -9,7 +9,7 @@ use crate::{
     stack::{Kas, Setup, answers, child::Child, free_port},
 };
 
-use super::{nginx::Nginx, rathole::Rathole};
+use super::{nginx::Nginx, peer::Pair, rathole::Rathole};
 
 /// One way. Dropping it stops its programs.
 pub(super) struct Contestant {
@@ -23,6 +23,8 @@ enum Way {
     Plain(Nginx),
     Rathole(Rathole),
     Ours { kas: Kas, agentk: Child },
+    Owner(Arc<Pair>),
+    Peer(Arc<Pair>),
 }
 
 impl Contestant {
@@ -59,6 +61,16 @@ impl Contestant {
         Ok(Self { other_build: setup.programs.is_some(), ..Self::new(name, way) })
     }
 
+    /// Two replicas, of which the one that holds the agent is asked.
+    pub(super) fn owner(pair: &Arc<Pair>) -> Self {
+        Self::new("one hop", Way::Owner(Arc::clone(pair)))
+    }
+
+    /// The same, and the other one is asked.
+    pub(super) fn through_peer(pair: &Arc<Pair>) -> Self {
+        Self::new("through a peer", Way::Peer(Arc::clone(pair)))
+    }
+
     fn new(name: &str, way: Way) -> Self {
         Self { name: name.to_owned(), other_build: false, way }
     }
@@ -69,17 +81,21 @@ impl Contestant {
             Way::Plain(nginx) => nginx.address,
             Way::Rathole(rathole) => rathole.address,
             Way::Ours { kas, .. } => return kas.target(path),
+            Way::Owner(pair) => return pair.owner.target(path),
+            Way::Peer(pair) => return pair.other.target(path),
         };
         let urls = vec![format!("http://{address}{path}")];
         TargetOptions { urls, ..TargetOptions::default() }.build()
     }
 
-    /// Its processes: that near the caller, and that near the upstream.
-    pub(super) fn processes(&self) -> (Option<u32>, Option<u32>) {
+    /// Its processes: those near the caller, and those near the upstream.
+    pub(super) fn processes(&self) -> (Vec<u32>, Vec<u32>) {
         match &self.way {
-            Way::Plain(nginx) => (nginx.pid(), None),
-            Way::Rathole(rathole) => (Some(rathole.server.pid()), Some(rathole.client.pid())),
-            Way::Ours { kas, agentk } => (Some(kas.pid()), Some(agentk.pid())),
+            Way::Plain(nginx) => (nginx.pid().into_iter().collect(), Vec::new()),
+            Way::Rathole(rathole) => (vec![rathole.server.pid()], vec![rathole.client.pid()]),
+            Way::Ours { kas, agentk } => (vec![kas.pid()], vec![agentk.pid()]),
+            Way::Owner(pair) => (vec![pair.owner.pid()], vec![pair.agentk.pid()]),
+            Way::Peer(pair) => (vec![pair.owner.pid(), pair.other.pid()], vec![pair.agentk.pid()]),
         }
     }
 

@@ -9,10 +9,10 @@ use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use super::{contestant::Contestant, nginx::Nginx};
+use super::{contestant::Contestant, nginx::Nginx, peer::Pair};
 use crate::{
-    load::{client::Connection, options::write_json, progress::Counter},
-    stack::Setup,
+    load::{Target, client::Connection, options::write_json, progress::Counter},
+    stack::{Setup, redis::Redis},
 };
 
 /// Requests of the shorter run, all over one connection.
@@ -28,6 +28,9 @@ const MAX_GROWTH: u64 = 3;
 pub(super) struct Instructions {
     kas: u64,
     agentk: u64,
+    /// Of both kas where one passes it on to the other; none without redis-server.
+    #[serde(default)]
+    two_kas: Option<u64>,
 }
 
 /// Counts them, and compares them with those of `before`, which is an error if there are many more.
@@ -42,7 +45,11 @@ pub(super) async fn run(
         let few = count(&work.join("few"), upstream, FEW).await?;
         let many = count(&work.join("many"), upstream, MANY).await?;
         let each = |few: u64, many: u64| many.saturating_sub(few) / (MANY - FEW);
-        anyhow::Ok(Instructions { kas: each(few.kas, many.kas), agentk: each(few.agentk, many.agentk) })
+        anyhow::Ok(Instructions {
+            kas: each(few.kas, many.kas),
+            agentk: each(few.agentk, many.agentk),
+            two_kas: few.two_kas.zip(many.two_kas).map(|(few, many)| each(few, many)),
+        })
     };
     let Some(measured) = stop.run_until_cancelled(both).await else { return Ok(()) };
     let measured = measured?;
@@ -59,21 +66,35 @@ pub(super) async fn run(
 async fn count(work: &Path, upstream: &Nginx, requests: u64) -> anyhow::Result<Instructions> {
     let setup = Setup { callgrind: true, ..Setup::default() };
     let contestant = Contestant::ours("kas", work, &setup, upstream).await?;
-    let target = contestant.target(PATH)?;
-    let mut connection = Connection::open(&target, 16 * 1024, Counter::default()).await?;
+    send(&contestant.target(PATH)?, requests).await?;
+    contestant.stop().await?;
+    let [kas, agentk] = ["kas", "agentk"].map(|name| read(&work.join("kas"), name));
+    let mut two_kas = None;
+    if Redis::is_installed().await {
+        let pair = Pair::start(work, &setup, upstream).await?;
+        send(&pair.other.target(PATH)?, requests).await?;
+        pair.stop().await?;
+        let [owner, other] = ["kas", "kas-other"].map(|name| read(&work.join("pair"), name));
+        two_kas = Some(owner? + other?);
+    }
+    Ok(Instructions { kas: kas?, agentk: agentk?, two_kas })
+}
+
+async fn send(target: &Target, requests: u64) -> anyhow::Result<()> {
+    let mut connection = Connection::open(target, 16 * 1024, Counter::default()).await?;
     for _ in 0..requests {
         let (head, _) = connection.exchange(&target.requests()[0]).await?;
         ensure!(head.status == 200, "status {}", head.status);
     }
-    drop(connection);
-    contestant.stop().await?;
-    let read = |name: &str| {
-        let path = work.join("kas").join(format!("{name}.callgrind"));
-        let text = std::fs::read_to_string(&path);
-        let text = text.with_context(|| format!("valgrind wrote no {}", path.display()))?;
-        total(&text).with_context(|| format!("no total in {}", path.display()))
-    };
-    Ok(Instructions { kas: read("kas")?, agentk: read("agentk")? })
+    Ok(())
+}
+
+/// What valgrind wrote about a program.
+fn read(directory: &Path, name: &str) -> anyhow::Result<u64> {
+    let path = directory.join(format!("{name}.callgrind"));
+    let text =
+        std::fs::read_to_string(&path).with_context(|| format!("valgrind wrote no {}", path.display()))?;
+    total(&text).with_context(|| format!("no total in {}", path.display()))
 }
 
 impl Instructions {
@@ -89,16 +110,22 @@ impl Instructions {
     fn against(self, before: Self) -> String {
         let percent = |now: u64, before: u64| (now as f64 / before as f64 - 1.0) * 100.0;
         let [kas, agentk] = [percent(self.kas, before.kas), percent(self.agentk, before.agentk)];
-        format!(
+        let mut text = format!(
             "before: kas {}, agentk {}; difference: kas {kas:+.1} %, agentk {agentk:+.1} %",
             before.kas, before.agentk
-        )
+        );
+        if let Some((now, before)) = self.two_kas.zip(before.two_kas) {
+            text += &format!(", two kas {:+.1} %", percent(now, before));
+        }
+        text
     }
 
     /// The programs that need too many more than before.
     fn grown(self, before: Self) -> Vec<&'static str> {
         let both = [("kas", self.kas, before.kas), ("agentk", self.agentk, before.agentk)];
-        let grown = both.into_iter().filter(|(_, now, before)| now * 100 > before * (100 + MAX_GROWTH));
+        let two = self.two_kas.zip(before.two_kas).map(|(now, before)| ("two kas", now, before));
+        let grown =
+            both.into_iter().chain(two).filter(|(_, now, before)| now * 100 > before * (100 + MAX_GROWTH));
         grown.map(|(name, ..)| name).collect()
     }
 }
@@ -111,7 +138,11 @@ fn total(callgrind: &str) -> Option<u64> {
 
 impl fmt::Display for Instructions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "instructions for each request of 200 bytes: kas {}, agentk {}", self.kas, self.agentk)
+        write!(f, "instructions for each request of 200 bytes: kas {}, agentk {}", self.kas, self.agentk)?;
+        match self.two_kas {
+            Some(two) => write!(f, "; through a peer: both kas {two}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -127,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_few_percent_are_noise_and_more_is_growth_of_either_program() {
-        let before = Instructions { kas: 100_000, agentk: 50_000 };
+        let before = Instructions { kas: 100_000, agentk: 50_000, two_kas: None };
         for (kas, agentk, grown) in [
             (100_000, 50_000, &[][..]),
             (103_000, 51_500, &[]),
@@ -136,12 +167,15 @@ mod tests {
             (50_000, 51_501, &["agentk"]),
             (200_000, 100_000, &["kas", "agentk"]),
         ] {
-            assert_eq!(Instructions { kas, agentk }.grown(before), grown, "{kas} {agentk}");
+            assert_eq!(Instructions { kas, agentk, two_kas: Some(1) }.grown(before), grown, "{kas} {agentk}");
         }
-        let said = Instructions { kas: 102_000, agentk: 49_750 }.against(before);
+        let said = Instructions { kas: 102_000, agentk: 49_750, two_kas: Some(1) }.against(before);
         assert_eq!(said, "before: kas 100000, agentk 50000; difference: kas +2.0 %, agentk -0.5 %");
+        let two = |two_kas| Instructions { two_kas, ..before };
+        assert_eq!(two(Some(104_000)).grown(two(Some(100_000))), ["two kas"]);
+        assert!(two(Some(104_000)).against(two(Some(100_000))).ends_with(", two kas +4.0 %"));
         // A file without figures is nothing to be better than.
-        assert_eq!(before.grown(Instructions { kas: 0, agentk: 0 }), ["kas", "agentk"]);
+        assert_eq!(before.grown(Instructions { kas: 0, agentk: 0, two_kas: None }), ["kas", "agentk"]);
     }
 
     #[test]
@@ -150,7 +184,7 @@ mod tests {
         let file = directory.path().join("instructions.json");
         let missing = Instructions::read(&file).unwrap_err().to_string();
         assert!(missing.starts_with("cannot read "), "{missing}");
-        let written = Instructions { kas: 1, agentk: 2 };
+        let written = Instructions { kas: 1, agentk: 2, two_kas: None };
         write_json(&file, &written).unwrap();
         assert_eq!(Instructions::read(&file).unwrap(), written);
         std::fs::write(&file, "{}").unwrap();

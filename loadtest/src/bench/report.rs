@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::{
     idle::{Idle, Processes},
+    peer,
     rounds::Rounds,
     steps::{self, Step},
     summary::{Row, table},
@@ -26,6 +27,8 @@ pub(super) struct Report {
     load_average_after: f64,
     interrupted: bool,
     pub(super) sections: Vec<Section>,
+    /// One hop and two, in turn.
+    pub(super) peer: Vec<Row>,
     pub(super) steps: Vec<Step>,
     pub(super) idle: Vec<Idle>,
     pub(super) processes: Vec<Processes>,
@@ -49,6 +52,7 @@ impl Report {
             load_average_after: f64::NAN,
             interrupted: false,
             sections: Vec::new(),
+            peer: Vec::new(),
             steps: Vec::new(),
             idle: Vec::new(),
             processes: Vec::new(),
@@ -86,6 +90,9 @@ impl fmt::Display for Report {
                     write!(f, "\n{table}")?;
                 }
             }
+        }
+        if !self.peer.is_empty() {
+            write!(f, "\n### Through a peer\n\n{}", peer::table(&self.peer))?;
         }
         if !self.steps.is_empty() {
             write!(f, "\n### What a request's steps cost\n\n{}", steps::table(&self.steps))?;

@@ -107,8 +107,8 @@ async fn sample(
     };
     let target = Arc::new(contestant.target(case.path)?);
     let (near, far) = contestant.processes();
-    let cpu = || [near, far].map(|pid| pid.map_or(Ok(Duration::ZERO), usage::cpu));
-    let before = cpu();
+    let cpu = || [&near, &far].map(|pids| pids.iter().map(|pid| usage::cpu(*pid)).sum());
+    let before: [anyhow::Result<Duration>; 2] = cpu();
     let counter = Counter::default();
     let tally = plan.run(target, counter.clone(), stop.clone()).await?;
     let after = cpu();
