@@ -129,8 +129,14 @@ impl Forwarder {
 
     /// `light`: the request has no body, so that it is whole until somebody answers it.
     async fn find(&self, to: &Destination, tried: &[TunnelId], light: bool) -> Result<Way, Failure> {
-        if let Choice::Tunnel(lease) = self.choose(to, tried) {
-            return Ok(Way::Tunnel(lease));
+        match self.choose(to, tried) {
+            Choice::Tunnel(lease) => return Ok(Way::Tunnel(lease)),
+            Choice::NoTunnel if light => {
+                if let Some(owner) = self.peers.fresh(&*self.store, to).await {
+                    return Ok(Way::Owner(owner));
+                }
+            }
+            _ => {}
         }
 
         let deadline = Instant::now() + self.reconnect_wait;
@@ -147,7 +153,7 @@ impl Forwarder {
                 }
                 Choice::NoTunnel => {}
             }
-            let declined = match self.peers.find(&*self.store, to, light).await {
+            let declined = match self.peers.find(&*self.store, to).await {
                 Ok(owner) => return Ok(Way::Owner(owner)),
                 Err(declined) => declined,
             };

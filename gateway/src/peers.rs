@@ -120,22 +120,19 @@ impl Peers {
         }))
     }
 
-    /// An owner that takes the request, or why none does. `light`: the request is whole for as long as nobody has
-    /// answered it, so that it may be sent to an owner who then refuses it.
-    pub async fn find(
-        &self,
-        store: &dyn RouteStore,
-        to: &Destination,
-        light: bool,
-    ) -> Result<Owner, Vec<Declined>> {
-        let mut owners = self.owners(store, to.agent).await;
-        if light
-            && let Some(first) = owners.first()
-            && let Some(link) = first.fresh(to.class)
-        {
-            return Ok(Owner { peers: self.clone(), peer: owners.swap_remove(0), link });
-        }
+    /// The best owner, if it has just answered. A request that is whole for as long as nobody has answered it is sent there
+    /// unasked.
+    pub async fn fresh(&self, store: &dyn RouteStore, to: &Destination) -> Option<Owner> {
+        let turn = &self.0.turn;
+        let peer = self.owners(store, to.agent, turn.load(Relaxed)).await.into_iter().next()?;
+        let link = peer.fresh(to.class)?;
+        turn.fetch_add(1, Relaxed);
+        Some(Owner { peers: self.clone(), peer, link })
+    }
 
+    /// An owner that takes the request, or why none does.
+    pub async fn find(&self, store: &dyn RouteStore, to: &Destination) -> Result<Owner, Vec<Declined>> {
+        let owners = self.owners(store, to.agent, self.0.turn.fetch_add(1, Relaxed)).await;
         let (sender, mut answers) = mpsc::channel(owners.len().max(1));
         let mut waiting = owners.into_iter();
         let (mut asked, mut declined) = (0usize, Vec::new());
@@ -170,8 +167,8 @@ impl Peers {
         }
     }
 
-    /// Whom the directory names, the best first.
-    async fn owners(&self, store: &dyn RouteStore, agent: AgentId) -> Vec<Arc<Peer>> {
+    /// Whom the directory names, the best first; equals take turns.
+    async fn owners(&self, store: &dyn RouteStore, agent: AgentId, turn: usize) -> Vec<Arc<Peer>> {
         let Ok(record) = store.lookup(agent).await else {
             return Vec::new();
         };
@@ -181,7 +178,7 @@ impl Peers {
             .map(|replica| self.peer(replica, store))
             .collect();
         if !owners.is_empty() {
-            let turn = self.0.turn.fetch_add(1, Relaxed) % owners.len();
+            let turn = turn % owners.len();
             owners.rotate_left(turn);
             owners.sort_by_key(|owner| owner.is_passed_over());
         }

@@ -202,7 +202,17 @@ macro_rules! random_id {
             pub fn random() -> Self {
                 let mut bytes = [0; 16];
                 getrandom::fill(&mut bytes).expect("the operating system has randomness");
+                Self::from_bytes(bytes)
+            }
+
+            /// The id of these bytes.
+            pub const fn from_bytes(bytes: [u8; 16]) -> Self {
                 Self(u128::from_be_bytes(bytes))
+            }
+
+            /// Its bytes.
+            pub const fn to_bytes(self) -> [u8; 16] {
+                self.0.to_be_bytes()
             }
         }
 
@@ -269,6 +279,7 @@ mod tests {
         let id = ReplicaId::random();
         assert_eq!(id.to_string().parse::<ReplicaId>().unwrap(), id);
         assert_eq!(id.to_string().len(), 32);
+        assert_eq!(ReplicaId::from_bytes(id.to_bytes()), id);
     }
 
     #[test]

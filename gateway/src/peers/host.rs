@@ -127,7 +127,8 @@ impl Host {
         let known = Arc::new(SetOnce::new());
         let serving = session.run(|exchange| {
             let (host, known) = (Arc::clone(self), Arc::clone(&known));
-            self.tasks.spawn(async move { host.handle(exchange, &known).await });
+            // Boxed: what is spawned is moved half a dozen times, and this is some kilobytes.
+            self.tasks.spawn(Box::pin(async move { host.handle(exchange, &known).await }));
         });
         tokio::pin!(serving);
         let stranger = timeout(STRANGER_TIMEOUT, known.wait());

@@ -1,7 +1,10 @@
-//! Connections to one replica: opened by the first request that needs one, shared by all, and kept.
+//! Connections to one replica: opened by the first request that needs one, shared by all of its core, and kept.
+//!
+//! Each core has its own, as it has its own tunnels: a request that changes cores wakes another thread, twice.
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use cores::PerCore;
 use parking_lot::Mutex;
 use router::{BoxFuture, Class, Replica};
 use tokio::{
@@ -35,7 +38,7 @@ pub struct Peer {
     pub replica: Replica,
     standing: Mutex<Standing>,
     /// One connection for each [`Class`]: what is bulk does not delay what somebody waits for.
-    lanes: [Arc<Lane>; 2],
+    lanes: PerCore<[Arc<Lane>; 2]>,
 }
 
 /// At most one connection.
@@ -62,7 +65,7 @@ impl Peer {
     /// One that nothing is known of.
     pub fn new(replica: Replica) -> Self {
         let lane = || Arc::new(Lane(watch::Sender::new(State::Idle)));
-        Self { replica, standing: Mutex::default(), lanes: [lane(), lane()] }
+        Self { replica, standing: Mutex::default(), lanes: PerCore::new(|| [lane(), lane()]) }
     }
 
     /// Whether others are asked before it.
@@ -125,9 +128,10 @@ impl Peer {
     }
 
     fn lane(&self, class: Class) -> &Arc<Lane> {
+        let [short, long] = self.lanes.here();
         match class {
-            Class::Short => &self.lanes[0],
-            Class::Long => &self.lanes[1],
+            Class::Short => short,
+            Class::Long => long,
         }
     }
 }

@@ -9,10 +9,9 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Method, Uri};
 use proto::ReplicaId;
-use secrecy::{ExposeSecret as _, SecretSlice};
 use sha2::Sha256;
 
-use super::stamp::{Stamp, class_word};
+use super::stamp::Stamp;
 
 /// How old a request may be, or how far ahead its sender's clock: what replicas in one place can be asked for.
 pub const TOLERANCE: Duration = Duration::from_secs(5);
@@ -24,9 +23,9 @@ const LEAST: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seal(pub [u8; 32]);
 
-/// What all replicas of a fleet know, and nobody else.
+/// What all replicas of a fleet know, and nobody else: the state that HMAC begins from. It forgets itself.
 #[derive(Clone)]
-pub struct Secret(SecretSlice<u8>);
+pub struct Secret(Hmac<Sha256>);
 
 /// A file that holds no secret.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,7 +59,7 @@ impl Secret {
         let bytes = BASE64_STANDARD.decode(text.trim()).map_err(|_| NotASecret::NotBase64)?;
         match bytes.len() {
             length if length < LEAST => Err(NotASecret::TooShort(length)),
-            _ => Ok(Self(bytes.into())),
+            _ => Ok(Self(Hmac::new_from_slice(&bytes).expect("any length is a key"))),
         }
     }
 
@@ -85,35 +84,30 @@ impl Secret {
         self.of_answer(question, answer).verify_slice(&seal.0).is_ok()
     }
 
+    /// In one piece, and what has a fixed length first: it is made twice for each request.
     fn of_request(&self, Subject { stamp, to, service, method, uri }: Subject<'_>) -> Hmac<Sha256> {
         let path = uri.path_and_query().map_or("/", |path| path.as_str());
-        let Stamp { kind, from, agent, class, sent, number, seal: _ } = stamp;
-        self.of(
-            "kas peer request v1",
-            &[
-                kind.as_str(),
-                &from.to_string(),
-                &to.to_string(),
-                &agent.to_string(),
-                class_word(*class),
-                service,
-                method.as_str(),
-                path,
-                &sent.to_string(),
-                &number.to_string(),
-            ],
-        )
+        let mut text = Vec::with_capacity(160 + path.len());
+        text.extend_from_slice(b"kas peer request v1");
+        text.extend_from_slice(&stamp.content());
+        text.extend_from_slice(&to.to_bytes());
+        append(&mut text, &[service, method.as_str(), path]);
+        self.0.clone().chain_update(text)
     }
 
     fn of_answer(&self, question: &Seal, answer: &[&str]) -> Hmac<Sha256> {
-        self.of("kas peer answer v1", answer).chain_update(question.0)
+        let mut text = b"kas peer answer v1".to_vec();
+        text.extend_from_slice(&question.0);
+        append(&mut text, answer);
+        self.0.clone().chain_update(text)
     }
+}
 
-    /// Each part with its length, so that nothing moves from one into the next.
-    fn of(&self, domain: &str, parts: &[&str]) -> Hmac<Sha256> {
-        let mac = Hmac::<Sha256>::new_from_slice(self.0.expose_secret()).expect("any length is a key");
-        let parts = [domain].into_iter().chain(parts.iter().copied());
-        parts.fold(mac, |mac, part| mac.chain_update((part.len() as u64).to_be_bytes()).chain_update(part))
+/// Each part with its length, so that nothing moves from one into the next.
+fn append(text: &mut Vec<u8>, parts: &[&str]) {
+    for part in parts {
+        text.extend_from_slice(&(part.len() as u64).to_be_bytes());
+        text.extend_from_slice(part.as_bytes());
     }
 }
 

@@ -22,8 +22,8 @@ use crate::{
 
 const SECTION: &str = "private_api.listen";
 
-/// Open connections of other replicas: each has two.
-const MAX_CONNECTIONS: usize = 1000;
+/// Open connections of other replicas: each has two for each of its cores.
+const MAX_CONNECTIONS: usize = 10_000;
 /// How long another replica may take for its TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 

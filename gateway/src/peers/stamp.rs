@@ -1,11 +1,11 @@
 //! What a request between two replicas says of itself, in the one header `Kas-Peer`.
 //!
 //! ```text
-//! v1 pass c4f16e7a5d0b4d0f8a5b7c0d9e8f7a6b 42 short 1763729690123 17 <seal, or "-">
-//!    kind sender                           agent class milliseconds number
+//! v1 <base64url of>  kind class sender agent milliseconds number [seal]
+//!              bytes    1     1     16     8            8      8     32
 //! ```
-
-use std::str::FromStr;
+//!
+//! Made and read for every request that goes through a peer: fixed places, and one spelling of each content.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::{HeaderName, HeaderValue};
@@ -17,11 +17,12 @@ use super::seal::Seal;
 /// The header. What begins with `Kas-` never comes from a caller, nor from a cluster.
 pub const STAMP: HeaderName = HeaderName::from_static("kas-peer");
 
-/// Longest value that is read.
-const MAX_LENGTH: usize = 256;
+const VERSION: &str = "v1 ";
 
-const VERSION: &str = "v1";
-const NO_SEAL: &str = "-";
+/// Length of all but the seal.
+const CONTENT: usize = 42;
+/// Length of all.
+const SEALED: usize = CONTENT + 32;
 
 /// Which of the two requests it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,32 +59,22 @@ pub struct Stamp {
 )]
 pub struct Malformed;
 
-impl Kind {
-    /// The word on the wire.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ask => "ask",
-            Self::Pass => "pass",
-        }
-    }
-}
-
-/// The word on the wire.
-pub(super) const fn class_word(class: Class) -> &'static str {
-    match class {
-        Class::Short => "short",
-        Class::Long => "long",
-    }
-}
-
 impl Stamp {
     /// As it travels.
     pub fn encode(&self) -> HeaderValue {
-        let Self { kind, from, agent, class, sent, number, seal } = self;
-        let seal = seal.map_or_else(|| NO_SEAL.to_owned(), |seal| BASE64_URL_SAFE_NO_PAD.encode(seal.0));
-        let (kind, class) = (kind.as_str(), class_word(*class));
-        let text = format!("{VERSION} {kind} {from} {agent} {class} {sent} {number} {seal}");
-        let mut value = HeaderValue::try_from(text).expect("words and numbers are ASCII");
+        let mut bytes = [0; SEALED];
+        bytes[..CONTENT].copy_from_slice(&self.content());
+        let length = match self.seal {
+            Some(Seal(seal)) => {
+                bytes[CONTENT..].copy_from_slice(&seal);
+                SEALED
+            }
+            None => CONTENT,
+        };
+        let mut text = String::with_capacity(VERSION.len() + SEALED * 4 / 3 + 1);
+        text.push_str(VERSION);
+        BASE64_URL_SAFE_NO_PAD.encode_string(&bytes[..length], &mut text);
+        let mut value = HeaderValue::try_from(text).expect("base64 is ASCII");
         // Never the same twice: it has no place in HPACK's tables.
         value.set_sensitive(true);
         value
@@ -91,44 +82,55 @@ impl Stamp {
 
     /// Reads what [`Stamp::encode`] wrote, and nothing else.
     pub fn decode(value: &HeaderValue) -> Result<Self, Malformed> {
-        let text = value.to_str().ok().filter(|text| text.len() <= MAX_LENGTH).ok_or(Malformed)?;
-        let words: Vec<&str> = text.split(' ').collect();
-        let [VERSION, kind, from, agent, class, sent, number, seal] = words[..] else {
-            return Err(Malformed);
-        };
-        let stamp = Self {
+        // The library wants room for whole groups of three.
+        let mut bytes = [0; SEALED.next_multiple_of(3)];
+        let text = value.as_bytes().strip_prefix(VERSION.as_bytes()).ok_or(Malformed)?;
+        let length = BASE64_URL_SAFE_NO_PAD.decode_slice(text, &mut bytes).map_err(|_| Malformed)?;
+        let (content, seal) = bytes[..length].split_first_chunk::<CONTENT>().ok_or(Malformed)?;
+        let (&[kind, class], content) = content.split_first_chunk().expect("so long it is");
+        let (from, content) = content.split_first_chunk().expect("so long it is");
+        let (numbers, _) = content.as_chunks();
+        let [agent, sent, number] = [numbers[0], numbers[1], numbers[2]].map(u64::from_be_bytes);
+        Ok(Self {
             kind: match kind {
-                "ask" => Kind::Ask,
-                "pass" => Kind::Pass,
+                0 => Kind::Ask,
+                1 => Kind::Pass,
                 _ => return Err(Malformed),
             },
-            from: read(from)?,
-            agent: read(agent)?,
             class: match class {
-                "short" => Class::Short,
-                "long" => Class::Long,
+                0 => Class::Short,
+                1 => Class::Long,
                 _ => return Err(Malformed),
             },
-            sent: read(sent)?,
-            number: read(number)?,
+            from: ReplicaId::from_bytes(*from),
+            agent: AgentId(agent),
+            sent,
+            number,
             seal: match seal {
-                NO_SEAL => None,
-                seal => Some(Seal(
-                    BASE64_URL_SAFE_NO_PAD
-                        .decode(seal)
-                        .ok()
-                        .and_then(|s| s.try_into().ok())
-                        .ok_or(Malformed)?,
-                )),
+                [] => None,
+                seal => Some(Seal(seal.try_into().map_err(|_| Malformed)?)),
             },
-        };
-        // One spelling: what is sealed is the content, and two texts must not have the same.
-        if stamp.encode() == *value { Ok(stamp) } else { Err(Malformed) }
+        })
     }
-}
 
-fn read<T: FromStr>(word: &str) -> Result<T, Malformed> {
-    word.parse().map_err(|_| Malformed)
+    /// All but the seal: what a seal covers.
+    pub(super) fn content(&self) -> [u8; CONTENT] {
+        let Self { kind, class, from, agent, sent, number, seal: _ } = self;
+        let mut content = [0; CONTENT];
+        content[0] = match kind {
+            Kind::Ask => 0,
+            Kind::Pass => 1,
+        };
+        content[1] = match class {
+            Class::Short => 0,
+            Class::Long => 1,
+        };
+        content[2..18].copy_from_slice(&from.to_bytes());
+        for (place, number) in content[18..].as_chunks_mut().0.iter_mut().zip([agent.0, *sent, *number]) {
+            *place = number.to_be_bytes();
+        }
+        content
+    }
 }
 
 #[cfg(test)]
@@ -151,25 +153,35 @@ mod tests {
     fn it_reads_back_what_it_writes() {
         for stamp in [stamp(), Stamp { kind: Kind::Ask, class: Class::Short, seal: None, ..stamp() }] {
             assert_eq!(Stamp::decode(&stamp.encode()).unwrap(), stamp);
-            assert!(stamp.encode().len() <= MAX_LENGTH);
         }
     }
 
     #[test]
     fn anything_else_is_malformed() {
         let good = stamp().encode().to_str().unwrap().to_owned();
+        let bytes = |bytes: &[u8]| format!("v1 {}", BASE64_URL_SAFE_NO_PAD.encode(bytes));
+        let of = |kind: u8, class: u8, length: usize| {
+            let mut content = vec![7; length];
+            content[..2].copy_from_slice(&[kind, class]);
+            bytes(&content)
+        };
+        assert!(Stamp::decode(&HeaderValue::try_from(of(1, 1, CONTENT)).unwrap()).is_ok());
         for bad in [
             String::new(),
+            "v1 ".to_owned(),
             good.replace("v1", "v2"),
-            good.replace("pass", "push"),
-            good.replace("long", "Long"),
-            good.replace(" 17 ", " +17 "),
-            good.replace(" 17 ", " 017 "),
-            good.replace(" 42 ", "  42 "),
-            good.to_uppercase(),
+            good.replace(' ', "  "),
+            of(2, 0, CONTENT),
+            of(0, 2, CONTENT),
+            of(0, 0, CONTENT - 1),
+            of(0, 0, CONTENT + 1),
+            of(0, 0, SEALED - 1),
+            of(0, 0, SEALED + 1),
+            of(0, 0, 300),
             format!("{good} more"),
             format!("{good}="),
-            good.replace(" 17 ", &format!(" {} ", "1".repeat(300))),
+            // Bits behind the last byte, which would be another spelling.
+            format!("{}_", &good[..good.len() - 1]),
         ] {
             let value = HeaderValue::try_from(&bad).unwrap();
             assert_eq!(Stamp::decode(&value), Err(Malformed), "{bad}");
