@@ -71,6 +71,14 @@ impl Search {
     pub fn new(slot: usize, avoid: Option<ReplicaId>) -> Self {
         Self { slot, avoid, redials: 0 }
     }
+
+    /// A dial failed. If a tunnel was given up for it, there is no searching on: where replicas are lost, or refuse those
+    /// who come at once, the next one that takes us is as good as any.
+    pub fn failed(&mut self) {
+        if self.redials > 0 {
+            self.redials = REDIALS;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -95,6 +103,18 @@ mod tests {
         let mut search = Search::new(1, None);
         assert!(!spread.claim(&mut search, a, later), "but now and then");
         assert!(spread.claim(&mut search, b, later));
+    }
+
+    #[test]
+    fn a_search_that_has_given_up_a_tunnel_ends_with_the_first_dial_that_fails() {
+        let (mut spread, now) = (Spread::new(2), Instant::now());
+        let a = ReplicaId::random();
+        assert!(spread.claim(&mut Search::new(0, None), a, now));
+        let mut search = Search::new(1, None);
+        search.failed();
+        assert!(!spread.claim(&mut search, a, now), "nothing was given up before");
+        search.failed();
+        assert!(spread.claim(&mut search, a, now));
     }
 
     #[test]

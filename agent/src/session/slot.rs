@@ -85,12 +85,14 @@ impl<D: Dial> Slot<D> {
     /// None if the agent is stopping.
     async fn connect(&mut self, avoid: Option<ReplicaId>) -> Option<Live> {
         let shutdown = self.shared.shutdown.clone();
+        let mut search = Search::new(usize::from(self.index), avoid);
         loop {
-            let attempt = shutdown.run_until_cancelled(self.attempt(avoid)).await?;
+            let attempt = shutdown.run_until_cancelled(self.attempt(&mut search)).await?;
             let error = match attempt {
                 Ok(live) => return Some(live),
                 Err(error) => error,
             };
+            search.failed();
             let wait = self.backoff.failed(error.retry_after(), rand::random());
             self.failed(&error, wait);
             if !self.shared.pause(wait).await {
@@ -99,9 +101,9 @@ impl<D: Dial> Slot<D> {
         }
     }
 
-    async fn attempt(&self, avoid: Option<ReplicaId>) -> Result<Live, DialError> {
+    async fn attempt(&self, search: &mut Search) -> Result<Live, DialError> {
         let shared = &self.shared;
-        let opened = self.open(avoid).await?;
+        let opened = self.open(search).await?;
         let (tunnel, replica) = (opened.welcome.tunnel, opened.welcome.replica);
         let session = match opened.accept(&shared.options.kas, &shared.options.tunnel).await {
             Ok(session) => session,
@@ -118,16 +120,15 @@ impl<D: Dial> Slot<D> {
     }
 
     /// Dials until `Spread` is content with the replica.
-    async fn open(&self, avoid: Option<ReplicaId>) -> Result<Opened<D::Io>, DialError> {
+    async fn open(&self, search: &mut Search) -> Result<Opened<D::Io>, DialError> {
         let shared = &self.shared;
         let options = &shared.options;
         let hello = shared.hello(self.index);
-        let mut search = Search::new(usize::from(self.index), avoid);
         loop {
             let opened =
                 connect::open(&shared.dial, &options.kas, &options.token, &options.headers, &hello).await?;
             let replica = opened.welcome.replica;
-            if shared.spread.lock().claim(&mut search, replica, Instant::now()) {
+            if shared.spread.lock().claim(search, replica, Instant::now()) {
                 return Ok(opened);
             }
             opened.decline().await;
