@@ -1,8 +1,10 @@
 //! The listener for agents: authenticate, switch to WebSocket, keep the tunnel in the table for as long as it lives.
 
+mod door;
 mod instances;
 mod leave;
 mod places;
+mod refusal;
 
 use std::{
     convert::Infallible,
@@ -15,15 +17,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::{
-    HeaderMap, HeaderValue, Request, Response, StatusCode,
-    header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
-};
+use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use proto::{
-    AgentId, AgentName, Epoch, Hello, Limits, ReplicaId, SUBPROTOCOL, TunnelId, Welcome,
-    control::DrainReason, header,
+    AgentId, AgentName, Epoch, Hello, Limits, ReplicaId, TunnelId, Welcome, control::DrainReason, header,
 };
 use router::{LocalTunnels, RateLimit, Route, RouteStore};
 use secrecy::SecretString;
@@ -38,19 +37,18 @@ use tunnel::{
     websocket::{Role, WebSocket, handshake},
 };
 
-pub use self::places::Places;
-use self::{leave::ask_to_leave, places::Place};
+pub use self::{door::Door, places::Places};
+use self::{
+    leave::ask_to_leave,
+    places::Place,
+    refusal::{CROWDED, DRAINING},
+};
 use crate::{
     connected::Connected,
     identity::Identities,
     metrics::{Limit, Metrics},
     token::TokenHash,
 };
-
-/// When to come back to a replica that is stopping: by then a load balancer has noticed.
-const DRAINING_RETRY: u64 = 5;
-/// When to come back to a replica that holds all the tunnels that an agent may have: another must end first.
-const CROWDED_RETRY: u64 = 30;
 
 /// Takes tunnels.
 #[derive(Debug)]
@@ -67,6 +65,8 @@ pub struct Agents {
     pub settings: Settings,
     /// How long an agent may take for each step of opening a tunnel.
     pub handshake_timeout: Duration,
+    /// How many tunnels may be opened in a second.
+    pub door: Mutex<Door>,
     /// How many tunnels an agent may have.
     pub places: Places,
     /// How often one token may be used to open a tunnel.
@@ -131,7 +131,7 @@ impl Agents {
         };
         if self.leaving.is_cancelled() {
             let what = "this kas is stopping; try another replica";
-            return self.refuse("draining", StatusCode::SERVICE_UNAVAILABLE, what, address);
+            return self.refuse_for(DRAINING, "draining", StatusCode::SERVICE_UNAVAILABLE, what, address);
         }
         let Some((agent, token, name)) = self.authenticate(request.headers()) else {
             let what = "the agent token is unknown or was revoked: create one with `kas token new`, put its hash into the \
@@ -150,16 +150,21 @@ impl Agents {
             }
         };
 
+        // Only agents take up time that is others' as well.
+        let turn = self.door.lock().admit(Instant::now());
+        if let Err(wait) = turn {
+            self.metrics.limit(Limit::ConnectionRate);
+            let what = "this kas opens as many tunnels in a second as it may (agent.listen.connections_per_second): many \
+                        agents come at once";
+            return self.refuse_for(wait, "rush", StatusCode::SERVICE_UNAVAILABLE, what, address);
+        }
         if let Err(wait) = self.pace.admit(token.digest()).await {
             self.metrics.limit(Limit::ConnectionsPerToken);
             let what = format!(
                 "the token of agent {name} has opened as many tunnels in this minute as it may \
                  (agent.listen.connections_per_token_per_minute): wait, or run fewer agentk pods with it"
             );
-            let mut answer = self.refuse("hasty", StatusCode::TOO_MANY_REQUESTS, what, address);
-            let seconds = wait.as_secs() + 1;
-            answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
-            return answer;
+            return self.refuse_for(wait, "hasty", StatusCode::TOO_MANY_REQUESTS, what, address);
         }
         let Some(place) = self.places.take(agent) else {
             self.metrics.limit(Limit::TunnelsPerAgent);
@@ -167,7 +172,7 @@ impl Agents {
                 "agent {name} has as many tunnels to this kas as it may have (agent.listen.max_tunnels_per_agent): let \
                  others end, or run fewer agentk pods or tunnels"
             );
-            return self.refuse("crowded", StatusCode::TOO_MANY_REQUESTS, what, address);
+            return self.refuse_for(CROWDED, "crowded", StatusCode::TOO_MANY_REQUESTS, what, address);
         };
 
         let welcome = Welcome {
@@ -208,37 +213,6 @@ impl Agents {
         let identity = self.identities.load();
         let (agent, hash) = identity.agent(&token).filter(|_| scheme.eq_ignore_ascii_case("bearer"))?;
         Some((agent, hash, identity.name(agent)?.clone()))
-    }
-
-    fn refuse(
-        &self,
-        result: &'static str,
-        status: StatusCode,
-        what: impl Display,
-        address: &str,
-    ) -> Response<Body> {
-        self.metrics.handshake(result);
-        if let Some(suppressed) = self.refusals.admit(result, std::time::Instant::now()) {
-            tracing::warn!(peer = address, %status, reason = %what, suppressed, "a tunnel was refused");
-        }
-        let mut answer = Response::new(Body::from(format!("{what}\n")));
-        *answer.status_mut() = status;
-        let headers = answer.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        match status {
-            StatusCode::UPGRADE_REQUIRED => {
-                headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-                headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
-            }
-            StatusCode::SERVICE_UNAVAILABLE => {
-                headers.insert(RETRY_AFTER, HeaderValue::from(DRAINING_RETRY));
-            }
-            StatusCode::TOO_MANY_REQUESTS => {
-                headers.insert(RETRY_AFTER, HeaderValue::from(CROWDED_RETRY));
-            }
-            _ => {}
-        }
-        answer
     }
 
     async fn run<T>(&self, upgrade: OnUpgrade, peer: Peer)

@@ -3,6 +3,7 @@
 use std::{path::Path, sync::Arc, sync::atomic::AtomicU64, time::Duration};
 
 use cores::Cores;
+use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::{
@@ -10,12 +11,12 @@ use router::{
     redis::{self, Keeper, RedisStore},
 };
 use telemetry::{Exporter, Program, log_limit::LogLimit};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admin::{Admin, Readiness},
-    agents::{Agents, Places},
+    agents::{Agents, Door, Places},
     callers::{Budget, Callers},
     config::{Config, ConfigError},
     cors::Cors,
@@ -233,6 +234,7 @@ impl App {
             replica,
             settings: tunnel::Settings { stalls: metrics.stalls.clone(), ..config.tunnel_settings() },
             handshake_timeout: config.agent.listen.handshake_timeout,
+            door: Mutex::new(Door::new(config.agent.listen.connections_per_second, Instant::now())),
             places: Places::new(config.agent.listen.max_tunnels_per_agent),
             pace: RateLimit::new(config.agent.listen.connections_per_token_per_minute, MINUTE, shared),
             max_age: config.agent.listen.max_connection_age,

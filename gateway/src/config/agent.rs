@@ -29,6 +29,9 @@ pub struct AgentListen {
     /// Tunnels that the holders of one token may open in a minute, over all replicas.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub connections_per_token_per_minute: u32,
+    /// Tunnels that may be opened here in a second.
+    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
+    pub connections_per_second: u32,
     /// How long each step of opening a tunnel may take: TLS, the request, the first round trip.
     #[serde(deserialize_with = "timeout")]
     pub handshake_timeout: Duration,
@@ -68,6 +71,7 @@ impl Default for AgentListen {
             max_connections: 20_000,
             max_tunnels_per_agent: 100,
             connections_per_token_per_minute: 100,
+            connections_per_second: 1000,
             handshake_timeout: Duration::from_secs(10),
         }
     }

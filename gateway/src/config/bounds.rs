@@ -39,6 +39,8 @@ mod tests {
             ("agent: {listen: ", "max_connections", "1000001", "1000000"),
             ("agent: {listen: ", "max_tunnels_per_agent", "0", "1"),
             ("agent: {listen: ", "connections_per_token_per_minute", "0", "1"),
+            ("agent: {listen: ", "connections_per_second", "0", "1"),
+            ("agent: {listen: ", "connections_per_second", "1000001", "1000000"),
             ("agent: {listen: ", "handshake_timeout", "0s", "1ms"),
             ("agent: {listen: ", "max_connection_age", "0s", "1s"),
             ("agent: {tunnel: ", "max_concurrent_streams", "0", "1"),

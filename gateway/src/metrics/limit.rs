@@ -19,6 +19,8 @@ pub enum Limit {
     TunnelsPerAgent,
     /// `connections_per_token_per_minute`.
     ConnectionsPerToken,
+    /// `connections_per_second`.
+    ConnectionRate,
     /// `max_requests_per_caller`.
     RequestsPerCaller,
     /// `max_requests_per_agent`.
@@ -44,11 +46,12 @@ struct Label {
 
 impl Limit {
     /// Every limit that is counted, in the order of their counters.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Connections,
         Self::Handshake,
         Self::TunnelsPerAgent,
         Self::ConnectionsPerToken,
+        Self::ConnectionRate,
         Self::RequestsPerCaller,
         Self::RequestsPerAgent,
         Self::Head,
@@ -82,6 +85,7 @@ impl Limit {
             Self::Handshake => "handshake-timeout",
             Self::TunnelsPerAgent => "tunnels-per-agent",
             Self::ConnectionsPerToken => "connections-per-token",
+            Self::ConnectionRate => "connection-rate",
             Self::RequestsPerCaller => "requests-per-caller",
             Self::RequestsPerAgent => "requests-per-agent",
             Self::Head => "head",

@@ -123,6 +123,7 @@ async fn attack_42_a_flood_of_handshakes_is_refused_at_the_agents_own_limit() {
     let world = World::with(|config| {
         config.agent.listen.max_tunnels_per_agent = 4;
         config.agent.listen.connections_per_token_per_minute = 2000;
+        config.agent.listen.connections_per_second = 2000;
     });
     let memory = Memory::now();
     let _honest = world.agent(services()).await;
@@ -287,6 +288,7 @@ async fn attack_44_a_thousand_idle_tunnels_cost_little() {
     let world = World::with(|config| {
         config.agent.listen.max_tunnels_per_agent = 2000;
         config.agent.listen.connections_per_token_per_minute = 2000;
+        config.agent.listen.connections_per_second = 2000;
     });
     let memory = Memory::now();
     let mut idle = Vec::new();

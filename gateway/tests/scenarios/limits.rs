@@ -185,6 +185,16 @@ async fn a_token_opens_so_many_tunnels_in_a_minute_and_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn agents_that_come_at_once_are_let_in_one_after_the_other() {
+    // Two at once, and agentk dials four times: its second tunnel looks for another replica.
+    let world = World::with(|config| config.agent.listen.connections_per_second = 2);
+    let _agent = world.start_agent(services());
+    world.tunnels(2).await;
+    assert!(world.limit_met("connection-rate") >= 1.0);
+    assert_eq!(text(world.get("/agents/prod/kubernetes/").await).await, "hello");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_caller_that_stops_reading_is_hung_up_on() {
     let world = World::with(|config| {
         config.agent.kubernetes_api.limits.write_stall_timeout = Duration::from_secs(70)
