@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     fleet::{Arrival, Crowd},
     load::{options::write_json, target::read_token},
-    stack::{hash, new_token, put, usage},
+    stack::{many_agents, put, usage},
 };
 
 /// Open tunnels of fake agents to a kas, and keep them
@@ -95,10 +95,11 @@ impl Agents {
             anyhow::Ok((kas, usage::resident(std::process::id())?))
         };
         let crowd = Crowd {
-            kas: self.kas.clone().context("--kas is missing")?,
+            kas: vec![self.kas.clone().context("--kas is missing")?],
             cacert: self.cacert.clone(),
             tokens: read_token(&self.token_file)?.lines().map(|line| line.trim().to_owned()).collect(),
             count: self.count as usize,
+            tunnels: 1,
             per_second: f64::from(self.per_second),
             answer: self.answer as usize,
         };
@@ -164,24 +165,18 @@ impl fmt::Display for Report {
 }
 
 fn write_identity(identity: &Path, tokens: &Path, count: u32) -> anyhow::Result<()> {
-    use std::fmt::Write as _;
-
     for path in [identity, tokens] {
         ensure!(!path.exists(), "{} exists already, and is not overwritten", path.display());
     }
-    let (mut agents, mut all) = ("agents:\n".to_owned(), String::new());
-    for id in 1..=count {
-        let token = new_token("agent");
-        writeln!(agents, "- {{id: {id}, name: load-{id}, tokens: [\"{}\"]}}", hash(&token))?;
-        writeln!(all, "{token}")?;
-    }
-    put(Path::new(""), identity, &agents)?;
+    let (agents, all) = many_agents(1..=count);
+    put(Path::new(""), identity, &format!("agents:\n{agents}"))?;
     put(Path::new(""), tokens, &all)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stack::hash;
 
     #[test]
     fn identities_and_tokens_belong_together_and_nothing_is_overwritten() {

@@ -4,7 +4,7 @@
 //!   contestants: direct, nginx proxy, rathole, kas plain, kas TLS, kas through a peer    (programs of this machine)
 //!        └─► rounds: case × contestant, interleaved ─► summary: medians, ratios within a round ─► report
 //!   steps: functions, each timed alone
-//!   idle: memory without requests                       instructions: of one request, counted by valgrind
+//!   idle: memory without requests, what Redis is asked  instructions: of one request, counted by valgrind
 //! ```
 
 mod contestant;
@@ -34,7 +34,10 @@ use self::{
     rounds::{Case, Rounds},
     steps::Step,
 };
-use crate::stack::{Setup, usage};
+use crate::{
+    directory::Directory,
+    stack::{Setup, redis::Redis, usage},
+};
 
 /// Measure kas and agentk on this machine beside direct requests, nginx and rathole
 ///
@@ -137,6 +140,11 @@ impl Bench {
         for tls in [false, true] {
             let measured = idle::processes(work, upstream, tls);
             report.processes.extend(stop.run_until_cancelled(measured).await.transpose()?);
+        }
+        if Redis::is_installed().await {
+            let (directory, files) = (Directory::usual(), work.join("directory"));
+            let measured = directory.measure(&files, stop);
+            report.directory = stop.run_until_cancelled(measured).await.transpose()?;
         }
         for tls in [false, true] {
             for tunnels in IDLE {

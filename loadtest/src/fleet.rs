@@ -2,31 +2,41 @@
 
 use std::{
     path::PathBuf,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
 use agent::{
-    Address, Agent, Dial as _, Options, Services, TcpDial, Telemetry, Token,
+    Address, Agent, Dial as _, Options, Pod, Services, TcpDial, Telemetry, Token,
+    health::Check,
     upstream::{Pem, TlsOptions},
 };
 use anyhow::ensure;
 use bytes::Bytes;
 use http::{Request, Response};
-use tokio::time::{sleep_until, timeout};
+use parking_lot::Mutex;
+use tokio::{
+    sync::watch,
+    time::{sleep_until, timeout},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::Body;
 
 /// Where the agents dial, and who they are.
 pub struct Crowd {
-    /// kas.
-    pub kas: Address,
+    /// The replicas of kas, to which dials go in turn, as a load balancer deals them out; at least one.
+    pub kas: Vec<Address>,
     /// Trusted for `wss://` instead of the system's roots.
     pub cacert: Option<PathBuf>,
     /// Dealt out in turn; kas limits the tunnels of each agent.
     pub tokens: Vec<String>,
-    /// How many agents, each with one tunnel.
+    /// How many agents.
     pub count: usize,
+    /// How many tunnels each of them has.
+    pub tunnels: u16,
     /// How many begin in a second.
     pub per_second: f64,
     /// Length of the answer to whatever is asked of their clusters.
@@ -36,9 +46,17 @@ pub struct Crowd {
 /// Running agents. Dropping it ends them at once.
 pub struct Fleet {
     telemetry: Telemetry,
+    balancer: Arc<Balancer>,
+    /// Of tunnels.
     count: usize,
     stop: CancellationToken,
     tasks: TaskTracker,
+}
+
+/// Deals dials out.
+struct Balancer {
+    replicas: Mutex<Vec<(Address, Arc<TcpDial>)>>,
+    next: AtomicUsize,
 }
 
 /// How long it took until so many tunnels were up.
@@ -58,23 +76,36 @@ impl Crowd {
     /// Starts the agents; it reads the certificates, and dials later.
     pub fn start(self) -> anyhow::Result<Fleet> {
         ensure!(!self.tokens.is_empty(), "there is no agent token");
-        let tls = TlsOptions { ca: self.cacert.map(Pem::File), ..TlsOptions::default() };
-        let dial = Arc::new(TcpDial::new(self.kas.clone(), tls)?);
+        let balancer = Arc::new(Balancer::new(&self.kas, self.cacert.as_ref())?);
         let (telemetry, stop, tasks) = (Telemetry::default(), CancellationToken::new(), TaskTracker::new());
+        telemetry.cluster_checked(Check::Up { version: Some("v1.33.1".to_owned()) });
         let answer = Bytes::from(vec![b'x'; self.answer]);
         let begin = Instant::now();
         for index in 0..self.count {
             let token = Token::Value(self.tokens[index % self.tokens.len()].clone().into());
-            let options =
-                Options { tunnels: 1, grace: Duration::ZERO, ..Options::new(self.kas.clone(), token) };
+            // As long as those that Kubernetes makes.
+            let pod = Pod {
+                name: Some(format!(
+                    "agentk-{:010x}-{:05x}",
+                    index.wrapping_mul(0x9e37_79b9),
+                    index & 0xf_ffff
+                )),
+                namespace: Some("agentk".to_owned()),
+            };
+            let options = Options {
+                tunnels: self.tunnels,
+                grace: Duration::ZERO,
+                pod,
+                ..Options::new(self.kas[0].clone(), token)
+            };
             let answer = answer.clone();
             let echo = move |_: Request<Body>| {
                 let response = Response::new(Body::from(answer.clone()));
                 async move { response }
             };
-            let dial = Arc::clone(&dial);
+            let dials = Arc::clone(&balancer);
             let dial = move || {
-                let dial = Arc::clone(&dial);
+                let dial = dials.next();
                 async move { dial.dial().await }
             };
             let agent =
@@ -89,7 +120,8 @@ impl Crowd {
             });
         }
         tasks.close();
-        Ok(Fleet { telemetry, count: self.count, stop, tasks })
+        let count = self.count * usize::from(self.tunnels);
+        Ok(Fleet { telemetry, balancer, count, stop, tasks })
     }
 }
 
@@ -119,6 +151,16 @@ impl Fleet {
         timeout(within, tunnels.wait_for(|up| *up == 0)).await.is_ok()
     }
 
+    /// No more dials go to this replica.
+    pub fn leave_out(&self, kas: &Address) {
+        self.balancer.replicas.lock().retain(|(address, _)| address.to_string() != kas.to_string());
+    }
+
+    /// Tunnels that are up, whenever their number changes.
+    pub fn changes(&self) -> watch::Receiver<usize> {
+        self.telemetry.health.tunnels()
+    }
+
     /// Tunnels that are up.
     pub fn up(&self) -> usize {
         *self.telemetry.health.tunnels().borrow()
@@ -133,6 +175,24 @@ impl Fleet {
     pub async fn stop(self) {
         self.stop.cancel();
         self.tasks.wait().await;
+    }
+}
+
+impl Balancer {
+    fn new(replicas: &[Address], cacert: Option<&PathBuf>) -> anyhow::Result<Self> {
+        ensure!(!replicas.is_empty(), "there is no kas");
+        let dial = |address: &Address| {
+            let tls = TlsOptions { ca: cacert.cloned().map(Pem::File), ..TlsOptions::default() };
+            anyhow::Ok((address.clone(), Arc::new(TcpDial::new(address.clone(), tls)?)))
+        };
+        let replicas = replicas.iter().map(dial).collect::<Result<_, _>>()?;
+        Ok(Self { replicas: Mutex::new(replicas), next: AtomicUsize::new(0) })
+    }
+
+    fn next(&self) -> Arc<TcpDial> {
+        let replicas = self.replicas.lock();
+        let turn = self.next.fetch_add(1, Relaxed) % replicas.len();
+        Arc::clone(&replicas[turn].1)
     }
 }
 

@@ -4,6 +4,7 @@ pub mod agents;
 pub mod bench;
 pub mod bulk;
 pub mod demo;
+pub mod directory;
 pub mod fleet;
 pub mod hol;
 pub mod http;

@@ -8,8 +8,8 @@ use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use loadtest::{
-    agents::Agents, bench::Bench, bulk::Bulk, demo::Demo, hol::HeadOfLine, http::Http, simulator::Simulator,
-    soak::Soak, storm::Storm, upgrade::Upgrade,
+    agents::Agents, bench::Bench, bulk::Bulk, demo::Demo, directory::Directory, hol::HeadOfLine, http::Http,
+    simulator::Simulator, soak::Soak, storm::Storm, upgrade::Upgrade,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -35,6 +35,7 @@ enum Command {
     Bulk(Bulk),
     Agents(Agents),
     Storm(Storm),
+    Directory(Directory),
     Hol(HeadOfLine),
     Upgrade(Upgrade),
     Soak(Soak),
@@ -65,6 +66,7 @@ async fn main() -> ExitCode {
         Command::Bulk(bulk) => async { bulk.run(stop_signal()?).await }.await,
         Command::Agents(agents) => async { agents.run(stop_signal()?).await }.await,
         Command::Storm(storm) => async { storm.run(stop_signal()?).await }.await,
+        Command::Directory(directory) => async { directory.run(stop_signal()?).await }.await,
         Command::Hol(hol) => async { hol.run(stop_signal()?).await }.await,
         Command::Upgrade(upgrade) => async { upgrade.run(stop_signal()?).await }.await,
         Command::Soak(soak) => async { soak.run(stop_signal()?).await }.await,

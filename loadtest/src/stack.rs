@@ -7,10 +7,12 @@ pub mod usage;
 
 use std::{
     net::SocketAddr,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
+use agent::Address;
 use anyhow::{Context as _, bail};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rcgen::{CertificateParams, KeyPair};
@@ -18,7 +20,12 @@ use sha2::{Digest as _, Sha256};
 use tokio::{process::Command, time::sleep};
 
 use self::child::{Child, find};
-use crate::load::{Target, client::Connection, progress::Counter, target::TargetOptions};
+use crate::load::{
+    Target,
+    client::Connection,
+    progress::Counter,
+    target::{TargetOptions, read_token},
+};
 
 /// The name of the agent.
 pub const AGENT: &str = "bench";
@@ -40,6 +47,10 @@ pub struct Setup {
     pub delay: Duration,
     /// The port for agents; 0 for any.
     pub agent_port: u16,
+    /// This many agents besides, whose tokens are in the file `agent-tokens`; kas is to them as it is by default.
+    pub crowd: u32,
+    /// How many tunnels may be opened in a second, if not any number.
+    pub per_second: Option<u32>,
     /// The Redis that it shares with other replicas.
     pub redis: Option<SocketAddr>,
     /// Where both programs are, if not beside this one.
@@ -103,6 +114,18 @@ impl Kas {
     /// Asks it to stop, and waits until it has.
     pub async fn stop(self) -> anyhow::Result<()> {
         self.child.stop().await
+    }
+
+    /// Where agents connect, as they are told.
+    pub fn agent_address(&self) -> anyhow::Result<Address> {
+        let scheme = if self.scheme == "https" { "wss" } else { "ws" };
+        format!("{scheme}://{}", self.agents).parse().context("an address and a port")
+    }
+
+    /// The tokens of the agents besides.
+    pub fn crowd_tokens(&self) -> anyhow::Result<Vec<String>> {
+        let tokens = read_token(&self.directory.join("agent-tokens"))?;
+        Ok(tokens.lines().map(str::to_owned).collect())
     }
 
     /// The file with the agents' token.
@@ -205,16 +228,37 @@ fn write(directory: &Path, setup: &Setup) -> anyhow::Result<()> {
         put(directory, format!("{holder}-token"), token)?;
         identity = identity.replace(&format!("{}_HASH", holder.to_uppercase()), &hash(token));
     }
+    if setup.crowd > 0 {
+        // The first is the one that is there always.
+        let (agents, tokens) = many_agents(2..=setup.crowd + 1);
+        identity = identity.replacen("callers:", &format!("{agents}callers:"), 1);
+        put(directory, "agent-tokens", &tokens)?;
+    }
     put(directory, "identity.yaml", &identity)?;
     let tls = if setup.tls { "certificate_file: kas.crt, key_file: kas.key, " } else { "" };
     let level = if setup.debug { "debug" } else { "info" };
     let port = setup.agent_port.to_string();
+    let (a_token, a_second) = (if setup.crowd > 0 { 100 } else { 1_000_000 }, setup.per_second);
     let mut config = CONFIG.replace("TLS", tls).replace("LEVEL", level).replace("PORT", &port);
+    config = config.replace("A_TOKEN", &format!("{a_token}"));
+    config = config.replace("A_SECOND", &a_second.unwrap_or(1_000_000).to_string());
     if let Some(redis) = setup.redis {
         put(directory, "peer-secret", &BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))?;
         config += &REPLICA.replace("REDIS", &redis.to_string());
     }
     put(directory, "kas.yaml", &config)
+}
+
+/// Agents load-1, load-2, … as the identity file wants them, and their tokens, one a line.
+pub fn many_agents(ids: RangeInclusive<u32>) -> (String, String) {
+    let (mut agents, mut tokens) = (String::new(), String::new());
+    for id in ids {
+        let token = new_token("agent");
+        agents += &format!("- {{id: {id}, name: load-{id}, tokens: [\"{}\"]}}\n", hash(&token));
+        tokens += &token;
+        tokens.push('\n');
+    }
+    (agents, tokens)
 }
 
 /// A token for an agent or a caller.
@@ -250,7 +294,7 @@ pub fn put(directory: &Path, name: impl AsRef<Path>, text: &str) -> anyhow::Resu
 const CONFIG: &str = "\
 agent:
   listen: {TLSaddress: \"127.0.0.1:PORT\", max_tunnels_per_agent: 50000, max_connections: 60000,
-    connections_per_token_per_minute: 1000000}
+    connections_per_token_per_minute: A_TOKEN, connections_per_second: A_SECOND}
   kubernetes_api:
     listen: {TLSaddress: \"127.0.0.1:0\", listen_grace_period: 0s, shutdown_grace_period: 1s}
 observability:

@@ -1,5 +1,8 @@
 //! `loadtest storm`: everybody comes back at once.
 
+mod replicas;
+mod timeline;
+
 use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -16,17 +19,30 @@ use crate::{
     stack::{Kas, Setup, free_port},
 };
 
-/// Kill a kas with many agents, start it again, and see how long until they are back
+/// Kill a kas with many agents, and see how long until they are back
 ///
-/// kas is started by this program on this machine, with embedded defaults. The agents wait as agentk does: the time
-/// is mostly theirs (½ to 1 of 0.5 s, 1 s, 2 s, … 20 s).
+/// One that is alone is started again; of several (--replicas, which needs redis-server) the others take its agents. They are
+/// started by this program on this machine, with embedded defaults. The agents wait as agentk does: the time is mostly
+/// theirs (½ to 1 of 0.5 s, 1 s, 2 s, … 20 s).
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Example:\n  loadtest storm --count 2000 --outage 3s")]
+#[command(after_help = EXAMPLES)]
 pub struct Storm {
     /// How many agents
     #[arg(long, value_name = "NUMBER", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=50_000))]
     count: u32,
-    /// How long kas is away
+    /// How many tunnels each of them has; 1, or 2 with several replicas
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=16))]
+    tunnels: Option<u16>,
+    /// How many replicas of kas there are
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=10))]
+    replicas: u16,
+    /// Of several replicas: how many tunnels each takes in a second (agent.listen.connections_per_second)
+    #[arg(long, value_name = "NUMBER", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rate: u32,
+    /// Of several replicas: until when the load balancer sends agents to the one that was killed
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = proto::duration::parse)]
+    notice: Duration,
+    /// How long a kas that is alone is away
     #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = proto::duration::parse)]
     outage: Duration,
     /// How long they may take to be back
@@ -39,6 +55,11 @@ pub struct Storm {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  loadtest storm --count 2000 --outage 3s
+  loadtest storm --count 2000 --replicas 2";
 
 /// What it came to.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -57,26 +78,28 @@ impl Storm {
     /// Runs to the end, or until `stop`.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let directory = tempfile::tempdir()?;
+        if self.replicas > 1 {
+            return replicas::run(&self, directory.path(), &stop).await;
+        }
         let setup = Setup { tls: self.tls, agent_port: free_port()?, ..Setup::default() };
         let starting = Kas::start(directory.path(), &setup);
         let Some(kas) = stop.run_until_cancelled(starting).await.transpose()? else { return Ok(()) };
-        let scheme = if self.tls { "wss" } else { "ws" };
         let crowd = Crowd {
-            kas: format!("{scheme}://{}", kas.agents).parse()?,
+            kas: vec![kas.agent_address()?],
             cacert: self.tls.then(|| directory.path().join("kas.crt")),
             tokens: vec![read_token(&kas.agent_token())?],
             count: self.count as usize,
+            tunnels: self.tunnels(),
             per_second: f64::INFINITY,
             answer: 200,
         };
-        let begin = Instant::now();
+        let (begin, count) = (Instant::now(), crowd.count * usize::from(crowd.tunnels));
         let fleet = crowd.start()?;
         let first = fleet.arrive(begin, self.timeout, &stop).await;
         ensure!(
             first.all.is_some() || stop.is_cancelled(),
-            "{} of {} tunnels came up: {}",
+            "{} of {count} tunnels came up: {}",
             first.up,
-            self.count,
             fleet.last_failure().as_deref().unwrap_or("no failure was seen")
         );
         crate::say(&format!("{} tunnels are up; kas is killed now, and comes back later", first.up))?;
@@ -99,8 +122,12 @@ impl Storm {
         self.tell(&report)?;
         let back = back.unwrap_or_default();
         let all = back.all.is_some() || report.interrupted;
-        ensure!(all, "{} of {} tunnels were back in time", back.up, self.count);
+        ensure!(all, "{} of {count} tunnels were back in time", back.up);
         Ok(())
+    }
+
+    fn tunnels(&self) -> u16 {
+        self.tunnels.unwrap_or(if self.replicas > 1 { 2 } else { 1 })
     }
 
     /// From the end of one kas to the beginning of the next.
@@ -146,7 +173,19 @@ mod tests {
     fn it_is_bounded_by_default() {
         let storm = Line::try_parse_from(["x"]).unwrap().storm;
         assert_eq!((storm.count, storm.outage.as_secs(), storm.timeout.as_secs()), (1000, 3, 60));
-        for flags in ["--count=0", "--count=50001", "--outage=3", "--timeout=x"] {
+        assert_eq!((storm.replicas, storm.tunnels()), (1, 1));
+        let several = Line::try_parse_from(["x", "--replicas=2"]).unwrap().storm;
+        assert_eq!((several.tunnels(), several.rate, several.notice.as_secs()), (2, 1000, 1));
+        for flags in [
+            "--replicas=0",
+            "--replicas=11",
+            "--rate=0",
+            "--tunnels=17",
+            "--count=0",
+            "--count=50001",
+            "--outage=3",
+            "--timeout=x",
+        ] {
             assert!(Line::try_parse_from(["x", flags]).is_err(), "{flags}");
         }
     }

@@ -12,6 +12,7 @@ use super::{
     steps::{self, Step},
     summary::{Row, table},
 };
+use crate::directory::Cost;
 use crate::load::{
     options::write_json,
     table::{Table, number},
@@ -30,6 +31,7 @@ pub(super) struct Report {
     /// One hop and two, in turn.
     pub(super) peer: Vec<Row>,
     pub(super) steps: Vec<Step>,
+    pub(super) directory: Option<Cost>,
     pub(super) idle: Vec<Idle>,
     pub(super) processes: Vec<Processes>,
 }
@@ -54,6 +56,7 @@ impl Report {
             sections: Vec::new(),
             peer: Vec::new(),
             steps: Vec::new(),
+            directory: None,
             idle: Vec::new(),
             processes: Vec::new(),
         }
@@ -96,6 +99,9 @@ impl fmt::Display for Report {
         }
         if !self.steps.is_empty() {
             write!(f, "\n### What a request's steps cost\n\n{}", steps::table(&self.steps))?;
+        }
+        if let Some(cost) = &self.directory {
+            write!(f, "\n### What idle agents cost Redis\n\n{cost}\n")?;
         }
         if self.processes.is_empty() {
             return Ok(());

@@ -72,6 +72,17 @@ impl Redis {
         Ok(bytes)
     }
 
+    /// How many fields the hashes have whose names match a pattern, besides one in each that is about the hash.
+    pub async fn fields(&self, pattern: &str) -> anyhow::Result<u64> {
+        let mut fields = 0;
+        let keys: Vec<Vec<u8>> = self.ask(redis::cmd("KEYS").arg(pattern)).await?;
+        for key in keys {
+            let of_key: u64 = self.ask(redis::cmd("HLEN").arg(key)).await?;
+            fields += of_key.saturating_sub(1);
+        }
+        Ok(fields)
+    }
+
     async fn ask<T: FromRedisValue>(&self, command: &redis::Cmd) -> anyhow::Result<T> {
         command.query_async(&mut self.connection.clone()).await.context("redis-server")
     }
