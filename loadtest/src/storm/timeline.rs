@@ -85,7 +85,7 @@ mod tests {
             half: Some(1.5),
             most: Some(2.1),
             all: Some(4.0),
-            busiest_second: 38,
+            busiest_second: 20,
         };
         assert_eq!(back, expected);
     }

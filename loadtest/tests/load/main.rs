@@ -2,6 +2,7 @@
 //! through kas and agentk.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod directory;
 mod hol;
 mod http;
 mod program;

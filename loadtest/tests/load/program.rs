@@ -35,14 +35,26 @@ pub(crate) fn texts(output: &Output) -> (Option<i32>, String, String) {
 /// Where kas and agentk are. Without them the running test is left out, loudly; with `E2E_REQUIRE=1` it fails.
 pub(crate) fn programs() -> Option<&'static Path> {
     let directory = Path::new(PROGRAM).parent().unwrap();
-    if ["kas", "agentk"].iter().all(|name| directory.join(name).exists()) {
-        return Some(directory);
-    }
+    let there = ["kas", "agentk"].iter().all(|name| directory.join(name).exists());
+    let why = "there is no kas and no agentk beside loadtest: cargo build --workspace --bins";
+    required(there, why).then_some(directory)
+}
+
+/// The same, for a test of several replicas.
+pub(crate) fn programs_and_redis() -> Option<&'static Path> {
+    let found = std::process::Command::new("redis-server").arg("--version").stdout(Stdio::null()).status();
+    let there = required(found.is_ok(), "redis-server is missing: .ci/install-tools installs it");
+    programs().filter(|_| there)
+}
+
+fn required(there: bool, why: &str) -> bool {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test");
-    let why = "there is no kas and no agentk beside loadtest: cargo build --workspace --bins";
-    assert!(!std::env::var("E2E_REQUIRE").is_ok_and(|required| required == "1"), "{name} is required: {why}");
-    // Where the harness does not capture it.
-    let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
-    None
+    let must = std::env::var("E2E_REQUIRE").is_ok_and(|required| required == "1");
+    assert!(there || !must, "{name} is required: {why}");
+    if !there {
+        // Where the harness does not capture it.
+        let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
+    }
+    there
 }

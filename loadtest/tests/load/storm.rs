@@ -7,7 +7,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::program::{PATIENCE, command, programs, run};
+use crate::program::{PATIENCE, command, programs, programs_and_redis, run};
 
 #[tokio::test]
 async fn all_agents_are_back_after_kas_was_killed() {
@@ -23,6 +23,24 @@ async fn all_agents_are_back_after_kas_was_killed() {
         assert_eq!(arrival["up"], 20, "{report}");
         assert!(arrival["all"].is_f64(), "{report}");
     }
+}
+
+#[tokio::test]
+async fn the_agents_of_a_replica_that_was_killed_come_to_the_other_and_no_faster_than_it_lets_them() {
+    let Some(_) = programs_and_redis() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let json = directory.path().join("report.json");
+    let flags = format!("--count 40 --replicas 2 --rate 20 --notice 100ms --json {}", json.display());
+    let (code, out, err) = run("storm", "", &flags).await;
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let back = &report["back"];
+    assert!(back["lost"].as_u64().unwrap() >= 20 && back["missing"] == 0, "{report}");
+    assert!(
+        back["busiest_second"].as_u64().unwrap() <= 40,
+        "as many at once as in a second, and those: {report}"
+    );
+    assert!(report["redis_commands"].as_u64().unwrap() > 0, "{report}");
 }
 
 #[tokio::test]
