@@ -5,6 +5,7 @@ pub mod bench;
 pub mod bulk;
 pub mod demo;
 pub mod directory;
+pub mod failover;
 pub mod fleet;
 pub mod hol;
 pub mod http;

@@ -8,8 +8,8 @@ use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use loadtest::{
-    agents::Agents, bench::Bench, bulk::Bulk, demo::Demo, directory::Directory, hol::HeadOfLine, http::Http,
-    simulator::Simulator, soak::Soak, storm::Storm, upgrade::Upgrade,
+    agents::Agents, bench::Bench, bulk::Bulk, demo::Demo, directory::Directory, failover::Failover,
+    hol::HeadOfLine, http::Http, simulator::Simulator, soak::Soak, storm::Storm, upgrade::Upgrade,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -36,6 +36,7 @@ enum Command {
     Agents(Agents),
     Storm(Storm),
     Directory(Directory),
+    Failover(Failover),
     Hol(HeadOfLine),
     Upgrade(Upgrade),
     Soak(Soak),
@@ -67,6 +68,7 @@ async fn main() -> ExitCode {
         Command::Agents(agents) => async { agents.run(stop_signal()?).await }.await,
         Command::Storm(storm) => async { storm.run(stop_signal()?).await }.await,
         Command::Directory(directory) => async { directory.run(stop_signal()?).await }.await,
+        Command::Failover(failover) => async { failover.run(stop_signal()?).await }.await,
         Command::Hol(hol) => async { hol.run(stop_signal()?).await }.await,
         Command::Upgrade(upgrade) => async { upgrade.run(stop_signal()?).await }.await,
         Command::Soak(soak) => async { soak.run(stop_signal()?).await }.await,

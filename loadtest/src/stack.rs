@@ -2,6 +2,7 @@
 
 pub mod child;
 pub mod delay;
+pub mod gate;
 pub mod redis;
 pub mod usage;
 
@@ -30,9 +31,9 @@ use crate::load::{
 /// The name of the agent.
 pub const AGENT: &str = "bench";
 /// How long a program may take to start.
-const START: Duration = Duration::from_secs(30);
+pub(crate) const START: Duration = Duration::from_secs(30);
 /// How often it is looked whether something has happened.
-const POLL: Duration = Duration::from_millis(50);
+pub(crate) const POLL: Duration = Duration::from_millis(50);
 
 /// What is started.
 #[derive(Clone, Debug, Default)]
@@ -326,7 +327,8 @@ rules:
 - {name: everything, action: allow, services: [\"*\"]}
 ";
 
-const KUBECONFIG: &str = "\
+/// The cluster of an agent; its URL is to be put in.
+pub(crate) const KUBECONFIG: &str = "\
 apiVersion: v1
 kind: Config
 clusters: [{name: upstream, cluster: {server: \"SERVER\"}}]

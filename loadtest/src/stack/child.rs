@@ -11,7 +11,6 @@ use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     process::{self, Command},
-    signal::unix::SignalKind,
     time::timeout,
 };
 
@@ -99,15 +98,20 @@ impl Child {
         self.pid
     }
 
-    /// Asks it to stop, and waits until it has.
-    pub async fn stop(mut self) -> anyhow::Result<()> {
-        let name = &self.name;
+    /// Sends it a signal, by its name: TERM, STOP, CONT.
+    pub async fn signal(&mut self, signal: &str) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            bail!("{name} had stopped by itself ({status}); its log says why");
+            bail!("{} had stopped by itself ({status}); its log says why", self.name);
         }
         // tokio can only kill; the shell's kill is on every machine.
-        let signal = SignalKind::terminate().as_raw_value();
         Command::new("kill").arg(format!("-{signal}")).arg(self.pid.to_string()).status().await?;
+        Ok(())
+    }
+
+    /// Asks it to stop, and waits until it has.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        self.signal("TERM").await?;
+        let name = &self.name;
         let stopped = timeout(STOP, self.child.wait()).await;
         let status = stopped.with_context(|| format!("{name} did not stop within {STOP:?}"))??;
         ensure!(status.success(), "{name} stopped with {status}");

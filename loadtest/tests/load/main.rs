@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod directory;
+mod failover;
 mod hol;
 mod http;
 mod program;

@@ -32,7 +32,7 @@ pub(crate) fn texts(output: &Output) -> (Option<i32>, String, String) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// Where kas and agentk are. Without them the running test is left out, loudly; with `E2E_REQUIRE=1` it fails.
+/// Where kas and agentk are. Without them the running test is left out.
 pub(crate) fn programs() -> Option<&'static Path> {
     let directory = Path::new(PROGRAM).parent().unwrap();
     let there = ["kas", "agentk"].iter().all(|name| directory.join(name).exists());

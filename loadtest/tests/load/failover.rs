@@ -1,0 +1,48 @@
+//! `loadtest failover`: what it starts, what it says, and how it ends.
+
+use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
+    process::Command,
+    time::timeout,
+};
+
+use crate::program::{PATIENCE, command, programs_and_redis, run};
+
+#[tokio::test]
+async fn replicas_and_redis_come_and_go_and_it_says_what_failed() {
+    let Some(_) = programs_and_redis() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let json = directory.path().join("report.json");
+    let flags = format!(
+        "--fault sigkill --fault redis-kill --replicas 2 --agents 1 --rate 20 --lasting 1s --redis-down 1s --after 1s --seed 7 --json {}",
+        json.display()
+    );
+    let (code, out, err) = run("failover", "", &flags).await;
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    assert!(out.contains("| SIGKILL ") && out.contains("| Redis kill "), "{out}");
+    assert!(out.contains("failed: no whole answer in time"), "it says what was measured: {out}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!((&report["seed"], &report["replicas"]), (&7.into(), &2.into()));
+    for fault in report["faults"].as_array().unwrap() {
+        assert_eq!(fault["tunnels_at_stake"], 1, "an agent has a tunnel at either: {report}");
+        assert!(fault["sent"].as_u64().unwrap() >= 80, "{report}");
+        assert_eq!(fault["within_target"], true, "{report}");
+    }
+}
+
+#[tokio::test]
+async fn ctrl_c_ends_everything_that_it_started() {
+    let Some(_) = programs_and_redis() else { return };
+    let flags = "--fault sigstop --replicas 2 --agents 1 --rate 20 --lasting 1h";
+    let mut child = command("failover", "", flags).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    timeout(PATIENCE, out.read_line(&mut line)).await.unwrap().unwrap();
+    assert!(line.starts_with("SIGSTOP: 2 replicas, "), "{line}");
+    Command::new("kill").args(["-INT", &child.id().unwrap().to_string()]).status().await.unwrap();
+    let mut rest = String::new();
+    timeout(PATIENCE, out.read_to_string(&mut rest)).await.unwrap().unwrap();
+    assert_eq!(timeout(PATIENCE, child.wait()).await.unwrap().unwrap().code(), Some(0));
+    assert_eq!(rest, "stopped early\n");
+}
