@@ -3,10 +3,9 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
-use super::{Kas, Process, curl};
+use super::{Kas, Process, curl, kas::in_network};
 
 /// What differs between the tests.
 #[derive(Clone)]
@@ -29,6 +28,8 @@ pub(crate) struct AgentOptions {
     pub(crate) tunnels: usize,
     /// How long requests in flight may take after SIGTERM, in seconds.
     pub(crate) grace: u32,
+    /// The namespace of its network, if not the machine's.
+    pub(crate) network: Option<String>,
 }
 
 /// A running agentk.
@@ -48,7 +49,7 @@ impl Agent {
         );
         let token = directory.join("agent-token");
         fs::write(&token, &options.token).unwrap();
-        let mut command = Command::new(program);
+        let mut command = in_network(options.network.as_deref(), &program);
         command.args(["--kas-address", &options.kas, "--tunnels", &options.tunnels.to_string()]);
         command.arg("--token-file").arg(token).arg("--kubeconfig").arg(&options.kubeconfig);
         command.args(["--observability-listen-address", "127.0.0.1:0", "--log-format", "text"]);

@@ -1,10 +1,10 @@
 //! HTTP, as curl speaks it.
 
-use std::process::Command;
+use std::path::Path;
 
 use serde_json::Value;
 
-use super::run;
+use super::{kas::in_network, run};
 
 /// An answer.
 #[derive(Clone, Debug)]
@@ -20,7 +20,12 @@ pub(crate) struct Reply {
 
 /// Asks for what the arguments say.
 pub(crate) fn curl(arguments: &[&str]) -> Reply {
-    let mut command = Command::new("curl");
+    curl_in(None, arguments)
+}
+
+/// The same, in the network of this name.
+pub(super) fn curl_in(network: Option<&str>, arguments: &[&str]) -> Reply {
+    let mut command = in_network(network, Path::new("curl"));
     // To curl by its name, the API server answers indented, which is where Kubernetes 1.20 built by today's Go panics.
     command.args(["--user-agent", "e2e"]);
     command.args(["--silent", "--show-error", "--include", "--max-time", "40", "--header", "Expect:"]);

@@ -11,7 +11,7 @@ use gateway::token::{self, Holder, TokenHash};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Value, json};
 
-use super::{AGENT, Certificates, Process, curl, eventually};
+use super::{AGENT, Certificates, Process, Reply, curl::curl_in, eventually};
 
 /// What differs between the tests.
 #[derive(Clone, Default)]
@@ -30,6 +30,21 @@ pub(crate) struct KasOptions {
     pub(crate) shutdown_grace: u32,
     /// Where traces go.
     pub(crate) collector: Option<String>,
+    /// What makes it one of several.
+    pub(crate) membership: Option<Membership>,
+}
+
+/// What replicas share, and how each reaches the others.
+#[derive(Clone)]
+pub(crate) struct Membership {
+    /// Section `redis`.
+    pub(crate) redis: Value,
+    /// A file with what all of them know.
+    pub(crate) secret: PathBuf,
+    /// Where it listens for the others, without the port.
+    pub(crate) private: String,
+    /// The namespace of its network, if not the machine's.
+    pub(crate) network: Option<String>,
 }
 
 /// The secrets of one test.
@@ -52,7 +67,11 @@ pub(crate) struct Kas {
     pub(crate) public: SocketAddr,
     /// Probes and metrics.
     pub(crate) observability: SocketAddr,
+    /// The name of this process among replicas.
+    pub(crate) replica: String,
     tls: Option<Certificates>,
+    /// The namespace of its network, if not the machine's.
+    pub(super) network: Option<String>,
 }
 
 impl Tokens {
@@ -89,7 +108,9 @@ impl Kas {
     pub(crate) fn start(directory: &Path, options: &KasOptions) -> Self {
         let file = directory.join("kas.yaml");
         fs::write(&file, options.config().to_string()).unwrap();
-        let process = Process::start("kas", Self::command().args(["serve", "--config"]).arg(&file));
+        let network = options.membership.as_ref().and_then(|membership| membership.network.as_deref());
+        let mut command = in_network(network, &Self::program());
+        let process = Process::start("kas", command.args(["serve", "--config"]).arg(&file));
         let line = process.line("kas is listening", |line| line.contains("\"kas is listening\""));
         let line: Value = serde_json::from_str(&line).unwrap();
         let address = |name: &str| line[name].as_str().unwrap().parse().unwrap();
@@ -97,7 +118,9 @@ impl Kas {
             agents: address("agent"),
             public: address("public"),
             observability: address("observability"),
+            replica: line["replica"].as_str().unwrap().to_owned(),
             tls: options.public_tls.clone(),
+            network: network.map(str::to_owned),
             process,
         };
         eventually("kas is ready", || kas.is_ready());
@@ -116,16 +139,32 @@ impl Kas {
 
     /// What `/readiness` says.
     pub(crate) fn is_ready(&self) -> bool {
-        curl(&[&format!("http://{}/readiness", self.observability)]).status == 200
+        self.readiness().status == 200
+    }
+
+    /// The same, in its own words.
+    pub(crate) fn readiness(&self) -> Reply {
+        self.curl(&[&format!("http://{}/readiness", self.observability)])
     }
 
     /// The value of one metric, summed over its labels.
     pub(crate) fn metric(&self, name: &str) -> f64 {
-        let text = curl(&[&format!("http://{}/metrics", self.observability)]).text();
+        self.metric_with(name, "")
+    }
+
+    /// The same of those series only in whose labels this stands.
+    pub(crate) fn metric_with(&self, name: &str, label: &str) -> f64 {
+        let text = self.curl(&[&format!("http://{}/metrics", self.observability)]).text();
         let samples = text
             .lines()
-            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
+            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])))
+            .filter(|line| line.contains(label));
         samples.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    }
+
+    /// curl, where this kas is.
+    pub(crate) fn curl(&self, arguments: &[&str]) -> Reply {
+        curl_in(self.network.as_deref(), arguments)
     }
 
     /// Where callers find a path.
@@ -178,8 +217,24 @@ impl KasOptions {
             let tracing = json!({"otlp_endpoint": collector, "otlp_token_secret_file": "collector-token"});
             config["observability"]["tracing"] = tracing;
         }
+        if let Some(membership) = &self.membership {
+            config["redis"] = membership.redis.clone();
+            config["private_api"] = json!({"listen": {
+                "address": format!("{}:0", membership.private),
+                "authentication_secret_file": membership.secret,
+                "listen_grace_period": format!("{}s", self.listen_grace),
+            }});
+        }
         config
     }
+}
+
+/// A program, in the network of this name or, without one, in that of the machine.
+pub(super) fn in_network(name: Option<&str>, program: &Path) -> Command {
+    let Some(name) = name else { return Command::new(program) };
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", name]).arg(program);
+    command
 }
 
 /// `Authorization` for a caller.

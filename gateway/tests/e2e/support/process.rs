@@ -105,7 +105,8 @@ impl Process {
         code(status.unwrap())
     }
 
-    fn signal(&self, signal: &str) {
+    /// Sends a signal, by its name.
+    pub(crate) fn signal(&self, signal: &str) {
         let kill = format!("kill -{signal} {}", self.child.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success(), "{kill}");
     }

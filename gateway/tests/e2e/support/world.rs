@@ -79,6 +79,7 @@ impl World {
             collector: options.collector.clone(),
             tunnels: 2,
             grace: 25,
+            network: None,
         };
         let agent = Agent::start(directory.path(), &agent_options);
         eventually("the tunnels are open", || kas.metric("kas_tunnels") == 2.0);
@@ -168,7 +169,7 @@ impl World {
 }
 
 /// The kubeconfig of a cluster that refuses connections.
-fn unreachable_cluster(directory: &Path) -> PathBuf {
+pub(super) fn unreachable_cluster(directory: &Path) -> PathBuf {
     // Port 1 (tcpmux) is served nowhere, and needs privileges to be taken.
     kubeconfig::write(directory.join("unreachable"), "https://127.0.0.1:1", None, "none")
 }
