@@ -35,8 +35,8 @@ const BEFORE: Duration = Duration::from_secs(3);
 /// Take a replica of kas away in several ways, and see which requests fail
 ///
 /// Starts redis-server, replicas of kas, agentk processes and a simulated cluster on this machine, anew for each fault,
-/// with their own defaults. Each agentk has its two tunnels at two replicas. Requests are of an open loop, and go to all
-/// agents in turn of chance. A caller tries the next replica where a connection is refused, as load balancers do, and
+/// with their own defaults. A load balancer sends each tunnel to a replica at random. Requests are of an open loop, and go
+/// to all agents by chance. A caller tries the next replica where a connection is refused, as load balancers do, and
 /// another connection where one that it kept was closed, as HTTP clients do.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Example:\n  loadtest failover --fault sigkill --fault black-hole --rate 200")]
@@ -65,7 +65,7 @@ pub struct Failover {
     /// How long requests are sent once it is back
     #[arg(long, value_name = "DURATION", default_value = "8s", value_parser = proto::duration::parse)]
     after: Duration,
-    /// Of the choice among agents, so that a run can be repeated
+    /// Of the choice among agents and replicas, so that a run can be repeated
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
     /// Keep the logs of all programs in this directory
@@ -110,6 +110,8 @@ struct Result {
     fault: Fault,
     /// How many tunnels ended at the replica that it happened to.
     tunnels_at_stake: usize,
+    /// How many agents had no tunnel to another replica.
+    agents_without_another: usize,
     /// `true` if requests were sent to that replica, too.
     through_all: bool,
     #[serde(flatten)]
@@ -183,10 +185,10 @@ impl Failover {
         };
         let cluster = Simulator::start(([127, 0, 0, 1], 0).into())?;
         let (replicas, agents) = (self.replicas.into(), self.agents.into());
-        let mut fleet = Replicas::start(&directory, replicas, agents, cluster.address()).await?;
-        let at_stake = fleet.at_stake().await?;
+        let mut fleet = Replicas::start(&directory, replicas, agents, cluster.address(), self.seed).await?;
+        let (at_stake, stranded) = fleet.at_stake().await?;
         crate::say(&format!(
-            "{fault}: {} replicas, {at_stake} tunnels at the one in question",
+            "{fault}: {} replicas; at the one in question {at_stake} tunnels, and {stranded} agents that have no other",
             self.replicas
         ))?;
         let (requests, at) = self.load(fault, &mut fleet, &directory).await?;
@@ -195,7 +197,14 @@ impl Failover {
 
         let outcome = Outcome::of(&requests, at);
         let (through_all, within_target) = (fault.is_through_all(), fault.is_within_target(&outcome));
-        Ok(Result { fault, tunnels_at_stake: at_stake, through_all, outcome, within_target })
+        Ok(Result {
+            fault,
+            tunnels_at_stake: at_stake,
+            agents_without_another: stranded,
+            through_all,
+            outcome,
+            within_target,
+        })
     }
 
     /// Sends requests while the fault comes and goes. What was sent, and when the fault came.

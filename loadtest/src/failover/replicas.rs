@@ -9,6 +9,8 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use rand::{SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
+use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
     net::{TcpListener, TcpStream},
@@ -67,6 +69,7 @@ impl Replicas {
         replicas: usize,
         agents: usize,
         cluster: SocketAddr,
+        seed: u64,
     ) -> anyhow::Result<Self> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot write {}", directory.display()))?;
@@ -76,7 +79,8 @@ impl Replicas {
         for index in 0..replicas {
             kas.push(Replica::start(directory, index, redis.port).await?);
         }
-        let balancer = balance(kas.iter().map(|replica| Arc::clone(&replica.backend)).collect()).await?;
+        let balancer =
+            balance(kas.iter().map(|replica| Arc::clone(&replica.backend)).collect(), seed).await?;
         let mut all = Self { redis, kas, agents: Vec::new() };
         put(directory, "kubeconfig", &KUBECONFIG.replace("SERVER", &format!("http://{cluster}")))?;
         for index in 0..agents {
@@ -105,9 +109,10 @@ impl Replicas {
         replicas.map(door).collect()
     }
 
-    /// How many tunnels end at the replica that faults happen to.
-    pub(super) async fn at_stake(&self) -> anyhow::Result<usize> {
-        self.kas[0].tunnels().await
+    /// How many tunnels end at the replica that faults happen to, and how many agents have no other.
+    pub(super) async fn at_stake(&self) -> anyhow::Result<(usize, usize)> {
+        let tunnels = self.kas[0].tunnels_by_agent().await?;
+        Ok((tunnels.iter().sum(), tunnels.iter().filter(|count| **count == TUNNELS).count()))
     }
 
     /// Sends it a signal.
@@ -138,7 +143,7 @@ impl Replicas {
     async fn tunnels(&self) -> anyhow::Result<usize> {
         let mut sum = 0;
         for replica in &self.kas {
-            sum += replica.tunnels().await?;
+            sum += replica.tunnels_by_agent().await?.iter().sum::<usize>();
         }
         Ok(sum)
     }
@@ -206,18 +211,20 @@ impl Replica {
         options.build()
     }
 
-    /// How many end here, as it says itself.
-    async fn tunnels(&self) -> anyhow::Result<usize> {
+    /// How many tunnels of each agent end here, as it says itself.
+    async fn tunnels_by_agent(&self) -> anyhow::Result<Vec<usize>> {
         let asking = async {
             let mut connection = TcpStream::connect(self.observability).await?;
-            connection.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await?;
+            connection.write_all(b"GET /agents HTTP/1.0\r\n\r\n").await?;
             let mut text = String::new();
             connection.read_to_string(&mut text).await?;
             std::io::Result::Ok(text)
         };
-        let text = timeout(START, asking).await.context("kas did not say its metrics")??;
-        let value = text.lines().find_map(|line| line.strip_prefix("kas_tunnels "));
-        value.and_then(|value| value.parse().ok()).context("kas did not say how many tunnels it has")
+        let text = timeout(START, asking).await.context("kas did not list its agents")??;
+        let (_, json) = text.split_once("\r\n\r\n").context("kas did not list its agents")?;
+        let listing: Value = serde_json::from_str(json).context("kas did not list its agents")?;
+        let agents = listing["agents"].as_array().into_iter().flatten();
+        Ok(agents.map(|agent| agent["tunnels"].as_array().map_or(0, Vec::len)).collect())
     }
 }
 
@@ -236,16 +243,15 @@ async fn agentk(directory: &Path, index: usize, balancer: SocketAddr) -> anyhow:
     Ok(agentk)
 }
 
-/// A load balancer in front of the replicas' ports for agents: to each in turn that is ready.
-async fn balance(backends: Vec<Arc<Backend>>) -> std::io::Result<SocketAddr> {
+/// A load balancer in front of the replicas' ports for agents: to any that is ready, at random, as that of Kubernetes does.
+async fn balance(backends: Vec<Arc<Backend>>, seed: u64) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
-    let mut turn = 0;
+    let mut random = SmallRng::seed_from_u64(seed);
     tokio::spawn(async move {
         while let Ok((mut from, _)) = listener.accept().await {
-            turn += 1;
-            let order = (0..backends.len()).map(|nth| &backends[(turn + nth) % backends.len()]);
-            let Some(next) = order.min_by_key(|backend| !backend.is_ready()) else { return };
+            let ready: Vec<_> = backends.iter().filter(|backend| backend.is_ready()).collect();
+            let Some(next) = ready.choose(&mut random) else { continue };
             let next = next.agents;
             tokio::spawn(async move {
                 let Ok(mut to) = TcpStream::connect(next).await else { return };
