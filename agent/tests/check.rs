@@ -23,7 +23,7 @@ async fn kas(answer: Answer) -> u16 {
     tokio::spawn(async move {
         let (opened, _keep) = mpsc::unbounded_channel();
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(serve(stream, answer.clone(), opened.clone()));
+            tokio::spawn(serve(stream, answer.clone(), 1, opened.clone()));
         }
     });
     port

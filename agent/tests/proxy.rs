@@ -34,7 +34,7 @@ async fn proxy(answer: &'static str) -> (u16, Heads, Opened) {
             let _ = heads.send(String::from_utf8(head).unwrap());
             stream.write_all(answer.as_bytes()).await.unwrap();
             if answer.contains(" 200 ") {
-                tokio::spawn(serve(stream, Answer::Accept(replica), sender.clone()));
+                tokio::spawn(serve(stream, Answer::Accept(replica), 1, sender.clone()));
             }
         }
     });

@@ -144,18 +144,44 @@ async fn tunnels_go_to_different_replicas() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_replica_is_found_out_once() {
+async fn where_there_is_one_replica_it_is_dialled_once_for_each_tunnel() {
     let replica = ReplicaId::random();
     let (mut kas, dial) = Kas::new(move |_| Answer::Accept(replica));
+    kas.says(1);
     let agent = start(options(2), dial, echo());
 
     let (_first, second) = (kas.opened().await, kas.opened().await);
     agent.tunnels(2).await;
-    assert_eq!(kas.dials(), 4);
+    assert_eq!(kas.dials(), 2);
     second.driver.abort();
     let _third = kas.opened().await;
     agent.tunnels(2).await;
-    assert_eq!(kas.dials(), 5);
+    assert_eq!(kas.dials(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tunnels_that_share_a_replica_part_once_another_is_found_and_streams_go_on() {
+    let (a, b) = (ReplicaId::random(), ReplicaId::random());
+    // Two tunnels, two dials again at once, and a look: none finds it.
+    let (mut kas, dial) = Kas::new(move |number| Answer::Accept(if number < 5 { a } else { b }));
+    let (services, release) = held();
+    let agent = start(options(2), dial, services);
+    let (first, second) = (kas.opened().await, kas.opened().await);
+    assert_eq!((first.replica, second.replica), (a, a));
+    let handle = second.tunnel.clone();
+    let in_flight = tokio::spawn(async move {
+        let request = Request::get("/slow").header("kas-service", "held").body(Body::empty()).unwrap();
+        text(handle.call(request).await.unwrap()).await
+    });
+
+    let third = kas.opened().await;
+    assert_eq!((third.replica, kas.dials()), (b, 6));
+    agent.tunnels(3).await;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    release.send(()).unwrap();
+    assert_eq!(in_flight.await.unwrap(), "finished");
+    agent.tunnels(2).await;
+    assert_eq!(kas.dials(), 6, "nobody looks any more");
 }
 
 #[tokio::test(start_paused = true)]

@@ -177,6 +177,7 @@ impl Agents {
 
         let welcome = Welcome {
             replica: self.replica,
+            replicas: self.replicas(),
             tunnel: TunnelId::random(),
             limits: Limits {
                 max_concurrent_streams: self.settings.max_concurrent_streams,
@@ -201,6 +202,12 @@ impl Agents {
         *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         *answer.headers_mut() = headers;
         answer
+    }
+
+    /// How many there are, as far as is known.
+    fn replicas(&self) -> u16 {
+        let others = self.store.replicas().iter().filter(|replica| replica.id != self.replica).count();
+        u16::try_from(others + 1).unwrap_or(u16::MAX)
     }
 
     fn authenticate(&self, headers: &HeaderMap) -> Option<(AgentId, TokenHash, AgentName)> {

@@ -41,10 +41,17 @@ pub struct Hello {
 pub struct Welcome {
     /// The replica at the other end: agentk spreads its tunnels over distinct ones.
     pub replica: ReplicaId,
+    /// How many replicas there are, as far as this one knows: agentk looks for no more.
+    #[serde(default = "one")]
+    pub replicas: u16,
     /// The tunnel's name in both ends' logs.
     pub tunnel: TunnelId,
     /// The limits that kas will keep to.
     pub limits: Limits,
+}
+
+fn one() -> u16 {
+    1
 }
 
 /// The limits of one tunnel.
@@ -171,6 +178,16 @@ mod tests {
         let mut json = serde_json::to_value(hello()).unwrap();
         json["colour"] = "blue".into();
         assert!(Hello::decode(&HeaderValue::from_str(&json.to_string()).unwrap()).is_ok());
+    }
+
+    #[test]
+    fn a_kas_that_does_not_say_how_many_there_are_is_alone() {
+        let [replica, tunnel] = [(); 2].map(|()| ReplicaId::random().to_string());
+        let limits = serde_json::json!({"max_concurrent_streams": 100, "max_header_bytes": 65536});
+        let json = serde_json::json!({"replica": replica, "tunnel": tunnel, "limits": limits});
+        let welcome = Welcome::decode(&HeaderValue::from_str(&json.to_string()).unwrap()).unwrap();
+        assert_eq!(welcome.replicas, 1);
+        assert_eq!(Welcome::decode(&welcome.encode().unwrap()).unwrap(), welcome);
     }
 
     #[test]

@@ -90,6 +90,11 @@ impl RouteStore for MemoryStore {
         self.replicas.lock().get(&id).cloned()
     }
 
+    /// All of them: it speaks for each of its replicas.
+    fn replicas(&self) -> Vec<Replica> {
+        self.replicas.lock().values().cloned().collect()
+    }
+
     fn change(&self, agent: AgentId) -> BoxFuture<'static, ()> {
         let changed = Arc::clone(&self.agents.lock().entry(agent).or_default().changed);
         Box::pin(changed.notified_owned())

@@ -267,6 +267,10 @@ impl RouteStore for RedisStore {
         self.0.members.lock().get(id).cloned()
     }
 
+    fn replicas(&self) -> Vec<Replica> {
+        self.0.members.lock().all()
+    }
+
     fn change(&self, agent: AgentId) -> BoxFuture<'static, ()> {
         Box::pin(self.0.waiting.wait(agent))
     }

@@ -111,6 +111,9 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     /// The replica of this id, if it lives: from memory, so that a request asks without waiting.
     fn replica(&self, id: ReplicaId) -> Option<Replica>;
 
+    /// Every other replica that lives: from memory.
+    fn replicas(&self) -> Vec<Replica>;
+
     /// Completes when the agent's record changes after this call.
     fn change(&self, agent: AgentId) -> BoxFuture<'static, ()>;
 

@@ -6,7 +6,7 @@ use proto::{
     ReplicaId,
     control::{Drain, DrainReason},
 };
-use tokio::time::{Duration, Instant, timeout};
+use tokio::time::{Duration, Instant, sleep, timeout};
 
 use super::{
     Shared,
@@ -22,6 +22,9 @@ use crate::{
 /// The longest time that a replica which stops is kept waiting for our next tunnel. There may be no other replica, and
 /// until we leave, this one cannot end.
 const STOPPING_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long streams may go on in a tunnel that is left for a better one: as long as kas, by default, lets them.
+const STREAMS: Duration = Duration::from_secs(3600);
 
 pub(super) struct Slot<D> {
     shared: Arc<Shared<D>>,
@@ -40,12 +43,58 @@ impl<D: Dial> Slot<D> {
         let mut next = self.connect(None).await;
         while let Some(mut live) = next {
             // Tunnels see to their own shutdown.
-            let Some(event) = shutdown.run_until_cancelled(live.event()).await else { return };
+            let Some(event) = shutdown.run_until_cancelled(self.attend(&mut live)).await else { return };
             next = match event {
                 Event::Ended => self.reconnect(live.age()).await,
                 Event::Drain(drain) => self.replace(live, drain).await,
+                Event::Better(better) => {
+                    live.leave(STREAMS);
+                    Some(better)
+                }
             };
         }
+    }
+
+    /// Waits until the tunnel wants attention. If it shares its replica with another of ours, a better one is looked for
+    /// meanwhile: a replica that is frozen is not noticed at once by those who have no other.
+    async fn attend(&self, live: &mut Live) -> Event {
+        for nth in 0.. {
+            let wait = self.shared.spread.lock().look(usize::from(self.index), nth, rand::random());
+            let Some(wait) = wait else { break };
+            let present = live.replica;
+            let looking = async {
+                sleep(wait).await;
+                self.look(present).await
+            };
+            tokio::select! {
+                event = live.event() => return event,
+                found = looking => {
+                    if let Some(better) = found {
+                        return Event::Better(better);
+                    }
+                }
+            }
+        }
+        live.event().await
+    }
+
+    /// One dial, which is no matter if it fails. The slot has a tunnel to `present`.
+    async fn look(&self, present: ReplicaId) -> Option<Live> {
+        let (spread, slot) = (&self.shared.spread, usize::from(self.index));
+        let dialled = async {
+            let opened = self.dial().await?;
+            let (replica, replicas) = (opened.welcome.replica, opened.welcome.replicas);
+            if !spread.lock().improve(slot, replica, replicas) {
+                self.decline(opened).await;
+                return Ok(None);
+            }
+            let accepted = self.accept(opened).await;
+            accepted.map(Some).inspect_err(|_| spread.lock().share(slot, present))
+        };
+        dialled.await.unwrap_or_else(|error: DialError| {
+            tracing::debug!(%error, slot, "cannot look for another replica");
+            None
+        })
     }
 
     async fn reconnect(&mut self, lived: Duration) -> Option<Live> {
@@ -102,8 +151,12 @@ impl<D: Dial> Slot<D> {
     }
 
     async fn attempt(&self, search: &mut Search) -> Result<Live, DialError> {
-        let shared = &self.shared;
         let opened = self.open(search).await?;
+        self.accept(opened).await
+    }
+
+    async fn accept(&self, opened: Opened<D::Io>) -> Result<Live, DialError> {
+        let shared = &self.shared;
         let (tunnel, replica) = (opened.welcome.tunnel, opened.welcome.replica);
         let session = match opened.accept(&shared.options.kas, &shared.options.tunnel).await {
             Ok(session) => session,
@@ -121,20 +174,27 @@ impl<D: Dial> Slot<D> {
 
     /// Dials until `Spread` is content with the replica.
     async fn open(&self, search: &mut Search) -> Result<Opened<D::Io>, DialError> {
-        let shared = &self.shared;
-        let options = &shared.options;
-        let hello = shared.hello(self.index);
         loop {
-            let opened =
-                connect::open(&shared.dial, &options.kas, &options.token, &options.headers, &hello).await?;
-            let replica = opened.welcome.replica;
-            if shared.spread.lock().claim(search, replica, Instant::now()) {
+            let opened = self.dial().await?;
+            let (replica, replicas) = (opened.welcome.replica, opened.welcome.replicas);
+            if self.shared.spread.lock().claim(search, replica, replicas) {
                 return Ok(opened);
             }
-            opened.decline().await;
-            shared.telemetry.metrics.dial("crowded");
-            tracing::debug!(%replica, slot = self.index, "another tunnel is at this replica; dialling again");
+            self.decline(opened).await;
         }
+    }
+
+    async fn dial(&self) -> Result<Opened<D::Io>, DialError> {
+        let (shared, options) = (&self.shared, &self.shared.options);
+        let hello = shared.hello(self.index);
+        connect::open(&shared.dial, &options.kas, &options.token, &options.headers, &hello).await
+    }
+
+    async fn decline(&self, opened: Opened<D::Io>) {
+        let replica = opened.welcome.replica;
+        opened.decline().await;
+        self.shared.telemetry.metrics.dial("crowded");
+        tracing::debug!(%replica, slot = self.index, "another tunnel is at this replica");
     }
 
     fn failed(&self, error: &DialError, retry_in: Duration) {

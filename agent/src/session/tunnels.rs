@@ -32,6 +32,8 @@ pub(super) enum Event {
     Ended,
     /// kas wants us to leave it.
     Drain(Drain),
+    /// There is one to a replica where there was none yet: this one is to be left for it.
+    Better(Live),
 }
 
 impl Live {

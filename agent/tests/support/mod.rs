@@ -7,7 +7,14 @@
 
 pub(crate) mod tls;
 
-use std::{convert::Infallible, io, sync::Arc};
+use std::{
+    convert::Infallible,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering::Relaxed},
+    },
+};
 
 use agent::{Address, Agent, Dial, DialError, Options, Services, Telemetry, Token};
 use bytes::Bytes;
@@ -54,6 +61,7 @@ pub(crate) struct Opened {
 pub(crate) struct Kas {
     opened: mpsc::UnboundedReceiver<Opened>,
     dials: Arc<Mutex<Vec<Instant>>>,
+    replicas: Arc<AtomicU16>,
 }
 
 /// An agent in a task of its own.
@@ -71,22 +79,28 @@ impl Kas {
         let (sender, opened) = mpsc::unbounded_channel();
         let dials = Arc::new(Mutex::new(Vec::new()));
         let script = Arc::new(Mutex::new(script));
-        let kas = Self { opened, dials: Arc::clone(&dials) };
+        let replicas = Arc::new(AtomicU16::new(2));
+        let kas = Self { opened, dials: Arc::clone(&dials), replicas: Arc::clone(&replicas) };
         let dial = move || {
             let number = dials.lock().len();
             dials.lock().push(Instant::now());
             let answer = (script.lock())(number);
-            let sender = sender.clone();
+            let (sender, said) = (sender.clone(), replicas.load(Relaxed));
             async move {
                 if let Answer::NoRoute = answer {
                     return Err(DialError::Io(io::ErrorKind::ConnectionRefused.into()));
                 }
                 let (near, far) = tokio::io::duplex(64 << 10);
-                tokio::spawn(serve(far, answer, sender));
+                tokio::spawn(serve(far, answer, said, sender));
                 Ok(near)
             }
         };
         (kas, dial)
+    }
+
+    /// Says so many replicas from now on, instead of two.
+    pub(crate) fn says(&self, replicas: u16) {
+        self.replicas.store(replicas, Relaxed);
     }
 
     /// The next tunnel.
@@ -104,7 +118,7 @@ impl Kas {
     }
 }
 
-pub(crate) async fn serve<T>(io: T, answer: Answer, opened: mpsc::UnboundedSender<Opened>)
+pub(crate) async fn serve<T>(io: T, answer: Answer, replicas: u16, opened: mpsc::UnboundedSender<Opened>)
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -124,7 +138,7 @@ where
             *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
             *response.headers_mut() = handshake::accept(&request).unwrap();
             let limits = Limits { max_concurrent_streams: 100, max_header_bytes: 1 << 16 };
-            let welcome = Welcome { replica, tunnel: TunnelId::random(), limits };
+            let welcome = Welcome { replica, replicas, tunnel: TunnelId::random(), limits };
             response.headers_mut().insert(header::WELCOME, welcome.encode().unwrap());
             let upgrade = hyper::upgrade::on(&mut request);
             tokio::spawn(async move {

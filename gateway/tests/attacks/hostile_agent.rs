@@ -161,8 +161,8 @@ async fn attack_42_a_token_that_is_tried_without_end_is_told_when_to_come_back()
             assert!((1..=11).contains(&retry.parse::<u64>().unwrap()), "{answer}");
         }
     }
-    assert!(refused >= 95, "{refused}");
-    assert!(world.limit_met("connections-per-token") >= 95.0);
+    assert!(refused >= 90, "{refused}");
+    assert!(world.limit_met("connections-per-token") >= 90.0);
     assert_serves(&world).await;
     sleep(Duration::from_secs(11)).await;
     let mut later = connect(&world);

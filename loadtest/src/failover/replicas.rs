@@ -5,7 +5,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
@@ -30,6 +30,8 @@ use crate::{
     },
 };
 
+/// How long agents may take until their tunnels are at different replicas.
+const SETTLE: Duration = Duration::from_secs(60);
 /// What callers ask for.
 const PATH: &str = "/version";
 /// Of each agentk, by default.
@@ -91,6 +93,11 @@ impl Replicas {
             ensure!(Instant::now() < deadline, "the agents' tunnels did not come up in time");
             sleep(POLL).await;
         }
+        // A tunnel that shares its replica with the other one looks for another: sooner or later it finds it.
+        let deadline = Instant::now() + SETTLE;
+        while all.stranded().await? > 0 && Instant::now() < deadline {
+            sleep(POLL).await;
+        }
         for replica in &all.kas {
             for agent in 0..agents {
                 answers(&replica.target(directory, agent..agent + 1)?).await?;
@@ -112,7 +119,7 @@ impl Replicas {
     /// How many tunnels end at the replica that faults happen to, and how many agents have no other.
     pub(super) async fn at_stake(&self) -> anyhow::Result<(usize, usize)> {
         let tunnels = self.kas[0].tunnels_by_agent().await?;
-        Ok((tunnels.iter().sum(), tunnels.iter().filter(|count| **count == TUNNELS).count()))
+        Ok((tunnels.iter().sum(), stranded(&tunnels)))
     }
 
     /// Sends it a signal.
@@ -138,6 +145,15 @@ impl Replicas {
     /// An empty one in its place.
     pub(super) async fn start_redis(&mut self) -> anyhow::Result<()> {
         self.redis.run().await
+    }
+
+    /// How many agents have all of their tunnels at one replica.
+    async fn stranded(&self) -> anyhow::Result<usize> {
+        let mut sum = 0;
+        for replica in &self.kas {
+            sum += stranded(&replica.tunnels_by_agent().await?);
+        }
+        Ok(sum)
     }
 
     async fn tunnels(&self) -> anyhow::Result<usize> {
@@ -226,6 +242,10 @@ impl Replica {
         let agents = listing["agents"].as_array().into_iter().flatten();
         Ok(agents.map(|agent| agent["tunnels"].as_array().map_or(0, Vec::len)).collect())
     }
+}
+
+fn stranded(tunnels: &[usize]) -> usize {
+    tunnels.iter().filter(|count| **count == TUNNELS).count()
 }
 
 async fn agentk(directory: &Path, index: usize, balancer: SocketAddr) -> anyhow::Result<Child> {

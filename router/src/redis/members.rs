@@ -159,6 +159,11 @@ impl Members {
         self.others.keys().copied().collect()
     }
 
+    /// The same, as others reach them.
+    pub(super) fn all(&self) -> Vec<Replica> {
+        self.others.values().map(|member| member.replica.clone()).collect()
+    }
+
     /// How often this replica has heard itself.
     pub(super) fn beats(&self) -> u64 {
         self.beats
