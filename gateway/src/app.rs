@@ -1,43 +1,44 @@
 //! The only place that builds and wires, and the one that says how kas stops.
 
-use std::{path::Path, sync::Arc, sync::atomic::AtomicU64, time::Duration};
+mod checked;
+
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use cores::Cores;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::{
-    LocalTunnels, MemoryStore, RateLimit, Replica,
-    redis::{self, Keeper, RedisStore},
+    LocalTunnels, MemoryStore, RateLimit,
+    redis::{Keeper, RedisStore},
 };
-use telemetry::{Exporter, Program, log_limit::LogLimit};
+use telemetry::{Exporter, log_limit::LogLimit};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub use self::checked::{Checked, Listeners};
 use crate::{
     admin::{Admin, Readiness},
     agents::{Agents, Door, Places},
+    api::Api,
     callers::{Budget, Callers},
-    config::{Config, ConfigError},
+    config::Config,
     cors::Cors,
     forward::Forwarder,
     identity::{Identities, Identity},
-    listen::{BindError, Listener},
     metrics::{self, Metrics},
-    peers::{Fleet, Peers, address::Surroundings, host::Host, setup::Setup},
+    peers::{Fleet, Peers, host::Host},
     reload::on_change,
     roster::Roster,
     tls::Certificate,
-    traces::{self, Traces},
+    traces::Traces,
 };
 
 /// How long agents may take to leave once no request needs them. Opening another tunnel takes a few round trips.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Open connections of probes and scrapers.
-const MAX_PROBES: usize = 100;
-/// How long a probe may take to say its first byte.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The period of `connections_per_token_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -54,6 +55,8 @@ pub struct App {
     pub callers: Arc<Callers>,
     /// Takes requests of other replicas.
     pub host: Arc<Host>,
+    /// Takes programs that ask who is connected, if some may.
+    pub api: Option<Arc<Api>>,
     /// Takes probes.
     pub admin: Arc<Admin>,
     /// Who is who.
@@ -63,135 +66,6 @@ pub struct App {
     exporter: Option<Exporter>,
     redis: Option<(RedisStore, Keeper)>,
     config: Config,
-}
-
-/// What a configuration promises, read and found usable.
-#[derive(Debug)]
-pub struct Checked {
-    config: Config,
-    private: Option<Setup>,
-    identity: Identity,
-    agent_certificate: Option<Certificate>,
-    public_certificate: Option<Certificate>,
-    traces: Option<telemetry::Settings>,
-    redis: Option<redis::Settings>,
-}
-
-/// The bound listeners.
-#[derive(Debug)]
-pub struct Listeners {
-    /// For agents.
-    pub agent: Listener,
-    /// For callers.
-    pub public: Listener,
-    /// For other replicas, if there may be some.
-    pub private: Option<Listener>,
-    /// For probes.
-    pub observability: Listener,
-}
-
-impl Checked {
-    /// Reads everything that a configuration file names, and binds nothing.
-    pub fn read(file: &Path) -> Result<Self, ConfigError> {
-        let config = Config::read(file)?;
-        let agent = &config.agent.listen;
-        let public = &config.agent.kubernetes_api.listen;
-        let agent_certificate = Certificate::read(
-            file,
-            "agent.listen",
-            agent.certificate_file.as_ref(),
-            agent.key_file.as_ref(),
-        )?;
-        let public_certificate = Certificate::read(
-            file,
-            "agent.kubernetes_api.listen",
-            public.certificate_file.as_ref(),
-            public.key_file.as_ref(),
-        )?;
-        let traces = traces::settings(file, &config.observability.tracing)?;
-        let redis = config.redis.as_ref().map(|redis| redis.settings(file)).transpose()?;
-        let identity = Identity::read(&config.identity.file.value)?;
-        let private = config.private_api.as_ref();
-        let private = private.map(|section| Setup::read(file, section, Surroundings::here())).transpose()?;
-        if redis.is_some() && private.is_none() {
-            let what = "redis is for several replicas, which reach each other through private_api.listen: add that section";
-            return Err(ConfigError::whole(file, what.to_owned()));
-        }
-        Ok(Self { config, private, identity, agent_certificate, public_certificate, traces, redis })
-    }
-
-    /// How many agents and tokens of callers there are.
-    pub fn counts(&self) -> (usize, usize) {
-        self.identity.counts()
-    }
-
-    /// How it logs.
-    pub fn logging(&self) -> &crate::config::Logging {
-        &self.config.observability.logging
-    }
-
-    /// Binds the listeners and builds the rest.
-    pub async fn bind(self) -> Result<(App, Listeners), BindError> {
-        let config = self.config;
-        let agent = self.agent_certificate.as_ref().map(|pair| pair.acceptor(&[b"http/1.1"]));
-        let public = self.public_certificate.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));
-        let limits = &config.agent.kubernetes_api.limits;
-        let addresses = (config.agent.listen.address, config.agent.kubernetes_api.listen.address);
-        let listeners = Listeners {
-            agent: Listener::bind(
-                "agent",
-                addresses.0,
-                agent,
-                config.agent.listen.max_connections,
-                config.agent.listen.handshake_timeout,
-            )
-            .await?,
-            public: Listener::bind(
-                "public",
-                addresses.1,
-                public,
-                limits.max_connections,
-                limits.handshake_timeout,
-            )
-            .await?,
-            private: match &self.private {
-                Some(setup) => Some(setup.bind().await?),
-                None => None,
-            },
-            observability: Listener::bind(
-                "observability",
-                config.observability.listen.address,
-                None,
-                MAX_PROBES,
-                PROBE_TIMEOUT,
-            )
-            .await?,
-        };
-        let replica = ReplicaId::random();
-        let program =
-            Program { name: "kas", version: env!("CARGO_PKG_VERSION"), instance: replica.to_string() };
-        let (tracer, exporter) = self.traces.map(|settings| settings.build(&program)).unzip();
-        let trust_callers = config.observability.tracing.trust_callers;
-        let traces = tracer.map(|tracer| Traces { tracer, trust_callers });
-        let mut redis = None;
-        let peer_certificate = self.private.as_ref().and_then(Setup::certificate).cloned();
-        let mut fleet = Fleet::alone(replica, Arc::new(MemoryStore::default()), &config);
-        if let (Some(setup), Some(listener)) = (self.private, &listeners.private) {
-            let url = setup.url(listener.address());
-            tracing::info!(%url, "other replicas are told this address");
-            fleet = setup.fleet(fleet, &config);
-            if let Some(settings) = self.redis {
-                let own = Replica { id: replica, url: url.to_string() };
-                let (store, keeper) = RedisStore::new(settings, own, env!("CARGO_PKG_VERSION"));
-                fleet.store = Arc::new(store.clone());
-                redis = Some((store, keeper));
-            }
-        }
-        let mut app = App::of_replica(fleet, config, self.identity, traces, exporter, redis);
-        let public = self.agent_certificate.into_iter().chain(self.public_certificate);
-        app.certificates = public.chain(peer_certificate).collect();
-        Ok((app, listeners))
-    }
 }
 
 impl App {
@@ -272,6 +146,7 @@ impl App {
             agents,
             callers,
             host,
+            api: None,
             admin,
             identities,
             readiness,
@@ -311,6 +186,15 @@ impl App {
         ));
         if let Some(private) = listeners.private {
             background.spawn(Arc::clone(&self.host).listen(private, cores.clone()));
+        }
+        if let Some((listener, api)) = listeners.api.zip(self.api.clone()) {
+            background.spawn(listener.serve(
+                probing.clone(),
+                Cores::default(),
+                TaskTracker::new(),
+                metrics.clone(),
+                move |io, peer| Arc::clone(&api).serve(io, peer),
+            ));
         }
         background.spawn(listeners.observability.serve(
             probing.clone(),

@@ -4,6 +4,7 @@
 //! is explained in `deploy/kas.example.yaml`, which a test reads.
 
 mod agent;
+mod api;
 mod bounds;
 mod kubernetes_api;
 mod network;
@@ -21,6 +22,7 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 pub use self::agent::{AgentListen, TunnelConfig};
+pub use self::api::{Api, ApiListen};
 pub use self::kubernetes_api::{KubernetesApi, Limits, PublicListen};
 pub use self::network::Network;
 pub use self::observability::{Format, Level, Logging, ObservabilityConfig, ObservabilityListen, Tracing};
@@ -44,6 +46,8 @@ pub struct Config {
     pub redis: Option<RedisConfig>,
     /// Other replicas. Without this section there are none.
     pub private_api: Option<PrivateApi>,
+    /// Programs that ask who is connected. Without this section they have nobody to ask.
+    pub api: Option<Api>,
     /// Who agents and callers are.
     pub identity: IdentityConfig,
 }
@@ -112,6 +116,10 @@ impl Config {
             {
                 path.value = directory.join(&path.value);
             }
+        }
+
+        for path in config.api.iter_mut().flat_map(Api::paths) {
+            path.value = directory.join(&path.value);
         }
 
         Ok(config)
@@ -195,6 +203,8 @@ mod tests {
         assert_eq!(format!("{example:?}"), format!("{default:?}"));
 
         let text = whole(&std::fs::read_to_string(file).unwrap());
+        let api = parse::<Config>(file, &text).unwrap().api.unwrap().listen;
+        assert_eq!(api.address, api::default_address());
         let mut listen = parse::<Config>(file, &text).unwrap().private_api.unwrap().listen;
         for path in [
             &mut listen.authentication_secret_file,
@@ -212,6 +222,7 @@ mod tests {
             include_str!("config/observability.rs"),
             include_str!("config/redis.rs"),
             include_str!("config/private_api.rs"),
+            include_str!("config/api.rs"),
         ];
         let keys = sources
             .iter()
@@ -243,11 +254,11 @@ mod tests {
         }
     }
 
-    /// The example with the section that is a comment there: it is there or not, and by default it is not.
+    /// The example with the sections that are a comment there: they are there or not, and by default they are not.
     fn whole(example: &str) -> String {
         let mut section = false;
         let lines = example.lines().map(|line| {
-            section = !line.is_empty() && (section || line == "# private_api:");
+            section = !line.is_empty() && (section || ["# private_api:", "# api:"].contains(&line));
             if section { line.trim_start_matches('#').strip_prefix(' ').unwrap() } else { line }
         });
         lines.collect::<Vec<_>>().join("\n")

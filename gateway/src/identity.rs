@@ -21,6 +21,7 @@ use crate::{promql::Labels, token::TokenHash};
 pub struct Identity {
     agents: HashMap<AgentId, AgentName>,
     agents_by_name: HashMap<AgentName, AgentId>,
+    projects: HashMap<AgentId, u64>,
     agent_tokens: HashMap<TokenHash, AgentId>,
     caller_tokens: HashMap<TokenHash, Grant>,
 }
@@ -118,6 +119,11 @@ impl Identity {
     /// An agent's name.
     pub fn name(&self, agent: AgentId) -> Option<&AgentName> {
         self.agents.get(&agent)
+    }
+
+    /// The project that an agent belongs to, if it belongs to one.
+    pub fn project(&self, agent: AgentId) -> Option<u64> {
+        self.projects.get(&agent).copied()
     }
 
     /// Every agent, in order of their names.

@@ -13,13 +13,15 @@
 //!   may, [`headers`] what crosses the border, [`failure`] how an error is said, [`traces`] what a trace is told of it.
 //! * [`promql`] narrows the queries of callers who may see only certain series.
 //! * [`peers`] are other replicas: whom a request goes to whose agent is not here, and what they may ask of this one.
-//! * [`agents`] serves agents and keeps their tunnels in the table; [`roster`] lists them for operators.
+//! * [`agents`] serves agents and keeps their tunnels in the table; [`roster`] lists them for operators, [`api`]
+//!   for programs; [`whereabouts`] are what both know of other replicas' agents.
 //! * [`app`] builds, wires and stops all of it. [`config`] and [`identity`] are what it is built from.
 #![warn(missing_docs)]
 
 pub mod access;
 pub mod admin;
 pub mod agents;
+pub mod api;
 pub mod app;
 pub mod callers;
 pub mod cli;
@@ -42,3 +44,4 @@ pub mod timing;
 pub mod tls;
 pub mod token;
 pub mod traces;
+pub mod whereabouts;

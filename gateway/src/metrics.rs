@@ -36,6 +36,7 @@ pub struct Metrics {
     pub tunnels: Gauge,
     tunnel_lifetimes: Family<ReasonLabel, Histogram>,
     handshakes: Family<ReasonLabel, Counter>,
+    api_requests: Family<ResultLabel, Counter>,
     /// Open connections of callers.
     pub connections: Gauge,
     /// Writes that had to wait for a caller to read.
@@ -51,6 +52,11 @@ struct ReasonLabel {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
 impl Metrics {
     /// Registers everything.
     pub fn register(registry: &mut Registry) -> Self {
@@ -63,6 +69,7 @@ impl Metrics {
             tunnels: Gauge::default(),
             tunnel_lifetimes: Family::new_with_constructor(lifetimes),
             handshakes: Family::default(),
+            api_requests: Family::default(),
             connections: Gauge::default(),
             write_stalls: Counter::default(),
             bytes_in_flight: Gauge::default(),
@@ -86,6 +93,11 @@ impl Metrics {
             "kas_handshakes",
             "Attempts of agents to open a tunnel, by result",
             metrics.handshakes.clone(),
+        );
+        registry.register(
+            "kas_api_requests",
+            "Requests to the internal API, by result",
+            metrics.api_requests.clone(),
         );
         registry.register("kas_connections", "Open connections of callers", metrics.connections.clone());
         registry.register(
@@ -128,6 +140,11 @@ impl Metrics {
     /// An agent tried to open a tunnel.
     pub fn handshake(&self, result: &'static str) {
         self.handshakes.get_or_create(&ReasonLabel { reason: result }).inc();
+    }
+
+    /// A program asked the internal API.
+    pub fn api_request(&self, result: &'static str) {
+        self.api_requests.get_or_create(&ResultLabel { result }).inc();
     }
 
     /// A tunnel ended.

@@ -1,4 +1,4 @@
-//! Every agent and its tunnels, as this replica sees them: what `GET /agents` of the observability listener answers and
+//! Every agent and its tunnels to this replica, and which other replicas hold it: what `GET /agents` of the observability listener answers and
 //! `kas agents` shows.
 //!
 //! For operators only: it names every agent, and where each connects from. The shape is documented in
@@ -10,7 +10,12 @@ use proto::{AgentId, AgentName, InstanceId, ReplicaId, ServiceName, TunnelId};
 use router::{InFlight, LocalTunnels, RouteStore, View};
 use serde::{Deserialize, Serialize};
 
-use crate::{agents::Agents, connected::Connected, identity::Identities};
+use crate::{
+    agents::Agents,
+    connected::Connected,
+    identity::Identities,
+    whereabouts::{Holder, Presence, Whereabouts, rfc3339},
+};
 
 /// Where the list comes from.
 #[derive(Clone, Debug)]
@@ -31,6 +36,8 @@ pub struct Listing {
     /// When, by its clock.
     #[serde(with = "rfc3339")]
     pub time: SystemTime,
+    /// Why what other replicas hold is missing, if it is.
+    pub missing: Option<String>,
     /// In order of their names.
     pub agents: Vec<Agent>,
 }
@@ -47,29 +54,8 @@ pub struct Agent {
     pub presence: Presence,
     /// Its tunnels to this replica.
     pub tunnels: Vec<Tunnel>,
-}
-
-/// Where an agent is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "state", rename_all = "snake_case")]
-pub enum Presence {
-    /// It has tunnels to this replica.
-    Connected,
-    /// It has tunnels, but to these replicas only.
-    Elsewhere {
-        /// Which.
-        replicas: Vec<ReplicaId>,
-    },
-    /// It was connected.
-    Away {
-        /// Until then.
-        #[serde(with = "rfc3339")]
-        since: SystemTime,
-    },
-    /// It has not connected since kas started.
-    Never,
-    /// It has no tunnel to this replica, and the route store does not answer.
-    Unknown,
+    /// Which other replicas hold it.
+    pub elsewhere: Vec<Holder>,
 }
 
 /// One tunnel. What the agent said of itself is its word.
@@ -132,30 +118,25 @@ impl Roster {
         }
 
         let identity = self.identities.load_full();
+        let names = identity.agents();
+        let ids: Vec<AgentId> = names.iter().map(|(_, id)| *id).collect();
+        let mut whereabouts = Whereabouts::of(&*self.store, &ids).await;
         let mut agents = Vec::new();
-        for (name, id) in identity.agents() {
+        for (name, id) in names {
             let mut tunnels = held.remove(&id).unwrap_or_default();
             tunnels.sort_by_key(|tunnel| (tunnel.instance, tunnel.index, tunnel.since));
-            let presence = if tunnels.is_empty() { self.absent(id).await } else { Presence::Connected };
-            agents.push(Agent { id, name: name.clone(), presence, tunnels });
+            let mut elsewhere = whereabouts.take(id);
+            elsewhere.retain(|holder| holder.replica != self.replica);
+            let presence = match (tunnels.is_empty(), elsewhere.is_empty()) {
+                (false, _) => Presence::Connected,
+                (true, false) => Presence::Elsewhere,
+                (true, true) => whereabouts.absent(id),
+            };
+            agents.push(Agent { id, name: name.clone(), presence, tunnels, elsewhere });
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Listing { replica: self.replica, version, time: SystemTime::now(), agents }
-    }
-
-    async fn absent(&self, agent: AgentId) -> Presence {
-        let Ok(record) = self.store.lookup(agent).await else {
-            return Presence::Unknown;
-        };
-        let others = record.routes.iter().map(|route| route.replica).filter(|other| *other != self.replica);
-        let replicas: Vec<ReplicaId> = others.collect();
-        match record.gone_since {
-            _ if !replicas.is_empty() => Presence::Elsewhere { replicas },
-            Some(since) => Presence::Away { since },
-            None if record.routes.is_empty() => Presence::Never,
-            // Its last tunnel here has just ended, and the store is about to be told.
-            None => Presence::Away { since: SystemTime::now() },
-        }
+        let missing = whereabouts.missing;
+        Listing { replica: self.replica, version, time: SystemTime::now(), missing, agents }
     }
 }
 
@@ -184,21 +165,6 @@ impl Tunnel {
     }
 }
 
-/// Times as people and `jq` read them.
-mod rfc3339 {
-    use std::time::SystemTime;
-
-    use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
-
-    pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&humantime::format_rfc3339_seconds(*time))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
-        humantime::parse_rfc3339(&String::deserialize(deserializer)?).map_err(D::Error::custom)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,24 +176,5 @@ mod tests {
         let documented: serde_json::Value = serde_json::from_str(example).unwrap();
         let listing: Listing = serde_json::from_str(example).unwrap();
         assert_eq!(serde_json::to_value(&listing).unwrap(), documented);
-    }
-
-    #[test]
-    fn every_state_reads_back_what_it_writes() {
-        let replicas = vec![ReplicaId::random()];
-        let since = SystemTime::UNIX_EPOCH;
-        for (presence, expected) in [
-            (Presence::Connected, r#"{"state":"connected"}"#.to_owned()),
-            (
-                Presence::Elsewhere { replicas: replicas.clone() },
-                format!(r#"{{"state":"elsewhere","replicas":["{}"]}}"#, replicas[0]),
-            ),
-            (Presence::Away { since }, r#"{"state":"away","since":"1970-01-01T00:00:00Z"}"#.to_owned()),
-            (Presence::Never, r#"{"state":"never"}"#.to_owned()),
-            (Presence::Unknown, r#"{"state":"unknown"}"#.to_owned()),
-        ] {
-            assert_eq!(serde_json::to_string(&presence).unwrap(), expected);
-            assert_eq!(serde_json::from_str::<Presence>(&expected).unwrap(), presence);
-        }
     }
 }

@@ -21,5 +21,7 @@ pub use self::attempt::{Attempt, Progress};
 pub use self::choice::Class;
 pub use self::limit::RateLimit;
 pub use self::memory::MemoryStore;
-pub use self::store::{BoxFuture, Health, Holding, Instance, Record, Replica, Route, RouteStore, StoreError};
+pub use self::store::{
+    BoxFuture, Health, Holding, Holdings, Instance, Record, Replica, Route, RouteStore, StoreError,
+};
 pub use self::tunnels::{Choice, InFlight, Lease, LocalTunnels, Registration, View};

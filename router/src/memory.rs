@@ -6,7 +6,9 @@ use parking_lot::Mutex;
 use proto::{AgentId, ReplicaId};
 use tokio::sync::Notify;
 
-use crate::store::{BoxFuture, Health, Holding, Instance, Record, Replica, Route, RouteStore, StoreError};
+use crate::store::{
+    BoxFuture, Health, Holding, Holdings, Instance, Record, Replica, Route, RouteStore, StoreError,
+};
 
 /// A [`RouteStore`] for the replicas of one process: one, except in tests.
 #[derive(Debug, Default)]
@@ -100,16 +102,16 @@ impl RouteStore for MemoryStore {
         Box::pin(changed.notified_owned())
     }
 
-    fn holdings(&self, agent: Option<AgentId>) -> BoxFuture<'_, Result<Vec<Holding>, StoreError>> {
-        let mut holdings = Vec::new();
-        for (id, entry) in self.agents.lock().iter().filter(|(id, _)| agent.is_none_or(|agent| agent == **id))
-        {
+    fn holdings<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, Holdings> {
+        let (mut holdings, known) = (Holdings::default(), self.agents.lock());
+        for (agent, entry) in agents.iter().filter_map(|agent| Some((*agent, known.get(agent)?))) {
             for Route { replica, .. } in &entry.record.routes {
                 let instances = entry.instances.get(replica).cloned().unwrap_or_default();
-                holdings.push(Holding { agent: *id, replica: *replica, instances });
+                holdings.held.push(Holding { agent, replica: *replica, instances });
             }
+            holdings.gone.extend(entry.record.gone_since.map(|since| (agent, since)));
         }
-        Box::pin(ready(Ok(holdings)))
+        Box::pin(ready(holdings))
     }
 
     fn health(&self) -> Health {

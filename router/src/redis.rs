@@ -53,7 +53,7 @@ use self::{
     waiting::Waiting,
     wire::{Heartbeat, Held, MAX_RECORD},
 };
-use crate::store::{BoxFuture, Health, Holding, Instance, Record, Replica, Route, RouteStore, StoreError};
+use crate::store::{BoxFuture, Health, Holdings, Instance, Record, Replica, Route, RouteStore, StoreError};
 
 /// A [`RouteStore`] that the replicas share through Redis. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -275,8 +275,8 @@ impl RouteStore for RedisStore {
         Box::pin(self.0.waiting.wait(agent))
     }
 
-    fn holdings(&self, agent: Option<AgentId>) -> BoxFuture<'_, Result<Vec<Holding>, StoreError>> {
-        Box::pin(self.0.holdings(agent))
+    fn holdings<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, Holdings> {
+        Box::pin(self.0.holdings(agents))
     }
 
     fn health(&self) -> Health {

@@ -1,6 +1,6 @@
 //! The directory: which replicas hold an agent.
 
-use std::{fmt, pin::Pin, sync::Arc, time::SystemTime};
+use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, time::SystemTime};
 
 use proto::{AgentId, Epoch, InstanceId, ReplicaId};
 
@@ -64,6 +64,17 @@ pub struct Holding {
     pub instances: Vec<Instance>,
 }
 
+/// What the directory knows of some agents, for whoever lists them.
+#[derive(Clone, Debug, Default)]
+pub struct Holdings {
+    /// What each live replica holds of them; in no order.
+    pub held: Vec<Holding>,
+    /// When they left some replica last, as far as it is known; of those that are held it means nothing.
+    pub gone: HashMap<AgentId, SystemTime>,
+    /// Why what other replicas hold is missing, if it is.
+    pub missing: Option<StoreError>,
+}
+
 /// How the directory fares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
@@ -117,8 +128,9 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     /// Completes when the agent's record changes after this call.
     fn change(&self, agent: AgentId) -> BoxFuture<'static, ()>;
 
-    /// What every live replica holds: of one agent, or of all. Reads as much as there is; for operators.
-    fn holdings(&self, agent: Option<AgentId>) -> BoxFuture<'_, Result<Vec<Holding>, StoreError>>;
+    /// What every live replica holds of these agents: not from memory, and at a cost that does not grow with the agents
+    /// that were not asked for.
+    fn holdings<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, Holdings>;
 
     /// Whether it answers from memory only.
     fn health(&self) -> Health;

@@ -1,9 +1,11 @@
 //! `kas agents`: asks the running kas who is connected.
 
+mod tables;
+
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use clap::ValueEnum;
@@ -17,20 +19,17 @@ use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
+use self::tables::{summary, wide};
 use super::{
     ConfigFile,
-    outcome::{Outcome, Refusal, say},
-    table::{Table, age, milliseconds},
+    outcome::{Outcome, Refusal, say, warn},
 };
-use crate::{
-    config::Config,
-    roster::{Agent, Listing, Presence, Service, Tunnel},
-};
+use crate::{config::Config, roster::Listing};
 
 /// List the agents of a running kas, and their tunnels
 ///
-/// Asks the kas that runs with this configuration, at its observability.listen.address. A replica knows its own tunnels:
-/// where there are several, ask each.
+/// Asks the kas that runs with this configuration, at its observability.listen.address. It lists the agents of all
+/// replicas; of tunnels that end on others it knows no more than their number.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Agents {
@@ -62,11 +61,13 @@ Columns:
   STATE       connected, leaving (a tunnel about to be replaced), away,
               elsewhere (connected to other replicas only),
               never (since kas started),
-              unknown (the route store does not answer)
+              unknown (other replicas' agents are not known now)
   AWAY        for how long
+  REPLICAS    who holds it, the one that was asked first
   IN-FLIGHT   requests whose answer has not ended, ordinary ones first:
-              2/3 is 2 of them and 3 watches, logs, exec or port-forward
-  ROUND-TRIP  the slowest tunnel's, as measured last
+              2/3 is 2 of them and 3 watches, logs, exec or port-forward;
+              in tunnels to the replica that was asked
+  ROUND-TRIP  the slowest of those tunnels', as measured last
 
 Exit codes:
   0   listed
@@ -101,6 +102,9 @@ impl Agents {
         let listing: Listing = serde_json::from_slice(&body).map_err(|error| {
             Refusal::unavailable(format!("what answers at {named} is no kas of this version: {error}"))
         })?;
+        if let Some(missing) = &listing.missing {
+            warn(&format!("agents of other replicas are not listed: {missing}"));
+        }
         match self.output {
             Form::Table => say(&summary(&listing)),
             Form::Json => say(&String::from_utf8_lossy(&body)),
@@ -141,195 +145,9 @@ async fn ask(address: SocketAddr) -> Result<Bytes, String> {
     Ok(body.map_err(|error| error.to_string())?.to_bytes())
 }
 
-/// A line for each agent.
-fn summary(listing: &Listing) -> String {
-    let mut table = Table::new(&[
-        "ID",
-        "NAME",
-        "STATE",
-        "AWAY",
-        "TUNNELS",
-        "IN-FLIGHT",
-        "ROUND-TRIP",
-        "AGENTK",
-        "KUBERNETES",
-        "SERVICES",
-    ]);
-    for agent in &listing.agents {
-        let tunnels = &agent.tunnels;
-        let services = || tunnels.iter().flat_map(|tunnel| &tunnel.services);
-        let slowest = tunnels.iter().filter_map(|tunnel| tunnel.round_trip_ms).reduce(f64::max);
-        let some = |text: String| if tunnels.is_empty() { String::new() } else { text };
-        table.row([
-            agent.id.to_string(),
-            agent.name.to_string(),
-            state(&agent.presence).to_owned(),
-            away(agent, listing.time),
-            some(tunnels.len().to_string()),
-            some(in_flight(services())),
-            slowest.map(milliseconds).unwrap_or_default(),
-            distinct(tunnels.iter().map(|tunnel| &*tunnel.version)),
-            distinct(tunnels.iter().filter_map(|tunnel| tunnel.kubernetes_version.as_deref())),
-            distinct(services().map(|service| service.name.as_str())),
-        ]);
-    }
-    table.to_string()
-}
-
-/// A line for each tunnel, and one for each agent without.
-fn wide(listing: &Listing) -> String {
-    let mut table = Table::new(&[
-        "ID",
-        "NAME",
-        "STATE",
-        "AWAY",
-        "TUNNEL",
-        "OPEN",
-        "PEER",
-        "INSTANCE",
-        "POD",
-        "AGENTK",
-        "KUBERNETES",
-        "ROUND-TRIP",
-        "IN-FLIGHT",
-    ]);
-    for agent in &listing.agents {
-        let (id, name) = (agent.id.to_string(), agent.name.to_string());
-        for tunnel in &agent.tunnels {
-            let state = if tunnel.draining { "leaving" } else { state(&agent.presence) };
-            table.row([
-                id.clone(),
-                name.clone(),
-                state.to_owned(),
-                String::new(),
-                short(&tunnel.id.to_string()),
-                since(tunnel.since, listing.time),
-                tunnel.peer.clone(),
-                format!("{}#{}", short(&tunnel.instance.to_string()), tunnel.index),
-                pod(tunnel),
-                tunnel.version.clone(),
-                tunnel.kubernetes_version.clone().unwrap_or_default(),
-                tunnel.round_trip_ms.map(milliseconds).unwrap_or_default(),
-                by_service(tunnel),
-            ]);
-        }
-        if agent.tunnels.is_empty() {
-            let mut cells = [const { String::new() }; 13];
-            cells[..4].clone_from_slice(&[
-                id,
-                name,
-                state(&agent.presence).to_owned(),
-                away(agent, listing.time),
-            ]);
-            table.row(cells);
-        }
-    }
-    table.to_string()
-}
-
-fn state(presence: &Presence) -> &'static str {
-    match presence {
-        Presence::Connected => "connected",
-        Presence::Elsewhere { .. } => "elsewhere",
-        Presence::Away { .. } => "away",
-        Presence::Never => "never",
-        Presence::Unknown => "unknown",
-    }
-}
-
-fn away(agent: &Agent, now: SystemTime) -> String {
-    match agent.presence {
-        Presence::Away { since: then } => since(then, now),
-        _ => String::new(),
-    }
-}
-
-fn since(then: SystemTime, now: SystemTime) -> String {
-    age(now.duration_since(then).unwrap_or_default())
-}
-
-fn in_flight<'a>(services: impl Iterator<Item = &'a Service>) -> String {
-    let (short, long) = services.fold((0u64, 0u64), |(short, long), service| {
-        (short + u64::from(service.short), long + u64::from(service.long))
-    });
-    format!("{short}/{long}")
-}
-
-fn by_service(tunnel: &Tunnel) -> String {
-    let each = tunnel.services.iter().map(|Service { name, short, long }| format!("{name}={short}/{long}"));
-    each.collect::<Vec<_>>().join(",")
-}
-
-fn distinct<'a>(values: impl Iterator<Item = &'a str>) -> String {
-    let values: std::collections::BTreeSet<_> = values.collect();
-    values.into_iter().collect::<Vec<_>>().join(",")
-}
-
-fn pod(tunnel: &Tunnel) -> String {
-    let parts = [tunnel.pod_namespace.as_deref(), tunnel.pod_name.as_deref()];
-    parts.into_iter().flatten().collect::<Vec<_>>().join("/")
-}
-
-/// As much of an id as tells it apart, and finds it in the logs.
-fn short(id: &str) -> String {
-    id.chars().take(8).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// In the shape that docs/operations.md promises.
-    const LISTING: &str = r#"{
-      "replica": "0123456789abcdef0123456789abcdef", "version": "0.1.0", "time": "2026-11-20T13:00:00Z",
-      "agents": [
-        {"id": 1, "name": "production", "state": "connected", "tunnels": [
-          {"id": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "peer": "192.0.2.7:40312", "since": "2026-11-20T11:48:00Z",
-           "draining": true, "instance": "cccccccccccccccccccccccccccccccc", "index": 0, "version": "0.1.0",
-           "pod_namespace": "agentk", "pod_name": "agentk-7d9c", "kubernetes_version": "v1.34.1", "round_trip_ms": 12.3,
-           "services": [{"name": "kubernetes", "short": 1, "long": 2}, {"name": "prometheus", "short": 3, "long": 0}]},
-          {"id": "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb", "peer": "192.0.2.7:40313", "since": "2026-11-20T12:59:30Z",
-           "draining": false, "instance": "cccccccccccccccccccccccccccccccc", "index": 1, "version": "0.2.0",
-           "pod_namespace": null, "pod_name": null, "kubernetes_version": null, "round_trip_ms": null,
-           "services": [{"name": "kubernetes", "short": 1, "long": 0}]}]},
-        {"id": 2, "name": "staging", "state": "away", "since": "2026-11-20T12:20:00Z", "tunnels": []},
-        {"id": 3, "name": "new", "state": "never", "tunnels": []},
-        {"id": 4, "name": "other", "state": "elsewhere", "replicas": ["0123456789abcdef0123456789abcdef"],
-         "tunnels": []}
-      ]}"#;
-
-    fn listing() -> Listing {
-        serde_json::from_str(LISTING).unwrap()
-    }
-
-    #[test]
-    fn a_line_for_each_agent() {
-        let expected = "\
-ID  NAME        STATE      AWAY   TUNNELS  IN-FLIGHT  ROUND-TRIP  AGENTK       KUBERNETES  SERVICES
-1   production  connected  -      2        5/2        12ms        0.1.0,0.2.0  v1.34.1     kubernetes,prometheus
-2   staging     away       40m0s  -        -          -           -            -           -
-3   new         never      -      -        -          -           -            -           -
-4   other       elsewhere  -      -        -          -           -            -           -
-";
-        assert_eq!(summary(&listing()), expected);
-    }
-
-    #[test]
-    fn a_line_for_each_tunnel() {
-        let table = wide(&listing());
-        let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert!(lines.iter().all(|line| line.len() == 13), "{table}");
-        assert_eq!(
-            lines[1].join(" "),
-            "1 production leaving - aaaaaaaa 1h12m 192.0.2.7:40312 cccccccc#0 agentk/agentk-7d9c 0.1.0 v1.34.1 12ms \
-             kubernetes=1/2,prometheus=3/0"
-        );
-        assert_eq!(
-            lines[2].join(" "),
-            "1 production connected - bbbbbbbb 30s 192.0.2.7:40313 cccccccc#1 - 0.2.0 - - kubernetes=1/0"
-        );
-        assert_eq!(lines[3].join(" "), "2 staging away 40m0s - - - - - - - - -");
-    }
 
     #[test]
     fn every_address_is_reached_from_this_machine() {

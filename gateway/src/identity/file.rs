@@ -35,6 +35,8 @@ struct File {
 struct AgentEntry {
     id: Spanned<u64>,
     name: Spanned<AgentName>,
+    #[serde(default)]
+    project_id: Option<u64>,
     tokens: Spanned<Vec<Spanned<TokenHash>>>,
 }
 
@@ -146,6 +148,7 @@ fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<
     }
     identity.agents_by_name.insert(agent.name.value.clone(), id);
     identity.agents.insert(id, agent.name.value);
+    identity.projects.extend(agent.project_id.map(|project| (id, project)));
     Ok(())
 }
 

@@ -63,6 +63,11 @@ impl Secret {
         }
     }
 
+    /// As bytes, for whoever makes another kind of proof with it.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.0.expose_secret()
+    }
+
     /// Proves a request.
     pub fn seal(&self, subject: Subject<'_>) -> Seal {
         Seal(self.of_request(subject).finalize().into_bytes().into())

@@ -46,7 +46,7 @@
 //! | 34 | revoked tokens | |
 //! | 35 | rights that are taken away, unusable identity files, herds | |
 //! | 36 | comparison in constant time | by the structure of the code, not by a clock |
-//! | 37 | JWT | none: kas takes no JWT |
+//! | 37 | JWT | in api.rs |
 //! | 38 | web pages: CORS, preflight, WebSocket, CSRF | |
 //! | | *Hostile agents* | |
 //! | 39 | response headers, trailers, failures that are not an agent's to say | |
@@ -76,6 +76,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod answers;
+mod api;
 mod browser;
 mod cluster;
 #[path = "../scenarios/fleet.rs"]
@@ -93,6 +94,9 @@ mod identity;
 mod logs;
 mod memory;
 mod private;
+#[path = "../scenarios/api.rs"]
+#[allow(dead_code, reason = "each binary uses its own part")]
+mod programs;
 mod prometheus;
 mod revocation;
 #[path = "../scenarios/server.rs"]

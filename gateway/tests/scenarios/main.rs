@@ -1,6 +1,7 @@
 //! The whole product in one process: callers, kas, agentk and a fake cluster over in-memory pipes, on a paused clock.
 
 mod agents;
+mod api;
 mod border;
 mod callers;
 mod drain;

@@ -1,69 +1,66 @@
-//! Who holds what, over all replicas: for operators.
+//! Who holds what, over all replicas: for whoever lists agents.
 
-use proto::{AgentId, ReplicaId};
+use proto::AgentId;
 
-use super::{Shared, wire::MAX_RECORD};
-use crate::store::{Holding, StoreError};
+use super::{
+    Shared,
+    wire::{self, MAX_RECORD},
+};
+use crate::store::{Holding, Holdings, StoreError};
 
-/// About how many records are read at once.
+/// Most agents that are asked for at once.
 const PAGE: usize = 500;
-/// Most records that are read of one replica: more than any holds, less than a memory.
-const MAX_RECORDS: usize = 1_000_000;
 
 impl Shared {
-    pub(super) async fn holdings(&self, agent: Option<AgentId>) -> Result<Vec<Holding>, StoreError> {
-        let mut holdings: Vec<Holding> = {
-            let own = self.own.lock();
-            let wanted = own.iter().filter(|(id, _)| agent.is_none_or(|agent| agent == *id));
-            let holding = |(agent, held): (_, &super::Held)| Holding {
-                agent,
-                replica: self.me,
-                instances: held.instances.clone(),
-            };
-            wanted.map(holding).collect()
-        };
+    /// Asks Redis once for each page, however many replicas there are.
+    pub(super) async fn holdings(&self, agents: &[AgentId]) -> Holdings {
+        let mut holdings = Holdings::default();
+        for page in agents.chunks(PAGE) {
+            if let Err(error) = self.others_hold(page, &mut holdings).await {
+                holdings.missing = Some(error);
+                break;
+            }
+        }
+        let own = self.own.lock();
+        for agent in agents {
+            if let Some(held) = own.get(*agent) {
+                let instances = held.instances.clone();
+                holdings.held.push(Holding { agent: *agent, replica: self.me, instances });
+            } else if let Some(left) = own.left(*agent) {
+                let since = holdings.gone.entry(*agent).or_insert(left);
+                *since = left.max(*since);
+            }
+        }
+        holdings
+    }
+
+    async fn others_hold(&self, agents: &[AgentId], into: &mut Holdings) -> Result<(), StoreError> {
+        let line = self.line()?;
         let others = self.members.lock().ids();
-        for replica in others {
-            match agent {
-                Some(agent) => holdings.extend(self.holding(replica, agent).await?),
-                None => self.all(replica, &mut holdings).await?,
+        let mut script = self.scripts.holdings.key(self.keys.gone());
+        for other in &others {
+            script.key(self.keys.routes(*other));
+        }
+        script.arg(MAX_RECORD);
+        for agent in agents {
+            script.arg(agent.0);
+        }
+        let found: Vec<Vec<u8>> = line.link.run(&script, &self.counts).await.map_err(|error| {
+            self.give_up(&line);
+            StoreError(error)
+        })?;
+
+        let mut rows = found.chunks_exact(agents.len());
+        let gone = rows.next().ok_or_else(|| StoreError("Redis said nothing".to_owned()))?;
+        let times = agents.iter().zip(gone);
+        into.gone.extend(times.filter_map(|(agent, text)| Some((*agent, wire::time(self.number(text)?)?))));
+        for (replica, records) in others.into_iter().zip(rows) {
+            for (agent, record) in agents.iter().zip(records) {
+                let held = self.record(record);
+                let holding = held.map(|held| Holding { agent: *agent, replica, instances: held.instances });
+                into.held.extend(holding);
             }
         }
-        Ok(holdings)
-    }
-
-    async fn holding(&self, replica: ReplicaId, agent: AgentId) -> Result<Option<Holding>, StoreError> {
-        let mut script = self.scripts.lookup.key(self.keys.routes(replica));
-        script.arg(agent.0).arg(MAX_RECORD);
-        let found: Vec<Vec<u8>> = self.line()?.link.run(&script, &self.counts).await.map_err(StoreError)?;
-        let held = found.first().and_then(|record| self.record(record));
-        Ok(held.map(|held| Holding { agent, replica, instances: held.instances }))
-    }
-
-    async fn all(&self, replica: ReplicaId, into: &mut Vec<Holding>) -> Result<(), StoreError> {
-        let (line, mut cursor, mut read) = (self.line()?, b"0".to_vec(), 0);
-        loop {
-            let mut script = self.scripts.page.key(self.keys.routes(replica));
-            script.arg(&cursor).arg(PAGE).arg(MAX_RECORD);
-            let mut page: Vec<Vec<u8>> = line.link.run(&script, &self.counts).await.map_err(StoreError)?;
-            if page.is_empty() {
-                return Err(StoreError("Redis said nothing".to_owned()));
-            }
-            let records = page.split_off(1);
-            for pair in records.chunks_exact(2) {
-                let (agent, held) = (self.number(&pair[0]), self.record(&pair[1]));
-                let holding = |(agent, held): (u64, super::Held)| Holding {
-                    agent: AgentId(agent),
-                    replica,
-                    instances: held.instances,
-                };
-                into.extend(agent.zip(held).map(holding));
-            }
-            read += records.len() / 2;
-            cursor = page.swap_remove(0);
-            if cursor == b"0" || read > MAX_RECORDS {
-                return Ok(());
-            }
-        }
+        Ok(())
     }
 }

@@ -68,11 +68,6 @@ impl Own {
         self.left.get(&agent).copied()
     }
 
-    /// All that are here.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (AgentId, &Held)> {
-        self.agents.iter().filter(|(_, held)| held.epoch > Epoch(0)).map(|(agent, held)| (*agent, held))
-    }
-
     /// Redis knows nothing: it is to hear of all of them, besides those that have left meanwhile.
     pub(super) fn unsay(&mut self) {
         self.said.clear();
@@ -165,6 +160,5 @@ mod tests {
         own.describe(AGENT, Vec::new());
         assert!(own.get(AGENT).is_none());
         assert_eq!(own.say(10), []);
-        assert_eq!(own.iter().count(), 0);
     }
 }

@@ -18,4 +18,4 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit beat bury change fill join leave lookup members page }
+scripts! { admit beat bury change fill holdings join leave lookup members }

@@ -144,19 +144,24 @@ async fn what_is_described_is_listed_by_all(here: Replica<'_>, there: Replica<'_
     eventually(there, agent, &[here.route(1), there.route(1)]).await;
 
     for at in [here, there] {
-        for filter in [Some(agent), None] {
-            let mut holdings = at.store.holdings(filter).await.unwrap();
-            holdings.retain(|holding| holding.agent == agent);
-            holdings.sort_by_key(|holding| holding.replica != here.id);
-            let seen: Vec<_> = holdings.into_iter().map(|seen| (seen.replica, seen.instances)).collect();
-            assert_eq!(seen, [(here.id, vec![a.clone()]), (there.id, vec![b.clone()])]);
-        }
-        assert_eq!(at.store.holdings(Some(AgentId(999))).await.unwrap(), []);
+        let mut holdings = at.store.holdings(&[AgentId(999), agent]).await;
+        assert!(holdings.missing.is_none());
+        holdings.held.sort_by_key(|holding| holding.replica != here.id);
+        let seen = holdings.held.into_iter().map(|seen| (seen.agent, seen.replica, seen.instances));
+        let expected = [(agent, here.id, vec![a.clone()]), (agent, there.id, vec![b.clone()])];
+        assert_eq!(seen.collect::<Vec<_>>(), expected);
+        assert_eq!(at.store.holdings(&[]).await.held, []);
     }
 
     here.withdraw(agent, 1).await;
     eventually(there, agent, &[there.route(1)]).await;
-    assert_eq!(there.store.holdings(Some(agent)).await.unwrap().len(), 1);
+    assert_eq!(there.store.holdings(&[agent]).await.held.len(), 1);
+    there.withdraw(agent, 1).await;
+    eventually(here, agent, &[]).await;
+    for at in [here, there] {
+        let holdings = at.store.holdings(&[agent]).await;
+        assert!(holdings.held.is_empty() && holdings.gone.contains_key(&agent), "{holdings:?}");
+    }
 }
 
 /// Waits, woken by changes only, until a lookup says this.

@@ -38,7 +38,7 @@ async fn agents_are_shared(server: &Server, settings: router::redis::Settings) {
     let (here, there) = (Member::joined(settings.clone()).await, Member::joined(settings).await);
     here.announce(1, 1).await;
     there.sees(1, &[here.route(1)]).await;
-    assert_eq!(there.store.holdings(None).await.unwrap().len(), 1);
+    assert_eq!(there.store.holdings(&[AgentId(1)]).await.held.len(), 1);
     let limit = RateLimit::new(1, Duration::from_secs(60), Some((*here.store).clone()));
     limit.admit([1; 16]).await.unwrap();
     let counted: usize = server.run(&format!("EXISTS kas:limit:{}", "01".repeat(16))).await;

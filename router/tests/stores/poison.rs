@@ -30,8 +30,10 @@ async fn garbage_is_ignored_and_counted() {
     put(&server, "HSET", &routes, &[b"not a number", b"[1,1,[]]"]).await;
     put(&server, "HSET", "{kas}:gone", &[b"200", b"yesterday"]).await;
     assert_eq!(there.store.lookup(AgentId(200)).await.unwrap().gone_since, None);
-    let holdings = there.store.holdings(None).await.unwrap();
-    assert_eq!(holdings.iter().map(|holding| holding.agent).collect::<Vec<_>>(), [AgentId(1)]);
+    let agents: Vec<AgentId> = [1].into_iter().chain(100..300).map(AgentId).collect();
+    let holdings = there.store.holdings(&agents).await;
+    assert_eq!(holdings.held.iter().map(|holding| holding.agent).collect::<Vec<_>>(), [AgentId(1)]);
+    assert!(holdings.gone.is_empty() && holdings.missing.is_none(), "{holdings:?}");
 }
 
 #[tokio::test]

@@ -1,0 +1,244 @@
+//! The listing as text.
+
+use std::{collections::BTreeSet, time::SystemTime};
+
+use super::super::table::{Table, age, milliseconds};
+use crate::{
+    roster::{Agent, Listing, Service, Tunnel},
+    whereabouts::{Instance, Presence},
+};
+
+/// A line for each agent.
+pub(super) fn summary(listing: &Listing) -> String {
+    let mut table = Table::new(&[
+        "ID",
+        "NAME",
+        "STATE",
+        "AWAY",
+        "REPLICAS",
+        "TUNNELS",
+        "IN-FLIGHT",
+        "ROUND-TRIP",
+        "AGENTK",
+        "KUBERNETES",
+        "SERVICES",
+    ]);
+    for agent in &listing.agents {
+        let tunnels = &agent.tunnels;
+        let services = || tunnels.iter().flat_map(|tunnel| &tunnel.services);
+        let slowest = tunnels.iter().filter_map(|tunnel| tunnel.round_trip_ms).reduce(f64::max);
+        let instances = || agent.elsewhere.iter().flat_map(|holder| &holder.instances);
+        let versions = tunnels.iter().map(|tunnel| &tunnel.version);
+        let clusters = tunnels.iter().map(|tunnel| &tunnel.kubernetes_version);
+        let count = tunnels.len() + instances().map(|instance| usize::from(instance.tunnels)).sum::<usize>();
+        let some = |text: String| if tunnels.is_empty() { String::new() } else { text };
+        table.row([
+            agent.id.to_string(),
+            agent.name.to_string(),
+            state(&agent.presence).to_owned(),
+            away(agent, listing.time),
+            replicas(agent, listing),
+            if count == 0 { String::new() } else { count.to_string() },
+            some(in_flight(services())),
+            slowest.map(milliseconds).unwrap_or_default(),
+            distinct(versions.chain(instances().map(|instance| &instance.version)).map(|version| &**version)),
+            distinct(clusters.chain(instances().map(|i| &i.kubernetes_version)).filter_map(Option::as_deref)),
+            distinct(services().map(|service| service.name.as_str())),
+        ]);
+    }
+    table.to_string()
+}
+
+/// A line for each tunnel, one for each process at another replica, and one for each agent that is nowhere.
+pub(super) fn wide(listing: &Listing) -> String {
+    let mut table = Table::new(&[
+        "ID",
+        "NAME",
+        "STATE",
+        "AWAY",
+        "REPLICA",
+        "TUNNEL",
+        "OPEN",
+        "PEER",
+        "INSTANCE",
+        "POD",
+        "AGENTK",
+        "KUBERNETES",
+        "ROUND-TRIP",
+        "IN-FLIGHT",
+    ]);
+    for agent in &listing.agents {
+        let (id, name) = (agent.id.to_string(), agent.name.to_string());
+        for tunnel in &agent.tunnels {
+            let state = if tunnel.draining { "leaving" } else { state(&agent.presence) };
+            table.row([
+                id.clone(),
+                name.clone(),
+                state.to_owned(),
+                String::new(),
+                short(&listing.replica.to_string()),
+                short(&tunnel.id.to_string()),
+                since(tunnel.since, listing.time),
+                tunnel.peer.clone(),
+                format!("{}#{}", short(&tunnel.instance.to_string()), tunnel.index),
+                pod(tunnel.pod_namespace.as_deref(), tunnel.pod_name.as_deref()),
+                tunnel.version.clone(),
+                tunnel.kubernetes_version.clone().unwrap_or_default(),
+                tunnel.round_trip_ms.map(milliseconds).unwrap_or_default(),
+                by_service(tunnel),
+            ]);
+        }
+        for holder in &agent.elsewhere {
+            for instance in &holder.instances {
+                let replica = short(&holder.replica.to_string());
+                table.row(at_another(&id, &name, replica, instance, listing.time));
+            }
+        }
+        if agent.tunnels.is_empty() && agent.elsewhere.is_empty() {
+            let mut cells = [const { String::new() }; 14];
+            cells[..4].clone_from_slice(&[
+                id,
+                name,
+                state(&agent.presence).to_owned(),
+                away(agent, listing.time),
+            ]);
+            table.row(cells);
+        }
+    }
+    table.to_string()
+}
+
+/// A process with tunnels that somebody else sees.
+fn at_another(id: &str, name: &str, replica: String, instance: &Instance, now: SystemTime) -> [String; 14] {
+    let mut cells = [const { String::new() }; 14];
+    cells[..3].clone_from_slice(&[id.to_owned(), name.to_owned(), "elsewhere".to_owned()]);
+    cells[4..7].clone_from_slice(&[replica, format!("{}x", instance.tunnels), since(instance.since, now)]);
+    cells[8..12].clone_from_slice(&[
+        short(&instance.id.to_string()),
+        pod(instance.pod_namespace.as_deref(), instance.pod_name.as_deref()),
+        instance.version.clone(),
+        instance.kubernetes_version.clone().unwrap_or_default(),
+    ]);
+    cells
+}
+
+/// Who holds it, the one that says so first.
+fn replicas(agent: &Agent, listing: &Listing) -> String {
+    let here = (!agent.tunnels.is_empty()).then_some(listing.replica);
+    let all = here.into_iter().chain(agent.elsewhere.iter().map(|holder| holder.replica));
+    all.map(|replica| short(&replica.to_string())).collect::<Vec<_>>().join(",")
+}
+
+fn state(presence: &Presence) -> &'static str {
+    match presence {
+        Presence::Connected => "connected",
+        Presence::Elsewhere => "elsewhere",
+        Presence::Away { .. } => "away",
+        Presence::Never => "never",
+        Presence::Unknown => "unknown",
+    }
+}
+
+fn away(agent: &Agent, now: SystemTime) -> String {
+    match agent.presence {
+        Presence::Away { since: then } => since(then, now),
+        _ => String::new(),
+    }
+}
+
+fn since(then: SystemTime, now: SystemTime) -> String {
+    age(now.duration_since(then).unwrap_or_default())
+}
+
+fn in_flight<'a>(services: impl Iterator<Item = &'a Service>) -> String {
+    let (short, long) = services.fold((0u64, 0u64), |(short, long), service| {
+        (short + u64::from(service.short), long + u64::from(service.long))
+    });
+    format!("{short}/{long}")
+}
+
+fn by_service(tunnel: &Tunnel) -> String {
+    let each = tunnel.services.iter().map(|Service { name, short, long }| format!("{name}={short}/{long}"));
+    each.collect::<Vec<_>>().join(",")
+}
+
+fn distinct<'a>(values: impl Iterator<Item = &'a str>) -> String {
+    let values: BTreeSet<_> = values.collect();
+    values.into_iter().collect::<Vec<_>>().join(",")
+}
+
+fn pod(namespace: Option<&str>, name: Option<&str>) -> String {
+    [namespace, name].into_iter().flatten().collect::<Vec<_>>().join("/")
+}
+
+/// As much of an id as tells it apart, and finds it in the logs.
+fn short(id: &str) -> String {
+    id.chars().take(8).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In the shape that docs/operations.md promises.
+    const LISTING: &str = r#"{
+      "replica": "0123456789abcdef0123456789abcdef", "version": "0.1.0", "time": "2026-11-20T13:00:00Z",
+      "missing": null, "agents": [
+        {"id": 1, "name": "production", "state": "connected", "tunnels": [
+          {"id": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "peer": "192.0.2.7:40312", "since": "2026-11-20T11:48:00Z",
+           "draining": true, "instance": "cccccccccccccccccccccccccccccccc", "index": 0, "version": "0.1.0",
+           "pod_namespace": "agentk", "pod_name": "agentk-7d9c", "kubernetes_version": "v1.34.1", "round_trip_ms": 12.3,
+           "services": [{"name": "kubernetes", "short": 1, "long": 2}, {"name": "prometheus", "short": 3, "long": 0}]},
+          {"id": "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb", "peer": "192.0.2.7:40313", "since": "2026-11-20T12:59:30Z",
+           "draining": false, "instance": "cccccccccccccccccccccccccccccccc", "index": 1, "version": "0.2.0",
+           "pod_namespace": null, "pod_name": null, "kubernetes_version": null, "round_trip_ms": null,
+           "services": [{"name": "kubernetes", "short": 1, "long": 0}]}], "elsewhere": [
+          {"replica": "fedcba9876543210fedcba9876543210", "instances": [{"id": "cccccccccccccccccccccccccccccccc",
+           "version": "0.1.0", "pod_namespace": null, "pod_name": null, "kubernetes_version": null,
+           "since": "2026-11-20T12:59:00Z", "tunnels": 3}]}]},
+        {"id": 2, "name": "staging", "state": "away", "since": "2026-11-20T12:20:00Z", "tunnels": [], "elsewhere": []},
+        {"id": 3, "name": "new", "state": "never", "tunnels": [], "elsewhere": []},
+        {"id": 4, "name": "other", "state": "elsewhere", "tunnels": [], "elsewhere": [
+          {"replica": "fedcba9876543210fedcba9876543210", "instances": [{"id": "dddddddddddddddddddddddddddddddd",
+           "version": "0.3.0", "pod_namespace": "agentk", "pod_name": "agentk-9", "kubernetes_version": "v1.33.0",
+           "since": "2026-11-20T12:59:30Z", "tunnels": 2}]}]}
+      ]}"#;
+
+    fn listing() -> Listing {
+        serde_json::from_str(LISTING).unwrap()
+    }
+
+    #[test]
+    fn a_line_for_each_agent() {
+        let expected = "\
+ID  NAME        STATE      AWAY   REPLICAS           TUNNELS  IN-FLIGHT  ROUND-TRIP  AGENTK       KUBERNETES  SERVICES
+1   production  connected  -      01234567,fedcba98  5        5/2        12ms        0.1.0,0.2.0  v1.34.1     kubernetes,prometheus
+2   staging     away       40m0s  -                  -        -          -           -            -           -
+3   new         never      -      -                  -        -          -           -            -           -
+4   other       elsewhere  -      fedcba98           2        -          -           0.3.0        v1.33.0     -
+";
+        assert_eq!(summary(&listing()), expected);
+    }
+
+    #[test]
+    fn a_line_for_each_tunnel() {
+        let table = wide(&listing());
+        let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert!(lines.iter().all(|line| line.len() == 14), "{table}");
+        assert_eq!(
+            lines[1].join(" "),
+            "1 production leaving - 01234567 aaaaaaaa 1h12m 192.0.2.7:40312 cccccccc#0 agentk/agentk-7d9c 0.1.0 v1.34.1 12ms \
+             kubernetes=1/2,prometheus=3/0"
+        );
+        assert_eq!(
+            lines[2].join(" "),
+            "1 production connected - 01234567 bbbbbbbb 30s 192.0.2.7:40313 cccccccc#1 - 0.2.0 - - kubernetes=1/0"
+        );
+        assert_eq!(lines[3].join(" "), "1 production elsewhere - fedcba98 3x 1m0s - cccccccc - 0.1.0 - - -");
+        assert_eq!(lines[4].join(" "), "2 staging away 40m0s - - - - - - - - - -");
+        assert_eq!(
+            lines[6].join(" "),
+            "4 other elsewhere - fedcba98 2x 30s - dddddddd agentk/agentk-9 0.3.0 v1.33.0 - -"
+        );
+    }
+}

@@ -1,0 +1,137 @@
+//! Programs that want to know who is connected, and must not.
+
+use std::time::{Duration, SystemTime};
+
+use gateway::api::{Denied, Verifier};
+use http::{Request, StatusCode, header::AUTHORIZATION};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::timeout,
+};
+use tunnel::Body;
+
+use crate::{
+    fleet::secret,
+    programs::{connect, get, good, send, token},
+    world::{World, text},
+};
+
+fn head() -> Value {
+    json!({"alg": "HS256", "typ": "JWT"})
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs()
+}
+
+fn claims(key: &str, value: impl Into<Value>) -> Value {
+    let mut claims = json!({"aud": "gitlab-kas", "exp": now() + 60});
+    claims[key] = value.into();
+    claims
+}
+
+/// Tokens that are not good, and what is said of them.
+fn bad() -> Vec<(String, &'static str)> {
+    let ours = |claims: &Value| token(&[1; 32], &head(), claims);
+    let under = |head: Value| token(&[1; 32], &head, &json!({"aud": "gitlab-kas"}));
+    let (whole, other) = (good(), ours(&claims("sub", "root")));
+    let parts: Vec<&str> = whole.split('.').collect();
+    let claims_of_other = other.split('.').nth(1).unwrap();
+    vec![
+        (under(json!({"alg": "none"})), "not a JWT"),
+        (under(json!({"alg": "None"})), "not a JWT"),
+        (format!("{}.{}.", parts[0], parts[1]), "not made with the secret"),
+        (format!("{}.{}", parts[0], parts[1]), "not a JWT"),
+        (under(json!({"alg": "RS256"})), "HS256, HS384 or HS512"),
+        (under(json!({"alg": "ES256", "jwk": {"kty": "oct", "k": "AQEB"}})), "HS256, HS384 or HS512"),
+        (under(json!({"alg": "HS512"})), "not made with the secret"),
+        (under(json!({"alg": "HS256", "crit": ["b64"], "b64": false})), "extensions"),
+        (token(&[2; 32], &head(), &claims("sub", "x")), "not made with the secret"),
+        (token(&[], &head(), &claims("sub", "x")), "not made with the secret"),
+        (format!("{}.{claims_of_other}.{}", parts[0], parts[2]), "not made with the secret"),
+        (ours(&claims("aud", "gitlab")), "aud"),
+        (ours(&claims("aud", json!([]))), "aud"),
+        (ours(&claims("aud", json!({"gitlab-kas": 1}))), "aud"),
+        (ours(&claims("aud", Value::Null)), "aud"),
+        (ours(&json!({"exp": now() + 60})), "aud"),
+        (ours(&claims("exp", now() - 1)), "expired"),
+        (ours(&claims("exp", 0)), "expired"),
+        (ours(&claims("exp", -1)), "number of seconds"),
+        (ours(&claims("exp", "tomorrow")), "number of seconds"),
+        (ours(&claims("nbf", now() + 60)), "nbf"),
+        (ours(&json!(["gitlab-kas"])), "not a JWT"),
+        (ours(&claims("pad", "x".repeat(8192))), "longer than 4096 bytes"),
+        (format!("{whole}.{}", parts[2]), "not a JWT"),
+        (format!("{whole}="), "not a JWT"),
+        ("...".to_owned(), "not a JWT"),
+        (String::new(), "not a JWT"),
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_37_tokens_that_are_not_good_open_nothing() {
+    let world = World::new();
+    for (token, expected) in bad() {
+        let request = Request::get("/api/v1/agents").header(AUTHORIZATION, format!("Bearer {token}"));
+        let answer = send(&world, request.body(Body::empty()).unwrap()).await;
+        assert_eq!(answer.status(), StatusCode::UNAUTHORIZED, "{token}");
+        let challenge = answer.headers()["www-authenticate"].to_str().unwrap().to_owned();
+        let body = text(answer).await;
+        assert!(challenge.starts_with("Bearer realm=\"kas\""), "{challenge}");
+        if !token.is_empty() {
+            assert!(body.contains(expected), "{token}: {body}");
+        }
+        assert!(!body.contains("prod") && (token.is_empty() || !body.contains(&token)), "{body}");
+    }
+    assert_eq!(get(&world, "/api/v1/agents").await.status(), StatusCode::OK);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_37_a_token_in_another_place_is_none() {
+    let world = World::new();
+    let good = good();
+    let query = format!("?token={good}&access_token={good}&jwt={good}");
+    for path in ["/api/v1/agents", "/api/v1/agents/prod", "/api/v1/agents/nobody", "/metrics"] {
+        for (name, value) in [
+            ("x-nothing", String::new()),
+            ("cookie", format!("token={good}")),
+            ("gitlab-kas-api-request", good.clone()),
+            ("proxy-authorization", format!("Bearer {good}")),
+            ("authorization", good.clone()),
+            ("authorization", format!("Basic {good}")),
+        ] {
+            let request = Request::get(format!("{path}{query}")).header(name, value);
+            let answer = send(&world, request.body(Body::empty()).unwrap()).await;
+            assert_eq!(answer.status(), StatusCode::UNAUTHORIZED, "{path} {name}");
+            let challenge = answer.headers()["www-authenticate"].to_str().unwrap();
+            assert_eq!(challenge, "Bearer realm=\"kas\"", "nothing is said of errors");
+            assert!(text(answer).await.contains("a token is missing"));
+        }
+    }
+    let twice = Request::get("/api/v1/agents").header(AUTHORIZATION, format!("Bearer {good}"));
+    let twice = twice.header(AUTHORIZATION, "Bearer x").body(Body::empty()).unwrap();
+    assert_eq!(send(&world, twice).await.status(), StatusCode::UNAUTHORIZED);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_37_a_token_that_is_longer_than_a_head_ends_its_connection() {
+    let world = World::new();
+    let mut io = connect(&world);
+    let head =
+        format!("GET /api/v1/agents HTTP/1.1\r\nHost: kas\r\nAuthorization: Bearer {}", "x".repeat(20 << 10));
+    // Fails once kas has seen enough.
+    _ = io.write_all(head.as_bytes()).await;
+    let mut answer = String::new();
+    _ = timeout(Duration::from_secs(120), io.read_to_string(&mut answer)).await.unwrap();
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    assert_eq!(get(&world, "/api/v1/agents").await.status(), StatusCode::OK);
+}
+
+#[test]
+fn attack_37_the_same_secret_in_other_words_is_another() {
+    let token = good();
+    assert_eq!(Verifier::new(&secret(1)).check(&token), Ok(()));
+    let denied = Verifier::new(&secret(2)).check(&token).unwrap_err();
+    assert!(matches!(denied, Denied::Bad(why) if why.contains("secret")), "{denied}");
+}

@@ -1,0 +1,187 @@
+//! What programs learn of the agents at the internal API.
+
+use std::{path::Path, sync::Arc};
+
+use agent::Services;
+use base64::{
+    Engine as _,
+    prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
+};
+use gateway::{
+    api::{Api, Verifier},
+    identity::Identity,
+    token::TokenHash,
+};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use http::{Request, Response, StatusCode, header::AUTHORIZATION};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use sha2::Sha256;
+use tokio::io::DuplexStream;
+use tunnel::Body;
+
+use crate::{
+    fleet::{Several, secret},
+    world::{World, text},
+};
+
+/// A token as its maker makes it.
+pub(crate) fn token(secret: &[u8], head: &Value, claims: &Value) -> String {
+    let part = |value: &Value| BASE64_URL_SAFE_NO_PAD.encode(value.to_string());
+    let message = format!("{}.{}", part(head), part(claims));
+    let seal = Hmac::<Sha256>::new_from_slice(secret).unwrap().chain_update(&message).finalize().into_bytes();
+    format!("{message}.{}", BASE64_URL_SAFE_NO_PAD.encode(seal))
+}
+
+/// One that is good.
+pub(crate) fn good() -> String {
+    token(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &json!({"aud": "gitlab-kas"}))
+}
+
+/// A connection to a replica's internal API.
+pub(crate) fn connect(world: &World) -> DuplexStream {
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let api = Arc::new(Api::of(&world.kas.agents, Verifier::new(&secret(1))));
+    tokio::spawn(api.serve(far, "program"));
+    near
+}
+
+pub(crate) async fn send(world: &World, request: Request<Body>) -> Response<Incoming> {
+    let io = TokioIo::new(connect(world));
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+    tokio::spawn(connection);
+    sender.send_request(request).await.unwrap()
+}
+
+pub(crate) async fn get(world: &World, path: &str) -> Response<Incoming> {
+    let authorization = format!("Bearer {}", good());
+    send(world, Request::get(path).header(AUTHORIZATION, authorization).body(Body::empty()).unwrap()).await
+}
+
+async fn read(world: &World, path: &str) -> Value {
+    let answer = get(world, path).await;
+    assert_eq!(answer.status(), StatusCode::OK, "{path}");
+    assert_eq!(answer.headers()["content-type"], "application/json");
+    let value: Value = serde_json::from_str(&text(answer).await).unwrap();
+    assert_eq!(value["replica"], world.kas.agents.replica.to_string());
+    assert_eq!(value["missing"], Value::Null);
+    value
+}
+
+fn names(page: &Value) -> Vec<&str> {
+    page["agents"].as_array().unwrap().iter().map(|agent| agent["name"].as_str().unwrap()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn any_replica_tells_who_is_connected_and_where() {
+    let fleet = Several::new(3);
+    let _agent = fleet.agent(1, Services::new()).await;
+    let _again = fleet.agent(2, Services::new()).await;
+    for world in &fleet.replicas {
+        let page = read(world, "/api/v1/agents").await;
+        assert_eq!((names(&page), &page["continue"]), (vec!["prod"], &Value::Null));
+        let agent = &page["agents"][0];
+        assert_eq!((&agent["id"], &agent["state"]), (&json!(1), &json!("connected")));
+        let holders = agent["replicas"].as_array().unwrap();
+        let mut replicas: Vec<&str> = holders.iter().map(|h| h["replica"].as_str().unwrap()).collect();
+        let mut expected = [1, 2].map(|index| fleet.id(index).to_string());
+        replicas.sort();
+        expected.sort();
+        assert_eq!(replicas, expected);
+        for holder in holders {
+            let instance = &holder["instances"][0];
+            assert_eq!(instance["tunnels"], 2, "{page}");
+            assert_eq!(instance["version"], env!("CARGO_PKG_VERSION"));
+            assert!(instance["since"].as_str().unwrap().ends_with('Z'));
+        }
+        let one = read(world, "/api/v1/agents/prod").await;
+        assert_eq!(one["agent"], *agent);
+        assert_eq!(read(world, "/api/v1/agents/1").await["agent"], *agent);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn agents_are_listed_by_project_and_page_by_page() {
+    let world = World::new();
+    let hash = TokenHash::of(&world.agent_token);
+    let others: String =
+        (2..=9).map(|id| format!("{{id: {id}, name: n{id}, project_id: 7, tokens: []}}, ")).collect();
+    let file = format!("agents: [{others}{{id: 10, name: prod, project_id: 7, tokens: ['{hash}']}}]");
+    world.kas.identities.replace(Identity::parse(Path::new("identity.yaml"), &file).unwrap());
+    let _agent = world.agent(Services::new()).await;
+
+    assert_eq!(names(&read(&world, "/api/v1/agents?project=7").await), ["prod"]);
+    assert_eq!(names(&read(&world, "/api/v1/agents?project=8").await), [""; 0]);
+    assert_eq!(names(&read(&world, "/api/v1/agents?name=prod").await), ["prod"]);
+    assert_eq!(names(&read(&world, "/api/v1/agents?id=3&id=10").await), ["prod"]);
+    let (mut seen, mut pages, mut next) = (Vec::new(), 0, String::new());
+    loop {
+        let page = read(&world, &format!("/api/v1/agents?limit=4{next}")).await;
+        seen.extend(names(&page).into_iter().map(str::to_owned));
+        pages += 1;
+        let Some(last) = page["continue"].as_str() else { break };
+        next = format!("&continue={last}");
+    }
+    assert_eq!((seen, pages), (vec!["prod".to_owned()], 3), "nine agents, four a page");
+
+    let absent = read(&world, "/api/v1/agents/n3").await;
+    assert_eq!(
+        absent["agent"],
+        json!({"id": 3, "name": "n3", "project_id": 7, "state": "never", "replicas": []})
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_answered_is_refused_with_its_reason() {
+    let world = World::new();
+    for (path, status, error, message) in [
+        ("/api/v1/agents/nobody", 404, "not-found", "no agent \"nobody\""),
+        ("/api/v1/agents/", 404, "not-found", "there are /api/v1/agents"),
+        ("/api/v1/agents/prod/tunnels", 404, "not-found", "there are /api/v1/agents"),
+        ("/api/v1/agentsx", 404, "not-found", "there are /api/v1/agents"),
+        ("/", 404, "not-found", "there are /api/v1/agents"),
+        ("/api/v1/agents?limit=9999", 400, "bad-request", "between 1 and 500"),
+        ("/api/v1/agents/prod?project=7", 400, "bad-request", "without a query"),
+    ] {
+        let answer = get(&world, path).await;
+        assert_eq!(answer.status(), status, "{path}");
+        let body: Value = serde_json::from_str(&text(answer).await).unwrap();
+        assert_eq!(body["error"], error);
+        assert!(body["message"].as_str().unwrap().contains(message), "{body}");
+    }
+    let post = Request::post("/api/v1/agents").header(AUTHORIZATION, format!("Bearer {}", good()));
+    let answer = send(&world, post.body(Body::empty()).unwrap()).await;
+    assert_eq!(
+        (answer.status(), &answer.headers()["allow"]),
+        (StatusCode::METHOD_NOT_ALLOWED, &"GET".parse().unwrap())
+    );
+    assert_eq!(world.metric("kas_api_requests_total{result=\"method-not-allowed\"}"), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_of_every_length_of_hmac_are_good() {
+    let secret = [1; 32];
+    let verifier = Verifier::new(&crate::fleet::secret(1));
+    let claims =
+        BASE64_URL_SAFE_NO_PAD.encode(r#"{"aud":["other","gitlab-kas"],"iss":"gitlab.example.com"}"#);
+    let sealed = |algorithm: &str, seal: fn(&[u8], &[u8]) -> Vec<u8>| {
+        let head = BASE64_URL_SAFE_NO_PAD.encode(json!({"alg": algorithm}).to_string());
+        let message = format!("{head}.{claims}");
+        format!("{message}.{}", BASE64_URL_SAFE_NO_PAD.encode(seal(&secret, message.as_bytes())))
+    };
+    verifier.check(&sealed("HS256", hmac::<Hmac<Sha256>>)).unwrap();
+    verifier.check(&sealed("HS384", hmac::<Hmac<sha2::Sha384>>)).unwrap();
+    verifier.check(&sealed("HS512", hmac::<Hmac<sha2::Sha512>>)).unwrap();
+    assert!(verifier.check(&sealed("HS512", hmac::<Hmac<Sha256>>)).is_err(), "a seal of another length");
+    assert_eq!(BASE64_STANDARD.encode(secret).len(), 44, "as `openssl rand -base64 32` prints it");
+}
+
+fn hmac<M: hmac::Mac + hmac::KeyInit>(secret: &[u8], message: &[u8]) -> Vec<u8> {
+    <M as hmac::KeyInit>::new_from_slice(secret)
+        .unwrap()
+        .chain_update(message)
+        .finalize()
+        .into_bytes()
+        .to_vec()
+}
