@@ -1,17 +1,11 @@
 //! The observability listener: `/liveness`, `/readiness`, `/metrics`, and `/agents` for operators.
 
-use std::{
-    convert::Infallible,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use http::{HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use router::{Health, RouteStore};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -21,19 +15,76 @@ use crate::{metrics, roster::Roster};
 
 /// Whether this replica should be sent traffic.
 #[derive(Clone, Debug, Default)]
-pub struct Readiness(Arc<AtomicBool>);
+pub struct Readiness(Arc<Mutex<State>>);
+
+#[derive(Clone, Debug, Default)]
+struct State {
+    phase: Phase,
+    /// Why other replicas do not reach this one, if they do not.
+    unreachable: Option<Arc<str>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Starting,
+    Waiting,
+    Ready,
+    Leaving,
+}
 
 impl Readiness {
+    /// It is, once Redis was reached.
+    pub fn waiting(&self) {
+        self.0.lock().phase = Phase::Waiting;
+    }
+
     /// All listeners accept.
     pub fn ready(&self) {
-        self.0.store(true, Relaxed);
+        self.0.lock().phase = Phase::Ready;
     }
 
     /// The replica is about to stop.
     pub fn leaving(&self) {
-        self.0.store(false, Relaxed);
+        self.0.lock().phase = Phase::Leaving;
+    }
+
+    /// Why other replicas do not reach this one, if they do not.
+    pub fn unreachable(&self, why: Option<Arc<str>>) {
+        self.0.lock().unreachable = why;
+    }
+
+    /// What a probe is told. Degraded is ready: agents that are connected here are served.
+    fn answer(&self, health: &Health) -> Response<Body> {
+        let State { phase, unreachable } = self.0.lock().clone();
+        let redis = match health {
+            Health::Healthy => None,
+            Health::Degraded { since, why } => Some((humantime::format_rfc3339_seconds(*since), why)),
+        };
+        let unavailable = |what: String| answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, what);
+        match phase {
+            Phase::Starting => return unavailable("not ready: starting\n".to_owned()),
+            Phase::Leaving => return unavailable("not ready: stopping\n".to_owned()),
+            Phase::Waiting => {
+                let why = redis.map(|(_, why)| format!(": {why}")).unwrap_or_default();
+                return unavailable(format!("not ready: waiting for Redis (redis.wait_at_start){why}\n"));
+            }
+            Phase::Ready => {}
+        }
+        let mut body =
+            if redis.is_none() && unreachable.is_none() { "ready\n" } else { "ready, degraded\n" }.to_owned();
+        if let Some((since, why)) = redis {
+            body +=
+                &format!("redis since {since}: other replicas' agents are known from memory only: {why}\n");
+        }
+        if let Some(why) = unreachable {
+            body += &format!("private_api: other replicas do not reach this one: {why}\n");
+        }
+        answer(StatusCode::OK, TEXT, body)
     }
 }
+
+const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Serves probes, Prometheus and `kas agents`.
 #[derive(Debug)]
@@ -70,8 +121,7 @@ impl Admin {
     async fn answer(&self, path: &str) -> Response<Body> {
         match path {
             "/liveness" => text(StatusCode::OK, "alive\n"),
-            "/readiness" if self.readiness.0.load(Relaxed) => ready(&self.store.health()),
-            "/readiness" => text(StatusCode::SERVICE_UNAVAILABLE, "not ready: starting or stopping\n"),
+            "/readiness" => self.readiness.answer(&self.store.health()),
             "/metrics" => {
                 let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 answer(StatusCode::OK, open_metrics, metrics::render(&self.registry))
@@ -86,22 +136,8 @@ impl Admin {
     }
 }
 
-/// Degraded is ready: agents that are connected here are served.
-fn ready(health: &Health) -> Response<Body> {
-    match health {
-        Health::Healthy => text(StatusCode::OK, "ready\n"),
-        Health::Degraded { since, why } => {
-            let since = humantime::format_rfc3339_seconds(*since);
-            let body = format!(
-                "ready, degraded since {since}: other replicas' agents are known from memory only: {why}\n"
-            );
-            answer(StatusCode::OK, "text/plain; charset=utf-8", body)
-        }
-    }
-}
-
 fn text(status: StatusCode, body: &'static str) -> Response<Body> {
-    answer(status, "text/plain; charset=utf-8", body)
+    answer(status, TEXT, body)
 }
 
 fn answer(status: StatusCode, kind: &'static str, body: impl Into<Body>) -> Response<Body> {
@@ -119,21 +155,43 @@ mod tests {
 
     use super::*;
 
+    fn degraded() -> Health {
+        Health::Degraded { since: SystemTime::UNIX_EPOCH, why: "Redis refuses connections".into() }
+    }
+
+    async fn told(readiness: &Readiness, health: &Health) -> (u16, String) {
+        let answer = readiness.answer(health);
+        let status = answer.status().as_u16();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
     #[tokio::test]
     async fn degraded_is_ready_and_says_why() {
-        let why = "Redis refuses connections".into();
-        let since = SystemTime::UNIX_EPOCH;
-        for (health, expected) in [
-            (Health::Healthy, "ready\n"),
-            (
-                Health::Degraded { since, why },
-                "ready, degraded since 1970-01-01T00:00:00Z: other replicas' agents are known from memory only: Redis \
-                 refuses connections\n",
-            ),
-        ] {
-            let answer = ready(&health);
-            assert_eq!(answer.status(), StatusCode::OK);
-            assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), expected);
-        }
+        let readiness = Readiness::default();
+        readiness.ready();
+        assert_eq!(told(&readiness, &Health::Healthy).await, (200, "ready\n".to_owned()));
+        let redis = "ready, degraded\nredis since 1970-01-01T00:00:00Z: other replicas' agents are known from memory only: \
+                     Redis refuses connections\n";
+        assert_eq!(told(&readiness, &degraded()).await, (200, redis.to_owned()));
+        readiness.unreachable(Some("a firewall".into()));
+        let private = "private_api: other replicas do not reach this one: a firewall\n";
+        assert_eq!(told(&readiness, &degraded()).await, (200, format!("{redis}{private}")));
+        readiness.unreachable(None);
+        assert_eq!(told(&readiness, &Health::Healthy).await, (200, "ready\n".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn who_is_not_ready_says_what_it_waits_for() {
+        let readiness = Readiness::default();
+        assert_eq!(told(&readiness, &Health::Healthy).await, (503, "not ready: starting\n".to_owned()));
+        readiness.waiting();
+        let (status, body) = told(&readiness, &degraded()).await;
+        assert_eq!(
+            (status, &*body),
+            (503, "not ready: waiting for Redis (redis.wait_at_start): Redis refuses connections\n")
+        );
+        readiness.leaving();
+        assert_eq!(told(&readiness, &degraded()).await, (503, "not ready: stopping\n".to_owned()));
     }
 }

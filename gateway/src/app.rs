@@ -1,6 +1,7 @@
 //! The only place that builds and wires, and the one that says how kas stops.
 
 mod checked;
+mod live;
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
@@ -19,7 +20,10 @@ use telemetry::{Exporter, log_limit::LogLimit};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::checked::{Checked, Listeners};
+pub use self::{
+    checked::{Checked, Listeners},
+    live::Tried,
+};
 use crate::{
     admin::{Admin, Readiness},
     agents::{Agents, Door, Places},
@@ -30,7 +34,7 @@ use crate::{
     forward::Forwarder,
     identity::{Identities, Identity},
     metrics::{self, Metrics},
-    peers::{Fleet, Peers, host::Host},
+    peers::{Fleet, Peers, host::Host, reach::Reach},
     reload::on_change,
     roster::Roster,
     tls::Certificate,
@@ -65,6 +69,7 @@ pub struct App {
     certificates: Vec<Certificate>,
     exporter: Option<Exporter>,
     redis: Option<(RedisStore, Keeper)>,
+    reach: Option<Reach>,
     config: Config,
 }
 
@@ -98,9 +103,12 @@ impl App {
         let shared = redis.as_ref().map(|(store, _)| store.clone());
         if let Some(redis) = &shared {
             metrics::redis::register(&mut registry, redis);
+            let help = "1 if other replicas reach this one at the address that they are told, else 0";
+            registry.register("kas_private_api_reachable", help, metrics.peers.reachable.clone());
         }
         let peers = Peers::new(replica, dial, secret.clone(), metrics.peers.clone());
-        let host = Arc::new(Host::new(replica, secret, Arc::clone(&tunnels), &config, metrics.clone()));
+        let back = (peers.clone(), Arc::clone(&store));
+        let host = Arc::new(Host::new(replica, secret, Arc::clone(&tunnels), back, &config, metrics.clone()));
         let agents = Arc::new(Agents {
             identities: identities.clone(),
             tunnels: Arc::clone(&tunnels),
@@ -153,6 +161,7 @@ impl App {
             certificates: Vec::new(),
             exporter,
             redis,
+            reach: None,
             config,
         }
     }
@@ -216,9 +225,14 @@ impl App {
         if let Some(exporter) = self.exporter.take() {
             background.spawn(exporter.run(probing.clone()));
         }
+        if let Some(reach) = self.reach.take() {
+            let (readiness, until) = (self.readiness.clone(), stop.clone());
+            background.spawn(async move { until.run_until_cancelled(reach.keep(readiness)).await });
+        }
         if let Some((store, keeper)) = self.redis.take() {
             background.spawn(keeper.run(probing.clone().cancelled_owned()));
             if self.config.redis.as_ref().is_some_and(|redis| redis.wait_at_start) {
+                self.readiness.waiting();
                 stop.run_until_cancelled(store.healthy()).await;
             }
         }

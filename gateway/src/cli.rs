@@ -1,6 +1,7 @@
 //! The command line of kas, as words. What a command does is in the file of its name.
 
 mod agents;
+mod check_config;
 mod kubeconfig;
 mod manual;
 mod outcome;
@@ -13,10 +14,7 @@ use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
 use secrecy::ExposeSecret as _;
 
 use self::outcome::{Outcome, Refusal, say};
-use crate::{
-    app::Checked,
-    token::{self, Holder, TokenHash},
-};
+use crate::token::{self, Holder, TokenHash};
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
 ///
@@ -32,7 +30,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(serve::Serve),
-    CheckConfig(CheckConfig),
+    CheckConfig(check_config::CheckConfig),
     Agents(agents::Agents),
     Kubeconfig(kubeconfig::Kubeconfig),
     Token(Token),
@@ -52,17 +50,6 @@ enum Command {
         #[arg(long, value_name = "DIRECTORY", value_hint = ValueHint::DirPath)]
         directory: Option<PathBuf>,
     },
-}
-
-/// Check a configuration and everything that it names
-///
-/// Binds nothing. A mistake is one line with file, line, column, key and reason, and exit code 64.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  kas check-config /etc/kas/kas.yaml")]
-struct CheckConfig {
-    /// The configuration file
-    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
-    file: PathBuf,
 }
 
 /// Make tokens for agents and callers
@@ -130,7 +117,7 @@ impl Cli {
     pub fn run(self) -> ExitCode {
         let outcome = match self.command {
             Command::Serve(serve) => serve.run(),
-            Command::CheckConfig(CheckConfig { file }) => check_config(&file),
+            Command::CheckConfig(check) => check.run(),
             Command::Agents(agents) => agents.run(),
             Command::Kubeconfig(kubeconfig) => kubeconfig.run(),
             Command::Token(Token { command: TokenCommand::New { holder } }) => new_token(holder),
@@ -149,11 +136,6 @@ impl Cli {
             }
         }
     }
-}
-
-fn check_config(file: &std::path::Path) -> Outcome {
-    let (agents, tokens) = Checked::read(file)?.counts();
-    say(&format!("{}: good; {agents} agents, {tokens} tokens of callers\n", file.display()))
 }
 
 fn new_token(holder: Holder) -> Outcome {

@@ -16,13 +16,15 @@
 //!   refused: most requests take one round trip.
 //!
 //! [`stamp`] and [`verdict`] are the words on the wire, [`seal`] and [`replay`] what they prove, [`link`] and [`dial`] the
-//! connections, [`standing`] who is asked last, [`host`] the other side. [`address`] is where all of this is found.
+//! connections, [`standing`] who is asked last, [`host`] the other side. [`address`] is where all of this is found,
+//! and [`reach`] whether it is.
 
 pub mod address;
 pub mod dial;
 mod fleet;
 pub mod host;
 pub mod link;
+pub mod reach;
 pub mod replay;
 pub mod seal;
 pub mod setup;
@@ -225,31 +227,32 @@ impl Peers {
                 .headers_mut()
                 .insert(header::SERVICE, to.service.as_str().parse().expect("it is a word"));
             let seal = self.stamp(&mut question, Kind::Ask, &peer.replica, to);
-            let response = match link.tunnel.call(question).await {
-                Ok(response) => response,
-                Err(error) => match error.kind {
-                    CallErrorKind::Closed => {
-                        peer.retire(to.class, &link);
-                        continue;
-                    }
-                    CallErrorKind::Refused => return Err(Trouble::Untrusted),
-                    CallErrorKind::Lost(error) => return Err(Trouble::Unreachable(error.to_string())),
-                    kind => return Err(Trouble::Garbage(kind.to_string())),
-                },
-            };
-            return match Verdict::decode(response.headers(), self.0.secret.as_ref().zip(seal.as_ref())) {
-                Ok(Verdict::Holds) => {
-                    link.answered();
-                    Ok(link)
-                }
-                Ok(Verdict::Declines { reason, message }) => Err(Trouble::Declines { reason, message }),
-                Err(Doubt::Untrusted) => Err(Trouble::Untrusted),
-                Err(Doubt::Garbage) => {
-                    Err(Trouble::Garbage(format!("{} without a verdict", response.status())))
-                }
-            };
+            let answer = link.tunnel.call(question).await;
+            if matches!(&answer, Err(error) if matches!(error.kind, CallErrorKind::Closed)) {
+                peer.retire(to.class, &link);
+                continue;
+            }
+            self.verdict(answer, seal.as_ref())?;
+            link.answered();
+            return Ok(link);
         }
         Err(Trouble::Unreachable("it takes no more requests".to_owned()))
+    }
+
+    /// What the answer to a question comes to. `seal`: that of the question.
+    fn verdict(&self, answer: Result<Response<Body>, CallError>, seal: Option<&Seal>) -> Result<(), Trouble> {
+        let response = answer.map_err(|error| match error.kind {
+            CallErrorKind::Closed => Trouble::Unreachable("it takes no more requests".to_owned()),
+            CallErrorKind::Refused => Trouble::Untrusted,
+            CallErrorKind::Lost(error) => Trouble::Unreachable(error.to_string()),
+            kind => Trouble::Garbage(kind.to_string()),
+        })?;
+        match Verdict::decode(response.headers(), self.0.secret.as_ref().zip(seal)) {
+            Ok(Verdict::Holds) => Ok(()),
+            Ok(Verdict::Declines { reason, message }) => Err(Trouble::Declines { reason, message }),
+            Err(Doubt::Untrusted) => Err(Trouble::Untrusted),
+            Err(Doubt::Garbage) => Err(Trouble::Garbage(format!("{} without a verdict", response.status()))),
+        }
     }
 
     /// Says what a request is, and proves it.

@@ -256,7 +256,9 @@ async fn a_running_kas_lists_its_agents() {
     assert!(tunnel["peer"].as_str().unwrap().starts_with("127.0.0.1:"), "{tunnel}");
 
     let table = site.says("agents --config kas.yaml").await;
-    assert!(table.lines().nth(1).unwrap().starts_with("1   production  connected  -     2"), "{table}");
+    let replica = &connected["replica"].as_str().unwrap()[..8];
+    let expected = format!("1   production  connected  -     {replica}  2");
+    assert!(table.lines().nth(1).unwrap().starts_with(&expected), "{table}");
     let wide = site.says("agents --config kas.yaml --output wide").await;
     assert_eq!(wide.lines().count(), 4, "heads, two tunnels, and the agent without: {wide}");
     let id = &connected["agents"][0]["tunnels"][0]["id"].as_str().unwrap()[..8];

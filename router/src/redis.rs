@@ -21,6 +21,7 @@
 
 mod cache;
 mod counts;
+mod examine;
 mod keeper;
 mod keys;
 mod limiter;
@@ -40,6 +41,7 @@ use proto::{AgentId, ReplicaId};
 use tokio::sync::{Notify, watch};
 
 pub use self::counts::{Count, Counts};
+pub use self::examine::{Examination, Finding};
 pub use self::keeper::Keeper;
 pub use self::keys::SCHEMA;
 pub use self::settings::{Address, InvalidAddress, Servers, Settings, Tls};

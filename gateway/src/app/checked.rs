@@ -15,7 +15,7 @@ use crate::{
     config::{Config, ConfigError},
     identity::Identity,
     listen::{BindError, Listener},
-    peers::{Fleet, address::Surroundings, seal, setup::Setup},
+    peers::{Fleet, address::Surroundings, reach::Reach, seal, setup::Setup},
     tls::Certificate,
     traces::{self, Traces},
 };
@@ -30,15 +30,15 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 /// What a configuration promises, read and found usable.
 #[derive(Debug)]
 pub struct Checked {
-    config: Config,
-    private: Option<Setup>,
+    pub(super) config: Config,
+    pub(super) private: Option<Setup>,
     identity: Identity,
     agent_certificate: Option<Certificate>,
     public_certificate: Option<Certificate>,
     api_certificate: Option<Certificate>,
     api: Option<Verifier>,
     traces: Option<telemetry::Settings>,
-    redis: Option<redis::Settings>,
+    pub(super) redis: Option<redis::Settings>,
 }
 
 /// The bound listeners.
@@ -172,7 +172,7 @@ impl Checked {
         let (tracer, exporter) = self.traces.map(|settings| settings.build(&program)).unzip();
         let trust_callers = config.observability.tracing.trust_callers;
         let traces = tracer.map(|tracer| Traces { tracer, trust_callers });
-        let mut redis = None;
+        let (mut redis, mut own) = (None, None);
         let peer_certificate = self.private.as_ref().and_then(Setup::certificate).cloned();
         let mut fleet = Fleet::alone(replica, Arc::new(MemoryStore::default()), &config);
         if let (Some(setup), Some(listener)) = (self.private, &listeners.private) {
@@ -180,8 +180,8 @@ impl Checked {
             tracing::info!(%url, "other replicas are told this address");
             fleet = setup.fleet(fleet, &config);
             if let Some(settings) = self.redis {
-                let own = Replica { id: replica, url: url.to_string() };
-                let (store, keeper) = RedisStore::new(settings, own, env!("CARGO_PKG_VERSION"));
+                let replica = own.insert(Replica { id: replica, url: url.to_string() });
+                let (store, keeper) = RedisStore::new(settings, replica.clone(), env!("CARGO_PKG_VERSION"));
                 fleet.store = Arc::new(store.clone());
                 redis = Some((store, keeper));
             }
@@ -189,6 +189,10 @@ impl Checked {
         let mut app = App::of_replica(fleet, config, self.identity, traces, exporter, redis);
         let public = self.agent_certificate.into_iter().chain(self.public_certificate);
         app.certificates = public.chain(self.api_certificate).chain(peer_certificate).collect();
+        app.reach = own.map(|own| {
+            let peers = app.callers.forwarder.peers.clone();
+            Reach { peers, store: Arc::clone(&app.callers.forwarder.store), own }
+        });
         app.api = self.api.map(|verifier| Arc::new(Api::of(&app.agents, verifier)));
         Ok((app, listeners))
     }

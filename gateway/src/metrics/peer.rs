@@ -17,6 +17,8 @@ pub struct PeerMetrics {
     pub connections: Gauge,
     /// Owners that were asked because the one before had not answered yet.
     pub hedges: Counter,
+    /// Whether other replicas reach this one: 1 or 0. Registered where there may be some.
+    pub reachable: Gauge,
     /// Times that a replica fell out of good standing.
     pub outliers: Counter,
 }
@@ -131,6 +133,7 @@ impl PeerMetrics {
             ),
             served: results(registry, "kas_peer_served", "Requests of other replicas", Served::WORDS),
             connections: Gauge::default(),
+            reachable: Gauge::default(),
             hedges: Counter::default(),
             outliers: Counter::default(),
         };

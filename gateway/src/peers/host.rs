@@ -1,5 +1,6 @@
 //! The private listener: what other replicas may ask of this one. They are given local tunnels, and nothing else: what
-//! came from a replica never goes to another.
+//! came from a replica never goes to another. Whoever asks whether it can be reached is greeted, where the directory says
+//! that it is.
 
 use std::{
     fmt::Display,
@@ -11,7 +12,7 @@ use cores::Cores;
 use http::{Request, Response};
 use parking_lot::Mutex;
 use proto::{Reason, ReplicaId, ServiceName, header};
-use router::{Choice, Lease, LocalTunnels};
+use router::{Choice, Lease, LocalTunnels, RouteStore};
 use telemetry::log_limit::LogLimit;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -22,7 +23,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::{Body, Exchange, Settings, direct};
 
 use super::{
-    milliseconds,
+    Peers, milliseconds,
     replay::Seen,
     seal::{Seal, Secret, Subject, timely},
     stamp::{Kind, STAMP, Stamp},
@@ -50,6 +51,10 @@ pub struct Host {
     tunnels: Arc<LocalTunnels<Connected>>,
     /// What other replicas prove that they know; without it the listener, or TLS, keeps strangers out.
     secret: Option<Secret>,
+    /// The way back to them, for those that ask whether there is one.
+    peers: Peers,
+    /// Where they are.
+    store: Arc<dyn RouteStore>,
     /// What they said before.
     seen: Mutex<Seen>,
     /// How connections are set up.
@@ -73,11 +78,12 @@ struct Admitted {
 }
 
 impl Host {
-    /// Of one replica.
+    /// Of one replica, that reaches the others through `peers`.
     pub fn new(
         me: ReplicaId,
         secret: Option<Secret>,
         tunnels: Arc<LocalTunnels<Connected>>,
+        (peers, store): (Peers, Arc<dyn RouteStore>),
         config: &Config,
         metrics: Metrics,
     ) -> Self {
@@ -85,6 +91,8 @@ impl Host {
             me,
             tunnels,
             secret,
+            peers,
+            store,
             seen: Mutex::default(),
             settings: Settings { stalls: metrics.stalls.clone(), ..config.peer_settings() },
             grace: config.agent.kubernetes_api.listen.shutdown_grace_period,
@@ -163,6 +171,18 @@ impl Host {
         match admitted.stamp.kind {
             Kind::Ask => self.answer(exchange, &admitted).await,
             Kind::Pass => self.pass(exchange, &admitted).await,
+            Kind::Greet => {
+                self.metrics.peers.served(Served::Asked);
+                self.say(exchange, &admitted, Verdict::Holds).await;
+            }
+            Kind::Call => {
+                self.metrics.peers.served(Served::Asked);
+                let verdict = match self.peers.call_back(&*self.store, admitted.stamp.from).await {
+                    Ok(()) => Verdict::Holds,
+                    Err((reason, message)) => Verdict::Declines { reason, message },
+                };
+                self.say(exchange, &admitted, verdict).await;
+            }
         }
     }
 
@@ -208,6 +228,10 @@ impl Host {
             Ok(_) => Verdict::Holds,
             Err(declines) => declines,
         };
+        self.say(exchange, admitted, verdict).await;
+    }
+
+    async fn say(&self, exchange: Exchange, admitted: &Admitted, verdict: Verdict) {
         let question: Option<&Seal> = admitted.stamp.seal.as_ref();
         let mut response = Response::new(Body::empty());
         *response.headers_mut() = verdict.encode(self.secret.as_ref().zip(question));

@@ -24,13 +24,17 @@ const CONTENT: usize = 42;
 /// Length of all.
 const SEALED: usize = CONTENT + 32;
 
-/// Which of the two requests it is.
+/// Which of the requests it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Do you hold this agent?
     Ask,
     /// Pass this on to the agent.
     Pass,
+    /// Are you there?
+    Greet,
+    /// Greet me, at the address that the directory says.
+    Call,
 }
 
 /// The header's content.
@@ -95,6 +99,8 @@ impl Stamp {
             kind: match kind {
                 0 => Kind::Ask,
                 1 => Kind::Pass,
+                2 => Kind::Greet,
+                3 => Kind::Call,
                 _ => return Err(Malformed),
             },
             class: match class {
@@ -120,6 +126,8 @@ impl Stamp {
         content[0] = match kind {
             Kind::Ask => 0,
             Kind::Pass => 1,
+            Kind::Greet => 2,
+            Kind::Call => 3,
         };
         content[1] = match class {
             Class::Short => 0,
@@ -151,7 +159,9 @@ mod tests {
 
     #[test]
     fn it_reads_back_what_it_writes() {
-        for stamp in [stamp(), Stamp { kind: Kind::Ask, class: Class::Short, seal: None, ..stamp() }] {
+        let greeting = |kind| Stamp { kind, agent: AgentId(0), ..stamp() };
+        let question = Stamp { kind: Kind::Ask, class: Class::Short, seal: None, ..stamp() };
+        for stamp in [stamp(), question, greeting(Kind::Greet), greeting(Kind::Call)] {
             assert_eq!(Stamp::decode(&stamp.encode()).unwrap(), stamp);
         }
     }

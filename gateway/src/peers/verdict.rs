@@ -22,7 +22,7 @@ const MAX_MESSAGE: usize = 512;
 /// What a replica says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Send me the request.
+    /// Send me the request; or, to a greeting or a call, it is as you wish.
     Holds,
     /// Do not.
     Declines {

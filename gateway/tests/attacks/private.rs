@@ -118,6 +118,32 @@ async fn private_a_sealed_request_is_good_once() {
     attacked.others_are_served().await;
 }
 
+/// A call makes a replica dial: for those only that belong to it, and nowhere but where the directory says.
+#[tokio::test(start_paused = true)]
+async fn private_strangers_make_a_replica_dial_nobody() {
+    let attacked = Attacked::new().await;
+    let tunnel = attacked.connect().await;
+    let call = |number| {
+        let mut letter = attacked.letter(number);
+        letter.stamp.kind = Kind::Call;
+        Letter { service: "control", method: Method::GET, uri: Uri::from_static("/"), ..letter }
+    };
+    for secret in [None, Some(secret(2))] {
+        assert!(refused(tunnel.call(Letter { secret, ..call(1) }.sealed()).await));
+    }
+    let greeted = || attacked.fleet.replicas[0].metric("kas_peer_served_total{result=\"asked\"}");
+    assert_eq!((greeted(), attacked.served("forged")), (0.0, 2.0));
+
+    let mut nobody = call(1);
+    nobody.stamp.from = ReplicaId::random();
+    let answer = tunnel.call(nobody.sealed()).await.unwrap();
+    assert!(answer.headers()[&STAMP].to_str().unwrap().starts_with("v1 agent-not-connected "), "{answer:?}");
+    let answer = tunnel.call(call(2).sealed()).await.unwrap();
+    assert!(answer.headers()[&STAMP].to_str().unwrap().starts_with("v1 holds "), "{answer:?}");
+    assert_eq!(greeted(), 1.0, "where the directory says");
+    attacked.others_are_served().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn private_nobody_without_the_secret_reaches_an_agent() {
     let attacked = Attacked::new().await;

@@ -34,6 +34,7 @@ mod lifecycle;
 mod policy;
 mod prometheus;
 mod reading;
+mod redis;
 mod streams;
 mod support;
 mod tenants;

@@ -1,4 +1,5 @@
 //! What programs learn of the agents at the internal API.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{path::Path, sync::Arc};
 

@@ -13,6 +13,7 @@ mod peers;
 mod peers_tls;
 mod peers_trouble;
 mod prometheus;
+mod reach;
 mod roster;
 mod server;
 mod tenants;

@@ -79,11 +79,7 @@ impl Keeper {
         let (link, events) = connect(&shared.settings, &shared.keys.events()).await?;
         let (living, dead) = shared.members(&link).await?;
         if let Some((_, other)) = living.iter().find(|(_, beat)| beat.fleet != shared.settings.fleet) {
-            return Err(format!(
-                "this Redis is used by another fleet, {:?} at {}, with the same prefix {:?}; this one is {:?}: give each \
-                 fleet its own redis.key_prefix, and all replicas of one fleet the same redis.fleet",
-                other.fleet, other.url, shared.settings.prefix, shared.settings.fleet
-            ));
+            return Err(shared.foreign(other));
         }
 
         shared.own.lock().unsay();
@@ -228,8 +224,20 @@ impl Drop for Keeper {
 }
 
 impl Shared {
+    /// Why this Redis is not for this replica.
+    pub(super) fn foreign(&self, other: &Heartbeat) -> String {
+        format!(
+            "this Redis is used by another fleet, {:?} at {}, with the same prefix {:?}; this one is {:?}: give each \
+             fleet its own redis.key_prefix, and all replicas of one fleet the same redis.fleet",
+            other.fleet, other.url, self.settings.prefix, self.settings.fleet
+        )
+    }
+
     /// Who lives, and who has left something behind.
-    async fn members(&self, link: &Link) -> Result<(Vec<(ReplicaId, Heartbeat)>, Vec<ReplicaId>), String> {
+    pub(super) async fn members(
+        &self,
+        link: &Link,
+    ) -> Result<(Vec<(ReplicaId, Heartbeat)>, Vec<ReplicaId>), String> {
         let mut script = self.scripts.members.key(self.keys.replicas());
         script.arg(self.keys.heartbeats()).arg(MAX_REPLICAS).arg(MAX_RECORD);
         let found: Vec<Vec<u8>> = link.run(&script, &self.counts).await?;

@@ -24,6 +24,7 @@ pub const SCHEMA: &str = "\
 | `{kas}:routes:<id>` | hash | what the replica holds: agent id → `[1,epoch,[[instance,version,namespace,pod,kubernetes,since,tunnels],…]]`; field `generation` counts the replica's connections | 1 h | when an agent arrives or leaves; its life every 15 s | under 200 bytes an agent, overhead included |
 | `{kas}:routes:<id>:next` | hash | the same while it is written anew, before it replaces the old one | 1 h | after each connection of a replica | |
 | `{kas}:gone` | hash | agent id → when its last tunnel to some replica ended, in seconds since 1970 | 7 d | when an agent leaves a replica | 50 bytes an agent |
+| `{kas}:check:<id>` | any | what `kas check-config --live` tries commands on | 10 s, removed at once | by that command | |
 | `kas:limit:<digest>` | string | rate limit of an agent token: when it may connect again, in microseconds since 1970; the digest is a hash of the token's hash | as long as it limits, at most 1 min | when an agent connects | 100 bytes a token |
 | `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or left}]` | | every 3 s a replica; when an agent arrives or leaves | |
 ";
@@ -64,6 +65,11 @@ impl Keys {
         format!("{{{}}}:gone", self.prefix)
     }
 
+    /// What is tried out with.
+    pub(super) fn check(&self, id: ReplicaId) -> String {
+        format!("{{{}}}:check:{id}", self.prefix)
+    }
+
     pub(super) fn limit(&self, digest: &str) -> String {
         format!("{}:limit:{digest}", self.prefix)
     }
@@ -86,6 +92,7 @@ mod tests {
             keys.routes(id),
             keys.next_routes(id),
             keys.gone(),
+            keys.check(id),
             keys.limit("<digest>"),
             keys.events(),
         ] {

@@ -6,6 +6,7 @@
 
 mod contract;
 mod cost;
+mod examine;
 mod fleet;
 mod kinds;
 mod limits;

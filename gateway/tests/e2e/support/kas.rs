@@ -32,6 +32,8 @@ pub(crate) struct KasOptions {
     pub(crate) collector: Option<String>,
     /// What makes it one of several.
     pub(crate) membership: Option<Membership>,
+    /// Whole sections besides.
+    pub(crate) sections: Vec<(&'static str, Value)>,
 }
 
 /// What replicas share, and how each reaches the others.
@@ -106,6 +108,13 @@ impl Tokens {
 impl Kas {
     /// Starts one in a directory that has its `identity.yaml`, and waits until it is ready.
     pub(crate) fn start(directory: &Path, options: &KasOptions) -> Self {
+        let kas = Self::begin(directory, options);
+        eventually("kas is ready", || kas.is_ready());
+        kas
+    }
+
+    /// The same, and waits until it listens.
+    pub(crate) fn begin(directory: &Path, options: &KasOptions) -> Self {
         let file = directory.join("kas.yaml");
         fs::write(&file, options.config().to_string()).unwrap();
         let network = options.membership.as_ref().and_then(|membership| membership.network.as_deref());
@@ -114,7 +123,7 @@ impl Kas {
         let line = process.line("kas is listening", |line| line.contains("\"kas is listening\""));
         let line: Value = serde_json::from_str(&line).unwrap();
         let address = |name: &str| line[name].as_str().unwrap().parse().unwrap();
-        let kas = Self {
+        Self {
             agents: address("agent"),
             public: address("public"),
             observability: address("observability"),
@@ -122,9 +131,7 @@ impl Kas {
             tls: options.public_tls.clone(),
             network: network.map(str::to_owned),
             process,
-        };
-        eventually("kas is ready", || kas.is_ready());
-        kas
+        }
     }
 
     /// The program.
@@ -139,12 +146,22 @@ impl Kas {
 
     /// What `/readiness` says.
     pub(crate) fn is_ready(&self) -> bool {
+<<<<<<< HEAD
         self.readiness().status == 200
     }
 
     /// The same, in its own words.
     pub(crate) fn readiness(&self) -> Reply {
         self.curl(&[&format!("http://{}/readiness", self.observability)])
+=======
+        self.readiness().0 == 200
+    }
+
+    /// The same with its words.
+    pub(crate) fn readiness(&self) -> (u16, String) {
+        let reply = curl(&[&format!("http://{}/readiness", self.observability)]);
+        (reply.status, reply.text())
+>>>>>>> 4ee077c (feat(gateway): a replica that others cannot reach says so, and so does kas check-config --live)
     }
 
     /// The value of one metric, summed over its labels.
@@ -217,6 +234,7 @@ impl KasOptions {
             let tracing = json!({"otlp_endpoint": collector, "otlp_token_secret_file": "collector-token"});
             config["observability"]["tracing"] = tracing;
         }
+<<<<<<< HEAD
         if let Some(membership) = &self.membership {
             config["redis"] = membership.redis.clone();
             config["private_api"] = json!({"listen": {
@@ -224,6 +242,10 @@ impl KasOptions {
                 "authentication_secret_file": membership.secret,
                 "listen_grace_period": format!("{}s", self.listen_grace),
             }});
+=======
+        for (name, section) in &self.sections {
+            config[name] = section.clone();
+>>>>>>> 4ee077c (feat(gateway): a replica that others cannot reach says so, and so does kas check-config --live)
         }
         config
     }

@@ -16,7 +16,7 @@ pub(crate) fn skipped(why: &str) {
 }
 
 /// Whether a program is installed.
-pub(super) fn installed(program: &str) -> bool {
+pub(crate) fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
