@@ -1,15 +1,16 @@
 //! The listener for agents: authenticate, switch to WebSocket, keep the tunnel in the table for as long as it lives.
 
+mod balance;
 mod door;
 mod instances;
 mod leave;
 mod places;
+mod rebalance;
 mod refusal;
 
 use std::{
     convert::Infallible,
     fmt::Display,
-    future::pending,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -29,17 +30,16 @@ use secrecy::SecretString;
 use telemetry::log_limit::LogLimit;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::{
-    Body, Ended, Settings, Tunnel,
+    Body, Settings,
     websocket::{Role, WebSocket, handshake},
 };
 
-pub use self::{door::Door, places::Places};
+pub use self::{balance::Balance, door::Door, places::Places};
 use self::{
-    leave::ask_to_leave,
     places::Place,
     refusal::{CROWDED, DRAINING},
 };
@@ -267,12 +267,14 @@ impl Agents {
             hello: peer.hello.clone(),
             peer: peer.address.clone(),
             since: SystemTime::now(),
+            moving: CancellationToken::new(),
         };
+        let moving = connected.moving.clone();
         let services = peer.hello.services.clone();
         let registration = self.tunnels.register(peer.agent, peer.tunnel, services, connected, cores::here());
         let live = async {
             self.announce(peer.agent).await;
-            self.attend(&peer, &tunnel, || registration.drain()).await
+            self.attend(&peer, &tunnel, &moving, || registration.drain()).await
         };
         let ended = tokio::select! {
             ended = driving => ended,
@@ -290,43 +292,6 @@ impl Agents {
             seconds = since.elapsed().as_secs(),
             "tunnel ended"
         );
-    }
-
-    /// Waits for reasons to end a tunnel from this side. Never completes by itself: the driver does.
-    async fn attend(&self, peer: &Peer, tunnel: &Tunnel, draining: impl Fn()) -> Ended {
-        let mut changes = self.identities.changes();
-        let age = sleep(self.max_age.mul_f64(rand::random_range(0.95..1.05)));
-        tokio::pin!(age);
-        let revoked = async {
-            while self.identities.load().is_active(&peer.token) {
-                if changes.changed().await.is_err() {
-                    pending::<()>().await;
-                }
-            }
-        };
-        tokio::pin!(revoked);
-
-        let reason = tokio::select! {
-            () = &mut age => DrainReason::MaxAge,
-            () = self.leaving.cancelled() => DrainReason::Shutdown,
-            () = &mut revoked => return self.cut(peer, tunnel).await,
-        };
-        draining();
-        if let Err(what) = ask_to_leave(tunnel, reason, self.grace).await {
-            tracing::warn!(agent.name = %peer.name, tunnel = %peer.tunnel, what, "an agent did not agree to leave");
-        }
-        if reason == DrainReason::Shutdown {
-            // What is in flight is finished here; for what is new, others look for the tunnel that replaces this one.
-            self.withdraw(peer.agent).await;
-        }
-        revoked.await;
-        self.cut(peer, tunnel).await
-    }
-
-    async fn cut(&self, peer: &Peer, tunnel: &Tunnel) -> Ended {
-        tracing::warn!(agent.name = %peer.name, tunnel = %peer.tunnel, "token revoked, tunnel cut");
-        tunnel.close();
-        pending().await
     }
 
     async fn announce(&self, agent: AgentId) {

@@ -26,7 +26,7 @@ pub use self::{
 };
 use crate::{
     admin::{Admin, Readiness},
-    agents::{Agents, Door, Places},
+    agents::{Agents, Balance, Door, Places},
     api::Api,
     callers::{Budget, Callers},
     config::Config,
@@ -224,6 +224,11 @@ impl App {
             .spawn(on_change("identity file", files, probing.clone(), move || identities.reload(&file)));
         if let Some(exporter) = self.exporter.take() {
             background.spawn(exporter.run(probing.clone()));
+        }
+        if self.redis.is_some() {
+            let (agents, tunnel) = (Arc::clone(&self.agents), &self.config.agent.tunnel);
+            let balance = Balance::new(tunnel.rebalance_threshold, tunnel.rebalance_rate);
+            background.spawn(async move { agents.rebalance(balance).await });
         }
         if let Some(reach) = self.reach.take() {
             let (readiness, until) = (self.readiness.clone(), stop.clone());

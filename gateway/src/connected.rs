@@ -3,6 +3,7 @@
 use std::time::SystemTime;
 
 use proto::Hello;
+use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
 
 /// The handle of a tunnel on this replica.
@@ -16,4 +17,6 @@ pub struct Connected {
     pub peer: String,
     /// When it did.
     pub since: SystemTime,
+    /// Cancelled once another replica should hold it.
+    pub moving: CancellationToken,
 }

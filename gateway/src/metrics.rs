@@ -37,6 +37,8 @@ pub struct Metrics {
     tunnel_lifetimes: Family<ReasonLabel, Histogram>,
     handshakes: Family<ReasonLabel, Counter>,
     api_requests: Family<ResultLabel, Counter>,
+    /// Tunnels that were asked to go to another replica, so that each has its share.
+    pub rebalanced: Counter,
     /// Open connections of callers.
     pub connections: Gauge,
     /// Writes that had to wait for a caller to read.
@@ -70,6 +72,7 @@ impl Metrics {
             tunnel_lifetimes: Family::new_with_constructor(lifetimes),
             handshakes: Family::default(),
             api_requests: Family::default(),
+            rebalanced: Counter::default(),
             connections: Gauge::default(),
             write_stalls: Counter::default(),
             bytes_in_flight: Gauge::default(),
@@ -98,6 +101,11 @@ impl Metrics {
             "kas_api_requests",
             "Requests to the internal API, by result",
             metrics.api_requests.clone(),
+        );
+        registry.register(
+            "kas_rebalanced",
+            "Tunnels that were asked to go to another replica, so that each has its share",
+            metrics.rebalanced.clone(),
         );
         registry.register("kas_connections", "Open connections of callers", metrics.connections.clone());
         registry.register(

@@ -142,7 +142,7 @@ impl Roster {
 
 impl Tunnel {
     fn seen(view: &View<Connected>) -> Self {
-        let Connected { tunnel, hello, peer, since } = view.handle();
+        let Connected { tunnel, hello, peer, since, .. } = view.handle();
         let service = |(name, now): (&ServiceName, InFlight)| Service {
             name: name.clone(),
             short: now.short,

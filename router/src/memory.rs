@@ -15,6 +15,7 @@ use crate::store::{
 pub struct MemoryStore {
     agents: Mutex<HashMap<AgentId, Entry>>,
     replicas: Mutex<HashMap<ReplicaId, Replica>>,
+    loads: Mutex<HashMap<ReplicaId, u32>>,
 }
 
 #[derive(Debug, Default)]
@@ -33,6 +34,7 @@ impl MemoryStore {
     /// A replica is gone.
     pub fn leave(&self, replica: ReplicaId) {
         self.replicas.lock().remove(&replica);
+        self.loads.lock().remove(&replica);
     }
 
     fn edit(&self, agent: AgentId, edit: impl FnOnce(&mut Entry) -> bool) {
@@ -95,6 +97,16 @@ impl RouteStore for MemoryStore {
     /// All of them: it speaks for each of its replicas.
     fn replicas(&self) -> Vec<Replica> {
         self.replicas.lock().values().cloned().collect()
+    }
+
+    fn tell_load(&self, replica: ReplicaId, tunnels: Option<u32>) {
+        let mut loads = self.loads.lock();
+        loads.remove(&replica);
+        loads.extend(tunnels.map(|tunnels| (replica, tunnels)));
+    }
+
+    fn loads(&self) -> Vec<(ReplicaId, u32)> {
+        self.loads.lock().iter().map(|(replica, tunnels)| (*replica, *tunnels)).collect()
     }
 
     fn change(&self, agent: AgentId) -> BoxFuture<'static, ()> {

@@ -65,7 +65,9 @@ pub struct RedisStore(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     me: ReplicaId,
+    /// As it was at the start.
     heartbeat: Heartbeat,
+    load: Mutex<Option<u32>>,
     settings: Settings,
     keys: Keys,
     scripts: Scripts,
@@ -92,11 +94,13 @@ impl RedisStore {
     pub fn new(settings: Settings, replica: Replica, kas: &str) -> (Self, Keeper) {
         let started = wire::seconds(SystemTime::now());
         let fleet = settings.fleet.clone();
-        let heartbeat = Heartbeat { url: replica.url, fleet: fleet.clone(), kas: kas.to_owned(), started };
+        let heartbeat =
+            Heartbeat { url: replica.url, fleet: fleet.clone(), kas: kas.to_owned(), started, tunnels: None };
         let why = "Redis was not reached yet".into();
         let shared = Arc::new(Shared {
             me: replica.id,
             heartbeat,
+            load: Mutex::new(None),
             keys: Keys::new(&settings.prefix),
             settings,
             scripts: Scripts::new(),
@@ -130,6 +134,11 @@ impl RedisStore {
 }
 
 impl Shared {
+    /// As it is now.
+    fn heartbeat(&self) -> Heartbeat {
+        Heartbeat { tunnels: *self.load.lock(), ..self.heartbeat.clone() }
+    }
+
     fn line(&self) -> Result<Line, StoreError> {
         let line = self.line.lock().clone();
         line.ok_or_else(|| match &*self.health.borrow() {
@@ -271,6 +280,19 @@ impl RouteStore for RedisStore {
 
     fn replicas(&self) -> Vec<Replica> {
         self.0.members.lock().all()
+    }
+
+    fn tell_load(&self, replica: ReplicaId, tunnels: Option<u32>) {
+        if replica == self.0.me {
+            *self.0.load.lock() = tunnels;
+        }
+    }
+
+    fn loads(&self) -> Vec<(ReplicaId, u32)> {
+        let own = *self.0.load.lock();
+        let mut loads = self.0.members.lock().loads();
+        loads.extend(own.map(|own| (self.0.me, own)));
+        loads
     }
 
     fn change(&self, agent: AgentId) -> BoxFuture<'static, ()> {

@@ -125,6 +125,13 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     /// Every other replica that lives: from memory.
     fn replicas(&self) -> Vec<Replica>;
 
+    /// How many tunnels a replica has that are not about to leave, for [`RouteStore::loads`] of all; `None` if it takes
+    /// no more, as before the first word.
+    fn tell_load(&self, replica: ReplicaId, tunnels: Option<u32>);
+
+    /// What live replicas said of themselves last, seconds ago: from memory.
+    fn loads(&self) -> Vec<(ReplicaId, u32)>;
+
     /// Completes when the agent's record changes after this call.
     fn change(&self, agent: AgentId) -> BoxFuture<'static, ()>;
 

@@ -1,6 +1,6 @@
-//! Asks an agent to open another tunnel and leave this one.
+//! Why a tunnel is to end from this side, and how its agent is asked to open another and leave this one.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
 use bytes::Bytes;
 use http::Request;
@@ -9,18 +9,63 @@ use proto::{
     control::{DRAIN_PATH, Drain, DrainReason},
     header,
 };
-use tokio::time::timeout;
-use tunnel::{Body, Tunnel};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tunnel::{Body, Ended, Tunnel};
+
+use super::{Agents, Peer};
 
 /// How long an agent may take to answer a control request.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
 
+impl Agents {
+    /// Waits for reasons to end a tunnel from this side. Never completes by itself: the driver does.
+    pub(super) async fn attend(
+        &self,
+        peer: &Peer,
+        tunnel: &Tunnel,
+        moving: &CancellationToken,
+        draining: impl Fn(),
+    ) -> Ended {
+        let mut changes = self.identities.changes();
+        let age = sleep(self.max_age.mul_f64(rand::random_range(0.95..1.05)));
+        tokio::pin!(age);
+        let revoked = async {
+            while self.identities.load().is_active(&peer.token) {
+                if changes.changed().await.is_err() {
+                    pending::<()>().await;
+                }
+            }
+        };
+        tokio::pin!(revoked);
+
+        let reason = tokio::select! {
+            () = &mut age => DrainReason::MaxAge,
+            () = self.leaving.cancelled() => DrainReason::Shutdown,
+            () = moving.cancelled() => DrainReason::Rebalance,
+            () = &mut revoked => return self.cut(peer, tunnel).await,
+        };
+        draining();
+        if let Err(what) = ask_to_leave(tunnel, reason, self.grace).await {
+            tracing::warn!(agent.name = %peer.name, tunnel = %peer.tunnel, what, "an agent did not agree to leave");
+        }
+        if reason == DrainReason::Shutdown {
+            // What is in flight is finished here; for what is new, others look for the tunnel that replaces this one.
+            self.withdraw(peer.agent).await;
+        }
+        revoked.await;
+        self.cut(peer, tunnel).await
+    }
+
+    async fn cut(&self, peer: &Peer, tunnel: &Tunnel) -> Ended {
+        tracing::warn!(agent.name = %peer.name, tunnel = %peer.tunnel, "token revoked, tunnel cut");
+        tunnel.close();
+        pending().await
+    }
+}
+
 /// Fails, with what happened, unless the agent agrees.
-pub(super) async fn ask_to_leave(
-    tunnel: &Tunnel,
-    reason: DrainReason,
-    within: Duration,
-) -> Result<(), String> {
+async fn ask_to_leave(tunnel: &Tunnel, reason: DrainReason, within: Duration) -> Result<(), String> {
     let body = serde_json::to_vec(&Drain { reason, within }).expect("it is plain data");
     let request = Request::post(DRAIN_PATH)
         .header(header::SERVICE, ServiceName::CONTROL)

@@ -59,6 +59,12 @@ pub struct TunnelConfig {
     /// How long that may take.
     #[serde(deserialize_with = "timeout")]
     pub keepalive_timeout: Duration,
+    /// How many tunnels more than the mean a replica has before it gives some away, in percent; 0 is never.
+    #[serde(deserialize_with = "within::<_, _, 0, 1000>")]
+    pub rebalance_threshold: u32,
+    /// How many tunnels all replicas together move in a second.
+    #[serde(deserialize_with = "within::<_, _, 1, 10_000>")]
+    pub rebalance_rate: u32,
 }
 
 impl Default for AgentListen {
@@ -87,6 +93,8 @@ impl Default for TunnelConfig {
             max_header_bytes: settings.max_header_bytes,
             keepalive_interval: settings.keepalive.interval,
             keepalive_timeout: settings.keepalive.timeout,
+            rebalance_threshold: 20,
+            rebalance_rate: 10,
         }
     }
 }

@@ -49,6 +49,8 @@ mod tests {
             ("agent: {tunnel: ", "max_header_bytes", "16383", "16384"),
             ("agent: {tunnel: ", "keepalive_interval", "0s", "1s"),
             ("agent: {tunnel: ", "keepalive_timeout", "0ms", "1s"),
+            ("agent: {tunnel: ", "rebalance_threshold", "1001", "0"),
+            ("agent: {tunnel: ", "rebalance_rate", "0", "1"),
             ("agent: {kubernetes_api: {limits: ", "max_headers", "0", "1"),
             ("agent: {kubernetes_api: {limits: ", "max_head_bytes", "8191", "8192"),
             ("agent: {kubernetes_api: {limits: ", "max_requests_per_caller", "0", "1"),

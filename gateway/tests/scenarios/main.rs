@@ -14,6 +14,7 @@ mod peers_tls;
 mod peers_trouble;
 mod prometheus;
 mod reach;
+mod rebalance;
 mod roster;
 mod server;
 mod tenants;

@@ -96,11 +96,16 @@ impl World {
 
     /// Starts an agent.
     pub(crate) fn start_agent(&self, services: Services) -> RunningAgent {
+        self.start_agent_through(self.clone(), services)
+    }
+
+    /// Starts an agent that finds its way to a kas by itself.
+    pub(crate) fn start_agent_through(&self, dial: impl Dial, services: Services) -> RunningAgent {
         let stop = CancellationToken::new();
         let kas = "ws://kas".parse().unwrap();
         let token = Token::Value(self.agent_token.clone());
         let options = Options { tracer: self.tracer.clone(), ..Options::new(kas, token) };
-        let agent = Agent::new(options, self.clone(), services, Telemetry::default());
+        let agent = Agent::new(options, dial, services, Telemetry::default());
         let task = AbortOnDropHandle::new(tokio::spawn(agent.run(stop.clone())));
         RunningAgent { stop, task }
     }

@@ -84,12 +84,12 @@ impl Keeper {
 
         shared.own.lock().unsay();
         let left = self.fill(&link).await?;
-        let news = News::Beat(shared.heartbeat.clone());
+        let news = News::Beat(shared.heartbeat());
         let event = self.event(news);
         let mut script = shared.scripts.join.key(shared.keys.next_routes(shared.me));
         script.key(shared.keys.routes(shared.me)).key(shared.keys.replica(shared.me));
         script.key(shared.keys.replicas()).key(shared.keys.gone());
-        script.arg(shared.me.to_string()).arg(shared.heartbeat.encode()).arg(millis(LIFE));
+        script.arg(shared.me.to_string()).arg(shared.heartbeat().encode()).arg(millis(LIFE));
         script.arg(shared.keys.events()).arg(event);
         let _: () = link.run(&script, &shared.counts).await?;
         self.change(&link, left).await?;
@@ -187,7 +187,7 @@ impl Keeper {
 
     async fn beat(&mut self, link: &Link) -> Result<(), String> {
         let shared = Arc::clone(&self.shared);
-        let event = self.event(News::Beat(shared.heartbeat.clone()));
+        let event = self.event(News::Beat(shared.heartbeat()));
         self.beats += 1;
         let mut script = shared.scripts.beat.key(shared.keys.replica(shared.me));
         script.key(shared.keys.routes(shared.me));

@@ -20,7 +20,7 @@ pub const SCHEMA: &str = "\
 | key | type | what | life | written | size |
 |---|---|---|---|---|---|
 | `{kas}:replicas` | set | ids of the replicas, the dead among them until a survivor removes them | none | when a replica joins or leaves | 32 bytes a replica |
-| `{kas}:replica:<id>` | string | heartbeat: `[1,{url,fleet,kas,started}]` | 10 s | when a replica joins; its life every 3 s | 150 bytes a replica |
+| `{kas}:replica:<id>` | string | heartbeat: `[1,{url,fleet,kas,started,tunnels}]`, as it was when the replica joined | 10 s | when a replica joins; its life every 3 s | 150 bytes a replica |
 | `{kas}:routes:<id>` | hash | what the replica holds: agent id → `[1,epoch,[[instance,version,namespace,pod,kubernetes,since,tunnels],…]]`; field `generation` counts the replica's connections | 1 h | when an agent arrives or leaves; its life every 15 s | under 200 bytes an agent, overhead included |
 | `{kas}:routes:<id>:next` | hash | the same while it is written anew, before it replaces the old one | 1 h | after each connection of a replica | |
 | `{kas}:gone` | hash | agent id → when its last tunnel to some replica ended, in seconds since 1970 | 7 d | when an agent leaves a replica | 50 bytes an agent |

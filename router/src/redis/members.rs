@@ -42,6 +42,8 @@ pub(super) struct Members {
 #[derive(Debug)]
 struct Member {
     replica: Replica,
+    /// How many tunnels it has, if it takes more.
+    tunnels: Option<u32>,
     generation: u64,
     sequence: u64,
     /// At which of the own beats it was heard last.
@@ -95,6 +97,9 @@ impl Members {
         let whole = next && member.certain;
         (member.generation, member.sequence, member.heard, member.certain) =
             (generation, sequence, beats, true);
+        if let News::Beat(beat) = &news {
+            member.tunnels = beat.tunnels;
+        }
         match news {
             News::Left => {
                 self.others.remove(&from);
@@ -113,8 +118,9 @@ impl Members {
         if self.others.len() >= MAX_REPLICAS {
             return Meaning::Nothing;
         }
-        let replica = Replica { id, url: beat.url };
-        let member = Member { replica, generation, sequence, heard: self.beats, certain: true };
+        let Heartbeat { url, tunnels, .. } = beat;
+        let replica = Replica { id, url };
+        let member = Member { replica, tunnels, generation, sequence, heard: self.beats, certain: true };
         self.others.insert(id, member);
         Meaning::Everything
     }
@@ -164,6 +170,11 @@ impl Members {
         self.others.values().map(|member| member.replica.clone()).collect()
     }
 
+    /// How many tunnels those have that take more.
+    pub(super) fn loads(&self) -> Vec<(ReplicaId, u32)> {
+        self.others.iter().filter_map(|(id, member)| Some((*id, member.tunnels?))).collect()
+    }
+
     /// How often this replica has heard itself.
     pub(super) fn beats(&self) -> u64 {
         self.beats
@@ -179,7 +190,13 @@ mod tests {
     }
 
     fn beat(fleet: &str) -> Heartbeat {
-        Heartbeat { url: "http://other:8155".into(), fleet: fleet.into(), kas: "0.1.0".into(), started: 0 }
+        Heartbeat {
+            url: "http://other:8155".into(),
+            fleet: fleet.into(),
+            kas: "0.1.0".into(),
+            started: 0,
+            tunnels: None,
+        }
     }
 
     fn event(from: ReplicaId, generation: u64, sequence: u64, news: News) -> Event {
@@ -228,6 +245,25 @@ mod tests {
         }
         assert_eq!(members.bury(), [other]);
         assert!(members.get(other).is_none());
+    }
+
+    #[test]
+    fn the_load_is_what_each_said_last_and_of_the_dead_there_is_none() {
+        let (mut members, other, shy) = (members(), ReplicaId::random(), ReplicaId::random());
+        let says =
+            |sequence, tunnels| event(other, 1, sequence, News::Beat(Heartbeat { tunnels, ..beat("blue") }));
+        members.hear(lives(shy, 1, 1));
+        members.hear(says(1, Some(7)));
+        assert_eq!(members.loads(), [(other, 7)]);
+        members.hear(says(2, Some(8)));
+        assert_eq!(members.loads(), [(other, 8)]);
+        members.hear(changed(other, 1, 3));
+        assert_eq!(members.loads(), [(other, 8)]);
+        members.hear(says(4, None));
+        assert!(members.loads().is_empty());
+        members.hear(says(5, Some(9)));
+        members.hear(event(other, 1, 6, News::Left));
+        assert!(members.loads().is_empty());
     }
 
     #[test]

@@ -33,6 +33,9 @@ pub struct Heartbeat {
     pub kas: String,
     /// When it started, in seconds since 1970.
     pub started: u64,
+    /// How many tunnels it has, if it takes more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tunnels: Option<u32>,
 }
 
 /// What a replica holds of an agent.
@@ -221,7 +224,13 @@ mod tests {
     use super::*;
 
     fn beat(url: &str) -> Heartbeat {
-        Heartbeat { url: url.into(), fleet: "blue".into(), kas: "0.1.0".into(), started: 1_700_000_000 }
+        Heartbeat {
+            url: url.into(),
+            fleet: "blue".into(),
+            kas: "0.1.0".into(),
+            started: 1_700_000_000,
+            tunnels: Some(7),
+        }
     }
 
     fn instance(pod: &str) -> Instance {

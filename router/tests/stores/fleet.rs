@@ -1,8 +1,9 @@
 //! Two fleets, one Redis.
 
 use router::RouteStore as _;
+use tokio::time::{Duration, sleep, timeout};
 
-use crate::{Member, redis};
+use crate::{Member, PATIENCE, redis};
 
 #[tokio::test]
 async fn another_fleet_with_the_same_prefix_is_refused_with_its_name() {
@@ -33,4 +34,27 @@ async fn fleets_with_prefixes_of_their_own_do_not_meet() {
     green.announce(1, 2).await;
     blue.sees(1, &[blue.route(1)]).await;
     green.sees(1, &[green.route(2)]).await;
+}
+
+#[tokio::test]
+async fn how_many_tunnels_each_has_is_told_with_the_next_beat() {
+    let Some(server) = redis().await else { return };
+    let (here, there) = (Member::joined(server.settings()).await, Member::joined(server.settings()).await);
+    assert!(there.store.loads().is_empty(), "who has not said that it takes any, takes none");
+    here.store.tell_load(here.id, Some(7));
+    there.store.tell_load(here.id, Some(99));
+    let told = async {
+        while there.store.loads() != [(here.id, 7)] {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, told).await.expect("within a beat");
+    assert_eq!(here.store.loads(), [(here.id, 7)]);
+    here.leaves().await;
+    let forgotten = async {
+        while !there.store.loads().is_empty() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, forgotten).await.expect("at once");
 }

@@ -146,22 +146,12 @@ impl Kas {
 
     /// What `/readiness` says.
     pub(crate) fn is_ready(&self) -> bool {
-<<<<<<< HEAD
         self.readiness().status == 200
     }
 
     /// The same, in its own words.
     pub(crate) fn readiness(&self) -> Reply {
         self.curl(&[&format!("http://{}/readiness", self.observability)])
-=======
-        self.readiness().0 == 200
-    }
-
-    /// The same with its words.
-    pub(crate) fn readiness(&self) -> (u16, String) {
-        let reply = curl(&[&format!("http://{}/readiness", self.observability)]);
-        (reply.status, reply.text())
->>>>>>> 4ee077c (feat(gateway): a replica that others cannot reach says so, and so does kas check-config --live)
     }
 
     /// The value of one metric, summed over its labels.
@@ -234,7 +224,6 @@ impl KasOptions {
             let tracing = json!({"otlp_endpoint": collector, "otlp_token_secret_file": "collector-token"});
             config["observability"]["tracing"] = tracing;
         }
-<<<<<<< HEAD
         if let Some(membership) = &self.membership {
             config["redis"] = membership.redis.clone();
             config["private_api"] = json!({"listen": {
@@ -242,10 +231,9 @@ impl KasOptions {
                 "authentication_secret_file": membership.secret,
                 "listen_grace_period": format!("{}s", self.listen_grace),
             }});
-=======
+        }
         for (name, section) in &self.sections {
             config[name] = section.clone();
->>>>>>> 4ee077c (feat(gateway): a replica that others cannot reach says so, and so does kas check-config --live)
         }
         config
     }
