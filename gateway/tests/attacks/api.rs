@@ -13,7 +13,7 @@ use tunnel::Body;
 
 use crate::{
     fleet::secret,
-    programs::{connect, get, good, send, token},
+    programs::{connect, get, good, jwt, send},
     world::{World, text},
 };
 
@@ -33,8 +33,8 @@ fn claims(key: &str, value: impl Into<Value>) -> Value {
 
 /// Tokens that are not good, and what is said of them.
 fn bad() -> Vec<(String, &'static str)> {
-    let ours = |claims: &Value| token(&[1; 32], &head(), claims);
-    let under = |head: Value| token(&[1; 32], &head, &json!({"aud": "gitlab-kas"}));
+    let ours = |claims: &Value| jwt(&[1; 32], &head(), claims);
+    let under = |head: Value| jwt(&[1; 32], &head, &json!({"aud": "gitlab-kas"}));
     let (whole, other) = (good(), ours(&claims("sub", "root")));
     let parts: Vec<&str> = whole.split('.').collect();
     let claims_of_other = other.split('.').nth(1).unwrap();
@@ -47,8 +47,8 @@ fn bad() -> Vec<(String, &'static str)> {
         (under(json!({"alg": "ES256", "jwk": {"kty": "oct", "k": "AQEB"}})), "HS256, HS384 or HS512"),
         (under(json!({"alg": "HS512"})), "not made with the secret"),
         (under(json!({"alg": "HS256", "crit": ["b64"], "b64": false})), "extensions"),
-        (token(&[2; 32], &head(), &claims("sub", "x")), "not made with the secret"),
-        (token(&[], &head(), &claims("sub", "x")), "not made with the secret"),
+        (jwt(&[2; 32], &head(), &claims("sub", "x")), "not made with the secret"),
+        (jwt(&[], &head(), &claims("sub", "x")), "not made with the secret"),
         (format!("{}.{claims_of_other}.{}", parts[0], parts[2]), "not made with the secret"),
         (ours(&claims("aud", "gitlab")), "aud"),
         (ours(&claims("aud", json!([]))), "aud"),

@@ -1,7 +1,7 @@
 //! What programs learn of the agents at the internal API.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use agent::Services;
 use base64::{
@@ -11,12 +11,18 @@ use base64::{
 use gateway::{
     api::{Api, Verifier},
     identity::Identity,
-    token::TokenHash,
+    peers::Fleet,
+    token::{self, Holder, TokenHash},
 };
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use proto::ReplicaId;
+use router::{
+    Replica,
+    redis::{Address, RedisStore, Servers, Settings},
+};
 use serde_json::{Value, json};
 use sha2::Sha256;
 use tokio::io::DuplexStream;
@@ -24,11 +30,11 @@ use tunnel::Body;
 
 use crate::{
     fleet::{Several, secret},
-    world::{World, text},
+    world::{World, configuration, text},
 };
 
 /// A token as its maker makes it.
-pub(crate) fn token(secret: &[u8], head: &Value, claims: &Value) -> String {
+pub(crate) fn jwt(secret: &[u8], head: &Value, claims: &Value) -> String {
     let part = |value: &Value| BASE64_URL_SAFE_NO_PAD.encode(value.to_string());
     let message = format!("{}.{}", part(head), part(claims));
     let seal = Hmac::<Sha256>::new_from_slice(secret).unwrap().chain_update(&message).finalize().into_bytes();
@@ -37,7 +43,7 @@ pub(crate) fn token(secret: &[u8], head: &Value, claims: &Value) -> String {
 
 /// One that is good.
 pub(crate) fn good() -> String {
-    token(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &json!({"aud": "gitlab-kas"}))
+    jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &json!({"aud": "gitlab-kas"}))
 }
 
 /// A connection to a replica's internal API.
@@ -131,6 +137,39 @@ async fn agents_are_listed_by_project_and_page_by_page() {
         absent["agent"],
         json!({"id": 3, "name": "n3", "project_id": 7, "state": "never", "replicas": []})
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_directory_the_answer_is_partial_and_says_so() {
+    let id = ReplicaId::random();
+    let config = configuration();
+    let settings = Settings {
+        servers: Servers::One(Address::Unix("/nowhere/redis.sock".into())),
+        tls: None,
+        username: None,
+        password_file: None,
+        database: 0,
+        prefix: "kas".into(),
+        fleet: "default".into(),
+        dial_timeout: Duration::from_secs(1),
+        response_timeout: Duration::from_secs(1),
+    };
+    let (store, _keeper) = RedisStore::new(settings, Replica { id, url: "http://a:1".into() }, "0.1.0");
+    let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
+    let world = World::replica(Fleet::alone(id, Arc::new(store), &config), config, tokens, None, None);
+    let file = format!(
+        "agents: [{{id: 1, name: prod, tokens: ['{}']}}, {{id: 2, name: other, tokens: []}}]",
+        TokenHash::of(&world.agent_token)
+    );
+    world.kas.identities.replace(Identity::parse(Path::new("identity.yaml"), &file).unwrap());
+    let _agent = world.agent(Services::new()).await;
+
+    let page: Value = serde_json::from_str(&text(get(&world, "/api/v1/agents").await).await).unwrap();
+    assert_eq!(names(&page), ["prod"], "what is here");
+    assert!(page["missing"].as_str().unwrap().contains("Redis was not reached"), "{page}");
+    let other: Value = serde_json::from_str(&text(get(&world, "/api/v1/agents/2").await).await).unwrap();
+    assert_eq!(other["agent"]["state"], "unknown", "{other}");
+    assert_eq!(world.kas.admin.roster.list().await.missing.as_deref(), page["missing"].as_str());
 }
 
 #[tokio::test(start_paused = true)]
