@@ -22,9 +22,7 @@ use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use proto::{
-    AgentId, AgentName, Epoch, Hello, Limits, ReplicaId, TunnelId, Welcome, control::DrainReason, header,
-};
+use proto::{AgentId, AgentName, Epoch, Hello, Limits, ReplicaId, TunnelId, Welcome, header};
 use router::{LocalTunnels, RateLimit, Route, RouteStore};
 use secrecy::SecretString;
 use telemetry::log_limit::LogLimit;

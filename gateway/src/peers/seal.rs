@@ -9,6 +9,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Method, Uri};
 use proto::ReplicaId;
+use secrecy::{ExposeSecret as _, SecretSlice};
 use sha2::Sha256;
 
 use super::stamp::Stamp;
@@ -23,9 +24,13 @@ const LEAST: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seal(pub [u8; 32]);
 
-/// What all replicas of a fleet know, and nobody else: the state that HMAC begins from. It forgets itself.
+/// What all replicas of a fleet know, and nobody else.
 #[derive(Clone)]
-pub struct Secret(Hmac<Sha256>);
+pub struct Secret {
+    key: SecretSlice<u8>,
+    /// The state that HMAC begins from: half of what a seal would cost otherwise. It forgets itself.
+    keyed: Hmac<Sha256>,
+}
 
 /// A file that holds no secret.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,13 +64,16 @@ impl Secret {
         let bytes = BASE64_STANDARD.decode(text.trim()).map_err(|_| NotASecret::NotBase64)?;
         match bytes.len() {
             length if length < LEAST => Err(NotASecret::TooShort(length)),
-            _ => Ok(Self(Hmac::new_from_slice(&bytes).expect("any length is a key"))),
+            _ => {
+                let keyed = Hmac::new_from_slice(&bytes).expect("any length is a key");
+                Ok(Self { key: bytes.into(), keyed })
+            }
         }
     }
 
-    /// As bytes, for whoever makes another kind of proof with it.
+    /// As the key of a proof: nothing else is done with it.
     pub(crate) fn bytes(&self) -> &[u8] {
-        self.0.expose_secret()
+        self.key.expose_secret()
     }
 
     /// Proves a request.
@@ -97,14 +105,14 @@ impl Secret {
         text.extend_from_slice(&stamp.content());
         text.extend_from_slice(&to.to_bytes());
         append(&mut text, &[service, method.as_str(), path]);
-        self.0.clone().chain_update(text)
+        self.keyed.clone().chain_update(text)
     }
 
     fn of_answer(&self, question: &Seal, answer: &[&str]) -> Hmac<Sha256> {
         let mut text = b"kas peer answer v1".to_vec();
         text.extend_from_slice(&question.0);
         append(&mut text, answer);
-        self.0.clone().chain_update(text)
+        self.keyed.clone().chain_update(text)
     }
 }
 

@@ -231,11 +231,11 @@ fn attack_36_tokens_are_compared_as_hashes_only() {
         exposing,
         [
             "Self(Sha256::digest(token.expose_secret().as_bytes()).into())",
-            "let mac = Hmac::<Sha256>::new_from_slice(self.0.expose_secret()).expect(\"any length is a key\");",
             "let token = self.token.expose_secret();",
             "say(&format!(\"token: {}\\nhash:  {}\\n\", token.expose_secret(), TokenHash::of(&token)))",
+            "self.key.expose_secret()",
         ],
-        "hashed for every comparison; the key of what replicas prove; written into the kubeconfig of `kas kubeconfig`; shown by `kas token new`"
+        "hashed for every comparison; written into the kubeconfig of `kas kubeconfig`; shown by `kas token new`; the key of what replicas and programs prove"
     );
     // And that two hashes are one only if all of their bytes are.
     let hash = |token: &str| gateway::token::TokenHash::of(&token.into());
@@ -244,4 +244,9 @@ fn attack_36_tokens_are_compared_as_hashes_only() {
     assert!(text.contains("self.0.ct_eq(&other.0).into()"), "in constant time");
     let text = include_str!("../../src/peers/seal.rs");
     assert_eq!(text.matches(".verify_slice(&").count(), 2, "in constant time: of requests and of answers");
+    let text = include_str!("../../src/api/token.rs");
+    assert!(
+        text.contains("computed.verify_slice(seal)") && !text.contains(".bytes() =="),
+        "in constant time"
+    );
 }
