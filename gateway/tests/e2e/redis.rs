@@ -50,6 +50,12 @@ impl Redis {
     }
 }
 
+/// Its status and its words.
+fn readiness(kas: &Kas) -> (u16, String) {
+    let reply = kas.readiness();
+    (reply.status, reply.text())
+}
+
 #[test]
 fn a_kas_without_its_redis_is_ready_and_says_that_it_is_degraded() {
     let Some(redis) = Redis::or_skip() else { return };
@@ -62,22 +68,22 @@ fn a_kas_without_its_redis_is_ready_and_says_that_it_is_degraded() {
         let reply = world.curl(&format!("/agents/{AGENT}/kubernetes/version"), &[]);
         reply.header("kas-error") == Some("cluster-unreachable")
     };
-    let (status, body) = world.kas.readiness();
+    let (status, body) = readiness(&world.kas);
     assert!(status == 200 && body.starts_with("ready, degraded\nredis since ") && served(), "{body}");
     assert!(body.contains("Redis refuses connections"), "{body}");
 
     let mut server = redis.start();
-    eventually("kas is not degraded", || world.kas.readiness() == (200, "ready\n".to_owned()));
+    eventually("kas is not degraded", || readiness(&world.kas) == (200, "ready\n".to_owned()));
     assert_eq!(world.kas.metric("kas_redis_degraded"), 0.0);
     eventually("kas has seen that it can be reached", || {
         world.kas.metric("kas_private_api_reachable") == 1.0
     });
 
     server.kill();
-    eventually("kas is degraded", || world.kas.readiness().1.contains("redis since"));
+    eventually("kas is degraded", || readiness(&world.kas).1.contains("redis since"));
     assert!(world.kas.is_ready() && served());
     let _server = redis.start();
-    eventually("kas is not degraded", || world.kas.readiness() == (200, "ready\n".to_owned()));
+    eventually("kas is not degraded", || readiness(&world.kas) == (200, "ready\n".to_owned()));
 }
 
 #[test]
@@ -86,8 +92,8 @@ fn a_kas_that_shall_wait_for_its_redis_is_not_ready_and_says_for_what_it_waits()
     let directory = tempfile::tempdir().unwrap();
     Tokens::make().write_identity(directory.path(), false);
     let kas = Kas::begin(directory.path(), &redis.sections(directory.path(), true));
-    eventually("kas says what it waits for", || kas.readiness().1.contains("Redis refuses connections"));
-    let (status, body) = kas.readiness();
+    eventually("kas says what it waits for", || readiness(&kas).1.contains("Redis refuses connections"));
+    let (status, body) = readiness(&kas);
     assert!(status == 503 && body.starts_with("not ready: waiting for Redis"), "{body}");
     let _server = redis.start();
     eventually("kas is ready", || kas.is_ready());
