@@ -48,6 +48,38 @@ fn redis_is_killed_and_comes_back_empty() {
 }
 
 #[test]
+fn a_redis_that_freezes_is_one_that_is_lost() {
+    let (Some(redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
+    let fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
+    let [holder, newcomer, asked] = fleet.replicas();
+    let _agent = fleet.agent_at(&holder);
+    let replies = flow(
+        || fleet.ask(&asked),
+        |more| {
+            redis.process.signal("STOP");
+            for replica in [&holder, &newcomer, &asked] {
+                eventually("it says that Redis is gone", || is_degraded(replica));
+            }
+            let _agent = fleet.agent_at(&newcomer);
+            assert_eq!(
+                fleet.ask(&newcomer).status,
+                200,
+                "an agent that comes meanwhile is let in and served"
+            );
+            more();
+            redis.process.signal("CONT");
+            for replica in [&holder, &newcomer, &asked] {
+                eventually("Redis is in use again", || !is_degraded(replica));
+            }
+            more();
+        },
+    );
+    for reply in replies {
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+}
+
+#[test]
 fn a_replica_that_starts_without_redis_runs_alone_until_it_comes() {
     let (Some(mut redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
     redis.process.kill();
