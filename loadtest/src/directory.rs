@@ -22,8 +22,7 @@ use crate::{
 
 /// Measure what many idle agents on several replicas cost Redis
 ///
-/// redis-server and the replicas are started by this program on this machine; each agent has two tunnels. What Redis
-/// counts for itself is what is told (INFO commandstats, MEMORY USAGE): a script counts, and each command in it.
+/// redis-server and the replicas are started by this program on this machine. What Redis counts for itself is what is told (INFO commandstats, MEMORY USAGE): a script counts, and each command in it.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Example:\n  loadtest directory --count 10000 --replicas 3 --duration 1m")]
 pub struct Directory {
@@ -33,6 +32,9 @@ pub struct Directory {
     /// How many replicas of kas
     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=10))]
     replicas: u16,
+    /// How many tunnels each agent has; 2, or 1 if this process may not open as many files
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=16))]
+    tunnels: Option<u16>,
     /// How long Redis is watched
     #[arg(long, short = 'd', value_name = "DURATION", default_value = "1m", value_parser = proto::duration::parse)]
     duration: Duration,
@@ -51,8 +53,8 @@ const MOST_BYTES: f64 = 200.0;
 
 /// How many agents begin in a second.
 const PER_SECOND: f64 = 1000.0;
-/// Tunnels of each agent.
-const TUNNELS: u16 = 2;
+/// Open files of this program besides tunnels.
+const OTHER_FILES: u64 = 200;
 /// Until limits of tokens, and what came with the agents, are over.
 const CALM: Duration = Duration::from_secs(15);
 
@@ -92,10 +94,17 @@ impl Directory {
         Self {
             count: 10_000,
             replicas: 3,
+            tunnels: None,
             duration: Duration::from_secs(60),
             timeout: Duration::from_secs(120),
             json: None,
         }
+    }
+
+    fn tunnels(&self) -> u16 {
+        let files = rlimit::Resource::NOFILE.get_soft().unwrap_or_default();
+        let two = u64::from(self.count) * 2 + OTHER_FILES <= files;
+        self.tunnels.unwrap_or(if two { 2 } else { 1 })
     }
 
     /// Starts everything in `directory`, and ends it.
@@ -112,7 +121,7 @@ impl Directory {
             cacert: None,
             tokens: replicas[0].crowd_tokens()?,
             count: self.count as usize,
-            tunnels: TUNNELS,
+            tunnels: self.tunnels(),
             per_second: PER_SECOND,
             answer: 200,
         };
