@@ -81,7 +81,7 @@ pub struct Agents {
     pub metrics: Metrics,
     /// Orders what this replica says to the store.
     pub epoch: AtomicU64,
-    /// Refused tokens are worth a line, not a flood.
+    /// What may come often is worth a line, not a flood.
     pub refusals: LogLimit<&'static str>,
 }
 

@@ -289,6 +289,9 @@ impl RouteStore for RedisStore {
     }
 
     fn loads(&self) -> Vec<(ReplicaId, u32)> {
+        if self.health() != Health::Healthy {
+            return Vec::new();
+        }
         let own = *self.0.load.lock();
         let mut loads = self.0.members.lock().loads();
         loads.extend(own.map(|own| (self.0.me, own)));

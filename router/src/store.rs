@@ -129,7 +129,7 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     /// no more, as before the first word.
     fn tell_load(&self, replica: ReplicaId, tunnels: Option<u32>);
 
-    /// What live replicas said of themselves last, seconds ago: from memory.
+    /// What live replicas said of themselves last, seconds ago; nothing where it is not known who lives.
     fn loads(&self) -> Vec<(ReplicaId, u32)>;
 
     /// Completes when the agent's record changes after this call.

@@ -26,13 +26,15 @@ impl Agents {
             let others = loads.into_iter().filter(|(replica, _)| *replica != self.replica);
             let others: Vec<u32> = others.map(|(_, tunnels)| tunnels).collect();
             let count = balance.ask(own, &others, Instant::now());
-            if count > 0 {
-                self.give_away(tunnels, count as usize);
+            if count == 0 {
+                continue;
+            }
+            self.give_away(tunnels, count as usize);
+            if self.refusals.admit("rebalance", std::time::Instant::now()).is_some() {
                 tracing::info!(
                     tunnels = own,
                     ?others,
-                    asked = count,
-                    "tunnels are asked to go to other replicas"
+                    "tunnels are asked to go to other replicas, which have fewer"
                 );
             }
         }

@@ -38,7 +38,7 @@ async fn fleets_with_prefixes_of_their_own_do_not_meet() {
 
 #[tokio::test]
 async fn how_many_tunnels_each_has_is_told_with_the_next_beat() {
-    let Some(server) = redis().await else { return };
+    let Some(mut server) = redis().await else { return };
     let (here, there) = (Member::joined(server.settings()).await, Member::joined(server.settings()).await);
     assert!(there.store.loads().is_empty(), "who has not said that it takes any, takes none");
     here.store.tell_load(here.id, Some(7));
@@ -57,4 +57,10 @@ async fn how_many_tunnels_each_has_is_told_with_the_next_beat() {
         }
     };
     timeout(PATIENCE, forgotten).await.expect("at once");
+
+    there.store.tell_load(there.id, Some(3));
+    assert_eq!(there.store.loads(), [(there.id, 3)]);
+    server.kill();
+    there.is_degraded().await;
+    assert!(there.store.loads().is_empty(), "nobody knows who lives");
 }
