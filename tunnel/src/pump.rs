@@ -27,6 +27,8 @@ pub(crate) struct Pump {
     stalls: Stalls,
     /// The chunk waits for room, and that was counted.
     stalled: bool,
+    /// The body has failed, and what was sent before had its turn.
+    failing: bool,
 }
 
 /// Counts how often a body had to wait for the other end to take more of it. Cheap to clone.
@@ -70,7 +72,16 @@ impl Stalls {
 
 impl Pump {
     pub(crate) fn new(body: Body, stream: SendStream<Bytes>, stalls: Stalls) -> Self {
-        Self { body, stream, chunk: Bytes::new(), held: None, taken: Taken::Nothing, stalls, stalled: false }
+        Self {
+            body,
+            stream,
+            chunk: Bytes::new(),
+            held: None,
+            taken: Taken::Nothing,
+            stalls,
+            stalled: false,
+            failing: false,
+        }
     }
 
     /// The body as it was, if it is still known.
@@ -118,6 +129,13 @@ impl Pump {
             };
             let frame = match frame {
                 Some(Ok(frame)) => frame,
+                // A reset takes back all that is not on its way, be it the head: the connection's task goes first.
+                Some(Err(error)) if !self.failing => {
+                    self.failing = true;
+                    self.held = Some(Some(Err(error)));
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
                 Some(Err(error)) => {
                     self.stream.send_reset(Reason::INTERNAL_ERROR);
                     return Poll::Ready(Sent::Broken(error));

@@ -181,7 +181,7 @@ mod tests {
             "v1 ".to_owned(),
             good.replace("v1", "v2"),
             good.replace(' ', "  "),
-            of(2, 0, CONTENT),
+            of(4, 0, CONTENT),
             of(0, 2, CONTENT),
             of(0, 0, CONTENT - 1),
             of(0, 0, CONTENT + 1),

@@ -186,8 +186,7 @@ async fn a_token_opens_so_many_tunnels_in_a_minute_and_no_more() {
 
 #[tokio::test(start_paused = true)]
 async fn agents_that_come_at_once_are_let_in_one_after_the_other() {
-    // Two at once, and agentk dials four times: its second tunnel looks for another replica.
-    let world = World::with(|config| config.agent.listen.connections_per_second = 2);
+    let world = World::with(|config| config.agent.listen.connections_per_second = 1);
     let _agent = world.start_agent(services());
     world.tunnels(2).await;
     assert!(world.limit_met("connection-rate") >= 1.0);

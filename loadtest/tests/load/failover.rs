@@ -39,7 +39,7 @@ async fn ctrl_c_ends_everything_that_it_started() {
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     timeout(PATIENCE, out.read_line(&mut line)).await.unwrap().unwrap();
-    assert!(line.starts_with("SIGSTOP: 2 replicas, "), "{line}");
+    assert!(line.starts_with("SIGSTOP: 2 replicas; "), "{line}");
     Command::new("kill").args(["-INT", &child.id().unwrap().to_string()]).status().await.unwrap();
     let mut rest = String::new();
     timeout(PATIENCE, out.read_to_string(&mut rest)).await.unwrap().unwrap();

@@ -7,7 +7,11 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use http::{Request, header::TRANSFER_ENCODING, request};
+use http::{
+    HeaderName, Request,
+    header::{TRAILER, TRANSFER_ENCODING},
+    request,
+};
 use http_body::Body as _;
 use tunnel::Body;
 
@@ -25,6 +29,8 @@ pub(super) struct Outgoing {
     after: &'static [u8],
     /// The rest of the body, and how it is written. `None` at its end.
     rest: Option<(Body, Coding)>,
+    /// The trailers that the head names. Others are not sent (RFC 9110 section 6.5.1: a server may not expect them).
+    announced: Vec<HeaderName>,
     flushed: bool,
 }
 
@@ -52,7 +58,14 @@ impl Outgoing {
         head::write(&parts, chunked, &mut before);
         let rest = coding.filter(|coding| !matches!(coding, Coding::Plain(0))).map(|coding| (body, coding));
 
-        Ok((parts, Self { before, data: Bytes::new(), after: b"", rest, flushed: false }))
+        let names = parts
+            .headers
+            .get_all(TRAILER)
+            .iter()
+            .flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+        let announced = names.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok()).collect();
+
+        Ok((parts, Self { before, data: Bytes::new(), after: b"", rest, announced, flushed: false }))
     }
 
     /// Whether all of it was written.
@@ -127,7 +140,8 @@ impl Outgoing {
             }
             (Some(Err(frame)), Coding::Chunked) => {
                 self.before.extend_from_slice(b"0\r\n");
-                for (name, value) in &frame.into_trailers().unwrap_or_default() {
+                let trailers = frame.into_trailers().unwrap_or_default();
+                for (name, value) in trailers.iter().filter(|(name, _)| self.announced.contains(name)) {
                     for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
                         self.before.extend_from_slice(part);
                     }
