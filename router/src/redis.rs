@@ -19,6 +19,7 @@
 //!
 //! The keys, and what they cost: [`SCHEMA`].
 
+mod burial;
 mod cache;
 mod counts;
 mod examine;
@@ -75,6 +76,8 @@ struct Shared {
     /// There is something that Redis is to be told.
     unsaid: Notify,
     members: Mutex<Members>,
+    /// The dead who have left something behind.
+    unburied: Mutex<Vec<ReplicaId>>,
     answers: Answers,
     waiting: Waiting,
     line: Mutex<Option<Line>>,
@@ -107,6 +110,7 @@ impl RedisStore {
             own: Mutex::default(),
             unsaid: Notify::new(),
             members: Mutex::new(Members::new(replica.id, fleet)),
+            unburied: Mutex::default(),
             answers: Answers::new(),
             waiting: Waiting::default(),
             line: Mutex::new(None),

@@ -283,23 +283,16 @@ impl Shared {
                 let dead = self.members.lock().bury();
                 for id in dead {
                     tracing::warn!(replica = %id, "a replica is gone without a word");
-                    self.bury(link, id).await?;
+                    self.unburied.lock().push(id);
                     self.everything_is_old();
                 }
+                self.bury_all(link).await?;
             }
         }
         Ok(())
     }
 
-    /// Removes what a dead replica has left, if it is dead and nobody has done so.
-    async fn bury(&self, link: &Link, id: ReplicaId) -> Result<(), String> {
-        let mut script = self.scripts.bury.key(self.keys.replica(id));
-        script.key(self.keys.routes(id)).key(self.keys.replicas()).key(self.keys.gone());
-        script.arg(id.to_string()).arg(seconds(SystemTime::now())).arg(millis(GONE_LIFE));
-        link.run(&script, &self.counts).await
-    }
-
-    fn everything_is_old(&self) {
+    pub(super) fn everything_is_old(&self) {
         self.answers.forget_all();
         self.waiting.wake_all();
     }
@@ -335,6 +328,6 @@ fn known(answer: u8) -> Result<(), String> {
     if answer == 0 { Err("Redis has lost what this replica told it".to_owned()) } else { Ok(()) }
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(super) fn millis(duration: Duration) -> u64 {
     duration.as_millis() as u64
 }

@@ -124,6 +124,28 @@ async fn a_replica_that_dies_is_forgotten_and_its_agents_are_gone() {
 }
 
 #[tokio::test]
+async fn a_replica_whose_heartbeat_outlives_it_is_buried_later() {
+    let Some(server) = redis().await else { return };
+    let (here, there) = (Member::joined(server.settings()).await, Member::joined(server.settings()).await);
+    here.announce(1, 1).await;
+    there.sees(1, &[here.route(1)]).await;
+    // As that of one who dies right after a beat.
+    let outlives = format!("PEXPIRE {{kas}}:replica:{} 14000", here.id);
+    here.dies();
+    let kept: usize = server.run(&outlives).await;
+    assert_eq!(kept, 1);
+    there.sees(1, &[]).await;
+    let buried = async {
+        while there.store.lookup(AgentId(1)).await.unwrap().gone_since.is_none() {
+            there.store.change(AgentId(1)).await;
+        }
+    };
+    timeout(PATIENCE, buried).await.expect("buried");
+    let members: Vec<String> = server.run("SMEMBERS {kas}:replicas").await;
+    assert_eq!(members, [there.id.to_string()]);
+}
+
+#[tokio::test]
 async fn a_replica_that_leaves_is_gone_at_once_and_leaves_nothing() {
     let Some(server) = redis().await else { return };
     let (here, there) = (Member::joined(server.settings()).await, Member::joined(server.settings()).await);

@@ -1,6 +1,8 @@
--- Removes what a dead replica left behind; its agents are gone. Refused (0) if it lives, or somebody else was faster.
+-- Removes what a dead replica left behind; its agents are gone. Refused (0) while its heartbeat is there; 1 also if
+-- somebody else was faster.
 -- KEYS: replica, routes, replicas, gone. ARGV: id, now, life of gone in ms.
-if redis.call('EXISTS', KEYS[1]) == 1 or redis.call('SREM', KEYS[3], ARGV[1]) == 0 then return 0 end
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+if redis.call('SREM', KEYS[3], ARGV[1]) == 0 then return 1 end
 local agents = redis.pcall('HKEYS', KEYS[2])
 if not agents.err then
   for from = 1, #agents, 1000 do
