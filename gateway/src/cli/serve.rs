@@ -8,13 +8,14 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::level_filters::LevelFilter;
+use tracing::{field::display, level_filters::LevelFilter};
 use tracing_subscriber::EnvFilter;
 
 use super::{ConfigFile, outcome::Outcome};
 use crate::{
     app::Checked,
     config::{Format, Level, Logging},
+    listen::Listener,
 };
 
 /// Run the server until SIGTERM or Ctrl-C
@@ -49,6 +50,8 @@ impl Serve {
         let runtime = Builder::new_current_thread().enable_all().build().expect(started);
         runtime.block_on(async {
             let (app, listeners) = checked.bind().await?;
+            let address =
+                |listener: &Option<Listener>| listener.as_ref().map(|listener| display(listener.address()));
             tracing::info!(
                 version = env!("CARGO_PKG_VERSION"),
                 replica = %app.agents.replica,
@@ -56,6 +59,8 @@ impl Serve {
                 public = %listeners.public.address(),
                 private = listeners.private.as_ref().map(|private| display(private.address())),
                 observability = %listeners.observability.address(),
+                private = address(&listeners.private),
+                api = address(&listeners.api),
                 "kas is listening"
             );
             app.run(listeners, &cores, stop_signal()).await;

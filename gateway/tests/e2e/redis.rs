@@ -5,10 +5,15 @@ use std::{
     process::Command,
 };
 
-use serde_json::json;
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use serde_json::{Value, json};
+use sha2::Sha256;
 use tempfile::TempDir;
 
-use crate::support::{AGENT, Kas, KasOptions, Process, Tokens, World, eventually, installed, run, skipped};
+use crate::support::{
+    AGENT, Kas, KasOptions, Process, Tokens, World, curl, eventually, installed, run, skipped,
+};
 
 /// A place for a redis-server.
 struct Redis {
@@ -45,6 +50,7 @@ impl Redis {
         let sections = vec![
             ("redis", json!({"server": server, "wait_at_start": wait_at_start})),
             ("private_api", json!({"listen": listen})),
+            ("api", json!({"listen": listen})),
         ];
         KasOptions { sections, ..KasOptions::default() }
     }
@@ -138,4 +144,45 @@ fn a_configuration_is_tried_out_beside_replicas_that_run() {
     drop(server);
     let (code, said) = check();
     assert!(code == Some(69) && said.contains("redis: FAILED: Redis refuses connections"), "{said}");
+}
+
+/// What a replica tells a program that has the secret.
+fn asked(kas: &Kas, path: &str) -> Value {
+    let parts =
+        [r#"{"alg":"HS256"}"#, r#"{"aud":"gitlab-kas"}"#].map(|part| BASE64_URL_SAFE_NO_PAD.encode(part));
+    let message = parts.join(".");
+    let seal =
+        Hmac::<Sha256>::new_from_slice(&[1; 32]).unwrap().chain_update(&message).finalize().into_bytes();
+    let token = format!("Authorization: Bearer {message}.{}", BASE64_URL_SAFE_NO_PAD.encode(seal));
+    let reply = curl(&["--header", &token, &format!("http://{}{path}", kas.api())]);
+    assert_eq!(reply.status, 200, "{reply:?}");
+    reply.json()
+}
+
+#[test]
+fn any_replica_tells_programs_who_is_connected_and_what_a_dead_one_held_is_gone() {
+    let Some(redis) = Redis::or_skip() else { return };
+    let _server = redis.start();
+    let directory = tempfile::tempdir().unwrap();
+    let options = redis.sections(directory.path(), true);
+    let mut world = World::without_cluster(|mine, _| mine.sections.clone_from(&options.sections));
+    world.tokens.write_identity(directory.path(), false);
+    let other = Kas::start(directory.path(), &options);
+
+    let agents = |kas: &Kas| asked(kas, "/api/v1/agents")["agents"].clone();
+    eventually("both list the agent", || {
+        let (here, there) = (agents(&world.kas), agents(&other));
+        here[0]["name"] == AGENT && here == there
+    });
+    let listed = agents(&other);
+    assert_eq!(listed[0]["replicas"].as_array().unwrap().len(), 1, "who has it, not who was asked: {listed}");
+    assert_eq!(listed[0]["replicas"][0]["instances"][0]["tunnels"], 2);
+    assert_eq!(asked(&other, "/api/v1/agents/absent")["agent"]["state"], "never");
+
+    world.kas.process.kill();
+    let gone = || asked(&other, &format!("/api/v1/agents/{AGENT}"))["agent"].clone();
+    eventually("the dead replica's agent is gone", || {
+        gone()["state"] == "away" && gone()["since"].is_string()
+    });
+    assert_eq!(agents(&other), json!([]));
 }

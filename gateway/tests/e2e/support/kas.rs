@@ -120,9 +120,7 @@ impl Kas {
         let network = options.membership.as_ref().and_then(|membership| membership.network.as_deref());
         let mut command = in_network(network, &Self::program());
         let process = Process::start("kas", command.args(["serve", "--config"]).arg(&file));
-        let line = process.line("kas is listening", |line| line.contains("\"kas is listening\""));
-        let line: Value = serde_json::from_str(&line).unwrap();
-        let address = |name: &str| line[name].as_str().unwrap().parse().unwrap();
+        let address = |name| listens(&process, name);
         Self {
             agents: address("agent"),
             public: address("public"),
@@ -152,6 +150,11 @@ impl Kas {
     /// The same, in its own words.
     pub(crate) fn readiness(&self) -> Reply {
         self.curl(&[&format!("http://{}/readiness", self.observability)])
+    }
+
+    /// Where programs ask who is connected.
+    pub(crate) fn api(&self) -> SocketAddr {
+        listens(&self.process, "api")
     }
 
     /// The value of one metric, summed over its labels.
@@ -245,6 +248,13 @@ pub(super) fn in_network(name: Option<&str>, program: &Path) -> Command {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", name]).arg(program);
     command
+}
+
+/// The address of a listener, as the log tells it.
+fn listens(kas: &Process, listener: &str) -> SocketAddr {
+    let line = kas.line("kas is listening", |line| line.contains("\"kas is listening\""));
+    let line: Value = serde_json::from_str(&line).unwrap();
+    line[listener].as_str().unwrap().parse().unwrap()
 }
 
 /// `Authorization` for a caller.
