@@ -65,7 +65,7 @@ e2e-large: ## Streams of E2E_LARGE_MIB (1024) each way, with the memory that the
 	cargo nextest run -p gateway --test e2e --profile large --no-capture -E 'test(/^large::/)'
 
 .PHONY: bench
-bench: ## What the tunnel costs beside direct requests, nginx and rathole; report in target/bench (needs nginx)
+bench: ## What the tunnel costs beside direct requests, nginx and rathole; report in target/bench (needs nginx; redis-server for two replicas)
 	cargo build --release --workspace --bins
 	target/release/loadtest bench $(BENCH_FLAGS)
 
