@@ -57,7 +57,6 @@ impl Serve {
                 replica = %app.agents.replica,
                 agent = %listeners.agent.address(),
                 public = %listeners.public.address(),
-                private = listeners.private.as_ref().map(|private| display(private.address())),
                 observability = %listeners.observability.address(),
                 private = address(&listeners.private),
                 api = address(&listeners.api),

@@ -120,12 +120,13 @@ impl Kas {
         let network = options.membership.as_ref().and_then(|membership| membership.network.as_deref());
         let mut command = in_network(network, &Self::program());
         let process = Process::start("kas", command.args(["serve", "--config"]).arg(&file));
-        let address = |name| listens(&process, name);
+        let said = listening(&process);
+        let address = |name| address(&said, name);
         Self {
             agents: address("agent"),
             public: address("public"),
             observability: address("observability"),
-            replica: line["replica"].as_str().unwrap().to_owned(),
+            replica: said["replica"].as_str().unwrap().to_owned(),
             tls: options.public_tls.clone(),
             network: network.map(str::to_owned),
             process,
@@ -154,7 +155,7 @@ impl Kas {
 
     /// Where programs ask who is connected.
     pub(crate) fn api(&self) -> SocketAddr {
-        listens(&self.process, "api")
+        address(&listening(&self.process), "api")
     }
 
     /// The value of one metric, summed over its labels.
@@ -250,11 +251,14 @@ pub(super) fn in_network(name: Option<&str>, program: &Path) -> Command {
     command
 }
 
-/// The address of a listener, as the log tells it.
-fn listens(kas: &Process, listener: &str) -> SocketAddr {
+/// What kas logs once it listens.
+fn listening(kas: &Process) -> Value {
     let line = kas.line("kas is listening", |line| line.contains("\"kas is listening\""));
-    let line: Value = serde_json::from_str(&line).unwrap();
-    line[listener].as_str().unwrap().parse().unwrap()
+    serde_json::from_str(&line).unwrap()
+}
+
+fn address(said: &Value, listener: &str) -> SocketAddr {
+    said[listener].as_str().unwrap().parse().unwrap()
 }
 
 /// `Authorization` for a caller.
