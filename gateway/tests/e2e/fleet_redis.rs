@@ -130,6 +130,6 @@ fn sentinels_choose_another_redis_under_load() {
     for reply in replies {
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
-    let newcomer = fleet.replica();
+    let [newcomer] = fleet.replicas();
     assert_eq!(fleet.ask(&newcomer).status, 200, "what it knows, it has from the second");
 }
