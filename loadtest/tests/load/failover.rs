@@ -34,7 +34,7 @@ async fn replicas_and_redis_come_and_go_and_it_says_what_failed() {
 #[tokio::test]
 async fn ctrl_c_ends_everything_that_it_started() {
     let Some(_) = programs_and_redis() else { return };
-    let flags = "--fault sigstop --replicas 2 --agents 1 --rate 20 --lasting 1h";
+    let flags = "--fault sigstop --replicas 2 --agents 1 --rate 20 --lasting 1h --seed 7";
     let mut child = command("failover", "", flags).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
