@@ -16,6 +16,7 @@ use tokio::io::AsyncWriteExt as _;
 
 #[path = "../../agent/src/upstream/http1/chunked.rs"]
 mod chunked;
+#[allow(dead_code, reason = "it writes requests, too")]
 #[path = "../../agent/src/upstream/http1/head.rs"]
 mod head;
 

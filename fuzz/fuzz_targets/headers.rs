@@ -17,7 +17,7 @@ use std::{
 };
 
 use gateway::{
-    headers::{Stamp, Way, to_agent, to_caller},
+    headers::{Peer, Stamp, Way, to_agent, to_caller},
     identity::AccessAs,
 };
 use http::{
@@ -109,7 +109,7 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
         AccessAs::Agent => None,
         AccessAs::Impersonate { headers, .. } => Some(headers),
     };
-    let way = Way::of(input, PEER, &[]);
+    let way = Way::of(input, &Peer::new(PEER), &[]);
     let stamp = Stamp { service: &SERVICE, access_as, request_id: &ID, version: Version::HTTP_11, way: &way };
     let mut output = input.clone();
     if let Err(failure) = to_agent(&mut output, stamp) {

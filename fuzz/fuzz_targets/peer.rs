@@ -22,12 +22,18 @@ fuzz_target!(|data: &[u8]| {
             assert_eq!(stamp.encode(), value);
         }
         let mut headers = HeaderMap::from_iter([(STAMP, value)]);
-        headers.extend(HeaderValue::from_bytes(second).ok().map(|message| (proto::header::ERROR_MESSAGE, message)));
-        let secret = Secret::parse("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=").expect("it is long enough");
+        headers.extend(
+            HeaderValue::from_bytes(second).ok().map(|message| (proto::header::ERROR_MESSAGE, message)),
+        );
+        let secret =
+            Secret::parse("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=").expect("it is long enough");
         let sealed = Verdict::decode(&headers, Some((&secret, &Seal([0; 32]))));
         assert!(matches!(sealed, Err(Doubt::Garbage | Doubt::Untrusted)));
         if let Ok(Verdict::Declines { message, .. }) = Verdict::decode(&headers, None) {
-            assert!(message.chars().count() <= 512 && !message.contains(|c: char| c.is_control()), "{message:?}");
+            assert!(
+                message.chars().count() <= 512 && !message.contains(|c: char| c.is_control()),
+                "{message:?}"
+            );
         }
     }
 

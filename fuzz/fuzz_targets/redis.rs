@@ -27,6 +27,7 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn check_address(beat: &Heartbeat) {
-    assert!(beat.url.starts_with("http") && beat.url.contains("://"), "{:?}", beat.url);
+    // A scheme may be written in capitals; whoever dials takes it, or says that it is none.
+    assert!(beat.url.to_ascii_lowercase().starts_with("http") && beat.url.contains("://"), "{:?}", beat.url);
     assert!(!beat.url.contains(|c: char| c.is_control() || c.is_whitespace() || c == '@'), "{:?}", beat.url);
 }
