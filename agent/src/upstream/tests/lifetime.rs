@@ -149,23 +149,21 @@ async fn a_request_that_meets_a_closed_connection_is_sent_on_a_new_one() {
 async fn what_waits_is_looked_after_until_nothing_waits() {
     let server = Server::answering(OK).await;
     let upstream = upstream(&server.url, Settings::default());
-    let (closed, kept) = (tokio::io::duplex(1024), tokio::io::duplex(1024));
+    let (left, mut gone) = tokio::io::duplex(1024);
+    let (kept, mut there) = tokio::io::duplex(1024);
     let pool = upstream.0.pools.here();
     let started = Instant::now();
-    for client in [closed.0, kept.0] {
+    for client in [left, kept] {
         pool.lend(0, Connection::new(client)).give_back();
     }
-    drop(closed.1);
-    while pool.idle() > 1 {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
+    gone.shutdown().await.unwrap();
+    closed(&mut gone).await;
+    assert_eq!(pool.idle(), 1);
     assert!(started.elapsed() < Duration::from_secs(5), "one that the server has closed goes soon");
-    while pool.idle() > 0 {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
+    closed(&mut there).await;
+    assert_eq!(pool.idle(), 0);
     let after = started.elapsed().as_secs();
     assert!((60..65).contains(&after), "the other waited {after} s for a request");
-    drop(kept.1);
 }
 
 #[tokio::test]
