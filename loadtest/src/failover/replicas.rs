@@ -24,9 +24,9 @@ use crate::{
     stack::{
         KUBECONFIG, POLL, START, answers,
         child::{Child, find},
-        free_port,
         gate::Network,
         hash, new_token, put,
+        redis::Redis,
     },
 };
 
@@ -40,18 +40,13 @@ const TUNNELS: usize = 2;
 /// Everything that runs. Dropping it kills it.
 #[derive(Debug)]
 pub(super) struct Replicas {
-    redis: Redis,
+    redis: Option<Redis>,
+    /// Where Redis is, or was.
+    redis_at: SocketAddr,
+    directory: PathBuf,
     /// The first of them is the one that faults happen to.
     kas: Vec<Replica>,
     agents: Vec<Child>,
-}
-
-/// A Redis without a disk.
-#[derive(Debug)]
-struct Redis {
-    port: u16,
-    child: Option<Child>,
-    log: PathBuf,
 }
 
 /// A kas, and its network: it reaches Redis, and agents and replicas reach it, as long as that works.
@@ -79,11 +74,12 @@ impl Replicas {
         let redis = Redis::start(directory).await?;
         let mut kas = Vec::new();
         for index in 0..replicas {
-            kas.push(Replica::start(directory, index, redis.port).await?);
+            kas.push(Replica::start(directory, index, redis.address).await?);
         }
         let balancer =
             balance(kas.iter().map(|replica| Arc::clone(&replica.backend)).collect(), seed).await?;
-        let mut all = Self { redis, kas, agents: Vec::new() };
+        let (redis_at, redis) = (redis.address, Some(redis));
+        let mut all = Self { redis, redis_at, directory: directory.to_owned(), kas, agents: Vec::new() };
         put(directory, "kubeconfig", &KUBECONFIG.replace("SERVER", &format!("http://{cluster}")))?;
         for index in 0..agents {
             all.agents.push(agentk(directory, index, balancer).await?);
@@ -139,12 +135,13 @@ impl Replicas {
 
     /// Takes Redis away, with everything in it.
     pub(super) async fn kill_redis(&mut self) -> anyhow::Result<()> {
-        self.redis.child.take().context("it was stopped")?.kill().await
+        self.redis.take().context("it was stopped")?.kill().await
     }
 
     /// An empty one in its place.
     pub(super) async fn start_redis(&mut self) -> anyhow::Result<()> {
-        self.redis.run().await
+        self.redis = Some(Redis::start_at(self.redis_at, &self.directory).await?);
+        Ok(())
     }
 
     /// How many agents have all of their tunnels at one replica.
@@ -165,30 +162,8 @@ impl Replicas {
     }
 }
 
-impl Redis {
-    async fn start(directory: &Path) -> anyhow::Result<Self> {
-        let mut redis = Self { port: free_port()?, child: None, log: directory.join("redis.log") };
-        redis.run().await?;
-        Ok(redis)
-    }
-
-    async fn run(&mut self) -> anyhow::Result<()> {
-        let mut command = Command::new("redis-server");
-        command.args(["--bind", "127.0.0.1", "--port", &self.port.to_string()]);
-        command.args(["--save", "", "--appendonly", "no"]);
-        let (child, _) = Child::start(command, &self.log, None, START).await?;
-        self.child = Some(child);
-        let deadline = Instant::now() + START;
-        while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
-            ensure!(Instant::now() < deadline, "redis-server did not start in time");
-            sleep(POLL).await;
-        }
-        Ok(())
-    }
-}
-
 impl Replica {
-    async fn start(directory: &Path, index: usize, redis: u16) -> anyhow::Result<Self> {
+    async fn start(directory: &Path, index: usize, redis: SocketAddr) -> anyhow::Result<Self> {
         let network = Network::default();
         let [to_redis, private, agents, probes] =
             [network.gate().await?, network.gate().await?, network.gate().await?, network.gate().await?];
@@ -198,7 +173,7 @@ impl Replica {
         command.arg("serve").arg("--config").arg(directory.join(file));
         command.env("OWN_PRIVATE_API_URL", format!("http://{}", private.address));
         let log = directory.join(format!("kas-{index}.log"));
-        to_redis.lead(&network, SocketAddr::from(([127, 0, 0, 1], redis)));
+        to_redis.lead(&network, redis);
         let (child, said) = Child::start(command, &log, Some("kas is listening"), START).await?;
         let address = |name: &str| -> anyhow::Result<SocketAddr> {
             let address = said[name].as_str().and_then(|text| text.parse().ok());

@@ -14,7 +14,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// A server that keeps nothing on disk. Dropping it kills it.
 #[derive(Debug)]
 pub struct Redis {
-    _child: Child,
+    child: Child,
     /// Where it listens.
     pub address: SocketAddr,
     connection: MultiplexedConnection,
@@ -32,9 +32,13 @@ impl Redis {
 
     /// Starts one, whose log is in `directory`, and waits until it answers.
     pub async fn start(directory: &Path) -> anyhow::Result<Self> {
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], free_port()?)), directory).await
+    }
+
+    /// The same at a given address of this machine, where another may have been.
+    pub async fn start_at(address: SocketAddr, directory: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot write {}", directory.display()))?;
-        let address = SocketAddr::from(([127, 0, 0, 1], free_port()?));
         let mut command = Command::new("redis-server");
         command.args(["--port", &address.port().to_string(), "--bind", "127.0.0.1"]);
         command.args(["--save", "", "--appendonly", "no", "--logfile", "redis.log", "--dir"]).arg(directory);
@@ -50,7 +54,12 @@ impl Redis {
             }
             sleep(POLL).await;
         };
-        Ok(Self { _child: child, address, connection })
+        Ok(Self { child, address, connection })
+    }
+
+    /// Ends it, with everything in it.
+    pub async fn kill(self) -> anyhow::Result<()> {
+        self.child.kill().await
     }
 
     /// What it was asked to do so far.
