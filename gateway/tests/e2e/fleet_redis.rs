@@ -14,6 +14,20 @@ fn is_degraded(replica: &Kas) -> bool {
     readiness.text().contains("\nredis since ")
 }
 
+/// Waits until each of them says so.
+fn without_redis(replicas: [&Kas; 3]) {
+    for replica in replicas {
+        eventually("it says that Redis is gone", || is_degraded(replica));
+    }
+}
+
+/// The same, the other way round.
+fn with_redis(replicas: [&Kas; 3]) {
+    for replica in replicas {
+        eventually("Redis is in use again", || !is_degraded(replica));
+    }
+}
+
 #[test]
 fn redis_is_killed_and_comes_back_empty() {
     let (Some(mut redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
@@ -24,18 +38,14 @@ fn redis_is_killed_and_comes_back_empty() {
         || fleet.ask(&asked),
         |more| {
             redis.process.kill();
-            for replica in [&holder, &newcomer, &asked] {
-                eventually("it says that Redis is gone", || is_degraded(replica));
-            }
+            without_redis([&holder, &newcomer, &asked]);
             assert_eq!(fleet.ask(&holder).status, 200);
             more();
 
             let _agent = fleet.agent_at(&newcomer);
             assert_eq!(fleet.ask(&newcomer).status, 200, "an agent that comes meanwhile is served here");
             redis.restart();
-            for replica in [&holder, &newcomer, &asked] {
-                eventually("Redis is in use again", || !is_degraded(replica));
-            }
+            with_redis([&holder, &newcomer, &asked]);
             for replica in [&holder, &newcomer] {
                 assert_eq!(redis.says(&["HEXISTS", &routes(replica), "7"]), "1", "it says all that it holds");
             }
@@ -57,9 +67,7 @@ fn a_redis_that_freezes_is_one_that_is_lost() {
         || fleet.ask(&asked),
         |more| {
             redis.process.signal("STOP");
-            for replica in [&holder, &newcomer, &asked] {
-                eventually("it says that Redis is gone", || is_degraded(replica));
-            }
+            without_redis([&holder, &newcomer, &asked]);
             let _agent = fleet.agent_at(&newcomer);
             assert_eq!(
                 fleet.ask(&newcomer).status,
@@ -68,9 +76,7 @@ fn a_redis_that_freezes_is_one_that_is_lost() {
             );
             more();
             redis.process.signal("CONT");
-            for replica in [&holder, &newcomer, &asked] {
-                eventually("Redis is in use again", || !is_degraded(replica));
-            }
+            with_redis([&holder, &newcomer, &asked]);
             more();
         },
     );

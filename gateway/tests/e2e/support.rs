@@ -32,7 +32,7 @@ pub(crate) use self::{
     redis::{Redis, Sentinel, section},
     relay::{Relay, slow},
     simulator::Simulator,
-    skip::{installed, skipped},
+    skip::skipped,
     tls::Certificates,
     world::{AGENT, World},
 };
