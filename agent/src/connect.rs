@@ -50,7 +50,6 @@ const AGENT: HeaderValue = HeaderValue::from_static(concat!("agentk/", env!("CAR
 pub(crate) struct Opened<T> {
     socket: WebSocket<T>,
     pub(crate) welcome: Welcome,
-    deadline: Instant,
 }
 
 /// Dials kas and asks for a tunnel.
@@ -74,7 +73,7 @@ pub(crate) async fn open<D: Dial>(
             upgraded::<D::Io>(kas, response, &key).await
         };
         let (socket, welcome) = alongside(connection.with_upgrades(), exchange).await?;
-        Ok(Opened { socket, welcome, deadline })
+        Ok(Opened { socket, welcome })
     };
 
     timeout_at(deadline, opening).await.unwrap_or_else(|_| Err(DialError::timed_out(kas, TIMEOUT)))
@@ -90,15 +89,8 @@ impl<T: Io> Opened<T> {
     }
 
     /// Starts HTTP/2, in which kas is the client.
-    pub(crate) async fn accept(
-        self,
-        kas: &Address,
-        settings: &Settings,
-    ) -> Result<(Session<WebSocket<T>>, Leave), DialError> {
-        match timeout_at(self.deadline, tunnel::accept(self.socket, settings)).await {
-            Ok(accepted) => Ok(accepted?),
-            Err(_) => Err(DialError::timed_out(kas, TIMEOUT)),
-        }
+    pub(crate) fn accept(self, settings: &Settings) -> (Session<WebSocket<T>>, Leave) {
+        tunnel::accept(self.socket, settings)
     }
 }
 

@@ -227,7 +227,7 @@ impl Agents {
         let opened = timeout(self.handshake_timeout, async {
             let parts = upgrade.await.ok()?.downcast::<TokioIo<T>>().ok()?;
             let socket = WebSocket::new(parts.io.into_inner(), parts.read_buf, Role::Server);
-            tunnel::open(socket, &self.settings).await.ok()
+            Some(tunnel::open(socket, &self.settings))
         });
         let Ok(Some((tunnel, driver))) = opened.await else {
             self.metrics.handshake("lost");

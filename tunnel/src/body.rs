@@ -11,7 +11,11 @@ use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use proto::trailers;
 
-use crate::{Grip, pump::Pump, received::Received};
+use crate::{
+    Grip,
+    http2::{Error, Receiving},
+    pump::Pump,
+};
 
 /// A streaming body of [`Bytes`]. Its trailers are those that may travel (see [`trailers::strip`]).
 #[derive(Default)]
@@ -29,8 +33,14 @@ enum Kind {
 
 /// What is received on one stream of a tunnel.
 struct Stream {
-    received: Received,
-    trailers: bool,
+    receiving: Receiving,
+    /// The request, while it is still being sent: a response may come before it has ended, and whoever reads the response
+    /// then moves the request too.
+    sending: Option<Pump>,
+    /// Only trailers are left.
+    ended: bool,
+    /// It has failed, and what was read before had its turn.
+    failing: Option<Error>,
 }
 
 /// Why a body ended before its end.
@@ -38,10 +48,7 @@ struct Stream {
 pub enum BodyError {
     /// The tunnel's stream was reset, or the tunnel was lost.
     #[error("the tunnel ended in the middle of a body: {0}")]
-    Tunnel(#[from] h2::Error),
-    /// [`Grip::cut`] gave it up.
-    #[error("the body was cut")]
-    Cut,
+    Tunnel(#[from] Error),
     /// The HTTP/1.1 or HTTP/2 connection on the outside was lost.
     #[error("the connection ended in the middle of a body: {0}")]
     Http(#[from] hyper::Error),
@@ -65,18 +72,18 @@ impl Body {
         Self(Kind::Other(body.map_err(|error| BodyError::Other(error.into())).boxed_unsync()))
     }
 
-    pub(crate) fn received(received: h2::RecvStream, sending: Option<Pump>) -> Self {
-        if received.is_end_stream() && sending.is_none() {
+    pub(crate) fn received(receiving: Receiving, sending: Option<Pump>) -> Self {
+        if sending.is_none() && receiving.is_over() {
             return Self::empty();
         }
 
-        Self(Kind::Http2(Box::new(Stream { received: Received::new(received, sending), trailers: false })))
+        Self(Kind::Http2(Box::new(Stream { receiving, sending, ended: false, failing: None })))
     }
 
-    /// A grip on what arrives; `None` for a body that does not come through a tunnel.
+    /// A grip on what arrives; `None` for a body that does not come through a tunnel, or that is here as a whole.
     pub fn grip(&self) -> Option<Grip> {
         match &self.0 {
-            Kind::Http2(stream) => Some(stream.received.grip()),
+            Kind::Http2(stream) => Some(Grip(stream.receiving.view())),
             _ => None,
         }
     }
@@ -153,7 +160,7 @@ impl http_body::Body for Body {
             Kind::Empty => true,
             Kind::Full(_) => false,
             Kind::Http1(incoming) => incoming.is_end_stream(),
-            Kind::Http2(stream) => stream.received.is_end_stream(),
+            Kind::Http2(stream) => stream.sending.is_none() && stream.receiving.is_over(),
             Kind::Other(body) => body.is_end_stream(),
         }
     }
@@ -171,20 +178,23 @@ impl http_body::Body for Body {
 
 impl Stream {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        self.received.poll_sending(cx);
-        if !self.trailers {
-            if let Some(data) = ready!(self.received.poll_data(cx)) {
-                let data = data?;
-                // Handed over: the reader asks for a frame only when it has room for it.
-                self.received.release(data.len())?;
-                return Poll::Ready(Some(Ok(Frame::data(data))));
+        self.sending.take_if(|pump| pump.poll(cx).is_ready());
+        if let Some(error) = self.failing.take() {
+            return Poll::Ready(Some(Err(error.into())));
+        }
+        if !self.ended {
+            // Released at once: the reader asks for a frame only when it has room for it.
+            match ready!(self.receiving.poll_taken(cx)) {
+                Some(Ok(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Some(Err(error)) => {
+                    // Whoever passes this on may take back all that it has not written yet, be it the head: that goes first.
+                    self.failing = Some(error);
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                None => self.ended = true,
             }
-            self.trailers = true;
         }
-
-        match ready!(self.received.poll_trailers(cx))? {
-            Some(trailers) => Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
-            None => Poll::Ready(None),
-        }
+        Poll::Ready(self.receiving.take_trailers().map(|trailers| Ok(Frame::trailers(trailers))))
     }
 }

@@ -4,12 +4,20 @@ use std::{
     io::{self, IoSlice},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::{Driver, Leave, Session, Settings, Tunnel, handle, keepalive::Liveness, serve};
+use crate::{
+    Driver, Leave, Session, Settings, Tunnel, handle,
+    http2::{Batch, Transport},
+    keepalive::Liveness,
+    serve,
+};
+
+/// Slices that are written at once.
+const SLICES: usize = 32;
 
 /// A stream of bytes on which somebody listens for silence.
 #[derive(Debug)]
@@ -19,28 +27,41 @@ pub struct Direct<T> {
 }
 
 /// The end that sends requests: as [`crate::open`].
-pub async fn open<T>(io: T, settings: &Settings) -> io::Result<(Tunnel, Driver<Direct<T>>)>
+pub fn open<T>(io: T, settings: &Settings) -> (Tunnel, Driver<Direct<T>>)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let direct = Direct::new(io);
     let liveness = Arc::clone(&direct.liveness);
-    handle::start(direct, liveness, settings).await
+    handle::start(direct, liveness, settings)
 }
 
 /// The end that serves them: as [`crate::accept`].
-pub async fn accept<T>(io: T, settings: &Settings) -> io::Result<(Session<Direct<T>>, Leave)>
+pub fn accept<T>(io: T, settings: &Settings) -> (Session<Direct<T>>, Leave)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let direct = Direct::new(io);
     let liveness = Arc::clone(&direct.liveness);
-    serve::start(direct, liveness, settings).await
+    serve::start(direct, liveness, settings)
 }
 
 impl<T> Direct<T> {
     fn new(io: T) -> Self {
         Self { io, liveness: Arc::default() }
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Transport for Direct<T> {
+    fn poll_take(&mut self, cx: &mut Context<'_>, batch: &mut Batch) -> Poll<io::Result<()>> {
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        let count = batch.slices(&mut slices);
+        let written = ready!(Pin::new(&mut self.io).poll_write_vectored(cx, &slices[..count]))?;
+        if written == 0 {
+            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        }
+        batch.advance(written);
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -1,21 +1,19 @@
 //! What must run for kas's end of a tunnel to live.
 
-use std::{io, sync::Arc};
+use std::{future::poll_fn, io, sync::Arc};
 
-use bytes::Bytes;
-use h2::client::Connection;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_util::sync::CancellationToken;
-
-use crate::{Keepalive, keepalive::Liveness};
+use crate::{
+    Keepalive,
+    http2::{Connection, Error, Fault, Pings, Reason, Transport},
+    keepalive::Liveness,
+};
 
 /// The connection behind a [`crate::Tunnel`]. Nothing moves unless [`Driver::run`] is polled.
 #[must_use = "a tunnel moves nothing unless its driver runs"]
-pub struct Driver<S: AsyncRead + AsyncWrite + Unpin> {
-    connection: Connection<S, Bytes>,
+pub struct Driver<S> {
+    connection: Connection<S>,
     keepalive: Keepalive,
     liveness: Arc<Liveness>,
-    closing: CancellationToken,
 }
 
 /// Why a tunnel ended.
@@ -35,50 +33,48 @@ pub enum Ended {
     Lost(io::Error),
     /// The other end broke HTTP/2 or WebSocket.
     #[error("the other end broke the protocol: {0}")]
-    Protocol(h2::Error),
+    Protocol(Fault),
+    /// The other end says that this one broke HTTP/2.
+    #[error("the other end gave the connection up: {0}")]
+    GivenUp(Reason),
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
-    pub(crate) fn new(
-        connection: Connection<S, Bytes>,
-        keepalive: Keepalive,
-        liveness: Arc<Liveness>,
-        closing: CancellationToken,
-    ) -> Self {
-        Self { connection, keepalive, liveness, closing }
+impl<S: Transport> Driver<S> {
+    pub(crate) fn new(connection: Connection<S>, keepalive: Keepalive, liveness: Arc<Liveness>) -> Self {
+        Self { connection, keepalive, liveness }
     }
 
     /// Moves bytes until the tunnel ends. Dropping the future cuts it.
     pub async fn run(mut self) -> Ended {
-        let pings = self.connection.ping_pong().expect("taken once, here");
+        let pings = Pings::of(&self.connection);
         tokio::select! {
-            result = &mut self.connection => result.into(),
+            biased;
+            result = poll_fn(|cx| self.connection.poll(cx, &mut |_| {})) => result.into(),
             () = self.keepalive.watch(pings, self.liveness) => Ended::Silent,
-            () = self.closing.cancelled() => Ended::Cut,
         }
     }
 }
 
-impl From<Result<(), h2::Error>> for Ended {
-    fn from(result: Result<(), h2::Error>) -> Self {
-        let Err(error) = result else {
-            return Self::Gracefully;
-        };
-        match error.reason() {
-            Some(h2::Reason::NO_ERROR) => Self::Gracefully,
-            _ if error.is_io() => Self::Lost(plain(error.into_io().expect("just asked"))),
-            _ => Self::Protocol(error),
+impl From<Result<(), Error>> for Ended {
+    fn from(result: Result<(), Error>) -> Self {
+        match result {
+            Ok(()) | Err(Error::Ended) => Self::Gracefully,
+            Err(Error::Given) => Self::Cut,
+            Err(Error::Io(error)) => Self::Lost(plain(&error)),
+            Err(Error::Broken(fault)) => Self::Protocol(fault),
+            Err(Error::GoneAway(reason) | Error::Reset(reason)) => Self::GivenUp(reason),
+            Err(Error::Malformed(_) | Error::Unseen) => unreachable!("these end streams"),
         }
     }
 }
 
 /// The same, in words for operators: rustls tells programmers where to read about it.
-fn plain(error: io::Error) -> io::Error {
+fn plain(error: &io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => {
             io::Error::new(error.kind(), "the other end went away without a word")
         }
-        _ => error,
+        kind => io::Error::new(kind, error.to_string()),
     }
 }
 
@@ -90,7 +86,7 @@ impl Ended {
             Self::Cut => "cut",
             Self::Silent => "silent",
             Self::Lost(_) => "lost",
-            Self::Protocol(_) => "protocol",
+            Self::Protocol(_) | Self::GivenUp(_) => "protocol",
         }
     }
 }

@@ -1,44 +1,25 @@
 //! kas's end of a tunnel: send it a request.
 
-use std::{
-    future::poll_fn,
-    io,
-    pin::Pin,
-    sync::{Arc, LazyLock},
-    task::Poll,
-    time::Duration,
-};
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
-use bytes::Bytes;
-use h2::client::SendRequest;
-use http::{
-    Method, Request, Response, Uri, Version,
-    header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE},
-    request::Parts,
-    uri::{Authority, PathAndQuery, Scheme},
-};
+use http::{Request, Response, header::UPGRADE, request::Parts};
 use http_body::Body as _;
-use proto::header;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     Body, BodyError, Driver, Settings, Stalls,
+    http2::{self, Connection, Error, Reason, Receiving, Role, Sending, Shared, Transport, Unsent},
     keepalive::Liveness,
     pump::{Pump, Sent},
-    settings, upgrade,
+    upgrade,
     websocket::WebSocket,
 };
-
-/// HTTP/2 wants an authority; a request in the tunnel is for its service, whose handler knows the real one.
-static AUTHORITY: LazyLock<Authority> = LazyLock::new(|| Authority::from_static("agent"));
 
 /// A connection to one agentk. Cheap to clone; all clones share the connection.
 #[derive(Clone, Debug)]
 pub struct Tunnel {
-    sender: SendRequest<Bytes>,
+    shared: Arc<Shared>,
     liveness: Arc<Liveness>,
-    closing: CancellationToken,
     stalls: Stalls,
 }
 
@@ -65,10 +46,10 @@ pub enum CallErrorKind {
     Refused,
     /// The connection was lost while the request was under way.
     #[error("the tunnel was lost before the agent answered: {0}")]
-    Lost(#[source] h2::Error),
+    Lost(#[source] Error),
     /// agentk gave this one request up.
     #[error("the agent aborted the request ({0})")]
-    Reset(h2::Reason),
+    Reset(Reason),
     /// The request's own body failed; the other end sees an abort.
     #[error("the request's body did not arrive whole: {0}")]
     Body(#[source] BodyError),
@@ -87,32 +68,23 @@ pub enum Delivery {
 }
 
 /// Starts HTTP/2 on an accepted WebSocket: the handle, and the driver that must be run for anything to happen.
-pub async fn open<T>(socket: WebSocket<T>, settings: &Settings) -> io::Result<(Tunnel, Driver<WebSocket<T>>)>
+pub fn open<T>(socket: WebSocket<T>, settings: &Settings) -> (Tunnel, Driver<WebSocket<T>>)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let liveness = socket.liveness();
-    start(socket, liveness, settings).await
+    start(socket, liveness, settings)
 }
 
 /// Starts HTTP/2 on a stream of bytes whose `liveness` counts what is heard on it.
-pub(crate) async fn start<S>(
-    stream: S,
-    liveness: Arc<Liveness>,
-    settings: &Settings,
-) -> io::Result<(Tunnel, Driver<S>)>
+pub(crate) fn start<S>(stream: S, liveness: Arc<Liveness>, settings: &Settings) -> (Tunnel, Driver<S>)
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: Transport,
 {
-    let (sender, connection) =
-        settings.client().handshake(stream).await.map_err(|error| match error.into_io() {
-            Some(error) => error,
-            None => io::Error::other("the other end does not speak HTTP/2"),
-        })?;
-    let closing = CancellationToken::new();
-    let driver = Driver::new(connection, settings.keepalive, Arc::clone(&liveness), closing.clone());
-
-    Ok((Tunnel { sender, liveness, closing, stalls: settings.stalls.clone() }, driver))
+    let connection = Connection::new(stream, Role::Client, settings);
+    let (shared, stalls) = (Arc::clone(connection.shared()), settings.stalls.clone());
+    let driver = Driver::new(connection, settings.keepalive, Arc::clone(&liveness));
+    (Tunnel { shared, liveness, stalls }, driver)
 }
 
 impl Tunnel {
@@ -123,69 +95,21 @@ impl Tunnel {
     /// request at the other end at once.
     pub async fn call(&self, request: Request<Body>) -> Result<Response<Body>, CallError> {
         let (head, body) = request.into_parts();
-        let wire = match wire_request(&head) {
-            Ok(wire) => wire,
-            Err(what) => {
-                return Err(CallError::unsent(CallErrorKind::Unsupported(what), head, body));
-            }
+        let upgrade = match head.headers.get(UPGRADE).map(|protocol| protocol.to_str()).transpose() {
+            Ok(upgrade) => upgrade,
+            Err(_) => return Err(CallError::unsent(NOT_ASCII, head, body)),
         };
-        let upgrading = wire.method() == Method::CONNECT;
-        let mut sender = self.sender.clone();
-        if poll_fn(|cx| sender.poll_ready(cx)).await.is_err() {
-            return Err(CallError::unsent(CallErrorKind::Closed, head, body));
-        }
-        if upgrading && !sender.is_extended_connect_protocol_enabled() {
-            let what = "the agent has not enabled extended CONNECT (RFC 8441)";
-            return Err(CallError::unsent(CallErrorKind::Unsupported(what), head, body));
-        }
-
-        let bodyless = !upgrading && body.is_end_stream();
-        let Ok((mut response, stream)) = sender.send_request(wire, bodyless) else {
-            return Err(CallError::unsent(CallErrorKind::Closed, head, body));
+        let bodyless = upgrade.is_none() && body.is_end_stream();
+        let (sending, receiving) = match http2::ask(&self.shared, &head, upgrade, bodyless).await {
+            Ok(halves) => halves,
+            Err(unsent) => return Err(CallError::unsent(unsent.into(), head, body)),
         };
-        drop(sender);
-        if upgrading {
-            return match response.await {
-                Ok(response) => Ok(upgrade::accepted(response, stream)),
-                Err(error) => Err(CallError::sent(error, head, Some(body))),
-            };
-        }
-
-        // The request's body moves while the response is awaited, and afterwards along with the response's.
-        let (mut sending, untouched) = match bodyless {
-            true => (None, Some(body)),
-            false => (Some(Pump::new(body, stream, self.stalls.clone())), None),
-        };
-        let mut sent = bodyless;
-        let answer = poll_fn(|cx| {
-            if let Some(pump) = &mut sending
-                && !sent
-            {
-                match pump.poll(cx) {
-                    Poll::Ready(Sent::Broken(error)) => return Poll::Ready(Err(error)),
-                    polled => sent = polled.is_ready(),
-                }
-            }
-            Pin::new(&mut response).poll(cx).map(Ok)
-        })
-        .await;
-
-        match answer {
-            Err(error) => Err(CallError {
-                kind: CallErrorKind::Body(error),
-                delivery: Delivery::Unknown,
-                request: None,
-            }),
-            Ok(Ok(answer)) => {
-                let mut sending = sending.filter(|_| !sent);
-                if let Some(pump) = &mut sending {
-                    pump.forget();
-                }
-                Ok(answer.map(|received| Body::received(received, sending)))
-            }
-            Ok(Err(error)) => {
-                let body = untouched.or_else(|| sending.and_then(Pump::into_whole));
-                Err(CallError::sent(error, head, body))
+        match sending {
+            None => answer_to_head(receiving, head, body).await,
+            Some(sending) if upgrade.is_some() => answer_to_upgrade(sending, receiving, head, body).await,
+            Some(sending) => {
+                let pump = Pump::new(body, sending, self.stalls.clone());
+                answer_to_body(pump, receiving, head).await
             }
         }
     }
@@ -198,12 +122,84 @@ impl Tunnel {
 
     /// Cuts the tunnel: everything in flight is aborted.
     pub fn close(&self) {
-        self.closing.cancel();
+        self.shared.cut();
     }
 
     /// The round trip that the keepalive measured last.
     pub fn round_trip(&self) -> Option<Duration> {
         self.liveness.round_trip()
+    }
+}
+
+/// The request is all there is of it.
+async fn answer_to_head(
+    mut receiving: Receiving,
+    head: Parts,
+    body: Body,
+) -> Result<Response<Body>, CallError> {
+    match poll_fn(|cx| receiving.poll_answer(cx)).await {
+        Ok((answer, Some(whole))) => Ok(Response::from_parts(answer, whole.into())),
+        Ok((answer, None)) => Ok(Response::from_parts(answer, Body::received(receiving, None))),
+        Err(error) => Err(CallError::sent(error, head, Some(body))),
+    }
+}
+
+/// The request's body moves while the response is awaited, and afterwards along with the response's.
+async fn answer_to_body(
+    mut pump: Pump,
+    mut receiving: Receiving,
+    head: Parts,
+) -> Result<Response<Body>, CallError> {
+    let mut sent = false;
+    let answer = poll_fn(|cx| {
+        if !sent {
+            match pump.poll(cx) {
+                Poll::Ready(Sent::Broken(error)) => return Poll::Ready(Err(error)),
+                polled => sent = polled.is_ready(),
+            }
+        }
+        receiving.poll_answer(cx).map(Ok)
+    })
+    .await;
+
+    match answer {
+        Err(error) => {
+            let kind = CallErrorKind::Body(error);
+            Err(CallError { kind, delivery: Delivery::Unknown, request: None })
+        }
+        Ok(Ok((answer, Some(whole)))) => Ok(Response::from_parts(answer, whole.into())),
+        Ok(Ok((answer, None))) => {
+            pump.forget();
+            let sending = (!sent).then_some(pump);
+            Ok(Response::from_parts(answer, Body::received(receiving, sending)))
+        }
+        Ok(Err(error)) => Err(CallError::sent(error, head, pump.into_whole())),
+    }
+}
+
+async fn answer_to_upgrade(
+    sending: Sending,
+    mut receiving: Receiving,
+    head: Parts,
+    body: Body,
+) -> Result<Response<Body>, CallError> {
+    match poll_fn(|cx| receiving.poll_answer(cx)).await {
+        Ok((answer, _)) => Ok(upgrade::accepted(answer, sending, receiving)),
+        Err(error) => Err(CallError::sent(error, head, Some(body))),
+    }
+}
+
+const NOT_ASCII: CallErrorKind = CallErrorKind::Unsupported("the Upgrade header is not ASCII");
+
+impl From<Unsent> for CallErrorKind {
+    fn from(unsent: Unsent) -> Self {
+        match unsent {
+            Unsent::Full => unreachable!("that is waited for"),
+            Unsent::Closed => Self::Closed,
+            Unsent::NoExtendedConnect => {
+                Self::Unsupported("the agent has not enabled extended CONNECT (RFC 8441)")
+            }
+        }
     }
 }
 
@@ -213,53 +209,16 @@ impl CallError {
         Self { kind, delivery: Delivery::NotProcessed, request }
     }
 
-    fn sent(error: h2::Error, head: Parts, body: Option<Body>) -> Self {
-        let (kind, delivery) = match error.reason() {
+    fn sent(error: Error, head: Parts, body: Option<Body>) -> Self {
+        let (kind, delivery) = match error {
             // RFC 9113 section 8.7: both guarantee that the request was not processed.
-            Some(h2::Reason::REFUSED_STREAM) => (CallErrorKind::Refused, Delivery::NotProcessed),
-            Some(h2::Reason::NO_ERROR) if error.is_go_away() => {
-                (CallErrorKind::Closed, Delivery::NotProcessed)
-            }
-            Some(reason) if error.is_reset() => (CallErrorKind::Reset(reason), Delivery::Unknown),
-            _ => (CallErrorKind::Lost(error), Delivery::Unknown),
+            Error::Reset(Reason::REFUSED_STREAM) => (CallErrorKind::Refused, Delivery::NotProcessed),
+            Error::Unseen => (CallErrorKind::Closed, Delivery::NotProcessed),
+            Error::Reset(reason) => (CallErrorKind::Reset(reason), Delivery::Unknown),
+            Error::Malformed(_) => (CallErrorKind::Reset(Reason::PROTOCOL_ERROR), Delivery::Unknown),
+            error => (CallErrorKind::Lost(error), Delivery::Unknown),
         };
         let request = body.map(|body| Box::new(Request::from_parts(head, body)));
         Self { kind, delivery, request }
     }
-}
-
-/// The request as HTTP/2 says it; a copy, since the original is needed for a retry.
-fn wire_request(head: &Parts) -> Result<Request<()>, &'static str> {
-    let mut headers = head.headers.clone();
-    // RFC 9113 section 8.2.2: what is about the connection has no place in HTTP/2.
-    for name in [&HOST, &CONNECTION, &UPGRADE, &TRANSFER_ENCODING] {
-        headers.remove(name);
-    }
-
-    let mut wire = Request::new(());
-    *wire.version_mut() = Version::HTTP_2;
-    *wire.uri_mut() = wire_uri(&head.uri)?;
-    *wire.method_mut() = head.method.clone();
-    if let Some(protocol) = head.headers.get(UPGRADE) {
-        let protocol = protocol.to_str().map_err(|_| "the Upgrade header is not ASCII")?;
-        headers.insert(
-            header::UPGRADE_METHOD,
-            head.method.as_str().parse().map_err(|_| "the method is no header value")?,
-        );
-        headers.remove(CONTENT_LENGTH);
-        *wire.method_mut() = Method::CONNECT;
-        wire.extensions_mut().insert(h2::ext::Protocol::from(protocol));
-    }
-    settings::unindexed(&mut headers);
-    *wire.headers_mut() = headers;
-    Ok(wire)
-}
-
-fn wire_uri(uri: &Uri) -> Result<Uri, &'static str> {
-    let mut parts = http::uri::Parts::default();
-    parts.scheme = Some(Scheme::HTTP);
-    parts.authority = Some(AUTHORITY.clone());
-    parts.path_and_query =
-        Some(uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")));
-    Uri::from_parts(parts).map_err(|_| "the path is not one of HTTP/2")
 }

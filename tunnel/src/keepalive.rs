@@ -1,20 +1,19 @@
 //! Whether the other end still lives: asked only when nothing was heard from it.
 
 use std::{
-    future::poll_fn,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    task::Poll,
     time::Duration,
 };
 
-use h2::{Ping, PingPong};
 use tokio::{
     sync::SetOnce,
     time::{Instant, sleep, timeout},
 };
+
+use crate::http2::Pings;
 
 /// When to ask, and how long to wait for the answer.
 #[derive(Clone, Copy, Debug)]
@@ -72,39 +71,36 @@ impl Keepalive {
     ///
     /// A ping is an HTTP/2 PING, answered by the other end's HTTP/2 and not by something on the way, together with a
     /// WebSocket ping for intermediaries that count only those as life.
-    pub(crate) async fn watch(self, mut pings: PingPong, liveness: Arc<Liveness>) {
-        self.ask(&mut pings, &liveness).await;
+    pub(crate) async fn watch(self, pings: Pings, liveness: Arc<Liveness>) {
+        if !self.ask(&pings, &liveness).await {
+            return;
+        }
         loop {
             let before = liveness.heard.load(Relaxed);
             sleep(self.interval).await;
             if liveness.heard.load(Relaxed) != before {
                 continue;
             }
-            if !self.ask(&mut pings, &liveness).await {
+            if !self.ask(&pings, &liveness).await {
                 return;
             }
         }
     }
 
     /// False if nothing at all was heard within the timeout.
-    async fn ask(self, pings: &mut PingPong, liveness: &Liveness) -> bool {
+    async fn ask(self, pings: &Pings, liveness: &Liveness) -> bool {
         let before = liveness.heard.load(Relaxed);
         let asked = Instant::now();
         liveness.ping.store(true, Relaxed);
-        // The answer to an earlier ping that was too late for it is none to this one.
-        poll_fn(|cx| Poll::Ready(pings.poll_pong(cx).is_ready())).await;
-        // Fails while an earlier ping is unanswered, whose answer is as good, and when the connection has ended.
-        let _ = pings.send_ping(Ping::opaque());
-        match timeout(self.timeout, poll_fn(|cx| pings.poll_pong(cx))).await {
-            Ok(Ok(_)) => {
+        pings.send();
+        match timeout(self.timeout, pings.answered()).await {
+            Ok(()) => {
                 let micros = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
                 liveness.round_trip.store(micros.max(1), Relaxed);
                 // Fails if it was set before, which is as good.
                 let _ = liveness.answered.set(());
                 true
             }
-            // The connection ended; its driver says why.
-            Ok(Err(_)) => std::future::pending().await,
             // A pong may be stuck behind bulk data; any byte is life too.
             Err(_) => liveness.heard.load(Relaxed) != before,
         }

@@ -9,6 +9,7 @@
 //!   Tunnel::call ─┘   Driver::run                                Session::run      └─► …
 //! ```
 //!
+//! * [`http2`] is what both ends speak, written for this.
 //! * [`websocket`] turns a byte stream that spoke the WebSocket handshake into a byte stream again.
 //! * [`Tunnel`] and [`Driver`] are kas's end, [`Session`] and [`Exchange`] are agentk's.
 //! * [`Body`] is the one body type: frames move from one HTTP connection to the other, never collected.
@@ -21,10 +22,11 @@
 mod body;
 pub mod direct;
 mod driver;
+mod grip;
 mod handle;
+pub mod http2;
 mod keepalive;
 mod pump;
-mod received;
 mod serve;
 mod settings;
 pub mod upgrade;
@@ -32,9 +34,9 @@ pub mod websocket;
 
 pub use self::body::{Body, BodyError};
 pub use self::driver::{Driver, Ended};
+pub use self::grip::{Grip, Look};
 pub use self::handle::{CallError, CallErrorKind, Delivery, Tunnel, open};
 pub use self::keepalive::Keepalive;
 pub use self::pump::Stalls;
-pub use self::received::{Grip, Look};
 pub use self::serve::{Exchange, Leave, Session, accept};
 pub use self::settings::Settings;

@@ -10,15 +10,18 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use h2::{Reason, SendStream};
+use http::HeaderMap;
 use http_body::{Body as _, Frame};
 
-use crate::{Body, BodyError};
+use crate::{
+    Body, BodyError,
+    http2::{Error, Reason, Sending},
+};
 
 /// A body being sent. A future in spirit: whoever waits for the other direction polls it along.
 pub(crate) struct Pump {
     body: Body,
-    stream: SendStream<Bytes>,
+    stream: Sending,
     /// Taken from the body, not yet accepted by flow control.
     chunk: Bytes,
     /// Taken from the body while small chunks were gathered, and not one of them.
@@ -27,8 +30,6 @@ pub(crate) struct Pump {
     stalls: Stalls,
     /// The chunk waits for room, and that was counted.
     stalled: bool,
-    /// The body has failed, and what was sent before had its turn.
-    failing: bool,
 }
 
 /// Counts how often a body had to wait for the other end to take more of it. Cheap to clone.
@@ -48,8 +49,8 @@ enum Taken {
 /// not kept only means an error where there might have been a retry.
 const KEPT: usize = 64 << 10;
 
-/// Chunks below this size are sent together, if there are several now. Each frame that waits for its reader costs the
-/// other end some 256 bytes, whatever it carries: 4 MiB of single bytes would cost it 1 GiB.
+/// Chunks below this size are sent together, if there are several now: a frame costs both ends the same, whatever it
+/// carries.
 const SMALL: usize = 4 << 10;
 
 /// How sending ended.
@@ -59,7 +60,7 @@ pub(crate) enum Sent {
     All,
     /// The other end, or the connection, wants no more of it.
     Unwanted,
-    /// The body itself failed; the stream was reset so that the other end sees an abort and no clean end.
+    /// The body itself failed; the stream was aborted so that the other end sees an abort and no clean end.
     Broken(BodyError),
 }
 
@@ -71,17 +72,8 @@ impl Stalls {
 }
 
 impl Pump {
-    pub(crate) fn new(body: Body, stream: SendStream<Bytes>, stalls: Stalls) -> Self {
-        Self {
-            body,
-            stream,
-            chunk: Bytes::new(),
-            held: None,
-            taken: Taken::Nothing,
-            stalls,
-            stalled: false,
-            failing: false,
-        }
+    pub(crate) fn new(body: Body, stream: Sending, stalls: Stalls) -> Self {
+        Self { body, stream, chunk: Bytes::new(), held: None, taken: Taken::Nothing, stalls, stalled: false }
     }
 
     /// The body as it was, if it is still known.
@@ -99,56 +91,41 @@ impl Pump {
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Sent> {
-        // Registers for the reset too: a receiver who left is noticed while the body has nothing to send.
-        if self.stream.poll_reset(cx).is_ready() {
-            return Poll::Ready(Sent::Unwanted);
-        }
         loop {
             if !self.chunk.is_empty() {
                 let dry = self.gather(cx);
-                let Some(room) = ready!(self.poll_room(cx)) else {
-                    return Poll::Ready(Sent::Unwanted);
-                };
-                let data = self.chunk.split_to(room.min(self.chunk.len()));
-                let last = self.chunk.is_empty() && self.held.is_none() && self.body.is_end_stream();
-                if self.stream.send_data(data, last).is_err() {
+                let last = self.held.is_none() && self.body.is_end_stream();
+                if ready!(self.poll_send(last, cx)).is_err() {
                     return Poll::Ready(Sent::Unwanted);
                 }
-                if last {
+                if last && self.chunk.is_empty() {
                     return Poll::Ready(Sent::All);
                 }
                 if dry && self.chunk.is_empty() {
-                    return Poll::Pending;
+                    return self.poll_unwanted(cx);
                 }
                 continue;
             }
 
             let frame = match self.held.take() {
                 Some(frame) => frame,
-                None => ready!(Pin::new(&mut self.body).poll_frame(cx)),
+                None => match Pin::new(&mut self.body).poll_frame(cx) {
+                    Poll::Ready(frame) => frame,
+                    Poll::Pending => return self.poll_unwanted(cx),
+                },
             };
             let frame = match frame {
                 Some(Ok(frame)) => frame,
-                // A reset takes back all that is not on its way, be it the head: the connection's task goes first.
-                Some(Err(error)) if !self.failing => {
-                    self.failing = true;
-                    self.held = Some(Some(Err(error)));
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
                 Some(Err(error)) => {
-                    self.stream.send_reset(Reason::INTERNAL_ERROR);
+                    self.stream.abort(Reason::INTERNAL_ERROR);
                     return Poll::Ready(Sent::Broken(error));
                 }
-                None => {
-                    let ended = self.stream.send_data(Bytes::new(), true);
-                    return Poll::Ready(if ended.is_ok() { Sent::All } else { Sent::Unwanted });
-                }
+                None => return Poll::Ready(self.finish(None)),
             };
             let first = matches!(self.taken, Taken::Nothing);
             self.taken = Taken::TooMuch;
             match frame.into_data() {
-                // An empty chunk stays here: a hundred empty DATA frames are fatal to the connection (h2 0.4.16).
+                // An empty chunk stays here: an end that gets many of those takes it for an attack (CVE-2019-9518).
                 Ok(data) => {
                     if first && data.len() <= KEPT && self.body.is_end_stream() {
                         self.taken = Taken::Everything(data.clone());
@@ -157,11 +134,22 @@ impl Pump {
                 }
                 Err(frame) => {
                     if let Ok(trailers) = frame.into_trailers() {
-                        let ended = self.stream.send_trailers(trailers);
-                        return Poll::Ready(if ended.is_ok() { Sent::All } else { Sent::Unwanted });
+                        return Poll::Ready(self.finish(Some(trailers)));
                     }
                 }
             }
+        }
+    }
+
+    /// The body has nothing to send for now: a receiver who leaves meanwhile is noticed.
+    fn poll_unwanted(&self, cx: &Context<'_>) -> Poll<Sent> {
+        self.stream.poll_unwanted(cx).map(|_| Sent::Unwanted)
+    }
+
+    fn finish(&self, trailers: Option<HeaderMap>) -> Sent {
+        match self.stream.finish(trailers) {
+            Ok(()) => Sent::All,
+            Err(_) => Sent::Unwanted,
         }
     }
 
@@ -195,26 +183,13 @@ impl Pump {
         dry
     }
 
-    /// How much of the chunk the other end takes now; `None` when it takes nothing any more.
-    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Option<usize>> {
-        self.stream.reserve_capacity(self.chunk.len());
-        loop {
-            let room = self.stream.capacity();
-            if room > 0 {
-                self.stalled = false;
-                return Poll::Ready(Some(room));
-            }
-            match self.stream.poll_capacity(cx) {
-                Poll::Ready(Some(Ok(_))) => {}
-                Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(None),
-                Poll::Pending => {
-                    if !self.stalled {
-                        self.stalled = true;
-                        self.stalls.0.fetch_add(1, Relaxed);
-                    }
-                    return Poll::Pending;
-                }
-            }
+    /// Sends as much of the chunk as the other end takes now.
+    fn poll_send(&mut self, last: bool, cx: &Context<'_>) -> Poll<Result<(), Error>> {
+        let sent = self.stream.poll_send(&mut self.chunk, last, cx);
+        if sent.is_pending() && !self.stalled {
+            self.stalls.0.fetch_add(1, Relaxed);
         }
+        self.stalled = sent.is_pending();
+        sent
     }
 }

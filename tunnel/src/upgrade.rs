@@ -16,16 +16,19 @@
 use std::{future::poll_fn, io, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
-use h2::{RecvStream, SendStream};
 use http::{
-    HeaderMap, HeaderValue, Response, StatusCode,
+    HeaderValue, Response, StatusCode,
     header::{CONNECTION, UPGRADE},
+    response,
 };
 use parking_lot::Mutex;
 use proto::header;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use crate::{Body, BodyError, Grip, received::Received};
+use crate::{
+    Body, Grip,
+    http2::{Error, Receiving, Sending},
+};
 
 /// How much is read from the outside at once.
 const CHUNK: usize = 32 << 10;
@@ -33,8 +36,8 @@ const CHUNK: usize = 32 << 10;
 /// The raw stream of an upgrade inside the tunnel.
 #[derive(Debug)]
 pub struct Upgraded {
-    sending: SendStream<Bytes>,
-    receiving: Received,
+    sending: Sending,
+    receiving: Receiving,
 }
 
 /// Rides in the extensions of a 101, which want to be cloned.
@@ -89,19 +92,18 @@ pub(crate) async fn join(one: Upgraded, other: Upgraded) -> io::Result<()> {
 }
 
 impl Upgraded {
-    pub(crate) fn new(sending: SendStream<Bytes>, receiving: RecvStream) -> Self {
-        Self { sending, receiving: receiving.into() }
+    pub(crate) fn new(sending: Sending, receiving: Receiving) -> Self {
+        Self { sending, receiving }
     }
 
     /// A grip on what arrives.
     pub fn grip(&self) -> Grip {
-        self.receiving.grip()
+        Grip(self.receiving.view())
     }
 }
 
 /// kas: reads agentk's answer to an extended CONNECT.
-pub(crate) fn accepted(answer: Response<RecvStream>, mut sending: SendStream<Bytes>) -> Response<Body> {
-    let (mut head, receiving) = answer.into_parts();
+pub(crate) fn accepted(mut head: response::Parts, sending: Sending, receiving: Receiving) -> Response<Body> {
     match head.headers.remove(header::UPGRADED) {
         Some(protocol) if head.status == StatusCode::OK => {
             head.status = StatusCode::SWITCHING_PROTOCOLS;
@@ -112,87 +114,73 @@ pub(crate) fn accepted(answer: Response<RecvStream>, mut sending: SendStream<Byt
         }
         _ => {
             // An ordinary answer: this end has nothing more to say. An error means that the stream is over already.
-            let _ = sending.send_data(Bytes::new(), true);
+            let _ = sending.finish(None);
             Response::from_parts(head, Body::received(receiving, None))
         }
     }
 }
 
 /// agentk: the answer to an extended CONNECT whose upgrade the cluster accepted with these headers.
-pub(crate) fn accept(mut headers: HeaderMap) -> Response<()> {
-    let protocol = headers.remove(UPGRADE).unwrap_or_else(|| HeaderValue::from_static(""));
-    headers.remove(CONNECTION);
-    headers.insert(header::UPGRADED, protocol);
-    let mut answer = Response::new(());
-    *answer.headers_mut() = headers;
-    answer
+pub(crate) fn accept(mut head: response::Parts) -> response::Parts {
+    let protocol = head.headers.remove(UPGRADE).unwrap_or_else(|| HeaderValue::from_static(""));
+    head.headers.insert(header::UPGRADED, protocol);
+    head.status = StatusCode::OK;
+    head
 }
 
-async fn outward(receiving: Received, mut outside: impl AsyncWrite + Unpin) -> io::Result<()> {
+async fn outward(receiving: Receiving, mut outside: impl AsyncWrite + Unpin) -> io::Result<()> {
     while let Some(data) = poll_fn(|cx| receiving.poll_data(cx)).await {
-        let mut data = data.map_err(broken)?;
+        let mut data = data.map_err(into_io)?;
         let length = data.len();
         outside.write_all_buf(&mut data).await?;
         outside.flush().await?;
         // Only now: a slow outside holds the sender back, and nobody else.
-        receiving.release(length).map_err(broken)?;
+        receiving.release(length);
     }
     outside.shutdown().await
 }
 
-async fn inward(mut outside: impl AsyncRead + Unpin, mut sending: SendStream<Bytes>) -> io::Result<()> {
+async fn inward(mut outside: impl AsyncRead + Unpin, sending: Sending) -> io::Result<()> {
     let mut buffer = BytesMut::new();
     loop {
         buffer.reserve(CHUNK);
         let read = tokio::select! {
             read = outside.read_buf(&mut buffer) => read?,
             // Without this, a peer that aborted is noticed only when there is something to send.
-            reset = poll_fn(|cx| sending.poll_reset(cx)) => return Err(into_io(reset.map_or_else(|e| e, h2::Error::from))),
+            error = poll_fn(|cx| sending.poll_unwanted(cx)) => return Err(into_io(error)),
         };
         if read == 0 {
-            return sending.send_data(Bytes::new(), true).map_err(into_io);
+            return sending.finish(None).map_err(into_io);
         }
-        send(buffer.split().freeze(), &mut sending).await?;
+        send(buffer.split().freeze(), &sending).await?;
     }
 }
 
-async fn across(receiving: Received, mut sending: SendStream<Bytes>) -> io::Result<()> {
+async fn across(receiving: Receiving, sending: Sending) -> io::Result<()> {
     loop {
         let data = tokio::select! {
             data = poll_fn(|cx| receiving.poll_data(cx)) => data,
-            reset = poll_fn(|cx| sending.poll_reset(cx)) => return Err(into_io(reset.map_or_else(|e| e, h2::Error::from))),
+            error = poll_fn(|cx| sending.poll_unwanted(cx)) => return Err(into_io(error)),
         };
         let Some(data) = data else {
-            return sending.send_data(Bytes::new(), true).map_err(into_io);
+            return sending.finish(None).map_err(into_io);
         };
-        let data = data.map_err(broken)?;
+        let data = data.map_err(into_io)?;
         let length = data.len();
-        send(data, &mut sending).await?;
+        send(data, &sending).await?;
         // Only now: a slow receiver holds the sender back, and nobody else.
-        receiving.release(length).map_err(broken)?;
+        receiving.release(length);
     }
 }
 
 /// Sends all of it, as fast as the other end takes it.
-async fn send(mut data: Bytes, sending: &mut SendStream<Bytes>) -> io::Result<()> {
+async fn send(mut data: Bytes, sending: &Sending) -> io::Result<()> {
     while !data.is_empty() {
-        sending.reserve_capacity(data.len());
-        let room = match sending.capacity() {
-            0 => match poll_fn(|cx| sending.poll_capacity(cx)).await {
-                Some(room) => room.map_err(into_io)?,
-                None => return Err(io::ErrorKind::BrokenPipe.into()),
-            },
-            room => room,
-        };
-        sending.send_data(data.split_to(room.min(data.len())), false).map_err(into_io)?;
+        poll_fn(|cx| sending.poll_send(&mut data, false, cx)).await.map_err(into_io)?;
     }
     Ok(())
 }
 
-fn broken(error: BodyError) -> io::Error {
-    io::Error::other(error)
-}
-
-fn into_io(error: h2::Error) -> io::Error {
+fn into_io(error: Error) -> io::Error {
     io::Error::other(error)
 }

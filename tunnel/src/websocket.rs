@@ -5,6 +5,7 @@
 
 mod frame;
 pub mod handshake;
+mod outgoing;
 mod stream;
 
 pub use self::stream::{Role, WebSocket};

@@ -34,9 +34,9 @@ where
     let agent = pair(handler).await;
     let (near, far) = tokio::io::duplex(64 << 10);
     let settings = Settings::default();
-    let (tunnel, driver) = direct::open(near, &settings).await.unwrap();
+    let (tunnel, driver) = direct::open(near, &settings);
     let driving = tokio::spawn(async move { drop(driver.run().await) });
-    let (session, _leave) = direct::accept(far, &settings).await.unwrap();
+    let (session, _leave) = direct::accept(far, &settings);
     let into = agent.tunnel.clone();
     let serving = tokio::spawn(async move {
         let served = session.run(|exchange| {

@@ -153,7 +153,9 @@ async fn a_cut_response_frees_both_ends_although_nobody_reads_it() {
 #[tokio::test(start_paused = true)]
 async fn a_look_tells_a_reader_who_is_slow_from_one_who_waits_or_is_done() {
     let pair = pair(|request: Request<Body>| async move {
-        if request.uri() == "/short" {
+        if request.uri() == "/pieces" {
+            Response::new(chunks(&[7; 16 << 10], 2))
+        } else if request.uri() == "/short" {
             Response::new(Body::from("short"))
         } else {
             Response::new(endless("long"))
@@ -169,10 +171,14 @@ async fn a_look_tells_a_reader_who_is_slow_from_one_who_waits_or_is_done() {
     assert!(tokio::time::timeout(Duration::from_secs(1), body.frame()).await.is_err());
     assert_eq!((grip.look().unread, grip.look().awaited), (0, true), "waits");
 
-    let response = pair.tunnel.call(get("/short")).await.unwrap();
+    let response = pair.tunnel.call(get("/pieces")).await.unwrap();
     let grip = response.body().grip().unwrap();
-    assert_eq!(text(response).await, "short");
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), 32 << 10);
     assert!(grip.look().awaited, "done");
+
+    // Nothing of it waits in the tunnel.
+    let response = pair.tunnel.call(get("/short")).await.unwrap();
+    assert!(response.body().grip().is_none(), "whole");
 }
 
 #[tokio::test(start_paused = true)]

@@ -61,10 +61,9 @@ impl<D: Dial> Slot<D> {
         for nth in 0.. {
             let wait = self.shared.spread.lock().look(usize::from(self.index), nth, rand::random());
             let Some(wait) = wait else { break };
-            let present = live.replica;
             let looking = async {
                 sleep(wait).await;
-                self.look(present).await
+                self.look().await
             };
             tokio::select! {
                 event = live.event() => return event,
@@ -78,8 +77,8 @@ impl<D: Dial> Slot<D> {
         live.event().await
     }
 
-    /// One dial, which is no matter if it fails. The slot has a tunnel to `present`.
-    async fn look(&self, present: ReplicaId) -> Option<Live> {
+    /// One dial, which is no matter if it fails.
+    async fn look(&self) -> Option<Live> {
         let (spread, slot) = (&self.shared.spread, usize::from(self.index));
         let dialled = async {
             let opened = self.dial().await?;
@@ -88,8 +87,7 @@ impl<D: Dial> Slot<D> {
                 self.decline(opened).await;
                 return Ok(None);
             }
-            let accepted = self.accept(opened).await;
-            accepted.map(Some).inspect_err(|_| spread.lock().share(slot, present))
+            Ok(Some(self.accept(opened)))
         };
         dialled.await.unwrap_or_else(|error: DialError| {
             tracing::debug!(%error, slot, "cannot look for another replica");
@@ -152,24 +150,17 @@ impl<D: Dial> Slot<D> {
 
     async fn attempt(&self, search: &mut Search) -> Result<Live, DialError> {
         let opened = self.open(search).await?;
-        self.accept(opened).await
+        Ok(self.accept(opened))
     }
 
-    async fn accept(&self, opened: Opened<D::Io>) -> Result<Live, DialError> {
+    fn accept(&self, opened: Opened<D::Io>) -> Live {
         let shared = &self.shared;
         let (tunnel, replica) = (opened.welcome.tunnel, opened.welcome.replica);
-        let session = match opened.accept(&shared.options.kas, &shared.options.tunnel).await {
-            Ok(session) => session,
-            Err(error) => {
-                shared.spread.lock().release(usize::from(self.index));
-                return Err(error);
-            }
-        };
-
+        let session = opened.accept(&shared.options.tunnel);
         shared.telemetry.metrics.dial("connected");
         shared.failures.lock().over();
         tracing::info!(%tunnel, %replica, slot = self.index, "connected to kas");
-        Ok(Live::start(shared, (tunnel, replica), session))
+        Live::start(shared, (tunnel, replica), session)
     }
 
     /// Dials until `Spread` is content with the replica.

@@ -83,8 +83,7 @@ pub async fn open<T>(io: T, settings: &Settings) -> Result<(Tunnel, Driving), Tr
 where
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
 {
-    let opened = direct::open(io, settings).await;
-    let (tunnel, driver) = opened.map_err(|error| Trouble::Unreachable(error.to_string()))?;
+    let (tunnel, driver) = direct::open(io, settings);
     let mut driving: Driving = Box::pin(driver.run());
     tokio::select! {
         () = tunnel.ready() => {}

@@ -128,10 +128,7 @@ impl Host {
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let opened = timeout(STRANGER_TIMEOUT, direct::accept(io, &self.settings)).await;
-        let Ok(Ok((session, leave))) = opened else {
-            return tracing::debug!(peer = %address, "a connection to the private listener does not speak HTTP/2");
-        };
+        let (session, leave) = direct::accept(io, &self.settings);
         let known = Arc::new(SetOnce::new());
         let serving = session.run(|exchange| {
             let (host, known) = (Arc::clone(self), Arc::clone(&known));

@@ -164,7 +164,7 @@ async fn attack_24_trailers_of_a_caller_say_nothing_that_headers_may_not() {
         "{head}Transfer-Encoding: chunked\r\nTrailer: Digest, Authorization\r\n\r\n1\r\nx\r\n0\r\n{trailers}\r\n"
     );
     let answer = exchange(&world, request).await;
-    assert!(answer.contains("\r\ndigest\r\n0\r\n"), "{answer}");
+    assert!(answer.ends_with("\r\n\r\ndigest"), "{answer}");
     let many: String = (0..10_000).map(|number| format!("X-{number}: y\r\n")).collect();
     let answer = exchange(&world, format!("{head}Transfer-Encoding: chunked\r\n\r\n0\r\n{many}\r\n")).await;
     assert_eq!(status(&answer), 400, "{answer}");

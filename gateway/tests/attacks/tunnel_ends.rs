@@ -122,7 +122,7 @@ pub(crate) async fn kas(settings: &[(u16, u32)]) -> (Tunnel, JoinHandle<Ended>) 
     let (near, far) = tokio::io::duplex(64 << 10);
     let agentk = tokio::spawn(async move {
         let socket = WebSocket::new(far, Bytes::new(), Role::Client);
-        let (session, _leave) = tunnel::accept(socket, &Settings::default()).await.unwrap();
+        let (session, _leave) = tunnel::accept(socket, &Settings::default());
         let answer = async |request: Request<Body>| match request.uri().path() {
             "/never" => std::future::pending().await,
             _ => Response::new(Body::from("answered")),

@@ -218,7 +218,7 @@ async fn garbage_at_an_address_is_told_and_passed_over() {
         ("it does not answer as a kas", |io| {
             tokio::spawn(async move {
                 let settings = tunnel::Settings::default();
-                let (session, _leave) = tunnel::direct::accept(io, &settings).await.unwrap();
+                let (session, _leave) = tunnel::direct::accept(io, &settings);
                 session
                     .run(|exchange| {
                         drop(tokio::spawn(exchange.answer(async |_| Response::new(Body::from("hello")))))
@@ -229,7 +229,7 @@ async fn garbage_at_an_address_is_told_and_passed_over() {
         ("it and this replica do not trust one another", |io| {
             tokio::spawn(async move {
                 let settings = tunnel::Settings::default();
-                let (session, _leave) = tunnel::direct::accept(io, &settings).await.unwrap();
+                let (session, _leave) = tunnel::direct::accept(io, &settings);
                 let answer = async |_| {
                     let holds = Response::builder().header("kas-peer", "v1 holds -");
                     holds.body(Body::from("give me the request")).unwrap()

@@ -1,18 +1,25 @@
-//! The stream: frames are taken apart in the reader's own buffer, and put together in one that lives from the first
-//! write to the flush. An idle WebSocket holds no buffer at all.
+//! The stream: frames are taken apart in the reader's own buffer, and what is large is written from where it is. An idle
+//! WebSocket holds no buffer at all.
 
 use std::{
     io::{self, IoSlice},
+    ops::Range,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::frame::{self, Header, MAX_CONTROL, MAX_HEADER, Opcode, violation};
-use crate::keepalive::Liveness;
+use super::{
+    frame::{self, Header, MAX_CONTROL, MAX_HEADER, Opcode, violation},
+    outgoing::{Outgoing, STEP},
+};
+use crate::{
+    http2::{Batch, Transport},
+    keepalive::Liveness,
+};
 
 /// Most bytes that wait to be written before the writer has to: a few of HTTP/2's largest frames, so that one system
 /// call carries them.
@@ -35,7 +42,7 @@ pub struct WebSocket<T> {
     /// Bytes that came together with the handshake.
     early: Bytes,
     deframer: Deframer,
-    out: BytesMut,
+    out: Outgoing,
     /// The latest ping's payload, to be answered once `out` is written: one that pings and never reads gets no memory
     /// of ours (RFC 6455 section 5.5.3: the latest is enough).
     pong: Option<Vec<u8>>,
@@ -58,7 +65,7 @@ impl<T> WebSocket<T> {
             role,
             early,
             deframer: Deframer::new(role),
-            out: BytesMut::new(),
+            out: Outgoing::default(),
             pong: None,
             close: Close::Open,
             liveness: Arc::default(),
@@ -70,20 +77,13 @@ impl<T> WebSocket<T> {
     }
 
     fn append(&mut self, opcode: Opcode, slices: &[IoSlice<'_>], length: usize) {
-        let mask = (self.role == Role::Client).then(rand::random);
-        let (header, end) = Header { opcode, length: length as u64, mask }.encode();
-        self.out.reserve(end + length);
-        self.out.extend_from_slice(&header[..end]);
-        let payload = self.out.len();
-        let mut missing = length;
-        for slice in slices {
-            let taken = slice.len().min(missing);
-            self.out.extend_from_slice(&slice[..taken]);
-            missing -= taken;
-        }
-        if let Some(mask) = mask {
-            frame::mask(&mut self.out[payload..], mask, 0);
-        }
+        let mask = self.mask();
+        self.out.copy(opcode, mask, slices, length);
+    }
+
+    /// RFC 6455 section 5.3.
+    fn mask(&self) -> Option<[u8; 4]> {
+        (self.role == Role::Client).then(rand::random)
     }
 
     fn append_close(&mut self) {
@@ -98,17 +98,31 @@ impl<T> WebSocket<T> {
 impl<T: AsyncWrite + Unpin> WebSocket<T> {
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            if self.out.is_empty() {
-                let Some(pong) = self.pong.take().filter(|_| self.close == Close::Open) else { break };
-                self.append(Opcode::Pong, &[IoSlice::new(&pong)], pong.len());
-            }
-            let written = ready!(Pin::new(&mut self.io).poll_write(cx, &self.out))?;
-            if written == 0 {
-                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-            }
-            self.out.advance(written);
+            ready!(self.out.poll_drain(&mut self.io, cx))?;
+            let Some(pong) = self.pong.take().filter(|_| self.close == Close::Open) else {
+                return Poll::Ready(Ok(()));
+            };
+            self.append(Opcode::Pong, &[IoSlice::new(&pong)], pong.len());
         }
-        self.out = BytesMut::new();
+    }
+
+    /// Waits until there is room for another frame.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.close == Close::Sent {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        match self.out.len() {
+            ..WRITE_HIGH => Poll::Ready(Ok(())),
+            _ => self.poll_drain(cx),
+        }
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Transport for WebSocket<T> {
+    fn poll_take(&mut self, cx: &mut Context<'_>, batch: &mut Batch) -> Poll<io::Result<()>> {
+        ready!(self.poll_room(cx))?;
+        let (mask, length) = (self.mask(), batch.len());
+        self.out.data(mask, batch.drain(), length);
         Poll::Ready(Ok(()))
     }
 }
@@ -165,13 +179,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocket<T> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.close == Close::Sent {
-            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
-        }
-        if self.out.len() >= WRITE_HIGH {
-            ready!(self.poll_drain(cx))?;
-        }
-
+        ready!(self.poll_room(cx))?;
         let length = slices.iter().map(|slice| slice.len()).sum::<usize>().min(WRITE_HIGH);
         if length > 0 {
             self.append(Opcode::Data, slices, length);
@@ -265,12 +273,7 @@ impl Deframer {
             let taken = usize::try_from(frame.left).unwrap_or(usize::MAX).min(bytes.len() - read);
             match frame.opcode {
                 Opcode::Data => {
-                    if read != kept {
-                        bytes.copy_within(read..read + taken, kept);
-                    }
-                    if let Some(mask) = frame.mask {
-                        frame::mask(&mut bytes[kept..kept + taken], mask, frame.offset);
-                    }
+                    close_up(bytes, read..read + taken, kept, frame.mask, frame.offset);
                     kept += taken;
                 }
                 Opcode::Ping | Opcode::Pong | Opcode::Close => {
@@ -322,6 +325,24 @@ impl Deframer {
             Opcode::Ping => self.ping = Some(std::mem::take(&mut self.control)),
             Opcode::Pong => self.control = Vec::new(),
             Opcode::Close => self.closed = true,
+        }
+    }
+}
+
+/// Moves payload down to where the payload before it ends, and takes its mask off, in steps that stay in the nearest cache.
+fn close_up(bytes: &mut [u8], payload: Range<usize>, to: usize, mask: Option<[u8; 4]>, offset: usize) {
+    let moved = payload.start != to;
+    if !moved && mask.is_none() {
+        return;
+    }
+    for start in payload.clone().step_by(STEP) {
+        let step = start..(start + STEP).min(payload.end);
+        let (done, length) = (start - payload.start, step.len());
+        if moved {
+            bytes.copy_within(step, to + done);
+        }
+        if let Some(mask) = mask {
+            frame::mask(&mut bytes[to + done..][..length], mask, offset + done);
         }
     }
 }
