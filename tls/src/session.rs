@@ -196,6 +196,11 @@ impl Outgoing {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        self.buffer.capacity()
+    }
+
     fn encrypt<D>(&mut self, mut traffic: WriteTraffic<'_, D>, send: Send<'_>) -> Result<(), Error> {
         match send {
             Send::Nothing => Ok(()),

@@ -251,3 +251,62 @@ impl<T: fmt::Debug> fmt::Debug for Stream<T> {
 pub(crate) fn invalid(error: Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rcgen::{CertifiedKey, generate_simple_self_signed};
+    use rustls::{ClientConfig, RootCertStore, ServerConfig, pki_types::PrivateKeyDer};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+    use crate::{Acceptor, Connector, provider};
+
+    impl<T> Stream<T> {
+        fn held(&self) -> usize {
+            self.incoming.capacity() + self.plaintext.capacity() + self.outgoing.held()
+        }
+    }
+
+    #[tokio::test]
+    async fn an_idle_stream_holds_no_buffer() {
+        let CertifiedKey { cert, signing_key } =
+            generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let key = PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
+        let server = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![cert.der().clone()], key);
+        let mut roots = RootCertStore::empty();
+        roots.add(cert.der().clone()).unwrap();
+        let client = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let (acceptor, connector) =
+            (Acceptor::from(Arc::new(server.unwrap())), Connector::from(Arc::new(client)));
+        let (server, client) = duplex(1 << 20);
+        let name = "localhost".try_into().unwrap();
+        let (server, client) = tokio::join!(acceptor.accept(server), connector.connect(name, client));
+        let (mut server, mut client) = (server.unwrap(), client.unwrap());
+        for length in [1, 300, 100_000] {
+            client.write_all(&vec![7; length]).await.unwrap();
+            client.flush().await.unwrap();
+            server.read_exact(&mut vec![0; length]).await.unwrap();
+            server.write_all(b"back").await.unwrap();
+            server.flush().await.unwrap();
+            client.read_exact(&mut [0; 4]).await.unwrap();
+            // Whoever reads finds that there is nothing more, and waits.
+            for stream in [&mut server, &mut client] {
+                let waiting = poll_fn(|cx| {
+                    Poll::Ready(Pin::new(&mut *stream).poll_read(cx, &mut ReadBuf::new(&mut [0; 8])))
+                });
+                assert!(waiting.await.is_pending());
+                assert_eq!(stream.held(), 0, "after {length}");
+            }
+        }
+    }
+}
