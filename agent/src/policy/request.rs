@@ -177,7 +177,7 @@ fn segment(raw: &str) -> Result<Cow<'_, str>, Unclear> {
         matches!(byte, b'/' | b'\\' | b'.' | b'%' | b';' | b'?' | b'#') || byte.is_ascii_control()
     })
     .ok_or(Unclear("its path has a percent-encoding that servers read differently"))?;
-    if matches!(&*decoded, "." | "..") || raw.contains(['\\', ';']) {
+    if matches!(&*decoded, "." | "..") || raw.bytes().any(|byte| matches!(byte, b'\\' | b';')) {
         return Err(Unclear("its path has a segment that servers read differently: '.', '..', '\\' or ';'"));
     }
 
@@ -186,7 +186,7 @@ fn segment(raw: &str) -> Result<Cow<'_, str>, Unclear> {
 
 /// None if an escape is malformed, is of a byte that is `special`, or is of no text.
 fn decode(raw: &str, special: impl Fn(u8) -> bool) -> Option<Cow<'_, str>> {
-    if !raw.contains('%') {
+    if !raw.as_bytes().contains(&b'%') {
         return Some(Cow::Borrowed(raw));
     }
     for escape in raw.split('%').skip(1) {
