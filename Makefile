@@ -79,6 +79,18 @@ instructions: ## Instructions of one request in kas and in agentk, which no busy
 	cargo build --release --workspace --bins
 	target/release/loadtest bench --instructions $(BENCH_FLAGS)
 
+# Of builds that are not optimized, which is what CI has: growth shows there, too.
+.PHONY: instructions-limit
+instructions-limit: ## A request takes no more instructions than instructions.json says (needs valgrind, nginx, redis-server)
+	cargo build --workspace --bins
+	target/debug/loadtest bench --instructions --against instructions.json --directory target/instructions
+
+.PHONY: instructions-record
+instructions-record: ## Write down what it takes now: commit instructions.json with the reason
+	cargo build --workspace --bins
+	target/debug/loadtest bench --instructions --directory target/instructions
+	cp target/instructions/instructions.json instructions.json
+
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
 

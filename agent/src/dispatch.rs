@@ -1,12 +1,19 @@
 //! Which handler answers a request.
 
-use std::{collections::HashMap, future::pending, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    future::poll_fn,
+    panic::AssertUnwindSafe,
+    sync::{Arc, OnceLock},
+    task::Poll,
+    time::Duration,
+};
 
 use futures_util::FutureExt as _;
 use http::{HeaderValue, Request, Response};
 use proto::{Reason, ServiceName, header};
 use telemetry::{Trace, Tracer};
-use tokio::{sync::oneshot, time::Instant};
+use tokio::time::Instant;
 use tracing::field::display;
 use tunnel::{Body, Exchange};
 
@@ -45,7 +52,7 @@ impl Dispatch {
     pub(crate) async fn serve(self: Arc<Self>, exchange: Exchange, control: Control) {
         let (answerer, metrics) = self.find(exchange.request(), control);
         let _in_flight = metrics.begin();
-        let (granted, permit) = oneshot::channel();
+        let permit = OnceLock::new();
         // Ends with this function, which is when the last byte is on its way.
         let mut trace = self.trace(exchange.request(), &answerer);
         let trace = &mut trace;
@@ -64,19 +71,19 @@ impl Dispatch {
             trace.answered(response.status(), failure);
             let (trace_id, status) = (trace.id().map(display), response.status().as_u16());
             tracing::debug!(request.id = ?id, trace_id, ?service, status, failure, ?took, "answered");
-            if let Some(permit) = response.extensions_mut().remove::<Permit>() {
-                // Whoever waits for it is below.
-                let _ = granted.send(permit);
+            if let Some(granted) = response.extensions_mut().remove::<Permit>() {
+                // There is one answer.
+                let _ = permit.set(granted);
             }
             response
         };
         let withdrawn = async {
-            match permit.await {
-                Ok(permit) => permit.withdrawn().await,
-                Err(_) => pending().await,
-            }
+            // Nobody has to wake us: it is there, if at all, once the answer below was polled, and we are polled next.
+            let granted = poll_fn(|_| permit.get().map_or(Poll::Pending, Poll::Ready)).await;
+            granted.clone().withdrawn().await;
         };
         tokio::select! {
+            biased;
             () = exchange.answer(answer) => {}
             () = withdrawn => tracing::debug!("a stream was ended: the policy now refuses its request"),
         }

@@ -54,14 +54,12 @@ pub enum Mode {
 }
 
 /// What a policy says of one request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Whether it may pass.
     pub allowed: bool,
     /// Which rule says so.
     pub by: By,
-    /// The request, in words.
-    pub what: String,
 }
 
 /// Where a verdict comes from.
@@ -89,29 +87,22 @@ impl Policy {
     /// Judges a request for a service. Only Kubernetes has more to judge than the service's name.
     pub fn judge<B>(&self, service: &str, request: &Request<B>) -> Verdict {
         if service != ServiceName::KUBERNETES {
-            let what = format!("{} {} of {service}", request.method(), request.uri().path());
-            return self.verdict(what, |rule| rule.is_for(service));
+            return self.verdict(|rule| rule.is_for(service));
         }
 
-        let read = request::read(request.method(), request.uri());
-        match read.and_then(|asked| Ok((asked, Actor::of(request.headers())?))) {
-            Ok((asked, actor)) => self.verdict(describe(&asked, &actor), |rule| {
-                rule.is_for(service) && rule.is_about(&asked, &actor)
-            }),
-            Err(unclear) => {
-                let what = format!("{} {}", request.method(), request.uri().path());
-                Verdict { allowed: false, by: By::Unclear(unclear), what }
-            }
-        }
+        let judged = understood(request, |asked, actor| {
+            self.verdict(|rule| rule.is_for(service) && rule.is_about(asked, actor))
+        });
+        judged.unwrap_or_else(|unclear| Verdict { allowed: false, by: By::Unclear(unclear) })
     }
 
-    fn verdict(&self, what: String, is_about: impl Fn(&Rule) -> bool) -> Verdict {
+    fn verdict(&self, is_about: impl Fn(&Rule) -> bool) -> Verdict {
         match self.rules.iter().position(is_about) {
             Some(number) => {
                 let allowed = self.rules[number].action == Action::Allow;
-                Verdict { allowed, by: By::Rule(number), what }
+                Verdict { allowed, by: By::Rule(number) }
             }
-            None => Verdict { allowed: false, by: By::Default, what },
+            None => Verdict { allowed: false, by: By::Default },
         }
     }
 
@@ -125,11 +116,28 @@ impl Policy {
     }
 }
 
-fn describe(asked: &Asked, actor: &Actor<'_>) -> String {
-    match actor {
+/// A request in words, as far as it is understood. Words cost more than a verdict, and few verdicts need any.
+pub fn describe<B>(service: &str, request: &Request<B>) -> String {
+    let (method, path) = (request.method(), request.uri().path());
+    if service != ServiceName::KUBERNETES {
+        return format!("{method} {path} of {service}");
+    }
+
+    let described = understood(request, |asked, actor| match actor {
         Actor::Agentk => asked.to_string(),
         actor => format!("{asked} {actor}"),
-    }
+    });
+    described.unwrap_or_else(|_| format!("{method} {path}"))
+}
+
+fn understood<B, T>(
+    request: &Request<B>,
+    then: impl FnOnce(&Asked<'_>, &Actor<'_>) -> T,
+) -> Result<T, Unclear> {
+    let path = request::Path::of(request.uri())?;
+    let asked = request::read(request.method(), &path, request.uri().query())?;
+    let actor = Actor::of(request.headers())?;
+    Ok(then(&asked, &actor))
 }
 
 #[cfg(test)]

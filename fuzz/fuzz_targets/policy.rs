@@ -11,7 +11,7 @@
 
 use std::path::Path;
 
-use agent::policy::{Action, By, Policy, Verdict};
+use agent::policy::{Action, By, Policy, Verdict, describe};
 use fuzz::headers;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header::CONNECTION};
 use libfuzzer_sys::fuzz_target;
@@ -31,9 +31,10 @@ fuzz_target!(|data: &[u8]| {
             *request.method_mut() = method.clone();
             *request.uri_mut() = uri.clone();
             *request.headers_mut() = headers.clone();
-            policy.judge(service, &request)
+            (policy.judge(service, &request), describe(service, &request))
         };
-        let verdict = judge(&uri, &headers);
+        let judged = judge(&uri, &headers);
+        let verdict = judged.0;
         assert!(!policy.name_of(verdict.by).is_empty());
         match verdict.by {
             By::Rule(number) => {
@@ -48,21 +49,21 @@ fuzz_target!(|data: &[u8]| {
         {
             more.append(name, HeaderValue::from_static(value));
         }
-        assert_eq!(judge(&uri, &more), verdict);
+        assert_eq!(judge(&uri, &more), judged);
         if let Some(longer) = with_parameter(&uri) {
-            assert_eq!(judge(&longer, &headers), verdict, "{longer}");
+            assert_eq!(judge(&longer, &headers), judged, "{longer}");
         }
         if service != "kubernetes" {
             continue;
         }
 
         for other in encodings(&uri) {
-            let encoded = judge(&other, &headers);
+            let encoded = judge(&other, &headers).0;
             let same = (encoded.allowed, encoded.by) == (verdict.allowed, verdict.by);
             assert!(same || is_unclear(&encoded), "{uri} {verdict:?}, but {other} {encoded:?}");
         }
         more.append(CONNECTION, HeaderValue::from_static("close, Impersonate-User"));
-        assert!(is_unclear(&judge(&uri, &more)));
+        assert!(is_unclear(&judge(&uri, &more).0));
     }
 });
 

@@ -13,7 +13,6 @@ use tokio::{
     net::TcpStream,
     sync::OwnedSemaphorePermit,
 };
-use tokio_rustls::server::TlsStream;
 
 pub use self::stall::StallGuard;
 
@@ -27,8 +26,7 @@ pub struct Io {
 #[derive(Debug)]
 enum Kind {
     Plain(TcpStream),
-    /// Boxed: a plain connection should not pay for the size of a TLS state.
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(tls::Stream<TcpStream>),
 }
 
 impl Io {
@@ -38,8 +36,8 @@ impl Io {
     }
 
     /// A connection after its TLS handshake.
-    pub fn tls(connection: TlsStream<TcpStream>, place: OwnedSemaphorePermit) -> Self {
-        Self { kind: Kind::Tls(Box::new(connection)), _place: place }
+    pub fn tls(connection: tls::Stream<TcpStream>, place: OwnedSemaphorePermit) -> Self {
+        Self { kind: Kind::Tls(connection), _place: place }
     }
 }
 
@@ -51,7 +49,7 @@ macro_rules! delegate {
                 $call
             }
             Kind::Tls($io) => {
-                let $io = Pin::new($io.as_mut());
+                let $io = Pin::new($io);
                 $call
             }
         }

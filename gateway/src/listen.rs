@@ -16,7 +16,6 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{sleep, timeout},
 };
-use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -36,7 +35,7 @@ pub struct Listener {
     /// For logs: `agent`, `public`, `observability`.
     pub name: &'static str,
     socket: TcpListener,
-    tls: Option<TlsAcceptorDebug>,
+    tls: Option<tls::Acceptor>,
     /// One for each connection that may be open.
     places: Arc<Semaphore>,
     handshake_timeout: Duration,
@@ -57,14 +56,14 @@ impl Listener {
     pub async fn bind(
         name: &'static str,
         address: SocketAddr,
-        tls: Option<TlsAcceptor>,
+        tls: Option<tls::Acceptor>,
         max_connections: usize,
         handshake_timeout: Duration,
     ) -> Result<Self, BindError> {
         let socket =
             TcpListener::bind(address).await.map_err(|source| BindError { name, address, source })?;
         let places = Arc::new(Semaphore::new(max_connections));
-        Ok(Self { name, socket, tls: tls.map(TlsAcceptorDebug), places, handshake_timeout })
+        Ok(Self { name, socket, tls, places, handshake_timeout })
     }
 
     /// The address, with the port that the system chose.
@@ -119,8 +118,7 @@ impl Listener {
                     continue;
                 }
             };
-            let (tls, handle, metrics) =
-                (tls.as_ref().map(|tls| tls.0.clone()), handle.clone(), metrics.clone());
+            let (tls, handle, metrics) = (tls.clone(), handle.clone(), metrics.clone());
             let lines = Arc::clone(&lines);
             cores.seat().spawn(&tasks, async move {
                 match timeout(handshake_timeout, establish(connection, tls, place)).await {
@@ -142,7 +140,7 @@ impl Listener {
 
 async fn establish(
     connection: std::net::TcpStream,
-    tls: Option<TlsAcceptor>,
+    tls: Option<tls::Acceptor>,
     place: OwnedSemaphorePermit,
 ) -> io::Result<Io> {
     let connection = TcpStream::from_std(connection)?;
@@ -169,12 +167,4 @@ async fn answer_in_plain(mut connection: TcpStream) -> io::Error {
     let _ = connection.write_all(answer.as_bytes()).await;
     let _ = connection.shutdown().await;
     io::Error::other("the other end does not speak TLS, and this listener does")
-}
-
-struct TlsAcceptorDebug(TlsAcceptor);
-
-impl std::fmt::Debug for TlsAcceptorDebug {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("TlsAcceptor")
-    }
 }

@@ -10,7 +10,6 @@ use arc_swap::ArcSwap;
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig, SignatureScheme,
     client::ResolvesClientCert,
-    crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
     server::{
         ClientHello, NoClientAuth, ResolvesServerCert, WebPkiClientVerifier, danger::ClientCertVerifier,
@@ -18,7 +17,7 @@ use rustls::{
     sign::CertifiedKey,
 };
 use serde_saphyr::Spanned;
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tls::{Acceptor, Connector, provider};
 
 use crate::config::{ConfigError, unreadable};
 
@@ -72,35 +71,35 @@ impl Certificate {
     }
 
     /// What a listener accepts TLS with.
-    pub fn acceptor(&self, alpn: &[&[u8]]) -> TlsAcceptor {
+    pub fn acceptor(&self, alpn: &[&[u8]]) -> Acceptor {
         self.server(Arc::new(NoClientAuth), alpn)
     }
 
     /// The same for those only whose certificate `roots` signed.
-    pub fn mutual_acceptor(&self, roots: RootCertStore, alpn: &[&[u8]]) -> TlsAcceptor {
+    pub fn mutual_acceptor(&self, roots: RootCertStore, alpn: &[&[u8]]) -> Acceptor {
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build();
         self.server(verifier.expect("there are roots, and no revocation lists"), alpn)
     }
 
     /// What connects to such a listener: it shows this pair, and trusts `roots`.
-    pub fn mutual_connector(&self, roots: RootCertStore, alpn: &[&[u8]]) -> TlsConnector {
+    pub fn mutual_connector(&self, roots: RootCertStore, alpn: &[&[u8]]) -> Connector {
         let mut client = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
-            .expect("ring speaks the default versions")
+            .expect("it speaks the default versions")
             .with_root_certificates(roots)
             .with_client_cert_resolver(Arc::clone(&self.current) as Arc<dyn ResolvesClientCert>);
         client.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-        TlsConnector::from(Arc::new(client))
+        Connector::from(Arc::new(client))
     }
 
-    fn server(&self, clients: Arc<dyn ClientCertVerifier>, alpn: &[&[u8]]) -> TlsAcceptor {
+    fn server(&self, clients: Arc<dyn ClientCertVerifier>, alpn: &[&[u8]]) -> Acceptor {
         let mut server = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
-            .expect("ring speaks the default versions")
+            .expect("it speaks the default versions")
             .with_client_cert_verifier(clients)
             .with_cert_resolver(Arc::clone(&self.current) as Arc<dyn ResolvesServerCert>);
         server.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-        TlsAcceptor::from(Arc::new(server))
+        Acceptor::from(Arc::new(server))
     }
 }
 
@@ -149,10 +148,6 @@ fn load(
 
     CertifiedKey::from_der(certificates, private, &provider())
         .map_err(|cause| error("key_file", key, format!("does not fit the certificate: {cause}")))
-}
-
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(ring::default_provider())
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::summary::median;
 use self::{
     contestant::Contestant,
     instructions::Instructions,

@@ -11,13 +11,13 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
+use tls::Connector;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     task::spawn_blocking,
     time::timeout,
 };
-use tokio_rustls::TlsConnector;
 
 use crate::{Collector, CollectorError};
 
@@ -121,7 +121,7 @@ impl Client {
             None => self.start(tcp).await,
             Some(tls) => {
                 let name = ServerName::try_from(endpoint.host().to_owned()).map_err(io::Error::other)?;
-                self.start(TlsConnector::from(tls).connect(name, tcp).await?).await
+                self.start(Connector::from(tls).connect(name, tcp).await?).await
             }
         }
     }

@@ -9,7 +9,6 @@ use std::{
 use http::{HeaderMap, HeaderName, HeaderValue, header::AUTHORIZATION};
 use rustls::{
     ClientConfig, RootCertStore,
-    crypto::ring,
     pki_types::{CertificateDer, pem::PemObject as _},
 };
 
@@ -132,9 +131,9 @@ fn system() -> Result<Arc<ClientConfig>, CollectorError> {
 }
 
 fn client(roots: RootCertStore) -> Arc<ClientConfig> {
-    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let mut config = ClientConfig::builder_with_provider(tls::provider())
         .with_safe_default_protocol_versions()
-        .expect("ring speaks the default versions")
+        .expect("it speaks the default versions")
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -16,7 +16,7 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 use prost::Message as _;
 use rustls::{
     ServerConfig,
-    crypto::ring,
+    crypto::aws_lc_rs,
     pki_types::{PrivateKeyDer, pem::PemObject as _},
 };
 use telemetry::{Collector, Counts, Exporter, Program, SampleRatio, Settings, Trace, Tracer};
@@ -141,7 +141,7 @@ async fn spans_go_to_a_collector_over_tls_with_a_token() {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     fs::write(&authority, made.cert.pem()).unwrap();
     let key = PrivateKeyDer::from_pem_slice(made.signing_key.serialize_pem().as_bytes()).unwrap();
-    let server = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let server = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()

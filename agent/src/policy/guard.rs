@@ -18,7 +18,7 @@ use tokio::{
 };
 use tunnel::Body;
 
-use super::{Action, By, DEFAULT, Mode, Permit, Policy, UNCLEAR, Verdict};
+use super::{Action, By, DEFAULT, Mode, Permit, Policy, UNCLEAR, describe};
 use crate::{Failure, Handler, metrics::Metrics, repeats::Repeats, services::Handling};
 
 /// How often the file is looked at. Reading a small file is cheap and, unlike inotify, sees through the symbolic links
@@ -40,6 +40,8 @@ pub struct Guard {
 
 #[derive(Debug)]
 struct InForce {
+    /// Counts versions.
+    version: u64,
     text: String,
     policy: Policy,
     /// One for each rule, then the default, then what is unclear.
@@ -59,7 +61,7 @@ impl Guard {
     pub fn read(file: PathBuf, metrics: Metrics) -> Result<Self, Error> {
         let text = read(&file)?;
         let policy = Policy::parse(&file, &text)?;
-        let current = ArcSwap::from_pointee(InForce::new(text, policy, &metrics));
+        let current = ArcSwap::from_pointee(InForce::new(0, text, policy, &metrics));
         let guard = Self { file, current, changes: watch::Sender::new(()), metrics };
         guard.announce("a policy is in force");
 
@@ -72,19 +74,19 @@ impl Guard {
         (current.policy.mode(), current.policy.rules().len())
     }
 
-    /// Whether a request may pass. Counted, and logged if not.
-    pub fn check<B>(&self, service: &str, request: &Request<B>) -> Result<(), Failure> {
+    /// Whether a request may pass, and by which version of the policy. Counted, and logged if not.
+    pub fn check<B>(&self, service: &str, request: &Request<B>) -> Result<u64, Failure> {
         let current = self.current.load();
         let verdict = current.policy.judge(service, request);
         let seen = &current.seen[current.number(verdict.by)];
         seen.counter.inc();
         if verdict.allowed {
-            return Ok(());
+            return Ok(current.version);
         }
 
-        let enforced = current.policy.mode() == Mode::Enforce;
-        seen.log(service, request, &verdict, enforced);
-        if enforced { Err(refusal(&seen.name, &verdict)) } else { Ok(()) }
+        let (enforced, what) = (current.policy.mode() == Mode::Enforce, describe(service, request));
+        seen.log(service, request, &what, enforced);
+        if enforced { Err(refusal(&seen.name, verdict.by, &what)) } else { Ok(current.version) }
     }
 
     /// Whether what passed an earlier version may go on. Counted and logged only if not.
@@ -97,8 +99,13 @@ impl Guard {
 
         let seen = &current.seen[current.number(verdict.by)];
         seen.counter.inc();
-        seen.log(service, request, &verdict, true);
+        seen.log(service, request, &describe(service, request), true);
         false
+    }
+
+    /// The version in force.
+    pub(super) fn version(&self) -> u64 {
+        self.current.load().version
     }
 
     /// Sees every version that comes into force after this call.
@@ -148,7 +155,7 @@ impl Guard {
     }
 
     fn replace(&self, text: String, policy: Policy) {
-        let next = Arc::new(InForce::new(text, policy, &self.metrics));
+        let next = Arc::new(InForce::new(self.version() + 1, text, policy, &self.metrics));
         let last = self.current.swap(Arc::clone(&next));
         let stays = |seen: &Seen| {
             next.seen.iter().any(|each| (&each.name, each.decision) == (&seen.name, seen.decision))
@@ -170,7 +177,7 @@ impl Guard {
 }
 
 impl InForce {
-    fn new(text: String, policy: Policy, metrics: &Metrics) -> Self {
+    fn new(version: u64, text: String, policy: Policy, metrics: &Metrics) -> Self {
         let refused = match policy.mode() {
             Mode::Enforce => "refused",
             Mode::DryRun => "would-refuse",
@@ -186,7 +193,7 @@ impl InForce {
             repeats: Mutex::default(),
         });
 
-        Self { text, seen: seen.collect(), policy }
+        Self { version, text, seen: seen.collect(), policy }
     }
 
     /// The index of what is counted.
@@ -200,10 +207,10 @@ impl InForce {
 }
 
 impl Seen {
-    fn log<B>(&self, service: &str, request: &Request<B>, verdict: &Verdict, enforced: bool) {
+    fn log<B>(&self, service: &str, request: &Request<B>, what: &str, enforced: bool) {
         let Some(unlogged) = self.repeats.lock().happened(&self.name, Instant::now()) else { return };
         let (rule, id) = (&self.name, request.headers().get(header::REQUEST_ID));
-        let request: String = verdict.what.chars().take(LONGEST).collect();
+        let request: String = what.chars().take(LONGEST).collect();
         let what = if enforced { "refused by the policy" } else { "the policy would refuse this; dry-run" };
         tracing::warn!(service, rule, request, request.id = ?id, unlogged, "{what}");
     }
@@ -217,9 +224,9 @@ struct Guarded {
 
 impl Handler for Guarded {
     fn handle(&self, request: Request<Body>) -> Handling {
-        let permit = Permit::new(&self.guard, &self.service, &request);
         match self.guard.check(self.service.as_str(), &request) {
-            Ok(()) => {
+            Ok(version) => {
+                let permit = Permit::new(&self.guard, version, &self.service, &request);
                 let handling = self.handler.handle(request);
                 Box::pin(async {
                     let mut response = handling.await;
@@ -232,9 +239,8 @@ impl Handler for Guarded {
     }
 }
 
-fn refusal(rule: &str, verdict: &Verdict) -> Failure {
-    let what = &verdict.what;
-    let message = match verdict.by {
+fn refusal(rule: &str, by: By, what: &str) -> Failure {
+    let message = match by {
         By::Rule(_) => {
             format!("the policy of this cluster does not allow this: rule {rule:?} refuses {what}")
         }
@@ -263,4 +269,51 @@ fn read(file: &Path) -> Result<String, Error> {
         };
         Error::whole(file, what)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALLOW: &str = "rules: [{name: all, action: allow, services: ['*']}]";
+
+    fn guard(directory: &Path) -> Arc<Guard> {
+        let file = directory.join("policy.yaml");
+        fs::write(&file, ALLOW).unwrap();
+        Arc::new(Guard::read(file, Metrics::default()).unwrap())
+    }
+
+    fn replace(guard: &Guard, text: &str) {
+        guard.replace(text.to_owned(), Policy::parse(&guard.file, text).unwrap());
+    }
+
+    /// Most answers are complete before anybody waits for their permit to be withdrawn.
+    #[tokio::test]
+    async fn a_version_that_came_before_anybody_waited_is_not_missed() {
+        let directory = tempfile::tempdir().unwrap();
+        let guard = guard(directory.path());
+        let service = ServiceName::KUBERNETES.parse().unwrap();
+        let request = Request::get("/api/v1/pods?watch=1").body(()).unwrap();
+        let version = guard.check("kubernetes", &request).unwrap();
+        let permit = Permit::new(&guard, version, &service, &request);
+        replace(&guard, "rules: []");
+        permit.withdrawn().await;
+        assert!(guard.check("kubernetes", &request).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_version_that_still_allows_withdraws_nothing_and_the_next_may() {
+        let directory = tempfile::tempdir().unwrap();
+        let guard = guard(directory.path());
+        let service = ServiceName::KUBERNETES.parse().unwrap();
+        let request = Request::get("/api/v1/pods?watch=1").body(()).unwrap();
+        let version = guard.check("kubernetes", &request).unwrap();
+        replace(&guard, ALLOW);
+        let mut withdrawn = std::pin::pin!(Permit::new(&guard, version, &service, &request).withdrawn());
+        assert!(tokio::time::timeout(Duration::from_secs(60), &mut withdrawn).await.is_err());
+        replace(&guard, ALLOW);
+        assert!(tokio::time::timeout(Duration::from_secs(60), &mut withdrawn).await.is_err());
+        replace(&guard, "rules: []");
+        withdrawn.await;
+    }
 }

@@ -15,45 +15,95 @@ pub struct Unclear(pub &'static str);
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct Asked<'a> {
     /// As in RBAC: `get`, `list`, …; the lower-case method where the target is a [`Target::Path`].
     pub verb: &'static str,
     /// Of what.
-    pub target: Target,
+    pub target: Target<'a>,
 }
 
 /// Objects, or something beside them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum Target<'a> {
     /// Below `/api/<version>/` or `/apis/<group>/<version>/`.
-    Resource(Resource),
+    Resource(Resource<'a>),
     /// Anything else, decoded: `/version`, `/apis/apps/v1`.
-    Path(String),
+    Path(&'a str),
 }
 
 /// One object, or a collection of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Resource {
+pub struct Resource<'a> {
     /// Empty for the core group.
-    pub group: String,
+    pub group: &'a str,
     /// In the plural: `pods`.
-    pub resource: String,
+    pub resource: &'a str,
     /// `log` in `pods/log`.
-    pub subresource: Option<String>,
+    pub subresource: Option<&'a str>,
     /// None for what has no namespace, and for all namespaces.
-    pub namespace: Option<String>,
+    pub namespace: Option<&'a str>,
     /// None for a collection, and for an object that is created.
-    pub name: Option<String>,
+    pub name: Option<Cow<'a, str>>,
 }
 
-/// Reads a request.
-pub fn read(method: &Method, uri: &Uri) -> Result<Asked, Unclear> {
-    let (segments, slash) = segments(uri.path())?;
-    let parts: Vec<&str> = segments.iter().map(AsRef::as_ref).collect();
+/// A path that all servers read alike, decoded. It has no slash that was not there before.
+#[derive(Debug)]
+pub struct Path<'a>(Cow<'a, str>);
+
+impl<'a> Path<'a> {
+    /// Decodes a request's.
+    pub fn of(uri: &'a Uri) -> Result<Self, Unclear> {
+        let path = uri.path();
+        let Some(rest) = path.strip_prefix('/') else {
+            return Err(Unclear("its path does not begin with a slash"));
+        };
+        let rest = match rest.strip_suffix('/') {
+            Some("") => return Err(EMPTY),
+            Some(rest) => rest,
+            None => rest,
+        };
+        let mut decoded = Cow::Borrowed(path);
+        if !rest.is_empty() {
+            for raw in rest.split('/') {
+                if let Cow::Owned(_) = segment(raw)? {
+                    decoded = Cow::Owned(String::new());
+                }
+            }
+        }
+        if let Cow::Owned(decoded) = &mut decoded {
+            for raw in rest.split('/') {
+                decoded.push('/');
+                decoded.push_str(&segment(raw)?);
+            }
+            decoded.push_str(&path[1 + rest.len()..]);
+        }
+
+        Ok(Self(decoded))
+    }
+
+    /// The segments, and whether a slash comes after the last.
+    fn segments(&self) -> (Vec<&str>, bool) {
+        match self.0.strip_suffix('/').unwrap_or(&self.0) {
+            "" => (Vec::new(), true),
+            path => {
+                let mut segments = Vec::with_capacity(USUAL_SEGMENTS);
+                segments.extend(path.split('/').skip(1));
+                (segments, self.0.ends_with('/'))
+            }
+        }
+    }
+}
+
+/// Of paths that are longer, and rare, more are made room for.
+const USUAL_SEGMENTS: usize = 12;
+
+/// Reads a request, whose path was decoded.
+pub fn read<'a>(method: &Method, decoded: &'a Path<'_>, query: Option<&str>) -> Result<Asked<'a>, Unclear> {
+    let (parts, slash) = decoded.segments();
     let (group, rest) = match parts[..] {
         ["api", _, ref rest @ ..] if !rest.is_empty() => ("", rest),
         ["apis", group, _, ref rest @ ..] if !rest.is_empty() => (group, rest),
-        _ => return path(method, &parts, slash),
+        _ => return path(method, decoded),
     };
 
     let (verb, rest) = match *rest {
@@ -75,22 +125,22 @@ pub fn read(method: &Method, uri: &Uri) -> Result<Asked, Unclear> {
     }
     let name = rest.get(1).copied();
     let (verb, selected) = match (verb, name) {
-        ("get", None) => list_or_watch(uri.query().unwrap_or_default())?,
+        ("get", None) => list_or_watch(query.unwrap_or_default())?,
         ("delete", None) => ("deletecollection", None),
         (verb, _) => (verb, None),
     };
 
     let target = Resource {
-        group: group.to_owned(),
-        resource: rest[0].to_owned(),
-        subresource: subresource.map(str::to_owned),
-        namespace: namespace.map(str::to_owned),
-        name: name.map(str::to_owned).or(selected),
+        group,
+        resource: rest[0],
+        subresource,
+        namespace,
+        name: name.map(Cow::Borrowed).or_else(|| selected.map(Cow::Owned)),
     };
     Ok(Asked { verb, target: Target::Resource(target) })
 }
 
-fn path(method: &Method, parts: &[&str], slash: bool) -> Result<Asked, Unclear> {
+fn path<'a>(method: &Method, decoded: &'a Path<'_>) -> Result<Asked<'a>, Unclear> {
     let verb = match *method {
         Method::GET => "get",
         Method::HEAD => "head",
@@ -101,8 +151,7 @@ fn path(method: &Method, parts: &[&str], slash: bool) -> Result<Asked, Unclear> 
         Method::OPTIONS => "options",
         _ => return Err(METHOD),
     };
-    let slash = if slash && !parts.is_empty() { "/" } else { "" };
-    Ok(Asked { verb, target: Target::Path(format!("/{}{slash}", parts.join("/"))) })
+    Ok(Asked { verb, target: Target::Path(&decoded.0) })
 }
 
 const METHOD: Unclear = Unclear("the Kubernetes API knows no such method");
@@ -118,22 +167,6 @@ fn verb(method: &Method) -> Result<&'static str, Unclear> {
     }
 }
 
-/// The decoded segments, and whether a slash comes after the last.
-fn segments(path: &str) -> Result<(Vec<Cow<'_, str>>, bool), Unclear> {
-    let Some(rest) = path.strip_prefix('/') else {
-        return Err(Unclear("its path does not begin with a slash"));
-    };
-    let (rest, slash) = match rest.strip_suffix('/') {
-        Some(rest) => (rest, true),
-        None => (rest, false),
-    };
-    if rest.is_empty() {
-        return if slash { Err(EMPTY) } else { Ok((Vec::new(), true)) };
-    }
-
-    Ok((rest.split('/').map(segment).collect::<Result<_, _>>()?, slash))
-}
-
 const EMPTY: Unclear = Unclear("its path has an empty segment");
 
 fn segment(raw: &str) -> Result<Cow<'_, str>, Unclear> {
@@ -144,7 +177,7 @@ fn segment(raw: &str) -> Result<Cow<'_, str>, Unclear> {
         matches!(byte, b'/' | b'\\' | b'.' | b'%' | b';' | b'?' | b'#') || byte.is_ascii_control()
     })
     .ok_or(Unclear("its path has a percent-encoding that servers read differently"))?;
-    if matches!(&*decoded, "." | "..") || raw.contains(['\\', ';']) {
+    if matches!(&*decoded, "." | "..") || raw.bytes().any(|byte| matches!(byte, b'\\' | b';')) {
         return Err(Unclear("its path has a segment that servers read differently: '.', '..', '\\' or ';'"));
     }
 
@@ -153,6 +186,9 @@ fn segment(raw: &str) -> Result<Cow<'_, str>, Unclear> {
 
 /// None if an escape is malformed, is of a byte that is `special`, or is of no text.
 fn decode(raw: &str, special: impl Fn(u8) -> bool) -> Option<Cow<'_, str>> {
+    if !raw.as_bytes().contains(&b'%') {
+        return Some(Cow::Borrowed(raw));
+    }
     for escape in raw.split('%').skip(1) {
         let digits = escape.get(..2).filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()))?;
         if special(u8::from_str_radix(digits, 16).ok()?) {
@@ -173,7 +209,7 @@ fn list_or_watch(query: &str) -> Result<(&'static str, Option<String>), Unclear>
             return Err(UNREADABLE);
         }
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let (key, value) = (key.replace('+', " "), value.replace('+', " "));
+        let (key, value) = (spaced(key), spaced(value));
         let key = decode(&key, |_| false).ok_or(UNREADABLE)?;
         let value = decode(&value, |_| false).ok_or(UNREADABLE)?;
         // Of several, the API server takes the first.
@@ -187,6 +223,11 @@ fn list_or_watch(query: &str) -> Result<(&'static str, Option<String>), Unclear>
     let off = |value: &str| value.eq_ignore_ascii_case("false") || value == "0";
     let verb = if watch.is_some_and(|value| !off(&value)) { "watch" } else { "list" };
     Ok((verb, selector.and_then(|selector| selected(&selector))))
+}
+
+/// In queries, `+` is a space.
+fn spaced(text: &str) -> Cow<'_, str> {
+    if text.contains('+') { Cow::Owned(text.replace('+', " ")) } else { Cow::Borrowed(text) }
 }
 
 /// The name that a field selector requires.
@@ -203,7 +244,7 @@ fn selected(selector: &str) -> Option<String> {
     name.map(str::to_owned)
 }
 
-impl fmt::Display for Asked {
+impl fmt::Display for Asked<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.target {
             Target::Path(path) => write!(f, "{} {path}", self.verb),
@@ -212,9 +253,9 @@ impl fmt::Display for Asked {
     }
 }
 
-impl fmt::Display for Resource {
+impl fmt::Display for Resource<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.resource)?;
+        f.write_str(self.resource)?;
         if !self.group.is_empty() {
             write!(f, ".{}", self.group)?;
         }

@@ -63,7 +63,7 @@ impl Rule {
 
     /// A rule that allows is about a request if everything of the request is within it; one that denies, if anything
     /// of the request may be: a list of all namespaces reaches into the one that is denied.
-    pub(super) fn is_about(&self, asked: &Asked, actor: &Actor<'_>) -> bool {
+    pub(super) fn is_about(&self, asked: &Asked<'_>, actor: &Actor<'_>) -> bool {
         let scope = &self.scope;
         let reaching = self.action == Action::Deny;
         within(scope.verbs.as_deref(), |verb| verb == "*" || verb == asked.verb)
@@ -83,7 +83,7 @@ impl Scope {
         }
     }
 
-    fn is_about_resource(&self, verb: &str, asked: &Resource, reaching: bool) -> bool {
+    fn is_about_resource(&self, verb: &str, asked: &Resource<'_>, reaching: bool) -> bool {
         if self.paths.is_some() && !self.names_resources() {
             return false;
         }
@@ -91,7 +91,7 @@ impl Scope {
         let single = asked.name.is_some() && matches!(verb, "get" | "update" | "patch" | "delete");
         within(self.groups.as_deref(), |group| group == "*" || group == asked.group)
             && within(self.resources.as_deref(), |pattern| resource(pattern, asked))
-            && within(self.namespaces.as_deref(), |name| match &asked.namespace {
+            && within(self.namespaces.as_deref(), |name| match asked.namespace {
                 Some(namespace) => name == "*" || name == namespace,
                 None => name == "*" || (reaching && !single),
             })
@@ -125,8 +125,8 @@ fn within(listed: Option<&[String]>, is: impl Fn(&str) -> bool) -> bool {
 
 /// RBAC's notation: `pods` is without its subresources, `pods/log` one of them, `*/scale` that of every resource, `*`
 /// everything. And `pods/*`, which admission webhooks know, for all subresources of one.
-fn resource(pattern: &str, asked: &Resource) -> bool {
-    match (pattern.split_once('/'), &asked.subresource) {
+fn resource(pattern: &str, asked: &Resource<'_>) -> bool {
+    match (pattern.split_once('/'), asked.subresource) {
         _ if pattern == "*" => true,
         (None, None) => pattern == asked.resource,
         (Some((resource, sub)), Some(subresource)) => {

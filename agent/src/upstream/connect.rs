@@ -13,7 +13,6 @@ use tokio::{
     net::{TcpStream, lookup_host},
     time::{Instant, timeout, timeout_at},
 };
-use tokio_rustls::TlsConnector;
 
 use super::{
     Endpoint, Scheme, TlsSource, UpstreamError,
@@ -66,7 +65,7 @@ impl Connector {
         Ok(pool.lend(generation, connection))
     }
 
-    pub(crate) async fn tls(&self) -> Result<(TlsConnector, ServerName<'static>), UpstreamError> {
+    pub(crate) async fn tls(&self) -> Result<(tls::Connector, ServerName<'static>), UpstreamError> {
         let host = self.endpoint.host();
         let failed = |cause| UpstreamError::TlsSetup { host: host.to_owned(), cause };
         let name = match self.tls.server_name() {

@@ -21,7 +21,7 @@ use rustls::{
         WantsClientCert,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
-    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
+    crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _},
 };
 use secrecy::{ExposeSecret as _, SecretSlice};
@@ -215,7 +215,7 @@ impl Pem {
 }
 
 fn build(options: &TlsOptions, material: &Material) -> Result<Arc<ClientConfig>, TlsError> {
-    let provider = Arc::new(ring::default_provider());
+    let provider = tls::provider();
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(TlsError::Provider)?;

@@ -5,7 +5,6 @@ use std::{fmt, io};
 use router::{BoxFuture, Replica};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tunnel::{Settings, Tunnel, direct};
 
 use super::{
@@ -27,7 +26,7 @@ pub struct Network {
 #[derive(Clone)]
 pub struct Tls {
     /// Shows our certificate, and trusts who the fleet's authority signed.
-    pub connector: TlsConnector,
+    pub connector: tls::Connector,
     /// The name in the certificates of all replicas, if not the host of each one's address.
     pub server_name: Option<ServerName<'static>>,
 }
@@ -49,7 +48,7 @@ impl Dial for Network {
 }
 
 impl Tls {
-    async fn handshake(self, url: &PeerUrl) -> Result<tokio_rustls::client::TlsStream<TcpStream>, Trouble> {
+    async fn handshake(self, url: &PeerUrl) -> Result<tls::Stream<TcpStream>, Trouble> {
         let name = match self.server_name {
             Some(name) => name,
             None => ServerName::try_from(url.host.clone()).map_err(|_| {

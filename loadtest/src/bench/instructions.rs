@@ -58,7 +58,12 @@ pub(super) async fn run(
     let Some(before) = before else { return Ok(()) };
     crate::say(&measured.against(before))?;
     let more = measured.grown(before);
-    ensure!(more.is_empty(), "more than {MAX_GROWTH} % more instructions than before: {}", more.join(", "));
+    ensure!(
+        more.is_empty(),
+        "more than {MAX_GROWTH} % more instructions than before: {}. Find out what takes them, or, if it is worth it, write \
+         the new figures down with the reason (docs/performance.md)",
+        more.join(", ")
+    );
     Ok(())
 }
 

@@ -103,7 +103,7 @@ fn used(microseconds: f64) -> String {
 }
 
 /// The middle one, or the mean of the two in the middle.
-pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<_> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

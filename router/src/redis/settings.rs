@@ -139,7 +139,7 @@ impl Settings {
             return Ok(None);
         };
         // The library takes the provider of the process. Fails if there is one already, which is good too.
-        _ = rustls::crypto::ring::default_provider().install_default();
+        _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let root_cert = tls.ca_certificate_file.as_deref().map(read).transpose()?;
         let client_tls = match &tls.pair {
             Some((chain, key)) => Some(ClientTlsConfig { client_cert: read(chain)?, client_key: read(key)? }),

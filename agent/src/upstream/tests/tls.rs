@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::{
     RootCertStore, ServerConfig,
-    crypto::ring,
+    crypto::aws_lc_rs,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
     server::WebPkiClientVerifier,
 };
@@ -61,7 +61,7 @@ fn settings(options: TlsOptions) -> Settings {
 
 /// Answers over TLS; with `clients`, only who shows a certificate of that authority.
 async fn server((certificate, key): (String, String), clients: Option<&Authority>) -> Server {
-    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let builder = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap();
     let builder = match clients {
@@ -69,7 +69,7 @@ async fn server((certificate, key): (String, String), clients: Option<&Authority
         Some(authority) => {
             let mut roots = RootCertStore::empty();
             roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap()).unwrap();
-            let provider = Arc::new(ring::default_provider());
+            let provider = Arc::new(aws_lc_rs::default_provider());
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
             builder.with_client_cert_verifier(verifier.build().unwrap())
         }
