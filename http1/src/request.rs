@@ -222,3 +222,159 @@ impl Said {
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { bytes: 1000, fields: 100 };
+
+    fn read(text: &str) -> Result<Head, String> {
+        let mut received = BytesMut::from(text);
+        let head = take(&mut received, &mut 0, LIMITS, &mut HeaderMap::new());
+        head.map_err(|refused| refused.to_string())?.ok_or_else(|| "not whole".to_owned())
+    }
+
+    #[test]
+    fn a_request_says_what_follows_its_head() {
+        use Length::{Chunked, Exactly};
+
+        for (fields, length, persistent, expects, trailers) in [
+            ("", Exactly(0), true, false, false),
+            ("Content-Length: 5\r\n", Exactly(5), true, false, false),
+            ("Content-Length: 5\r\ncontent-length: 5\r\n", Exactly(5), true, false, false),
+            (
+                "Content-Length: 9999999999999999999\r\n",
+                Exactly(9_999_999_999_999_999_999),
+                true,
+                false,
+                false,
+            ),
+            ("Transfer-Encoding: Chunked\r\n", Chunked, true, false, false),
+            ("Connection: x, CLOSE\r\n", Exactly(0), false, false, false),
+            ("Connection: close\r\nConnection: keep-alive\r\n", Exactly(0), false, false, false),
+            ("Content-Length: 1\r\nExpect: 100-Continue\r\n", Exactly(1), true, true, false),
+            ("Expect: 100-continue\r\n", Exactly(0), true, false, false),
+            ("Content-Length: 1\r\nExpect: tea\r\n", Exactly(1), true, false, false),
+            ("TE: gzip, Trailers\r\n", Exactly(0), true, false, true),
+        ] {
+            let head = read(&format!("POST /a?b HTTP/1.1\r\nHost: kas\r\n{fields}\r\n")).unwrap();
+            let said = (head.length, head.persistent, head.expects, head.trailers);
+            assert_eq!(said, (length, persistent, expects, trailers), "{fields}");
+            assert_eq!(head.request.uri(), "/a?b");
+            assert!(head.request.headers().get_all("content-length").iter().count() <= 1);
+        }
+        let old = |fields| read(&format!("GET / HTTP/1.0\r\n{fields}\r\n")).unwrap();
+        assert!(!old("").persistent && old("Connection: Keep-Alive\r\n").persistent);
+        assert!(!old("Content-Length: 1\r\nExpect: 100-continue\r\n").expects);
+        for target in ["*", "/", "/a%2fb//c?x=%20", "http://other/x", "kas:443"] {
+            let head = read(&format!("OPTIONS {target} HTTP/1.1\r\nHost:\r\nX: \u{e9}\r\n\r\n")).unwrap();
+            assert_eq!(head.request.uri().to_string().trim_end_matches('/'), target.trim_end_matches('/'));
+        }
+    }
+
+    /// Request smuggling: each of these is one request to some servers, and two to others.
+    #[test]
+    fn what_is_ambiguous_is_refused() {
+        for (fields, expected) in [
+            ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "both"),
+            ("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", "both"),
+            ("Content-Length: 5\r\nContent-Length: 6\r\n", "several"),
+            ("Content-Length: 5, 5\r\n", "no number"),
+            ("Content-Length: +5\r\n", "no number"),
+            ("Content-Length: -5\r\n", "no number"),
+            ("Content-Length: 0x5\r\n", "no number"),
+            ("Content-Length: 5 6\r\n", "no number"),
+            ("Content-Length:\r\n", "no number"),
+            ("Content-Length: 18446744073709551616\r\n", "no number"),
+            ("Content-Length: 00000000000000000005\r\n", "no number"),
+            ("Transfer-Encoding: gzip, chunked\r\n", "only be chunked"),
+            ("Transfer-Encoding: chunked, identity\r\n", "only be chunked"),
+            ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", "only be chunked"),
+            ("Transfer-Encoding: identity\r\n", "only be chunked"),
+            ("Transfer-Encoding: xchunked\r\n", "only be chunked"),
+            ("Transfer-Encoding: \"chunked\"\r\n", "only be chunked"),
+            ("Transfer-Encoding: chunked;q=1\r\n", "only be chunked"),
+            ("Transfer-Encoding:\r\n", "only be chunked"),
+            ("Transfer-Encoding:\u{b}chunked\r\n", "forbidden"),
+            ("Transfer-Encoding : chunked\r\n", "forbidden"),
+            ("Transfer-Encoding\t: chunked\r\n", "forbidden"),
+            ("Transfer-Encoding:\r\n chunked\r\n", "forbidden"),
+            (" Transfer-Encoding: chunked\r\n", "forbidden"),
+            ("A: b\rTransfer-Encoding: chunked\r\n", "forbidden"),
+            ("A: b\nTransfer-Encoding: chunked\r\n", "carriage return"),
+            ("A: b\0\r\n", "forbidden"),
+            ("A: b\u{7f}\r\n", "forbidden"),
+            ("A\r\n", "forbidden"),
+            (": b\r\n", "forbidden"),
+            ("A(: b\r\n", "forbidden"),
+        ] {
+            let refused = read(&format!("POST / HTTP/1.1\r\nHost: kas\r\n{fields}\r\n")).unwrap_err();
+            assert!(refused.contains(expected), "{fields}: {refused}");
+        }
+        for (text, expected) in [
+            ("GET / HTTP/1.1\r\n\r\n", "no Host"),
+            ("GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", "HTTP/1.0"),
+            ("GET / HTTP/1.1\nHost: kas\n\n", "carriage return"),
+            ("\nGET / HTTP/1.1\r\nHost: kas\r\n\r\n", "does not begin"),
+            (" GET / HTTP/1.1\r\nHost: kas\r\n\r\n", "does not begin"),
+            ("\u{16}\u{3}\u{1}", "does not begin"),
+            ("GET / HTTP/1.2\r\nHost: kas\r\n\r\n", "version"),
+            ("GET / http/1.1\r\nHost: kas\r\n\r\n", "version"),
+            ("GET /\r\nHost: kas\r\n\r\n", "forbidden"),
+            ("GET  / HTTP/1.1\r\nHost: kas\r\n\r\n", "forbidden"),
+            ("GET / HTTP/1.1 \r\nHost: kas\r\n\r\n", "forbidden"),
+            ("G(T / HTTP/1.1\r\nHost: kas\r\n\r\n", "forbidden"),
+            ("GET http:// HTTP/1.1\r\nHost: kas\r\n\r\n", "target"),
+            ("\rGET / HTTP/1.1\r\nHost: kas\r\n\r\n", "forbidden"),
+        ] {
+            let refused = read(text).unwrap_err();
+            assert!(refused.contains(expected), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_head_may_come_byte_by_byte_and_what_follows_stays() {
+        let text = b"\r\n\r\nGET / HTTP/1.1\r\nHost: kas\r\nA: b\r\nA: c\r\n\r\n\r\nbody";
+        let (mut received, mut seen, mut taken) = (BytesMut::new(), 0, None);
+        for (index, byte) in text.iter().enumerate() {
+            received.extend_from_slice(&[*byte]);
+            if taken.is_none() {
+                taken = take(&mut received, &mut seen, LIMITS, &mut HeaderMap::new()).unwrap();
+                assert_eq!(taken.is_some(), index + 1 == text.len() - "\r\nbody".len());
+            }
+        }
+        let head = taken.unwrap();
+        assert_eq!(head.request.headers().get_all("a").iter().collect::<Vec<_>>(), ["b", "c"]);
+        assert_eq!((&received[..], seen), (&b"\r\nbody"[..], 0));
+    }
+
+    #[test]
+    fn a_head_has_so_many_bytes_and_fields_and_no_more() {
+        let with = |limits: Limits, text: &str| {
+            let taken = take(&mut BytesMut::from(text), &mut 0, limits, &mut HeaderMap::new());
+            taken.map(|head| head.map(|head| head.request.headers().len()))
+        };
+        let sized = |bytes: usize| {
+            let start = "GET / HTTP/1.1\r\nHost: kas\r\nA: ";
+            format!("{start}{}\r\n\r\n", "b".repeat(bytes - start.len() - 4))
+        };
+        assert_eq!(with(LIMITS, &sized(1000)), Ok(Some(2)));
+        assert!(matches!(with(LIMITS, &sized(1001)), Err(Refused::TooLarge(_))));
+        // Before its end is there.
+        assert!(matches!(with(LIMITS, &sized(1100)[..1001]), Err(Refused::TooLarge(_))));
+
+        let many =
+            |fields: usize| format!("GET / HTTP/1.1\r\nHost: kas\r\n{}\r\n", "A: b\r\n".repeat(fields - 1));
+        for (limit, fields, fits) in
+            [(100, 100, true), (100, 101, false), (300, 300, true), (300, 301, false)]
+        {
+            let limits = Limits { bytes: 1 << 20, fields: limit };
+            assert_eq!(with(limits, &many(fields)).is_ok(), fits, "{fields} of {limit}");
+        }
+        let target = |length: usize| format!("GET /{} HTTP/1.1\r\nHost: kas\r\n\r\n", "x".repeat(length - 1));
+        let limits = Limits { bytes: 1 << 20, fields: 100 };
+        assert!(with(limits, &target(MAX_TARGET)).is_ok());
+        assert!(matches!(with(limits, &target(MAX_TARGET + 1)), Err(Refused::TooLarge(_))));
+    }
+}

@@ -125,4 +125,148 @@ fn length(status: StatusCode, headers: &HeaderMap, body: &impl Body, asked: &Ask
 }
 
 #[cfg(test)]
-mod tests {}
+mod tests {
+    use bytes::Bytes;
+    use http::Response;
+    use http_body_util::{BodyExt as _, Empty, Full, combinators::UnsyncBoxBody};
+
+    use super::*;
+
+    type AnyBody = UnsyncBoxBody<Bytes, std::convert::Infallible>;
+
+    fn none() -> AnyBody {
+        Empty::new().boxed_unsync()
+    }
+
+    fn known() -> AnyBody {
+        Full::new(Bytes::from_static(b"hello")).boxed_unsync()
+    }
+
+    fn unknown() -> AnyBody {
+        Unknown.boxed_unsync()
+    }
+
+    /// Does not say how long it is.
+    struct Unknown;
+
+    impl Body for Unknown {
+        type Data = Bytes;
+        type Error = std::convert::Infallible;
+
+        fn poll_frame(
+            self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+            std::task::Poll::Ready(None)
+        }
+    }
+
+    /// The head without its first and last line, and how it goes on.
+    fn written(
+        asked: (&str, Version),
+        status: u16,
+        fields: &[(&str, &str)],
+        body: AnyBody,
+    ) -> (String, Option<Length>, bool) {
+        let mut response = Response::builder().status(status);
+        for (name, value) in fields {
+            response = response.header(*name, *value);
+        }
+        let (head, ()) = response.body(()).unwrap().into_parts();
+        let (method, version) = (asked.0.parse().unwrap(), asked.1);
+        let asked = Asked { method, version, persistent: version == Version::HTTP_11, trailers: false };
+        let mut out = BytesMut::new();
+        let written = write(&head, &body, &asked, b"now", &mut out);
+        let text = String::from_utf8(out.to_vec()).unwrap();
+        let fields = text.split_once("\r\n").unwrap().1.strip_suffix("date: now\r\n\r\n").unwrap();
+        (fields.replace("\r\n", ";"), written.body, written.persistent)
+    }
+
+    #[test]
+    fn an_answer_is_framed_as_its_reader_understands_it() {
+        use Length::{Chunked, Exactly, UntilClosed};
+
+        let (get, head, old) =
+            (("GET", Version::HTTP_11), ("HEAD", Version::HTTP_11), ("GET", Version::HTTP_10));
+        let said = &[("content-length", "5")][..];
+        for (asked, status, fields, body, expected) in [
+            (get, 200, &[][..], none(), ("content-length: 0;", Some(Exactly(0)), true)),
+            (get, 200, &[], known(), ("content-length: 5;", Some(Exactly(5)), true)),
+            (get, 200, &[], unknown(), ("transfer-encoding: chunked;", Some(Chunked), true)),
+            (get, 200, said, unknown(), ("content-length: 5;", Some(Exactly(5)), true)),
+            // It will be found out, and the connection broken.
+            (get, 200, said, none(), ("content-length: 5;", Some(Exactly(5)), true)),
+            (
+                get,
+                200,
+                &[("content-length", "5x")],
+                unknown(),
+                ("transfer-encoding: chunked;", Some(Chunked), true),
+            ),
+            (
+                get,
+                200,
+                &[("transfer-encoding", "gzip"), ("connection", "x")],
+                known(),
+                ("content-length: 5;", Some(Exactly(5)), true),
+            ),
+            (old, 200, &[], unknown(), ("", Some(UntilClosed), false)),
+            (old, 200, &[], known(), ("content-length: 5;", Some(Exactly(5)), false)),
+            (head, 200, said, none(), ("content-length: 5;", None, true)),
+            (head, 200, &[], none(), ("", None, true)),
+            (head, 200, &[], unknown(), ("", None, true)),
+            (get, 204, &[("content-length", "0")], none(), ("", None, true)),
+            (get, 304, said, unknown(), ("", None, true)),
+            (
+                get,
+                101,
+                &[("connection", "upgrade"), ("upgrade", "x")],
+                none(),
+                ("connection: upgrade;upgrade: x;", None, false),
+            ),
+            (get, 200, &[("trailer", "a")], known(), ("content-length: 5;", Some(Exactly(5)), true)),
+            (
+                get,
+                200,
+                &[("trailer", "a")],
+                unknown(),
+                ("trailer: a;transfer-encoding: chunked;", Some(Chunked), true),
+            ),
+        ] {
+            let (text, length, persistent) = written(asked, status, fields, body);
+            assert_eq!((text.as_str(), length, persistent), expected, "{asked:?} {status} {fields:?}");
+        }
+    }
+
+    #[test]
+    fn a_head_begins_with_what_happened() {
+        for (version, status, expected) in [
+            (Version::HTTP_11, 200, "HTTP/1.1 200 OK\r\n"),
+            (Version::HTTP_10, 404, "HTTP/1.0 404 Not Found\r\n"),
+            (Version::HTTP_11, 299, "HTTP/1.1 299 \r\n"),
+            // The caller would wait for another.
+            (Version::HTTP_11, 103, "HTTP/1.1 502 Bad Gateway\r\n"),
+        ] {
+            let (head, ()) = Response::builder().status(status).body(()).unwrap().into_parts();
+            let asked = Asked { method: Method::GET, version, persistent: true, trailers: false };
+            let mut out = BytesMut::new();
+            write(&head, &none(), &asked, b"now", &mut out);
+            assert!(out.starts_with(expected.as_bytes()), "{out:?}");
+        }
+    }
+
+    #[test]
+    fn trailers_are_announced_and_wanted() {
+        let (head, ()) = Response::builder()
+            .header("trailer", "a, B")
+            .header("trailer", "c")
+            .body(())
+            .unwrap()
+            .into_parts();
+        for (trailers, expected) in [(true, &["a", "b", "c"][..]), (false, &[])] {
+            let asked = Asked { method: Method::GET, version: Version::HTTP_11, persistent: true, trailers };
+            let written = write(&head, &unknown(), &asked, b"now", &mut BytesMut::new());
+            assert_eq!(written.trailers, expected);
+        }
+    }
+}

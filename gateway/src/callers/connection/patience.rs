@@ -81,7 +81,7 @@ mod tests {
         let leaving = CancellationToken::new();
         let mut patience = Patience::new(&leaving, Duration::from_secs(5));
         let started = Instant::now();
-        tokio::time::sleep(Duration::from_secs(7)).await;
+        sleep(Duration::from_secs(7)).await;
         patience.begin(Duration::from_secs(5));
         assert_eq!(poll_fn(|cx| patience.poll(cx)).await, Tired::Late);
         assert_eq!(started.elapsed().as_secs(), 12);
