@@ -167,7 +167,97 @@ fn wrong(how: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::VecDeque, future::poll_fn};
+
+    use tokio::io::{AsyncReadExt as _, DuplexStream, duplex};
+
     use super::*;
+
+    /// Frames that are there now, and then a wait for ever if it has no end.
+    struct Frames(VecDeque<Result<Frame<Bytes>, &'static str>>, bool);
+
+    impl Body for Frames {
+        type Data = Bytes;
+        type Error = &'static str;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, &'static str>>> {
+            match self.0.pop_front() {
+                None if !self.1 => Poll::Pending,
+                frame => Poll::Ready(frame),
+            }
+        }
+    }
+
+    fn data(text: &'static str) -> Result<Frame<Bytes>, &'static str> {
+        Ok(Frame::data(Bytes::from_static(text.as_bytes())))
+    }
+
+    /// What is written, and what becomes of it; `None` if the body has not ended.
+    async fn sent(
+        frames: Vec<Result<Frame<Bytes>, &'static str>>,
+        ends: bool,
+        length: Length,
+    ) -> (String, Option<Result<(), String>>) {
+        let (mut near, mut far): (DuplexStream, DuplexStream) = duplex(4096);
+        let mut queue = Queue::default();
+        queue.text(|text| text.put_slice(b"HEAD "));
+        let announced = vec![HeaderName::from_static("a")];
+        let mut outgoing = Outgoing::new(queue, Some((Frames(frames.into(), ends), length)), announced);
+        let polled = poll_fn(|cx| Poll::Ready(outgoing.poll(cx, &mut near))).await;
+        drop(near);
+        let mut text = String::new();
+        far.read_to_string(&mut text).await.unwrap();
+        let end = match polled {
+            Poll::Ready(end) => Some(end.map_err(|error| error.to_string())),
+            Poll::Pending => None,
+        };
+        (text, end)
+    }
+
+    #[tokio::test]
+    async fn a_body_follows_its_head_as_it_comes() {
+        let all = || vec![data("one"), data(""), data("two")];
+        for (length, ends, expected) in [
+            (Length::Exactly(6), true, "HEAD onetwo"),
+            // Its end need not be awaited.
+            (Length::Exactly(6), false, "HEAD onetwo"),
+            (Length::Chunked, true, "HEAD 3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"),
+            (Length::UntilClosed, true, "HEAD onetwo"),
+        ] {
+            assert_eq!(sent(all(), ends, length).await, (expected.to_owned(), Some(Ok(()))), "{length:?}");
+        }
+        // What is there is not held back.
+        assert_eq!(sent(all(), false, Length::UntilClosed).await, ("HEAD onetwo".to_owned(), None));
+        assert_eq!(sent(vec![], false, Length::Chunked).await, ("HEAD ".to_owned(), None));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_not_what_was_said_has_no_clean_end() {
+        let failed = Some(Err("the disk is gone".to_owned()));
+        let broken = || vec![data("half"), Err("the disk is gone")];
+        assert_eq!(
+            sent(broken(), true, Length::Chunked).await,
+            ("HEAD 4\r\nhalf\r\n".to_owned(), failed.clone())
+        );
+        assert_eq!(sent(broken(), true, Length::Exactly(9)).await, ("HEAD half".to_owned(), failed));
+        for (length, how) in [(3, "more"), (5, "fewer")] {
+            let (text, end) = sent(vec![data("half")], true, Length::Exactly(length)).await;
+            assert!(text.starts_with("HEAD") && !text.contains("half") || length == 5, "{text}");
+            assert!(end.unwrap().unwrap_err().contains(how));
+        }
+    }
+
+    #[tokio::test]
+    async fn trailers_follow_chunks_if_they_were_announced() {
+        let trailers =
+            [("a", "1"), ("b", "2")].map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        let trailers = || Ok(Frame::trailers(HeaderMap::from_iter(trailers.clone())));
+        let (text, end) = sent(vec![data("x"), trailers()], true, Length::Chunked).await;
+        assert_eq!((text.as_str(), end), ("HEAD 1\r\nx\r\n0\r\na: 1\r\n\r\n", Some(Ok(()))));
+    }
 
     #[test]
     fn a_chunks_size_is_hexadecimal() {
