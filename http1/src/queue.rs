@@ -131,11 +131,12 @@ impl Queue {
             }
             self.data.pop_front();
         }
-        self.text.advance(written);
         self.behind -= written;
-        if self.text.is_empty() {
-            // So that its room is used again from the start.
+        if self.behind == 0 {
+            // And its room is used again, from the start.
             self.text.clear();
+        } else {
+            self.text.advance(written);
         }
     }
 }

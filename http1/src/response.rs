@@ -2,7 +2,7 @@
 
 use bytes::{BufMut as _, BytesMut};
 use http::{
-    HeaderMap, HeaderName, Method, StatusCode, Version,
+    HeaderName, Method, StatusCode, Version,
     header::{CONNECTION, CONTENT_LENGTH, DATE, TRAILER, TRANSFER_ENCODING},
     response::Parts,
 };
@@ -43,26 +43,35 @@ pub fn write(head: &Parts, body: &impl Body, asked: &Asked, date: &[u8], out: &m
         status if status.is_informational() => StatusCode::BAD_GATEWAY,
         status => status,
     };
-    let length = length(status, headers, body, asked);
-    let bodyless = is_bodyless(status) || asked.method == Method::HEAD;
-    let chunked = length == Some(Length::Chunked) && !bodyless;
-    let persistent = asked.persistent
-        && status != StatusCode::SWITCHING_PROTOCOLS
-        && (bodyless || length != Some(Length::UntilClosed));
-
-    out.reserve(fields::size(headers) + 192);
+    out.reserve(64 * headers.len() + 192);
     write_status(status, asked.version, out);
-    let mut dated = false;
+    let (mut dated, mut trailing, mut sized) = (false, false, false);
     for (name, value) in headers {
         match *name {
             // Said below, as it is.
-            CONTENT_LENGTH | TRANSFER_ENCODING => continue,
-            CONNECTION if status != StatusCode::SWITCHING_PROTOCOLS => continue,
-            TRAILER if !chunked => continue,
-            DATE => dated = true,
-            _ => {}
+            CONTENT_LENGTH => sized = true,
+            TRAILER => trailing = true,
+            TRANSFER_ENCODING => {}
+            CONNECTION if status != StatusCode::SWITCHING_PROTOCOLS => {}
+            _ => {
+                dated |= *name == DATE;
+                fields::write(name, value, out);
+            }
         }
-        fields::write(name, value, out);
+    }
+    // One that is none is not passed on: two readers would disagree where the answer ends.
+    let said = if sized { fields::content_length(headers).unwrap_or_default() } else { None };
+    let length = length(status, said, body, asked);
+    let bodyless = is_bodyless(status) || asked.method == Method::HEAD;
+    let persistent = asked.persistent
+        && status != StatusCode::SWITCHING_PROTOCOLS
+        && (bodyless || length != Some(Length::UntilClosed));
+    let mut trailers = Vec::new();
+    if trailing && length == Some(Length::Chunked) {
+        headers.get_all(TRAILER).iter().for_each(|value| fields::write(&TRAILER, value, out));
+        if asked.trailers {
+            trailers = fields::announced(headers);
+        }
     }
     match length {
         Some(Length::Exactly(length)) => {
@@ -70,7 +79,7 @@ pub fn write(head: &Parts, body: &impl Body, asked: &Asked, date: &[u8], out: &m
             out.put_slice(itoa::Buffer::new().format(length).as_bytes());
             out.put_slice(b"\r\n");
         }
-        Some(Length::Chunked) if chunked => out.put_slice(b"transfer-encoding: chunked\r\n"),
+        Some(Length::Chunked) => out.put_slice(b"transfer-encoding: chunked\r\n"),
         _ => {}
     }
     match (persistent, asked.version) {
@@ -86,7 +95,6 @@ pub fn write(head: &Parts, body: &impl Body, asked: &Asked, date: &[u8], out: &m
     }
     out.put_slice(b"\r\n");
 
-    let trailers = if chunked && asked.trailers { fields::announced(headers) } else { Vec::new() };
     Written { body: length.filter(|_| !bodyless), persistent, trailers }
 }
 
@@ -104,12 +112,10 @@ fn is_bodyless(status: StatusCode) -> bool {
 }
 
 /// How long the body is, or would be, were it not for [`Method::HEAD`]. `None`: that is not said.
-fn length(status: StatusCode, headers: &HeaderMap, body: &impl Body, asked: &Asked) -> Option<Length> {
+fn length(status: StatusCode, said: Option<u64>, body: &impl Body, asked: &Asked) -> Option<Length> {
     if is_bodyless(status) {
         return None;
     }
-    // One that is none is not passed on: two readers would disagree where the answer ends.
-    let said = fields::content_length(headers).unwrap_or_default();
     let known = match body.is_end_stream() {
         // A body that was left out has no length of its own.
         true if asked.method == Method::HEAD => None,

@@ -74,6 +74,7 @@ pub(super) enum Served {
     Http2(Rewound),
 }
 
+#[expect(clippy::large_enum_variant, reason = "mostly it is the largest, and no box is worth its price")]
 enum Next {
     Request(Head),
     Refused(Refused),
