@@ -1,4 +1,5 @@
 //! HTTP/1.1 of callers, byte by byte (RFC 9112).
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{sync::Arc, time::Duration};
 
