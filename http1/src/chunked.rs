@@ -128,7 +128,8 @@ impl Chunked {
             [] | [b'\r'] => return Ok(false),
             _ => {}
         }
-        let end = fields::end(received, 0);
+        let end = fields::strict_end(received, 0)
+            .map_err(|_| Error::Malformed("a line of its trailers ends without a carriage return"))?;
         if end.unwrap_or(received.len()) > MAX_TRAILERS {
             return Err(Error::Malformed("its trailers are too large"));
         }
@@ -204,6 +205,9 @@ mod tests {
             b"5\r\nhello!\r\n",
             b"5\r\nhello\n0\r\n\r\n",
             b"0\r\nA B: c\r\n\r\n",
+            b"0\r\nA: b\n\r\n",
+            b"0\r\nA: b\n\n",
+            b"0\r\n\n",
         ] {
             read(text, text.len()).unwrap_err();
             read(text, 1).unwrap_err();

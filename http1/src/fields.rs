@@ -5,7 +5,7 @@ use http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{CONTENT_LENGTH, TRAILER},
 };
-use memchr::memchr;
+use memchr::{memchr, memchr_iter};
 
 use crate::Error;
 
@@ -22,6 +22,22 @@ pub fn end(bytes: &[u8], seen: usize) -> Option<usize> {
         }
     }
     None
+}
+
+/// A line that ends with a line feed alone. Some take it for the end of a line, and some do not (RFC 9112 section 2.2): nobody
+/// sends one to a server without a reason.
+#[derive(Debug)]
+pub(crate) struct BareLineFeed;
+
+/// The same, of lines that end as they should.
+pub(crate) fn strict_end(bytes: &[u8], seen: usize) -> Result<Option<usize>, BareLineFeed> {
+    for found in memchr_iter(b'\n', &bytes[seen..]) {
+        let line = bytes[..seen + found].strip_suffix(b"\r").ok_or(BareLineFeed)?;
+        if line.ends_with(b"\r\n") {
+            return Ok(Some(seen + found + 1));
+        }
+    }
+    Ok(None)
 }
 
 /// The fields of a section as a map; their values share the section's bytes.

@@ -7,7 +7,6 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version,
     header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING},
 };
-use memchr::memchr_iter;
 
 use crate::{
     Length,
@@ -75,7 +74,9 @@ pub fn take(
     if received.first().is_some_and(|first| !first.is_ascii_graphic() && *first != b'\r') {
         return Err(Refused::Malformed("the connection does not begin with a request of HTTP/1.1"));
     }
-    let end = end(received, *seen)?;
+    let end = fields::strict_end(received, *seen);
+    let end =
+        end.map_err(|_| Refused::Malformed("a line of the request's head ends without a carriage return"))?;
     if end.unwrap_or(received.len()) > limits.bytes {
         return Err(Refused::TooLarge("the request's line and header fields are too large"));
     }
@@ -93,21 +94,6 @@ pub fn take(
         parsed => parsed,
     }
     .map(Some)
-}
-
-/// Where a head ends. Some take a bare line feed for the end of a line, and some do not (RFC 9112 section 2.2): nobody sends one
-/// without a reason.
-fn end(bytes: &[u8], seen: usize) -> Result<Option<usize>, Refused> {
-    for found in memchr_iter(b'\n', &bytes[seen..]) {
-        let line = &bytes[..seen + found];
-        let Some(line) = line.strip_suffix(b"\r") else {
-            return Err(Refused::Malformed("a line of the request's head ends without a carriage return"));
-        };
-        if line.ends_with(b"\r\n") {
-            return Ok(Some(seen + found + 1));
-        }
-    }
-    Ok(None)
 }
 
 fn parse<'a>(
