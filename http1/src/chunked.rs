@@ -104,7 +104,8 @@ impl Chunked {
         let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
         let malformed = Error::Malformed("a chunk's size is no number");
         let rest = &line[digits..];
-        let well_formed = rest.ends_with(b"\r\n") && matches!(rest[0], b'\r' | b';' | b' ' | b'\t');
+        let blanks = rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+        let well_formed = rest.ends_with(b"\r\n") && matches!(rest[blanks], b'\r' | b';');
         if !(1..=15).contains(&digits) || !well_formed || rest[..rest.len() - 2].contains(&b'\r') {
             return Err(malformed);
         }
@@ -201,6 +202,8 @@ mod tests {
             b"5\nhello",
             b"5\r\r\nhello",
             b"5x\r\n",
+            b"5 x\r\n",
+            b"5 5\r\n",
             b"1000000000000000\r\n",
             b"5\r\nhello!\r\n",
             b"5\r\nhello\n0\r\n\r\n",
