@@ -1,5 +1,5 @@
-//! What a server near the agent answers, whatever it is: agentk's reader of HTTP/1.1. Its source files are included: the crate
-//! does not export them.
+//! What a server near the agent answers, whatever it is: agentk's reader of HTTP/1.1. Its source file of heads is included: the
+//! crate does not export it.
 //!
 //! Input: a byte that says how the rest is cut into reads, then what the server says.
 //!
@@ -11,23 +11,13 @@
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method};
 use http_body_util::BodyExt as _;
+use http1::{Decoder, Error};
 use libfuzzer_sys::fuzz_target;
 use tokio::io::AsyncWriteExt as _;
 
-#[path = "../../agent/src/upstream/http1/chunked.rs"]
-mod chunked;
 #[allow(dead_code, reason = "it writes requests, too")]
 #[path = "../../agent/src/upstream/http1/head.rs"]
 mod head;
-
-use head::Length;
-
-/// As much of the module's error as these files use.
-#[derive(Debug, thiserror::Error)]
-enum Error {
-    #[error("{0}")]
-    Malformed(&'static str),
-}
 
 #[derive(Debug, Default, PartialEq)]
 struct Read {
@@ -60,7 +50,7 @@ fuzz_target!(|input: &[u8]| {
 
 fn read(said: &[u8], step: usize) -> Result<Read, Error> {
     let (mut received, mut seen, mut read) = (BytesMut::new(), 0, Read::default());
-    let mut body: Option<Body> = None;
+    let mut body: Option<Decoder> = None;
     for part in said.chunks(step) {
         received.extend_from_slice(part);
         if body.is_none()
@@ -68,50 +58,20 @@ fn read(said: &[u8], step: usize) -> Result<Read, Error> {
         {
             read.status = head.parts.status.as_u16();
             read.headers = head.parts.headers;
-            body = Some(match head.length {
-                Length::Exactly(length) => Body::Plain(length),
-                Length::Chunked => Body::Chunked(chunked::Chunked::default()),
-                Length::UntilClosed => Body::Plain(u64::MAX),
-            });
+            body = Some(Decoder::new(head.length));
         }
         if let Some(body) = &mut body {
-            body.take(&mut received, &mut read)?;
+            while let Some(piece) = body.take(&mut received)? {
+                assert!(!piece.is_empty());
+                read.data.extend_from_slice(&piece);
+            }
+            assert!(!body.is_over() || body.is_done());
+            read.complete = body.is_done() || body.ends_with_the_connection();
+            read.trailers = read.trailers.take().or(body.trailers());
         }
     }
     read.left = received.to_vec();
-    if let Some(Body::Plain(due)) = body {
-        read.complete = due == 0 || due > u64::MAX / 2;
-    }
     Ok(read)
-}
-
-enum Body {
-    Plain(u64),
-    Chunked(chunked::Chunked),
-}
-
-impl Body {
-    fn take(&mut self, received: &mut BytesMut, read: &mut Read) -> Result<(), Error> {
-        match self {
-            Self::Plain(due) => {
-                let piece = received.len().min(usize::try_from(*due).unwrap_or(usize::MAX));
-                *due -= piece as u64;
-                read.data.extend_from_slice(&received.split_to(piece));
-            }
-            Self::Chunked(chunked) => {
-                while let Some(piece) = chunked.take(received)? {
-                    assert!(!piece.is_empty());
-                    read.data.extend_from_slice(&piece);
-                }
-                assert!(!chunked.is_over() || chunked.is_done());
-                if chunked.is_done() {
-                    read.complete = true;
-                    read.trailers = read.trailers.take().or(chunked.trailers());
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Status and data; `None` where hyper is stricter.

@@ -57,7 +57,7 @@ impl UpstreamError {
 
         let address = endpoint.to_string();
         match error {
-            http1::Error::Request(cause) => Self::RequestBody { address, cause },
+            http1::Error::Outgoing(cause) => Self::RequestBody { address, cause },
             error @ http1::Error::Malformed(_) => Self::InvalidResponse { address, cause: error.into() },
             error => Self::ClosedBeforeResponse { address, cause: error.into() },
         }

@@ -12,30 +12,11 @@
 //! ```
 
 mod answer;
-mod chunked;
 mod connection;
 mod exchange;
 mod head;
-mod outgoing;
 
-use std::{error::Error as StdError, io};
+pub(super) use ::http1::Error;
 
 pub use self::answer::Answer;
 pub(super) use self::{connection::Connection, exchange::exchange};
-
-/// Why an exchange ended before its end.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Of the connection.
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    /// The server hung up.
-    #[error("connection closed before message completed")]
-    Closed,
-    /// The server said something that is not an answer, or cannot be told apart from the next one.
-    #[error("{0}")]
-    Malformed(&'static str),
-    /// The request cannot be sent as it is.
-    #[error("{0}")]
-    Request(Box<dyn StdError + Send + Sync>),
-}

@@ -1,8 +1,9 @@
-//! Requests that no honest client sends: ambiguous on purpose, so that two servers read them differently.
+//! Requests that no honest client sends: ambiguous on purpose, so that two servers read them differently. Where they end is for
+//! [`http1::request`] and hyper to see.
 
 use http::{
     HeaderMap, Request, Version,
-    header::{CONNECTION, HOST, TRANSFER_ENCODING},
+    header::{CONNECTION, HOST},
 };
 use proto::{Reason, border};
 
@@ -11,18 +12,8 @@ use crate::{failure::Failure, headers};
 /// Refuses what kas would read in one way and somebody before or behind it in another.
 pub(super) fn refuse<B>(request: &Request<B>) -> Result<(), Failure> {
     let headers = request.headers();
-    let what = ambiguous_coding(headers)
-        .or_else(|| ambiguous_host(request))
-        .or_else(|| named_by_connection(headers));
+    let what = ambiguous_host(request).or_else(|| named_by_connection(headers));
     what.map_or(Ok(()), |what| Err(Failure::new(Reason::BadRequest, what)))
-}
-
-/// hyper takes the last coding for the framing and leaves the others in the body (RFC 9112 section 6.1).
-fn ambiguous_coding(headers: &HeaderMap) -> Option<&'static str> {
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    let first = codings.next()?;
-    let plain = first.as_bytes().eq_ignore_ascii_case(b"chunked") && codings.next().is_none();
-    (!plain).then_some("Transfer-Encoding may only be chunked, once")
 }
 
 /// RFC 9112 section 3.2, RFC 9113 section 8.3.1.

@@ -8,6 +8,8 @@ mod drain;
 mod fidelity;
 #[allow(dead_code, reason = "the attacks use the rest")]
 mod fleet;
+mod http1;
+
 mod limits;
 mod peers;
 mod peers_tls;

@@ -10,9 +10,10 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
+use http1::{Decoder, Length, Outgoing};
 use tunnel::Body;
 
-use super::{super::pool::Lease, Error, chunked::Chunked, head::Length, outgoing::Outgoing};
+use super::{super::pool::Lease, Error};
 
 /// The body of an answer. Dropping it before its end closes the connection, which is how HTTP/1.1 cancels.
 #[derive(Default)]
@@ -30,49 +31,31 @@ enum State {
 
 struct Reading {
     lease: Lease,
-    outgoing: Outgoing,
-    coding: Coding,
+    outgoing: Outgoing<Body>,
+    decoder: Decoder,
     reusable: bool,
-}
-
-enum Coding {
-    /// So many bytes are due.
-    Plain(u64),
-    Chunked(Chunked),
-    UntilClosed,
 }
 
 impl Answer {
     /// What follows a head, on the connection that it came on.
-    pub(super) fn new(mut lease: Lease, outgoing: Outgoing, length: Length, reusable: bool) -> Self {
-        let received = &mut lease.connection.received;
-        let coding = match length {
-            Length::Exactly(length) if outgoing.is_done() && received.len() as u64 >= length => {
-                let data = received.split_to(received.len().min(length as usize)).freeze();
-                // More than was announced is an answer that nobody asked for: no next one could be told from it.
-                if reusable && received.is_empty() {
-                    lease.give_back();
-                }
-                return Self(if data.is_empty() { State::Ended } else { State::Whole(data) });
+    pub(super) fn new(mut lease: Lease, outgoing: Outgoing<Body>, length: Length, reusable: bool) -> Self {
+        let received = &mut lease.connection.received.bytes;
+        if let Length::Exactly(length) = length
+            && outgoing.is_done()
+            && received.len() as u64 >= length
+        {
+            let data = received.split_to(received.len().min(length as usize)).freeze();
+            // More than was announced is an answer that nobody asked for: no next one could be told from it.
+            if reusable && received.is_empty() {
+                lease.give_back();
             }
-            Length::Exactly(length) => Coding::Plain(length),
-            Length::Chunked => Coding::Chunked(Chunked::default()),
-            Length::UntilClosed => Coding::UntilClosed,
-        };
-        Self(State::Reading(Box::new(Reading { lease, outgoing, coding, reusable })))
+            return Self(if data.is_empty() { State::Ended } else { State::Whole(data) });
+        }
+        Self(State::Reading(Box::new(Reading { lease, outgoing, decoder: Decoder::new(length), reusable })))
     }
 }
 
 impl Reading {
-    /// Whether nothing follows the data that was read.
-    fn is_over(&self) -> bool {
-        match &self.coding {
-            Coding::Plain(due) => *due == 0,
-            Coding::Chunked(chunked) => chunked.is_over(),
-            Coding::UntilClosed => false,
-        }
-    }
-
     /// The next piece of data; `None` at the end.
     fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Error>> {
         if !self.outgoing.is_done()
@@ -82,27 +65,17 @@ impl Reading {
         }
         let connection = &mut self.lease.connection;
         loop {
-            match &mut self.coding {
-                Coding::Plain(0) => return Poll::Ready(Ok(None)),
-                Coding::Plain(due) if !connection.received.is_empty() => {
-                    let piece = connection.received.len().min(usize::try_from(*due).unwrap_or(usize::MAX));
-                    *due -= piece as u64;
-                    return Poll::Ready(Ok(Some(connection.received.split_to(piece).freeze())));
-                }
-                Coding::Chunked(chunked) => match chunked.take(&mut connection.received)? {
-                    None if chunked.is_done() => return Poll::Ready(Ok(None)),
-                    None => {}
-                    data => return Poll::Ready(Ok(data)),
-                },
-                Coding::UntilClosed if !connection.received.is_empty() => {
-                    return Poll::Ready(Ok(Some(connection.received.split().freeze())));
-                }
-                Coding::Plain(_) | Coding::UntilClosed => {}
+            if let Some(data) = self.decoder.take(&mut connection.received.bytes)? {
+                return Poll::Ready(Ok(Some(data)));
+            }
+            if self.decoder.is_done() {
+                return Poll::Ready(Ok(None));
             }
             if !ready!(connection.read(cx))? {
-                return Poll::Ready(match self.coding {
-                    Coding::UntilClosed => Ok(None),
-                    _ => Err(Error::Closed),
+                return Poll::Ready(if self.decoder.ends_with_the_connection() {
+                    Ok(None)
+                } else {
+                    Err(Error::Closed)
                 });
             }
         }
@@ -111,7 +84,7 @@ impl Reading {
     /// Gives the connection back. A request that is still on its way gets a task to finish in, and the connection
     /// waits for it.
     fn finish(mut self: Box<Self>) {
-        if !self.reusable || !self.lease.connection.received.is_empty() {
+        if !self.reusable || !self.lease.connection.received.bytes.is_empty() {
             return;
         }
         if self.outgoing.is_done() {
@@ -143,12 +116,12 @@ impl http_body::Body for Answer {
             });
         };
         let polled = ready!(reading.poll_data(cx));
-        let trailers = match &mut reading.coding {
-            Coding::Chunked(chunked) if matches!(polled, Ok(None)) => chunked.trailers(),
+        let trailers = match polled {
+            Ok(None) => reading.decoder.trailers(),
             _ => None,
         };
         let ended = match &polled {
-            Ok(Some(_)) => reading.is_over(),
+            Ok(Some(_)) => reading.decoder.is_over(),
             Ok(None) | Err(_) => true,
         };
         if ended
@@ -172,10 +145,9 @@ impl http_body::Body for Answer {
         match &self.0 {
             State::Ended => SizeHint::with_exact(0),
             State::Whole(data) => SizeHint::with_exact(data.len() as u64),
-            State::Reading(reading) => match reading.coding {
-                Coding::Plain(due) => SizeHint::with_exact(due),
-                Coding::Chunked(_) | Coding::UntilClosed => SizeHint::default(),
-            },
+            State::Reading(reading) => {
+                reading.decoder.due().map_or_else(SizeHint::default, SizeHint::with_exact)
+            }
         }
     }
 }

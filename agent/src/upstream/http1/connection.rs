@@ -6,12 +6,10 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use bytes::BytesMut;
+use http1::Received;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio_util::io::poll_read_buf;
 
-/// How much is read at once: at first, and from a server that fills that again and again.
-const READ: usize = 8 << 10;
+/// How much is read at once from a server that fills that again and again.
 const READ_MAX: usize = 256 << 10;
 
 pub(in crate::upstream) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -22,15 +20,14 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 pub(in crate::upstream) struct Connection {
     io: Box<dyn Io>,
     /// Not yet taken by an answer.
-    pub(super) received: BytesMut,
-    chunk: usize,
+    pub(super) received: Received,
     /// The server takes nothing any more.
     deaf: bool,
 }
 
 impl Connection {
     pub(in crate::upstream) fn new(io: impl Io + 'static) -> Self {
-        Self { io: Box::new(io), received: BytesMut::new(), chunk: READ, deaf: false }
+        Self { io: Box::new(io), received: Received::new(READ_MAX), deaf: false }
     }
 
     /// Whether a request may be sent: the server has neither closed nor said anything that nobody asked for.
@@ -38,30 +35,19 @@ impl Connection {
         let mut byte = [0];
         let mut unread = ReadBuf::new(&mut byte);
         let mut cx = Context::from_waker(Waker::noop());
-        self.received.is_empty()
+        self.received.bytes.is_empty()
             && !self.deaf
             && Pin::new(&mut self.io).poll_read(&mut cx, &mut unread).is_pending()
     }
 
     /// Gives back the room that a long answer took.
     pub(in crate::upstream) fn rest(&mut self) {
-        if self.chunk > READ {
-            self.chunk = READ;
-            self.received = BytesMut::new();
-        }
+        self.received.rest();
     }
 
     /// Reads more of what the server says. False at its end.
     pub(super) fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        if self.received.capacity() - self.received.len() < self.chunk / 4 {
-            self.received.reserve(self.chunk);
-        }
-        let room = self.received.capacity() - self.received.len();
-        let read = ready!(poll_read_buf(Pin::new(&mut self.io), cx, &mut self.received))?;
-        if read == room {
-            self.chunk = (self.chunk * 2).min(READ_MAX);
-        }
-        Poll::Ready(Ok(read > 0))
+        self.received.read(cx, &mut self.io)
     }
 
     /// Writes all of `bytes`, or some.
@@ -105,11 +91,11 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.received.is_empty() {
+        if self.received.bytes.is_empty() {
             return Pin::new(&mut self.io).poll_read(cx, buf);
         }
-        let early = self.received.len().min(buf.remaining());
-        buf.put_slice(&self.received.split_to(early));
+        let early = self.received.bytes.len().min(buf.remaining());
+        buf.put_slice(&self.received.bytes.split_to(early));
         Poll::Ready(Ok(()))
     }
 }
@@ -179,7 +165,7 @@ mod tests {
         say(&mut near, b"nobody reads this").await;
 
         assert!(poll_fn(|cx| near.read(cx)).await.unwrap());
-        assert_eq!(&near.received[..], b"answer");
+        assert_eq!(&near.received.bytes[..], b"answer");
     }
 
     #[tokio::test]
@@ -194,22 +180,5 @@ mod tests {
         let mut near = Connection::new(near);
         drop(far);
         assert!(!near.is_ready());
-    }
-
-    #[tokio::test]
-    async fn more_is_read_at_once_from_a_server_that_says_more() {
-        let (near, mut far) = tokio::io::duplex(READ_MAX);
-        let mut near = Connection::new(near);
-        let chunk = vec![b'x'; READ_MAX];
-        for _ in 0..8 {
-            far.write_all(&chunk).await.unwrap();
-            while near.received.len() < chunk.len() {
-                assert!(poll_fn(|cx| near.read(cx)).await.unwrap());
-            }
-            near.received.clear();
-        }
-        assert_eq!(near.chunk, READ_MAX);
-        near.rest();
-        assert_eq!((near.chunk, near.received.capacity()), (READ, 0));
     }
 }

@@ -12,7 +12,6 @@ use super::{
     super::pool::Lease,
     Answer, Connection, Error,
     head::{self, Head},
-    outgoing::Outgoing,
 };
 
 /// Sends a request, and waits for the head of its answer. If `upgrading`, a 101 holds the raw connection.
@@ -23,7 +22,7 @@ pub(in crate::upstream) async fn exchange(
     request: Request<Body>,
     upgrading: bool,
 ) -> Result<Response<Answer>, Error> {
-    let (request, mut outgoing) = Outgoing::new(request)?;
+    let (request, mut outgoing) = head::outgoing(request)?;
     let connection = &mut lease.connection;
     let mut seen = 0;
     let answered = poll_fn(|cx| {
@@ -56,7 +55,7 @@ fn poll_head(
     method: &Method,
 ) -> Poll<Result<Head, Error>> {
     loop {
-        if let Some(head) = head::take(&mut connection.received, seen, method)? {
+        if let Some(head) = head::take(&mut connection.received.bytes, seen, method)? {
             let status = head.parts.status;
             if !status.is_informational() || status == StatusCode::SWITCHING_PROTOCOLS {
                 return Poll::Ready(Ok(head));

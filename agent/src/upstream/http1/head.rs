@@ -2,11 +2,13 @@
 
 use bytes::{Bytes, BytesMut};
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Version,
+    HeaderMap, Method, Request, Response, StatusCode, Version,
     header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING},
     request, response,
 };
-use memchr::memchr;
+use http_body::Body as _;
+use http1::{Length, Outgoing, Queue, fields};
+use tunnel::Body;
 
 use super::Error;
 
@@ -15,16 +17,6 @@ const MAX_HEAD: usize = 256 << 10;
 const MAX_FIELDS: usize = 100;
 /// What begins every answer.
 const SIGNATURE: &[u8] = b"HTTP/1.";
-
-/// How long a message's body is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Length {
-    /// So many bytes.
-    Exactly(u64),
-    Chunked,
-    /// All that is said until the connection ends.
-    UntilClosed,
-}
 
 /// Of an answer.
 #[derive(Debug)]
@@ -35,19 +27,37 @@ pub(super) struct Head {
     pub(super) reusable: bool,
 }
 
+/// A request on its way out.
+///
+/// # Errors
+///
+/// Its `Content-Length` is no length.
+pub(super) fn outgoing(request: Request<Body>) -> Result<(request::Parts, Outgoing<Body>), Error> {
+    let (mut parts, body) = request.into_parts();
+    // How it is coded is for us to say.
+    parts.headers.remove(TRANSFER_ENCODING);
+    let said = fields::content_length(&parts.headers).map_err(|error| Error::Outgoing(error.into()))?;
+    let length = match said {
+        Some(length) => Some(Length::Exactly(length)),
+        None if body.is_end_stream() => None,
+        None => Some(Length::Chunked),
+    };
+    let mut queue = Queue::default();
+    queue.text(|text| write(&parts, length, text));
+    let trailers = fields::announced(&parts.headers);
+    let outgoing = Outgoing::new(queue, length.map(|length| (body, length)), trailers);
+    Ok((parts, outgoing))
+}
+
 /// Writes the head of a request whose body has this length.
-pub(super) fn write(request: &request::Parts, length: Option<Length>, out: &mut BytesMut) {
-    let fields: usize =
-        request.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+fn write(request: &request::Parts, length: Option<Length>, out: &mut BytesMut) {
     let path = request.uri.path_and_query().map_or("/", |path| path.as_str());
-    out.reserve(request.method.as_str().len() + path.len() + fields + 64);
+    out.reserve(request.method.as_str().len() + path.len() + fields::size(&request.headers) + 64);
     for part in [request.method.as_str(), " ", path, " HTTP/1.1\r\n"] {
         out.extend_from_slice(part.as_bytes());
     }
     for (name, value) in &request.headers {
-        for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-            out.extend_from_slice(part);
-        }
+        fields::write(name, value, out);
     }
     if length == Some(Length::Chunked) {
         out.extend_from_slice(b"transfer-encoding: chunked\r\n");
@@ -70,7 +80,7 @@ pub(super) fn take(
     if received[..start] != SIGNATURE[..start] {
         return Err(Error::Malformed("it begins with something else than HTTP/1"));
     }
-    let end = end(received, *seen);
+    let end = fields::end(received, *seen);
     if end.unwrap_or(received.len()) > MAX_HEAD {
         return Err(Error::Malformed("its head is too large"));
     }
@@ -80,35 +90,6 @@ pub(super) fn take(
     };
     *seen = 0;
     parse(&received.split_to(end).freeze(), method).map(Some)
-}
-
-/// Where a head, or the section of trailers, ends.
-pub(super) fn end(bytes: &[u8], seen: usize) -> Option<usize> {
-    // An end may have been half there.
-    let mut from = seen.saturating_sub(2);
-    while let Some(found) = memchr(b'\n', &bytes[from..]) {
-        from += found + 1;
-        match bytes[from..] {
-            [b'\n', ..] => return Some(from + 1),
-            [b'\r', b'\n', ..] => return Some(from + 2),
-            _ => {}
-        }
-    }
-    None
-}
-
-/// The fields of a section as a map; their values share the section's bytes.
-pub(super) fn fields(section: &Bytes, parsed: &[httparse::Header<'_>]) -> Result<HeaderMap, Error> {
-    let mut headers = HeaderMap::with_capacity(parsed.len());
-    for field in parsed {
-        let name = HeaderName::from_bytes(field.name.as_bytes());
-        let value = HeaderValue::from_maybe_shared(section.slice_ref(field.value));
-        let (Ok(name), Ok(value)) = (name, value) else {
-            return Err(Error::Malformed("one of its header fields has forbidden bytes"));
-        };
-        headers.append(name, value);
-    }
-    Ok(headers)
 }
 
 fn parse(section: &Bytes, method: &Method) -> Result<Head, Error> {
@@ -129,7 +110,7 @@ fn parse(section: &Bytes, method: &Method) -> Result<Head, Error> {
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or(Error::Malformed("its status is no number of three digits"))?;
     let modern = parsed.version == Some(1);
-    let mut headers = fields(section, parsed.headers)?;
+    let mut headers = fields::map(section, parsed.headers)?;
     let length = length(status, method, modern, &mut headers)?;
     let reusable = modern && length.1 && !closes(&headers);
 
@@ -162,43 +143,22 @@ fn length(
         // Both together are what smuggling looks like: the chunks count, and nothing after them.
         return Ok((Length::Chunked, headers.remove(CONTENT_LENGTH).is_none()));
     }
-    match content_length(headers)? {
+    match fields::content_length(headers)? {
         Some(length) => Ok((Length::Exactly(length), true)),
         None => Ok((Length::UntilClosed, false)),
     }
 }
 
-/// What all `Content-Length` agree on.
-pub(super) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Error> {
-    let malformed = Error::Malformed("its Content-Length is no number, or several");
-    let mut agreed = None;
-    for value in headers.get_all(CONTENT_LENGTH) {
-        let value = value.as_bytes();
-        let digits = value.len() <= 19 && !value.is_empty() && value.iter().all(u8::is_ascii_digit);
-        let length =
-            value.iter().fold(0_u64, |sum, digit| sum.wrapping_mul(10).wrapping_add(u64::from(digit & 0xf)));
-        if !digits || agreed.is_some_and(|agreed| agreed != length) {
-            return Err(malformed);
-        }
-        agreed = Some(length);
-    }
-    Ok(agreed)
-}
-
 fn closes(headers: &HeaderMap) -> bool {
-    let tokens = |value: &HeaderValue| {
-        value
-            .as_bytes()
-            .split(|byte| *byte == b',')
-            .any(|token| token.trim_ascii().eq_ignore_ascii_case(b"close"))
-    };
-    headers.get_all(CONNECTION).iter().any(tokens)
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .flat_map(fields::tokens)
+        .any(|token| token.eq_ignore_ascii_case(b"close"))
 }
 
 #[cfg(test)]
 mod tests {
-    use http::Request;
-
     use super::*;
 
     fn read(text: &str, method: Method) -> Result<Option<(u16, Length, bool)>, String> {

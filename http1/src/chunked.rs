@@ -4,10 +4,10 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use memchr::memchr;
 
-use super::{Error, head};
+use crate::{Error, fields};
 
 /// The longest line with a chunk's size, and all that chunks may say beyond their sizes: nobody needs extensions, and a
-/// server could send one that never ends.
+/// peer could send one that never ends.
 const MAX_LINE: usize = 4 << 10;
 const MAX_EXTENSIONS: usize = 16 << 10;
 const MAX_TRAILERS: usize = 64 << 10;
@@ -15,7 +15,7 @@ const MAX_TRAILER_FIELDS: usize = 100;
 
 /// Where we are in a body.
 #[derive(Debug, Default)]
-pub(super) struct Chunked {
+pub(crate) struct Chunked {
     state: State,
     extensions: usize,
     trailers: Option<HeaderMap>,
@@ -34,7 +34,7 @@ enum State {
 impl Chunked {
     /// Takes the next piece of data off `received`: `None` if it is not there yet, or if there is no more. Whether the end has
     /// come is known as soon as it is there, be it behind the last piece.
-    pub(super) fn take(&mut self, received: &mut BytesMut) -> Result<Option<Bytes>, Error> {
+    pub(crate) fn take(&mut self, received: &mut BytesMut) -> Result<Option<Bytes>, Error> {
         self.skip(received)?;
         let State::Data(left) = &mut self.state else { return Ok(None) };
         if received.is_empty() {
@@ -50,17 +50,17 @@ impl Chunked {
         Ok(Some(data))
     }
 
-    pub(super) fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         matches!(self.state, State::Done)
     }
 
     /// Whether it has ended, and nothing came behind the data.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.is_done() && self.trailers.is_none()
     }
 
     /// What came behind the data.
-    pub(super) fn trailers(&mut self) -> Option<HeaderMap> {
+    pub(crate) fn trailers(&mut self) -> Option<HeaderMap> {
         self.trailers.take()
     }
 
@@ -104,7 +104,8 @@ impl Chunked {
         let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
         let malformed = Error::Malformed("a chunk's size is no number");
         let rest = &line[digits..];
-        let well_formed = rest.ends_with(b"\r\n") && matches!(rest[0], b'\r' | b';' | b' ' | b'\t');
+        let blanks = rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+        let well_formed = rest.ends_with(b"\r\n") && matches!(rest[blanks], b'\r' | b';');
         if !(1..=15).contains(&digits) || !well_formed || rest[..rest.len() - 2].contains(&b'\r') {
             return Err(malformed);
         }
@@ -128,7 +129,8 @@ impl Chunked {
             [] | [b'\r'] => return Ok(false),
             _ => {}
         }
-        let end = head::end(received, 0);
+        let end = fields::strict_end(received, 0)
+            .map_err(|_| Error::Malformed("a line of its trailers ends without a carriage return"))?;
         if end.unwrap_or(received.len()) > MAX_TRAILERS {
             return Err(Error::Malformed("its trailers are too large"));
         }
@@ -138,7 +140,7 @@ impl Chunked {
         let Ok(httparse::Status::Complete((_, parsed))) = httparse::parse_headers(&section, &mut room) else {
             return Err(Error::Malformed("its trailers are malformed"));
         };
-        self.trailers = Some(head::fields(&section, parsed)?);
+        self.trailers = Some(fields::map(&section, parsed)?);
         Ok(true)
     }
 }
@@ -200,10 +202,15 @@ mod tests {
             b"5\nhello",
             b"5\r\r\nhello",
             b"5x\r\n",
+            b"5 x\r\n",
+            b"5 5\r\n",
             b"1000000000000000\r\n",
             b"5\r\nhello!\r\n",
             b"5\r\nhello\n0\r\n\r\n",
             b"0\r\nA B: c\r\n\r\n",
+            b"0\r\nA: b\n\r\n",
+            b"0\r\nA: b\n\n",
+            b"0\r\n\n",
         ] {
             read(text, text.len()).unwrap_err();
             read(text, 1).unwrap_err();

@@ -1,0 +1,391 @@
+//! HTTP/1.1 of callers, byte by byte (RFC 9112).
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::{sync::Arc, time::Duration};
+
+use agent::Services;
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt as _};
+use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, copy_bidirectional, duplex},
+    sync::Notify,
+    time::{Instant, sleep, timeout},
+};
+use tunnel::Body;
+
+use crate::world::{World, endless};
+
+/// Longer than an answer takes, shorter than any limit.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn frames<const N: usize>(data: [&'static str; N]) -> Body {
+    let frames = data.map(|data| Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(data.as_bytes()))));
+    Body::new(StreamBody::new(stream::iter(frames)))
+}
+
+fn sized(body: Bytes) -> Response<Body> {
+    Response::builder().header("content-length", body.len()).body(Body::from(body)).unwrap()
+}
+
+fn services() -> Services {
+    Services::new().with("kubernetes", async |request: Request<Body>| match request.uri().path() {
+        "/echo" => {
+            let said = request.into_body().collect().await.map(|body| body.to_bytes());
+            sized(said.unwrap_or_default())
+        }
+        "/chunks" => Response::new(frames(["one,", "two"])),
+        "/broken" => {
+            let broken = stream::iter([Err(std::io::Error::other("the disk is gone"))]);
+            let first = stream::iter([Ok(Frame::data(Bytes::from_static(b"half")))]);
+            Response::new(Body::new(StreamBody::new(first.chain(broken))))
+        }
+        "/empty" => Response::builder().status(204).body(Body::empty()).unwrap(),
+        "/unmodified" => {
+            Response::builder().status(304).header("content-length", 4).body(Body::empty()).unwrap()
+        }
+        "/dated" => Response::builder().header("date", "long ago").body(Body::empty()).unwrap(),
+        "/early" => sized("no, thanks".into()),
+        "/watch" => Response::new(endless("watching")),
+        "/never" => std::future::pending().await,
+        path => sized(path.to_owned().into()),
+    })
+}
+
+/// The line, `Host` and the credential.
+fn head(world: &World, line: &str) -> String {
+    let (method, path) = line.split_once(' ').unwrap();
+    let path = path.replacen('/', "/agents/prod/kubernetes/", 1);
+    let version = if path.contains(" HTTP/") { "" } else { " HTTP/1.1" };
+    format!("{method} {path}{version}\r\nHost: kas\r\n{}\r\n", world.authorization())
+}
+
+/// What comes until the connection is closed, or silent.
+async fn read(connection: &mut DuplexStream) -> String {
+    let mut all = Vec::new();
+    let mut some = [0; 4096];
+    while let Ok(Ok(read @ 1..)) = timeout(PATIENCE, connection.read(&mut some)).await {
+        all.extend_from_slice(&some[..read]);
+    }
+    String::from_utf8_lossy(&all).into_owned()
+}
+
+/// What comes until the connection is closed. None if it is not.
+async fn read_to_end(connection: &mut DuplexStream) -> Option<String> {
+    let mut all = Vec::new();
+    timeout(PATIENCE, connection.read_to_end(&mut all)).await.ok()?.ok()?;
+    Some(String::from_utf8_lossy(&all).into_owned())
+}
+
+async fn exchange(world: &World, request: &str) -> String {
+    let mut connection = world.connect();
+    connection.write_all(request.as_bytes()).await.unwrap();
+    read(&mut connection).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_come_together_are_answered_in_order() {
+    let world = World::new();
+    let _agent = world.agent(services()).await;
+    let requests = format!(
+        "{}\r\n{}Content-Length: 3\r\n\r\nabc{}\r\n{}Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n2\r\nyz\r\n0\r\n\r\n{}\r\n",
+        head(&world, "GET /first"),
+        head(&world, "POST /echo"),
+        head(&world, "HEAD /second"),
+        head(&world, "PUT /echo"),
+        head(&world, "GET /third"),
+    );
+    // All at once, and in pieces that respect nothing.
+    for step in [requests.len(), 1, 7, 100] {
+        let mut connection = world.connect();
+        for piece in requests.as_bytes().chunks(step) {
+            connection.write_all(piece).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        let answers = read(&mut connection).await;
+        let bodies: Vec<&str> = answers.split("\r\n\r\n").skip(1).collect();
+        let bodies: Vec<&str> = bodies.iter().map(|rest| rest.split("HTTP/1.1 ").next().unwrap()).collect();
+        assert_eq!(bodies, ["/first", "abc", "", "xyz", "/third"], "{step}: {answers}");
+        assert!(!answers.contains("connection: close"), "{answers}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_says_how_long_it_is_as_its_reader_understands_it() {
+    let world = World::new();
+    let _agent = world.agent(services()).await;
+    let chunked = "7\r\none,two\r\n0\r\n\r\n";
+    for (line, fields, expected, end, closed) in [
+        ("GET /fixed", "", &["content-length: 6\r\n"][..], "\r\n\r\n/fixed", false),
+        ("GET /chunks", "", &["transfer-encoding: chunked\r\n"], chunked, false),
+        ("GET /chunks HTTP/1.0", "", &["HTTP/1.0 200 OK\r\n"], "\r\n\r\none,two", true),
+        ("GET /chunks HTTP/1.0", "Connection: keep-alive\r\n", &[], "\r\n\r\none,two", true),
+        ("GET /fixed HTTP/1.0", "", &["content-length: 6\r\n"], "\r\n\r\n/fixed", true),
+        (
+            "GET /fixed HTTP/1.0",
+            "Connection: Keep-Alive\r\n",
+            &["HTTP/1.0 200 OK\r\n", "content-length: 6\r\n", "connection: keep-alive\r\n"],
+            "\r\n\r\n/fixed",
+            false,
+        ),
+        ("GET /fixed", "Connection: x, Close\r\n", &["connection: close\r\n"], "\r\n\r\n/fixed", true),
+        (
+            "GET /fixed",
+            "Connection: close\r\nConnection: keep-alive\r\n",
+            &["connection: close\r\n"],
+            "/fixed",
+            true,
+        ),
+        ("HEAD /chunks", "", &["HTTP/1.1 200 OK\r\n"], "\r\n\r\n", false),
+        ("GET /empty", "", &["HTTP/1.1 204 No Content\r\n"], "\r\n\r\n", false),
+        ("GET /unmodified", "", &["HTTP/1.1 304 Not Modified\r\n"], "\r\n\r\n", false),
+        ("GET /dated", "", &["date: long ago\r\n", "content-length: 0\r\n"], "\r\n\r\n", false),
+    ] {
+        let mut connection = world.connect();
+        connection.write_all(format!("{}{fields}\r\n", head(&world, line)).as_bytes()).await.unwrap();
+        let answer = match read_to_end(&mut connection).await {
+            Some(answer) => {
+                assert!(closed, "{line} {fields}: {answer}");
+                answer
+            }
+            None => {
+                assert!(!closed, "{line} {fields} stays open");
+                exchange(&world, &format!("{}{fields}\r\n", head(&world, line))).await
+            }
+        };
+        assert!(expected.iter().all(|line| answer.contains(line)), "{line} {fields}: {answer}");
+        assert!(answer.ends_with(end), "{line} {fields}: {answer}");
+        assert_eq!(answer.matches("\r\ndate: ").count(), 1, "{answer}");
+        let framed = answer.matches("content-length").count() + answer.matches("transfer-encoding").count();
+        assert!(framed <= 1, "{answer}");
+        if end == "\r\n\r\n" && !line.contains("dated") {
+            assert_eq!(framed, 0, "{answer}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_breaks_off_is_seen_to() {
+    let world = World::new();
+    let _agent = world.agent(services()).await;
+    let mut connection = world.connect();
+    connection.write_all(format!("{}\r\n", head(&world, "GET /broken")).as_bytes()).await.unwrap();
+    let answer = read_to_end(&mut connection).await.expect("closed");
+    assert!(answer.contains("4\r\nhalf\r\n") && !answer.ends_with("0\r\n\r\n"), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn http2_is_known_by_its_first_bytes_however_they_come() {
+    let world = World::new();
+    let _agent = world.agent(services()).await;
+    for step in [1, 23, 1 << 16] {
+        // A pipe that holds no more: no read gets more than that.
+        let (near, mut left) = duplex(1 << 16);
+        let (mut right, far) = duplex(step);
+        tokio::spawn(async move { copy_bidirectional(&mut left, &mut right).await });
+        let kas = Arc::clone(&world.kas);
+        tokio::spawn(async move { kas.callers.serve(far, crate::world::CALLER).await });
+        let executor = hyper_util::rt::TokioExecutor::new();
+        let handshake = hyper::client::conn::http2::handshake(executor, hyper_util::rt::TokioIo::new(near));
+        let (mut sender, connection) = handshake.await.unwrap();
+        tokio::spawn(connection);
+        let mut request = world.request("http://kas/agents/prod/kubernetes/second");
+        *request.version_mut() = http::Version::HTTP_2;
+        request.headers_mut().remove("host");
+        let answer = sender.send_request(request).await.unwrap();
+        assert_eq!(answer.version(), http::Version::HTTP_2);
+        assert_eq!(crate::world::text(answer).await, "/second", "{step}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_while_an_answer_is_awaited_or_under_way_is_noticed_at_once() {
+    let world = World::new();
+    let (noticed, reached) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (seen, asked) = (Arc::clone(&noticed), Arc::clone(&reached));
+    let services = Services::new().with("kubernetes", move |request: Request<Body>| {
+        let guard = OnDrop(Arc::clone(&seen));
+        asked.notify_one();
+        async move {
+            if request.uri().path() == "/never" {
+                std::future::pending::<()>().await;
+            }
+            let body = endless("watching").map_frame(move |frame| {
+                let _ = &guard;
+                frame
+            });
+            Response::new(Body::new(body))
+        }
+    });
+    let _agent = world.agent(services).await;
+    for path in ["GET /never", "GET /watch"] {
+        // Gone, or only silent from now on: a caller who waits for an answer does neither.
+        for half in [false, true] {
+            let mut caller = world.connect();
+            caller.write_all(format!("{}\r\n", head(&world, path)).as_bytes()).await.unwrap();
+            reached.notified().await;
+            if path.ends_with("watch") {
+                caller.read_u8().await.unwrap();
+            }
+            let kept = if half {
+                caller.shutdown().await.unwrap();
+                Some(caller)
+            } else {
+                drop(caller);
+                None
+            };
+            timeout(Duration::from_millis(50), noticed.notified()).await.expect("noticed");
+            drop(kept);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_nobody_read_is_passed_over_if_it_is_there() {
+    let world = World::new();
+    let _agent = world.agent(services()).await;
+    let refused = head(&world, "POST /echo").replacen("/agents/prod", "/nowhere", 1);
+    let next = format!("{}\r\n", head(&world, "GET /next"));
+    for body in [
+        "Content-Length: 5\r\n\r\nhello",
+        "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nA: b\r\n\r\n",
+    ] {
+        let answers = exchange(&world, &format!("{refused}{body}{next}")).await;
+        assert!(answers.starts_with("HTTP/1.1 404") && answers.ends_with("\r\n\r\n/next"), "{answers}");
+    }
+    // Nobody waits for the rest, and it is no request.
+    let mut connection = world.connect();
+    connection
+        .write_all(format!("{refused}Content-Length: {}\r\n\r\n", next.len()).as_bytes())
+        .await
+        .unwrap();
+    let answer = read_to_end(&mut connection).await.expect("closed");
+    assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+    connection.write_all(next.as_bytes()).await.ok();
+    assert_eq!(read(&mut connection).await, "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_arrives_although_the_upload_goes_on() {
+    let world = World::new();
+    let _agent = world.agent(services()).await;
+    for line in ["POST /early", "POST /refused"] {
+        let line = head(&world, line).replacen("/kubernetes/refused", "/control/x", 1);
+        let (mut reading, mut writing) = tokio::io::split(world.connect());
+        let uploading = tokio::spawn(async move {
+            writing.write_all(format!("{line}Content-Length: 1000000000\r\n\r\n").as_bytes()).await.unwrap();
+            let mut sent = 0;
+            while writing.write_all(&[0; 10_000]).await.is_ok() {
+                sent += 10_000;
+                sleep(Duration::from_millis(1)).await;
+            }
+            sent
+        });
+        let mut answer = Vec::new();
+        timeout(PATIENCE, reading.read_to_end(&mut answer)).await.expect("an answer").unwrap();
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200") || answer.starts_with("HTTP/1.1 404"), "{answer}");
+        let sent = timeout(PATIENCE, uploading).await.expect("hung up").unwrap();
+        assert!(sent > 10_000, "it was not reset at once, so that the answer could be read");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_may_idle_between_requests_and_take_its_time_for_a_head() {
+    let world = World::with(|config| {
+        config.agent.kubernetes_api.limits.idle_timeout = Duration::from_secs(30);
+        config.agent.kubernetes_api.limits.head_timeout = Duration::from_secs(7);
+    });
+    let _agent = world.agent(services()).await;
+    let mut connection = world.connect();
+    let request = format!("{}\r\n", head(&world, "GET /x"));
+    for _ in 0..3 {
+        sleep(Duration::from_secs(24)).await;
+        let (first, rest) = request.split_at(10);
+        connection.write_all(first.as_bytes()).await.unwrap();
+        sleep(Duration::from_secs(6)).await;
+        connection.write_all(rest.as_bytes()).await.unwrap();
+        let mut answer = [0; 12];
+        connection.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200");
+        assert!(read(&mut connection).await.ends_with("/x"));
+    }
+    connection.write_all(b"GET /").await.unwrap();
+    let started = Instant::now();
+    connection.read_to_end(&mut Vec::new()).await.unwrap();
+    assert_eq!(started.elapsed().as_secs(), 7);
+    assert_eq!((world.limit_met("head-timeout"), world.limit_met("idle-timeout")), (1.0, 0.0));
+
+    let mut connection = world.connect();
+    connection.write_all(request.as_bytes()).await.unwrap();
+    let started = Instant::now();
+    connection.read_to_end(&mut Vec::new()).await.unwrap();
+    assert_eq!(started.elapsed().as_secs(), 30);
+    assert_eq!((world.limit_met("head-timeout"), world.limit_met("idle-timeout")), (1.0, 1.0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_leaves_finishes_what_it_has_begun() {
+    let world = World::new();
+    let _agent = world.agent(services()).await;
+    let (mut idle, mut half, mut busy) = (world.connect(), world.connect(), world.connect());
+    assert_eq!(exchange_on(&mut idle, &format!("{}\r\n", head(&world, "GET /x"))).await, "/x");
+    half.write_all(b"GET /").await.unwrap();
+    busy.write_all(format!("{}Content-Length: 4\r\n\r\nha", head(&world, "POST /echo")).as_bytes())
+        .await
+        .unwrap();
+    sleep(Duration::from_secs(1)).await;
+
+    world.kas.callers.leaving.cancel();
+    for connection in [&mut idle, &mut half] {
+        assert_eq!(read_to_end(connection).await.as_deref(), Some(""));
+    }
+    busy.write_all(b"lf").await.unwrap();
+    let answer = read_to_end(&mut busy).await.expect("closed after the answer");
+    assert!(answer.contains("\r\nconnection: close\r\n") && answer.ends_with("half"), "{answer}");
+}
+
+async fn exchange_on(connection: &mut DuplexStream, request: &str) -> String {
+    connection.write_all(request.as_bytes()).await.unwrap();
+    let answer = read(connection).await;
+    answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_no_request_is_answered_readably_and_counted() {
+    let world = World::new();
+    for (request, status, expected) in [
+        ("GET / HTTP/1.1\r\n\r\n", 400, "no Host"),
+        ("GET / HTTP/2.0\r\nHost: kas\r\n\r\n", 400, "version"),
+        ("\u{16}\u{3}\u{1}", 400, "does not begin with a request"),
+        ("GET / HTTP/1.1\nHost: kas\n\n", 400, "carriage return"),
+    ] {
+        let mut connection = world.connect();
+        connection.write_all(request.as_bytes()).await.unwrap();
+        let answer = read_to_end(&mut connection).await.expect("closed");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        assert!(answer.contains("\r\nkas-error: bad-request\r\n") && answer.contains(expected), "{answer}");
+        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    }
+    let large = format!("GET / HTTP/1.1\r\nHost: kas\r\nA: {}\r\n\r\n", "b".repeat(60_000));
+    let many = format!("GET / HTTP/1.1\r\nHost: kas\r\n{}\r\n", "A: b\r\n".repeat(101));
+    for (request, expected) in [
+        (large.replace("A: ", &format!("B: {}\r\nA: ", "c".repeat(10_000))), "too large"),
+        (many, "too many"),
+    ] {
+        let answer = exchange(&world, &request).await;
+        assert!(answer.starts_with("HTTP/1.1 431 ") && answer.contains(expected), "{answer}");
+    }
+    assert_eq!(world.limit_met("head"), 2.0);
+}
+
+/// Tells when it is dropped.
+struct OnDrop(Arc<Notify>);
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
