@@ -79,11 +79,15 @@ pub(crate) async fn ask(
                 streams.queue(&mut place.ticket, cx);
                 Poll::Pending
             }
-            asked => Poll::Ready(asked),
+            Ok(id) => {
+                // Asked for another reason than being called, it still has its place.
+                place.ticket.take().into_iter().for_each(|ticket| streams.served(ticket));
+                Poll::Ready(Ok(id))
+            }
+            Err(unsent) => Poll::Ready(Err(unsent)),
         })
     })
     .await?;
-    place.ticket = None;
     let sending = (!ended).then(|| Sending(Held::new(shared, id, Half::Sending)));
     Ok((sending, Receiving(Held::new(shared, id, Half::Receiving))))
 }

@@ -32,6 +32,11 @@ impl Queue {
         }
     }
 
+    /// Who had this place needs it no more: it had its turn, called or not.
+    pub(super) fn served(&mut self, ticket: Ticket) {
+        self.waiting.retain(|(other, _)| *other != ticket);
+    }
+
     /// Whose turn it is.
     pub(super) fn next(&mut self) -> Option<Waker> {
         self.waiting.pop_front().map(|(_, waker)| waker)
@@ -51,5 +56,53 @@ impl Queue {
             }
             None => self.next(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering::Relaxed},
+        },
+        task::Wake,
+    };
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Calls(AtomicUsize);
+
+    impl Wake for Calls {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn wait(queue: &mut Queue) -> (Ticket, Arc<Calls>) {
+        let (calls, mut ticket) = (Arc::<Calls>::default(), None);
+        queue.wait(&mut ticket, &Context::from_waker(&Arc::clone(&calls).into()));
+        (ticket.unwrap(), calls)
+    }
+
+    /// Somebody may ask for a reason of its own just when there is room.
+    #[test]
+    fn who_had_its_turn_without_being_called_is_not_called() {
+        let mut queue = Queue::default();
+        let ((served, first), (_, second)) = (wait(&mut queue), wait(&mut queue));
+        queue.served(served);
+        queue.next().unwrap().wake();
+        assert_eq!((first.0.load(Relaxed), second.0.load(Relaxed)), (0, 1));
+    }
+
+    #[test]
+    fn who_was_called_and_leaves_lets_the_next_one_go() {
+        let mut queue = Queue::default();
+        let ((called, _), (left, _), (_, third)) = (wait(&mut queue), wait(&mut queue), wait(&mut queue));
+        queue.next().unwrap().wake();
+        assert!(queue.leave(left).is_none());
+        queue.leave(called).unwrap().wake();
+        assert_eq!(third.0.load(Relaxed), 1);
     }
 }

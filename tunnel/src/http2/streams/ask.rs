@@ -107,6 +107,11 @@ impl Streams {
         self.queue.wait(ticket, cx);
     }
 
+    /// Waits no more: it has asked.
+    pub(crate) fn served(&mut self, ticket: Ticket) {
+        self.queue.served(ticket);
+    }
+
     /// Waits no more. Whose turn it would have been comes next.
     pub(crate) fn unqueue(&mut self, ticket: Ticket) {
         self.wakers.extend(self.queue.leave(ticket));
