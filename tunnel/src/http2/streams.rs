@@ -4,6 +4,8 @@
 
 mod ask;
 mod receive;
+#[cfg(test)]
+mod tests;
 mod write;
 
 use std::{
@@ -67,8 +69,6 @@ pub(super) struct Streams {
     /// What it may send, and what it was not told of.
     inward: i64,
     untold: u32,
-    /// Streams that wait for `outward`.
-    starved: Vec<u32>,
     /// Empty frames in a row that said nothing.
     idle_frames: u32,
     ping: Ping,
@@ -178,7 +178,6 @@ impl Streams {
             outward: FIRST_WINDOW.into(),
             inward: CONNECTION_WINDOW.into(),
             untold: 0,
-            starved: Vec::new(),
             idle_frames: 0,
             ping: Ping::default(),
             farewell: Farewell::None,

@@ -157,9 +157,6 @@ impl Streams {
         let room = data.len().min(buffer).min(window);
         if room == 0 && !data.is_empty() {
             register(&mut outflow.writer, cx);
-            if self.outward <= 0 {
-                self.starved.push(id);
-            }
             return Poll::Pending;
         }
 

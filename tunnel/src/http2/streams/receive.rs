@@ -233,6 +233,7 @@ impl Streams {
     }
 
     fn receive_settings(&mut self, settings: &[Setting]) -> Result<(), Fault> {
+        let mut window = self.peer.window;
         for setting in settings {
             match *setting {
                 Setting::HeaderTableSize(size) => self.encoder.limit(size as usize),
@@ -240,12 +241,14 @@ impl Streams {
                     self.peer.max_streams = most as usize;
                     self.wakers.extend(self.queue.all());
                 }
-                Setting::InitialWindow(window) => self.move_windows(window)?,
+                Setting::InitialWindow(new) => window = new,
                 Setting::MaxFrame(size) => self.peer.max_frame = size as usize,
                 Setting::ExtendedConnect(on) => self.peer.extended_connect = on,
                 Setting::EnablePush(_) | Setting::MaxHeaderBytes(_) => {}
             }
         }
+        // Once, however often it is said: every stream is touched.
+        self.move_windows(window)?;
         frame::put(self.outbox.room(), kind::SETTINGS, flag::ACK, 0, &[]);
         self.owe()
     }
@@ -253,25 +256,33 @@ impl Streams {
     /// RFC 9113 section 6.9.2.
     fn move_windows(&mut self, window: u32) -> Result<(), Fault> {
         let change = i64::from(window) - i64::from(self.peer.window);
+        if change == 0 {
+            return Ok(());
+        }
         self.peer.window = window;
         for stream in self.streams.values_mut() {
             stream.outflow.window += change;
             if stream.outflow.window > MAX_WINDOW {
                 return Err(WINDOW_OVERFLOW);
             }
-            self.wakers.extend(stream.outflow.writer.take());
         }
+        self.wake_writers();
         Ok(())
+    }
+
+    fn wake_writers(&mut self) {
+        self.wakers.extend(self.streams.values_mut().filter_map(|stream| stream.outflow.writer.take()));
     }
 
     fn receive_window(&mut self, id: u32, increment: u32) -> Result<(), Fault> {
         if id == 0 {
+            let starved = self.outward <= 0;
             self.outward += i64::from(increment);
             if increment == 0 || self.outward > MAX_WINDOW {
                 return Err(WINDOW_OVERFLOW);
             }
-            for id in std::mem::take(&mut self.starved) {
-                self.wakers.extend(self.streams.get_mut(&id).and_then(|stream| stream.outflow.writer.take()));
+            if starved {
+                self.wake_writers();
             }
             return Ok(());
         }

@@ -1,0 +1,164 @@
+//! One end's streams, told frames.
+
+use std::{
+    io::IoSlice,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{Method, Request, Response, StatusCode};
+
+use super::{
+    super::{
+        error::{Fault, Reason},
+        frame::{FIRST_WINDOW, MAX_WINDOW, PREFACE, Setting},
+        hpack::Encoder,
+        inbox::{Frame, Inbox},
+        message,
+        outbox::Batch,
+    },
+    *,
+};
+use crate::Settings;
+
+/// One end, and how the other end reads it.
+struct End {
+    streams: Streams,
+    inbox: Inbox,
+    /// Of the other end.
+    encoder: Encoder,
+    arrived: Vec<Arrived>,
+}
+
+impl End {
+    fn new(role: Role, settings: &Settings) -> Self {
+        let mut end = Self {
+            streams: Streams::new(role, settings),
+            inbox: Inbox::new(role == Role::Client, 1 << 20, 1 << 20),
+            encoder: Encoder::default(),
+            arrived: Vec::new(),
+        };
+        end.hears(Frame::Settings(vec![Setting::ExtendedConnect(role == Role::Client)])).unwrap();
+        end.says();
+        end
+    }
+
+    fn client() -> Self {
+        Self::new(Role::Client, &Settings::default())
+    }
+
+    fn server() -> Self {
+        Self::new(Role::Server, &Settings::default())
+    }
+
+    fn hears(&mut self, frame: Frame) -> Result<(), Fault> {
+        self.streams.receive(frame, &mut self.arrived)
+    }
+
+    fn hears_data(&mut self, stream: u32, bytes: &'static [u8], end: bool) -> Result<(), Fault> {
+        self.hears(Frame::Data { stream, bytes: bytes.into(), counted: bytes.len(), end })
+    }
+
+    fn hears_request(&mut self, stream: u32, method: Method, end: bool) -> Result<(), Fault> {
+        let (head, ()) = Request::builder().method(method).body(()).unwrap().into_parts();
+        let mut block = BytesMut::new();
+        message::pack_request(&mut self.encoder, &mut block, &head, None);
+        self.hears(Frame::Headers { stream, block: block.freeze(), end })
+    }
+
+    fn hears_answer(&mut self, stream: u32, answer: Response<()>, end: bool) -> Result<(), Fault> {
+        let mut block = BytesMut::new();
+        message::pack_response(&mut self.encoder, &mut block, &answer.into_parts().0);
+        self.hears(Frame::Headers { stream, block: block.freeze(), end })
+    }
+
+    /// Everything that it has to say now.
+    fn says(&mut self) -> Vec<Frame> {
+        let mut batch = Batch::default();
+        loop {
+            self.streams.write(&mut batch);
+            if batch.is_empty() {
+                break;
+            }
+            while !batch.is_empty() {
+                let mut slices = [IoSlice::new(&[])];
+                batch.slices(&mut slices);
+                self.inbox.buffer.extend_from_slice(&slices[0]);
+                let written = slices[0].len();
+                batch.advance(written);
+            }
+        }
+        std::iter::from_fn(|| self.inbox.next().unwrap()).collect()
+    }
+
+    fn asks(&mut self, method: Method, ended: bool) -> Result<u32, Unsent> {
+        let (head, ()) = Request::builder().method(method).body(()).unwrap().into_parts();
+        self.streams.ask(&head, None, ended)
+    }
+
+    fn sends(&mut self, stream: u32, length: usize, end: bool) {
+        let mut data = Bytes::from(vec![7; length]);
+        assert!(self.streams.poll_send(stream, &mut data, end, &idle()).is_ready());
+        assert!(data.is_empty());
+    }
+
+    fn lets_go(&mut self, stream: u32) {
+        self.streams.let_go(stream, Half::Sending);
+        self.streams.let_go(stream, Half::Receiving);
+    }
+}
+
+fn idle() -> Context<'static> {
+    Context::from_waker(Waker::noop())
+}
+
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+fn wake_all(streams: &mut Streams) {
+    streams.woken(true).0.into_iter().for_each(Waker::wake);
+}
+
+fn reset(stream: u32, reason: Reason) -> Frame {
+    Frame::Reset { stream, reason }
+}
+
+#[test]
+fn who_waits_for_the_connections_window_is_woken_once_it_grows() {
+    let mut end = End::client();
+    let [first, second] = [(); 2].map(|()| end.asks(Method::POST, false).unwrap());
+    end.hears(Frame::Window { stream: second, increment: 1 << 20 }).unwrap();
+    end.sends(first, FIRST_WINDOW as usize, false);
+    let wakes = Arc::<Wakes>::default();
+    let mut data = Bytes::from_static(b"late");
+    for _ in 0..3 {
+        let waker = Arc::clone(&wakes).into();
+        assert!(end.streams.poll_send(second, &mut data, true, &Context::from_waker(&waker)).is_pending());
+    }
+    end.hears(Frame::Window { stream: 0, increment: 4 }).unwrap();
+    wake_all(&mut end.streams);
+    assert_eq!(wakes.0.load(Relaxed), 1);
+    end.sends(second, 4, true);
+}
+
+#[test]
+fn of_many_windows_in_one_frame_of_settings_the_last_one_counts() {
+    let mut end = End::client();
+    let stream = end.asks(Method::POST, false).unwrap();
+    let windows = [1 << 30, 0, MAX_WINDOW as u32, 7].map(Setting::InitialWindow);
+    end.hears(Frame::Settings(windows.to_vec())).unwrap();
+    let mut data = Bytes::from_static(b"more than seven");
+    assert!(end.streams.poll_send(stream, &mut data, true, &idle()).is_ready());
+    assert_eq!(data, "an seven");
+    assert!(end.streams.poll_send(stream, &mut data, true, &idle()).is_pending());
+}
