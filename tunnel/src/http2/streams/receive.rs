@@ -206,8 +206,9 @@ impl Streams {
 
     /// Something about a stream that is not here.
     fn unknown(&self, id: u32) -> Result<(), Fault> {
-        match id <= self.last && !id.is_multiple_of(2) {
-            // It has ended here, and the other end did not know yet.
+        let over = id <= self.last || self.farewell == Farewell::Said;
+        match over && !id.is_multiple_of(2) {
+            // It has ended here, or nobody looked at it, and the other end did not know yet.
             true => Ok(()),
             false => Err(Fault::protocol("a frame of a stream that nobody opened")),
         }

@@ -162,3 +162,15 @@ fn of_many_windows_in_one_frame_of_settings_the_last_one_counts() {
     assert_eq!(data, "an seven");
     assert!(end.streams.poll_send(stream, &mut data, true, &idle()).is_pending());
 }
+
+#[test]
+fn a_request_that_nobody_looks_at_any_more_ends_no_other() {
+    let mut end = End::server();
+    end.hears_request(1, Method::GET, true).unwrap();
+    end.streams.leave();
+    end.hears(Frame::Pong(PING_LEAVING)).unwrap();
+    end.hears_request(3, Method::POST, false).unwrap();
+    end.hears_data(3, b"late", true).unwrap();
+    end.hears(reset(3, Reason::CANCEL)).unwrap();
+    assert_eq!(end.arrived.len(), 1);
+}
