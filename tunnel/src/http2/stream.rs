@@ -120,14 +120,19 @@ impl Stream {
         }
     }
 
-    /// Nothing more will happen between the two ends.
+    /// Neither end wants to say more.
     pub(super) fn is_closed(&self) -> bool {
         self.failed.is_some() || self.inflow.ended && self.outflow.ended
     }
 
+    /// Nothing more will happen between the two ends.
+    pub(super) fn is_through(&self) -> bool {
+        self.is_closed() && self.outflow.pending.is_empty()
+    }
+
     /// Nobody will ask for it again.
     pub(super) fn is_forgotten(&self) -> bool {
-        !self.held.sending && !self.held.receiving && self.is_closed() && self.outflow.pending.is_empty()
+        !self.held.sending && !self.held.receiving && self.is_through()
     }
 }
 

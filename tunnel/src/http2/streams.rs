@@ -329,7 +329,7 @@ impl Streams {
     /// The stream changed: it may have ended, and may be forgotten.
     fn settle(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        if stream.counts && stream.is_closed() {
+        if stream.counts && stream.is_through() {
             stream.counts = false;
             self.open -= 1;
             self.wakers.extend(self.queue.next());
@@ -342,7 +342,7 @@ impl Streams {
 
     /// Gives a stream up: the other end is told, and whoever waits here gets `error`.
     fn reset(&mut self, id: u32, reason: Reason, error: Error) {
-        let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_closed()) else { return };
+        let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_through()) else { return };
         stream.failed = Some(error);
         stream.outflow.discard();
         self.wakers.extend(stream.inflow.reader.take());

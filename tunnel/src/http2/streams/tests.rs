@@ -174,3 +174,16 @@ fn a_request_that_nobody_looks_at_any_more_ends_no_other() {
     end.hears(reset(3, Reason::CANCEL)).unwrap();
     assert_eq!(end.arrived.len(), 1);
 }
+
+#[test]
+fn a_stream_that_is_cut_while_its_last_words_wait_is_reset() {
+    let mut end = End::client();
+    let stream = end.asks(Method::POST, false).unwrap();
+    end.says();
+    end.sends(stream, FIRST_WINDOW as usize, true);
+    end.hears_answer(stream, Response::new(()), true).unwrap();
+    assert_eq!(end.streams.open, 1, "the other end waits for the rest");
+    end.streams.cut(stream);
+    assert_eq!(end.says(), [reset(stream, Reason::CANCEL)]);
+    assert_eq!(end.streams.open, 0);
+}
