@@ -27,6 +27,8 @@ pub(super) struct Outbox {
     pub(super) line: VecDeque<u32>,
     /// How many of the frames the other end provoked.
     owed: usize,
+    /// Streams that have ended, and whose last words may be among the frames: the other end cannot know yet.
+    ending: usize,
 }
 
 impl Outbox {
@@ -54,9 +56,21 @@ impl Outbox {
         self.owed <= MAX_OWED
     }
 
+    /// One more stream has ended. True if the other end knows it, as far as depends on this end.
+    pub(super) fn end(&mut self) -> bool {
+        self.ending += usize::from(!self.frames.is_empty());
+        self.frames.is_empty()
+    }
+
+    /// Streams that the other end still counts, though they have ended.
+    pub(super) fn ending(&self) -> usize {
+        self.ending
+    }
+
     /// All frames, for the transport. Nothing is kept: an idle connection has no memory for them.
     pub(super) fn take(&mut self) -> Bytes {
         self.owed = 0;
+        self.ending = 0;
         std::mem::take(&mut self.frames).freeze()
     }
 }

@@ -326,13 +326,22 @@ impl Streams {
         self.driver = None;
     }
 
+    /// As many streams as may be are open, as the other end sees it: one that does not read what it is told has none that
+    /// ended, and gets no more of this end's memory.
+    fn is_full(&self, most: usize) -> bool {
+        self.open + self.outbox.ending() >= most
+    }
+
     /// The stream changed: it may have ended, and may be forgotten.
     fn settle(&mut self, id: u32) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if stream.counts && stream.is_through() {
             stream.counts = false;
             self.open -= 1;
-            self.wakers.extend(self.queue.next());
+            // What the other end has reset it does not count.
+            if matches!(stream.failed, Some(Error::Reset(_))) || self.outbox.end() {
+                self.wakers.extend(self.queue.next());
+            }
             self.work |= self.farewell != Farewell::None;
         }
         if stream.is_forgotten() {

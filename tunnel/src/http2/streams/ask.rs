@@ -62,7 +62,7 @@ impl Streams {
         if upgrade.is_some() && !self.peer.extended_connect {
             return Err(Unsent::NoExtendedConnect);
         }
-        if self.open >= self.peer.max_streams {
+        if self.is_full(self.peer.max_streams) {
             return Err(Unsent::Full);
         }
 

@@ -158,7 +158,7 @@ impl Streams {
         }
 
         self.last = id;
-        if self.open >= self.settings.max_streams {
+        if self.is_full(self.settings.max_streams) {
             frame::put_reset(self.outbox.room(), id, Reason::REFUSED_STREAM);
             return self.owe();
         }
@@ -239,7 +239,7 @@ impl Streams {
             match *setting {
                 Setting::HeaderTableSize(size) => self.encoder.limit(size as usize),
                 Setting::MaxConcurrentStreams(most) => {
-                    self.peer.max_streams = most as usize;
+                    self.peer.max_streams = self.settings.max_streams.min(most as usize);
                     self.wakers.extend(self.queue.all());
                 }
                 Setting::InitialWindow(new) => window = new,

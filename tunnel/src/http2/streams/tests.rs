@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    task::{Context, Poll, Wake, Waker},
+    task::{Context, Wake, Waker},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -15,7 +15,7 @@ use http::{Method, Request, Response, StatusCode};
 use super::{
     super::{
         error::{Fault, Reason},
-        frame::{FIRST_WINDOW, MAX_WINDOW, PREFACE, Setting},
+        frame::{FIRST_WINDOW, MAX_WINDOW, Setting},
         hpack::Encoder,
         inbox::{Frame, Inbox},
         message,
@@ -186,4 +186,54 @@ fn a_stream_that_is_cut_while_its_last_words_wait_is_reset() {
     end.streams.cut(stream);
     assert_eq!(end.says(), [reset(stream, Reason::CANCEL)]);
     assert_eq!(end.streams.open, 0);
+}
+
+fn two_at_once() -> Settings {
+    Settings { max_concurrent_streams: 2, ..Settings::default() }
+}
+
+fn nothing() -> Response<()> {
+    Response::builder().status(StatusCode::NO_CONTENT).body(()).unwrap()
+}
+
+#[test]
+fn who_reads_no_answers_asks_no_more_than_it_may_at_once() {
+    let mut end = End::new(Role::Server, &two_at_once());
+    for stream in [1, 3, 5] {
+        end.hears_request(stream, Method::GET, true).unwrap();
+        if end.arrived.pop().is_some() {
+            end.streams.answer(stream, &nothing().into_parts().0, true).unwrap();
+            end.lets_go(stream);
+        }
+    }
+    let said = end.says();
+    assert!(matches!(said[..2], [Frame::Headers { stream: 1, .. }, Frame::Headers { stream: 3, .. }]));
+    assert_eq!(said[2..], [reset(5, Reason::REFUSED_STREAM)]);
+    end.hears_request(7, Method::GET, true).unwrap();
+    assert_eq!(end.arrived.len(), 1);
+    // Whoever gives up itself may ask at once.
+    end.hears(Frame::Ping([0; 8])).unwrap();
+    for stream in [9, 11, 13] {
+        end.hears_request(stream, Method::GET, true).unwrap();
+        end.hears(reset(stream, Reason::CANCEL)).unwrap();
+        end.lets_go(stream);
+    }
+    assert_eq!(end.arrived.len(), 4);
+}
+
+#[test]
+fn requests_that_are_given_up_make_room_once_the_other_end_can_know() {
+    let mut end = End::new(Role::Client, &two_at_once());
+    end.hears(Frame::Settings(vec![Setting::MaxConcurrentStreams(u32::MAX)])).unwrap();
+    for _ in 0..2 {
+        let stream = end.asks(Method::GET, true).unwrap();
+        end.lets_go(stream);
+    }
+    assert_eq!(end.asks(Method::GET, true), Err(Unsent::Full));
+    let wakes = Arc::<Wakes>::default();
+    end.streams.queue(&mut None, &Context::from_waker(&Arc::clone(&wakes).into()));
+    end.says();
+    wake_all(&mut end.streams);
+    assert_eq!(wakes.0.load(Relaxed), 1);
+    end.asks(Method::GET, true).unwrap();
 }
