@@ -373,8 +373,8 @@ fn take_head(inflow: &mut Inflow, role: Role, head: Incoming, end: bool) -> Resu
         return if end { Err(Wrong::Malformed("an interim answer is the last")) } else { Ok(()) };
     }
     let due = message::content_length(&answer.headers)?;
-    let bodyless = inflow.bodyless || answer.status == StatusCode::NOT_MODIFIED;
-    inflow.due = if bodyless { Some(0).filter(|_| due.is_some()) } else { due };
+    let bodyless = matches!(answer.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    inflow.due = if inflow.bodyless || bodyless { Some(0) } else { due };
     if end && inflow.due.is_some_and(|due| due > 0) {
         return Err(Wrong::Malformed("a body is missing that its head promises"));
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, header::CONTENT_LENGTH};
 
 use super::{
     super::{
@@ -236,4 +236,33 @@ fn requests_that_are_given_up_make_room_once_the_other_end_can_know() {
     wake_all(&mut end.streams);
     assert_eq!(wakes.0.load(Relaxed), 1);
     end.asks(Method::GET, true).unwrap();
+}
+
+#[test]
+fn an_answer_that_has_no_body_gets_none_whatever_its_head_says() {
+    for (method, status) in [
+        (Method::HEAD, StatusCode::OK),
+        (Method::GET, StatusCode::NO_CONTENT),
+        (Method::GET, StatusCode::NOT_MODIFIED),
+    ] {
+        for length in [None, Some("5")] {
+            let answer = || {
+                let mut answer = Response::new(());
+                *answer.status_mut() = status;
+                answer.headers_mut().extend(length.map(|length| (CONTENT_LENGTH, length.parse().unwrap())));
+                answer
+            };
+            let mut end = End::client();
+            let stream = end.asks(method.clone(), true).unwrap();
+            end.hears_answer(stream, answer(), true).unwrap();
+            let stream = end.asks(method.clone(), true).unwrap();
+            end.hears_answer(stream, answer(), false).unwrap();
+            end.hears_data(stream, b"", true).unwrap();
+            let stream = end.asks(method.clone(), true).unwrap();
+            end.says();
+            end.hears_answer(stream, answer(), false).unwrap();
+            end.hears_data(stream, b"five!", true).unwrap();
+            assert_eq!(end.says(), [reset(stream, Reason::PROTOCOL_ERROR)], "{status} to {method}");
+        }
+    }
 }
