@@ -55,8 +55,12 @@ impl Streams {
         upgrade: Option<&str>,
         ended: bool,
     ) -> Result<u32, Unsent> {
-        let closed = self.cut || self.ended.is_some() || self.farewell != Farewell::None;
-        if closed || self.last >= LAST_ID - 1 {
+        if self.last == LAST_ID && self.farewell == Farewell::None {
+            // Nothing can be asked here any more (RFC 9113 section 5.1.1): the other end should connect again.
+            self.farewell = Farewell::Heard(LAST_ID);
+            self.work = true;
+        }
+        if self.cut || self.ended.is_some() || self.farewell != Farewell::None {
             return Err(Unsent::Closed);
         }
         if upgrade.is_some() && !self.peer.extended_connect {

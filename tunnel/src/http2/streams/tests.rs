@@ -266,3 +266,16 @@ fn an_answer_that_has_no_body_gets_none_whatever_its_head_says() {
         }
     }
 }
+
+#[test]
+fn a_connection_that_has_no_more_numbers_ends_once_what_is_in_flight_has_ended() {
+    let mut end = End::client();
+    end.streams.last = LAST_ID - 2;
+    let stream = end.asks(Method::GET, true).unwrap();
+    assert_eq!((stream, end.asks(Method::GET, true)), (LAST_ID, Err(Unsent::Closed)));
+    end.says();
+    assert_eq!(end.streams.pause(&idle(), false), Pause::Again);
+    assert_eq!(end.streams.pause(&idle(), false), Pause::Rest);
+    end.hears_answer(stream, nothing(), true).unwrap();
+    assert_eq!(end.streams.pause(&idle(), false), Pause::Over);
+}
