@@ -18,7 +18,7 @@ use std::{future::poll_fn, io, sync::Arc};
 use bytes::{Bytes, BytesMut};
 use http::{
     HeaderValue, Response, StatusCode,
-    header::{CONNECTION, UPGRADE},
+    header::{CONNECTION, CONTENT_LENGTH, UPGRADE},
     response,
 };
 use parking_lot::Mutex;
@@ -124,6 +124,8 @@ pub(crate) fn accepted(mut head: response::Parts, sending: Sending, receiving: R
 pub(crate) fn accept(mut head: response::Parts) -> response::Parts {
     let protocol = head.headers.remove(UPGRADE).unwrap_or_else(|| HeaderValue::from_static(""));
     head.headers.insert(header::UPGRADED, protocol);
+    // A tunnel has no length (RFC 9110 section 8.6).
+    head.headers.remove(CONTENT_LENGTH);
     head.status = StatusCode::OK;
     head
 }

@@ -55,7 +55,7 @@ fn exec() -> Request<Body> {
 #[tokio::test(start_paused = true)]
 async fn each_direction_of_an_upgrade_ends_on_its_own() {
     let script = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
-                  X-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\nearly ";
+                  Content-Length: 0\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\nearly ";
     let pair = pair_with_cluster(script).await;
 
     let mut response = pair.tunnel.call(exec()).await.unwrap();
