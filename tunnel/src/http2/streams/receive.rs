@@ -164,12 +164,13 @@ impl Streams {
         }
         let head = head.request().and_then(|head| Ok((message::content_length(&head.headers)?, head)));
         let (due, head) = match head {
-            Ok((Some(due), _)) if end && due > 0 => {
-                return self.refuse_request(
-                    id,
-                    Wrong::Malformed("a body is missing that its head promises"),
-                    due > 0,
-                );
+            Ok((Some(1..), _)) if end => {
+                let wrong = Wrong::Malformed("a body is missing that its head promises");
+                return self.refuse_request(id, wrong, end);
+            }
+            Ok((_, head)) if end && head.method == Method::CONNECT => {
+                let wrong = Wrong::Malformed("a tunnel is closed before it is open");
+                return self.refuse_request(id, wrong, end);
             }
             Ok(head) => head,
             Err(wrong) => return self.refuse_request(id, wrong, end),

@@ -279,3 +279,18 @@ fn a_connection_that_has_no_more_numbers_ends_once_what_is_in_flight_has_ended()
     end.hears_answer(stream, nothing(), true).unwrap();
     assert_eq!(end.streams.pause(&idle(), false), Pause::Over);
 }
+
+/// Whoever answers an upgrade has something to receive.
+#[test]
+fn an_upgrade_that_ends_with_its_head_is_refused() {
+    let mut end = End::server();
+    let (mut head, ()) = Request::get("/exec").body(()).unwrap().into_parts();
+    head.headers.insert(CONTENT_LENGTH, 7.into());
+    for (stream, ended) in [(1, false), (3, true)] {
+        let mut block = BytesMut::new();
+        message::pack_request(&mut end.encoder, &mut block, &head, Some("SPDY/3.1"));
+        end.hears(Frame::Headers { stream, block: block.freeze(), end: ended }).unwrap();
+    }
+    assert_eq!(end.arrived.len(), 1);
+    assert_eq!(end.says(), [reset(3, Reason::PROTOCOL_ERROR)]);
+}
