@@ -268,8 +268,14 @@ impl Streams {
     /// The reader is done with so many bytes: the other end may send as many again.
     pub(crate) fn release(&mut self, id: u32, bytes: usize) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.inflow.unread = stream.inflow.unread.saturating_sub(bytes);
+        self.grant(id, bytes);
+    }
+
+    /// The other end may send so many bytes again.
+    pub(super) fn grant(&mut self, id: u32, bytes: usize) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
         let inflow = &mut stream.inflow;
-        inflow.unread = inflow.unread.saturating_sub(bytes);
         inflow.untold += bytes as u32;
         // Often enough that the other end never waits, and seldom enough to cost nothing.
         if inflow.untold >= self.settings.window / 4 && !inflow.ended && stream.failed.is_none() {

@@ -90,8 +90,7 @@ impl Streams {
             return self.refuse(id, reason, Error::Malformed(what));
         }
 
-        // Padding is nothing that anybody reads.
-        inflow.untold += (counted - bytes.len()) as u32;
+        let padding = counted - bytes.len();
         inflow.ended = end;
         if stream.held.receiving && !bytes.is_empty() {
             inflow.push(bytes);
@@ -99,6 +98,9 @@ impl Streams {
         self.wakers.extend(inflow.reader.take());
         if end {
             self.settle(id);
+        } else if padding > 0 {
+            // Nobody reads it.
+            self.grant(id, padding);
         }
         Ok(())
     }

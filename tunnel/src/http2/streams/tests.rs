@@ -294,3 +294,15 @@ fn an_upgrade_that_ends_with_its_head_is_refused() {
     assert_eq!(end.arrived.len(), 1);
     assert_eq!(end.says(), [reset(3, Reason::PROTOCOL_ERROR)]);
 }
+
+#[test]
+fn padding_is_granted_again_although_nobody_reads_it() {
+    let window = 1 << 16;
+    let mut end = End::new(Role::Server, &Settings { stream_window: window, ..Settings::default() });
+    end.hears_request(1, Method::POST, false).unwrap();
+    end.says();
+    for _ in 0..window / 256 / 4 {
+        end.hears(Frame::Data { stream: 1, bytes: Bytes::new(), counted: 256, end: false }).unwrap();
+    }
+    assert_eq!(end.says(), [Frame::Window { stream: 1, increment: window / 4 }]);
+}
