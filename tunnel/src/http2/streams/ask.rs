@@ -307,6 +307,12 @@ impl Streams {
     pub(crate) fn let_go(&mut self, id: u32, half: Half) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         match half {
+            // Nobody can say the rest, or that there is none.
+            Half::Sending if !stream.outflow.ended => {
+                stream.held.sending = false;
+                self.reset(id, Reason::CANCEL, Error::Given);
+                return self.settle(id);
+            }
             Half::Sending => stream.held.sending = false,
             Half::Receiving => {
                 stream.held.receiving = false;

@@ -306,3 +306,12 @@ fn padding_is_granted_again_although_nobody_reads_it() {
     }
     assert_eq!(end.says(), [Frame::Window { stream: 1, increment: window / 4 }]);
 }
+
+#[test]
+fn who_stops_in_the_middle_gives_the_stream_up() {
+    let mut end = End::server();
+    end.hears_request(1, Method::POST, false).unwrap();
+    end.streams.let_go(1, Half::Sending);
+    assert_eq!(end.says(), [reset(1, Reason::CANCEL)]);
+    assert!(matches!(end.streams.poll_data(1, &idle()), Poll::Ready(Some(Err(Error::Given)))));
+}
