@@ -18,7 +18,8 @@ pub(crate) enum Field {
     Pseudo(Pseudo, Bytes),
     /// Framed well, but no field of HTTP: its message is malformed, and the connection goes on (RFC 9113 section 8.1.1).
     Bad {
-        bytes: usize,
+        name: usize,
+        value: usize,
     },
 }
 
@@ -64,20 +65,20 @@ impl Field {
         let bytes = match self {
             Self::Header(name, value) => name.as_str().len() + value.len(),
             Self::Pseudo(pseudo, value) => pseudo.name().len() + value.len(),
-            Self::Bad { bytes } => *bytes,
+            Self::Bad { name, value } => name + value,
         };
         bytes + OVERHEAD
     }
 
     fn new(name: &Name, value: Bytes) -> Self {
-        let bytes = name.len() + value.len();
+        let bad = Self::Bad { name: name.len(), value: value.len() };
         match name {
             Name::Header(name) => match HeaderValue::from_maybe_shared(value) {
                 Ok(value) => Self::Header(name.clone(), value),
-                Err(_) => Self::Bad { bytes },
+                Err(_) => bad,
             },
             Name::Pseudo(pseudo) => Self::Pseudo(*pseudo, value),
-            Name::Bad { .. } => Self::Bad { bytes },
+            Name::Bad { .. } => bad,
         }
     }
 
@@ -85,7 +86,7 @@ impl Field {
         match self {
             Self::Header(name, _) => Name::Header(name.clone()),
             Self::Pseudo(pseudo, _) => Name::Pseudo(*pseudo),
-            Self::Bad { .. } => Name::Bad { bytes: 0 },
+            Self::Bad { name, .. } => Name::Bad { bytes: *name },
         }
     }
 }
@@ -134,7 +135,7 @@ impl Decoder {
     /// Says the fields of one block, in their order.
     pub(crate) fn decode(&mut self, mut block: Bytes, mut say: impl FnMut(Field)) -> Result<(), Malformed> {
         let mut begun = false;
-        while let Some(first) = block.first() {
+        while let Some(&first) = block.first() {
             let resize = first & 0xe0 == 0x20;
             if resize && begun {
                 return Err(Malformed("the table's size changes in the middle of a head"));
@@ -163,10 +164,16 @@ impl Decoder {
                     self.limit = limit;
                     self.evict(0);
                 }
-                // Sections 6.2.2 and 6.2.3.
+                // Sections 6.2.2 and 6.2.3: what is never to be remembered is not on the next connection either.
                 _ => {
                     let name = self.name(&mut block, 4)?;
-                    say(Field::new(&name, take_string(&mut block)?));
+                    let mut field = Field::new(&name, take_string(&mut block)?);
+                    if first & 0x10 != 0
+                        && let Field::Header(_, value) = &mut field
+                    {
+                        value.set_sensitive(true);
+                    }
+                    say(field);
                 }
             }
             begun |= !resize;

@@ -138,7 +138,7 @@ fn what_is_no_field_is_told_from_what_is_no_block() {
     let mut decoder = Decoder::new();
     // Upper case, and a line feed in a value.
     for bad in [&[0x00, 0x01, b'A', 0x01, b'b'][..], &[0x00, 0x01, b'a', 0x01, b'\n']] {
-        assert_eq!(decode(&mut decoder, bad).unwrap(), [Field::Bad { bytes: 2 }]);
+        assert_eq!(decode(&mut decoder, bad).unwrap(), [Field::Bad { name: 1, value: 1 }]);
     }
     for bad in [
         &[0x80][..],         // field 0
@@ -163,4 +163,27 @@ fn a_field_counts_in_full_each_time_it_is_said() {
     block.extend([0xbe; 100]);
     let fields = decode(&mut decoder, &block).unwrap();
     assert_eq!(fields.iter().map(Field::size).sum::<usize>(), 101 * (4001 + 32));
+}
+
+/// Or what follows on the connection would mean something else.
+#[test]
+fn a_field_that_http_does_not_know_takes_its_place_in_the_table() {
+    let mut decoder = Decoder::new();
+    // A table for three fields, if one of them has no name.
+    let mut block = vec![0x3f, 110 - 31];
+    block.extend_from_slice(b"\x40\x0aUPPER-CASE\x01a\x7e\x01b\x40\x01x\x01y");
+    let bad = Field::Bad { name: 10, value: 1 };
+    assert_eq!(decode(&mut decoder, &block).unwrap(), [bad.clone(), bad.clone(), header("x", "y")]);
+    assert_eq!(decode(&mut decoder, &[0xbe, 0xbf]).unwrap(), [header("x", "y"), bad]);
+    assert!(decode(&mut decoder, &[0xc0]).is_err());
+}
+
+#[test]
+fn a_secret_stays_one_on_the_next_connection() {
+    let (mut encoder, mut out) = (Encoder::default(), BytesMut::new());
+    let mut secret = HeaderValue::from_static("secret");
+    secret.set_sensitive(true);
+    encoder.header(&mut out, &HeaderName::from_static("x"), &secret);
+    let fields = decode(&mut Decoder::new(), &out).unwrap();
+    assert!(matches!(&fields[..], [Field::Header(_, value)] if value.is_sensitive() && value == secret));
 }
