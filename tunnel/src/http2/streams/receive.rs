@@ -282,7 +282,10 @@ impl Streams {
         if id == 0 {
             let starved = self.outward <= 0;
             self.outward += i64::from(increment);
-            if increment == 0 || self.outward > MAX_WINDOW {
+            if increment == 0 {
+                return Err(Fault::protocol("a window grows by nothing"));
+            }
+            if self.outward > MAX_WINDOW {
                 return Err(WINDOW_OVERFLOW);
             }
             if starved {
@@ -293,12 +296,12 @@ impl Streams {
 
         let Some(stream) = self.streams.get_mut(&id) else { return self.unknown(id) };
         stream.outflow.window += i64::from(increment);
-        if increment == 0 || stream.outflow.window > MAX_WINDOW {
-            return self.refuse(
-                id,
-                Reason::FLOW_CONTROL_ERROR,
-                Error::Malformed("a window is out of bounds"),
-            );
+        if increment == 0 {
+            return self.refuse(id, Reason::PROTOCOL_ERROR, Error::Malformed("a window grows by nothing"));
+        }
+        if stream.outflow.window > MAX_WINDOW {
+            let error = Error::Malformed("a window grows beyond the largest");
+            return self.refuse(id, Reason::FLOW_CONTROL_ERROR, error);
         }
         self.wakers.extend(stream.outflow.writer.take());
         Ok(())
@@ -352,7 +355,7 @@ impl Streams {
 }
 
 const WINDOW_OVERFLOW: Fault =
-    Fault::new(Reason::FLOW_CONTROL_ERROR, "a window grows beyond the largest, or by nothing");
+    Fault::new(Reason::FLOW_CONTROL_ERROR, "a window grows beyond the largest");
 const HEAD_TOO_LARGE: &str = "a head is larger than it may be";
 
 /// The head of an answer, or trailers.

@@ -315,3 +315,17 @@ fn who_stops_in_the_middle_gives_the_stream_up() {
     assert_eq!(end.says(), [reset(1, Reason::CANCEL)]);
     assert!(matches!(end.streams.poll_data(1, &idle()), Poll::Ready(Some(Err(Error::Given)))));
 }
+
+#[test]
+fn a_window_that_grows_by_nothing_or_beyond_all_bounds_is_refused() {
+    for (increment, reason) in
+        [(0, Reason::PROTOCOL_ERROR), (MAX_WINDOW as u32, Reason::FLOW_CONTROL_ERROR)]
+    {
+        let mut end = End::client();
+        let stream = end.asks(Method::GET, true).unwrap();
+        end.says();
+        end.hears(Frame::Window { stream, increment }).unwrap();
+        assert_eq!(end.says(), [reset(stream, reason)]);
+        assert_eq!(end.hears(Frame::Window { stream: 0, increment }).unwrap_err().reason, reason);
+    }
+}
