@@ -134,6 +134,8 @@ impl Incoming {
         }
         let method = self.method.and_then(|method| Method::from_bytes(&method).ok());
         let path = self.path.and_then(|path| PathAndQuery::from_maybe_shared(path).ok());
+        // RFC 9113 section 8.3.1.
+        let path = path.filter(|path| path.as_str().starts_with('/') || path == "*");
         let (Some(method), Some(path)) = (method, path) else {
             return Err(Wrong::Malformed("a request has no method or no path"));
         };

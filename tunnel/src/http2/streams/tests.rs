@@ -329,3 +329,13 @@ fn a_window_that_grows_by_nothing_or_beyond_all_bounds_is_refused() {
         assert_eq!(end.hears(Frame::Window { stream: 0, increment }).unwrap_err().reason, reason);
     }
 }
+
+#[test]
+fn a_path_begins_with_a_slash() {
+    for (path, served) in [("/", true), ("*", true), ("", false), ("?q", false), ("evil:80/", false)] {
+        let mut end = End::server();
+        let block = [b"\x82\x86\x04", &[path.len() as u8][..], path.as_bytes()].concat().into();
+        end.hears(Frame::Headers { stream: 1, block, end: true }).unwrap();
+        assert_eq!(end.arrived.len(), usize::from(served), "{path}");
+    }
+}
