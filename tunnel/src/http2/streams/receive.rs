@@ -354,8 +354,7 @@ impl Streams {
     }
 }
 
-const WINDOW_OVERFLOW: Fault =
-    Fault::new(Reason::FLOW_CONTROL_ERROR, "a window grows beyond the largest");
+const WINDOW_OVERFLOW: Fault = Fault::new(Reason::FLOW_CONTROL_ERROR, "a window grows beyond the largest");
 const HEAD_TOO_LARGE: &str = "a head is larger than it may be";
 
 /// The head of an answer, or trailers.

@@ -318,8 +318,7 @@ fn who_stops_in_the_middle_gives_the_stream_up() {
 
 #[test]
 fn a_window_that_grows_by_nothing_or_beyond_all_bounds_is_refused() {
-    for (increment, reason) in
-        [(0, Reason::PROTOCOL_ERROR), (MAX_WINDOW as u32, Reason::FLOW_CONTROL_ERROR)]
+    for (increment, reason) in [(0, Reason::PROTOCOL_ERROR), (MAX_WINDOW as u32, Reason::FLOW_CONTROL_ERROR)]
     {
         let mut end = End::client();
         let stream = end.asks(Method::GET, true).unwrap();
