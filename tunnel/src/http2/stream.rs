@@ -181,10 +181,11 @@ impl Inflow {
 }
 
 impl Outflow {
-    /// Drops what was not handed to the transport.
-    pub(super) fn discard(&mut self) {
+    /// Drops what was not handed to the transport: so many bytes, which the connection's window has again.
+    #[must_use]
+    pub(super) fn discard(&mut self) -> usize {
         self.pending = VecDeque::new();
-        self.queued = 0;
+        std::mem::take(&mut self.queued)
     }
 }
 

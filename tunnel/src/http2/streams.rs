@@ -289,7 +289,8 @@ impl Streams {
                 stream.failed = Some(error.clone());
             }
             stream.counts = false;
-            stream.outflow.discard();
+            // No window is needed any more.
+            let _ = stream.outflow.discard();
             wakers.extend(stream.inflow.reader.take());
             wakers.extend(stream.outflow.writer.take());
         }
@@ -353,12 +354,26 @@ impl Streams {
     fn reset(&mut self, id: u32, reason: Reason, error: Error) {
         let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_through()) else { return };
         stream.failed = Some(error);
-        stream.outflow.discard();
+        let unsent = stream.outflow.discard();
         self.wakers.extend(stream.inflow.reader.take());
         self.wakers.extend(stream.outflow.writer.take());
+        self.widen(unsent as u32);
         frame::put_reset(&mut self.outbox.room(), id, reason);
         self.work = true;
         self.settle(id);
+    }
+
+    /// The connection's window has so many bytes more.
+    fn widen(&mut self, bytes: u32) {
+        let starved = self.outward <= 0 && bytes > 0;
+        self.outward += i64::from(bytes);
+        if starved {
+            self.wake_writers();
+        }
+    }
+
+    fn wake_writers(&mut self) {
+        self.wakers.extend(self.streams.values_mut().filter_map(|stream| stream.outflow.writer.take()));
     }
 }
 

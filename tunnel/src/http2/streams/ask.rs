@@ -218,7 +218,6 @@ impl Streams {
         stream.failed = Some(Error::Given);
         stream.inflow.ended = false;
         stream.inflow.discard();
-        stream.outflow.discard();
         self.settle(id);
     }
 

@@ -228,9 +228,10 @@ impl Streams {
         if stream.failed.is_none() {
             // Whatever came before an end is whole (RFC 9113 section 8.1): its reader does not notice.
             stream.failed = Some(Error::Reset(reason));
-            stream.outflow.discard();
+            let unsent = stream.outflow.discard();
             self.wakers.extend(stream.inflow.reader.take());
             self.wakers.extend(stream.outflow.writer.take());
+            self.widen(unsent as u32);
             self.settle(id);
         }
         Ok(())
@@ -274,24 +275,13 @@ impl Streams {
         Ok(())
     }
 
-    fn wake_writers(&mut self) {
-        self.wakers.extend(self.streams.values_mut().filter_map(|stream| stream.outflow.writer.take()));
-    }
-
     fn receive_window(&mut self, id: u32, increment: u32) -> Result<(), Fault> {
         if id == 0 {
-            let starved = self.outward <= 0;
-            self.outward += i64::from(increment);
             if increment == 0 {
                 return Err(Fault::protocol("a window grows by nothing"));
             }
-            if self.outward > MAX_WINDOW {
-                return Err(WINDOW_OVERFLOW);
-            }
-            if starved {
-                self.wake_writers();
-            }
-            return Ok(());
+            self.widen(increment);
+            return if self.outward > MAX_WINDOW { Err(WINDOW_OVERFLOW) } else { Ok(()) };
         }
 
         let Some(stream) = self.streams.get_mut(&id) else { return self.unknown(id) };
@@ -345,9 +335,10 @@ impl Streams {
                 continue;
             };
             stream.failed = Some(Error::Unseen);
-            stream.outflow.discard();
+            let unsent = stream.outflow.discard();
             self.wakers.extend(stream.inflow.reader.take());
             self.wakers.extend(stream.outflow.writer.take());
+            self.widen(unsent as u32);
             self.settle(id);
         }
         Ok(())

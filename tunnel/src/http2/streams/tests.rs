@@ -338,3 +338,25 @@ fn a_path_begins_with_a_slash() {
         assert_eq!(end.arrived.len(), usize::from(served), "{path}");
     }
 }
+
+/// Who gives up uploads does not use up the connection.
+#[test]
+fn what_is_dropped_before_it_is_sent_does_not_count_in_the_connections_window() {
+    let drops: [fn(&mut End, u32); 3] = [
+        |end, stream| end.hears(reset(stream, Reason::CANCEL)).unwrap(),
+        |end, stream| end.lets_go(stream),
+        |end, _| end.hears(Frame::GoAway { last: 0, reason: Reason::NO_ERROR }).unwrap(),
+    ];
+    for drop in drops {
+        let mut end = End::client();
+        let [first, second] = [(); 2].map(|()| end.asks(Method::POST, false).unwrap());
+        end.sends(first, FIRST_WINDOW as usize, false);
+        let wakes = Arc::<Wakes>::default();
+        let (waker, mut data) = (Arc::clone(&wakes).into(), Bytes::from_static(b"late"));
+        let cx = Context::from_waker(&waker);
+        assert!(end.streams.poll_send(second, &mut data, true, &cx).is_pending());
+        drop(&mut end, first);
+        wake_all(&mut end.streams);
+        assert_eq!((wakes.0.load(Relaxed), end.streams.outward), (1, FIRST_WINDOW.into()));
+    }
+}
