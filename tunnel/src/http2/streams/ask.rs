@@ -58,6 +58,7 @@ impl Streams {
         if self.last == LAST_ID && self.farewell == Farewell::None {
             // Nothing can be asked here any more (RFC 9113 section 5.1.1): the other end should connect again.
             self.farewell = Farewell::Heard(LAST_ID);
+            self.wakers.extend(self.queue.all());
             self.work = true;
         }
         if self.cut || self.ended.is_some() || self.farewell != Farewell::None {

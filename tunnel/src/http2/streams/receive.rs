@@ -325,8 +325,12 @@ impl Streams {
         if matches!(self.farewell, Farewell::Heard(before) if last > before) {
             return Err(Fault::protocol("a farewell takes back what one before it said"));
         }
-        self.farewell = Farewell::Heard(last);
         self.gone = Some(reason).filter(|reason| *reason != Reason::NO_ERROR);
+        if self.farewell == Farewell::Heard(last) {
+            // Said again, it costs nothing: every stream was looked at.
+            return Ok(());
+        }
+        self.farewell = Farewell::Heard(last);
         self.wakers.extend(self.queue.all());
         self.work = true;
         let unseen: Vec<u32> = self.streams.keys().copied().filter(|id| *id > last).collect();
