@@ -95,9 +95,8 @@ impl Tunnel {
     /// request at the other end at once.
     pub async fn call(&self, request: Request<Body>) -> Result<Response<Body>, CallError> {
         let (head, body) = request.into_parts();
-        let upgrade = match head.headers.get(UPGRADE).map(|protocol| protocol.to_str()).transpose() {
-            Ok(upgrade) => upgrade,
-            Err(_) => return Err(CallError::unsent(NOT_ASCII, head, body)),
+        let Ok(upgrade) = head.headers.get(UPGRADE).map(|protocol| protocol.to_str()).transpose() else {
+            return Err(CallError::unsent(NOT_ASCII, head, body));
         };
         let bodyless = upgrade.is_none() && body.is_end_stream();
         let (sending, receiving) = match http2::ask(&self.shared, &head, upgrade, bodyless).await {

@@ -195,7 +195,7 @@ impl Streams {
 
     /// What each end says first.
     fn greet(&mut self, settings: &Settings) {
-        let out = &mut self.outbox.room();
+        let out = self.outbox.room();
         let common = [
             Setting::InitialWindow(settings.stream_window),
             Setting::MaxFrame(settings.max_frame),
@@ -220,7 +220,7 @@ impl Streams {
         self.ping.answered = false;
         if !self.ping.asked && self.ended.is_none() {
             self.ping.asked = true;
-            frame::put(&mut self.outbox.room(), kind::PING, 0, 0, &PING_ALIVE);
+            frame::put(self.outbox.room(), kind::PING, 0, 0, &PING_ALIVE);
             self.work = true;
         }
     }
@@ -238,8 +238,8 @@ impl Streams {
     pub(super) fn leave(&mut self) {
         if self.role == Role::Server && self.farewell == Farewell::None && self.ended.is_none() {
             self.farewell = Farewell::Announced;
-            frame::put_goaway(&mut self.outbox.room(), LAST_ID, Reason::NO_ERROR);
-            frame::put(&mut self.outbox.room(), kind::PING, 0, 0, &PING_LEAVING);
+            frame::put_goaway(self.outbox.room(), LAST_ID, Reason::NO_ERROR);
+            frame::put(self.outbox.room(), kind::PING, 0, 0, &PING_LEAVING);
             self.work = true;
         }
     }
@@ -274,7 +274,7 @@ impl Streams {
     /// The other end is told why nothing more will come from here.
     pub(super) fn say_fault(&mut self, fault: Fault) {
         let last = if self.role == Role::Server { self.last } else { 0 };
-        frame::put_goaway(&mut self.outbox.room(), last, fault.reason);
+        frame::put_goaway(self.outbox.room(), last, fault.reason);
     }
 
     /// Nothing moves any more. Whoever waits gets the error, after what has arrived.
@@ -358,7 +358,7 @@ impl Streams {
         self.wakers.extend(stream.inflow.reader.take());
         self.wakers.extend(stream.outflow.writer.take());
         self.widen(unsent as u32);
-        frame::put_reset(&mut self.outbox.room(), id, reason);
+        frame::put_reset(self.outbox.room(), id, reason);
         self.work = true;
         self.settle(id);
     }

@@ -98,9 +98,8 @@ pub(super) fn unpack(packed: &[u8]) -> Result<Bytes, Malformed> {
 
 /// The first code in the lowest `have` bits, and its length.
 fn first(bits: u64, have: usize) -> Option<(u16, usize)> {
-    for length in SHORTEST..=have.min(LONGEST) {
+    for (length, class) in CLASSES.iter().enumerate().take(have + 1).skip(SHORTEST) {
         let code = (bits >> (have - length)) as u32;
-        let class = &CLASSES[length];
         if code < class.first + class.count {
             return Some((SYMBOLS[class.symbols + (code - class.first) as usize], length));
         }
@@ -122,7 +121,7 @@ mod tests {
             let code = class.first + place as u32;
             bits.push_str(&format!("{code:0length$b}"));
         }
-        while bits.len() % 8 != 0 {
+        while !bits.len().is_multiple_of(8) {
             bits.push('1');
         }
         bits.as_bytes()
