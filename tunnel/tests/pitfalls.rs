@@ -1,6 +1,4 @@
-//! Four ways in which the HTTP/2 library's defaults kill or freeze a whole tunnel.
-//!
-//! Each of these fails if its line in `settings.rs` is removed.
+//! Four ways in which some of its streams can kill or freeze a whole tunnel. Each was seen with the defaults of a library.
 
 mod support;
 
