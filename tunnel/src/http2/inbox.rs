@@ -8,8 +8,8 @@ use super::{
 };
 
 /// Payload up to this size is copied out of the buffer, so that what waits for a slow reader holds its own bytes and not
-/// the whole buffer. More is a slice.
-const COPIED: usize = 4 << 10;
+/// the whole buffer. More is a slice: a buffer is never more than sixteen times as large.
+const COPIED: usize = 16 << 10;
 
 /// One frame, or a part of a DATA frame as long as the rest is on its way.
 #[derive(Debug, PartialEq, Eq)]

@@ -19,6 +19,7 @@ const TURN: usize = 64 << 10;
 impl Streams {
     /// Takes out what is to be written next: all small frames, and then of each stream in line its turn.
     pub(crate) fn write(&mut self, batch: &mut Batch) {
+        self.work = false;
         for _ in 0..self.outbox.ending() {
             self.wakers.extend(self.queue.next());
         }
