@@ -26,7 +26,6 @@ enum Kind {
     #[default]
     Empty,
     Full(Bytes),
-    Http1(hyper::body::Incoming),
     Http2(Box<Stream>),
     Other(UnsyncBoxBody<Bytes, BodyError>),
 }
@@ -49,9 +48,6 @@ pub enum BodyError {
     /// The tunnel's stream was reset, or the tunnel was lost.
     #[error("the tunnel ended in the middle of a body: {0}")]
     Tunnel(#[from] Error),
-    /// The HTTP/1.1 or HTTP/2 connection on the outside was lost.
-    #[error("the connection ended in the middle of a body: {0}")]
-    Http(#[from] hyper::Error),
     /// Of a body made by [`Body::new`].
     #[error("{0}")]
     Other(Box<dyn std::error::Error + Send + Sync>),
@@ -107,18 +103,11 @@ impl From<&'static str> for Body {
     }
 }
 
-impl From<hyper::body::Incoming> for Body {
-    fn from(incoming: hyper::body::Incoming) -> Self {
-        if http_body::Body::is_end_stream(&incoming) { Self::empty() } else { Self(Kind::Http1(incoming)) }
-    }
-}
-
 impl fmt::Debug for Body {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.0 {
             Kind::Empty => "empty",
             Kind::Full(_) => "full",
-            Kind::Http1(_) => "http",
             Kind::Http2(_) => "tunnel",
             Kind::Other(_) => "other",
         };
@@ -141,7 +130,6 @@ impl http_body::Body for Body {
                 self.0 = Kind::Empty;
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
-            Kind::Http1(incoming) => Pin::new(incoming).poll_frame(cx).map_err(BodyError::Http),
             Kind::Http2(stream) => stream.poll_frame(cx),
             Kind::Other(body) => Pin::new(body).poll_frame(cx),
         };
@@ -159,7 +147,6 @@ impl http_body::Body for Body {
         match &self.0 {
             Kind::Empty => true,
             Kind::Full(_) => false,
-            Kind::Http1(incoming) => incoming.is_end_stream(),
             Kind::Http2(stream) => stream.sending.is_none() && stream.receiving.is_over(),
             Kind::Other(body) => body.is_end_stream(),
         }
@@ -169,7 +156,6 @@ impl http_body::Body for Body {
         match &self.0 {
             Kind::Empty => SizeHint::with_exact(0),
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Kind::Http1(incoming) => incoming.size_hint(),
             Kind::Http2(_) => SizeHint::default(),
             Kind::Other(body) => body.size_hint(),
         }

@@ -26,7 +26,7 @@ async fn pair_with_cluster(script: &'static str) -> Pair {
         if let Ok(outside) = hyper::upgrade::on(&mut response).await {
             response.extensions_mut().insert(upgrade::Outside::new(TokioIo::new(outside)));
         }
-        response.map(Body::from)
+        response.map(Body::new)
     })
     .await
 }
@@ -128,7 +128,7 @@ async fn a_caller_who_vanishes_ends_the_upgraded_connection_in_the_cluster() {
             if let Ok(outside) = hyper::upgrade::on(&mut response).await {
                 response.extensions_mut().insert(upgrade::Outside::new(TokioIo::new(outside)));
             }
-            response.map(Body::from)
+            response.map(Body::new)
         }
     })
     .await;

@@ -62,7 +62,9 @@ impl http_body::Body for Incoming {
             Self::Http1(body) => {
                 Pin::new(body).poll_frame(cx).map_err(|error| BodyError::Other(error.into()))
             }
-            Self::Http2(body) => Pin::new(body).poll_frame(cx).map_err(BodyError::Http),
+            Self::Http2(body) => {
+                Pin::new(body).poll_frame(cx).map_err(|error| BodyError::Other(error.into()))
+            }
         }
     }
 

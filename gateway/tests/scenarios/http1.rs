@@ -21,11 +21,6 @@ use crate::world::{World, endless};
 /// Longer than an answer takes, shorter than any limit.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-fn frames<const N: usize>(data: [&'static str; N]) -> Body {
-    let frames = data.map(|data| Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(data.as_bytes()))));
-    Body::new(StreamBody::new(stream::iter(frames)))
-}
-
 fn sized(body: Bytes) -> Response<Body> {
     Response::builder().header("content-length", body.len()).body(Body::from(body)).unwrap()
 }
@@ -36,7 +31,14 @@ fn services() -> Services {
             let said = request.into_body().collect().await.map(|body| body.to_bytes());
             sized(said.unwrap_or_default())
         }
-        "/chunks" => Response::new(frames(["one,", "two"])),
+        "/chunks" => {
+            // Its head is there before all of it, whose length would be known.
+            let late = stream::once(async {
+                sleep(Duration::from_millis(1)).await;
+                Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(b"one,two")))
+            });
+            Response::new(Body::new(StreamBody::new(late)))
+        }
         "/broken" => {
             let broken = stream::iter([Err(std::io::Error::other("the disk is gone"))]);
             let first = stream::iter([Ok(Frame::data(Bytes::from_static(b"half")))]);
