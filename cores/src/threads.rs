@@ -65,6 +65,12 @@ impl Cores {
         Ok((Self { threads: threads.into(), next: Arc::default() }, started))
     }
 
+    /// The same threads, whose seats are counted apart: what is spread here is spread evenly, whatever else has seats there.
+    pub fn apart(&self) -> Self {
+        let apart = |thread: &Thread| Thread { runtime: thread.runtime.clone(), taken: Arc::default() };
+        Self { threads: self.threads.iter().map(apart).collect(), next: Arc::default() }
+    }
+
     /// A seat on the core with the fewest taken; equals take turns. There is no moving later, so an even start is what keeps
     /// the slowest requests as fast as the others.
     pub fn seat(&self) -> Seat {
@@ -167,6 +173,17 @@ mod tests {
         assert_eq!(taken(), [0, 3]);
         let _next: Vec<_> = (0..3).map(|_| cores.seat()).collect();
         assert_eq!(taken(), [3, 3]);
+    }
+
+    #[test]
+    fn seats_that_are_counted_apart_are_even_by_themselves() {
+        let (cores, _threads) = Cores::start(2).unwrap();
+        let (tunnels, callers) = (cores.apart(), cores.apart());
+        let taken = |cores: &Cores| [0, 1].map(|core| cores.threads[core].taken.load(Relaxed));
+        let _tunnel = tunnels.seat();
+        let _callers: Vec<_> = (0..3).map(|_| callers.seat()).collect();
+        let _other = tunnels.seat();
+        assert_eq!((taken(&tunnels), taken(&callers)), ([1, 1], [2, 1]));
     }
 
     #[tokio::test]

@@ -84,6 +84,8 @@ impl Listener {
         F: Future<Output = ()> + Send + 'static,
     {
         let Self { name, socket, tls, places, handshake_timeout } = self;
+        // Tunnels are spread evenly, and callers are: a core without a tunnel would send all its callers to another one.
+        let cores = cores.apart();
         let lines = Arc::new(LogLimit::new(LOG_PERIOD));
         loop {
             let accepting = async {
