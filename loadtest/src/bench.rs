@@ -37,7 +37,7 @@ use self::{
 };
 use crate::{
     directory::Directory,
-    stack::{Setup, redis::Redis, usage},
+    stack::{Setup, Tls, redis::Redis, usage},
 };
 
 /// Measure kas and agentk on this machine beside direct requests, nginx and rathole
@@ -172,7 +172,7 @@ impl Bench {
             contestants.push(other_build(directory, &contestants, work, upstream).await?);
         }
         if !self.quick {
-            let tls = Setup { tls: true, ..Setup::default() };
+            let tls = Setup { tls: Tls::Both, ..Setup::default() };
             contestants.push(Contestant::ours("kas TLS", work, &tls, upstream).await?);
         }
         let rows = rounds.run(&contestants, &cases, stop).await?;
@@ -209,15 +209,16 @@ impl Bench {
         rounds: Rounds,
         stop: &CancellationToken,
     ) -> anyhow::Result<Option<Section>> {
-        let Some(cases) =
-            self.chosen(vec![Case { what: "200 B, one segment", path: "/one/200", connections: 64 }])
-        else {
-            return Ok(None);
-        };
+        let cases = [
+            Case { what: "200 B, one segment", path: "/one/200", connections: 64 },
+            Case { what: "100 MB", path: "/bulk", connections: 1 },
+        ];
+        let Some(cases) = self.chosen(cases.to_vec()) else { return Ok(None) };
         let mut contestants = Vec::new();
         for (name, setup) in [
             ("kas as it is", Setup::default()),
-            ("with TLS on both legs", Setup { tls: true, ..Setup::default() }),
+            ("with TLS in the tunnel", Setup { tls: Tls::Tunnel, ..Setup::default() }),
+            ("with TLS on both legs", Setup { tls: Tls::Both, ..Setup::default() }),
             ("with a policy of 3 rules", Setup { policy: true, ..Setup::default() }),
             ("with a log line for each request", Setup { debug: true, ..Setup::default() }),
         ] {

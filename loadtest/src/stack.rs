@@ -35,11 +35,29 @@ pub(crate) const START: Duration = Duration::from_secs(30);
 /// How often it is looked whether something has happened.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
 
+/// Where TLS is spoken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tls {
+    /// Nowhere.
+    #[default]
+    Off,
+    /// In the tunnel.
+    Tunnel,
+    /// In the tunnel and with callers.
+    Both,
+}
+
+impl From<bool> for Tls {
+    fn from(both: bool) -> Self {
+        if both { Self::Both } else { Self::Off }
+    }
+}
+
 /// What is started.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
-    /// TLS on both listeners.
-    pub tls: bool,
+    /// Where TLS is spoken.
+    pub tls: Tls,
     /// Log each request.
     pub debug: bool,
     /// agentk checks each request against a policy.
@@ -98,7 +116,7 @@ impl Kas {
             address.with_context(|| format!("kas did not say its {name} address"))
         };
         let (public, agents) = (address("public")?, address("agent")?);
-        let scheme = if setup.tls { "https" } else { "http" };
+        let scheme = if setup.tls == Tls::Both { "https" } else { "http" };
         Ok(Self { child, directory: directory.to_owned(), scheme, public, agents })
     }
 
@@ -152,7 +170,7 @@ impl Kas {
         self.put("kubeconfig", &kubeconfig)?;
         let address =
             if setup.delay.is_zero() { self.agents } else { delay::start(self.agents, setup.delay).await? };
-        let scheme = if setup.tls { "wss" } else { "ws" };
+        let scheme = if setup.tls == Tls::Off { "ws" } else { "wss" };
         let mut command = program("agentk", &self.directory.join("agentk"), setup)?;
         command
             .args(["--kas-address", &format!("{scheme}://{address}")])
@@ -163,7 +181,7 @@ impl Kas {
             .args(["--observability-listen-address", "127.0.0.1:0"])
             .args(["--log-level", if setup.debug { "debug" } else { "info" }])
             .env_remove("AGENTK_TOKEN");
-        if setup.tls {
+        if setup.tls != Tls::Off {
             command.arg("--kas-ca-cert-file").arg(self.directory.join("kas.crt"));
         }
         if setup.policy {
@@ -236,11 +254,13 @@ fn write(directory: &Path, setup: &Setup) -> anyhow::Result<()> {
         put(directory, "agent-tokens", &tokens)?;
     }
     put(directory, "identity.yaml", &identity)?;
-    let tls = if setup.tls { "certificate_file: kas.crt, key_file: kas.key, " } else { "" };
+    let tls = |spoken| if spoken { "certificate_file: kas.crt, key_file: kas.key, " } else { "" };
     let level = if setup.debug { "debug" } else { "info" };
     let port = setup.agent_port.to_string();
     let (a_token, a_second) = (if setup.crowd > 0 { 100 } else { 1_000_000 }, setup.per_second);
-    let mut config = CONFIG.replace("TLS", tls).replace("LEVEL", level).replace("PORT", &port);
+    let mut config = CONFIG.replace("LEVEL", level).replace("PORT", &port);
+    config = config.replace("TLS_OF_AGENTS", tls(setup.tls != Tls::Off));
+    config = config.replace("TLS_OF_CALLERS", tls(setup.tls == Tls::Both));
     config = config.replace("A_TOKEN", &format!("{a_token}"));
     config = config.replace("A_SECOND", &a_second.unwrap_or(1_000_000).to_string());
     if let Some(redis) = setup.redis {
@@ -294,10 +314,10 @@ pub fn put(directory: &Path, name: impl AsRef<Path>, text: &str) -> anyhow::Resu
 
 const CONFIG: &str = "\
 agent:
-  listen: {TLSaddress: \"127.0.0.1:PORT\", max_tunnels_per_agent: 50000, max_connections: 60000,
+  listen: {TLS_OF_AGENTSaddress: \"127.0.0.1:PORT\", max_tunnels_per_agent: 50000, max_connections: 60000,
     connections_per_token_per_minute: A_TOKEN, connections_per_second: A_SECOND}
   kubernetes_api:
-    listen: {TLSaddress: \"127.0.0.1:0\", listen_grace_period: 0s, shutdown_grace_period: 1s}
+    listen: {TLS_OF_CALLERSaddress: \"127.0.0.1:0\", listen_grace_period: 0s, shutdown_grace_period: 1s}
 observability:
   listen: {address: \"127.0.0.1:0\"}
   logging: {level: LEVEL}

@@ -81,7 +81,7 @@ impl Storm {
         if self.replicas > 1 {
             return replicas::run(&self, directory.path(), &stop).await;
         }
-        let setup = Setup { tls: self.tls, agent_port: free_port()?, ..Setup::default() };
+        let setup = Setup { tls: self.tls.into(), agent_port: free_port()?, ..Setup::default() };
         let starting = Kas::start(directory.path(), &setup);
         let Some(kas) = stop.run_until_cancelled(starting).await.transpose()? else { return Ok(()) };
         let crowd = Crowd {

@@ -40,7 +40,7 @@ pub(super) struct Processes {
 
 /// Starts both, as their users do.
 pub(super) async fn processes(work: &Path, upstream: &Nginx, tls: bool) -> anyhow::Result<Processes> {
-    let setup = Setup { tls, ..Setup::default() };
+    let setup = Setup { tls: tls.into(), ..Setup::default() };
     let kas = Kas::start(&work.join(format!("idle-processes-{tls}")), &setup).await?;
     let agentk = kas.agentk(&setup, upstream.address, "/one/200").await?;
     sleep(SETTLE).await;
@@ -55,7 +55,7 @@ pub(super) async fn processes(work: &Path, upstream: &Nginx, tls: bool) -> anyho
 /// Starts a kas, and agents in a process of their own.
 pub(super) async fn measure(work: &Path, tunnels: u32, tls: bool) -> anyhow::Result<Idle> {
     let directory = work.join(format!("idle-{tunnels}-{tls}"));
-    let kas = Kas::start(&directory, &Setup { tls, ..Setup::default() }).await?;
+    let kas = Kas::start(&directory, &Setup { tls: tls.into(), ..Setup::default() }).await?;
     let report = directory.join("agents.json");
     let mut agents = Command::new(std::env::current_exe()?);
     agents

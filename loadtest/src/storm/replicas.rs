@@ -59,7 +59,7 @@ struct Peak {
 pub(super) async fn run(storm: &Storm, directory: &Path, stop: &CancellationToken) -> anyhow::Result<()> {
     let redis = Redis::start(&directory.join("redis")).await?;
     let setup = Setup {
-        tls: storm.tls,
+        tls: storm.tls.into(),
         redis: Some(redis.address),
         crowd: storm.count,
         per_second: Some(storm.rate),
@@ -180,7 +180,7 @@ impl Report {
             agents: storm.count,
             tunnels: storm.count as usize * usize::from(storm.tunnels()),
             replicas: storm.replicas,
-            tls: storm.tls,
+            tls: storm.tls.into(),
             per_second: storm.rate,
             interrupted,
             back,
