@@ -1,4 +1,5 @@
 //! Our streams against tokio-rustls, which keeps to rustls' usual API, in both roles and both versions.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{
     io::{self, IoSlice},

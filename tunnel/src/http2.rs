@@ -6,8 +6,8 @@
 //!                                      └────────── Inbox ◄───────────────────┘
 //! ```
 //!
-//! * [`Streams`](streams::Streams) is what a connection knows: pure, behind one lock, without I/O.
-//! * [`Connection`] is the task that reads and writes; [`Sending`] and [`Receiving`] are in the hands of those who ask and
+//! * `Streams` is what a connection knows: pure, behind one lock, without I/O.
+//! * `Connection` is the task that reads and writes; `Sending` and `Receiving` are in the hands of those who ask and
 //!   answer, on whichever core.
 //! * DATA is handed on as it arrives, however long its frame; what is small goes out with the next write, and bulk takes
 //!   turns.

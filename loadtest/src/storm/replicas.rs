@@ -180,7 +180,7 @@ impl Report {
             agents: storm.count,
             tunnels: storm.count as usize * usize::from(storm.tunnels()),
             replicas: storm.replicas,
-            tls: storm.tls.into(),
+            tls: storm.tls,
             per_second: storm.rate,
             interrupted,
             back,
