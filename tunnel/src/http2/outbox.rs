@@ -83,7 +83,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    pub(super) fn push(&mut self, bytes: Bytes) {
+    pub(crate) fn push(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
             self.length += bytes.len();
             self.pieces.push_back(bytes);
@@ -94,7 +94,7 @@ impl Batch {
         self.length >= BATCH
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.length == 0
     }
 

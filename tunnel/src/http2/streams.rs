@@ -352,14 +352,22 @@ impl Streams {
 
     /// Gives a stream up: the other end is told, and whoever waits here gets `error`.
     fn reset(&mut self, id: u32, reason: Reason, error: Error) {
-        let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_through()) else { return };
+        if self.streams.get(&id).is_none_or(|stream| stream.is_through()) {
+            return;
+        }
+        frame::put_reset(self.outbox.room(), id, reason);
+        self.work = true;
+        self.fail(id, error);
+    }
+
+    /// The stream ends here. What has arrived is still there to be read, and what waits to be written is not sent.
+    fn fail(&mut self, id: u32, error: Error) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.failed = Some(error);
         let unsent = stream.outflow.discard();
         self.wakers.extend(stream.inflow.reader.take());
         self.wakers.extend(stream.outflow.writer.take());
         self.widen(unsent as u32);
-        frame::put_reset(self.outbox.room(), id, reason);
-        self.work = true;
         self.settle(id);
     }
 

@@ -1,7 +1,6 @@
 //! What a WebSocket has still to write.
 
 use std::{
-    collections::VecDeque,
     io::{self, IoSlice},
     pin::Pin,
     task::{Context, Poll, ready},
@@ -11,6 +10,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::AsyncWrite;
 
 use super::frame::{self, Header, Opcode};
+use crate::http2::Batch;
 
 /// Payload below this size is put together with its header, above it is sent from where it is.
 const GATHERED: usize = 16 << 10;
@@ -24,19 +24,18 @@ const SLICES: usize = 32;
 /// Frames, whole or in part. Holds nothing when all of it is written.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
-    pieces: VecDeque<Bytes>,
+    pieces: Batch,
     /// Behind the pieces: what is small, together.
     gathered: BytesMut,
-    length: usize,
 }
 
 impl Outgoing {
     pub(super) fn is_empty(&self) -> bool {
-        self.length == 0
+        self.len() == 0
     }
 
     pub(super) fn len(&self) -> usize {
-        self.length
+        self.pieces.len() + self.gathered.len()
     }
 
     /// Adds a frame whose payload is in these slices; no more than `length` bytes of it.
@@ -54,7 +53,6 @@ impl Outgoing {
             self.extend(part, mask, offset);
             offset += part.len();
         }
-        self.length += length;
     }
 
     /// Adds a frame of data made of these pieces, which are `length` bytes.
@@ -78,13 +76,11 @@ impl Outgoing {
             }
             offset += size;
         }
-        self.length += length;
     }
 
     fn header(&mut self, opcode: Opcode, mask: Option<[u8; 4]>, length: usize) {
         let (header, end) = Header { opcode, length: length as u64, mask }.encode();
         self.gathered.extend_from_slice(&header[..end]);
-        self.length += end;
     }
 
     fn extend(&mut self, bytes: &[u8], mask: Option<[u8; 4]>, offset: usize) {
@@ -102,9 +98,9 @@ impl Outgoing {
 
     fn push(&mut self, piece: Bytes) {
         if !self.gathered.is_empty() {
-            self.pieces.push_back(self.gathered.split().freeze());
+            self.pieces.push(self.gathered.split().freeze());
         }
-        self.pieces.push_back(piece);
+        self.pieces.push(piece);
     }
 
     /// Writes all of it.
@@ -117,9 +113,11 @@ impl Outgoing {
                 ready!(Pin::new(&mut *io).poll_write(cx, &self.gathered))?
             } else {
                 let mut slices = [IoSlice::new(&[]); SLICES];
-                let all = self.pieces.iter().map(|piece| &piece[..]).chain([&self.gathered[..]]);
-                let count =
-                    slices.iter_mut().zip(all).map(|(slice, piece)| *slice = IoSlice::new(piece)).count();
+                let mut count = self.pieces.slices(&mut slices);
+                if let Some(last) = slices.get_mut(count) {
+                    *last = IoSlice::new(&self.gathered);
+                    count += 1;
+                }
                 ready!(Pin::new(&mut *io).poll_write_vectored(cx, &slices[..count]))?
             };
             if written == 0 {
@@ -131,15 +129,9 @@ impl Outgoing {
         Poll::Ready(Ok(()))
     }
 
-    fn advance(&mut self, mut written: usize) {
-        self.length -= written;
-        while let Some(piece) = self.pieces.front_mut() {
-            if written < piece.len() {
-                return piece.advance(written);
-            }
-            written -= piece.len();
-            self.pieces.pop_front();
-        }
-        self.gathered.advance(written);
+    fn advance(&mut self, written: usize) {
+        let of_pieces = written.min(self.pieces.len());
+        self.pieces.advance(of_pieces);
+        self.gathered.advance(written - of_pieces);
     }
 }

@@ -224,15 +224,10 @@ impl Streams {
     }
 
     fn receive_reset(&mut self, id: u32, reason: Reason) -> Result<(), Fault> {
-        let Some(stream) = self.streams.get_mut(&id) else { return self.unknown(id) };
+        let Some(stream) = self.streams.get(&id) else { return self.unknown(id) };
         if stream.failed.is_none() {
             // Whatever came before an end is whole (RFC 9113 section 8.1): its reader does not notice.
-            stream.failed = Some(Error::Reset(reason));
-            let unsent = stream.outflow.discard();
-            self.wakers.extend(stream.inflow.reader.take());
-            self.wakers.extend(stream.outflow.writer.take());
-            self.widen(unsent as u32);
-            self.settle(id);
+            self.fail(id, Error::Reset(reason));
         }
         Ok(())
     }
@@ -333,17 +328,10 @@ impl Streams {
         self.farewell = Farewell::Heard(last);
         self.wakers.extend(self.queue.all());
         self.work = true;
-        let unseen: Vec<u32> = self.streams.keys().copied().filter(|id| *id > last).collect();
+        let unseen = self.streams.iter().filter(|(id, stream)| **id > last && !stream.is_closed());
+        let unseen: Vec<u32> = unseen.map(|(id, _)| *id).collect();
         for id in unseen {
-            let Some(stream) = self.streams.get_mut(&id).filter(|stream| !stream.is_closed()) else {
-                continue;
-            };
-            stream.failed = Some(Error::Unseen);
-            let unsent = stream.outflow.discard();
-            self.wakers.extend(stream.inflow.reader.take());
-            self.wakers.extend(stream.outflow.writer.take());
-            self.widen(unsent as u32);
-            self.settle(id);
+            self.fail(id, Error::Unseen);
         }
         Ok(())
     }
