@@ -1,5 +1,5 @@
-//! A caller's connection that is HTTP/2, and what the caller may do to it. The libraries' defaults are said here too where an attack is named
-//! after them: an update of theirs shall not change what kas promises.
+//! A caller's connection that is HTTP/2, and what the caller may do to it. The libraries' defaults are said here too where
+//! an attack is named after them: an update of theirs shall not change what kas promises.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
