@@ -305,6 +305,8 @@ impl Shared {
 
     fn degrade(&self, why: String) {
         *self.line.lock() = None;
+        // What changes from now on, nobody says.
+        self.answers.forget_all();
         self.health.send_modify(|health| {
             let since = match health {
                 Health::Healthy => {
