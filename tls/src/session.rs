@@ -1,5 +1,7 @@
 //! What rustls makes of records, and records of what is written. No I/O.
 
+use std::{cell::Cell, mem};
+
 use bytes::{Buf as _, BytesMut};
 use rustls::{
     CommonState, Error,
@@ -16,6 +18,14 @@ pub(crate) const MAX_PAYLOAD: usize = 16 << 10;
 
 /// Bytes that a record has beyond its payload, in any version and with any cipher that we speak.
 const OVERHEAD: usize = 64;
+
+/// Most bytes that wait to be written before no more are encrypted: what one system call may take.
+pub(crate) const WRITE_HIGH: usize = 256 << 10;
+
+thread_local! {
+    /// A buffer that was given back: the next stream that writes takes it, zeroed as it is, and warm.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
 
 /// One end of a connection, as rustls keeps it.
 pub(crate) enum Session {
@@ -39,7 +49,7 @@ pub(crate) struct Sink<'a, 'b> {
     pub(crate) rest: &'a mut BytesMut,
 }
 
-/// Records that go out, from the first encryption until they are written. Holds memory only in between.
+/// Records that go out, from the first encryption until they are written. Holds a buffer only in between.
 #[derive(Default)]
 pub(crate) struct Outgoing {
     /// Zeroed once, and used again until it is let go: `start..end` waits to be written.
@@ -53,6 +63,8 @@ pub(crate) struct Outgoing {
 pub(crate) enum Heard {
     /// Nothing that ends anything.
     Data,
+    /// The same, and there may be more: the reader's room is full.
+    More,
     /// It said that there will be no more data.
     Goodbye,
 }
@@ -65,8 +77,9 @@ enum Next {
 }
 
 impl Session {
-    /// Works through all whole records of `incoming`: their plaintext goes to `sink`, and what is to be said to them, and
-    /// then `send`, to `outgoing`. What stays in `incoming` is part of a record.
+    /// Works through all whole records of `incoming`, or as many as there is a reader and room for: their plaintext goes to
+    /// `sink`, and what is to be said to them, and then `send`, to `outgoing`. What stays in `incoming` otherwise is part of
+    /// a record.
     pub(crate) fn process(
         &mut self,
         incoming: &mut BytesMut,
@@ -82,6 +95,7 @@ impl Session {
             };
             incoming.advance(discard);
             match next {
+                Ok(Next::Again) if sink.is_full() => return Ok(Heard::More),
                 Ok(Next::Again) => {}
                 Ok(Next::Goodbye) => heard = Heard::Goodbye,
                 Ok(Next::Done) => return Ok(heard),
@@ -160,6 +174,10 @@ fn act<D>(
 }
 
 impl Sink<'_, '_> {
+    fn is_full(&self) -> bool {
+        self.reader.as_ref().is_some_and(|reader| reader.remaining() == 0)
+    }
+
     fn put(&mut self, plaintext: &[u8]) {
         let fits = match &mut self.reader {
             Some(reader) if self.rest.is_empty() => {
@@ -178,6 +196,10 @@ impl Outgoing {
         self.start == self.end
     }
 
+    pub(crate) fn is_full(&self) -> bool {
+        self.end - self.start >= WRITE_HIGH
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
@@ -189,10 +211,10 @@ impl Outgoing {
         }
     }
 
-    /// Gives the memory back, of which there is only some while bytes wait.
+    /// Gives the buffer back, if nothing waits.
     pub(crate) fn release(&mut self) {
-        if self.is_empty() {
-            *self = Self::default();
+        if self.is_empty() && !self.buffer.is_empty() {
+            SPARE.set(mem::take(self).buffer);
         }
     }
 
@@ -229,6 +251,9 @@ impl Outgoing {
     }
 
     fn reserve(&mut self, room: usize) {
+        if self.buffer.is_empty() {
+            self.buffer = SPARE.take();
+        }
         let length = self.end + room;
         if self.buffer.len() < length {
             self.buffer.resize(length, 0);

@@ -9,12 +9,12 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::BytesMut;
+use bytes::{BufMut as _, BytesMut};
 use rustls::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::io::poll_read_buf;
 
-use crate::session::{Heard, MAX_PAYLOAD, Outgoing, Send, Session, Sink};
+use crate::session::{Heard, MAX_PAYLOAD, Outgoing, Send, Session, Sink, WRITE_HIGH};
 
 /// Least room for one read of the socket: a whole record of TLS 1.3 (RFC 8446 section 5.2).
 const READ_LOW: usize = 5 + MAX_PAYLOAD + 256;
@@ -22,16 +22,15 @@ const READ_LOW: usize = 5 + MAX_PAYLOAD + 256;
 /// Most room for one read of the socket.
 const READ_HIGH: usize = 256 << 10;
 
-/// Most bytes that are encrypted before they are written. More would leave the processor's nearest caches.
-const WRITE_HIGH: usize = 4 * MAX_PAYLOAD;
-
 /// The bytes inside TLS, over the byte stream that spoke its handshake. Made by [`Acceptor`](crate::Acceptor) and
 /// [`Connector`](crate::Connector).
 pub struct Stream<T> {
     io: T,
     session: Session,
-    /// Part of a record.
+    /// Part of a record, or records that the last reader had no room for.
     incoming: BytesMut,
+    /// There may be whole ones.
+    more: bool,
     /// A read filled its room, and none has had to wait since then: there is probably more.
     busy: bool,
     /// What did not fit into the reader's buffer.
@@ -51,6 +50,7 @@ impl<T> Stream<T> {
             io,
             session,
             incoming: BytesMut::new(),
+            more: false,
             busy: false,
             plaintext: BytesMut::new(),
             outgoing: Outgoing::default(),
@@ -65,8 +65,10 @@ impl<T> Stream<T> {
         if self.failed.is_none() {
             let mut sink = Sink { reader, rest: &mut self.plaintext };
             match self.session.process(&mut self.incoming, &mut sink, send, &mut self.outgoing) {
-                Ok(Heard::Data) => {}
-                Ok(Heard::Goodbye) => self.ended = true,
+                Ok(heard) => {
+                    self.more = heard == Heard::More;
+                    self.ended |= heard == Heard::Goodbye;
+                }
                 Err(error) => self.failed = Some(error),
             }
         }
@@ -103,11 +105,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Stream<T> {
         }
     }
 
-    /// Reads more of the records, `wanted` bytes or so; 0 is the end.
+    /// Reads more of the records, enough for `wanted` bytes of plaintext or so; 0 is the end.
     fn poll_fill(&mut self, cx: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
-        let room = if self.busy { wanted.clamp(READ_LOW, READ_HIGH) } else { READ_LOW };
+        let room = if self.busy { (wanted + READ_LOW).min(READ_HIGH) } else { READ_LOW };
         self.incoming.reserve(room);
-        let read = poll_read_buf(Pin::new(&mut self.io), cx, &mut self.incoming);
+        let read = poll_read_buf(Pin::new(&mut self.io), cx, &mut (&mut self.incoming).limit(room));
         match &read {
             Poll::Ready(Ok(read)) => self.busy |= *read >= room,
             _ => self.busy = false,
@@ -125,6 +127,36 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Stream<T> {
             let _ = self.poll_drain(cx);
             self.outgoing.release();
         }
+    }
+
+    /// Encrypts what one system call can take; returns how much of the slices that is.
+    fn encrypt(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut taken = 0;
+        // Small pieces share a record: each has a price of its own, to both ends.
+        let mut record = Vec::new();
+        for (index, slice) in slices.iter().enumerate() {
+            let last = index + 1 == slices.len();
+            let mut slice = &slice[..];
+            while !slice.is_empty() && !self.outgoing.is_full() {
+                let alone = record.is_empty() && (last || slice.len() >= MAX_PAYLOAD);
+                let most = if alone { WRITE_HIGH } else { MAX_PAYLOAD - record.len() };
+                let (piece, rest) = slice.split_at(slice.len().min(most));
+                (slice, taken) = (rest, taken + piece.len());
+                if alone {
+                    self.process(None, Send::Data(piece))?;
+                    continue;
+                }
+                record.extend_from_slice(piece);
+                if record.len() == MAX_PAYLOAD {
+                    self.process(None, Send::Data(&record))?;
+                    record.clear();
+                }
+            }
+        }
+        if !record.is_empty() {
+            self.process(None, Send::Data(&record))?;
+        }
+        Ok(taken)
     }
 
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -160,7 +192,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<T> {
                 break;
             }
             this.nudge(cx);
-            if this.failed.is_none() && ready!(this.poll_fill(cx, buf.remaining()))? == 0 {
+            if this.failed.is_none() && !this.more && ready!(this.poll_fill(cx, buf.remaining()))? == 0 {
                 let what = "the other end closed the connection without TLS's close_notify";
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::UnexpectedEof, what)));
             }
@@ -179,23 +211,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<T> {
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let this = &mut *self;
-        if this.closed {
-            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
-        }
-
-        let mut taken = 0;
-        while this.poll_drain(cx)?.is_ready() {
-            if taken == buf.len() {
-                return Poll::Ready(Ok(taken));
-            }
-            let piece = (buf.len() - taken).min(WRITE_HIGH);
-            this.process(None, Send::Data(&buf[taken..taken + piece]))?;
-            taken += piece;
-        }
-        // What is encrypted has been taken, though the socket has no room for it yet.
-        if taken > 0 { Poll::Ready(Ok(taken)) } else { Poll::Pending }
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
     }
 
     fn poll_write_vectored(
@@ -203,20 +220,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<T> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let mut slices = slices.iter().filter(|slice| !slice.is_empty());
-        let Some(first) = slices.next() else { return Poll::Ready(Ok(0)) };
-        if first.len() >= MAX_PAYLOAD {
-            return self.poll_write(cx, first);
+        let this = &mut *self;
+        if this.closed {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
 
-        // One record for many small pieces: each has a price of its own, to both ends.
-        ready!(self.poll_drain(cx))?;
-        let mut record = Vec::with_capacity(MAX_PAYLOAD);
-        for slice in std::iter::once(first).chain(slices) {
-            let fits = slice.len().min(MAX_PAYLOAD - record.len());
-            record.extend_from_slice(&slice[..fits]);
-        }
-        self.poll_write(cx, &record)
+        ready!(this.poll_drain(cx))?;
+        let taken = this.encrypt(slices)?;
+        // What is encrypted has been taken, though the socket may have no room for it yet.
+        _ = this.poll_drain(cx)?;
+        Poll::Ready(Ok(taken))
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -417,7 +417,7 @@ async fn what_is_not_read_is_not_kept_without_end() {
     while let Poll::Ready(written) = ours.as_mut().poll_write(&mut cx, &piece[taken..]) {
         taken += written.unwrap();
     }
-    assert!((1..200_000).contains(&taken), "{taken}");
+    assert!((1..400_000).contains(&taken), "{taken}");
     assert!(ours.as_mut().poll_flush(&mut cx).is_pending());
 
     let (heard, flushed) = tokio::join!(
