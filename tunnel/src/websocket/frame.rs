@@ -1,6 +1,6 @@
 //! The header of a WebSocket frame and the mask (RFC 6455 section 5.2).
 
-use std::io;
+use std::{io, ops::Range};
 
 /// Longest frame header: two bytes, eight of length, four of mask.
 pub(super) const MAX_HEADER: usize = 14;
@@ -124,6 +124,22 @@ pub(super) fn mask(bytes: &mut [u8], mask: [u8; 4], offset: usize) {
     }
 }
 
+/// Moves `payload` down to `to` and applies the mask on the way, as [`mask`] does: one pass instead of two.
+pub(super) fn mask_down(bytes: &mut [u8], payload: Range<usize>, to: usize, key: [u8; 4], offset: usize) {
+    /// A multiple of the mask's length: each block begins where the first did.
+    const BLOCK: usize = 64;
+    debug_assert!(to <= payload.start, "upwards it would overwrite itself");
+    let (mut read, mut write) = (payload.start, to);
+    while let Some(block) = bytes[read..payload.end].first_chunk::<BLOCK>() {
+        let mut block = *block;
+        mask(&mut block, key, offset);
+        bytes[write..][..BLOCK].copy_from_slice(&block);
+        (read, write) = (read + BLOCK, write + BLOCK);
+    }
+    bytes.copy_within(read..payload.end, write);
+    mask(&mut bytes[write..][..payload.end - read], key, offset);
+}
+
 pub(super) fn violation(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
@@ -172,5 +188,21 @@ mod tests {
         assert_eq!(whole, parts);
         mask(&mut whole, [7, 11, 13, 17], 0);
         assert_eq!(whole, plain);
+    }
+    #[test]
+    fn what_moves_down_is_masked_as_if_it_stayed() {
+        let key = [7, 11, 13, 17];
+        for (length, gap, offset) in
+            [(0, 3, 0), (5, 1, 2), (63, 14, 3), (64, 14, 1), (1000, 14, 2), (130, 0, 1)]
+        {
+            let plain: Vec<u8> = (0..=255).cycle().take(length).collect();
+            let mut expected = plain.clone();
+            mask(&mut expected, key, offset);
+            let mut bytes = [&[1; 9][..], &vec![2; gap], &plain, &[3; 70]].concat();
+            mask_down(&mut bytes, 9 + gap..9 + gap + length, 9, key, offset);
+            assert_eq!(bytes[9..][..length], expected);
+            assert!(bytes[..9].iter().all(|&byte| byte == 1), "what is before");
+            assert!(bytes[9 + gap + length..].iter().all(|&byte| byte == 3), "what is behind");
+        }
     }
 }

@@ -16,7 +16,7 @@ use crate::http2::Batch;
 const GATHERED: usize = 16 << 10;
 
 /// Bytes are masked in steps that stay in the nearest cache.
-pub(super) const STEP: usize = 16 << 10;
+const STEP: usize = 16 << 10;
 
 /// Slices that are written at once.
 const SLICES: usize = 32;

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{
     frame::{self, Header, MAX_CONTROL, MAX_HEADER, Opcode, violation},
-    outgoing::{Outgoing, STEP},
+    outgoing::Outgoing,
 };
 use crate::{
     http2::{Batch, Transport},
@@ -329,21 +329,13 @@ impl Deframer {
     }
 }
 
-/// Moves payload down to where the payload before it ends, and takes its mask off, in steps that stay in the nearest cache.
+/// Moves payload down to where the payload before it ends, and takes its mask off.
 fn close_up(bytes: &mut [u8], payload: Range<usize>, to: usize, mask: Option<[u8; 4]>, offset: usize) {
-    let moved = payload.start != to;
-    if !moved && mask.is_none() {
-        return;
-    }
-    for start in payload.clone().step_by(STEP) {
-        let step = start..(start + STEP).min(payload.end);
-        let (done, length) = (start - payload.start, step.len());
-        if moved {
-            bytes.copy_within(step, to + done);
-        }
-        if let Some(mask) = mask {
-            frame::mask(&mut bytes[to + done..][..length], mask, offset + done);
-        }
+    match mask {
+        None if payload.start == to => {}
+        None => bytes.copy_within(payload, to),
+        Some(mask) if payload.start == to => frame::mask(&mut bytes[payload], mask, offset),
+        Some(mask) => frame::mask_down(bytes, payload, to, mask, offset),
     }
 }
 
