@@ -60,7 +60,7 @@ pub struct Bench {
     /// Instead, count the instructions of one request with valgrind
     #[arg(long, conflicts_with_all = ["quick", "beside", "only"])]
     instructions: bool,
-    /// With --instructions: what a former run wrote (instructions.json); fail if either number is more than 3 % higher
+    /// With --instructions: what a former run wrote (instructions.json); fail if either number is more than 5 % higher
     #[arg(long, value_name = "FILE", requires = "instructions")]
     against: Option<PathBuf>,
     /// Only what the steps of a request cost, each timed alone in this process
