@@ -1,12 +1,12 @@
 //! Ways to the same upstream, each of which is one row.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 
 use crate::{
     load::{Target, target::TargetOptions},
-    stack::{Kas, Setup, answers, child::Child, free_port},
+    stack::{Kas, Setup, answers, child::Child, delay, free_port},
 };
 
 use super::{nginx::Nginx, peer::Pair, rathole::Rathole};
@@ -30,7 +30,13 @@ enum Way {
 impl Contestant {
     /// The upstream itself.
     pub(super) fn direct(upstream: &Nginx) -> Self {
-        Self::new("direct", Way::Plain(upstream.shared()))
+        Self::new("direct", Way::Plain(Nginx::at(upstream.address)))
+    }
+
+    /// The same over a longer way: `delay` is for each direction.
+    pub(super) async fn far(name: &str, upstream: &Nginx, delay: Duration) -> anyhow::Result<Self> {
+        let address = delay::start(upstream.address, delay).await?;
+        Ok(Self::new(name, Way::Plain(Nginx::at(address))))
     }
 
     /// A reverse proxy, and no tunnel.

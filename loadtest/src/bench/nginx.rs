@@ -46,9 +46,9 @@ impl Nginx {
         Self::start(directory, location, &upstream).await
     }
 
-    /// The same server under another name; whoever started it stops it.
-    pub(super) fn shared(&self) -> Self {
-        Self { child: None, address: self.address }
+    /// One that is there already; whoever started it stops it.
+    pub(super) fn at(address: SocketAddr) -> Self {
+        Self { child: None, address }
     }
 
     pub(super) fn pid(&self) -> Option<u32> {
