@@ -195,6 +195,16 @@ async fn a_reader_has_as_little_room_as_it_likes() {
     assert!(tokio::join!(writing, reading).1 == content);
 }
 
+/// A batch of the tunnel: the head of a message and much data.
+#[tokio::test]
+async fn a_head_and_what_follows_it_are_taken_at_once() {
+    let authority = Authority::new(&TLS13);
+    let (mut ours, _theirs) = authority.asking(wire(usize::MAX)).await;
+    let (head, data) = (noise(23), noise(200_000));
+    let written = ours.write_vectored(&[IoSlice::new(&head), IoSlice::new(&data)]).await.unwrap();
+    assert_eq!(written, head.len() + data.len());
+}
+
 #[tokio::test]
 async fn pieces_that_are_written_together_arrive_in_order() {
     let authority = Authority::new(&TLS13);

@@ -45,6 +45,8 @@ async fn while_redis_is_down_memory_serves() {
     here.announce(1, 1).await;
     there.announce(2, 1).await;
     there.sees(1, &[here.route(1)]).await;
+    // As fresh as can be when Redis goes.
+    there.store.lookup(AgentId(1)).await.unwrap();
 
     server.kill();
     let why = there.is_degraded().await;
