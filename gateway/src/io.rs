@@ -13,6 +13,7 @@ use tokio::{
     net::TcpStream,
     sync::OwnedSemaphorePermit,
 };
+use tokio_rustls::TlsStream;
 
 pub use self::stall::StallGuard;
 
@@ -26,7 +27,7 @@ pub struct Io {
 #[derive(Debug)]
 enum Kind {
     Plain(TcpStream),
-    Tls(tls::Stream<TcpStream>),
+    Tls(TlsStream<TcpStream>),
 }
 
 impl Io {
@@ -36,7 +37,7 @@ impl Io {
     }
 
     /// A connection after its TLS handshake.
-    pub fn tls(connection: tls::Stream<TcpStream>, place: OwnedSemaphorePermit) -> Self {
+    pub fn tls(connection: TlsStream<TcpStream>, place: OwnedSemaphorePermit) -> Self {
         Self { kind: Kind::Tls(connection), _place: place }
     }
 }

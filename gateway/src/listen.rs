@@ -1,6 +1,7 @@
 //! The accept loop, the same for every listener.
 
 use std::{
+    fmt,
     future::Future,
     io,
     net::SocketAddr,
@@ -16,6 +17,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{sleep, timeout},
 };
+use tokio_rustls::{TlsAcceptor, TlsStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -30,12 +32,11 @@ const LOG_PERIOD: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A bound address, ready to accept.
-#[derive(Debug)]
 pub struct Listener {
     /// For logs: `agent`, `public`, `observability`.
     pub name: &'static str,
     socket: TcpListener,
-    tls: Option<tls::Acceptor>,
+    tls: Option<TlsAcceptor>,
     /// One for each connection that may be open.
     places: Arc<Semaphore>,
     handshake_timeout: Duration,
@@ -50,13 +51,19 @@ pub struct BindError {
     source: io::Error,
 }
 
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
 impl Listener {
     /// Binds an address. Connections beyond `max_connections` wait in the system's queue until others end. One that has
     /// not done its TLS handshake, or said its first byte, within `handshake_timeout` is closed.
     pub async fn bind(
         name: &'static str,
         address: SocketAddr,
-        tls: Option<tls::Acceptor>,
+        tls: Option<TlsAcceptor>,
         max_connections: usize,
         handshake_timeout: Duration,
     ) -> Result<Self, BindError> {
@@ -142,7 +149,7 @@ impl Listener {
 
 async fn establish(
     connection: std::net::TcpStream,
-    tls: Option<tls::Acceptor>,
+    tls: Option<TlsAcceptor>,
     place: OwnedSemaphorePermit,
 ) -> io::Result<Io> {
     let connection = TcpStream::from_std(connection)?;
@@ -155,7 +162,7 @@ async fn establish(
         None if speaks_tls => Err(io::Error::other("the other end speaks TLS, and this listener does not")),
         None => Ok(Io::plain(connection, place)),
         Some(_) if read == 1 && !speaks_tls => Err(answer_in_plain(connection).await),
-        Some(tls) => Ok(Io::tls(tls.accept(connection).await?, place)),
+        Some(tls) => Ok(Io::tls(TlsStream::Server(tls.accept(connection).await?), place)),
     }
 }
 

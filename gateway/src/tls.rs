@@ -17,7 +17,8 @@ use rustls::{
     sign::CertifiedKey,
 };
 use serde_saphyr::Spanned;
-use tls::{Acceptor, Connector, provider};
+use tls::provider;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::config::{ConfigError, unreadable};
 
@@ -71,35 +72,35 @@ impl Certificate {
     }
 
     /// What a listener accepts TLS with.
-    pub fn acceptor(&self, alpn: &[&[u8]]) -> Acceptor {
+    pub fn acceptor(&self, alpn: &[&[u8]]) -> TlsAcceptor {
         self.server(Arc::new(NoClientAuth), alpn)
     }
 
     /// The same for those only whose certificate `roots` signed.
-    pub fn mutual_acceptor(&self, roots: RootCertStore, alpn: &[&[u8]]) -> Acceptor {
+    pub fn mutual_acceptor(&self, roots: RootCertStore, alpn: &[&[u8]]) -> TlsAcceptor {
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build();
         self.server(verifier.expect("there are roots, and no revocation lists"), alpn)
     }
 
     /// What connects to such a listener: it shows this pair, and trusts `roots`.
-    pub fn mutual_connector(&self, roots: RootCertStore, alpn: &[&[u8]]) -> Connector {
+    pub fn mutual_connector(&self, roots: RootCertStore, alpn: &[&[u8]]) -> TlsConnector {
         let mut client = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .expect("it speaks the default versions")
             .with_root_certificates(roots)
             .with_client_cert_resolver(Arc::clone(&self.current) as Arc<dyn ResolvesClientCert>);
         client.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-        Connector::from(Arc::new(client))
+        TlsConnector::from(Arc::new(client))
     }
 
-    fn server(&self, clients: Arc<dyn ClientCertVerifier>, alpn: &[&[u8]]) -> Acceptor {
+    fn server(&self, clients: Arc<dyn ClientCertVerifier>, alpn: &[&[u8]]) -> TlsAcceptor {
         let mut server = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .expect("it speaks the default versions")
             .with_client_cert_verifier(clients)
             .with_cert_resolver(Arc::clone(&self.current) as Arc<dyn ResolvesServerCert>);
         server.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
-        Acceptor::from(Arc::new(server))
+        TlsAcceptor::from(Arc::new(server))
     }
 }
 

@@ -11,7 +11,7 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
-use tls::Connector;
+use tokio_rustls::TlsConnector;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -121,7 +121,7 @@ impl Client {
             None => self.start(tcp).await,
             Some(tls) => {
                 let name = ServerName::try_from(endpoint.host().to_owned()).map_err(io::Error::other)?;
-                self.start(Connector::from(tls).connect(name, tcp).await?).await
+                self.start(TlsConnector::from(tls).connect(name, tcp).await?).await
             }
         }
     }

@@ -13,6 +13,7 @@ use tokio::{
     net::{TcpStream, lookup_host},
     time::{Instant, timeout, timeout_at},
 };
+use tokio_rustls::TlsConnector;
 
 use super::{
     Endpoint, Scheme, TlsSource, UpstreamError,
@@ -65,7 +66,7 @@ impl Connector {
         Ok(pool.lend(generation, connection))
     }
 
-    pub(crate) async fn tls(&self) -> Result<(tls::Connector, ServerName<'static>), UpstreamError> {
+    pub(crate) async fn tls(&self) -> Result<(TlsConnector, ServerName<'static>), UpstreamError> {
         let host = self.endpoint.host();
         let failed = |cause| UpstreamError::TlsSetup { host: host.to_owned(), cause };
         let name = match self.tls.server_name() {
@@ -73,7 +74,7 @@ impl Connector {
             None => ServerName::try_from(host.to_owned()).map_err(|error| failed(error.into()))?,
         };
 
-        Ok((self.tls.config().await.map_err(failed)?.into(), name))
+        Ok((TlsConnector::from(self.tls.config().await.map_err(failed)?), name))
     }
 
     /// Tries every address of the host; each gets an equal share of the time that is left, so that one that

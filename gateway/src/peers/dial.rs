@@ -5,6 +5,7 @@ use std::{fmt, io};
 use router::{BoxFuture, Replica};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 use tunnel::{Settings, Tunnel, direct};
 
 use super::{
@@ -26,7 +27,7 @@ pub struct Network {
 #[derive(Clone)]
 pub struct Tls {
     /// Shows our certificate, and trusts who the fleet's authority signed.
-    pub connector: tls::Connector,
+    pub connector: TlsConnector,
     /// The name in the certificates of all replicas, if not the host of each one's address.
     pub server_name: Option<ServerName<'static>>,
 }
@@ -48,7 +49,7 @@ impl Dial for Network {
 }
 
 impl Tls {
-    async fn handshake(self, url: &PeerUrl) -> Result<tls::Stream<TcpStream>, Trouble> {
+    async fn handshake(self, url: &PeerUrl) -> Result<TlsStream<TcpStream>, Trouble> {
         let name = match self.server_name {
             Some(name) => name,
             None => ServerName::try_from(url.host.clone()).map_err(|_| {
