@@ -1,21 +1,18 @@
 //! The body of a request or response on its way through: one type, so that every hop hands frames on as they are.
 
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
+use h2::RecvStream;
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use proto::trailers;
 
-use crate::{
-    Grip,
-    http2::{Error, Receiving},
-    pump::Pump,
-};
+use crate::{StreamMonitor, monitor::ReceiveStream, send_body::SendBody};
 
 /// A streaming body of [`Bytes`]. Its trailers are those that may travel (see [`trailers::strip`]).
 #[derive(Default)]
@@ -26,28 +23,34 @@ enum Kind {
     #[default]
     Empty,
     Full(Bytes),
-    Http2(Box<Stream>),
+    Tunnel(Box<TunnelBody>),
     Other(UnsyncBoxBody<Bytes, BodyError>),
 }
 
-/// What is received on one stream of a tunnel.
-struct Stream {
-    receiving: Receiving,
-    /// The request, while it is still being sent: a response may come before it has ended, and whoever reads the response
-    /// then moves the request too.
-    sending: Option<Pump>,
-    /// Only trailers are left.
-    ended: bool,
-    /// It has failed, and what was read before had its turn.
-    failing: Option<Error>,
+/// A body that arrives on a stream of a tunnel.
+struct TunnelBody {
+    stream: ReceiveStream,
+    /// Arrived together with the head.
+    first: Option<Bytes>,
+    state: ReadState,
+}
+
+enum ReadState {
+    Data,
+    Trailers,
+    /// It has failed, and the reader got a turn to write what came before.
+    Failing(BodyError),
 }
 
 /// Why a body ended before its end.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
-    /// The tunnel's stream was reset, or the tunnel was lost.
+    /// The stream was reset by the other end, or the tunnel was lost.
     #[error("the tunnel ended in the middle of a body: {0}")]
-    Tunnel(#[from] Error),
+    Tunnel(#[from] h2::Error),
+    /// [`StreamMonitor::cut`] reset the stream.
+    #[error("the body was cut")]
+    Cut,
     /// Of a body made by [`Body::new`].
     #[error("{0}")]
     Other(Box<dyn std::error::Error + Send + Sync>),
@@ -68,18 +71,58 @@ impl Body {
         Self(Kind::Other(body.map_err(|error| BodyError::Other(error.into())).boxed_unsync()))
     }
 
-    pub(crate) fn received(receiving: Receiving, sending: Option<Pump>) -> Self {
-        if sending.is_none() && receiving.is_over() {
+    /// Makes the body of a message whose head has just arrived. A body that is already here whole becomes plain bytes.
+    ///
+    /// `sending` is the body that is still being sent on the same stream.
+    pub(crate) fn received(mut stream: RecvStream, sending: Option<SendBody>, cx: &mut Context<'_>) -> Self {
+        if sending.is_some() {
+            return Self::tunnel(ReceiveStream::new(stream, sending), None, ReadState::Data);
+        }
+        if stream.is_end_stream() {
             return Self::empty();
         }
-
-        Self(Kind::Http2(Box::new(Stream { receiving, sending, ended: false, failing: None })))
+        match stream.poll_data(cx) {
+            Poll::Ready(Some(Ok(data))) => {
+                if stream.is_end_stream() {
+                    // Fails only if the connection has ended, and nobody needs its window then.
+                    let _ = stream.flow_control().release_capacity(data.len());
+                    return data.into();
+                }
+                Self::tunnel(ReceiveStream::new(stream, None), Some(data), ReadState::Data)
+            }
+            Poll::Ready(Some(Err(error))) => {
+                Self::tunnel(ReceiveStream::new(stream, None), None, ReadState::Failing(error.into()))
+            }
+            Poll::Ready(None) => Self::tunnel(ReceiveStream::new(stream, None), None, ReadState::Trailers),
+            Poll::Pending => Self::tunnel(ReceiveStream::new(stream, None), None, ReadState::Data),
+        }
     }
 
-    /// A grip on what arrives; `None` for a body that does not come through a tunnel, or that is here as a whole.
-    pub fn grip(&self) -> Option<Grip> {
+    /// Makes the body of a message from its stream.
+    pub(crate) fn from_stream(stream: RecvStream) -> Self {
+        if stream.is_end_stream() {
+            return Self::empty();
+        }
+        Self::tunnel(ReceiveStream::new(stream, None), None, ReadState::Data)
+    }
+
+    fn tunnel(stream: ReceiveStream, first: Option<Bytes>, state: ReadState) -> Self {
+        Self(Kind::Tunnel(Box::new(TunnelBody { stream, first, state })))
+    }
+
+    /// Returns the whole body if it is here and has no trailers.
+    pub(crate) fn into_full(self) -> Result<Bytes, Self> {
+        match self.0 {
+            Kind::Empty => Ok(Bytes::new()),
+            Kind::Full(bytes) => Ok(bytes),
+            _ => Err(self),
+        }
+    }
+
+    /// Returns a monitor of the stream; `None` for a body that does not arrive through a tunnel, or that is here whole.
+    pub fn grip(&self) -> Option<StreamMonitor> {
         match &self.0 {
-            Kind::Http2(stream) => Some(Grip(stream.receiving.view())),
+            Kind::Tunnel(body) => Some(body.stream.monitor()),
             _ => None,
         }
     }
@@ -108,7 +151,7 @@ impl fmt::Debug for Body {
         let kind = match self.0 {
             Kind::Empty => "empty",
             Kind::Full(_) => "full",
-            Kind::Http2(_) => "tunnel",
+            Kind::Tunnel(_) => "tunnel",
             Kind::Other(_) => "other",
         };
         f.debug_tuple("Body").field(&kind).finish()
@@ -126,15 +169,15 @@ impl http_body::Body for Body {
         let polled = match &mut self.0 {
             Kind::Empty => Poll::Ready(None),
             Kind::Full(bytes) => {
-                let bytes = std::mem::take(bytes);
+                let bytes = mem::take(bytes);
                 self.0 = Kind::Empty;
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
-            Kind::Http2(stream) => stream.poll_frame(cx),
+            Kind::Tunnel(body) => body.poll_frame(cx),
             Kind::Other(body) => Pin::new(body).poll_frame(cx),
         };
 
-        // Here, where every body passes at both ends, so that no handler can forget it.
+        // Every body passes here at both ends, so no handler can forget to strip them.
         polled.map_ok(|mut frame| {
             if let Some(trailers) = frame.trailers_mut() {
                 trailers::strip(trailers);
@@ -147,7 +190,7 @@ impl http_body::Body for Body {
         match &self.0 {
             Kind::Empty => true,
             Kind::Full(_) => false,
-            Kind::Http2(stream) => stream.sending.is_none() && stream.receiving.is_over(),
+            Kind::Tunnel(body) => body.first.is_none() && body.stream.is_end_stream(),
             Kind::Other(body) => body.is_end_stream(),
         }
     }
@@ -156,31 +199,42 @@ impl http_body::Body for Body {
         match &self.0 {
             Kind::Empty => SizeHint::with_exact(0),
             Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Kind::Http2(_) => SizeHint::default(),
+            Kind::Tunnel(_) => SizeHint::default(),
             Kind::Other(body) => body.size_hint(),
         }
     }
 }
 
-impl Stream {
+impl TunnelBody {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        self.sending.take_if(|pump| pump.poll(cx).is_ready());
-        if let Some(error) = self.failing.take() {
-            return Poll::Ready(Some(Err(error.into())));
+        self.stream.poll_sending(cx);
+        if let Some(data) = self.first.take() {
+            self.stream.release(data.len())?;
+            return Poll::Ready(Some(Ok(Frame::data(data))));
         }
-        if !self.ended {
-            // Released at once: the reader asks for a frame only when it has room for it.
-            match ready!(self.receiving.poll_taken(cx)) {
-                Some(Ok(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+        if let ReadState::Data = self.state {
+            match ready!(self.stream.poll_data(cx)) {
+                Some(Ok(data)) => {
+                    // At once: the reader asks for a frame only when it has room for it.
+                    self.stream.release(data.len())?;
+                    return Poll::Ready(Some(Ok(Frame::data(data))));
+                }
                 Some(Err(error)) => {
-                    // Whoever passes this on may take back all that it has not written yet, be it the head: that goes first.
-                    self.failing = Some(error);
+                    // The reader may discard what it has not written yet, even the head, when it gets an error. It gets
+                    // a turn to write that first.
+                    self.state = ReadState::Failing(error);
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                None => self.ended = true,
+                None => self.state = ReadState::Trailers,
             }
         }
-        Poll::Ready(self.receiving.take_trailers().map(|trailers| Ok(Frame::trailers(trailers))))
+        if let ReadState::Failing(error) = mem::replace(&mut self.state, ReadState::Trailers) {
+            return Poll::Ready(Some(Err(error)));
+        }
+        match ready!(self.stream.poll_trailers(cx))? {
+            Some(trailers) => Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+            None => Poll::Ready(None),
+        }
     }
 }

@@ -1,67 +1,46 @@
-//! A connection without a WebSocket: between two kas, who need no proxy on the way to believe that it is HTTP.
+//! A tunnel without a WebSocket: between two replicas of kas, with no HTTP proxy on the way.
 
 use std::{
     io::{self, IoSlice},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::{
-    Driver, Leave, Session, Settings, Tunnel, handle,
-    http2::{Batch, Transport},
-    keepalive::Liveness,
-    serve,
-};
+use crate::{Driver, Leave, Session, Settings, Tunnel, client, keepalive::Liveness, server};
 
-/// Slices that are written at once.
-const SLICES: usize = 32;
-
-/// A stream of bytes on which somebody listens for silence.
+/// A byte stream that counts what it receives.
 #[derive(Debug)]
 pub struct Direct<T> {
     io: T,
     liveness: Arc<Liveness>,
 }
 
-/// The end that sends requests: as [`crate::open`].
-pub fn open<T>(io: T, settings: &Settings) -> (Tunnel, Driver<Direct<T>>)
+/// Starts the end that sends requests, as [`crate::open`] does.
+pub async fn open<T>(io: T, settings: &Settings) -> io::Result<(Tunnel, Driver<Direct<T>>)>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let direct = Direct::new(io);
     let liveness = Arc::clone(&direct.liveness);
-    handle::start(direct, liveness, settings)
+    client::start(direct, liveness, settings).await
 }
 
-/// The end that serves them: as [`crate::accept`].
+/// Starts the end that serves requests, as [`crate::accept`] does.
 pub fn accept<T>(io: T, settings: &Settings) -> (Session<Direct<T>>, Leave)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let direct = Direct::new(io);
     let liveness = Arc::clone(&direct.liveness);
-    serve::start(direct, liveness, settings)
+    server::start(direct, liveness, settings)
 }
 
 impl<T> Direct<T> {
     fn new(io: T) -> Self {
         Self { io, liveness: Arc::default() }
-    }
-}
-
-impl<T: AsyncRead + AsyncWrite + Unpin> Transport for Direct<T> {
-    fn poll_take(&mut self, cx: &mut Context<'_>, batch: &mut Batch) -> Poll<io::Result<()>> {
-        let mut slices = [IoSlice::new(&[]); SLICES];
-        let count = batch.slices(&mut slices);
-        let written = ready!(Pin::new(&mut self.io).poll_write_vectored(cx, &slices[..count]))?;
-        if written == 0 {
-            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-        }
-        batch.advance(written);
-        Poll::Ready(Ok(()))
     }
 }
 
@@ -74,7 +53,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Direct<T> {
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.io).poll_read(cx, buffer);
         if buffer.filled().len() > before {
-            self.liveness.heard();
+            self.liveness.received();
         }
         polled
     }

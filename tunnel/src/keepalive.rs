@@ -1,27 +1,28 @@
-//! Whether the other end still lives: asked only when nothing was heard from it.
+//! Whether the other end is still there: a ping is sent only when nothing was received from it.
 
 use std::{
+    future::{pending, poll_fn},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    task::Poll,
     time::Duration,
 };
 
+use h2::{Ping, PingPong};
 use tokio::{
     sync::SetOnce,
     time::{Instant, sleep, timeout},
 };
 
-use crate::http2::Pings;
-
-/// When to ask, and how long to wait for the answer.
+/// When a ping is sent, and how long its answer may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Keepalive {
-    /// Silence after which the other end is asked. A tunnel is never silent for more than twice this: load balancers
-    /// that cut idle connections after 55 s or later see life.
+    /// Silence after which a ping is sent. A tunnel is never silent for more than twice this time, so load balancers that
+    /// cut idle connections after 55 s or later see traffic.
     pub interval: Duration,
-    /// How long the answer may take before the tunnel is given up.
+    /// How long the answer may take before the tunnel is closed.
     pub timeout: Duration,
 }
 
@@ -31,29 +32,29 @@ impl Default for Keepalive {
     }
 }
 
-/// Shared by the WebSocket, which hears the other end, and the keepalive, which listens for silence.
+/// Shared by the byte stream, which counts what it receives, and the keepalive, which waits for silence.
 #[derive(Debug, Default)]
 pub(crate) struct Liveness {
-    /// Counts reads that brought bytes.
-    heard: AtomicU64,
-    /// The WebSocket owes a ping with its next flush.
-    ping: AtomicBool,
+    /// Reads that brought bytes.
+    reads: AtomicU64,
+    /// The next flush of the WebSocket sends a ping.
+    ping_due: AtomicBool,
     /// Microseconds of the last round trip that was measured; 0 before the first.
     round_trip: AtomicU64,
-    /// Set by the first answer.
+    /// Set by the first pong.
     answered: SetOnce<()>,
 }
 
 impl Liveness {
-    pub(crate) fn heard(&self) {
-        self.heard.fetch_add(1, Relaxed);
+    pub(crate) fn received(&self) {
+        self.reads.fetch_add(1, Relaxed);
     }
 
     pub(crate) fn take_ping(&self) -> bool {
-        self.ping.load(Relaxed) && self.ping.swap(false, Relaxed)
+        self.ping_due.load(Relaxed) && self.ping_due.swap(false, Relaxed)
     }
 
-    /// Waits until the other end has answered for the first time.
+    /// Waits for the first pong. Never completes if the connection ends before.
     pub(crate) async fn answered(&self) {
         self.answered.wait().await;
     }
@@ -67,42 +68,45 @@ impl Liveness {
 }
 
 impl Keepalive {
-    /// Completes when the other end is given up. Must run beside the connection, which carries the pings.
+    /// Completes when the other end has not answered in time. The connection, which carries the pings, must be polled
+    /// beside it.
     ///
-    /// A ping is an HTTP/2 PING, answered by the other end's HTTP/2 and not by something on the way, together with a
-    /// WebSocket ping for intermediaries that count only those as life.
-    pub(crate) async fn watch(self, pings: Pings, liveness: Arc<Liveness>) {
-        if !self.ask(&pings, &liveness).await {
+    /// A ping is an HTTP/2 PING, which only the other end's HTTP/2 answers and no intermediary, together with a WebSocket
+    /// ping for load balancers that count nothing else as traffic.
+    pub(crate) async fn watch(self, mut pings: PingPong, liveness: Arc<Liveness>) {
+        if !self.ping(&mut pings, &liveness).await {
             return;
         }
         loop {
-            let before = liveness.heard.load(Relaxed);
+            let before = liveness.reads.load(Relaxed);
             sleep(self.interval).await;
-            if liveness.heard.load(Relaxed) != before {
-                continue;
-            }
-            if !self.ask(&pings, &liveness).await {
+            if liveness.reads.load(Relaxed) == before && !self.ping(&mut pings, &liveness).await {
                 return;
             }
         }
     }
 
-    /// False if nothing at all was heard within the timeout.
-    async fn ask(self, pings: &Pings, liveness: &Liveness) -> bool {
-        let before = liveness.heard.load(Relaxed);
-        let asked = Instant::now();
-        liveness.ping.store(true, Relaxed);
-        pings.send();
-        match timeout(self.timeout, pings.answered()).await {
-            Ok(()) => {
-                let micros = u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX);
+    /// Sends a ping. Returns false if nothing at all was received within the timeout.
+    async fn ping(self, pings: &mut PingPong, liveness: &Liveness) -> bool {
+        let before = liveness.reads.load(Relaxed);
+        let sent = Instant::now();
+        liveness.ping_due.store(true, Relaxed);
+        // A pong that came after its timeout is not the answer to the next ping.
+        poll_fn(|cx| Poll::Ready(pings.poll_pong(cx).is_ready())).await;
+        // Fails while an earlier ping is unanswered, whose pong does as well, and after the end of the connection.
+        let _ = pings.send_ping(Ping::opaque());
+        match timeout(self.timeout, poll_fn(|cx| pings.poll_pong(cx))).await {
+            Ok(Ok(_)) => {
+                let micros = u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX);
                 liveness.round_trip.store(micros.max(1), Relaxed);
-                // Fails if it was set before, which is as good.
+                // Fails if it was set before.
                 let _ = liveness.answered.set(());
                 true
             }
-            // A pong may be stuck behind bulk data; any byte is life too.
-            Err(_) => liveness.heard.load(Relaxed) != before,
+            // The connection has ended, and its result says why.
+            Ok(Err(_)) => pending().await,
+            // A pong may wait behind bulk data; any byte shows that the other end is there.
+            Err(_) => liveness.reads.load(Relaxed) != before,
         }
     }
 }

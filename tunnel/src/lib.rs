@@ -1,42 +1,54 @@
-//! A connection you can send requests into.
+//! A connection to send requests into.
 //!
 //! agentk dials out and then *serves* HTTP/2 on that connection; kas is the HTTP/2 client:
 //!
 //! ```text
-//!   kas                                                                       agentk
-//!   Tunnel::call ─┐                                              ┌─► Exchange::answer(handler)
-//!   Tunnel::call ─┼─► HTTP/2 ─► WebSocket ═══ TCP or TLS ═══ WebSocket ─► HTTP/2 ─┼─► …
-//!   Tunnel::call ─┘   Driver::run                                Session::run      └─► …
+//!   kas                                                                    agentk
+//!   Tunnel::call ─┐                                            ┌─► IncomingRequest::answer(handler)
+//!   Tunnel::call ─┼─► h2 ─► WebSocket ═══ TCP or TLS ═══ WebSocket ─► h2 ─┼─► …
+//!   Tunnel::call ─┘   Driver::run                               Session::run └─► …
 //! ```
 //!
-//! * [`http2`] is what both ends speak, written for this.
-//! * [`websocket`] turns a byte stream that spoke the WebSocket handshake into a byte stream again.
-//! * [`Tunnel`] and [`Driver`] are kas's end, [`Session`] and [`Exchange`] are agentk's.
-//! * [`Body`] is the one body type: frames move from one HTTP connection to the other, never collected.
-//! * [`direct`] is the same without the WebSocket, and [`Exchange::relay`] goes from one connection into the next.
+//! * [`websocket`] makes a byte stream of a WebSocket, by tungstenite; [`ReadAhead`] reads the socket below it.
+//! * [`Tunnel`] and [`Driver`] are kas's end, [`Session`] and [`IncomingRequest`] are agentk's.
+//! * `settings` holds every limit of HTTP/2 and WebSocket.
+//! * [`Body`] is the one type of body: frames move from one connection to the other and are never collected.
+//! * [`direct`] is a tunnel without a WebSocket, and [`IncomingRequest::relay`] passes a request on into another tunnel.
 //! * [`upgrade`] carries exec, attach and port-forward over extended CONNECT (RFC 8441).
 //!
-//! What it does not do: dial, authenticate, route, retry, spawn. Drivers are values; the binaries run them.
+//! The task that runs [`Driver::run`] or [`Session::run`] polls the socket in both directions. The crate does not dial,
+//! authenticate, route, retry or spawn.
 #![warn(missing_docs)]
 
 mod body;
+mod client;
 pub mod direct;
-mod driver;
-mod grip;
-mod handle;
-pub mod http2;
+mod drain;
+mod error;
+pub mod handshake;
 mod keepalive;
-mod pump;
-mod serve;
+mod monitor;
+mod read_ahead;
+mod relay;
+mod send_body;
+mod server;
 mod settings;
 pub mod upgrade;
 pub mod websocket;
 
-pub use self::body::{Body, BodyError};
-pub use self::driver::{Driver, Ended};
-pub use self::grip::{Grip, Look};
-pub use self::handle::{CallError, CallErrorKind, Delivery, Tunnel, open};
-pub use self::keepalive::Keepalive;
-pub use self::pump::Stalls;
-pub use self::serve::{Exchange, Leave, Session, accept};
-pub use self::settings::Settings;
+pub use self::{
+    body::{Body, BodyError},
+    client::{Driver, Tunnel, open},
+    drain::DrainHandle,
+    error::{CallError, CallErrorKind, Delivery, Ended},
+    keepalive::Keepalive,
+    monitor::{StreamMonitor, StreamStats},
+    read_ahead::ReadAhead,
+    send_body::Stalls,
+    server::{IncomingRequest, Session, accept},
+    settings::Settings,
+};
+pub use self::{
+    drain::DrainHandle as Leave, monitor::StreamMonitor as Grip, monitor::StreamStats as Look,
+    server::IncomingRequest as Exchange,
+};

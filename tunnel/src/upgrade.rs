@@ -11,41 +11,38 @@
 //! ```
 //!
 //! Raw bytes flow only after the API server itself answered 101. Any other answer is an ordinary response, and the
-//! connections it came over carry no raw bytes (CVE-2018-1002105).
+//! connections that it came over carry no raw bytes (CVE-2018-1002105).
 
 use std::{future::poll_fn, io, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
+use h2::{RecvStream, SendStream};
 use http::{
-    HeaderValue, Response, StatusCode,
+    HeaderMap, HeaderValue, Response, StatusCode,
     header::{CONNECTION, CONTENT_LENGTH, UPGRADE},
-    response,
 };
 use parking_lot::Mutex;
 use proto::header;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use crate::{
-    Body, Grip,
-    http2::{Error, Receiving, Sending},
-};
+use crate::{Body, StreamMonitor, monitor::ReceiveStream};
 
-/// How much is read from the outside at once.
-const CHUNK: usize = 32 << 10;
+/// Bytes that are read at once from the connection outside of the tunnel.
+const READ_BYTES: usize = 32 << 10;
 
 /// The raw stream of an upgrade inside the tunnel.
 #[derive(Debug)]
 pub struct Upgraded {
-    sending: Sending,
-    receiving: Receiving,
+    sending: SendStream<Bytes>,
+    receiving: ReceiveStream,
 }
 
-/// Rides in the extensions of a 101, which want to be cloned.
+/// Carries an [`Upgraded`] in the extensions of a 101, which must be `Clone`.
 #[derive(Clone)]
-struct Slot(Arc<Mutex<Option<Upgraded>>>);
+struct UpgradedSlot(Arc<Mutex<Option<Upgraded>>>);
 
-/// A connection outside of the tunnel that has switched protocols. It rides in the extensions of a handler's 101, which want to
-/// be cloned.
+/// A connection outside of the tunnel that has switched protocols. It travels in the extensions of a handler's 101, which
+/// must be `Clone`.
 #[derive(Clone)]
 pub struct Outside(Arc<Mutex<Option<Box<dyn Io>>>>);
 
@@ -54,7 +51,7 @@ pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 impl Outside {
-    /// Reads from `io`, and writes to it, whatever the caller and the cluster say to each other.
+    /// Wraps the connection that carries the raw bytes.
     pub fn new(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
         Self(Arc::new(Mutex::new(Some(Box::new(io)))))
     }
@@ -67,122 +64,138 @@ impl Outside {
     }
 }
 
-/// Takes the raw stream out of a 101 that [`crate::Tunnel::call`] returned.
+/// Takes the raw stream out of a 101 that [`Tunnel::call`](crate::Tunnel::call) returned.
 pub fn take<B>(response: &mut Response<B>) -> Option<Upgraded> {
-    response.extensions_mut().remove::<Slot>()?.0.lock().take()
+    response.extensions_mut().remove::<UpgradedSlot>()?.0.lock().take()
 }
 
 /// Copies both ways between the tunnel and a connection outside of it, until both directions have ended.
 ///
-/// Each direction ends on its own: the end of one is passed on as a half-close. An abort of either side aborts both;
+/// Each direction ends on its own: the end of one is passed on as a half-close. An abort of either side aborts both, and
 /// dropping the future does too.
 pub async fn splice<T>(upgraded: Upgraded, outside: T) -> io::Result<()>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let (reader, writer) = tokio::io::split(outside);
-    tokio::try_join!(outward(upgraded.receiving, writer), inward(reader, upgraded.sending))?;
+    tokio::try_join!(copy_outward(upgraded.receiving, writer), copy_inward(reader, upgraded.sending))?;
     Ok(())
 }
 
-/// The same between two connections, for whoever stands between them.
+/// Copies both ways between two tunnels, until both directions have ended.
 pub(crate) async fn join(one: Upgraded, other: Upgraded) -> io::Result<()> {
-    tokio::try_join!(across(one.receiving, other.sending), across(other.receiving, one.sending))?;
+    tokio::try_join!(copy_across(one.receiving, other.sending), copy_across(other.receiving, one.sending))?;
     Ok(())
 }
 
 impl Upgraded {
-    pub(crate) fn new(sending: Sending, receiving: Receiving) -> Self {
-        Self { sending, receiving }
+    pub(crate) fn new(sending: SendStream<Bytes>, receiving: RecvStream) -> Self {
+        Self { sending, receiving: ReceiveStream::new(receiving, None) }
     }
 
-    /// A grip on what arrives.
-    pub fn grip(&self) -> Grip {
-        Grip(self.receiving.view())
+    /// Returns a monitor of the receiving half.
+    pub fn grip(&self) -> StreamMonitor {
+        self.receiving.monitor()
     }
 }
 
-/// kas: reads agentk's answer to an extended CONNECT.
-pub(crate) fn accepted(mut head: response::Parts, sending: Sending, receiving: Receiving) -> Response<Body> {
+/// Reads agentk's response to an extended CONNECT, at kas.
+pub(crate) fn accepted(response: Response<RecvStream>, mut sending: SendStream<Bytes>) -> Response<Body> {
+    let (mut head, receiving) = response.into_parts();
     match head.headers.remove(header::UPGRADED) {
         Some(protocol) if head.status == StatusCode::OK => {
             head.status = StatusCode::SWITCHING_PROTOCOLS;
             head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             head.headers.insert(UPGRADE, protocol);
-            head.extensions.insert(Slot(Arc::new(Mutex::new(Some(Upgraded::new(sending, receiving))))));
+            let upgraded = Upgraded::new(sending, receiving);
+            head.extensions.insert(UpgradedSlot(Arc::new(Mutex::new(Some(upgraded)))));
             Response::from_parts(head, Body::empty())
         }
         _ => {
-            // An ordinary answer: this end has nothing more to say. An error means that the stream is over already.
-            let _ = sending.finish(None);
-            Response::from_parts(head, Body::received(receiving, None))
+            // An ordinary response: the request has no body. This fails only if the stream has ended already.
+            let _ = sending.send_data(Bytes::new(), true);
+            Response::from_parts(head, Body::from_stream(receiving))
         }
     }
 }
 
-/// agentk: the answer to an extended CONNECT whose upgrade the cluster accepted with these headers.
-pub(crate) fn accept(mut head: response::Parts) -> response::Parts {
-    let protocol = head.headers.remove(UPGRADE).unwrap_or_else(|| HeaderValue::from_static(""));
-    head.headers.insert(header::UPGRADED, protocol);
-    // A tunnel has no length (RFC 9110 section 8.6).
-    head.headers.remove(CONTENT_LENGTH);
-    head.status = StatusCode::OK;
-    head
+/// Makes agentk's response to an extended CONNECT from the headers of the cluster's 101.
+pub(crate) fn accept(mut headers: HeaderMap) -> Response<()> {
+    let protocol = headers.remove(UPGRADE).unwrap_or_else(|| HeaderValue::from_static(""));
+    headers.remove(CONNECTION);
+    // The stream has no length (RFC 9110 section 8.6).
+    headers.remove(CONTENT_LENGTH);
+    headers.insert(header::UPGRADED, protocol);
+    let mut response = Response::new(());
+    *response.headers_mut() = headers;
+    response
 }
 
-async fn outward(receiving: Receiving, mut outside: impl AsyncWrite + Unpin) -> io::Result<()> {
+async fn copy_outward(receiving: ReceiveStream, mut outside: impl AsyncWrite + Unpin) -> io::Result<()> {
     while let Some(data) = poll_fn(|cx| receiving.poll_data(cx)).await {
-        let mut data = data.map_err(into_io)?;
+        let mut data = data.map_err(io::Error::other)?;
         let length = data.len();
         outside.write_all_buf(&mut data).await?;
         outside.flush().await?;
-        // Only now: a slow outside holds the sender back, and nobody else.
-        receiving.release(length);
+        // Only now: a slow connection outside slows its own stream and no other.
+        receiving.release(length).map_err(io::Error::other)?;
     }
     outside.shutdown().await
 }
 
-async fn inward(mut outside: impl AsyncRead + Unpin, sending: Sending) -> io::Result<()> {
+async fn copy_inward(mut outside: impl AsyncRead + Unpin, mut sending: SendStream<Bytes>) -> io::Result<()> {
     let mut buffer = BytesMut::new();
     loop {
-        buffer.reserve(CHUNK);
+        buffer.reserve(READ_BYTES);
         let read = tokio::select! {
             read = outside.read_buf(&mut buffer) => read?,
-            // Without this, a peer that aborted is noticed only when there is something to send.
-            error = poll_fn(|cx| sending.poll_unwanted(cx)) => return Err(into_io(error)),
+            // Without this, an abort of the other end is noticed only when there is something to send.
+            reset = wait_reset(&mut sending) => return Err(reset),
         };
         if read == 0 {
-            return sending.finish(None).map_err(into_io);
+            return sending.send_data(Bytes::new(), true).map_err(io::Error::other);
         }
-        send(buffer.split().freeze(), &sending).await?;
+        send_all(buffer.split().freeze(), &mut sending).await?;
     }
 }
 
-async fn across(receiving: Receiving, sending: Sending) -> io::Result<()> {
+async fn copy_across(receiving: ReceiveStream, mut sending: SendStream<Bytes>) -> io::Result<()> {
     loop {
         let data = tokio::select! {
             data = poll_fn(|cx| receiving.poll_data(cx)) => data,
-            error = poll_fn(|cx| sending.poll_unwanted(cx)) => return Err(into_io(error)),
+            reset = wait_reset(&mut sending) => return Err(reset),
         };
         let Some(data) = data else {
-            return sending.finish(None).map_err(into_io);
+            return sending.send_data(Bytes::new(), true).map_err(io::Error::other);
         };
-        let data = data.map_err(into_io)?;
+        let data = data.map_err(io::Error::other)?;
         let length = data.len();
-        send(data, &sending).await?;
-        // Only now: a slow receiver holds the sender back, and nobody else.
-        receiving.release(length);
+        send_all(data, &mut sending).await?;
+        // Only now: a slow receiver slows its own stream and no other.
+        receiving.release(length).map_err(io::Error::other)?;
     }
 }
 
-/// Sends all of it, as fast as the other end takes it.
-async fn send(mut data: Bytes, sending: &Sending) -> io::Result<()> {
+/// Completes when the other end has reset the stream, or the connection has ended.
+async fn wait_reset(sending: &mut SendStream<Bytes>) -> io::Error {
+    match poll_fn(|cx| sending.poll_reset(cx)).await {
+        Ok(reason) => io::Error::other(h2::Error::from(reason)),
+        Err(error) => io::Error::other(error),
+    }
+}
+
+/// Sends all of `data` as fast as flow control allows.
+async fn send_all(mut data: Bytes, sending: &mut SendStream<Bytes>) -> io::Result<()> {
     while !data.is_empty() {
-        poll_fn(|cx| sending.poll_send(&mut data, false, cx)).await.map_err(into_io)?;
+        sending.reserve_capacity(data.len());
+        let capacity = match sending.capacity() {
+            0 => match poll_fn(|cx| sending.poll_capacity(cx)).await {
+                Some(capacity) => capacity.map_err(io::Error::other)?,
+                None => return Err(io::ErrorKind::BrokenPipe.into()),
+            },
+            capacity => capacity,
+        };
+        sending.send_data(data.split_to(capacity.min(data.len())), false).map_err(io::Error::other)?;
     }
     Ok(())
-}
-
-fn into_io(error: Error) -> io::Error {
-    io::Error::other(error)
 }

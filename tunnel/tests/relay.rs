@@ -34,7 +34,7 @@ where
     let agent = pair(handler).await;
     let (near, far) = tokio::io::duplex(64 << 10);
     let settings = Settings::default();
-    let (tunnel, driver) = direct::open(near, &settings);
+    let (tunnel, driver) = direct::open(near, &settings).await.unwrap();
     let driving = tokio::spawn(async move { drop(driver.run().await) });
     let (session, _leave) = direct::accept(far, &settings);
     let into = agent.tunnel.clone();

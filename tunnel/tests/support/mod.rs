@@ -46,7 +46,7 @@ where
     let settings = Settings::default();
     let kas = WebSocket::new(kas, Bytes::new(), Role::Server);
     let agent = WebSocket::new(agent, Bytes::new(), Role::Client);
-    let (tunnel, driver) = tunnel::open(kas, &settings);
+    let (tunnel, driver) = tunnel::open(kas, &settings).await.unwrap();
     let kas = tokio::spawn(driver.run());
     let (session, leave) = tunnel::accept(agent, &settings);
     let agent = tokio::spawn(session.run(move |exchange| {

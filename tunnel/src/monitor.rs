@@ -1,0 +1,126 @@
+//! The receiving half of a stream, and a handle on it for others than its reader.
+
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use h2::RecvStream;
+use http::HeaderMap;
+use parking_lot::Mutex;
+
+use crate::{BodyError, send_body::SendBody};
+
+/// The receiving half of a stream. Dropping it resets the stream if the other end has not finished it.
+pub(crate) struct ReceiveStream(StreamMonitor);
+
+/// Observes a stream beside its reader, and can reset it. Cheap to clone; does not keep the stream open.
+#[derive(Clone)]
+pub struct StreamMonitor(Arc<Mutex<State>>);
+
+struct State {
+    /// `None` once the stream was reset from here.
+    stream: Option<RecvStream>,
+    /// The body that is still being sent on the same stream. h2 resets a stream when both of its halves are dropped.
+    sending: Option<SendBody>,
+    reads: u64,
+    waiting: bool,
+}
+
+/// The state of a stream at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamStats {
+    /// Bytes that have arrived and that the reader has not taken, or has not released yet.
+    pub unread: usize,
+    /// How often the reader has taken something.
+    pub taken: u64,
+    /// The reader has taken everything and waits for more, or has finished: it is not slow.
+    pub awaited: bool,
+}
+
+impl StreamMonitor {
+    /// Returns the present state.
+    pub fn look(&self) -> StreamStats {
+        let state = &mut *self.0.lock();
+        let unread = state.stream.as_mut().map_or(0, |stream| stream.flow_control().used_capacity());
+        StreamStats { unread, taken: state.reads, awaited: state.waiting }
+    }
+
+    /// Resets the stream and drops what is unread. The reader gets an error, even if it is not reading.
+    pub fn cut(&self) {
+        let mut state = self.0.lock();
+        let halves = (state.stream.take(), state.sending.take());
+        drop(state);
+        // Not under the lock: dropping a stream wakes others.
+        drop(halves);
+    }
+}
+
+impl ReceiveStream {
+    pub(crate) fn new(stream: RecvStream, sending: Option<SendBody>) -> Self {
+        let state = State { stream: Some(stream), sending, reads: 0, waiting: false };
+        Self(StreamMonitor(Arc::new(Mutex::new(state))))
+    }
+
+    pub(crate) fn monitor(&self) -> StreamMonitor {
+        self.0.clone()
+    }
+
+    pub(crate) fn is_end_stream(&self) -> bool {
+        let state = self.0.0.lock();
+        state.sending.is_none() && state.stream.as_ref().is_some_and(RecvStream::is_end_stream)
+    }
+
+    /// Polls the body that is sent on the same stream: a response may come before its request has ended, and the reader of
+    /// the response then drives the request.
+    pub(crate) fn poll_sending(&self, cx: &mut Context<'_>) {
+        let state = &mut *self.0.0.lock();
+        state.sending.take_if(|body| body.poll(cx).is_ready());
+    }
+
+    pub(crate) fn poll_data(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+        let state = &mut *self.0.0.lock();
+        let Some(stream) = &mut state.stream else {
+            return Poll::Ready(Some(Err(BodyError::Cut)));
+        };
+        let polled = stream.poll_data(cx).map_err(BodyError::Tunnel);
+        state.reads += u64::from(polled.is_ready());
+        state.waiting = polled.is_pending();
+        polled
+    }
+
+    pub(crate) fn poll_trailers(&self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, BodyError>> {
+        match &mut self.0.0.lock().stream {
+            Some(stream) => stream.poll_trailers(cx).map_err(BodyError::Tunnel),
+            None => Poll::Ready(Err(BodyError::Cut)),
+        }
+    }
+
+    /// Allows the other end to send as many bytes more as the reader has taken.
+    pub(crate) fn release(&self, bytes: usize) -> Result<(), BodyError> {
+        let mut state = self.0.0.lock();
+        let stream = state.stream.as_mut().ok_or(BodyError::Cut)?;
+        stream.flow_control().release_capacity(bytes).map_err(BodyError::Tunnel)
+    }
+}
+
+impl Drop for ReceiveStream {
+    fn drop(&mut self) {
+        self.0.0.lock().waiting = true;
+        self.0.cut();
+    }
+}
+
+impl fmt::Debug for ReceiveStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReceiveStream")
+    }
+}
+
+impl fmt::Debug for StreamMonitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StreamMonitor")
+    }
+}

@@ -1,0 +1,188 @@
+//! Large reads from a byte stream for a reader with a small buffer.
+
+use std::{
+    cell::RefCell,
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Bytes that are read at once from a stream that has more than its reader asks for.
+const CAPACITY: usize = 64 << 10;
+
+thread_local! {
+    /// A buffer that no stream of this thread uses now.
+    static SPARE: RefCell<Option<Box<[u8]>>> = const { RefCell::new(None) };
+}
+
+/// Reads ahead while the stream carries bulk data, and holds no buffer while it is idle.
+///
+/// WebSocket and TLS libraries read a few KiB at once, which costs bulk data a system call each. A larger buffer of theirs
+/// would be held by every idle connection.
+#[derive(Debug)]
+pub struct ReadAhead<T> {
+    io: T,
+    /// Bytes that were read before this value was made.
+    early: Bytes,
+    ahead: Option<Ahead>,
+    /// The last read filled the reader's buffer, so there is probably more.
+    filled: bool,
+}
+
+/// Bytes between the stream and its reader.
+#[derive(Debug)]
+struct Ahead {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl<T> ReadAhead<T> {
+    /// Wraps a stream from which nothing was read yet.
+    pub fn new(io: T) -> Self {
+        Self::with_early(io, Bytes::new())
+    }
+
+    /// Wraps a stream from which `early` was read already; the reader gets these bytes first.
+    pub fn with_early(io: T, early: Bytes) -> Self {
+        Self { io, early, ahead: None, filled: false }
+    }
+
+    /// Returns a reference to the stream.
+    pub fn get_ref(&self) -> &T {
+        &self.io
+    }
+}
+
+impl<T: AsyncRead + Unpin> ReadAhead<T> {
+    fn poll_read_direct(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        self.filled = buf.remaining() == 0;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_read_ahead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Ahead>> {
+        let mut buffer = SPARE.take().unwrap_or_else(|| vec![0; CAPACITY].into_boxed_slice());
+        let mut read = ReadBuf::new(&mut buffer);
+        let polled = Pin::new(&mut self.io).poll_read(cx, &mut read);
+        let end = read.filled().len();
+        match polled {
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(Ahead { buffer, start: 0, end })),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                self.filled = false;
+                SPARE.set(Some(buffer));
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Ahead {
+    /// Moves bytes to the reader. Returns itself if some are left.
+    fn move_to(mut self, buf: &mut ReadBuf<'_>) -> Option<Self> {
+        let moved = (self.end - self.start).min(buf.remaining());
+        buf.put_slice(&self.buffer[self.start..self.start + moved]);
+        self.start += moved;
+        if self.start < self.end {
+            return Some(self);
+        }
+        SPARE.set(Some(self.buffer));
+        None
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for ReadAhead<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if !this.early.is_empty() {
+            let early = this.early.split_to(this.early.len().min(buf.remaining()));
+            buf.put_slice(&early);
+            return Poll::Ready(Ok(()));
+        }
+        let ahead = match this.ahead.take() {
+            Some(ahead) => ahead,
+            None if this.filled && buf.remaining() < CAPACITY => ready!(this.poll_read_ahead(cx))?,
+            None => return this.poll_read_direct(cx, buf),
+        };
+        this.ahead = ahead.move_to(buf);
+        this.filled = this.ahead.is_some();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for ReadAhead<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, data)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn every_byte_arrives_in_order_for_each_size_of_the_reader() {
+        let sent: Vec<u8> = (0..=250).cycle().take(300_000).collect();
+        for size in [1 << 10, 4 << 10, 70 << 10] {
+            let (near, mut far) = duplex(200_000);
+            let mut reader = ReadAhead::with_early(near, Bytes::copy_from_slice(&sent[..10]));
+            let write = async {
+                far.write_all(&sent[10..]).await.unwrap();
+                drop(far);
+            };
+            let read = async {
+                let (mut received, mut buffer) = (Vec::new(), vec![0; size]);
+                loop {
+                    match reader.read(&mut buffer).await.unwrap() {
+                        0 => return received,
+                        read => received.extend_from_slice(&buffer[..read]),
+                    }
+                }
+            };
+            let ((), received) = tokio::join!(write, read);
+            assert!(received == sent, "with {size}");
+        }
+    }
+
+    #[tokio::test]
+    async fn idle_stream_holds_no_buffer() {
+        let (near, mut far) = duplex(64 << 10);
+        let mut reader = ReadAhead::new(near);
+        far.write_all(&[7; 20 << 10]).await.unwrap();
+        let mut buffer = [0; 4 << 10];
+        for _ in 0..5 {
+            reader.read_exact(&mut buffer).await.unwrap();
+        }
+        assert!(reader.ahead.is_none());
+    }
+}
