@@ -11,6 +11,7 @@ mod refusal;
 use std::{
     convert::Infallible,
     fmt::Display,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -32,7 +33,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::{
-    Body, Settings,
+    Body, Ended, Settings,
     websocket::{Role, WebSocket, handshake},
 };
 
@@ -44,6 +45,7 @@ use self::{
 use crate::{
     connected::Connected,
     identity::Identities,
+    io::StallGuard,
     metrics::{Limit, Metrics},
     token::TokenHash,
 };
@@ -63,6 +65,8 @@ pub struct Agents {
     pub settings: Settings,
     /// How long an agent may take for each step of opening a tunnel.
     pub handshake_timeout: Duration,
+    /// How long an agent may read nothing of its tunnel while bytes wait for it.
+    pub write_stall_timeout: Duration,
     /// How many tunnels may be opened in a second.
     pub door: Mutex<Door>,
     /// How many tunnels an agent may have.
@@ -226,8 +230,10 @@ impl Agents {
     {
         let opened = timeout(self.handshake_timeout, async {
             let parts = upgrade.await.ok()?.downcast::<TokioIo<T>>().ok()?;
-            let socket = WebSocket::new(parts.io.into_inner(), parts.read_buf, Role::Server);
-            Some(tunnel::open(socket, &self.settings))
+            let stalls = self.metrics.tunnel_write_stalls.clone();
+            let io = StallGuard::new(parts.io.into_inner(), self.write_stall_timeout, stalls);
+            let socket = WebSocket::new(io, parts.read_buf, Role::Server);
+            tunnel::open(socket, &self.settings).await.ok()
         });
         let Ok(Some((tunnel, driver))) = opened.await else {
             self.metrics.handshake("lost");
@@ -279,6 +285,11 @@ impl Agents {
             ended = live => ended,
         };
         drop(registration);
+        if let Ended::Lost(error) = &ended
+            && error.kind() == io::ErrorKind::TimedOut
+        {
+            self.metrics.limit(Limit::TunnelWriteStall);
+        }
         self.withdraw(peer.agent).await;
         self.metrics.tunnels.dec();
         self.metrics.tunnel_end(ended.label(), since.elapsed());

@@ -116,6 +116,7 @@ impl App {
             replica,
             settings: tunnel::Settings { stalls: metrics.stalls.clone(), ..config.tunnel_settings() },
             handshake_timeout: config.agent.listen.handshake_timeout,
+            write_stall_timeout: config.agent.listen.write_stall_timeout,
             door: Mutex::new(Door::new(config.agent.listen.connections_per_second, Instant::now())),
             places: Places::new(config.agent.listen.max_tunnels_per_agent),
             pace: RateLimit::new(config.agent.listen.connections_per_token_per_minute, MINUTE, shared),

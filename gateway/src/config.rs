@@ -177,7 +177,8 @@ mod tests {
             error("identity: {file: i}\nagent:\n  listen:\n    adress: x\n"),
             "kas.yaml:4:5: agent.listen.adress: unknown field `adress`, expected one of address, \
              certificate_file, key_file, max_connection_age, max_connections, max_tunnels_per_agent, \
-             connections_per_token_per_minute, connections_per_second, handshake_timeout"
+             connections_per_token_per_minute, connections_per_second, handshake_timeout, \
+             write_stall_timeout"
         );
         assert_eq!(
             error("identity: {file: i}\nagent:\n  listen:\n    address: here\n"),

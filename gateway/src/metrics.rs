@@ -43,6 +43,8 @@ pub struct Metrics {
     pub connections: Gauge,
     /// Writes that had to wait for a caller to read.
     pub write_stalls: Counter,
+    /// Writes to a tunnel that had to wait for its agent to read.
+    pub tunnel_write_stalls: Counter,
     /// Bytes of answers that are here and that their callers have not taken yet.
     pub bytes_in_flight: Gauge,
     /// Requests that wait for an agent to take more of them, in all tunnels.
@@ -75,6 +77,7 @@ impl Metrics {
             rebalanced: Counter::default(),
             connections: Gauge::default(),
             write_stalls: Counter::default(),
+            tunnel_write_stalls: Counter::default(),
             bytes_in_flight: Gauge::default(),
             stalls: Stalls::default(),
         };
@@ -112,6 +115,11 @@ impl Metrics {
             "kas_write_stalls",
             "Writes that had to wait for a caller to read",
             metrics.write_stalls.clone(),
+        );
+        registry.register(
+            "kas_tunnel_write_stalls",
+            "Writes to a tunnel that had to wait for its agent to read",
+            metrics.tunnel_write_stalls.clone(),
         );
         registry.register_with_unit(
             "kas_in_flight",

@@ -144,7 +144,7 @@ where
             tokio::spawn(async move {
                 let parts = upgrade.await.unwrap().downcast::<TokioIo<T>>().unwrap();
                 let socket = WebSocket::new(parts.io.into_inner(), parts.read_buf, Role::Server);
-                let (tunnel, driver) = tunnel::open(socket, &Settings::default());
+                let (tunnel, driver) = tunnel::open(socket, &Settings::default()).await.unwrap();
                 let driver = tokio::spawn(driver.run());
                 // An agent that wants another replica has hung up by now.
                 let nothing = Request::get("/").body(Body::empty()).unwrap();

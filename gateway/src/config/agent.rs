@@ -35,6 +35,9 @@ pub struct AgentListen {
     /// How long each step of opening a tunnel may take: TLS, the request, the first round trip.
     #[serde(deserialize_with = "timeout")]
     pub handshake_timeout: Duration,
+    /// How long an agent may leave bytes unread that wait to be written; a tunnel that takes longer is closed.
+    #[serde(deserialize_with = "timeout")]
+    pub write_stall_timeout: Duration,
 }
 
 /// Section `agent.tunnel`.
@@ -79,6 +82,7 @@ impl Default for AgentListen {
             connections_per_token_per_minute: 100,
             connections_per_second: 1000,
             handshake_timeout: Duration::from_secs(10),
+            write_stall_timeout: Duration::from_secs(30),
         }
     }
 }

@@ -31,8 +31,10 @@ pub enum Limit {
     HeadTimeout,
     /// `idle_timeout`.
     Idle,
-    /// `write_stall_timeout`.
+    /// `write_stall_timeout` of callers.
     WriteStall,
+    /// `write_stall_timeout` of tunnels.
+    TunnelWriteStall,
     /// `max_bytes_in_flight`.
     BytesInFlight,
     /// `max_form_bytes`.
@@ -46,7 +48,7 @@ struct Label {
 
 impl Limit {
     /// Every limit that is counted, in the order of their counters.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Connections,
         Self::Handshake,
         Self::TunnelsPerAgent,
@@ -58,6 +60,7 @@ impl Limit {
         Self::HeadTimeout,
         Self::Idle,
         Self::WriteStall,
+        Self::TunnelWriteStall,
         Self::BytesInFlight,
         Self::Form,
     ];
@@ -84,6 +87,7 @@ impl Limit {
             Self::HeadTimeout => "head-timeout",
             Self::Idle => "idle-timeout",
             Self::WriteStall => "write-stall-timeout",
+            Self::TunnelWriteStall => "tunnel-write-stall-timeout",
             Self::BytesInFlight => "bytes-in-flight",
             Self::Form => "form",
         }

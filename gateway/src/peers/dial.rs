@@ -83,7 +83,8 @@ pub async fn open<T>(io: T, settings: &Settings) -> Result<(Tunnel, Driving), Tr
 where
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
 {
-    let (tunnel, driver) = direct::open(io, settings);
+    let (tunnel, driver) =
+        direct::open(io, settings).await.map_err(|error| Trouble::Garbage(error.to_string()))?;
     let mut driving: Driving = Box::pin(driver.run());
     tokio::select! {
         () = tunnel.ready() => {}

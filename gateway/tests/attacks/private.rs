@@ -57,7 +57,7 @@ impl Attacked {
 
     async fn connect(&self) -> Tunnel {
         let settings = Settings::default();
-        let (tunnel, driver) = direct::open(self.fleet.pipes.connect(1), &settings);
+        let (tunnel, driver) = direct::open(self.fleet.pipes.connect(1), &settings).await.unwrap();
         tokio::spawn(driver.run());
         tunnel.ready().await;
         tunnel
@@ -243,7 +243,7 @@ async fn private_connections_of_strangers_end() {
     }
     // One that goes on and on with forgeries, too.
     let settings = Settings::default();
-    let (tunnel, driver) = direct::open(attacked.fleet.pipes.connect(1), &settings);
+    let (tunnel, driver) = direct::open(attacked.fleet.pipes.connect(1), &settings).await.unwrap();
     let driving = tokio::spawn(driver.run());
     tunnel.ready().await;
     let forging = async {
