@@ -14,6 +14,7 @@ use tokio::{
     sync::OwnedSemaphorePermit,
 };
 use tokio_rustls::TlsStream;
+use tunnel::ReadAhead;
 
 pub use self::stall::StallGuard;
 
@@ -27,7 +28,7 @@ pub struct Io {
 #[derive(Debug)]
 enum Kind {
     Plain(TcpStream),
-    Tls(TlsStream<TcpStream>),
+    Tls(Box<TlsStream<ReadAhead<TcpStream>>>),
 }
 
 impl Io {
@@ -37,8 +38,8 @@ impl Io {
     }
 
     /// A connection after its TLS handshake.
-    pub fn tls(connection: TlsStream<TcpStream>, place: OwnedSemaphorePermit) -> Self {
-        Self { kind: Kind::Tls(connection), _place: place }
+    pub fn tls(connection: TlsStream<ReadAhead<TcpStream>>, place: OwnedSemaphorePermit) -> Self {
+        Self { kind: Kind::Tls(Box::new(connection)), _place: place }
     }
 }
 

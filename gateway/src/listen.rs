@@ -19,6 +19,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, TlsStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tunnel::ReadAhead;
 
 use crate::{
     io::Io,
@@ -162,7 +163,7 @@ async fn establish(
         None if speaks_tls => Err(io::Error::other("the other end speaks TLS, and this listener does not")),
         None => Ok(Io::plain(connection, place)),
         Some(_) if read == 1 && !speaks_tls => Err(answer_in_plain(connection).await),
-        Some(tls) => Ok(Io::tls(TlsStream::Server(tls.accept(connection).await?), place)),
+        Some(tls) => Ok(Io::tls(TlsStream::Server(tls.accept(ReadAhead::new(connection)).await?), place)),
     }
 }
 

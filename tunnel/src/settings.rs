@@ -26,9 +26,9 @@ const DATA_FRAME_BUDGET: usize = 128 << 20;
 /// Streams that the other end reset before this end accepted them: rapid reset (CVE-2023-44487). One more ends the
 /// connection with ENHANCE_YOUR_CALM.
 ///
-/// h2's default of 20 protects public servers. The other end here is kas, whose callers may leave in crowds: as many as
-/// this may leave within one read of the socket.
-const MAX_PENDING_ACCEPT_RESETS: usize = 1000;
+/// h2's default of 20 protects public servers. The other end here is kas, whose callers may leave in crowds: all requests
+/// that a tunnel may carry by default may end within one read of the socket.
+const MAX_PENDING_ACCEPT_RESETS: usize = 4096;
 
 /// Streams that this end reset because the other end broke the protocol in them, over the life of a tunnel
 /// (RUSTSEC-2024-0003). One more ends the tunnel, so the number is out of reach of mistakes.

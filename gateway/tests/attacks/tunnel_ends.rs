@@ -1,6 +1,9 @@
 //! Both ends of a tunnel by hand: an agent that does what a test says to kas, and a kas that does so to agentk.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
@@ -12,7 +15,7 @@ use tokio::{
     task::JoinHandle,
 };
 use tunnel::{
-    Body, Ended, Settings,
+    Body, Ended, IncomingRequest, Settings,
     websocket::{Role, WebSocket, handshake},
 };
 
@@ -119,17 +122,38 @@ pub(crate) async fn assert_failed(asking: JoinHandle<(StatusCode, String)>) {
 
 /// kas's end of a tunnel by hand, and how agentk's ends.
 pub(crate) async fn kas(settings: &[(u16, u32)]) -> (Tunnel, JoinHandle<Ended>) {
-    let (near, far) = tokio::io::duplex(64 << 10);
+    let (tunnel, agentk, _) = counting_kas(settings, 64 << 10).await;
+    (tunnel, agentk)
+}
+
+/// The same over a network that holds this many bytes, with the number of requests that reached agentk's handler.
+pub(crate) async fn counting_kas(
+    settings: &[(u16, u32)],
+    network: usize,
+) -> (Tunnel, JoinHandle<Ended>, Arc<AtomicUsize>) {
+    let (near, far) = tokio::io::duplex(network);
+    let handled = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&handled);
     let agentk = tokio::spawn(async move {
         let socket = WebSocket::new(far, Bytes::new(), Role::Client);
         let (session, _leave) = tunnel::accept(socket, &Settings::default());
-        let answer = async |request: Request<Body>| match request.uri().path() {
-            "/never" => std::future::pending().await,
-            _ => Response::new(Body::from("answered")),
+        let answer = move |request: Request<Body>| async move {
+            match request.uri().path() {
+                "/never" => std::future::pending().await,
+                _ => Response::new(Body::from("answered")),
+            }
         };
-        session.run(move |exchange| drop(tokio::spawn(exchange.answer(answer)))).await
+        let on_request = |request: IncomingRequest| {
+            let counter = Arc::clone(&counter);
+            tokio::spawn(request.answer(move |request| {
+                counter.fetch_add(1, Relaxed);
+                answer(request)
+            }));
+        };
+        session.run(on_request).await
     });
-    (Peer::client(WebSocket::new(near, Bytes::new(), Role::Server), settings).await, agentk)
+    let tunnel = Peer::client(WebSocket::new(near, Bytes::new(), Role::Server), settings).await;
+    (tunnel, agentk, handled)
 }
 
 pub(crate) fn ask(stream: u32, flags: u8, path: &str, more: &[(&str, &str)]) -> Vec<u8> {
