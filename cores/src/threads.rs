@@ -120,6 +120,14 @@ impl Drop for Seat {
     }
 }
 
+impl Threads {
+    /// Ends the threads without waiting for them: a task that blocks its thread cannot delay the end of the process.
+    pub fn detach(mut self) {
+        self.stop.cancel();
+        self.threads.clear();
+    }
+}
+
 impl Drop for Threads {
     fn drop(&mut self) {
         self.stop.cancel();
@@ -194,6 +202,20 @@ mod tests {
             send.send(here()).unwrap();
         });
         assert_eq!(sent.await.unwrap(), None);
+    }
+
+    #[test]
+    fn detach_with_blocked_thread_returns() {
+        let (cores, threads) = Cores::start(1).unwrap();
+        let (release, blocked) = std::sync::mpsc::channel::<()>();
+        let (started, has_started) = std::sync::mpsc::channel();
+        cores.seat_at(0).spawn(&TaskTracker::new(), async move {
+            started.send(()).unwrap();
+            let _ = blocked.recv();
+        });
+        has_started.recv().unwrap();
+        threads.detach();
+        drop(release);
     }
 
     #[test]

@@ -79,6 +79,8 @@ pub struct Agents {
     pub grace: Duration,
     /// Set once this replica wants to be rid of its agents.
     pub leaving: CancellationToken,
+    /// Set once tunnels that are still open are to end at once.
+    pub cut: CancellationToken,
     /// Where tunnels run.
     pub tasks: TaskTracker,
     /// What is counted.

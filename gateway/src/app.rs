@@ -1,7 +1,8 @@
-//! The only place that builds and wires, and the one that says how kas stops.
+//! Builds a replica and runs it; `shutdown` stops it.
 
 mod checked;
 mod live;
+mod shutdown;
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
@@ -17,9 +18,10 @@ use router::{
     redis::{Keeper, RedisStore},
 };
 use telemetry::{Exporter, log_limit::LogLimit};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use self::shutdown::{GracePeriods, Shutdown};
 pub use self::{
     checked::{Checked, Listeners},
     live::Tried,
@@ -37,12 +39,10 @@ use crate::{
     peers::{Fleet, Peers, host::Host, reach::Reach},
     reload::on_change,
     roster::Roster,
+    tasks::TaskGroup,
     tls::Certificate,
     traces::Traces,
 };
-
-/// How long agents may take to leave once no request needs them. Opening another tunnel takes a few round trips.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The period of `connections_per_token_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);
@@ -123,6 +123,7 @@ impl App {
             max_age: config.agent.listen.max_connection_age,
             grace: config.agent.kubernetes_api.listen.shutdown_grace_period,
             leaving: CancellationToken::new(),
+            cut: CancellationToken::new(),
             tasks: TaskTracker::new(),
             metrics: metrics.clone(),
             epoch: AtomicU64::new(0),
@@ -167,17 +168,18 @@ impl App {
         }
     }
 
-    /// Serves until `stop`, then stops in good order. Tunnels and callers live on the `cores`, all else here.
+    /// Serves until `stop`, then shuts down, which takes at most the sum of the grace periods and one second. Tunnels and
+    /// callers live on the `cores`, all else here.
     pub async fn run(mut self, listeners: Listeners, cores: &Cores, stop: CancellationToken) {
-        let (accepting, probing) = (CancellationToken::new(), CancellationToken::new());
-        let background = TaskTracker::new();
+        let shutdown = self.shutdown();
+        let Shutdown { background, .. } = &shutdown;
+        let probing = background.draining.clone();
         let metrics = self.callers.forwarder.metrics.clone();
         let (agents, callers, admin) =
             (Arc::clone(&self.agents), Arc::clone(&self.callers), Arc::clone(&self.admin));
         background.spawn(listeners.agent.serve(
-            accepting.clone(),
+            shutdown.agents.clone(),
             cores.clone(),
-            self.agents.tasks.clone(),
             metrics.clone(),
             move |io, peer| {
                 let agents = Arc::clone(&agents);
@@ -185,9 +187,8 @@ impl App {
             },
         ));
         background.spawn(listeners.public.serve(
-            accepting.clone(),
+            shutdown.callers.clone(),
             cores.clone(),
-            self.callers.tasks.clone(),
             metrics.clone(),
             move |io, peer| {
                 let callers = Arc::clone(&callers);
@@ -197,24 +198,23 @@ impl App {
         if let Some(private) = listeners.private {
             background.spawn(Arc::clone(&self.host).listen(private, cores.clone()));
         }
+        // Nothing waits for connections of probes and programs.
+        let probes = || TaskGroup { tasks: TaskTracker::new(), ..background.clone() };
         if let Some((listener, api)) = listeners.api.zip(self.api.clone()) {
-            background.spawn(listener.serve(
-                probing.clone(),
-                Cores::default(),
-                TaskTracker::new(),
-                metrics.clone(),
-                move |io, peer| Arc::clone(&api).serve(io, peer),
-            ));
+            background.spawn(listener.serve(probes(), Cores::default(), metrics.clone(), move |io, peer| {
+                Arc::clone(&api).serve(io, peer)
+            }));
         }
         background.spawn(listeners.observability.serve(
-            probing.clone(),
+            probes(),
             Cores::default(),
-            TaskTracker::new(),
             metrics.clone(),
             move |io, _| Arc::clone(&admin).serve(io),
         ));
         let (budget, until) = (Arc::clone(&self.callers.budget), probing.clone());
-        background.spawn(async move { until.run_until_cancelled(budget.keep(&metrics)).await });
+        background.spawn(async move {
+            until.run_until_cancelled(budget.keep(&metrics)).await;
+        });
         for certificate in self.certificates.clone() {
             let files = certificate.files();
             background.spawn(on_change("certificate", files, probing.clone(), move || certificate.reload()));
@@ -233,10 +233,12 @@ impl App {
         }
         if let Some(reach) = self.reach.take() {
             let (readiness, until) = (self.readiness.clone(), stop.clone());
-            background.spawn(async move { until.run_until_cancelled(reach.keep(readiness)).await });
+            background.spawn(async move {
+                until.run_until_cancelled(reach.keep(readiness)).await;
+            });
         }
         if let Some((store, keeper)) = self.redis.take() {
-            background.spawn(keeper.run(probing.clone().cancelled_owned()));
+            background.spawn(keeper.run(probing.cancelled_owned()));
             if self.config.redis.as_ref().is_some_and(|redis| redis.wait_at_start) {
                 self.readiness.waiting();
                 stop.run_until_cancelled(store.healthy()).await;
@@ -245,40 +247,33 @@ impl App {
         self.readiness.ready();
 
         stop.cancelled().await;
-        self.stop(&accepting).await;
-        probing.cancel();
-        background.close();
-        background.wait().await;
+        shutdown.run().await;
     }
 
-    /// 1. Not ready, so that load balancers send nothing new.
-    /// 2. For a grace period still accept what they do send.
-    /// 3. Stop accepting; idle connections of callers close.
-    /// 4. Ask agents to leave: they open another tunnel, to another replica, before they let go of this one.
-    /// 5. For a grace period still serve other replicas, until they know who holds these agents now; then tell them.
-    /// 6. Wait for requests in flight, those of other replicas among them, up to their grace period, and cut what is left.
-    /// 7. Wait a moment for agents that are about to leave; one without another replica to go to never will.
-    async fn stop(&self, accepting: &CancellationToken) {
+    fn shutdown(&self) -> Shutdown {
         let listen = &self.config.agent.kubernetes_api.listen;
-        self.readiness.leaving();
-        tracing::info!(grace = ?listen.listen_grace_period, "stopping: not ready, still accepting");
-        sleep(listen.listen_grace_period).await;
-
-        accepting.cancel();
-        self.callers.leaving.cancel();
-        self.agents.leaving.cancel();
-        self.callers.tasks.close();
-        self.agents.tasks.close();
-        tracing::info!(grace = ?listen.shutdown_grace_period, "stopping: finishing requests in flight");
         let private = self.config.private_api.as_ref();
-        let patience = private.map_or(Duration::ZERO, |private| private.listen.listen_grace_period);
-        let in_flight = async { tokio::join!(self.callers.tasks.wait(), self.host.leave(patience)) };
-        if timeout(listen.shutdown_grace_period, in_flight).await.is_err() {
-            tracing::warn!("stopping: the grace period is over, requests in flight are cut");
-        }
-        match timeout(LEAVE_TIMEOUT, self.agents.tasks.wait()).await {
-            Ok(()) => tracing::info!("stopped: every agent has left"),
-            Err(_) => tracing::info!("stopped: agents that found no other replica are cut"),
+        let grace = GracePeriods {
+            accept: listen.listen_grace_period,
+            requests: listen.shutdown_grace_period,
+            peers: private.map_or(Duration::ZERO, |private| private.listen.listen_grace_period),
+        };
+        let (agents, callers) = (&self.agents, &self.callers);
+        Shutdown {
+            grace,
+            readiness: self.readiness.clone(),
+            callers: TaskGroup {
+                draining: callers.leaving.clone(),
+                cut: CancellationToken::new(),
+                tasks: callers.tasks.clone(),
+            },
+            peers: self.host.connections.clone(),
+            agents: TaskGroup {
+                draining: agents.leaving.clone(),
+                cut: agents.cut.clone(),
+                tasks: agents.tasks.clone(),
+            },
+            background: TaskGroup::default(),
         }
     }
 }

@@ -15,7 +15,7 @@
 //! * [`peers`] are other replicas: whom a request goes to whose agent is not here, and what they may ask of this one.
 //! * [`agents`] serves agents and keeps their tunnels in the table; [`roster`] lists them for operators, [`api`]
 //!   for programs; [`whereabouts`] are what both know of other replicas' agents.
-//! * [`app`] builds, wires and stops all of it. [`config`] and [`identity`] are what it is built from.
+//! * [`app`] builds, wires and stops all of it; [`tasks`] are groups of tasks that end together. [`config`] and [`identity`] are what it is built from.
 #![warn(missing_docs)]
 
 pub mod access;
@@ -40,6 +40,7 @@ pub mod promql;
 pub mod reload;
 pub mod roster;
 pub mod target;
+pub mod tasks;
 pub mod timing;
 pub mod tls;
 pub mod token;

@@ -18,12 +18,12 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_rustls::{TlsAcceptor, TlsStream};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::ReadAhead;
 
 use crate::{
     io::Io,
     metrics::{Limit, Metrics},
+    tasks::TaskGroup,
 };
 
 /// How often one kind of trouble is logged: strangers can make any amount of it.
@@ -79,13 +79,12 @@ impl Listener {
         self.socket.local_addr().expect("it is bound")
     }
 
-    /// Accepts until `stop`. Each connection is a task on one of the `cores`. Errors of one connection are survived and
-    /// logged.
+    /// Accepts until the group of its `connections` drains. Each connection is a task of that group on one of the `cores`.
+    /// Errors of one connection are survived and logged.
     pub async fn serve<F>(
         self,
-        stop: CancellationToken,
+        connections: TaskGroup,
         cores: Cores,
-        tasks: TaskTracker,
         metrics: Metrics,
         handle: impl Fn(Io, SocketAddr) -> F + Clone + Send + 'static,
     ) where
@@ -115,7 +114,7 @@ impl Listener {
                 // Whoever serves it waits for it elsewhere.
                 Ok::<_, io::Error>((connection.into_std()?, peer, place))
             };
-            let Some(accepted) = stop.run_until_cancelled(accepting).await else {
+            let Some(accepted) = connections.draining.run_until_cancelled(accepting).await else {
                 return;
             };
             let (connection, peer, place) = match accepted {
@@ -130,7 +129,7 @@ impl Listener {
             };
             let (tls, handle, metrics) = (tls.clone(), handle.clone(), metrics.clone());
             let lines = Arc::clone(&lines);
-            cores.seat().spawn(&tasks, async move {
+            connections.spawn_on(cores.seat(), async move {
                 match timeout(handshake_timeout, establish(connection, tls, place)).await {
                     Ok(Ok(io)) => handle(io, peer).await,
                     Ok(Err(error)) => {

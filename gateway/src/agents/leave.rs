@@ -43,25 +43,35 @@ impl Agents {
             () = &mut age => DrainReason::MaxAge,
             () = self.leaving.cancelled() => DrainReason::Shutdown,
             () = moving.cancelled() => DrainReason::Rebalance,
-            () = &mut revoked => return self.cut(peer, tunnel).await,
+            () = &mut revoked => return close_revoked(peer, tunnel).await,
         };
         draining();
-        if let Err(what) = ask_to_leave(tunnel, reason, self.grace).await {
-            tracing::warn!(agent.name = %peer.name, tunnel = %peer.tunnel, what, "an agent did not agree to leave");
+        let drained = async {
+            if let Err(what) = ask_to_leave(tunnel, reason, self.grace).await {
+                tracing::warn!(agent.name = %peer.name, tunnel = %peer.tunnel, what, "an agent did not agree to leave");
+            }
+            if reason == DrainReason::Shutdown {
+                // What is in flight is finished here; for what is new, others look for the tunnel that replaces this one.
+                self.withdraw(peer.agent).await;
+            }
+            revoked.await;
+            close_revoked(peer, tunnel).await
+        };
+        tokio::select! {
+            ended = drained => ended,
+            () = self.cut.cancelled() => {
+                tunnel.close();
+                Ended::Cut
+            }
         }
-        if reason == DrainReason::Shutdown {
-            // What is in flight is finished here; for what is new, others look for the tunnel that replaces this one.
-            self.withdraw(peer.agent).await;
-        }
-        revoked.await;
-        self.cut(peer, tunnel).await
     }
+}
 
-    async fn cut(&self, peer: &Peer, tunnel: &Tunnel) -> Ended {
-        tracing::warn!(agent.name = %peer.name, tunnel = %peer.tunnel, "token revoked, tunnel cut");
-        tunnel.close();
-        pending().await
-    }
+/// Closes the tunnel of an agent whose token was revoked. The driver reports the end.
+async fn close_revoked(peer: &Peer, tunnel: &Tunnel) -> Ended {
+    tracing::warn!(agent.name = %peer.name, tunnel = %peer.tunnel, "token revoked, tunnel cut");
+    tunnel.close();
+    pending().await
 }
 
 /// Fails, with what happened, unless the agent agrees.

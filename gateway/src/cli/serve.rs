@@ -21,7 +21,8 @@ use crate::{
 /// Run the server until SIGTERM or Ctrl-C
 ///
 /// Everything that the configuration names is read before anything is bound. On SIGTERM or Ctrl-C kas asks its agents to
-/// go to another replica and finishes the requests in flight; asked a second time, it stops at once.
+/// go to another replica and finishes the requests in flight, within its grace periods and a second; asked a second time, it
+/// stops at once.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Serve {
@@ -46,9 +47,9 @@ impl Serve {
         let checked = Checked::read(&self.config.path)?;
         start_logging(checked.logging());
         let started = "the operating system lets a runtime start";
-        let (cores, _threads) = Cores::start(cores::count()).expect(started);
+        let (cores, threads) = Cores::start(cores::count()).expect(started);
         let runtime = Builder::new_current_thread().enable_all().build().expect(started);
-        runtime.block_on(async {
+        let outcome = runtime.block_on(async {
             let (app, listeners) = checked.bind().await?;
             let address =
                 |listener: &Option<Listener>| listener.as_ref().map(|listener| display(listener.address()));
@@ -64,7 +65,11 @@ impl Serve {
             );
             app.run(listeners, &cores, stop_signal()).await;
             Ok(())
-        })
+        });
+        // Whatever still runs was cut: it must not delay the end, not even by blocking a thread.
+        runtime.shutdown_background();
+        threads.detach();
+        outcome
     }
 }
 

@@ -17,9 +17,8 @@ use telemetry::log_limit::LogLimit;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::SetOnce,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::{Body, Exchange, Settings, direct};
 
 use super::{
@@ -34,6 +33,7 @@ use crate::{
     connected::Connected,
     listen::Listener,
     metrics::{Metrics, Served},
+    tasks::TaskGroup,
 };
 
 /// How long a connection may take to say something that a replica would say.
@@ -61,10 +61,8 @@ pub struct Host {
     settings: Settings,
     /// How long requests in flight may take once this replica leaves.
     grace: Duration,
-    /// Set once this replica takes no new requests of others.
-    leaving: CancellationToken,
-    /// Where requests run.
-    tasks: TaskTracker,
+    /// Connections of other replicas and their requests. Once the group drains, new requests are refused.
+    pub connections: TaskGroup,
     /// What is counted.
     metrics: Metrics,
     /// Refused requests are worth a line, not a flood.
@@ -96,31 +94,20 @@ impl Host {
             seen: Mutex::default(),
             settings: Settings { stalls: metrics.stalls.clone(), ..config.peer_settings() },
             grace: config.agent.kubernetes_api.listen.shutdown_grace_period,
-            leaving: CancellationToken::new(),
-            tasks: TaskTracker::new(),
+            connections: TaskGroup::default(),
             metrics,
             refusals: LogLimit::new(LOG_PERIOD),
         }
     }
 
-    /// Accepts replicas until this one leaves.
+    /// Accepts connections of other replicas until their group drains.
     pub async fn listen(self: Arc<Self>, listener: Listener, cores: Cores) {
-        let (leaving, tasks, metrics) = (self.leaving.clone(), self.tasks.clone(), self.metrics.clone());
-        let serving = listener.serve(leaving, cores, tasks, metrics, move |io, address| {
+        let (connections, metrics) = (self.connections.clone(), self.metrics.clone());
+        let serving = listener.serve(connections, cores, metrics, move |io, address| {
             let host = Arc::clone(&self);
             async move { host.serve(io, address).await }
         });
         serving.await;
-    }
-
-    /// After `patience` takes no new requests, and waits for those in flight.
-    pub async fn leave(&self, patience: Duration) {
-        if !self.tasks.is_empty() {
-            sleep(patience).await;
-        }
-        self.leaving.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
     }
 
     /// Serves one connection until it ends. `address` is for logs.
@@ -133,7 +120,7 @@ impl Host {
         let serving = session.run(|exchange| {
             let (host, known) = (Arc::clone(self), Arc::clone(&known));
             // Boxed: what is spawned is moved half a dozen times, and this is some kilobytes.
-            self.tasks.spawn(Box::pin(async move { host.handle(exchange, &known).await }));
+            self.connections.tasks.spawn(Box::pin(async move { host.handle(exchange, &known).await }));
         });
         tokio::pin!(serving);
         let stranger = timeout(STRANGER_TIMEOUT, known.wait());
@@ -150,7 +137,7 @@ impl Host {
                     }
                     introduced = true;
                 }
-                () = self.leaving.cancelled(), if !leaving => {
+                () = self.connections.draining.cancelled(), if !leaving => {
                     leaving = true;
                     leave.within(self.grace);
                 }

@@ -26,6 +26,7 @@ mod fleet_network;
 mod fleet_poison;
 mod fleet_redis;
 mod fleet_rollout;
+mod fleet_shutdown;
 mod grafana;
 mod impersonation;
 mod large;

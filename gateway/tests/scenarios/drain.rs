@@ -60,3 +60,18 @@ async fn a_tunnel_at_its_maximum_age_is_replaced_and_its_streams_live_on() {
     drop(watch);
     world.tunnels(2).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn tunnel_with_stream_in_flight_ends_when_agents_are_cut() {
+    let world = World::new();
+    let _agent = world.agent(services()).await;
+    let mut watch = world.get("/agents/prod/kubernetes/watch").await.into_body();
+    watch.frame().await.unwrap().unwrap();
+
+    world.kas.agents.leaving.cancel();
+    sleep(Duration::from_secs(60)).await;
+    world.tunnels(1).await;
+    world.kas.agents.cut.cancel();
+    world.tunnels(0).await;
+    assert!(watch.frame().await.unwrap().is_err());
+}

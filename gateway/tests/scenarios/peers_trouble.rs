@@ -270,7 +270,8 @@ async fn a_replica_that_leaves_is_an_owner_no_more_while_it_finishes_what_it_has
         sleep(Duration::from_millis(1)).await;
     }
     let host = leaving.host.clone();
-    let left = tokio::spawn(async move { host.leave(Duration::from_secs(5)).await });
+    host.connections.drain();
+    let left = tokio::spawn(async move { host.connections.tasks.wait().await });
     sleep(Duration::from_secs(6)).await;
     for _ in 0..10 {
         assert_eq!(text(fleet.replicas[0].get(PATH).await).await, "new");

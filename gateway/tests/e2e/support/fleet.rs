@@ -41,6 +41,7 @@ impl Fleet {
             redis,
             secret: secret(directory.path(), "secret"),
             private: "127.0.0.1".into(),
+            private_grace: None,
             network: None,
         };
         let options =

@@ -45,6 +45,8 @@ pub(crate) struct Membership {
     pub(crate) secret: PathBuf,
     /// Where it listens for the others, without the port.
     pub(crate) private: String,
+    /// `listen_grace_period` of that listener, in seconds; without it, that of the public one.
+    pub(crate) private_grace: Option<u32>,
     /// The namespace of its network, if not the machine's.
     pub(crate) network: Option<String>,
 }
@@ -233,7 +235,7 @@ impl KasOptions {
             config["private_api"] = json!({"listen": {
                 "address": format!("{}:0", membership.private),
                 "authentication_secret_file": membership.secret,
-                "listen_grace_period": format!("{}s", self.listen_grace),
+                "listen_grace_period": format!("{}s", membership.private_grace.unwrap_or(self.listen_grace)),
             }});
         }
         for (name, section) in &self.sections {

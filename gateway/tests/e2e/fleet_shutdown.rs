@@ -1,0 +1,32 @@
+//! A replica that stops while another one uses its tunnels.
+
+use std::process::Command;
+
+use secrecy::ExposeSecret as _;
+
+use crate::support::{AGENT, Fleet, Process, Redis, Simulator, eventually};
+
+#[test]
+fn stopping_replica_exits_while_another_replica_watches() {
+    let (Some(redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
+    let mut fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
+    for (requests, peers) in [(1, 5), (5, 1)] {
+        fleet.options.shutdown_grace = requests;
+        fleet.membership().private_grace = Some(peers);
+        let [mut owner, other] = fleet.replicas();
+        let _agent = fleet.agent_at(&owner);
+        let path = format!("/agents/{AGENT}/kubernetes/api/v1/pods?watch=true");
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--no-buffer", "--header"]);
+        curl.arg(format!("Authorization: Bearer {}", fleet.tokens.ops.expose_secret())).arg(other.url(&path));
+        let mut watch = Process::start("a watch", &mut curl);
+        eventually("the owner serves the watch", || {
+            owner.metric_with("kas_peer_served_total", "passed") > 0.0
+                && other.metric("kas_requests_in_flight") == 1.0
+        });
+
+        owner.process.terminate();
+        assert_eq!(owner.process.exit_code(), 0);
+        watch.exit_code();
+    }
+}
