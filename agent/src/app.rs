@@ -11,7 +11,10 @@ use proto::{InstanceId, ServiceName};
 use rustls::pki_types::ServerName;
 use secrecy::SecretString;
 use telemetry::{Exporter, Program};
-use tokio::{net::TcpListener, time::timeout};
+use tokio::{
+    net::TcpListener,
+    time::{Instant, timeout, timeout_at},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -23,7 +26,9 @@ use crate::{
     handlers::{kubernetes::Kubernetes, prometheus::discovery::Discovery},
     metrics::Metrics,
     policy::Guard,
-    probe, traces,
+    probe,
+    session::AFTERMATH,
+    traces,
     upstream::{Pem, TlsOptions},
 };
 
@@ -42,6 +47,7 @@ pub struct App {
     guard: Option<Arc<Guard>>,
     exporter: Option<Exporter>,
     listen: SocketAddr,
+    grace: Duration,
 }
 
 impl App {
@@ -95,12 +101,12 @@ impl App {
             ..Options::new(run.kas_address, token)
         };
         let agent = Agent::new(options, dial, services, telemetry.clone());
-        let listen = run.observability_listen_address;
+        let (listen, grace) = (run.observability_listen_address, run.shutdown_grace_period);
 
-        Ok(Self { agent, kubernetes, discovery, telemetry, registry, guard, exporter, listen })
+        Ok(Self { agent, kubernetes, discovery, telemetry, registry, guard, exporter, listen, grace })
     }
 
-    /// Runs until `shutdown`, and then until what is in flight is finished or cut.
+    /// Runs until `shutdown`, and then until what is in flight is finished or cut: at most the grace period and a second.
     pub async fn run(self, shutdown: CancellationToken) -> anyhow::Result<()> {
         let listener = TcpListener::bind(self.listen).await;
         let listener = listener
@@ -116,14 +122,17 @@ impl App {
 
         // Late is no reason to wait: the version is for people's eyes.
         let _ = timeout(VERSION_PATIENCE, shutdown.run_until_cancelled(health.cluster_known())).await;
-        tokio::join!(self.agent.run(shutdown.clone()), async {
+        let ((), end) = tokio::join!(self.agent.run(shutdown.clone()), async {
             shutdown.cancelled().await;
             health.stop();
+            Instant::now() + self.grace + 2 * AFTERMATH
         });
 
         served.cancel();
-        if let Some(exporter) = exporter {
-            let _ = exporter.await;
+        if let Some(exporter) = exporter
+            && timeout_at(end, exporter).await.is_err()
+        {
+            tracing::warn!("the last spans were not sent: the time to stop is over");
         }
         if let Some(policy) = policy {
             policy.abort();

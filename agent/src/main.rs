@@ -76,7 +76,7 @@ fn run(options: Run) -> ExitCode {
     }
     // A core without a tunnel has nothing to do.
     let count = cores::count().min(options.tunnels.into());
-    let (cores, _threads) = Cores::start(count).expect("the operating system lets a thread start");
+    let (cores, threads) = Cores::start(count).expect("the operating system lets a thread start");
     let app = match App::build(options, token_of(std::env::var_os(TOKEN_VARIABLE)), cores) {
         Ok(app) => app,
         Err(error) => return refuse(&format!("{error:#}")),
@@ -84,12 +84,16 @@ fn run(options: Run) -> ExitCode {
 
     let runtime = Builder::new_current_thread().enable_all().build();
     let outcome = runtime.map_err(Into::into).and_then(|runtime| {
-        runtime.block_on(async {
+        let outcome = runtime.block_on(async {
             let shutdown = CancellationToken::new();
             watch_signals(shutdown.clone())?;
             app.run(shutdown).await
-        })
+        });
+        // Whatever still runs was cut: it must not delay the end, not even by blocking a thread.
+        runtime.shutdown_background();
+        outcome
     });
+    threads.detach();
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -27,6 +27,9 @@ use crate::{
     repeats::Repeats, spread::Spread,
 };
 
+/// How long tasks may take to notice that the grace period is over and their tunnel is cut.
+pub(crate) const AFTERMATH: Duration = Duration::from_millis(400);
+
 /// What an agent is told.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -123,11 +126,8 @@ impl<D: Dial> Agent<D> {
     }
 
     /// Runs until `shutdown`, then leaves all tunnels: no new requests, those in flight are finished or, after the
-    /// grace period, cut.
+    /// grace period, cut. Ends less than a second after the grace period, whatever hangs.
     pub async fn run(self, shutdown: CancellationToken) {
-        /// For tasks to notice that their tunnel is gone.
-        const AFTERMATH: Duration = Duration::from_secs(5);
-
         let shared = self.shared;
         let slots = TaskTracker::new();
         for index in 0..shared.options.tunnels {
@@ -138,18 +138,19 @@ impl<D: Dial> Agent<D> {
         let _stop = shared.shutdown.clone().drop_guard();
         shutdown.cancelled().await;
 
-        tracing::info!(grace = ?shared.options.grace, "leaving all tunnels");
+        let grace = shared.options.grace;
+        tracing::info!(?grace, "leaving all tunnels");
         shared.shutdown.cancel();
-        for tracker in [&slots, &shared.tunnels, &shared.requests] {
-            tracker.close();
-        }
-        slots.wait().await;
-        shared.tunnels.wait().await;
-        if timeout(AFTERMATH, shared.requests.wait()).await.is_err() {
-            tracing::warn!(
-                requests = shared.requests.len(),
-                "some requests did not notice that they were cut"
-            );
+        let trackers = [&slots, &shared.tunnels, &shared.requests];
+        let ended = async {
+            for tracker in trackers {
+                tracker.close();
+                tracker.wait().await;
+            }
+        };
+        if timeout(grace + AFTERMATH, ended).await.is_err() {
+            let [_, tunnels, requests] = trackers.map(TaskTracker::len);
+            tracing::warn!(tunnels, requests, "some tasks did not notice that they were cut");
         }
     }
 }

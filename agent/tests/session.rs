@@ -2,7 +2,7 @@
 
 mod support;
 
-use agent::Services;
+use agent::{Options, Services};
 use http::{Request, Response};
 use proto::{Hello, ReplicaId};
 use support::{Answer, Kas, echo, options, start, text};
@@ -262,4 +262,23 @@ async fn a_service_that_is_not_served() {
     assert_eq!(response.headers()["kas-error"], "unknown-service");
     assert_eq!(response.headers()["kas-error-message"], "gitops is not served here");
     assert_eq!(text(response).await, "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_with_request_that_hangs_ends_after_grace_period() {
+    let (mut kas, dial) = Kas::new(|_| Answer::Accept(ReplicaId::random()));
+    let grace = Duration::from_secs(5);
+    let services = Services::new().with("hang", async |_: Request<Body>| std::future::pending().await);
+    let agent = start(Options { grace, ..options(1) }, dial, services);
+    let tunnel = kas.opened().await.tunnel;
+    let request = Request::get("/").header("kas-service", "hang").body(Body::empty()).unwrap();
+    let asking = tokio::spawn(async move { tunnel.call(request).await });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    let stopped = Instant::now();
+    agent.shut_down();
+    agent.ended().await;
+    let took = stopped.elapsed();
+    assert!(took >= grace && took < grace + Duration::from_secs(1), "{took:?}");
+    assert!(asking.await.unwrap().is_err());
 }

@@ -13,8 +13,8 @@ use tunnel::{Ended, Leave, Session, websocket::WebSocket};
 use super::Shared;
 use crate::{Dial, handlers::control::Control};
 
-/// How much longer than asked a tunnel may take to end by itself.
-const LENIENCE: Duration = Duration::from_secs(1);
+/// How much longer than asked a tunnel may take to end by itself. Less than `AFTERMATH`, so that its end is reported.
+const LENIENCE: Duration = Duration::from_millis(200);
 
 /// A tunnel that serves requests in a task of its own. Dropping this does not end it.
 pub(super) struct Live {
