@@ -52,10 +52,12 @@ pub struct Limits {
     /// Open connections of callers.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_connections: usize,
-    /// Requests in flight of one caller.
+    /// Requests in flight of one caller, counted by each replica on its own: a caller who connects to N replicas may have N
+    /// times as many.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_requests_per_caller: u32,
-    /// Requests in flight to one agent.
+    /// Requests in flight to one agent, counted by each replica for its own tunnels, whichever replica took the request: an
+    /// agent with tunnels to N replicas may have N times as many.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_requests_per_agent: u32,
     /// Header fields of one request.
