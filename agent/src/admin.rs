@@ -1,11 +1,19 @@
 //! The observability listener: `/liveness`, `/readiness`, `/metrics`.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE};
-use http_body_util::Full;
-use hyper::{body::Bytes, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use axum::{
+    Router,
+    extract::State,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use http::{StatusCode, header::CONTENT_TYPE};
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use prometheus_client::registry::Registry;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -15,15 +23,12 @@ use tokio::{
 
 use crate::{health::Health, metrics};
 
-/// For a request's headers, and between two requests.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// After an accept that failed, most likely for want of file descriptors.
+/// How long a client may take to send a request's head, or leave its connection idle.
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// The pause after a failed accept, most likely for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-const OPENMETRICS: HeaderValue =
-    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
-/// Answers about one process.
+/// Serves probes and Prometheus.
 #[derive(Debug)]
 pub struct Admin {
     health: Arc<Health>,
@@ -36,12 +41,12 @@ impl Admin {
         Self { health, registry }
     }
 
-    /// Serves everybody who connects, for ever.
+    /// Serves the connections of a listener. Never completes.
     pub async fn run(self, listener: TcpListener) {
-        let admin = Arc::new(self);
+        let routes = self.routes();
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => drop(tokio::spawn(Arc::clone(&admin).serve(stream))),
+                Ok((stream, _)) => drop(tokio::spawn(serve(routes.clone(), stream))),
                 Err(error) => {
                     tracing::warn!(%error, "a connection to the observability listener was not accepted");
                     sleep(ACCEPT_PAUSE).await;
@@ -50,57 +55,64 @@ impl Admin {
         }
     }
 
-    /// Serves one connection.
-    pub async fn serve(self: Arc<Self>, io: impl AsyncRead + AsyncWrite + Unpin) {
-        let service = service_fn(|request| {
-            let answer = self.answer(&request);
-            async { Ok::<_, Infallible>(answer) }
-        });
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(PATIENCE)
-            .serve_connection(TokioIo::new(io), service);
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a connection to the observability listener failed");
-        }
-    }
-
-    fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned());
-        }
-        match request.uri().path() {
-            "/liveness" => text(StatusCode::OK, "alive\n".to_owned()),
-            "/readiness" => match self.health.problems() {
-                problems if problems.is_empty() => text(StatusCode::OK, "ready\n".to_owned()),
-                problems => text(StatusCode::SERVICE_UNAVAILABLE, problems.join("\n") + "\n"),
-            },
-            "/metrics" => {
-                let mut response = text(StatusCode::OK, metrics::render(&self.registry));
-                response.headers_mut().insert(CONTENT_TYPE, OPENMETRICS);
-                response
-            }
-            _ => text(StatusCode::NOT_FOUND, "try /liveness, /readiness or /metrics\n".to_owned()),
-        }
+    fn routes(self) -> Router {
+        Router::new()
+            .route("/liveness", get("alive\n"))
+            .route("/readiness", get(readiness))
+            .route("/metrics", get(metrics))
+            .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n"))
+            .fallback(async || (StatusCode::NOT_FOUND, "try /liveness, /readiness or /metrics\n"))
+            .with_state(Arc::new(self))
     }
 }
 
-fn text(status: StatusCode, text: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::from(text));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, TEXT);
-    response
+/// Serves one connection. `axum::serve` would not set the timeout.
+async fn serve(routes: Router, io: impl AsyncRead + AsyncWrite + Unpin) {
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_READ_TIMEOUT)
+        .serve_connection(TokioIo::new(io), TowerToHyperService::new(routes));
+    if let Err(error) = connection.await {
+        tracing::debug!(%error, "a connection to the observability listener failed");
+    }
+}
+
+async fn readiness(State(admin): State<Arc<Admin>>) -> Response {
+    match admin.health.problems() {
+        problems if problems.is_empty() => "ready\n".into_response(),
+        problems => (StatusCode::SERVICE_UNAVAILABLE, problems.join("\n") + "\n").into_response(),
+    }
+}
+
+async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
+    let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(CONTENT_TYPE, open_metrics)], metrics::render(&admin.registry))
 }
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+    use http::{Method, Request, header::ALLOW};
     use http_body_util::BodyExt as _;
+    use tower::ServiceExt as _;
 
     use super::*;
     use crate::{Telemetry, health::Check, metrics::Metrics};
 
-    async fn get(admin: &Admin, path: &str) -> (u16, String) {
-        let response = admin.answer(&Request::get(path).body(()).unwrap());
+    fn admin() -> (Telemetry, Router) {
+        let mut registry = Registry::default();
+        let telemetry = Telemetry { metrics: Metrics::register(&mut registry), ..Telemetry::default() };
+        let admin = Admin::new(Arc::clone(&telemetry.health), registry);
+        (telemetry, admin.routes())
+    }
+
+    async fn send(routes: &Router, method: Method, path: &str) -> Response {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        routes.clone().oneshot(request).await.unwrap()
+    }
+
+    async fn get(routes: &Router, path: &str) -> (u16, String) {
+        let response = send(routes, Method::GET, path).await;
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, String::from_utf8(body.to_vec()).unwrap())
@@ -108,19 +120,35 @@ mod tests {
 
     #[tokio::test]
     async fn readiness_names_each_problem_in_a_line() {
-        let mut registry = Registry::default();
-        let telemetry = Telemetry { metrics: Metrics::register(&mut registry), ..Telemetry::default() };
-        let admin = Admin::new(Arc::clone(&telemetry.health), registry);
-        assert_eq!(get(&admin, "/liveness").await.0, 200);
-        let (status, problems) = get(&admin, "/readiness").await;
+        let (telemetry, routes) = admin();
+        assert_eq!(get(&routes, "/liveness").await.0, 200);
+        let (status, problems) = get(&routes, "/readiness").await;
         assert_eq!((status, problems.lines().count()), (503, 2));
 
         let _up = telemetry.tunnel_up();
         telemetry.cluster_checked(Check::Up { version: None });
-        assert_eq!(get(&admin, "/readiness").await, (200, "ready\n".to_owned()));
-        let (_, metrics) = get(&admin, "/metrics").await;
+        assert_eq!(get(&routes, "/readiness").await, (200, "ready\n".to_owned()));
+        let (_, metrics) = get(&routes, "/metrics").await;
         assert!(metrics.contains("agentk_tunnels 1\n"), "{metrics}");
         assert!(metrics.contains("agentk_cluster_up 1\n"), "{metrics}");
-        assert_eq!(get(&admin, "/").await.0, 404);
+        assert_eq!(get(&routes, "/").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn other_methods_are_refused_and_head_has_no_body() {
+        let (_telemetry, routes) = admin();
+        let refused = send(&routes, Method::POST, "/metrics").await;
+        assert_eq!(
+            (refused.status().as_u16(), &refused.headers()[ALLOW]),
+            (405, &"GET,HEAD".parse().unwrap())
+        );
+
+        let head = send(&routes, Method::HEAD, "/metrics").await;
+        assert_eq!(
+            head.headers()[CONTENT_TYPE],
+            "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        );
+        assert_eq!(head.status(), StatusCode::OK);
+        assert!(head.into_body().collect().await.unwrap().to_bytes().is_empty());
     }
 }

@@ -1,24 +1,29 @@
 //! The observability listener: `/liveness`, `/readiness`, `/metrics`, and `/agents` for operators.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use http::{HeaderValue, Request, Response, StatusCode, header::CONTENT_TYPE};
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use axum::{
+    Router,
+    extract::State,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use http::{StatusCode, header::CONTENT_TYPE};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use router::{Health, RouteStore};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tunnel::Body;
 
-use crate::{metrics, roster::Roster};
+use crate::{http_server::HttpServer, metrics, roster::Roster};
+
+/// How long a probe may take to send a request's head, or leave its connection idle.
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whether this replica should be sent traffic.
 #[derive(Clone, Debug, Default)]
-pub struct Readiness(Arc<Mutex<State>>);
+pub struct Readiness(Arc<Mutex<ReadinessState>>);
 
 #[derive(Clone, Debug, Default)]
-struct State {
+struct ReadinessState {
     phase: Phase,
     /// Why other replicas do not reach this one, if they do not.
     unreachable: Option<Arc<str>>,
@@ -54,14 +59,14 @@ impl Readiness {
         self.0.lock().unreachable = why;
     }
 
-    /// What a probe is told. Degraded is ready: agents that are connected here are served.
-    fn answer(&self, health: &Health) -> Response<Body> {
-        let State { phase, unreachable } = self.0.lock().clone();
+    /// Builds the response to a probe. Degraded is ready: agents that are connected here are served.
+    fn response(&self, health: &Health) -> Response {
+        let ReadinessState { phase, unreachable } = self.0.lock().clone();
         let redis = match health {
             Health::Healthy => None,
             Health::Degraded { since, why } => Some((humantime::format_rfc3339_seconds(*since), why)),
         };
-        let unavailable = |what: String| answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, what);
+        let unavailable = |what: String| (StatusCode::SERVICE_UNAVAILABLE, what).into_response();
         match phase {
             Phase::Starting => return unavailable("not ready: starting\n".to_owned()),
             Phase::Leaving => return unavailable("not ready: stopping\n".to_owned()),
@@ -80,71 +85,52 @@ impl Readiness {
         if let Some(why) = unreachable {
             body += &format!("private_api: other replicas do not reach this one: {why}\n");
         }
-        answer(StatusCode::OK, TEXT, body)
+        body.into_response()
     }
 }
-
-const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Serves probes, Prometheus and `kas agents`.
 #[derive(Debug)]
 pub struct Admin {
-    /// What `/readiness` answers.
+    /// The state behind `/readiness`.
     pub readiness: Readiness,
-    /// What `/metrics` answers.
+    /// The metrics behind `/metrics`.
     pub registry: Registry,
-    /// How the directory fares is a part of what `/readiness` answers.
+    /// The directory, whose health is a part of `/readiness`.
     pub store: Arc<dyn RouteStore>,
-    /// What `/agents` answers.
+    /// The list behind `/agents`.
     pub roster: Roster,
 }
 
 impl Admin {
-    /// Serves one connection.
-    pub async fn serve<T>(self: Arc<Self>, io: T)
-    where
-        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
-        let service = service_fn(|request: Request<Incoming>| {
-            let admin = Arc::clone(&self);
-            async move { Ok::<_, Infallible>(admin.answer(request.uri().path()).await) }
-        });
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(Duration::from_secs(10))
-            .serve_connection(TokioIo::new(io), service);
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a probe's connection failed");
-        }
-    }
-
-    async fn answer(&self, path: &str) -> Response<Body> {
-        match path {
-            "/liveness" => text(StatusCode::OK, "alive\n"),
-            "/readiness" => self.readiness.answer(&self.store.health()),
-            "/metrics" => {
-                let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-                answer(StatusCode::OK, open_metrics, metrics::render(&self.registry))
-            }
-            "/agents" => {
-                let listing = serde_json::to_string_pretty(&self.roster.list().await);
-                let json = listing.expect("it is plain data") + "\n";
-                answer(StatusCode::OK, "application/json", json)
-            }
-            _ => text(StatusCode::NOT_FOUND, "there are /liveness, /readiness, /metrics and /agents\n"),
-        }
+    /// Returns a server for connections of the observability listener.
+    pub fn server(self: Arc<Self>) -> HttpServer {
+        let routes = Router::new()
+            .route("/liveness", get("alive\n"))
+            .route("/readiness", get(readiness))
+            .route("/metrics", get(metrics))
+            .route("/agents", get(agents))
+            .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n"))
+            .fallback(async || {
+                (StatusCode::NOT_FOUND, "there are /liveness, /readiness, /metrics and /agents\n")
+            })
+            .with_state(self);
+        HttpServer { name: "observability", routes, header_read_timeout: HEADER_READ_TIMEOUT }
     }
 }
 
-fn text(status: StatusCode, body: &'static str) -> Response<Body> {
-    answer(status, TEXT, body)
+async fn readiness(State(admin): State<Arc<Admin>>) -> Response {
+    admin.readiness.response(&admin.store.health())
 }
 
-fn answer(status: StatusCode, kind: &'static str, body: impl Into<Body>) -> Response<Body> {
-    let mut answer = Response::new(body.into());
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    answer
+async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
+    let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(CONTENT_TYPE, open_metrics)], metrics::render(&admin.registry))
+}
+
+async fn agents(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
+    let listing = serde_json::to_string_pretty(&admin.roster.list().await);
+    ([(CONTENT_TYPE, "application/json")], listing.expect("it is plain data") + "\n")
 }
 
 #[cfg(test)]
@@ -160,9 +146,9 @@ mod tests {
     }
 
     async fn told(readiness: &Readiness, health: &Health) -> (u16, String) {
-        let answer = readiness.answer(health);
-        let status = answer.status().as_u16();
-        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let response = readiness.response(health);
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 

@@ -8,20 +8,22 @@ mod query;
 mod token;
 
 use std::{
-    convert::Infallible,
-    fmt::Display,
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
-use http::{Method, Request, Response};
-use hyper::{server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use axum::{
+    Router,
+    extract::{ConnectInfo, Path, RawQuery, Request, State, rejection::PathRejection},
+    middleware::{Next, from_fn_with_state},
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, get},
+};
+use http::Uri;
 use proto::{AgentId, ReplicaId};
 use router::RouteStore;
 use telemetry::log_limit::LogLimit;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tunnel::Body;
 
 use self::answer::{Agent, One, Page, Refusal};
 pub use self::{
@@ -30,17 +32,14 @@ pub use self::{
 };
 use crate::{
     agents::Agents,
+    http_server::HttpServer,
     identity::{Identities, Identity},
     metrics::Metrics,
     whereabouts::{Presence, Whereabouts},
 };
 
-const AGENTS: &str = "/api/v1/agents";
-
 /// How long a program may take to send a request's head, or leave its connection idle.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
-/// Most bytes of a head: a token is some hundreds.
-const MAX_HEAD: usize = 16 << 10;
+const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often one kind of refusal is logged.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
@@ -68,86 +67,88 @@ impl Api {
         }
     }
 
-    /// Serves one connection. `address` is for logs.
-    pub async fn serve<T>(self: Arc<Self>, io: T, address: impl Display)
-    where
-        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
-        let address = &address.to_string();
-        let service = service_fn(|request| {
-            let api = Arc::clone(&self);
-            async move { Ok::<_, Infallible>(api.answer(&request, address).await) }
-        });
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
-            .max_buf_size(MAX_HEAD)
-            .serve_connection(TokioIo::new(io), service);
-        if let Err(error) = connection.await {
-            tracing::debug!(peer = address, %error, "a connection to the internal API failed");
-        }
+    /// Returns a server for connections of the internal API.
+    pub fn server(self: Arc<Self>) -> HttpServer {
+        let routes = Router::new()
+            .route("/api/v1/agents", get_only(get(list)))
+            .route("/api/v1/agents/{agent}", get_only(get(one)))
+            .method_not_allowed_fallback(async || Refusal::Method)
+            .fallback(async |uri: Uri| Refusal::no_path(uri.path()))
+            .layer(from_fn_with_state(Arc::clone(&self), authenticate))
+            .with_state(self);
+        HttpServer { name: "api", routes, header_read_timeout: HEADER_READ_TIMEOUT }
     }
 
-    async fn answer<B>(&self, request: &Request<B>, address: &str) -> Response<Body> {
-        let answered = self.dispatch(request).await;
-        self.metrics.api_request(answered.as_ref().map_or_else(Refusal::as_str, |_| "ok"));
-        answered.unwrap_or_else(|refusal| {
-            if let Some(suppressed) = self.refusals.admit(refusal.as_str(), Instant::now()) {
-                tracing::info!(peer = address, reason = %refusal, suppressed, "the internal API refused a request");
-            }
-            refusal.answer()
-        })
+    fn record(&self, response: &Response, peer: SocketAddr) {
+        let refusal = response.extensions().get::<Refusal>();
+        let reason = refusal.map_or("ok", Refusal::as_str);
+        self.metrics.api_request(reason);
+        if let Some(refusal) = refusal
+            && let Some(suppressed) = self.refusals.admit(reason, Instant::now())
+        {
+            tracing::info!(%peer, reason = %refusal, suppressed, "the internal API refused a request");
+        }
     }
+}
 
-    async fn dispatch<B>(&self, request: &Request<B>) -> Result<Response<Body>, Refusal> {
-        // Before anything else: a stranger learns nothing, not even what there is.
-        self.verifier.verify(request.headers())?;
-        let path = request.uri().path();
-        let rest = path.strip_prefix(AGENTS).ok_or_else(|| Refusal::no_path(path))?;
-        if request.method() != Method::GET {
-            return Err(Refusal::Method);
-        }
-        let query = request.uri().query().unwrap_or_default();
-        match rest.strip_prefix('/') {
-            None if rest.is_empty() => Ok(self.list(query.parse()?).await),
-            Some(agent) if !agent.is_empty() && !agent.contains('/') => self.one(agent, query).await,
-            _ => Err(Refusal::no_path(path)),
-        }
-    }
+/// Refuses HEAD, which axum would answer with the handler of GET.
+fn get_only(route: MethodRouter<Arc<Api>>) -> MethodRouter<Arc<Api>> {
+    route.head(async || Refusal::Method)
+}
 
-    async fn list(&self, query: Query) -> Response<Body> {
-        let identity = self.identities.load_full();
-        let wanted = |id: &AgentId| {
-            query.admits(*id, identity.project(*id), identity.name(*id).expect("it is one of them").as_str())
-        };
-        let mut ids: Vec<AgentId> = identity.agents().into_iter().map(|(_, id)| id).filter(wanted).collect();
-        ids.sort();
-        let more = ids.len() > query.limit;
-        ids.truncate(query.limit);
-        let mut whereabouts = Whereabouts::of(&*self.store, &ids).await;
-        let all = ids.iter().map(|id| agent(&identity, *id, &mut whereabouts));
-        let agents = all.filter(|agent| agent.presence == Presence::Connected).collect();
-        Page {
-            replica: self.replica,
-            time: SystemTime::now(),
-            missing: whereabouts.missing,
-            agents,
-            next: ids.last().filter(|_| more).map(AgentId::to_string),
-        }
-        .answer()
-    }
+/// Refuses requests without a valid token, on unknown paths too: without one a program learns nothing.
+async fn authenticate(
+    State(api): State<Arc<Api>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let response = match api.verifier.verify(request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(denied) => Refusal::from(denied).into_response(),
+    };
+    api.record(&response, peer);
+    response
+}
 
-    async fn one(&self, name: &str, query: &str) -> Result<Response<Body>, Refusal> {
-        if !query.is_empty() {
-            return Err(BadQuery::Nothing.into());
-        }
-        let identity = self.identities.load_full();
-        let id = identity.find(name).ok_or_else(|| Refusal::no_agent(name))?;
-        let mut whereabouts = Whereabouts::of(&*self.store, &[id]).await;
-        let agent = agent(&identity, id, &mut whereabouts);
-        let missing = whereabouts.missing;
-        Ok(One { replica: self.replica, time: SystemTime::now(), missing, agent }.answer())
+async fn list(State(api): State<Arc<Api>>, RawQuery(query): RawQuery) -> Result<Page, Refusal> {
+    let query: Query = query.as_deref().unwrap_or_default().parse()?;
+    let identity = api.identities.load_full();
+    let wanted = |id: &AgentId| {
+        query.admits(*id, identity.project(*id), identity.name(*id).expect("it is one of them").as_str())
+    };
+    let mut ids: Vec<AgentId> = identity.agents().into_iter().map(|(_, id)| id).filter(wanted).collect();
+    ids.sort();
+    let more = ids.len() > query.limit;
+    ids.truncate(query.limit);
+    let mut whereabouts = Whereabouts::of(&*api.store, &ids).await;
+    let all = ids.iter().map(|id| agent(&identity, *id, &mut whereabouts));
+    let agents = all.filter(|agent| agent.presence == Presence::Connected).collect();
+    Ok(Page {
+        replica: api.replica,
+        time: SystemTime::now(),
+        missing: whereabouts.missing,
+        agents,
+        next: ids.last().filter(|_| more).map(AgentId::to_string),
+    })
+}
+
+async fn one(
+    State(api): State<Arc<Api>>,
+    uri: Uri,
+    name: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
+) -> Result<One, Refusal> {
+    // Fails if the name is not UTF-8.
+    let Ok(Path(name)) = name else { return Err(Refusal::no_path(uri.path())) };
+    if query.is_some_and(|query| !query.is_empty()) {
+        return Err(BadQuery::Nothing.into());
     }
+    let identity = api.identities.load_full();
+    let id = identity.find(&name).ok_or_else(|| Refusal::no_agent(&name))?;
+    let mut whereabouts = Whereabouts::of(&*api.store, &[id]).await;
+    let agent = agent(&identity, id, &mut whereabouts);
+    Ok(One { replica: api.replica, time: SystemTime::now(), missing: whereabouts.missing, agent })
 }
 
 fn agent(identity: &Identity, id: AgentId, whereabouts: &mut Whereabouts) -> Agent {

@@ -175,8 +175,7 @@ impl App {
         let Shutdown { background, .. } = &shutdown;
         let probing = background.draining.clone();
         let metrics = self.callers.forwarder.metrics.clone();
-        let (agents, callers, admin) =
-            (Arc::clone(&self.agents), Arc::clone(&self.callers), Arc::clone(&self.admin));
+        let (agents, callers) = (Arc::clone(&self.agents), Arc::clone(&self.callers));
         background.spawn(listeners.agent.serve(
             shutdown.agents.clone(),
             cores.clone(),
@@ -201,15 +200,18 @@ impl App {
         // Nothing waits for connections of probes and programs.
         let probes = || TaskGroup { tasks: TaskTracker::new(), ..background.clone() };
         if let Some((listener, api)) = listeners.api.zip(self.api.clone()) {
-            background.spawn(listener.serve(probes(), Cores::default(), metrics.clone(), move |io, peer| {
-                Arc::clone(&api).serve(io, peer)
-            }));
+            let server = api.server();
+            let serving = listener.serve(probes(), Cores::default(), metrics.clone(), move |io, peer| {
+                server.clone().serve(io, peer)
+            });
+            background.spawn(serving);
         }
+        let server = Arc::clone(&self.admin).server();
         background.spawn(listeners.observability.serve(
             probes(),
             Cores::default(),
             metrics.clone(),
-            move |io, _| Arc::clone(&admin).serve(io),
+            move |io, peer| server.clone().serve(io, peer),
         ));
         let (budget, until) = (Arc::clone(&self.callers.budget), probing.clone());
         background.spawn(async move {

@@ -14,7 +14,7 @@
 //! * [`promql`] narrows the queries of callers who may see only certain series.
 //! * [`peers`] are other replicas: whom a request goes to whose agent is not here, and what they may ask of this one.
 //! * [`agents`] serves agents and keeps their tunnels in the table; [`roster`] lists them for operators, [`api`]
-//!   for programs; [`whereabouts`] are what both know of other replicas' agents.
+//!   for programs, both over [`http_server`]; [`whereabouts`] are what both know of other replicas' agents.
 //! * [`app`] builds, wires and stops all of it; [`tasks`] are groups of tasks that end together. [`config`] and [`identity`] are what it is built from.
 #![warn(missing_docs)]
 
@@ -31,6 +31,7 @@ pub mod cors;
 pub mod failure;
 pub mod forward;
 pub mod headers;
+pub mod http_server;
 pub mod identity;
 pub mod io;
 pub mod listen;

@@ -2,14 +2,14 @@
 
 use std::time::SystemTime;
 
+use axum::response::{IntoResponse, Response};
 use http::{
-    HeaderValue, Response, StatusCode,
+    HeaderValue, StatusCode,
     header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE},
 };
 use proto::{AgentId, AgentName, ReplicaId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tunnel::Body;
 
 use super::{BadQuery, Denied};
 use crate::whereabouts::{Holder, Presence, rfc3339};
@@ -53,8 +53,8 @@ pub(super) struct Agent {
     pub(super) replicas: Vec<Holder>,
 }
 
-/// Why a request is not answered.
-#[derive(Debug, thiserror::Error)]
+/// Why a request is not answered. Its response carries it as an extension, for metrics and logs.
+#[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Refusal {
     #[error(transparent)]
     Denied(#[from] Denied),
@@ -66,15 +66,15 @@ pub(super) enum Refusal {
     Method,
 }
 
-impl Page {
-    pub(super) fn answer(&self) -> Response<Body> {
-        json(StatusCode::OK, self)
+impl IntoResponse for Page {
+    fn into_response(self) -> Response {
+        json(StatusCode::OK, &self)
     }
 }
 
-impl One {
-    pub(super) fn answer(&self) -> Response<Body> {
-        json(StatusCode::OK, self)
+impl IntoResponse for One {
+    fn into_response(self) -> Response {
+        json(StatusCode::OK, &self)
     }
 }
 
@@ -100,17 +100,19 @@ impl Refusal {
             Self::Method => "method-not-allowed",
         }
     }
+}
 
-    pub(super) fn answer(&self) -> Response<Body> {
-        let status = match self {
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = match &self {
             Self::Denied(_) => StatusCode::UNAUTHORIZED,
             Self::Query(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
         };
-        let mut answer = json(status, &json!({"error": self.as_str(), "message": self.to_string()}));
-        let headers = answer.headers_mut();
-        match self {
+        let mut response = json(status, &json!({"error": self.as_str(), "message": self.to_string()}));
+        let headers = response.headers_mut();
+        match &self {
             Self::Denied(denied) => {
                 // RFC 6750 section 3.1: who showed nothing is told nothing of errors.
                 let challenge = match denied {
@@ -122,17 +124,15 @@ impl Refusal {
             Self::Method => drop(headers.insert(ALLOW, HeaderValue::from_static("GET"))),
             Self::Query(_) | Self::NotFound(_) => {}
         }
-        answer
+        response.extensions_mut().insert(self);
+        response
     }
 }
 
-fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
+fn json(status: StatusCode, value: &impl Serialize) -> Response {
     let text = serde_json::to_string(value).expect("it is plain data") + "\n";
-    let mut answer = Response::new(Body::from(text));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    answer.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    answer
+    let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")];
+    (status, headers, text).into_response()
 }
 
 #[cfg(test)]

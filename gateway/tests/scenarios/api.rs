@@ -30,7 +30,7 @@ use tunnel::Body;
 
 use crate::{
     fleet::{Several, secret},
-    world::{World, configuration, text},
+    world::{CALLER, World, configuration, text},
 };
 
 /// A token as its maker makes it.
@@ -50,7 +50,7 @@ pub(crate) fn good() -> String {
 pub(crate) fn connect(world: &World) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
     let api = Arc::new(Api::of(&world.kas.agents, Verifier::new(&secret(1))));
-    tokio::spawn(api.serve(far, "program"));
+    tokio::spawn(api.server().serve(far, CALLER));
     near
 }
 
@@ -177,6 +177,7 @@ async fn what_cannot_be_answered_is_refused_with_its_reason() {
     let world = World::new();
     for (path, status, error, message) in [
         ("/api/v1/agents/nobody", 404, "not-found", "no agent \"nobody\""),
+        ("/api/v1/agents/%ff", 404, "not-found", "there are /api/v1/agents"),
         ("/api/v1/agents/", 404, "not-found", "there are /api/v1/agents"),
         ("/api/v1/agents/prod/tunnels", 404, "not-found", "there are /api/v1/agents"),
         ("/api/v1/agentsx", 404, "not-found", "there are /api/v1/agents"),
@@ -190,13 +191,20 @@ async fn what_cannot_be_answered_is_refused_with_its_reason() {
         assert_eq!(body["error"], error);
         assert!(body["message"].as_str().unwrap().contains(message), "{body}");
     }
-    let post = Request::post("/api/v1/agents").header(AUTHORIZATION, format!("Bearer {}", good()));
-    let answer = send(&world, post.body(Body::empty()).unwrap()).await;
-    assert_eq!(
-        (answer.status(), &answer.headers()["allow"]),
-        (StatusCode::METHOD_NOT_ALLOWED, &"GET".parse().unwrap())
-    );
-    assert_eq!(world.metric("kas_api_requests_total{result=\"method-not-allowed\"}"), 1.0);
+    for (method, path) in
+        [("POST", "/api/v1/agents"), ("HEAD", "/api/v1/agents"), ("DELETE", "/api/v1/agents/1")]
+    {
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header(AUTHORIZATION, format!("Bearer {}", good()));
+        let answer = send(&world, request.body(Body::empty()).unwrap()).await;
+        assert_eq!(
+            (answer.status(), &answer.headers()["allow"]),
+            (StatusCode::METHOD_NOT_ALLOWED, &"GET".parse().unwrap()),
+            "{method} {path}"
+        );
+    }
+    assert_eq!(world.metric("kas_api_requests_total{result=\"method-not-allowed\"}"), 3.0);
+    assert_eq!(world.metric("kas_api_requests_total{result=\"not-found\"}"), 6.0);
 }
 
 #[tokio::test(start_paused = true)]

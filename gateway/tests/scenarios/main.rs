@@ -11,6 +11,7 @@ mod fleet;
 mod http1;
 
 mod limits;
+mod observability;
 mod peers;
 mod peers_tls;
 mod peers_trouble;

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::{
     fleet::{End, Several, secret},
-    world::{World, text},
+    world::{CALLER, World, text},
 };
 
 fn reach(fleet: &Several, index: usize) -> Reach {
@@ -65,7 +65,7 @@ async fn whoever_has_another_secret_reaches_nobody_and_says_nothing_of_reach() {
 /// What `/readiness` says.
 async fn readiness(world: &World) -> (u16, String) {
     let (near, far) = tokio::io::duplex(64 << 10);
-    tokio::spawn(Arc::clone(&world.kas.admin).serve(far));
+    tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER));
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     let request = Request::get("/readiness").body(Empty::<bytes::Bytes>::new().boxed()).unwrap();

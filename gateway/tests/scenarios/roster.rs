@@ -11,12 +11,12 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tunnel::Body;
 
-use crate::world::{World, endless, text};
+use crate::world::{CALLER, World, endless, text};
 
 /// `GET /agents` of the observability listener.
 async fn agents(world: &World) -> Value {
     let (near, far) = tokio::io::duplex(64 << 10);
-    tokio::spawn(Arc::clone(&world.kas.admin).serve(far));
+    tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER));
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     let answer = sender.send_request(Request::get("/agents").body(Body::empty()).unwrap()).await.unwrap();
