@@ -83,7 +83,7 @@ impl App {
             Program { name: "agentk", version: env!("CARGO_PKG_VERSION"), instance: instance.to_string() };
         let (tracer, exporter) = traces.map(|settings| settings.build(&program)).unzip();
         if let Some(exporter) = &exporter {
-            exporter.counts().register(&mut registry, "agentk");
+            exporter.metrics().register(&mut registry, "agentk");
         }
 
         // A variable that is empty is one that a manifest left out.

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use anyhow::Context as _;
-use telemetry::{Collector, Settings, environment::Environment};
+use telemetry::{Collector, TracerConfig, environment::Environment};
 
 use crate::cli::Run;
 
@@ -12,7 +12,7 @@ use crate::cli::Run;
 pub(crate) fn settings(
     run: &Run,
     variable: &dyn Fn(&str) -> Option<OsString>,
-) -> anyhow::Result<Option<Settings>> {
+) -> anyhow::Result<Option<TracerConfig>> {
     let environment = Environment::read(variable)?;
     let Some(endpoint) = run.otlp_endpoint.clone().or(environment.endpoint) else {
         let files =
@@ -23,14 +23,14 @@ pub(crate) fn settings(
         return Ok(None);
     };
 
-    let (authority, origin) = match &run.otlp_ca_cert_file {
+    let (ca_file, origin) = match &run.otlp_ca_cert_file {
         Some(file) => (Some(file.clone()), "--otlp-ca-cert-file"),
-        None => (environment.authority, "OTEL_EXPORTER_OTLP_CERTIFICATE"),
+        None => (environment.ca_file, "OTEL_EXPORTER_OTLP_CERTIFICATE"),
     };
-    let collector = Collector::new(endpoint, authority).context(origin)?;
+    let collector = Collector::new(endpoint, ca_file).context(origin)?;
     let mut collector = collector.with_headers(environment.headers);
     if let Some(file) = run.otlp_token_file.clone() {
         collector = collector.with_token(file).context("--otlp-token-file")?;
     }
-    Ok(Some(Settings { collector, ratio: run.otlp_sample_ratio }))
+    Ok(Some(TracerConfig { collector, ratio: run.otlp_sample_ratio }))
 }

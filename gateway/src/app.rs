@@ -93,7 +93,7 @@ impl App {
     ) -> Self {
         let mut registry = Registry::default();
         if let Some(exporter) = &exporter {
-            exporter.counts().register(&mut registry, "kas");
+            exporter.metrics().register(&mut registry, "kas");
         }
         let metrics = Metrics::register(&mut registry);
         let identities = Identities::new(identity);

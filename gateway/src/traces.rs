@@ -7,7 +7,7 @@ use std::{
 
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use serde_saphyr::Spanned;
-use telemetry::{Collector, CollectorError, Settings, Trace, TraceId, Tracer};
+use telemetry::{Collector, CollectorError, Trace, TraceId, Tracer, TracerConfig};
 
 use crate::{
     config::{ConfigError, Tracing},
@@ -34,7 +34,7 @@ pub struct Traces {
 pub struct RequestTrace(Trace);
 
 /// Reads and checks what the section names. None without an endpoint.
-pub fn settings(file: &Path, config: &Tracing) -> Result<Option<Settings>, ConfigError> {
+pub fn settings(file: &Path, config: &Tracing) -> Result<Option<TracerConfig>, ConfigError> {
     let files = [
         ("otlp_ca_certificate_file", &config.otlp_ca_certificate_file),
         ("otlp_token_secret_file", &config.otlp_token_secret_file),
@@ -61,7 +61,7 @@ pub fn settings(file: &Path, config: &Tracing) -> Result<Option<Settings>, Confi
     if let Some(path) = path(token) {
         collector = collector.with_token(path).map_err(|error| failed(token, error))?;
     }
-    Ok(Some(Settings { collector, ratio: config.sample_ratio }))
+    Ok(Some(TracerConfig { collector, ratio: config.sample_ratio }))
 }
 
 impl RequestTrace {

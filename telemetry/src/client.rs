@@ -1,140 +1,139 @@
-//! OTLP over HTTP/1.1: one connection, kept while the collector keeps it.
+//! HTTP client of the OTLP exporter: hyper over tokio-rustls, with the files of the [`Collector`].
 
-use std::{io, time::Duration};
+use std::{
+    error::Error,
+    fmt::Debug,
+    iter,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use http::{
-    HeaderValue, Request, StatusCode,
-    header::{CONTENT_TYPE, HOST, USER_AGENT},
+    HeaderValue, Request, Response, Uri,
+    header::{CONTENT_TYPE, USER_AGENT},
 };
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-    task::spawn_blocking,
-    time::timeout,
-};
-use tokio_rustls::TlsConnector;
+use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::{Connect, HttpConnector};
+use opentelemetry_http::{HttpClient, HttpError, hyper::HyperClient};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
+use prost::Message as _;
+use tokio::{runtime::Handle, task::spawn_blocking};
+use tower::{ServiceExt as _, service_fn};
 
-use crate::{Collector, CollectorError};
+use crate::{Collector, log_limit::LogLimit};
 
-/// For one attempt: name, connection, TLS, request and answer. It is the default of OpenTelemetry's exporters.
+/// Limit of one attempt, from the name lookup to the end of the response. It is the default of OTLP exporters.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// An answer says how many spans were not liked, and why.
-const ANSWER_MAX: usize = 64 << 10;
+/// Period in which one failed attempt is logged.
+const LOG_PERIOD: Duration = Duration::from_secs(10);
+/// Limit of the collector's error message in the log.
+const MESSAGE_MAX: usize = 200;
 
-/// Why spans were not taken.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SendError {
-    #[error(transparent)]
-    Collector(#[from] CollectorError),
-    #[error("cannot connect: {0}")]
-    Connect(#[from] io::Error),
-    #[error("no answer within {TIMEOUT:?}")]
-    Timeout,
-    #[error("the connection failed: {0}")]
-    Http(#[from] hyper::Error),
-    #[error("it answered {0}")]
-    Status(StatusCode),
-    #[error("its answer cannot be read: {0}")]
-    Answer(Box<dyn std::error::Error + Send + Sync>),
-}
-
-impl SendError {
-    /// Whether it may go well a moment later (OTLP specification, "Failures").
-    pub(crate) fn may_pass(&self) -> bool {
-        match self {
-            Self::Status(status) => matches!(status.as_u16(), 429 | 502..=504),
-            Self::Collector(_) | Self::Answer(_) => false,
-            Self::Connect(_) | Self::Timeout | Self::Http(_) => true,
-        }
-    }
-}
-
-/// Sends to one collector.
-#[derive(Debug)]
-pub(crate) struct Client {
+/// Sends the requests of the OTLP exporter. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct CollectorClient {
     collector: Collector,
-    connection: Option<SendRequest<Full<Bytes>>>,
+    http: Arc<dyn HttpClient>,
+    /// Runtime that drives the connections. The batch processor's own thread has none.
+    runtime: Arc<OnceLock<Handle>>,
+    rejected: Arc<AtomicU64>,
+    failures: Arc<LogLimit<()>>,
 }
 
-impl Client {
+impl CollectorClient {
     pub(crate) fn new(collector: Collector) -> Self {
-        Self { collector, connection: None }
+        let http = Arc::new(HyperClient::new(connector(collector.clone()), TIMEOUT, None));
+        let (runtime, rejected) = Default::default();
+        Self { collector, http, runtime, rejected, failures: Arc::new(LogLimit::new(LOG_PERIOD)) }
     }
 
     pub(crate) fn collector(&self) -> &Collector {
         &self.collector
     }
 
-    /// Sends one message and returns the answer's.
-    pub(crate) async fn send(&mut self, message: Bytes) -> Result<Bytes, SendError> {
-        // Taken out, so that whatever goes wrong, or is dropped half way, leaves no connection behind.
-        let mut kept = self.connection.take();
-        let exchange = async {
-            let request = self.request(message).await?;
-            if let Some(connection) = &mut kept
-                && connection.ready().await.is_err()
-            {
-                kept = None;
-            }
-            let mut connection = match kept {
-                Some(connection) => connection,
-                None => self.connect().await?,
-            };
-            let (head, body) = connection.send_request(request).await?.into_parts();
-            let body = Limited::new(body, ANSWER_MAX).collect().await.map_err(SendError::Answer)?;
-            if !head.status.is_success() {
-                return Err(SendError::Status(head.status));
-            }
-            Ok((connection, body.to_bytes()))
-        };
-        let (connection, answer) = timeout(TIMEOUT, exchange).await.map_err(|_| SendError::Timeout)??;
-        self.connection = Some(connection);
-        Ok(answer)
+    /// Runs the connections on the current tokio runtime. Requests wait until this is called.
+    pub(crate) fn start(&self) {
+        let _ = self.runtime.set(Handle::current());
     }
 
-    async fn request(&self, message: Bytes) -> Result<Request<Full<Bytes>>, SendError> {
+    /// Returns the number of spans that the collector has rejected since the last call.
+    pub(crate) fn take_rejected(&self) -> u64 {
+        self.rejected.swap(0, Relaxed)
+    }
+
+    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let result = self.try_send(request).await;
+        match &result {
+            Ok(response) if response.status().is_success() => self.handle_partial_success(response.body()),
+            Ok(response) => self.log_failure(&format!("it answered {}", response.status())),
+            Err(error) => self.log_failure(&chain(&**error)),
+        }
+        result
+    }
+
+    async fn try_send(&self, mut request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let collector = self.collector.clone();
-        let headers = spawn_blocking(move || collector.headers()).await.map_err(io::Error::from)??;
-        let endpoint = self.collector.endpoint();
-        let mut request = Request::post(endpoint.path()).body(Full::new(message)).expect("it was a URL");
-        let said = request.headers_mut();
-        said.extend(headers);
-        said.insert(HOST, endpoint.authority().clone());
-        said.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
-        said.insert(
+        let mut headers = spawn_blocking(move || collector.headers()).await??;
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
+        headers.insert(
             USER_AGENT,
             HeaderValue::from_static(concat!("kas-telemetry/", env!("CARGO_PKG_VERSION"))),
         );
-        Ok(request)
+        // The exporter merges OTEL_EXPORTER_OTLP_HEADERS into its headers, even over configured ones.
+        *request.headers_mut() = headers;
+        self.http.send_bytes(request).await
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, SendError> {
-        let endpoint = self.collector.endpoint();
-        let tcp = TcpStream::connect((endpoint.host(), endpoint.port())).await?;
-        let collector = self.collector.clone();
-        match spawn_blocking(move || collector.tls()).await.map_err(io::Error::from)?? {
-            None => self.start(tcp).await,
-            Some(tls) => {
-                let name = ServerName::try_from(endpoint.host().to_owned()).map_err(io::Error::other)?;
-                self.start(TlsConnector::from(tls).connect(name, tcp).await?).await
-            }
+    /// Counts rejected spans: the exporter reports a partial success as a success.
+    fn handle_partial_success(&self, body: &Bytes) {
+        let response = ExportTraceServiceResponse::decode(body.clone()).unwrap_or_default();
+        let partial = response.partial_success.unwrap_or_default();
+        let Ok(rejected @ 1..) = u64::try_from(partial.rejected_spans) else { return };
+        self.rejected.fetch_add(rejected, Relaxed);
+        let message: String =
+            partial.error_message.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX).collect();
+        self.log_failure(&format!("it rejected {rejected} spans: {message}"));
+    }
+
+    fn log_failure(&self, reason: &str) {
+        if let Some(suppressed) = self.failures.admit((), Instant::now()) {
+            let collector = self.collector.endpoint();
+            tracing::warn!(%collector, reason, suppressed, "spans were not taken by the collector");
         }
     }
+}
 
-    async fn start<T>(&self, io: T) -> Result<SendRequest<Full<Bytes>>, SendError>
-    where
-        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
-        let (sender, connection) = handshake(TokioIo::new(io)).await?;
-        // It ends with the sender; what went wrong is said to whoever waits for an answer.
-        tokio::spawn(async move {
-            let _ = connection.await;
-        });
-        Ok(sender)
+#[async_trait]
+impl HttpClient for CollectorClient {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let client = self.clone();
+        // This blocks the batch processor's own thread, which has nothing else to do.
+        self.runtime.wait().spawn(async move { client.send(request).await }).await?
     }
+}
+
+/// Connects with the certificate authorities that the collector's file holds at that time.
+fn connector(collector: Collector) -> impl Connect + Clone + Debug + Send + Sync + 'static {
+    service_fn(move |uri: Uri| {
+        let collector = collector.clone();
+        Box::pin(async move {
+            let mut http = HttpConnector::new();
+            http.enforce_http(false);
+            match spawn_blocking(move || collector.tls()).await?? {
+                Some(tls) => HttpsConnector::from((http, tls)).oneshot(uri).await,
+                None => Ok(MaybeHttpsStream::Http(http.oneshot(uri).await?)),
+            }
+        })
+    })
+}
+
+/// Joins an error and its causes: hyper's own errors name the step only.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let causes = iter::successors(Some(error), |&error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

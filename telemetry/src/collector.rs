@@ -1,4 +1,4 @@
-//! Where spans go, and how the collector is convinced to take them.
+//! Address and credentials of a collector.
 
 use std::{
     fs, io,
@@ -14,60 +14,61 @@ use rustls::{
 
 use crate::Endpoint;
 
-/// GitLab's name for a personal access token in a header, and how such tokens begin.
+/// GitLab's header for personal access tokens, and their prefix.
 const PRIVATE_TOKEN: (HeaderName, &str) = (HeaderName::from_static("private-token"), "glpat-");
 
-/// A collector of traces. Its files were readable once, and are read again at each use.
+/// Collector of spans. Its files are checked at the start, and read again at each use.
 #[derive(Clone, Debug)]
 pub struct Collector {
     endpoint: Endpoint,
-    authority: Option<PathBuf>,
-    token: Option<PathBuf>,
+    ca_file: Option<PathBuf>,
+    token_file: Option<PathBuf>,
     headers: HeaderMap,
-    /// Without an authority of its own; read once.
+    /// Trusts the system's roots, which are read once. `None` with `ca_file` or `http://`.
     system: Option<Arc<ClientConfig>>,
 }
 
-/// A file that cannot be used.
+/// Reason why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CollectorError {
-    /// Not read.
+    /// The file cannot be read.
     #[error("{}: {}", .0.display(), unreadable(.1))]
     Read(PathBuf, io::Error),
-    /// No certificate in it.
+    /// The file holds no certificate.
     #[error("{}: holds no PEM certificate that can be used", .0.display())]
     NoCertificate(PathBuf),
-    /// No token in it.
+    /// The file holds no token.
     #[error("{}: holds no token that fits into a header", .0.display())]
     NoToken(PathBuf),
-    /// Nobody to trust.
+    /// The system has no root certificates.
     #[error("no root certificates were found on this system; name the collector's certificate authority")]
     NoRoots,
 }
 
 impl Collector {
-    /// Reads what is named, to find out what is wrong with it; it blocks. Without an authority the system's roots are
-    /// trusted, and none are needed for `http://`.
-    pub fn new(endpoint: Endpoint, authority: Option<PathBuf>) -> Result<Self, CollectorError> {
+    /// Checks the certificate authorities of `ca_file`, or reads the system's without one. It blocks.
+    ///
+    /// An `http://` endpoint needs neither.
+    pub fn new(endpoint: Endpoint, ca_file: Option<PathBuf>) -> Result<Self, CollectorError> {
         let mut collector =
-            Self { endpoint, authority, token: None, headers: HeaderMap::new(), system: None };
-        if let Some(file) = &collector.authority {
-            trusting(file)?;
+            Self { endpoint, ca_file, token_file: None, headers: HeaderMap::new(), system: None };
+        if let Some(file) = &collector.ca_file {
+            read_roots(file)?;
         } else if collector.endpoint.is_secure() {
-            collector.system = Some(system()?);
+            collector.system = Some(system_roots()?);
         }
         Ok(collector)
     }
 
-    /// Shows the token of a file, as `Authorization: Bearer`, or as `Private-Token` where it is one of GitLab's
-    /// personal access tokens. It wins over the same header of [`Self::with_headers`].
+    /// Adds the token of a file as `Authorization: Bearer`, or as `Private-Token` if it is a personal access token of
+    /// GitLab. It replaces the same header of [`Self::with_headers`]. This blocks.
     pub fn with_token(mut self, file: PathBuf) -> Result<Self, CollectorError> {
-        token(&file)?;
-        self.token = Some(file);
+        read_token(&file)?;
+        self.token_file = Some(file);
         Ok(self)
     }
 
-    /// Sends these along.
+    /// Adds headers to each request.
     #[must_use]
     pub fn with_headers(mut self, headers: HeaderMap) -> Self {
         self.headers = headers;
@@ -78,26 +79,26 @@ impl Collector {
         &self.endpoint
     }
 
-    /// What the next request says besides its body. It blocks.
+    /// Returns the headers of the next request. It blocks.
     pub(crate) fn headers(&self) -> Result<HeaderMap, CollectorError> {
         let mut headers = self.headers.clone();
-        if let Some(file) = &self.token {
-            let (name, value) = token(file)?;
+        if let Some(file) = &self.token_file {
+            let (name, value) = read_token(file)?;
             headers.insert(name, value);
         }
         Ok(headers)
     }
 
-    /// For the next connection; none for `http://`. It blocks.
+    /// Returns the TLS configuration of the next connection, or `None` for `http://`. It blocks.
     pub(crate) fn tls(&self) -> Result<Option<Arc<ClientConfig>>, CollectorError> {
-        match &self.authority {
-            Some(file) if self.endpoint.is_secure() => trusting(file).map(Some),
+        match &self.ca_file {
+            Some(file) if self.endpoint.is_secure() => read_roots(file).map(Some),
             _ => Ok(self.system.clone()),
         }
     }
 }
 
-fn token(file: &Path) -> Result<(HeaderName, HeaderValue), CollectorError> {
+fn read_token(file: &Path) -> Result<(HeaderName, HeaderValue), CollectorError> {
     let text = fs::read_to_string(file).map_err(|error| CollectorError::Read(file.to_owned(), error))?;
     let text = text.trim();
     let (name, said) = match text.starts_with(PRIVATE_TOKEN.1) {
@@ -113,27 +114,27 @@ fn token(file: &Path) -> Result<(HeaderName, HeaderValue), CollectorError> {
     Ok((name, value))
 }
 
-fn trusting(file: &Path) -> Result<Arc<ClientConfig>, CollectorError> {
+fn read_roots(file: &Path) -> Result<Arc<ClientConfig>, CollectorError> {
     let bytes = fs::read(file).map_err(|error| CollectorError::Read(file.to_owned(), error))?;
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&bytes).filter_map(Result::ok));
     if roots.is_empty() {
         return Err(CollectorError::NoCertificate(file.to_owned()));
     }
-    Ok(client(roots))
+    Ok(client_config(roots))
 }
 
-fn system() -> Result<Arc<ClientConfig>, CollectorError> {
+fn system_roots() -> Result<Arc<ClientConfig>, CollectorError> {
     let mut roots = RootCertStore::empty();
-    // Systems ship certificates that no longer parse; the others are still good.
+    // Some systems ship certificates that rustls cannot parse.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if roots.is_empty() { Err(CollectorError::NoRoots) } else { Ok(client(roots)) }
+    if roots.is_empty() { Err(CollectorError::NoRoots) } else { Ok(client_config(roots)) }
 }
 
-fn client(roots: RootCertStore) -> Arc<ClientConfig> {
+fn client_config(roots: RootCertStore) -> Arc<ClientConfig> {
     let mut config = ClientConfig::builder_with_provider(tls::provider())
         .with_safe_default_protocol_versions()
-        .expect("it speaks the default versions")
+        .expect("AWS-LC supports the default versions")
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -1,69 +1,56 @@
-//! The URL that spans are sent to.
+//! URL of a collector.
 
 use std::{fmt, str::FromStr};
 
-use http::{HeaderValue, Uri};
+use http::{
+    Uri,
+    uri::{PathAndQuery, Scheme},
+};
 
-/// Where a collector takes spans, unless its URL says otherwise.
+/// Path of the traces signal (OTLP specification, "OTLP/HTTP Request").
 const DEFAULT_PATH: &str = "/v1/traces";
 
-/// A URL of OTLP over HTTP: `http(s)://host[:port][/path]`. Without a path it is `/v1/traces`.
+/// URL of OTLP over HTTP: `http(s)://host[:port][/path]`. Without a path it is `/v1/traces`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    secure: bool,
-    host: String,
-    port: u16,
-    authority: HeaderValue,
-    path: String,
-}
+pub struct Endpoint(Uri);
 
-/// Not such a URL. It is not quoted: it may hold a password.
+/// Reason why a text is no [`Endpoint`]. The text is not quoted, because it may hold a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEndpoint {
-    /// Not a URL at all.
+    /// The text is no absolute URL.
     #[error("is not a URL: write it like https://collector.example.com:4318")]
     Malformed,
-    /// Something else than HTTP.
+    /// The scheme is neither `http` nor `https`.
     #[error("must begin with http:// or https://: spans are sent as OTLP over HTTP")]
     Scheme,
-    /// A user name or password.
+    /// The URL holds a user name or a password.
     #[error("must not hold a user name or password: put the token into a file")]
     UserInfo,
-    /// A query.
+    /// The URL holds a query.
     #[error("must not have a query")]
     Query,
 }
 
 impl Endpoint {
-    /// The base URL of `OTEL_EXPORTER_OTLP_ENDPOINT`, to which `v1/traces` is appended.
+    /// Parses the base URL of `OTEL_EXPORTER_OTLP_ENDPOINT`, to which `v1/traces` is appended.
     pub fn of_base(url: &str) -> Result<Self, InvalidEndpoint> {
-        let mut endpoint: Self = url.parse()?;
-        if endpoint.path != DEFAULT_PATH {
-            endpoint.path = format!("{}{DEFAULT_PATH}", endpoint.path.trim_end_matches('/'));
+        let endpoint: Self = url.parse()?;
+        let base = endpoint.0.path();
+        if base == DEFAULT_PATH {
+            return Ok(endpoint);
         }
-        Ok(endpoint)
+        let path = format!("{}{DEFAULT_PATH}", base.trim_end_matches('/'));
+        endpoint.with_path(path)
     }
 
     pub(crate) fn is_secure(&self) -> bool {
-        self.secure
+        self.0.scheme() == Some(&Scheme::HTTPS)
     }
 
-    /// Without the brackets of an IPv6 address.
-    pub(crate) fn host(&self) -> &str {
-        &self.host
-    }
-
-    pub(crate) fn port(&self) -> u16 {
-        self.port
-    }
-
-    /// For `Host`.
-    pub(crate) fn authority(&self) -> &HeaderValue {
-        &self.authority
-    }
-
-    pub(crate) fn path(&self) -> &str {
-        &self.path
+    fn with_path(self, path: String) -> Result<Self, InvalidEndpoint> {
+        let mut parts = self.0.into_parts();
+        parts.path_and_query = Some(PathAndQuery::try_from(path).map_err(|_| InvalidEndpoint::Malformed)?);
+        Uri::from_parts(parts).map(Self).map_err(|_| InvalidEndpoint::Malformed)
     }
 }
 
@@ -72,12 +59,11 @@ impl FromStr for Endpoint {
 
     fn from_str(text: &str) -> Result<Self, InvalidEndpoint> {
         let uri: Uri = text.parse().map_err(|_| InvalidEndpoint::Malformed)?;
-        let secure = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
+        match uri.scheme_str() {
+            Some("http" | "https") => {}
             Some(_) => return Err(InvalidEndpoint::Scheme),
             None => return Err(InvalidEndpoint::Malformed),
-        };
+        }
         let authority = uri.authority().ok_or(InvalidEndpoint::Malformed)?;
         if authority.as_str().contains('@') {
             return Err(InvalidEndpoint::UserInfo);
@@ -85,28 +71,22 @@ impl FromStr for Endpoint {
         if uri.query().is_some() {
             return Err(InvalidEndpoint::Query);
         }
-        let port = match authority.port() {
-            Some(port) if port.as_u16() != 0 => port.as_u16(),
-            None if authority.as_str().ends_with(authority.host()) => {
-                if secure {
-                    443
-                } else {
-                    80
-                }
-            }
-            _ => return Err(InvalidEndpoint::Malformed),
+        // `http` accepts an authority with a port that is no number, and then returns no port.
+        let valid_port = match authority.port_u16() {
+            Some(port) => port != 0,
+            None => authority.as_str().ends_with(authority.host()),
         };
-        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let path = if uri.path() == "/" { DEFAULT_PATH } else { uri.path() }.to_owned();
-        let authority = HeaderValue::from_str(authority.as_str()).map_err(|_| InvalidEndpoint::Malformed)?;
-        Ok(Self { secure, host, port, authority, path })
+        match (valid_port, uri.path()) {
+            (false, _) => Err(InvalidEndpoint::Malformed),
+            (true, "/") => Self(uri).with_path(DEFAULT_PATH.to_owned()),
+            (true, _) => Ok(Self(uri)),
+        }
     }
 }
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.secure { "https" } else { "http" };
-        write!(f, "{scheme}://{}{}", self.authority.to_str().unwrap_or(&self.host), self.path)
+        self.0.fmt(f)
     }
 }
 
@@ -115,27 +95,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts() {
+    fn url_without_path_gets_the_default_path() {
         let endpoint: Endpoint = "https://collector.example.com".parse().unwrap();
-        assert_eq!(
-            (endpoint.is_secure(), endpoint.host(), endpoint.port()),
-            (true, "collector.example.com", 443)
-        );
+        assert!(endpoint.is_secure());
         assert_eq!(endpoint.to_string(), "https://collector.example.com/v1/traces");
         let endpoint: Endpoint = "http://[::1]:4318/traces/here".parse().unwrap();
-        assert_eq!((endpoint.is_secure(), endpoint.host(), endpoint.port()), (false, "::1", 4318));
-        assert_eq!(endpoint.path(), "/traces/here");
+        assert!(!endpoint.is_secure());
+        assert_eq!(endpoint.to_string(), "http://[::1]:4318/traces/here");
     }
 
     #[test]
-    fn a_base_is_not_the_whole() {
+    fn base_url_is_extended_by_the_default_path() {
         let whole = |base: &str| Endpoint::of_base(base).unwrap().to_string();
         assert_eq!(whole("http://c:4318"), "http://c:4318/v1/traces");
         assert_eq!(whole("http://c:4318/otlp/"), "http://c:4318/otlp/v1/traces");
     }
 
     #[test]
-    fn refused() {
+    fn invalid_url_is_refused_with_its_reason() {
         let refused = |url: &str| url.parse::<Endpoint>().unwrap_err();
         for url in ["", "collector", "collector:4318", "http://", "http://h:", "http://h:0", "http://h:99999"]
         {

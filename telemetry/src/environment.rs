@@ -1,7 +1,9 @@
-//! The standard environment variables that name a collector
-//! (<https://opentelemetry.io/docs/specs/otel/protocol/exporter/>). Those of traces win over those of everything.
+//! Standard environment variables of a collector
+//! (<https://opentelemetry.io/docs/specs/otel/protocol/exporter/>), for agentk. Variables of traces win over general ones.
 //!
-//! `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` are read where the resource is made.
+//! `opentelemetry-otlp` reads them too, but ignores or logs invalid values, and merges headers even over configured ones.
+//! It is given everything, so that errors are found at the start and kas can do without these variables. The SDK reads
+//! `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`.
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -10,18 +12,18 @@ use percent_encoding::percent_decode_str;
 
 use crate::Endpoint;
 
-/// What the environment says. The default says nothing.
+/// Collector that the environment names, if any.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
-    /// Where traces go.
+    /// URL of the collector.
     pub endpoint: Option<Endpoint>,
-    /// What the collector wants to see.
+    /// Headers of each request.
     pub headers: HeaderMap,
-    /// Whom to trust that it is the collector.
-    pub authority: Option<PathBuf>,
+    /// File of the certificate authorities to trust.
+    pub ca_file: Option<PathBuf>,
 }
 
-/// A variable that cannot be used. Values are not quoted: they may hold tokens.
+/// Environment variable that cannot be used. Its value is not quoted, because it may hold a token.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the environment variable {name} {what}")]
 pub struct InvalidVariable {
@@ -30,7 +32,7 @@ pub struct InvalidVariable {
 }
 
 impl Environment {
-    /// Reads it. Empty variables count as not set, as the specification asks.
+    /// Reads the variables with `get`. Empty variables count as not set, as the specification asks.
     pub fn read(get: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, InvalidVariable> {
         let get = |name: &str| {
             let value = get(name)?.into_string().ok()?;
@@ -69,11 +71,11 @@ impl Environment {
             })?,
             None => HeaderMap::new(),
         };
-        Ok(Self { endpoint, headers, authority: either("CERTIFICATE").map(|(_, file)| file.into()) })
+        Ok(Self { endpoint, headers, ca_file: either("CERTIFICATE").map(|(_, file)| file.into()) })
     }
 }
 
-/// A list as in W3C Baggage: `name=value,other=value`, with values percent-encoded.
+/// Parses a list as in W3C Baggage: `name=value,other=value`, with values percent-encoded.
 fn headers(list: &str) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
     for pair in list.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {

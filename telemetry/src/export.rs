@@ -1,50 +1,47 @@
-//! Sends spans on, in the background. It must never hurt: requests do not wait, and memory is bounded.
+//! Exporter of spans: `opentelemetry-otlp` behind the SDK's batch processor, both with counters.
 
-use std::time::Duration;
-
-use bytes::Bytes;
-use opentelemetry::Context;
-use opentelemetry_proto::{
-    tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse},
-    transform::{
-        common::tonic::ResourceAttributesWithSchema, trace::tonic::group_spans_by_resource_and_scope,
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
+    time::Duration,
 };
+
+use opentelemetry::Context;
+use opentelemetry_otlp::{Protocol, RetryPolicy, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::{
     Resource,
     error::OTelSdkResult,
-    trace::{Span, SpanData, SpanProcessor},
+    trace::{
+        BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider, Span, SpanData, SpanExporter,
+        SpanProcessor,
+    },
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
-use prost::Message as _;
-use tokio::{
-    sync::mpsc,
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::task::spawn_blocking;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Collector, client::Client, log_limit::LogLimit};
+use crate::client::CollectorClient;
 
-/// Spans that may wait. A span takes one to four KiB.
-const QUEUE: usize = 2048;
-/// Spans in one message.
-const BATCH: usize = 512;
-/// How long a span may wait for others to be sent with it.
-const GATHER: Duration = Duration::from_secs(1);
-/// Before what failed is tried again; meanwhile the queue fills.
-const PAUSES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
-/// For what is left when the program stops.
-const FLUSH: Duration = Duration::from_secs(5);
-/// How often a collector that is away is worth a line.
-const LOG_PERIOD: Duration = Duration::from_secs(10);
+/// Limit of spans that are queued or being sent. A span takes one to four KiB.
+const QUEUE_MAX: usize = 2048;
+/// Limit of spans in one message.
+const BATCH_MAX: usize = 512;
+/// Time that a span waits for others to be sent with it.
+const BATCH_DELAY: Duration = Duration::from_secs(1);
+/// Time after which a batch is not tried again. All four attempts with their delays fit into it; the client limits each.
+const RETRY_BUDGET: Duration = Duration::from_secs(60);
+/// Time to send the queued spans when the program stops.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What became of spans that ended.
+/// Counters of ended spans.
 #[derive(Clone, Debug)]
-pub struct Counts {
+pub struct SpanMetrics {
     spans: Family<ResultLabel, Counter>,
     exported: Counter,
     dropped: Counter,
@@ -59,21 +56,31 @@ struct ResultLabel {
 /// Sends spans to a collector while it runs.
 #[derive(Debug)]
 pub struct Exporter {
-    client: Client,
-    resource: ResourceAttributesWithSchema,
-    ended: mpsc::Receiver<SpanData>,
-    counts: Counts,
-    failures: LogLimit<()>,
+    pub(crate) provider: SdkTracerProvider,
+    pub(crate) client: CollectorClient,
+    pub(crate) metrics: SpanMetrics,
 }
 
-/// Where spans end.
+/// The SDK's batch processor behind a limit that counts the spans above it.
+///
+/// [`BatchSpanProcessor`] drops spans when its queue is full, but only logs it.
 #[derive(Debug)]
-pub(crate) struct Queue {
-    sender: mpsc::Sender<SpanData>,
-    counts: Counts,
+pub(crate) struct BoundedProcessor {
+    batches: BatchSpanProcessor,
+    pending: Arc<AtomicUsize>,
+    metrics: SpanMetrics,
 }
 
-impl Default for Counts {
+/// The OTLP exporter, with its results counted.
+#[derive(Debug)]
+struct CountedExporter {
+    otlp: opentelemetry_otlp::SpanExporter,
+    client: CollectorClient,
+    pending: Arc<AtomicUsize>,
+    metrics: SpanMetrics,
+}
+
+impl Default for SpanMetrics {
     fn default() -> Self {
         let spans = Family::<ResultLabel, Counter>::default();
         let [exported, dropped, failed] = ["exported", "dropped", "failed"]
@@ -82,8 +89,8 @@ impl Default for Counts {
     }
 }
 
-impl Counts {
-    /// As `<program>_spans_total{result="exported|dropped|failed"}`.
+impl SpanMetrics {
+    /// Registers `<program>_spans_total{result="exported|dropped|failed"}`.
     pub fn register(&self, registry: &mut Registry, program: &str) {
         let help =
             "Ended spans: sent to the collector, dropped for want of room in the queue, or not taken by it";
@@ -92,115 +99,101 @@ impl Counts {
 }
 
 impl Exporter {
-    pub(crate) fn new(collector: Collector, resource: &Resource) -> (Self, Queue) {
-        let (sender, ended) = mpsc::channel(QUEUE);
-        let counts = Counts::default();
-        let queue = Queue { sender, counts: counts.clone() };
-        let (client, failures) = (Client::new(collector), LogLimit::new(LOG_PERIOD));
-        (Self { client, resource: resource.into(), ended, counts, failures }, queue)
+    /// Returns the counters.
+    pub fn metrics(&self) -> &SpanMetrics {
+        &self.metrics
     }
 
-    /// What is counted.
-    pub fn counts(&self) -> &Counts {
-        &self.counts
-    }
-
-    /// Runs until `stop`, and then until what has ended before is sent, or 5 s have passed.
-    pub async fn run(mut self, stop: CancellationToken) {
-        let patience = async {
-            stop.cancelled().await;
-            sleep(FLUSH).await;
-        };
-        tokio::select! {
-            () = self.work(&stop) => {}
-            () = patience => tracing::warn!("the last spans were not sent: the collector does not answer in time"),
-        }
-    }
-
-    async fn work(&mut self, stop: &CancellationToken) {
-        loop {
-            let batch = self.gather(stop).await;
-            if batch.is_empty() {
-                return;
-            }
-            self.export(batch).await;
-        }
-    }
-
-    /// Some spans, and those that end soon after. None once all is done.
-    async fn gather(&mut self, stop: &CancellationToken) -> Vec<SpanData> {
-        let mut batch = Vec::new();
-        if stop.run_until_cancelled(self.ended.recv_many(&mut batch, BATCH)).await.is_none() {
-            self.ended.close();
-            self.ended.recv_many(&mut batch, BATCH).await;
-            return batch;
-        }
-
-        let deadline = Instant::now() + GATHER;
-        while batch.len() < BATCH {
-            let room = BATCH - batch.len();
-            let more = stop.run_until_cancelled(self.ended.recv_many(&mut batch, room));
-            if !matches!(timeout_at(deadline, more).await, Ok(Some(1..))) {
-                break;
-            }
-        }
-        batch
-    }
-
-    async fn export(&mut self, batch: Vec<SpanData>) {
-        let spans = batch.len() as u64;
-        let resource_spans = group_spans_by_resource_and_scope(batch, &self.resource);
-        let message = Bytes::from(ExportTraceServiceRequest { resource_spans }.encode_to_vec());
-        let mut pauses = PAUSES.into_iter();
-        loop {
-            let error = match self.client.send(message.clone()).await {
-                Ok(answer) => return self.sent(spans, &answer),
-                Err(error) => error,
-            };
-            let pause = pauses.next().filter(|_| error.may_pass());
-            self.report(&error.to_string());
-            let Some(pause) = pause else { break };
-            sleep(pause).await;
-        }
-        self.counts.failed.inc_by(spans);
-    }
-
-    /// The collector answered: it may still have refused some.
-    fn sent(&self, spans: u64, answer: &[u8]) {
-        let partial =
-            ExportTraceServiceResponse::decode(answer).ok().and_then(|answer| answer.partial_success);
-        let partial = partial.unwrap_or_default();
-        let rejected = u64::try_from(partial.rejected_spans).unwrap_or(0).min(spans);
-        self.counts.exported.inc_by(spans - rejected);
-        self.counts.failed.inc_by(rejected);
-        if rejected > 0 {
-            let why: String = partial.error_message.chars().filter(|c| !c.is_control()).take(200).collect();
-            self.report(&format!("it rejected {rejected} of {spans}: {why}"));
-        }
-    }
-
-    fn report(&self, what: &str) {
-        if let Some(suppressed) = self.failures.admit((), std::time::Instant::now()) {
-            let collector = self.client.collector().endpoint();
-            tracing::warn!(%collector, what, suppressed, "spans were not taken by the collector");
+    /// Runs until `stop`, and then until the queued spans are sent, or for 5 s.
+    ///
+    /// Connections run on the current tokio runtime. Before the first poll spans are queued only.
+    pub async fn run(self, stop: CancellationToken) {
+        self.client.start();
+        stop.cancelled().await;
+        // The shutdown blocks, and its last batch needs this runtime.
+        let flushed = spawn_blocking(move || self.provider.shutdown_with_timeout(FLUSH_TIMEOUT)).await;
+        if !matches!(flushed, Ok(Ok(()))) {
+            tracing::warn!("the last spans were not sent: the collector does not answer in time");
         }
     }
 }
 
-impl SpanProcessor for Queue {
+impl BoundedProcessor {
+    pub(crate) fn new(client: CollectorClient, metrics: SpanMetrics) -> Self {
+        let pending = Arc::default();
+        // Every option is set, because the builders take the others from the environment.
+        let otlp = opentelemetry_otlp::SpanExporter::builder()
+            .with_http()
+            .with_endpoint(client.collector().endpoint().to_string())
+            .with_protocol(Protocol::HttpBinary)
+            .with_timeout(RETRY_BUDGET)
+            .with_retry_policy(
+                RetryPolicy::recommended()
+                    .with_initial_delay(Duration::from_secs(1))
+                    .with_max_delay(Duration::from_secs(4)),
+            )
+            .with_http_client(client.clone())
+            .build()
+            .expect("the endpoint is a URL and the client is set");
+        let exporter =
+            CountedExporter { otlp, client, pending: Arc::clone(&pending), metrics: metrics.clone() };
+        let batches = BatchSpanProcessor::builder(exporter)
+            .with_batch_config(
+                BatchConfigBuilder::default()
+                    .with_max_queue_size(QUEUE_MAX)
+                    .with_max_export_batch_size(BATCH_MAX)
+                    .with_scheduled_delay(BATCH_DELAY)
+                    .build(),
+            )
+            .build();
+        Self { batches, pending, metrics }
+    }
+}
+
+impl SpanProcessor for BoundedProcessor {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {
-        if self.sender.try_send(span).is_err() {
-            self.counts.dropped.inc();
+        let reserve = |pending| (pending < QUEUE_MAX).then_some(pending + 1);
+        match self.pending.fetch_update(Relaxed, Relaxed, reserve) {
+            Ok(_) => self.batches.on_end(span),
+            Err(_) => _ = self.metrics.dropped.inc(),
         }
     }
 
     fn force_flush(&self) -> OTelSdkResult {
-        Ok(())
+        self.batches.force_flush()
     }
 
-    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
-        Ok(())
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.batches.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.batches.set_resource(resource);
+    }
+}
+
+impl SpanExporter for CountedExporter {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let size = batch.len();
+        let result = self.otlp.export(batch).await;
+        let spans = size as u64;
+        let failed = match result {
+            Ok(()) => self.client.take_rejected().min(spans),
+            Err(_) => spans,
+        };
+        self.metrics.failed.inc_by(failed);
+        self.metrics.exported.inc_by(spans - failed);
+        self.pending.fetch_sub(size, Relaxed);
+        result
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.otlp.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.otlp.set_resource(resource);
     }
 }

@@ -1,4 +1,4 @@
-//! Makes the spans of one program. Built once and held; nothing is global.
+//! Tracer of one program. It is built once and passed on; nothing is global.
 
 use std::str::FromStr;
 
@@ -8,12 +8,12 @@ use opentelemetry_sdk::{
     trace::{Sampler, SdkTracer, SdkTracerProvider, SpanProcessor},
 };
 
-use crate::{Collector, Exporter};
+use crate::{Collector, Exporter, SpanMetrics, client::CollectorClient, export::BoundedProcessor};
 
-/// Which program speaks.
+/// Program that the spans come from.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// `service.name`, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` says otherwise.
+    /// `service.name`, unless `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` sets it.
     pub name: &'static str,
     /// `service.version`.
     pub version: &'static str,
@@ -21,46 +21,55 @@ pub struct Program {
     pub instance: String,
 }
 
-/// Which part of the traces that begin here is recorded: 0 is none, 1 is all.
+/// Share of the traces that begin here which is recorded: 0 is none, 1 is all.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleRatio(f64);
 
-/// Not a ratio.
+/// The number is not from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("must be a number from 0 (no trace) to 1 (every trace)")]
 pub struct InvalidRatio;
 
-/// What a program is told about traces.
+/// Configuration of a program's traces.
 #[derive(Debug)]
-pub struct Settings {
-    /// Where they go.
+pub struct TracerConfig {
+    /// Collector of the spans.
     pub collector: Collector,
-    /// How many of them.
+    /// Share of new traces that is recorded.
     pub ratio: SampleRatio,
 }
 
-/// Makes spans. Cheap to clone.
+/// Creates spans. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Tracer(pub(crate) SdkTracer);
 
-impl Settings {
-    /// The tracer, and what sends its spans on once it runs.
+impl TracerConfig {
+    /// Builds the tracer, and the exporter of its spans, which the caller runs.
     pub fn build(self, program: &Program) -> (Tracer, Exporter) {
-        let (exporter, queue) = Exporter::new(self.collector, &resource(program));
-        (Tracer::new(program, self.ratio, queue), exporter)
+        let (client, metrics) = (CollectorClient::new(self.collector), SpanMetrics::default());
+        let processor = BoundedProcessor::new(client.clone(), metrics.clone());
+        let provider = provider(program, self.ratio, processor);
+        (Tracer(provider.tracer(program.name)), Exporter { provider, client, metrics })
     }
 }
 
 impl Tracer {
-    /// Hands spans that end to `processor`. A request whose trace began elsewhere is recorded if that trace is.
+    /// Passes ended spans to `processor`. A request whose trace began elsewhere is recorded if that trace is.
     pub fn new(program: &Program, ratio: SampleRatio, processor: impl SpanProcessor + 'static) -> Self {
-        let provider = SdkTracerProvider::builder()
-            .with_resource(resource(program))
-            .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio.0))))
-            .with_span_processor(processor)
-            .build();
-        Self(provider.tracer(program.name))
+        Self(provider(program, ratio, processor).tracer(program.name))
     }
+}
+
+fn provider(
+    program: &Program,
+    ratio: SampleRatio,
+    processor: impl SpanProcessor + 'static,
+) -> SdkTracerProvider {
+    SdkTracerProvider::builder()
+        .with_resource(resource(program))
+        .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio.0))))
+        .with_span_processor(processor)
+        .build()
 }
 
 fn resource(program: &Program) -> Resource {

@@ -1,7 +1,7 @@
-//! How spans reach a collector, and what happens where they cannot.
+//! Export of spans to a collector that takes them, refuses them, or does not answer.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{convert::Infallible, fs, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{convert::Infallible, env, fs, net::SocketAddr, path::Path, process::Command, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode};
@@ -19,18 +19,18 @@ use rustls::{
     crypto::aws_lc_rs,
     pki_types::{PrivateKeyDer, pem::PemObject as _},
 };
-use telemetry::{Collector, Counts, Exporter, Program, SampleRatio, Settings, Trace, Tracer};
-use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle, time::Instant};
+use telemetry::{Collector, Exporter, Program, SampleRatio, SpanMetrics, Trace, Tracer, TracerConfig};
+use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// What a collector answers to one message.
+/// Responses of a collector to single messages.
 type Answers = Arc<Mutex<Vec<(StatusCode, ExportTraceServiceResponse)>>>;
 
 /// A collector on loopback.
 struct Receiver {
     address: SocketAddr,
-    /// Taken from the end; good ones when there are none left.
+    /// They are taken from the end. An empty list means success.
     answers: Answers,
     messages: mpsc::UnboundedReceiver<(HeaderMap, ExportTraceServiceRequest)>,
 }
@@ -80,10 +80,10 @@ impl Receiver {
     }
 }
 
-/// A program that makes spans.
+/// Program whose spans are exported.
 struct Traced {
     tracer: Tracer,
-    counts: Counts,
+    metrics: SpanMetrics,
     stop: CancellationToken,
     running: JoinHandle<()>,
 }
@@ -91,21 +91,26 @@ struct Traced {
 impl Traced {
     fn start(collector: Collector) -> Self {
         let (tracer, exporter) = build(collector);
-        let (counts, stop) = (exporter.counts().clone(), CancellationToken::new());
-        let running = tokio::spawn(exporter.run(stop.clone()));
-        Self { tracer, counts, stop, running }
+        Self::run(tracer, exporter)
     }
 
+    fn run(tracer: Tracer, exporter: Exporter) -> Self {
+        let (metrics, stop) = (exporter.metrics().clone(), CancellationToken::new());
+        let running = tokio::spawn(exporter.run(stop.clone()));
+        Self { tracer, metrics, stop, running }
+    }
+
+    /// Sends the queued spans and returns the counters.
     async fn stop(self) -> (f64, f64, f64) {
         self.stop.cancel();
         self.running.await.unwrap();
-        counted(&self.counts)
+        counters(&self.metrics)
     }
 }
 
 fn build(collector: Collector) -> (Tracer, Exporter) {
     let program = Program { name: "test", version: "1", instance: "1".into() };
-    Settings { collector, ratio: SampleRatio::ALL }.build(&program)
+    TracerConfig { collector, ratio: SampleRatio::ALL }.build(&program)
 }
 
 fn collector(url: &str, authority: Option<&Path>) -> Collector {
@@ -117,10 +122,10 @@ fn one_span(tracer: &Tracer) {
     Trace::begin(Some(tracer), &request, false).answered(StatusCode::OK, None);
 }
 
-/// Exported, dropped, failed.
-fn counted(counts: &Counts) -> (f64, f64, f64) {
+/// Returns the numbers of exported, dropped and failed spans.
+fn counters(metrics: &SpanMetrics) -> (f64, f64, f64) {
     let mut registry = Registry::default();
-    counts.register(&mut registry, "test");
+    metrics.register(&mut registry, "test");
     let mut text = String::new();
     encode(&mut text, &registry).unwrap();
     let value = |result| {
@@ -135,7 +140,7 @@ fn spans(message: &ExportTraceServiceRequest) -> usize {
 }
 
 #[tokio::test]
-async fn spans_go_to_a_collector_over_tls_with_a_token() {
+async fn tls_collector_receives_spans_and_token() {
     let directory = tempfile::tempdir().unwrap();
     let (authority, token) = (directory.path().join("ca.crt"), directory.path().join("token"));
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -150,77 +155,112 @@ async fn spans_go_to_a_collector_over_tls_with_a_token() {
     let mut receiver = Receiver::start(Some(TlsAcceptor::from(Arc::new(server)))).await;
     let url = format!("https://localhost:{}/here", receiver.address.port());
 
-    for (secret, header, said) in
+    for (secret, header, value) in
         [("secret\n", "authorization", "Bearer secret"), ("glpat-secret", "private-token", "glpat-secret")]
     {
         fs::write(&token, secret).unwrap();
         let traced = Traced::start(collector(&url, Some(&authority)).with_token(token.clone()).unwrap());
         one_span(&traced.tracer);
-        let (headers, message) = receiver.messages.recv().await.unwrap();
-        assert_eq!((headers[header].to_str().unwrap(), spans(&message)), (said, 1));
         assert_eq!(traced.stop().await, (1.0, 0.0, 0.0));
+        let (headers, message) = receiver.messages.recv().await.unwrap();
+        assert_eq!((headers[header].to_str().unwrap(), spans(&message)), (value, 1));
+        assert_eq!(headers["content-type"], "application/x-protobuf");
+        assert!(!headers.contains_key("x-environment"));
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_collector_that_is_busy_is_asked_again() {
+/// The exporter's builder reads these variables, and merges the headers even over configured ones.
+#[test]
+fn exporter_variables_in_environment_have_no_effect() {
+    let tests = [
+        "tls_collector_receives_spans_and_token",
+        "busy_collector_receives_batch_again",
+        "full_queue_drops_and_counts_spans",
+    ];
+    let variables = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:1"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=other,private-token=other,x-environment=1"),
+        ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "content-type=other,authorization=other,x-environment=1"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "1"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "8"),
+        ("OTEL_TRACES_SAMPLER", "always_off"),
+    ];
+    let mut command = Command::new(env::current_exe().unwrap());
+    let output = command.arg("--exact").args(tests).envs(variables).output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("3 passed"), "{printed}");
+}
+
+#[tokio::test]
+async fn busy_collector_receives_batch_again() {
     let mut receiver = Receiver::start(None).await;
     let busy = (StatusCode::SERVICE_UNAVAILABLE, ExportTraceServiceResponse::default());
-    *receiver.answers.lock() = vec![busy.clone(), busy];
+    *receiver.answers.lock() = vec![busy];
     let traced = Traced::start(collector(&receiver.url(), None));
     one_span(&traced.tracer);
-    for _ in 0..3 {
-        assert_eq!(spans(&receiver.messages.recv().await.unwrap().1), 1);
-    }
     assert_eq!(traced.stop().await, (1.0, 0.0, 0.0));
+    for _ in 0..2 {
+        assert_eq!(spans(&receiver.messages.try_recv().unwrap().1), 1);
+    }
+    assert!(receiver.messages.try_recv().is_err());
 }
 
-#[tokio::test(start_paused = true)]
-async fn what_a_collector_does_not_want_is_not_sent_twice() {
+#[tokio::test]
+async fn refused_spans_are_counted_and_not_sent_again() {
     let mut receiver = Receiver::start(None).await;
     let rejected = ExportTracePartialSuccess { rejected_spans: 1, error_message: "no".into() };
     let partial = ExportTraceServiceResponse { partial_success: Some(rejected) };
-    *receiver.answers.lock() =
-        vec![(StatusCode::OK, partial), (StatusCode::BAD_REQUEST, ExportTraceServiceResponse::default())];
-    let traced = Traced::start(collector(&receiver.url(), None));
-    one_span(&traced.tracer);
-    receiver.messages.recv().await.unwrap();
-    one_span(&traced.tracer);
-    one_span(&traced.tracer);
-    assert_eq!(spans(&receiver.messages.recv().await.unwrap().1), 2);
-    assert_eq!(traced.stop().await, (1.0, 0.0, 2.0));
+    for (answer, expected) in [
+        ((StatusCode::OK, partial), (2.0, 0.0, 1.0)),
+        ((StatusCode::BAD_REQUEST, ExportTraceServiceResponse::default()), (0.0, 0.0, 3.0)),
+    ] {
+        *receiver.answers.lock() = vec![answer];
+        let traced = Traced::start(collector(&receiver.url(), None));
+        for _ in 0..3 {
+            one_span(&traced.tracer);
+        }
+        assert_eq!(traced.stop().await, expected);
+        assert_eq!(spans(&receiver.messages.try_recv().unwrap().1), 3);
+        assert!(receiver.messages.try_recv().is_err());
+    }
 }
 
-#[tokio::test(start_paused = true)]
-async fn spans_that_nobody_takes_are_dropped_and_counted() {
-    let (tracer, exporter) = build(collector("http://127.0.0.1:1", None));
+#[tokio::test]
+async fn full_queue_drops_and_counts_spans() {
+    let receiver = Receiver::start(None).await;
+    let (tracer, exporter) = build(collector(&receiver.url(), None));
     for _ in 0..3000 {
         one_span(&tracer);
     }
-    assert_eq!(counted(exporter.counts()), (0.0, 952.0, 0.0), "2048 wait");
+    assert_eq!(counters(exporter.metrics()), (0.0, 952.0, 0.0), "2048 are queued");
+    assert_eq!(Traced::run(tracer, exporter).stop().await, (2048.0, 952.0, 0.0));
 }
 
-#[tokio::test(start_paused = true)]
-async fn stopping_takes_no_longer_than_five_seconds() {
-    // Takes connections, and says nothing.
+#[tokio::test]
+async fn silent_collector_does_not_delay_the_stop_for_long() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let traced = Traced::start(collector(&format!("http://{}", silent.local_addr().unwrap()), None));
     one_span(&traced.tracer);
+    let stopped = tokio::spawn(traced.stop());
     let _connection = silent.accept().await.unwrap();
-    let asked = Instant::now();
-    traced.stop().await;
-    assert_eq!(asked.elapsed().as_secs(), 5);
+    assert_eq!(stopped.await.unwrap(), (0.0, 0.0, 0.0), "the attempt has not ended");
 }
 
-#[tokio::test(start_paused = true)]
-async fn the_last_spans_are_sent_before_the_end() {
+#[tokio::test]
+async fn queued_spans_are_sent_in_batches_before_the_end() {
     let mut receiver = Receiver::start(None).await;
     let traced = Traced::start(collector(&receiver.url(), None));
     for _ in 0..1000 {
         one_span(&traced.tracer);
     }
     assert_eq!(traced.stop().await, (1000.0, 0.0, 0.0));
-    assert_eq!(spans(&receiver.messages.recv().await.unwrap().1), 512);
-    assert_eq!(spans(&receiver.messages.recv().await.unwrap().1), 488);
-    assert!(tokio::time::timeout(Duration::from_secs(1), receiver.messages.recv()).await.is_err());
+    let mut sent = Vec::new();
+    while let Ok((_, message)) = receiver.messages.try_recv() {
+        sent.push(spans(&message));
+    }
+    assert_eq!(sent.iter().sum::<usize>(), 1000);
+    assert!(sent.iter().all(|batch| *batch <= 512), "{sent:?}");
 }

@@ -37,7 +37,7 @@ pub struct Checked {
     public_certificate: Option<Certificate>,
     api_certificate: Option<Certificate>,
     api: Option<Verifier>,
-    traces: Option<telemetry::Settings>,
+    traces: Option<telemetry::TracerConfig>,
     pub(super) redis: Option<redis::Settings>,
 }
 
