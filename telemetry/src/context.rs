@@ -1,23 +1,25 @@
-//! W3C Trace Context: which trace a request belongs to (<https://www.w3.org/TR/trace-context/>).
+//! W3C Trace Context of a request (<https://www.w3.org/TR/trace-context/>).
 //!
-//! Reading is strict, as the specification asks: what is not exactly a trace context is none.
+//! Reading is strict, as the specification asks: an invalid `traceparent` is ignored.
+//!
+//! `TraceContextPropagator` of the SDK is not used. It accepts ids of one digit, signs and several `traceparent` headers,
+//! keeps up to 16 KiB of `tracestate` in each span that waits for export, loses the second `tracestate` header, and
+//! writes an empty one. The test `sdk_propagator_differs` shows this.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 
-/// Trace id, span id and flags.
+/// Header with trace id, span id and flags.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// What tracing systems add to it.
+/// Header with data of tracing systems.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// `00-` trace id `-` span id `-` flags.
-const LENGTH: usize = 55;
-/// The flags that have a meaning: sampled, and random (Trace Context Level 2). Others are not passed on.
+/// Defined flags: sampled, and random (Trace Context Level 2). Others are not forwarded.
 const KNOWN_FLAGS: u8 = 0b11;
-/// Bytes of `tracestate` that are kept; section 3.3.1.5 asks for at least these.
+/// Limit of `tracestate` in bytes. Section 3.3.1.5 asks for at least this.
 const STATE_MAX: usize = 512;
 
-/// The context that a request came with.
+/// Returns the context of the caller, or `None` without a valid one.
 pub fn read(headers: &HeaderMap) -> Option<SpanContext> {
     let mut parents = headers.get_all(TRACEPARENT).iter();
     let (parent, None) = (parents.next()?, parents.next()) else { return None };
@@ -25,7 +27,7 @@ pub fn read(headers: &HeaderMap) -> Option<SpanContext> {
     Some(SpanContext::new(trace, span, flags, true, state(headers).unwrap_or_default()))
 }
 
-/// Replaces the context that a request came with.
+/// Replaces the context in the headers.
 pub fn write(headers: &mut HeaderMap, context: &SpanContext) {
     let flags = context.trace_flags().to_u8() & KNOWN_FLAGS;
     let parent = format!("00-{}-{}-{flags:02x}", context.trace_id(), context.span_id());
@@ -38,48 +40,26 @@ pub fn write(headers: &mut HeaderMap, context: &SpanContext) {
 }
 
 fn parse(text: &str) -> Option<(TraceId, SpanId, TraceFlags)> {
-    let bytes = text.as_bytes();
-    let version = hex(bytes.get(..2)?)?;
-    // A later version may add to its end, after another dash; 255 is forbidden.
-    let whole = match version {
-        0 => bytes.len() == LENGTH,
-        255 => false,
-        _ => matches!(bytes.get(LENGTH), None | Some(b'-')),
-    };
-    let (trace, span, flags) = (bytes.get(3..35)?, bytes.get(36..52)?, bytes.get(53..LENGTH)?);
-    let dashes = [2, 35, 52].iter().all(|&at| bytes[at] == b'-');
-    if !(whole && dashes) {
+    let mut fields = text.splitn(5, '-');
+    let mut field = |length| fields.next().filter(|field| field.len() == length && is_hex(field));
+    let (version, trace, span, flags) = (field(2)?, field(32)?, field(16)?, field(2)?);
+    // A later version may have more fields; 255 is forbidden.
+    if version == "ff" || (version == "00" && fields.next().is_some()) {
         return None;
     }
 
-    let trace = TraceId::from_bytes(digits(trace)?);
-    let span = SpanId::from_bytes(digits(span)?);
+    let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
+    let flags = u8::from_str_radix(flags, 16).ok()? & KNOWN_FLAGS;
     let valid = trace != TraceId::INVALID && span != SpanId::INVALID;
-    valid.then_some((trace, span, TraceFlags::new(hex(flags)? & KNOWN_FLAGS)))
+    valid.then_some((trace, span, TraceFlags::new(flags)))
 }
 
-fn digits<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
-    let mut bytes = [0; N];
-    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
-        *byte = hex(pair)?;
-    }
-    Some(bytes)
+/// Lower-case digits only. The integer parsers behind `from_hex` also accept upper case and a sign.
+fn is_hex(field: &str) -> bool {
+    field.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Two digits, in lower case only.
-fn hex(pair: &[u8]) -> Option<u8> {
-    let digit = |byte: u8| match byte {
-        b'0'..=b'9' => Some(byte - b'0'),
-        b'a'..=b'f' => Some(byte - b'a' + 10),
-        _ => None,
-    };
-    match pair {
-        &[high, low] => Some(digit(high)? << 4 | digit(low)?),
-        _ => None,
-    }
-}
-
-/// A broken `tracestate` is dropped; `traceparent` stays good. A long one loses its end, which is its oldest part.
+/// Parses `tracestate`. An invalid one is dropped alone; a long one loses its end, which is its oldest part.
 fn state(headers: &HeaderMap) -> Option<TraceState> {
     let mut kept = String::new();
     for value in headers.get_all(TRACESTATE) {
@@ -87,7 +67,7 @@ fn state(headers: &HeaderMap) -> Option<TraceState> {
             if member.is_empty() {
                 continue;
             }
-            // A key of no letters: the library would take it.
+            // The library accepts an empty key.
             if member.starts_with('=') {
                 return None;
             }
@@ -105,6 +85,10 @@ fn state(headers: &HeaderMap) -> Option<TraceState> {
 
 #[cfg(test)]
 mod tests {
+    use opentelemetry::{Context, propagation::TextMapPropagator as _, trace::TraceContextExt as _};
+    use opentelemetry_http::{HeaderExtractor, HeaderInjector};
+    use opentelemetry_sdk::propagation::TraceContextPropagator;
+
     use super::*;
 
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -122,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_is_read_and_written() {
+    fn valid_context_is_read_and_written() {
         let headers = map(&[("traceparent", &format!("00-{TRACE}-{SPAN}-01")), ("tracestate", "a=1,b@c=2")]);
         let context = read(&headers).unwrap();
         assert_eq!(context.trace_id().to_string(), TRACE);
@@ -135,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_exactly_a_context_is_none() {
+    fn invalid_traceparent_is_ignored() {
         let zeros = ["0".repeat(32), "0".repeat(16)];
         for text in [
             "",
@@ -160,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_is_read_as_far_as_it_is_known() {
+    fn later_version_is_read_as_version_00() {
         for text in [format!("01-{TRACE}-{SPAN}-ff"), format!("cc-{TRACE}-{SPAN}-03-what the future brings")]
         {
             let context = parent(&text).unwrap();
@@ -172,14 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn two_parents_are_none() {
+    fn several_traceparents_are_ignored() {
         let one = format!("00-{TRACE}-{SPAN}-01");
         assert!(read(&map(&[("traceparent", &one), ("traceparent", &one)])).is_none());
         assert!(read(&map(&[("tracestate", "a=1")])).is_none());
     }
 
     #[test]
-    fn a_broken_state_is_dropped_alone() {
+    fn invalid_tracestate_is_dropped_alone() {
         let one = format!("00-{TRACE}-{SPAN}-01");
         let state = |values: &[&str]| {
             let mut entries = vec![("traceparent", &*one)];
@@ -193,5 +177,29 @@ mod tests {
         let long = (0..40).map(|n| format!("k{n}={}", "v".repeat(40))).collect::<Vec<_>>().join(",");
         let kept = state(&[&long]);
         assert!(long.starts_with(&kept) && (450..=512).contains(&kept.len()), "{kept}");
+    }
+
+    #[test]
+    fn sdk_propagator_differs() {
+        let sdk = |entries: &[(&'static str, &str)]| {
+            let context = TraceContextPropagator::new()
+                .extract_with_context(&Context::new(), &HeaderExtractor(&map(entries)));
+            context.span().span_context().clone()
+        };
+        for invalid in ["00-1-2-1", "+0-+1-+2-+1", &format!("00-{TRACE}-{SPAN}-01-")] {
+            assert!(sdk(&[("traceparent", invalid)]).is_valid() && parent(invalid).is_none(), "{invalid}");
+        }
+        let one = format!("00-{TRACE}-{SPAN}-01");
+        assert!(sdk(&[("traceparent", &one), ("traceparent", "other")]).is_valid());
+        let two = [("traceparent", &*one), ("tracestate", "a=1"), ("tracestate", "b=2")];
+        assert_eq!(sdk(&two).trace_state().header(), "a=1");
+        let long = (10..42).map(|n| format!("k{n:0254}={}", "v".repeat(256))).collect::<Vec<_>>().join(",");
+        let long = sdk(&[("traceparent", &one), ("tracestate", &long)]);
+        assert!(long.trace_state().header().len() > 16_000);
+
+        let context = Context::new().with_remote_span_context(parent(&one).unwrap());
+        let mut written = HeaderMap::new();
+        TraceContextPropagator::new().inject_context(&context, &mut HeaderInjector(&mut written));
+        assert_eq!(written["tracestate"], "");
     }
 }
