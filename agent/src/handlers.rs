@@ -14,7 +14,9 @@ fn unanswered(error: &UpstreamError) -> Failure {
 
     let reason = match error {
         E::Resolve { .. } | E::Connect { .. } | E::Tls { .. } => Reason::ClusterUnreachable,
-        E::ConnectTimeout { .. } | E::ResponseTimeout { .. } => Reason::ClusterTimeout,
+        E::ConnectTimeout { .. } | E::ResponseTimeout { .. } | E::WriteTimeout { .. } => {
+            Reason::ClusterTimeout
+        }
         E::ClosedBeforeResponse { .. } | E::InvalidResponse { .. } => Reason::ClusterMisbehaved,
         E::TlsSetup { .. } => Reason::ClusterCredential,
         E::RequestBody { .. } | E::InvalidTarget { .. } => Reason::BadRequest,

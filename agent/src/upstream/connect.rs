@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 
 use super::{
     Endpoint, Scheme, TlsSource, UpstreamError,
-    http1::Connection,
+    connection::Connection,
     pool::{Lease, Pool},
 };
 
@@ -30,16 +30,22 @@ pub(crate) struct Connector {
     timeout: Duration,
     tls: Arc<dyn TlsSource>,
     may_be_at: fn(&IpAddr) -> bool,
+    write_timeout: Duration,
 }
 
 impl Connector {
     pub(crate) fn new(endpoint: Endpoint, timeout: Duration, tls: Arc<dyn TlsSource>) -> Self {
-        Self { endpoint, timeout, tls, may_be_at: |_| true }
+        Self { endpoint, timeout, tls, may_be_at: |_| true, write_timeout: timeout }
     }
 
     /// Connects to these addresses only.
     pub(super) fn only_at(self, may_be_at: fn(&IpAddr) -> bool) -> Self {
         Self { may_be_at, ..self }
+    }
+
+    /// Sets how long a write on an HTTP connection may make no progress. By default the timeout for connecting.
+    pub(super) fn with_write_timeout(self, write_timeout: Duration) -> Self {
+        Self { write_timeout, ..self }
     }
 
     pub(super) fn endpoint(&self) -> &Endpoint {
@@ -57,9 +63,15 @@ impl Connector {
         let deadline = Instant::now() + self.timeout;
         let connecting = async {
             let tcp = self.tcp(deadline).await?;
-            let Some((tls, name)) = tls else { return Ok(Connection::new(tcp)) };
-            let tls = tls.connect(name, tcp).await;
-            tls.map(Connection::new).map_err(|error| UpstreamError::handshake(self.endpoint.host(), &error))
+            let opened = match tls {
+                None => Connection::new(tcp, self.write_timeout).await,
+                Some((tls, name)) => {
+                    let tls = tls.connect(name, tcp).await;
+                    let tls = tls.map_err(|error| UpstreamError::handshake(self.endpoint.host(), &error))?;
+                    Connection::new(tls, self.write_timeout).await
+                }
+            };
+            opened.map_err(|error| UpstreamError::exchange(&self.endpoint, error))
         };
 
         let connection = timeout_at(deadline, connecting).await.unwrap_or_else(|_| Err(self.timed_out()))?;

@@ -4,7 +4,7 @@ use std::{error::Error as StdError, fmt, io, time::Duration};
 
 use rustls::{AlertDescription, CertificateError};
 
-use super::{Endpoint, http1};
+use super::{Endpoint, stream::WriteStalled};
 
 type Cause = Box<dyn StdError + Send + Sync>;
 
@@ -28,6 +28,9 @@ pub enum UpstreamError {
     ConnectTimeout { address: String, after: Duration },
     #[error("no response from {address} within {after:?}")]
     ResponseTimeout { address: String, after: Duration },
+    /// The server has stopped reading the request.
+    #[error("{address} took no bytes of the request for {after:?}")]
+    WriteTimeout { address: String, after: Duration },
     /// The server may have acted on the request.
     #[error("{address} closed the connection before its response: {}", Chain(&**cause))]
     ClosedBeforeResponse { address: String, cause: Cause },
@@ -42,34 +45,42 @@ pub enum UpstreamError {
 
 impl UpstreamError {
     pub(crate) fn handshake(host: &str, error: &io::Error) -> Self {
-        let reason = tls(error).map_or_else(|| error.to_string(), explain);
+        let reason = find(error).map_or_else(|| error.to_string(), explain);
         Self::Tls { host: host.to_owned(), reason }
     }
 
-    /// Sorts what went wrong on a connection.
-    pub(super) fn exchange(endpoint: &Endpoint, error: http1::Error) -> Self {
-        // With TLS 1.3 the server judges the client's certificate after the handshake is over for the client.
-        if let http1::Error::Io(error) = &error
-            && let Some(tls) = tls(error)
-        {
+    /// Sorts hyper's error of an exchange.
+    pub(super) fn exchange(endpoint: &Endpoint, error: hyper::Error) -> Self {
+        // With TLS 1.3 the server verifies the client's certificate after the handshake is over for the client.
+        if let Some(tls) = find::<rustls::Error>(&error) {
             return Self::Tls { host: endpoint.host().to_owned(), reason: explain(tls) };
         }
 
         let address = endpoint.to_string();
-        match error {
-            http1::Error::Outgoing(cause) => Self::RequestBody { address, cause },
-            error @ http1::Error::Malformed(_) => Self::InvalidResponse { address, cause: error.into() },
-            error => Self::ClosedBeforeResponse { address, cause: error.into() },
+        if let Some(&WriteStalled(after)) = find(&error) {
+            return Self::WriteTimeout { address, after };
         }
+        if error.is_user() || error.is_body_write_aborted() {
+            return Self::RequestBody { address, cause: error.into() };
+        }
+        if error.is_parse() {
+            return Self::InvalidResponse { address, cause: error.into() };
+        }
+        Self::ClosedBeforeResponse { address, cause: error.into() }
     }
 }
 
-/// The TLS error below `error`. An `io::Error` is not the source of what it wraps, but wraps it.
-fn tls<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
+/// Why the body of a response ended before its end.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", Chain(.0))]
+pub struct ResponseBodyError(#[from] hyper::Error);
+
+/// The first error of this type in the chain of `error`. An `io::Error` is not the source of the error in it.
+fn find<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
     let mut next = Some(error);
     while let Some(error) = next {
-        if let Some(tls) = error.downcast_ref() {
-            return Some(tls);
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
         }
         next = match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
             Some(inner) => Some(inner),
@@ -130,7 +141,7 @@ fn explain_certificate(error: &CertificateError) -> String {
     }
 }
 
-/// An error and its causes in one line.
+/// An error and its causes in one line. Most errors of hyper are vague without their causes.
 pub(super) struct Chain<'a>(pub &'a (dyn StdError + 'static));
 
 impl fmt::Display for Chain<'_> {

@@ -8,7 +8,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::http1::Connection;
+use super::connection::Connection;
 
 /// How long unused connections beyond those that are kept may wait: in a burst each of them is used again at once, and
 /// closing it would make every request of the burst pay for a new one.
@@ -38,6 +38,8 @@ struct Idle {
 /// A connection and the right to send one request on it. Dropping it closes the connection.
 pub(super) struct Lease {
     pub(super) connection: Connection,
+    /// How long the connection was unused; `None` if it is new.
+    pub(super) unused: Option<Duration>,
     generation: u64,
     pool: Arc<Pool>,
 }
@@ -54,7 +56,8 @@ impl Pool {
         state.expire(now, self.idle_timeout, self.max_idle);
         while let Some(mut idle) = state.idle.pop() {
             if idle.connection.is_ready() {
-                return Some(self.lend(state.generation, idle.connection));
+                let unused = Some(now.duration_since(idle.since));
+                return Some(Lease { unused, ..self.lend(state.generation, idle.connection) });
             }
         }
 
@@ -63,7 +66,7 @@ impl Pool {
 
     /// Lends out a new connection, made with the certificates of `generation`.
     pub(super) fn lend(self: &Arc<Self>, generation: u64, connection: Connection) -> Lease {
-        Lease { connection, generation, pool: Arc::clone(self) }
+        Lease { connection, unused: None, generation, pool: Arc::clone(self) }
     }
 
     /// Closes every connection of the generations so far, those in use when their exchange is over.
@@ -97,8 +100,7 @@ impl State {
 impl Lease {
     /// To be called once the exchange is over: both messages have ended.
     pub(super) fn give_back(self) {
-        let Self { mut connection, generation, pool } = self;
-        connection.rest();
+        let Self { connection, generation, pool, .. } = self;
         let now = Instant::now();
         let mut state = pool.state.lock();
         state.expire(now, pool.idle_timeout, pool.max_idle);

@@ -2,7 +2,10 @@
 
 mod exchange;
 mod lifetime;
+mod parser;
+mod retry;
 mod server;
+mod stalls;
 mod tls;
 mod upgrade;
 
@@ -10,20 +13,29 @@ use std::{future::Future, time::Duration};
 
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::timeout,
+};
 use tunnel::Body;
 
-use super::{Answer, Settings, Upstream, UpstreamError};
+use super::{ResponseBody, Settings, Upstream, UpstreamError, connection::Connection};
 
 fn upstream(url: &str, settings: Settings) -> Upstream {
     Upstream::new(url.parse().unwrap(), settings)
+}
+
+/// A connection to `client` as if it had served a request before.
+async fn pooled(upstream: &Upstream, client: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
+    let connection = Connection::new(client, Settings::default().write_timeout).await.unwrap();
+    upstream.0.pools.here().lend(0, connection).give_back();
 }
 
 fn get(path: &str) -> Request<Body> {
     Request::get(path).body(Body::empty()).unwrap()
 }
 
-async fn text(response: Response<Answer>) -> String {
+async fn text(response: Response<ResponseBody>) -> String {
     String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().into()).unwrap()
 }
 
@@ -31,7 +43,7 @@ async fn refused(upstream: &Upstream) -> UpstreamError {
     soon(upstream.send(get("/"))).await.unwrap_err()
 }
 
-/// A connection may come back by a task, or go by one.
+/// Waits until this many connections are idle. A task may still give one back.
 async fn idle(upstream: &Upstream, expected: usize) {
     soon(async {
         while upstream.0.pools.here().idle() != expected {

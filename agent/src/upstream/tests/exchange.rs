@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
-use http_body::Frame;
+use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt as _, StreamBody};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
     net::TcpListener,
     sync::mpsc,
 };
+use tower::ServiceExt as _;
 use tunnel::Body;
 
 use super::{
     super::{Settings, UpstreamError},
-    get, refused,
+    get, pooled, refused,
     server::{OK, Server, answer, closed, head},
     soon, text, upstream,
 };
@@ -193,19 +194,19 @@ async fn the_end_of_an_answer_is_found_however_it_is_marked() {
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_off_is_no_shorter_answer() {
-    for answer in [
-        "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nhello",
-        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
-        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nhello",
+async fn incomplete_body_is_an_error() {
+    for (answer, expected) in [
+        ("Content-Length: 6\r\n\r\nhello", "end of file before message length reached"),
+        ("Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", "unexpected EOF during chunk size line"),
+        ("Transfer-Encoding: chunked\r\n\r\n6\r\nhello", "end of file before message length reached"),
     ] {
         let server = Server::start(move |mut stream, _| async move {
-            self::answer(&mut stream, answer).await;
+            self::answer(&mut stream, &format!("HTTP/1.1 200 OK\r\n{answer}")).await;
         })
         .await;
         let response = soon(upstream(&server.url, Settings::default()).send(get("/"))).await.unwrap();
         let error = soon(response.into_body().collect()).await.unwrap_err();
-        assert_eq!(error.to_string(), "connection closed before message completed", "{answer}");
+        assert_eq!(error.to_string(), format!("error reading a body from connection: {expected}"));
     }
 }
 
@@ -219,7 +220,11 @@ async fn trailers_come_last() {
 }
 
 /// What arrives of a body of three frames, and perhaps trailers, after a head with these fields.
-async fn written(fields: &[(&'static str, &'static str)], trailers: bool) -> String {
+async fn written_by(
+    request: http::request::Builder,
+    fields: &[(&'static str, &'static str)],
+    trailers: bool,
+) -> String {
     let (bodies, mut seen) = mpsc::unbounded_channel();
     let server = Server::start(move |mut stream, _| {
         let bodies = bodies.clone();
@@ -241,12 +246,16 @@ async fn written(fields: &[(&'static str, &'static str)], trailers: bool) -> Str
     });
     let frames = frames.into_iter().chain(trailers).map(Ok::<_, std::io::Error>);
     let frames = futures_util::stream::iter(frames.collect::<Vec<_>>());
-    let mut request = http::Request::post("/").body(Body::new(StreamBody::new(frames))).unwrap();
+    let mut request = request.body(Body::new(StreamBody::new(frames))).unwrap();
     for (name, value) in fields {
         request.headers_mut().insert(*name, value.parse().unwrap());
     }
     soon(upstream(&server.url, Settings::default()).send(request)).await.unwrap();
     seen.recv().await.unwrap()
+}
+
+async fn written(fields: &[(&'static str, &'static str)], trailers: bool) -> String {
+    written_by(http::Request::post("/"), fields, trailers).await
 }
 
 #[tokio::test]
@@ -264,18 +273,97 @@ async fn a_request_body_is_written_as_its_head_says() {
     assert_eq!(written(&[("transfer-encoding", "gzip")], false).await, format!("{chunks}\r\n"));
 }
 
+fn post(length: &str, body: &'static str) -> http::Request<Body> {
+    let frames = futures_util::stream::iter([Ok::<_, std::io::Error>(Frame::data(body.into()))]);
+    let request = http::Request::post("/").header("content-length", length);
+    request.body(Body::new(StreamBody::new(frames))).unwrap()
+}
+
 #[tokio::test]
-async fn a_request_of_another_length_than_it_says_is_not_passed_off_as_whole() {
+async fn request_body_shorter_than_its_content_length_is_an_error() {
     let server = Server::start(|mut stream, _| async move { closed(&mut stream).await }).await;
-    for (length, expected) in [("12", "more bytes"), ("14", "fewer bytes"), ("x", "Content-Length")] {
-        let frames =
-            futures_util::stream::iter([Ok::<_, std::io::Error>(Frame::data("hello the end".into()))]);
-        let request = http::Request::post("/").header("content-length", length);
-        let request = request.body(Body::new(StreamBody::new(frames))).unwrap();
+    let mut empty = post("1", "");
+    *empty.body_mut() = Body::empty();
+    for (request, expected) in [
+        (post("14", "hello the end"), "user body write aborted: early end, expected 1 more bytes"),
+        (empty, "fewer bytes"),
+        (post("x", "hello the end"), "Content-Length"),
+        (post("+13", "hello the end"), "Content-Length"),
+    ] {
         let error = soon(upstream(&server.url, Settings::default()).send(request)).await.unwrap_err();
         assert!(matches!(error, UpstreamError::RequestBody { .. }), "{error}");
         assert!(error.to_string().contains(expected), "{error}");
     }
+}
+
+/// The tunnel's HTTP/2 refuses such a body before it gets here.
+#[tokio::test]
+async fn request_body_longer_than_its_content_length_is_cut() {
+    let (received, mut sent) = mpsc::unbounded_channel();
+    let server = Server::start(move |mut stream, _| {
+        let received = received.clone();
+        async move {
+            answer(&mut stream, OK).await;
+            let mut body = String::new();
+            stream.read_to_string(&mut body).await.unwrap();
+            received.send(body).unwrap();
+        }
+    })
+    .await;
+    let upstream = upstream(&server.url, Settings::default());
+    soon(upstream.send(post("12", "hello the end"))).await.unwrap();
+    drop(upstream);
+    assert_eq!(soon(sent.recv()).await.unwrap(), "hello the en");
+}
+
+#[tokio::test]
+async fn small_body_is_one_frame_whose_end_is_known() {
+    for answer in ["Content-Length: 2\r\n\r\nok", "Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"] {
+        let server = Server::answering(format!("HTTP/1.1 200 OK\r\n{answer}")).await;
+        let upstream = upstream(&server.url, Settings::default());
+        let mut body = soon(upstream.send(get("/"))).await.unwrap().into_body();
+        assert_eq!(upstream.0.pools.here().idle(), 1, "the connection is free before the body is read");
+        assert_eq!(body.size_hint().exact(), Some(2), "{answer}");
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ok");
+        assert!(body.is_end_stream(), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn end_of_a_streamed_body_is_known_with_its_last_frame() {
+    for (begin, end) in [
+        ("Content-Length: 10\r\n\r\nhello", " body"),
+        ("Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", "5\r\n body\r\n0\r\n\r\n"),
+    ] {
+        let upstream = upstream("http://127.0.0.1:1", Settings::default());
+        let (client, mut server) = duplex(1024);
+        pooled(&upstream, client).await;
+        let begin = format!("HTTP/1.1 200 OK\r\n{begin}");
+        let (response, _) = tokio::join!(upstream.send(get("/")), answer(&mut server, &begin));
+        let mut body = response.unwrap().into_body();
+        assert_eq!(soon(body.frame()).await.unwrap().unwrap().into_data().unwrap(), "hello");
+        assert!(!body.is_end_stream());
+
+        server.write_all(end.as_bytes()).await.unwrap();
+        assert_eq!(soon(body.frame()).await.unwrap().unwrap().into_data().unwrap(), " body");
+        assert!(body.is_end_stream(), "{begin:?}");
+        assert_eq!(upstream.0.pools.here().idle(), 1);
+    }
+}
+
+#[tokio::test]
+async fn get_with_a_body_of_unknown_length_is_sent_with_its_body() {
+    assert_eq!(
+        written_by(http::Request::get("/"), &[], false).await,
+        "6\r\nhello \r\n7\r\nthe end\r\n0\r\n\r\n"
+    );
+}
+
+#[tokio::test]
+async fn upstream_is_a_tower_service() {
+    let server = Server::answering(OK).await;
+    let service = upstream(&server.url, Settings::default());
+    assert_eq!(text(soon(service.oneshot(get("/"))).await.unwrap()).await, "ok");
 }
 
 #[tokio::test]

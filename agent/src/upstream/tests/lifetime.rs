@@ -8,8 +8,8 @@ use tokio::{io::AsyncWriteExt as _, sync::mpsc, time::Instant};
 use tunnel::Body;
 
 use super::{
-    super::{Answer, Settings, Upstream, UpstreamError, http1::Connection},
-    get, idle,
+    super::{ResponseBody, Settings, Upstream},
+    get, idle, pooled,
     server::{OK, Server, answer, closed, head},
     soon, text, upstream,
 };
@@ -23,7 +23,7 @@ async fn large() -> Server {
     Server::answering(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await
 }
 
-async fn send(upstream: &Upstream) -> Response<Answer> {
+async fn send(upstream: &Upstream) -> Response<ResponseBody> {
     soon(upstream.send(get("/"))).await.unwrap()
 }
 
@@ -131,20 +131,6 @@ async fn a_connection_closed_by_the_server_is_replaced() {
     }
 }
 
-/// The server closes while nobody looks: that is seen before the first byte is written.
-#[tokio::test]
-async fn a_request_that_meets_a_closed_connection_is_sent_on_a_new_one() {
-    let server = Server::answering(OK).await;
-    let upstream = upstream(&server.url, Settings::default());
-    let (client, peer) = tokio::io::duplex(1024);
-    upstream.0.pools.here().lend(0, Connection::new(client)).give_back();
-    assert_eq!(upstream.0.pools.here().idle(), 1);
-
-    drop(peer);
-    assert_eq!(text(send(&upstream).await).await, "ok");
-    assert_eq!(server.connections(), 1);
-}
-
 #[tokio::test(start_paused = true)]
 async fn what_waits_is_looked_after_until_nothing_waits() {
     let server = Server::answering(OK).await;
@@ -154,7 +140,7 @@ async fn what_waits_is_looked_after_until_nothing_waits() {
     let pool = upstream.0.pools.here();
     let started = Instant::now();
     for client in [left, kept] {
-        pool.lend(0, Connection::new(client)).give_back();
+        pooled(&upstream, client).await;
     }
     gone.shutdown().await.unwrap();
     closed(&mut gone).await;
@@ -164,28 +150,6 @@ async fn what_waits_is_looked_after_until_nothing_waits() {
     assert_eq!(pool.idle(), 0);
     let after = started.elapsed().as_secs();
     assert!((60..65).contains(&after), "the other waited {after} s for a request");
-}
-
-#[tokio::test]
-async fn a_request_that_was_sent_is_not_sent_again() {
-    let (requests, mut seen) = mpsc::unbounded_channel();
-    let server = Server::start(move |mut stream, connection| {
-        let requests = requests.clone();
-        async move {
-            requests.send(connection).unwrap();
-            answer(&mut stream, OK).await;
-            head(&mut stream).await.unwrap();
-            requests.send(connection).unwrap();
-        }
-    })
-    .await;
-    let upstream = upstream(&server.url, Settings::default());
-    text(send(&upstream).await).await;
-    idle(&upstream, 1).await;
-
-    let error = soon(upstream.send(get("/"))).await.unwrap_err();
-    assert!(matches!(error, UpstreamError::ClosedBeforeResponse { .. }), "{error}");
-    assert_eq!((seen.recv().await, seen.recv().await, server.connections()), (Some(0), Some(0), 1));
 }
 
 /// What `serve` waits for is that the client closes.

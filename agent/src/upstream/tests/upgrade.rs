@@ -1,11 +1,16 @@
 //! What `kubectl exec` and `kubectl port-forward` ask for.
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use std::time::Duration;
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
+    time::sleep,
+};
 use tunnel::{Body, upgrade::Outside};
 
 use super::{
     super::{Settings, UpstreamError},
-    get, idle, refused,
+    get, idle, pooled, refused,
     server::{OK, Server, answer, closed},
     soon, text, upstream,
 };
@@ -65,6 +70,25 @@ async fn an_upgrade_may_use_an_idle_connection_but_not_return_it() {
     text(soon(upstream.send(get("/"))).await.unwrap()).await;
     assert_eq!(server.connections(), 2);
     drop(raw);
+}
+
+#[tokio::test(start_paused = true)]
+async fn upgraded_connection_may_stop_reading_for_as_long_as_it_likes() {
+    let upstream = upstream("http://127.0.0.1:1", Settings::default());
+    let (client, mut server) = duplex(1024);
+    pooled(&upstream, client).await;
+    let (response, _) = tokio::join!(upstream.send(exec()), answer(&mut server, SWITCH));
+    let mut raw = Outside::take(&mut response.unwrap()).unwrap();
+
+    let stdin = [b'x'; 4096];
+    let mut received = [0; 4096];
+    let reading = async {
+        sleep(Duration::from_secs(3600)).await;
+        server.read_exact(&mut received).await.unwrap();
+    };
+    let (written, ()) = tokio::join!(raw.write_all(&stdin), reading);
+    written.unwrap();
+    assert_eq!(received, stdin);
 }
 
 #[tokio::test]

@@ -1,0 +1,122 @@
+//! One HTTP/1.1 connection of hyper, without a task of its own.
+//!
+//! hyper separates the sender of requests from the connection that moves bytes, so that a task can poll the latter. Here,
+//! both stay together, and the future of a request or the body of its response polls the connection. That saves two
+//! wake-ups per request, and dropping either closes the connection at once, even while hyper waits to write.
+//!
+//! While the holder of a response does not poll its body, the request is not written either.
+
+use std::{
+    future::poll_fn,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::{
+    body::Incoming,
+    client::conn::{
+        TrySendError,
+        http1::{self, Parts, SendRequest},
+    },
+};
+use hyper_util::rt::TokioIo;
+use tunnel::Body;
+
+use super::{
+    error::Chain,
+    stream::{Io, ServerStream},
+};
+
+/// Most bytes that are read at once, and the longest head of a response.
+const MAX_BUFFER: usize = 256 << 10;
+
+pub(super) struct Connection {
+    sender: SendRequest<Body>,
+    /// Boxed, since connections move between the pool and requests.
+    driver: Option<Box<http1::Connection<TokioIo<ServerStream>, Body>>>,
+    /// The stream, once hyper has ended the connection.
+    parts: Option<Parts<TokioIo<ServerStream>>>,
+}
+
+impl Connection {
+    pub(super) async fn new(io: impl Io + 'static, write_timeout: Duration) -> hyper::Result<Self> {
+        let io = TokioIo::new(ServerStream::new(io, write_timeout));
+        let (sender, driver) = http1::Builder::new().max_buf_size(MAX_BUFFER).handshake(io).await?;
+        Ok(Self { sender, driver: Some(Box::new(driver)), parts: None })
+    }
+
+    /// Queues a request. The future makes no progress unless [`Self::poll`] is called.
+    pub(super) fn send(
+        &mut self,
+        request: Request<Body>,
+    ) -> impl Future<Output = Result<Response<Incoming>, TrySendError<Request<Body>>>> + use<> {
+        self.sender.try_send_request(request)
+    }
+
+    /// Reads and writes as much as possible.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) {
+        let Some(driver) = &mut self.driver else { return };
+        let Poll::Ready(ended) = driver.poll_without_shutdown(cx) else { return };
+        if let Err(error) = ended {
+            tracing::debug!(error = %Chain(&error), "upstream connection failed");
+        }
+        // Drops hyper's end of the queue of requests, so that an unsent request is returned.
+        self.parts = self.driver.take().map(|driver| driver.into_parts());
+    }
+
+    /// Whether the last exchange is complete in both directions, so that another may begin.
+    pub(super) fn is_idle(&self) -> bool {
+        self.driver.is_some() && self.sender.is_ready()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.driver.is_none()
+    }
+
+    /// Whether a request may be sent now: the server has neither closed nor sent unexpected bytes.
+    pub(super) fn is_ready(&mut self) -> bool {
+        self.poll(&mut Context::from_waker(Waker::noop()));
+        self.is_idle()
+    }
+
+    /// Whether the connection ended with received bytes that hyper had no use for yet.
+    pub(super) fn has_unparsed_bytes(&self) -> bool {
+        self.parts.as_ref().is_some_and(|parts| !parts.read_buf.is_empty())
+    }
+
+    /// Waits until hyper has ended the connection, which it does after a 101, and returns the stream and the bytes that
+    /// were received after the head.
+    pub(super) async fn into_stream(mut self) -> (ServerStream, Bytes) {
+        let ended = poll_fn(|cx| {
+            self.poll(cx);
+            self.parts.take().map_or(Poll::Pending, Poll::Ready)
+        });
+        let Parts { io, read_buf, .. } = ended.await;
+        (io.into_inner(), read_buf)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn connection_is_ready_until_the_server_sends_or_closes() {
+        let (client, mut server) = duplex(64);
+        let mut connection = Connection::new(client, TIMEOUT).await.unwrap();
+        assert!(connection.is_ready() && connection.is_ready());
+        server.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await.unwrap();
+        assert!(!connection.is_ready());
+
+        let (client, server) = duplex(64);
+        let mut connection = Connection::new(client, TIMEOUT).await.unwrap();
+        drop(server);
+        assert!(!connection.is_ready());
+    }
+}

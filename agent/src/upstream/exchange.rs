@@ -1,0 +1,125 @@
+//! One request, until the head of its response.
+
+use std::{future::poll_fn, io::Cursor, pin::pin};
+
+use http::{
+    HeaderMap, HeaderValue, Request, Response, StatusCode,
+    header::{CONTENT_LENGTH, TRANSFER_ENCODING},
+};
+use http_body::Body as _;
+use hyper::upgrade::OnUpgrade;
+use tokio::io::AsyncReadExt as _;
+use tunnel::{Body, upgrade::Outside};
+
+use super::{body::ResponseBody, pool::Lease};
+
+/// Why an exchange has no response.
+pub(super) enum ExchangeError {
+    /// hyper's error.
+    Http {
+        error: hyper::Error,
+        /// The request, if hyper wrote no byte of it.
+        unsent: Option<Box<Request<Body>>>,
+        /// Some bytes of a response have arrived.
+        response_began: bool,
+    },
+    /// A response that hyper accepts and this client does not.
+    Refused(&'static str),
+}
+
+/// Sends a request and waits for the head of its response. If `upgrading`, a 101 holds the raw connection.
+///
+/// Dropping the future closes the connection.
+pub(super) async fn exchange(
+    mut lease: Lease,
+    request: Request<Body>,
+    upgrading: bool,
+) -> Result<Response<ResponseBody>, ExchangeError> {
+    let connection = &mut lease.connection;
+    let mut response = pin!(connection.send(request));
+    let response = poll_fn(|cx| {
+        connection.poll(cx);
+        response.as_mut().poll(cx)
+    });
+    let response = match response.await {
+        Ok(response) => response,
+        Err(mut error) => {
+            return Err(ExchangeError::Http {
+                unsent: error.take_message().map(Box::new),
+                error: error.into_error(),
+                response_began: lease.connection.has_unparsed_bytes(),
+            });
+        }
+    };
+
+    let (mut head, body) = response.into_parts();
+    if head.status == StatusCode::SWITCHING_PROTOCOLS {
+        if !upgrading {
+            return Err(ExchangeError::Refused("101 Switching Protocols, which was not asked for"));
+        }
+        head.extensions.remove::<OnUpgrade>();
+        head.extensions.insert(raw_stream(lease).await);
+        return Ok(Response::from_parts(head, ResponseBody::default()));
+    }
+    let unambiguous = check_length(&mut head.headers).map_err(ExchangeError::Refused)?;
+    // The connection of an upgrade request is never used again, whatever the response is: request smuggling starts with
+    // bytes that follow a refused upgrade.
+    let body = ResponseBody::new(lease, body, unambiguous && !upgrading).await;
+
+    Ok(Response::from_parts(head, body))
+}
+
+/// The raw stream after a 101. Bytes that arrived with the head come first.
+async fn raw_stream(lease: Lease) -> Outside {
+    let (stream, received) = lease.connection.into_stream().await;
+    let (reader, writer) = tokio::io::split(stream.without_write_timeout());
+    Outside::new(tokio::io::join(Cursor::new(received).chain(reader), writer))
+}
+
+/// Checks how a response announces its length. False if it does so twice, so that its connection must not be used again.
+///
+/// hyper has refused differing lengths by now. It reads every coding that ends in `chunked`, but does not decode the others.
+fn check_length(headers: &mut HeaderMap) -> Result<bool, &'static str> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let Some(coding) = codings.next() else { return Ok(true) };
+    if !coding.as_bytes().eq_ignore_ascii_case(b"chunked") || codings.next().is_some() {
+        return Err("its Transfer-Encoding is not `chunked` alone");
+    }
+
+    // RFC 9112 section 6.3: the coding counts, and both together are a sign of request smuggling.
+    Ok(headers.remove(CONTENT_LENGTH).is_none())
+}
+
+/// Makes the headers announce the body that will be sent.
+///
+/// hyper does not compare `Content-Length` with an empty body, and would leave out the body of a GET whose length it does
+/// not know.
+///
+/// # Errors
+///
+/// `Content-Length` is not a number, or the body is empty and it is not zero.
+pub(super) fn announce_body(request: &mut Request<Body>) -> Result<(), &'static str> {
+    // The transfer coding of the caller ends at kas (RFC 9112 section 6.1).
+    request.headers_mut().remove(TRANSFER_ENCODING);
+    let length = content_length(request.headers())?;
+    let (empty, known) = (request.body().is_end_stream(), request.body().size_hint().exact().is_some());
+    match length {
+        Some(length) if length > 0 && empty => Err("the body has fewer bytes than its Content-Length"),
+        None if !empty && !known => {
+            request.headers_mut().insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn content_length(headers: &HeaderMap) -> Result<Option<u64>, &'static str> {
+    let mut values = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(first) = values.next() else { return Ok(None) };
+    let digits = first.to_str().ok().filter(|value| value.bytes().all(|byte| byte.is_ascii_digit()));
+    let length = digits.and_then(|digits| digits.parse().ok());
+    match length {
+        Some(length) if values.all(|value| value == first) => Ok(Some(length)),
+        _ => Err("its Content-Length is not one number"),
+    }
+}

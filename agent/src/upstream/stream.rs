@@ -1,0 +1,216 @@
+//! The byte stream to a server: write timeout, and early responses.
+//!
+//! A server that refuses a large body responds, closes, and then resets the connection, since it has unread bytes. hyper
+//! takes the failed write for the end of the exchange, although the response has arrived and waits to be read; RFC 9112
+//! section 9.3 asks a client to look for it.
+
+use std::{
+    error::Error as StdError,
+    fmt,
+    io::{self, ErrorKind, IoSlice},
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep, sleep_until},
+};
+
+pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// TCP or TLS. Once the server has closed its read half, writes are discarded, and the reader finds the end of the
+/// connection after the last received byte.
+pub(super) struct ServerStream {
+    io: Box<dyn Io>,
+    write_closed: bool,
+    write_timeout: Option<WriteTimeout>,
+}
+
+/// Fails a write that makes no progress for `after`.
+struct WriteTimeout {
+    after: Duration,
+    /// Created by the first write that has to wait.
+    timer: Option<Pin<Box<Sleep>>>,
+    waiting: bool,
+}
+
+/// The server took no bytes for this long.
+#[derive(Debug)]
+pub(super) struct WriteStalled(pub(super) Duration);
+
+impl ServerStream {
+    pub(super) fn new(io: impl Io + 'static, write_timeout: Duration) -> Self {
+        let write_timeout = WriteTimeout { after: write_timeout, timer: None, waiting: false };
+        Self { io: Box::new(io), write_closed: false, write_timeout: Some(write_timeout) }
+    }
+
+    /// Lifts the write timeout: after an upgrade, the application decides how long a peer may stop reading.
+    pub(super) fn without_write_timeout(mut self) -> Self {
+        self.write_timeout = None;
+        self
+    }
+
+    /// Runs one write; `discarded` is its result once the server has closed its read half.
+    fn poll_write_with<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        discarded: T,
+        write: impl FnOnce(Pin<&mut dyn Io>, &mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if self.write_closed {
+            return Poll::Ready(Ok(discarded));
+        }
+
+        match write(Pin::new(&mut *self.io), cx) {
+            Poll::Ready(result) => {
+                if let Some(timeout) = &mut self.write_timeout {
+                    timeout.waiting = false;
+                }
+                Poll::Ready(result.or_else(|error| match error.kind() {
+                    ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+                        self.write_closed = true;
+                        Ok(discarded)
+                    }
+                    _ => Err(error),
+                }))
+            }
+            Poll::Pending => match &mut self.write_timeout {
+                Some(timeout) => timeout.poll(cx).map(Err),
+                None => Poll::Pending,
+            },
+        }
+    }
+}
+
+impl WriteTimeout {
+    /// Ready once writes have waited for too long.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        if !self.waiting {
+            let deadline = Instant::now() + self.after;
+            match &mut self.timer {
+                Some(timer) => timer.as_mut().reset(deadline),
+                None => self.timer = Some(Box::pin(sleep_until(deadline))),
+            }
+            self.waiting = true;
+        }
+
+        let Some(timer) = &mut self.timer else { return Poll::Pending };
+        let stalled = || io::Error::new(ErrorKind::TimedOut, WriteStalled(self.after));
+        timer.as_mut().poll(cx).map(|()| stalled())
+    }
+}
+
+impl fmt::Display for WriteStalled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the server took no bytes for {:?}", self.0)
+    }
+}
+
+impl StdError for WriteStalled {}
+
+impl AsyncRead for ServerStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for ServerStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, bytes.len(), |io, cx| io.poll_write(cx, bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let all = bytes.iter().map(|bytes| bytes.len()).sum();
+        self.poll_write_with(cx, all, |io, cx| io.poll_write_vectored(cx, bytes))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_write_with(cx, (), |io, cx| io.poll_flush(cx))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
+        net::{TcpListener, TcpStream},
+        time::timeout,
+    };
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn received_bytes_are_read_after_a_reset() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let mut client = ServerStream::new(client, TIMEOUT);
+        let (mut server, _) = listener.accept().await.unwrap();
+
+        client.write_all(b"request").await.unwrap();
+        server.write_all(b"response").await.unwrap();
+        // Closing with an unread byte sends a reset instead of a FIN.
+        server.readable().await.unwrap();
+        drop(server);
+        let upload = async {
+            while !client.write_closed {
+                client.write_all(b"more").await.unwrap();
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(Duration::from_secs(10), upload).await.expect("the reset is noticed");
+        client.write_all(b"discarded").await.unwrap();
+
+        let mut response = [0; 8];
+        client.read_exact(&mut response).await.unwrap();
+        assert_eq!(&response, b"response");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn write_without_progress_times_out() {
+        let (client, mut server) = duplex(4);
+        let mut client = ServerStream::new(client, TIMEOUT);
+        let started = Instant::now();
+        let slow_reader = tokio::spawn(async move {
+            let mut byte = [0];
+            for _ in 0..2 {
+                tokio::time::sleep(TIMEOUT / 2).await;
+                server.read_exact(&mut byte).await.unwrap();
+            }
+            server
+        });
+
+        let error = client.write_all(b"123456789").await.unwrap_err();
+        assert_eq!(error.to_string(), "the server took no bytes for 60s");
+        let _server = slow_reader.await.unwrap();
+        assert_eq!(started.elapsed().as_secs(), 120, "each byte starts the time anew");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn upgraded_stream_has_no_write_timeout() {
+        let (client, _server) = duplex(4);
+        let mut client = ServerStream::new(client, TIMEOUT).without_write_timeout();
+        assert!(timeout(TIMEOUT * 10, client.write_all(b"12345")).await.is_err());
+    }
+}

@@ -1,0 +1,151 @@
+//! Which requests are sent a second time.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{Method, Request};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, duplex},
+    time::{advance, pause, resume},
+};
+use tunnel::Body;
+
+use super::{
+    super::{Settings, Upstream, UpstreamError},
+    get, pooled,
+    server::{OK, Server, head},
+    soon, text, upstream,
+};
+
+const IDLE: Duration = Duration::from_secs(2);
+
+fn request(method: Method, body: &'static str) -> Request<Body> {
+    Request::builder().method(method).uri("/").body(Body::from(body)).unwrap()
+}
+
+/// An upstream with a pooled connection that has been unused for `idle`, and the server's end of it.
+async fn with_pooled_connection(server: &Server, idle: Duration) -> (Upstream, DuplexStream) {
+    let upstream = upstream(&server.url, Settings::default());
+    let (client, end) = duplex(1024);
+    pooled(&upstream, client).await;
+    pause();
+    advance(idle).await;
+    resume();
+    (upstream, end)
+}
+
+/// Sends a request on a pooled connection; the server reads its head, writes `partial` and closes.
+async fn send_and_close(
+    (upstream, mut end): (Upstream, DuplexStream),
+    request: Request<Body>,
+    partial: &str,
+) -> Result<String, UpstreamError> {
+    let closing = async {
+        let head = head(&mut end).await.unwrap();
+        end.write_all(partial.as_bytes()).await.unwrap();
+        drop(end);
+        head
+    };
+    let (response, _) = soon(async { tokio::join!(upstream.send(request), closing) }).await;
+    Ok(text(response?).await)
+}
+
+#[tokio::test]
+async fn connection_that_was_closed_before_the_request_is_replaced() {
+    let server = Server::answering(OK).await;
+    let (upstream, end) = with_pooled_connection(&server, Duration::ZERO).await;
+    drop(end);
+    assert_eq!(text(soon(upstream.send(request(Method::POST, "body"))).await.unwrap()).await, "ok");
+    assert_eq!(server.connections(), 1);
+}
+
+/// The server closes after the pool has looked at the connection, and before hyper writes.
+#[tokio::test]
+async fn request_that_hyper_returns_unsent_is_sent_on_a_new_connection() {
+    /// Ends after this many reads.
+    struct EndsAtRead(usize);
+
+    impl AsyncRead for EndsAtRead {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            match self.0.checked_sub(1) {
+                Some(left) => {
+                    self.0 = left;
+                    Poll::Pending
+                }
+                None => Poll::Ready(Ok(())),
+            }
+        }
+    }
+
+    impl AsyncWrite for EndsAtRead {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+            panic!("nothing is written on a closed connection")
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    let server = Server::answering(OK).await;
+    let upstream = upstream(&server.url, Settings::default());
+    // The pool's check is the first read.
+    pooled(&upstream, EndsAtRead(1)).await;
+    assert_eq!(text(soon(upstream.send(request(Method::POST, "body"))).await.unwrap()).await, "ok");
+    assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test]
+async fn safe_request_on_a_stale_connection_is_sent_again() {
+    for method in [Method::GET, Method::HEAD, Method::OPTIONS] {
+        let server = Server::answering("HTTP/1.1 204 No Content\r\n\r\n").await;
+        let stale = with_pooled_connection(&server, IDLE).await;
+        assert_eq!(send_and_close(stale, request(method, ""), "").await.unwrap(), "");
+        assert_eq!(server.connections(), 1);
+    }
+}
+
+#[tokio::test]
+async fn request_that_may_have_had_an_effect_is_not_sent_again() {
+    let mut upgrade = get("/exec");
+    upgrade.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
+    for (request, idle, partial) in [
+        (request(Method::POST, ""), IDLE, ""),
+        (request(Method::DELETE, ""), IDLE, ""),
+        (request(Method::GET, "body"), IDLE, ""),
+        (upgrade, IDLE, ""),
+        (request(Method::GET, ""), Duration::ZERO, ""),
+        (request(Method::GET, ""), IDLE, "HTTP/1.1 200"),
+    ] {
+        let server = Server::answering(OK).await;
+        let what = format!("{request:?} after {idle:?}, {partial:?}");
+        let stale = with_pooled_connection(&server, idle).await;
+        let error = send_and_close(stale, request, partial).await.unwrap_err();
+        assert!(matches!(error, UpstreamError::ClosedBeforeResponse { .. }), "{what}: {error}");
+        assert_eq!(server.connections(), 0, "{what}");
+    }
+}
+
+#[tokio::test]
+async fn request_is_sent_twice_at_most() {
+    let server = Server::start(|mut stream, _| async move {
+        head(&mut stream).await.unwrap();
+    })
+    .await;
+    let stale = with_pooled_connection(&server, IDLE).await;
+    let error = send_and_close(stale, get("/"), "").await.unwrap_err();
+    assert!(matches!(error, UpstreamError::ClosedBeforeResponse { .. }), "{error}");
+    assert_eq!(server.connections(), 1);
+}
