@@ -1,4 +1,4 @@
-//! Which handler answers a request.
+//! Finds the service of a request by its name.
 
 use std::{
     collections::HashMap,
@@ -14,17 +14,19 @@ use http::{HeaderValue, Request, Response};
 use proto::{Reason, ServiceName, header};
 use telemetry::{Trace, Tracer};
 use tokio::time::Instant;
+use tower::ServiceExt as _;
 use tracing::field::display;
 use tunnel::{Body, Exchange};
 
 use crate::{
-    Failure, Handler, Services,
+    Failure, Services,
     handlers::control::Control,
     metrics::{Metrics, ServiceMetrics},
     policy::Permit,
+    services::BoxService,
 };
 
-/// The handlers by name, with what is counted for each.
+/// The services by name, with their metrics.
 pub(crate) struct Dispatch {
     routes: HashMap<String, Route>,
     unknown: ServiceMetrics,
@@ -33,16 +35,16 @@ pub(crate) struct Dispatch {
 }
 
 struct Route {
-    handler: Arc<dyn Handler>,
+    service: BoxService,
     metrics: ServiceMetrics,
 }
 
 impl Dispatch {
     pub(crate) fn new(services: Services, metrics: &Metrics, tracer: Option<Tracer>) -> Self {
         let of = |name: &str| metrics.of(&name.parse().expect("a constant"));
-        let routes = services.into_handlers().map(|(name, handler)| {
+        let routes = services.into_iter().map(|(name, service)| {
             let metrics = metrics.of(&name);
-            (name.into(), Route { handler, metrics })
+            (name.into(), Route { service, metrics })
         });
         Self { routes: routes.collect(), unknown: of("unknown"), control: of(ServiceName::CONTROL), tracer }
     }
@@ -50,18 +52,18 @@ impl Dispatch {
     /// Answers one request, to the last byte, or until a new policy refuses it. A panic on the way ends this request
     /// only.
     pub(crate) async fn serve(self: Arc<Self>, exchange: Exchange, control: Control) {
-        let (answerer, metrics) = self.find(exchange.request(), control);
+        let (target, metrics) = self.find(exchange.request(), control);
         let _in_flight = metrics.begin();
         let permit = OnceLock::new();
         // Ends with this function, which is when the last byte is on its way.
-        let mut trace = self.trace(exchange.request(), &answerer);
+        let mut trace = self.trace(exchange.request(), &target);
         let trace = &mut trace;
         let answer = |mut request: Request<Body>| async {
             let service = request.headers_mut().remove(header::SERVICE);
             let id = request.headers().get(header::REQUEST_ID).cloned();
             trace.write(request.headers_mut());
             let asked = Instant::now();
-            let mut response = answerer.answer(request).await;
+            let mut response = target.respond(request).await;
             let took = asked.elapsed();
             metrics.answered(&response, took);
             // Ours alone: what an upstream says under this name was removed with all that begins like it.
@@ -90,24 +92,24 @@ impl Dispatch {
     }
 
     /// What kas asks for itself is nobody's request.
-    fn trace(&self, request: &Request<Body>, answerer: &Answerer<'_>) -> Trace {
-        let tracer = self.tracer.as_ref().filter(|_| !matches!(answerer, Answerer::Control(_)));
+    fn trace(&self, request: &Request<Body>, target: &Target) -> Trace {
+        let tracer = self.tracer.as_ref().filter(|_| !matches!(target, Target::Control(_)));
         let mut trace = Trace::begin(tracer, request, true);
         let named = |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-        if let Answerer::Handler(_) = answerer {
+        if let Target::Service(_) = target {
             trace.of_service(named(header::SERVICE).unwrap_or_default(), request.method());
         }
         trace.set("kas.request.id", || named(header::REQUEST_ID).unwrap_or_default().to_owned().into());
         trace
     }
 
-    fn find(&self, request: &Request<Body>, control: Control) -> (Answerer<'_>, &ServiceMetrics) {
+    fn find(&self, request: &Request<Body>, control: Control) -> (Target, &ServiceMetrics) {
         let name = request.headers().get(header::SERVICE).and_then(|name| name.to_str().ok());
         match name.map(|name| (name, self.routes.get(name))) {
-            Some((_, Some(route))) => (Answerer::Handler(&*route.handler), &route.metrics),
-            Some((ServiceName::CONTROL, None)) => (Answerer::Control(control), &self.control),
-            Some((name, None)) => (Answerer::Nobody(format!("{name} is not served here")), &self.unknown),
-            None => (Answerer::Nobody("the request names no service".to_owned()), &self.unknown),
+            Some((_, Some(route))) => (Target::Service(route.service.clone()), &route.metrics),
+            Some((ServiceName::CONTROL, None)) => (Target::Control(control), &self.control),
+            Some((name, None)) => (Target::Unknown(format!("{name} is not served here")), &self.unknown),
+            None => (Target::Unknown("the request names no service".to_owned()), &self.unknown),
         }
     }
 }
@@ -116,25 +118,30 @@ fn micros(time: Duration) -> HeaderValue {
     HeaderValue::from(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
 }
 
-enum Answerer<'a> {
-    Handler(&'a dyn Handler),
+/// Where a request goes.
+enum Target {
+    Service(BoxService),
     Control(Control),
-    /// And why.
-    Nobody(String),
+    /// No service has the name; with the reason.
+    Unknown(String),
 }
 
-impl Answerer<'_> {
-    async fn answer(self, request: Request<Body>) -> Response<Body> {
+impl Target {
+    async fn respond(self, request: Request<Body>) -> Response<Body> {
         match self {
-            Self::Handler(handler) => {
-                // A handler owns what it changes, or shares it behind locks that do not poison.
-                let handling = AssertUnwindSafe(async { handler.handle(request).await }).catch_unwind();
-                handling.await.unwrap_or_else(|_| {
-                    Failure::new(Reason::Internal, "a defect of agentk; its log says more").into_response()
-                })
+            Self::Service(service) => {
+                // A service owns the state that it changes, or shares it behind locks that do not poison.
+                let responding = AssertUnwindSafe(async { service.oneshot(request).await }).catch_unwind();
+                match responding.await {
+                    Ok(Ok(response)) => response,
+                    Err(_) => {
+                        let what = "a defect of agentk; its log says more";
+                        Failure::new(Reason::Internal, what).into_response()
+                    }
+                }
             }
             Self::Control(control) => control.answer(request).await,
-            Self::Nobody(why) => Failure::new(Reason::UnknownService, why).into_response(),
+            Self::Unknown(why) => Failure::new(Reason::UnknownService, why).into_response(),
         }
     }
 }

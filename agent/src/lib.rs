@@ -41,6 +41,6 @@ pub use self::address::Address;
 pub use self::connect::{Dial, DialError, TcpDial};
 pub use self::health::Telemetry;
 pub use self::respond::Failure;
-pub use self::services::{Handler, Services};
+pub use self::services::{BoxService, Services};
 pub use self::session::{Agent, Options, Pod};
 pub use self::token::{Token, TokenError};

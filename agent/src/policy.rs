@@ -13,6 +13,7 @@
 pub mod actor;
 mod file;
 mod guard;
+mod layer;
 mod permit;
 pub mod request;
 mod rule;
@@ -20,7 +21,6 @@ mod rule;
 use http::Request;
 use proto::ServiceName;
 
-pub(crate) use self::permit::Permit;
 use self::{
     actor::Actor,
     request::{Asked, Unclear},
@@ -29,6 +29,7 @@ pub use self::{
     guard::Guard,
     rule::{Action, Rule},
 };
+pub(crate) use self::{layer::PolicyLayer, permit::Permit};
 
 /// What metrics and logs call the absence of a rule.
 const DEFAULT: &str = "default";

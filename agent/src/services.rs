@@ -1,74 +1,92 @@
-//! The request types that this agent serves: a name and a handler each.
+//! The request types that this agent serves: a name and a tower service each.
 
-use std::{collections::BTreeMap, fmt, pin::Pin, sync::Arc};
+use std::{collections::BTreeMap, convert::Infallible, fmt, pin::Pin, sync::Arc};
 
 use http::{Request, Response};
 use proto::ServiceName;
+use tower::{Layer as _, Service, service_fn, util::BoxCloneSyncService};
 use tunnel::Body;
 
-use crate::policy::Guard;
+use crate::policy::{Guard, PolicyLayer};
 
-/// What a handler is doing. Dropped when the caller leaves.
-pub type Handling = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
-
-/// Answers the requests of one service.
+/// A service of any type.
 ///
-/// A failure of ours is an answer, too: [`crate::Failure::into_response`]. An accepted upgrade is a 101 that holds a
-/// [`tunnel::upgrade::Outside`].
-pub trait Handler: Send + Sync + 'static {
-    /// Answers one request.
-    fn handle(&self, request: Request<Body>) -> Handling;
-}
+/// A failure of agentk is a response, too: [`crate::Failure::into_response`]. An accepted upgrade is a 101 that holds a
+/// [`tunnel::upgrade::Outside`]. The future is dropped when the caller leaves.
+pub type BoxService = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
-/// Handlers by name. Cheap to clone.
+/// The future of a service that has no simpler type.
+pub type ServiceFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+/// Services by name.
 #[derive(Clone, Default)]
-pub struct Services(BTreeMap<ServiceName, Arc<dyn Handler>>);
-
-impl<F, A> Handler for F
-where
-    F: Fn(Request<Body>) -> A + Send + Sync + 'static,
-    A: Future<Output = Response<Body>> + Send + 'static,
-{
-    fn handle(&self, request: Request<Body>) -> Handling {
-        Box::pin(self(request))
-    }
-}
+pub struct Services(BTreeMap<ServiceName, BoxService>);
 
 impl Services {
-    /// None yet.
+    /// Makes an empty map.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds one, or replaces the one of the same name.
+    /// Adds a service, or replaces the one of the same name.
     ///
     /// # Panics
     ///
-    /// If `name` is no service name, or `control`, which each tunnel answers itself.
+    /// If `name` is not a service name, or is `control`, which each tunnel serves itself.
     #[must_use]
-    pub fn with(mut self, name: &str, handler: impl Handler) -> Self {
+    pub fn with<S>(mut self, name: &str, service: S) -> Self
+    where
+        S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+    {
         assert_ne!(name, ServiceName::CONTROL, "control is agentk's own");
         let name = name.parse().expect("a constant that is a service name");
-        self.0.insert(name, Arc::new(handler));
+        self.0.insert(name, BoxService::new(service));
         self
     }
 
-    /// Every request passes `guard` before it reaches its handler.
+    /// Adds a service that calls an async function. Panics like [`Self::with`].
+    #[must_use]
+    pub fn with_fn<F, A>(self, name: &str, function: F) -> Self
+    where
+        F: Fn(Request<Body>) -> A + Send + Sync + 'static,
+        A: Future<Output = Response<Body>> + Send + 'static,
+    {
+        let function = Arc::new(function);
+        self.with(
+            name,
+            service_fn(move |request| {
+                let response = function(request);
+                async { Ok(response.await) }
+            }),
+        )
+    }
+
+    /// Checks every request against the policy before it reaches its service.
     #[must_use]
     pub fn guarded(self, guard: &Arc<Guard>) -> Self {
-        let guarded = self.0.into_iter().map(|(name, handler)| {
-            let handler: Arc<dyn Handler> = Arc::new(guard.before(name.clone(), handler));
-            (name, handler)
+        let guarded = self.0.into_iter().map(|(name, service)| {
+            let layer = PolicyLayer::new(Arc::clone(guard), name.clone());
+            (name, BoxService::new(layer.layer(service)))
         });
         Self(guarded.collect())
     }
 
-    /// What the hello announces.
+    /// The names that the hello header announces.
     pub fn names(&self) -> Vec<ServiceName> {
         self.0.keys().cloned().collect()
     }
+}
 
-    pub(crate) fn into_handlers(self) -> impl Iterator<Item = (ServiceName, Arc<dyn Handler>)> {
+impl IntoIterator for Services {
+    type Item = (ServiceName, BoxService);
+    type IntoIter = std::collections::btree_map::IntoIter<ServiceName, BoxService>;
+
+    fn into_iter(self) -> Self::IntoIter {
         self.0.into_iter()
     }
 }

@@ -52,7 +52,10 @@ impl Fixture {
             passed.lock().push(request.uri().to_string());
             async { Response::new(Body::empty()) }
         };
-        Services::new().with("kubernetes", handler.clone()).with("prometheus", handler).guarded(&self.guard)
+        Services::new()
+            .with_fn("kubernetes", handler.clone())
+            .with_fn("prometheus", handler)
+            .guarded(&self.guard)
     }
 
     /// A cluster whose answers do not end; what became of them is in the list.
@@ -70,7 +73,7 @@ impl Fixture {
                 Response::new(Body::new(StreamBody::new(frames)))
             }
         };
-        (Services::new().with("kubernetes", handler).guarded(&self.guard), ended)
+        (Services::new().with_fn("kubernetes", handler).guarded(&self.guard), ended)
     }
 
     fn counted(&self, line: &str) -> bool {

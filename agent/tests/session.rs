@@ -16,7 +16,7 @@ use tunnel::{Body, Ended};
 fn held() -> (Services, mpsc::UnboundedSender<()>) {
     let (release, released) = mpsc::unbounded_channel();
     let released = std::sync::Arc::new(parking_lot::Mutex::new(Some(released)));
-    let services = echo().with("held", move |_: Request<Body>| {
+    let services = echo().with_fn("held", move |_: Request<Body>| {
         let mut released = released.lock().take().expect("asked once");
         async move {
             released.recv().await.expect("released, not dropped");
@@ -238,7 +238,7 @@ async fn an_agent_that_cannot_connect_stops_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_a_handler_ends_its_own_request_only() {
     let (mut kas, dial) = Kas::new(|_| Answer::Accept(ReplicaId::random()));
-    let services = echo().with("broken", |request: Request<Body>| async move {
+    let services = echo().with_fn("broken", |request: Request<Body>| async move {
         assert_eq!(request.uri().path(), "never", "a defect");
         Response::new(Body::empty())
     });

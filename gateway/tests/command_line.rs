@@ -300,7 +300,7 @@ async fn what_stands_in_redis_is_printed_as_it_is_documented() {
 fn connect(site: &Site, kas: &Kas) -> AbortOnDropHandle<()> {
     let address: agent::Address = format!("ws://{}", kas.agent).parse().unwrap();
     let dial = TcpDial::new(address.clone(), TlsOptions::default()).unwrap();
-    let services = Services::new().with("kubernetes", async |_: http::Request<tunnel::Body>| {
+    let services = Services::new().with_fn("kubernetes", async |_: http::Request<tunnel::Body>| {
         http::Response::new(tunnel::Body::empty())
     });
     let options = Options::new(address, Token::Value(site.agent_token.clone().into()));

@@ -109,7 +109,7 @@ impl Crowd {
                 async move { dial.dial().await }
             };
             let agent =
-                Agent::new(options, dial, Services::new().with("kubernetes", echo), telemetry.clone());
+                Agent::new(options, dial, Services::new().with_fn("kubernetes", echo), telemetry.clone());
             let due = begin + Duration::from_secs_f64(index as f64 / self.per_second);
             let stop = stop.clone();
             tasks.spawn(async move {

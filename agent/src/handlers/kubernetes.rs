@@ -3,7 +3,12 @@
 //! Who the caller is in the cluster is in the `Impersonate-*` headers that kas set; what they may do is for the API
 //! server to decide. Bodies pass untouched, in both directions.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{
@@ -15,14 +20,15 @@ use proto::{Reason, impersonation};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::time::timeout;
+use tower::Service;
 use tunnel::Body;
 
 use super::unanswered;
 use crate::{
-    Failure, Handler,
+    Failure,
     cluster::Cluster,
     headers,
-    services::Handling,
+    services::ServiceFuture,
     upstream::{Settings, Upstream},
 };
 
@@ -155,10 +161,18 @@ impl Kubernetes {
     }
 }
 
-impl Handler for Kubernetes {
-    fn handle(&self, request: Request<Body>) -> Handling {
+impl Service<Request<Body>> for Kubernetes {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = ServiceFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> ServiceFuture {
         let this = self.clone();
-        Box::pin(async move { this.send(request).await.unwrap_or_else(Failure::into_response) })
+        Box::pin(async move { Ok(this.send(request).await.unwrap_or_else(Failure::into_response)) })
     }
 }
 

@@ -8,15 +8,21 @@ mod allow;
 pub mod discovery;
 mod server;
 
+use std::{
+    convert::Infallible,
+    task::{Context, Poll},
+};
+
 use http::{Request, Response};
 use proto::Reason;
+use tower::Service;
 use tunnel::Body;
 
 use self::{allow::Verdict, discovery::Finding, server::Server};
 use crate::{
-    Failure, Handler,
+    Failure,
     cluster::CredentialFile,
-    services::Handling,
+    services::ServiceFuture,
     upstream::{Endpoint, Settings},
 };
 
@@ -60,9 +66,17 @@ impl Prometheus {
     }
 }
 
-impl Handler for Prometheus {
-    fn handle(&self, request: Request<Body>) -> Handling {
+impl Service<Request<Body>> for Prometheus {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = ServiceFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> ServiceFuture {
         let this = self.clone();
-        Box::pin(async move { this.send(request).await.unwrap_or_else(Failure::into_response) })
+        Box::pin(async move { Ok(this.send(request).await.unwrap_or_else(Failure::into_response)) })
     }
 }

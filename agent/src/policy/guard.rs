@@ -1,4 +1,4 @@
-//! The policy in force: stands before the handlers, counts and logs, and follows its file.
+//! The policy in force: checks, counts and logs requests, and follows its file.
 
 use std::{
     fs, io,
@@ -11,15 +11,14 @@ use arc_swap::ArcSwap;
 use http::Request;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
-use proto::{Reason, ServiceName, header, yaml::Error};
+use proto::{Reason, header, yaml::Error};
 use tokio::{
     sync::watch,
     time::{Instant, interval},
 };
-use tunnel::Body;
 
-use super::{Action, By, DEFAULT, Mode, Permit, Policy, UNCLEAR, describe};
-use crate::{Failure, Handler, metrics::Metrics, repeats::Repeats, services::Handling};
+use super::{Action, By, DEFAULT, Mode, Policy, UNCLEAR, describe};
+use crate::{Failure, metrics::Metrics, repeats::Repeats};
 
 /// How often the file is looked at. Reading a small file is cheap and, unlike inotify, sees through the symbolic links
 /// by which Kubernetes replaces mounted files; comparing its text sees what its time and length would not tell.
@@ -111,15 +110,6 @@ impl Guard {
     /// Sees every version that comes into force after this call.
     pub(super) fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
-    }
-
-    /// Stands before `handler`.
-    pub(crate) fn before(
-        self: &Arc<Self>,
-        service: ServiceName,
-        handler: Arc<dyn Handler>,
-    ) -> impl Handler + use<> {
-        Guarded { guard: Arc::clone(self), service, handler }
     }
 
     /// Reads the file again whenever it changes, for ever. A version that cannot be used leaves the last good one in
@@ -216,29 +206,6 @@ impl Seen {
     }
 }
 
-struct Guarded {
-    guard: Arc<Guard>,
-    service: ServiceName,
-    handler: Arc<dyn Handler>,
-}
-
-impl Handler for Guarded {
-    fn handle(&self, request: Request<Body>) -> Handling {
-        match self.guard.check(self.service.as_str(), &request) {
-            Ok(version) => {
-                let permit = Permit::new(&self.guard, version, &self.service, &request);
-                let handling = self.handler.handle(request);
-                Box::pin(async {
-                    let mut response = handling.await;
-                    response.extensions_mut().insert(permit);
-                    response
-                })
-            }
-            Err(failure) => Box::pin(async { failure.into_response() }),
-        }
-    }
-}
-
 fn refusal(rule: &str, by: By, what: &str) -> Failure {
     let message = match by {
         By::Rule(_) => {
@@ -273,7 +240,10 @@ fn read(file: &Path) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
+    use proto::ServiceName;
+
     use super::*;
+    use crate::policy::Permit;
 
     const ALLOW: &str = "rules: [{name: all, action: allow, services: ['*']}]";
 

@@ -222,7 +222,7 @@ pub(crate) fn start(options: Options, dial: impl Dial, services: Services) -> Ru
 
 /// Answers with the path.
 pub(crate) fn echo() -> Services {
-    Services::new().with("echo", |request: Request<Body>| async move {
+    Services::new().with_fn("echo", |request: Request<Body>| async move {
         Response::new(Body::from(request.uri().path().to_owned()))
     })
 }

@@ -18,7 +18,7 @@ use crate::{
 /// `/watch` says a word and then nothing, `/large` is 64 MiB, `/never` reads no body and does not answer, `/collect`
 /// says how long the body was; everything else says what was asked.
 pub(crate) fn services() -> Services {
-    Services::new().with("kubernetes", answer)
+    Services::new().with_fn("kubernetes", answer)
 }
 
 async fn answer(request: Request<Body>) -> Response<Body> {
@@ -97,7 +97,7 @@ impl Seen {
     /// The same services, watched.
     pub(crate) fn services(&self) -> Services {
         let seen = self.clone();
-        Services::new().with("kubernetes", move |request: Request<Body>| {
+        Services::new().with_fn("kubernetes", move |request: Request<Body>| {
             seen.0.lock().push(format!("{} {}", request.method(), request.uri()));
             answer(request)
         })

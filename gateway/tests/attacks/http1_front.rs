@@ -160,7 +160,7 @@ async fn attack_16_bare_line_feeds_are_lines_to_kas_alone() {
 #[tokio::test(start_paused = true)]
 async fn attack_17_bytes_behind_a_refused_upgrade_reach_nobody() {
     let world = World::new();
-    let services = Services::new().with("kubernetes", async |request: Request<Body>| {
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         use http_body_util::BodyExt as _;
 
         let upgrade = request.headers().contains_key("upgrade");

@@ -148,7 +148,7 @@ async fn attack_22_a_body_is_asked_for_only_if_it_is_wanted() {
 #[tokio::test(start_paused = true)]
 async fn attack_24_trailers_of_a_caller_say_nothing_that_headers_may_not() {
     let world = World::new();
-    let services = Services::new().with("kubernetes", async |request: Request<Body>| {
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         use http_body_util::BodyExt as _;
 
         let body = request.into_body().collect().await.unwrap();
@@ -173,7 +173,7 @@ async fn attack_24_trailers_of_a_caller_say_nothing_that_headers_may_not() {
 #[tokio::test(start_paused = true)]
 async fn attack_24_trailers_of_an_agent_say_nothing_that_headers_may_not() {
     let world = World::new();
-    let services = Services::new().with("kubernetes", async |_: Request<Body>| {
+    let services = Services::new().with_fn("kubernetes", async |_: Request<Body>| {
         use http_body_util::BodyExt as _;
 
         let names =

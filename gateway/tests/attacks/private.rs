@@ -47,7 +47,7 @@ impl Attacked {
         let fleet = Several::new(2);
         let seen = Arc::new(AtomicUsize::new(0));
         let counting = Arc::clone(&seen);
-        let services = Services::new().with("kubernetes", move |_: Request<Body>| {
+        let services = Services::new().with_fn("kubernetes", move |_: Request<Body>| {
             counting.fetch_add(1, Relaxed);
             async { Response::new(Body::from("cluster")) }
         });

@@ -27,7 +27,7 @@ const NOTICED: Duration = Duration::from_secs(20 + 20 + 10);
 
 /// A watch that says something each minute.
 fn watched() -> Services {
-    Services::new().with("kubernetes", async |_: Request<Body>| {
+    Services::new().with_fn("kubernetes", async |_: Request<Body>| {
         let events = stream::unfold((), async |()| {
             sleep(MINUTE).await;
             Some((Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(b"event\n"))), ()))

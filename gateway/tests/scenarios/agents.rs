@@ -11,7 +11,7 @@ use tunnel::Body;
 use crate::world::{World, endless, text};
 
 fn services() -> Services {
-    Services::new().with("kubernetes", async |request: Request<Body>| match request.uri().path() {
+    Services::new().with_fn("kubernetes", async |request: Request<Body>| match request.uri().path() {
         "/watch" => Response::new(endless("watching")),
         _ => Response::new(Body::from("hello")),
     })
@@ -77,7 +77,7 @@ async fn an_agent_that_stops_finishes_what_it_has_begun() {
     let (begun, finish) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let (has_begun, may_finish) = (Arc::clone(&begun), Arc::clone(&finish));
     let agent = world
-        .agent(Services::new().with("kubernetes", move |_: Request<Body>| {
+        .agent(Services::new().with_fn("kubernetes", move |_: Request<Body>| {
             let (begun, finish) = (Arc::clone(&has_begun), Arc::clone(&may_finish));
             async move {
                 begun.add_permits(1);

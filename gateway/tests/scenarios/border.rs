@@ -8,7 +8,7 @@ use crate::world::{World, text};
 
 /// A cluster that answers with what it was asked.
 fn echo() -> Services {
-    Services::new().with("kubernetes", async |request: Request<Body>| {
+    Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         let headers = request.headers();
         let line = |name: &str| {
             let values: Vec<_> =

@@ -16,7 +16,7 @@ use crate::world::{World, endless, text};
 #[tokio::test(start_paused = true)]
 async fn a_request_reaches_the_cluster_and_its_answer_comes_back() {
     let world = World::new();
-    let services = Services::new().with("kubernetes", async |request: Request<Body>| {
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         assert!(!request.headers().contains_key("authorization"), "the caller's credential stays at kas");
         let said = format!("{} {}", request.method(), request.uri());
         Response::builder().header("etag", "7").header("set-cookie", "a=b").body(Body::from(said)).unwrap()
@@ -34,7 +34,7 @@ async fn a_request_reaches_the_cluster_and_its_answer_comes_back() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_who_reads_slowly_stalls_nobody() {
     let world = World::new();
-    let services = Services::new().with("kubernetes", async |request: Request<Body>| {
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         if request.uri().path() != "/large" {
             return Response::new(Body::from("quick"));
         }
@@ -62,7 +62,7 @@ async fn a_caller_who_leaves_is_noticed_in_the_cluster() {
     let world = World::new();
     let left = Arc::new(Notify::new());
     let noticed = Arc::clone(&left);
-    let services = Services::new().with("kubernetes", move |_: Request<Body>| {
+    let services = Services::new().with_fn("kubernetes", move |_: Request<Body>| {
         let guard = OnDrop(Arc::clone(&noticed));
         async move {
             let body = endless("watching").map_frame(move |frame| {
@@ -126,7 +126,7 @@ async fn a_service_that_the_agent_lacks_is_named_with_those_it_has() {
 #[tokio::test(start_paused = true)]
 async fn an_upgrade_that_the_cluster_refuses_is_an_ordinary_answer() {
     let world = World::new();
-    let services = Services::new().with("kubernetes", async |request: Request<Body>| {
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         assert_eq!(request.headers()["upgrade"], "SPDY/3.1");
         Response::builder().status(403).body(Body::from("no exec for you")).unwrap()
     });
@@ -145,7 +145,7 @@ async fn an_upgrade_that_the_cluster_refuses_is_an_ordinary_answer() {
 #[tokio::test(start_paused = true)]
 async fn an_error_of_the_agent_is_told_in_the_callers_language() {
     let world = World::new();
-    let services = Services::new().with("kubernetes", async |_: Request<Body>| {
+    let services = Services::new().with_fn("kubernetes", async |_: Request<Body>| {
         agent::Failure::new(proto::Reason::ClusterUnreachable, "cannot connect to 10.0.0.1:443: refused")
             .into_response()
     });
@@ -159,7 +159,7 @@ async fn an_error_of_the_agent_is_told_in_the_callers_language() {
 }
 
 fn hello() -> Services {
-    Services::new().with("kubernetes", async |_: Request<Body>| Response::new(Body::from("hello")))
+    Services::new().with_fn("kubernetes", async |_: Request<Body>| Response::new(Body::from("hello")))
 }
 
 struct OnDrop(Arc<Notify>);

@@ -12,7 +12,7 @@ use tunnel::Body;
 use crate::world::{World, endless, text};
 
 fn services() -> Services {
-    Services::new().with("kubernetes", async |request: Request<Body>| {
+    Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         if request.uri().path() == "/watch" {
             return Response::new(endless("watching"));
         }

@@ -26,7 +26,7 @@ fn sized(body: Bytes) -> Response<Body> {
 }
 
 fn services() -> Services {
-    Services::new().with("kubernetes", async |request: Request<Body>| match request.uri().path() {
+    Services::new().with_fn("kubernetes", async |request: Request<Body>| match request.uri().path() {
         "/echo" => {
             let said = request.into_body().collect().await.map(|body| body.to_bytes());
             sized(said.unwrap_or_default())
@@ -207,7 +207,7 @@ async fn who_leaves_while_an_answer_is_awaited_or_under_way_is_noticed_at_once()
     let world = World::new();
     let (noticed, reached) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (seen, asked) = (Arc::clone(&noticed), Arc::clone(&reached));
-    let services = Services::new().with("kubernetes", move |request: Request<Body>| {
+    let services = Services::new().with_fn("kubernetes", move |request: Request<Body>| {
         let guard = OnDrop(Arc::clone(&seen));
         asked.notify_one();
         async move {

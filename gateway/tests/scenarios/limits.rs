@@ -15,7 +15,7 @@ use tunnel::Body;
 use crate::world::{World, endless, text};
 
 fn services() -> Services {
-    Services::new().with("kubernetes", async |request: Request<Body>| match request.uri().path() {
+    Services::new().with_fn("kubernetes", async |request: Request<Body>| match request.uri().path() {
         "/watch" => Response::new(endless("watching")),
         "/large" => {
             let chunk = bytes::Bytes::from_static(&[7; 1 << 16]);

@@ -22,7 +22,7 @@ pub(crate) const PATH: &str = "/agents/prod/kubernetes/api";
 
 /// A cluster that says who it is, echoes, and watches.
 pub(crate) fn cluster(name: &'static str) -> Services {
-    Services::new().with("kubernetes", move |request: Request<Body>| async move {
+    Services::new().with_fn("kubernetes", move |request: Request<Body>| async move {
         match request.uri().path() {
             "/watch" => Response::new(endless("watching")),
             "/echo" => Response::new(request.into_body()),
@@ -116,7 +116,7 @@ async fn a_watch_lives_on_and_its_end_is_noticed() {
 #[tokio::test(start_paused = true)]
 async fn exec_passes_both_replicas_and_each_direction_ends_on_its_own() {
     let fleet = Several::new(2);
-    let services = Services::new().with("kubernetes", async |_| {
+    let services = Services::new().with_fn("kubernetes", async |_| {
         let (near, mut far) = tokio::io::duplex(1024);
         tokio::spawn(async move {
             far.write_all(b"early ").await.unwrap();

@@ -75,7 +75,7 @@ async fn asked(here: &TempDir, there: &TempDir, host: Option<&str>) -> (StatusCo
         tokio::spawn(Arc::clone(&world.kas.host).listen(listener, cores::Cores::default()));
         worlds.push(world);
     }
-    let services = Services::new().with("kubernetes", async |_| Response::new(Body::from("here")));
+    let services = Services::new().with_fn("kubernetes", async |_| Response::new(Body::from("here")));
     let _agent = worlds[1].agent(services).await;
     while store.lookup(AGENT).await.unwrap().routes.is_empty() {
         tokio::task::yield_now().await;

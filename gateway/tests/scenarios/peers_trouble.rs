@@ -174,7 +174,7 @@ async fn one_of_two_owners_gets_a_request_with_effects() {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = |count: &Arc<AtomicUsize>| {
         let count = count.clone();
-        Services::new().with("kubernetes", move |_: Request<Body>| {
+        Services::new().with_fn("kubernetes", move |_: Request<Body>| {
             count.fetch_add(1, Relaxed);
             async {
                 // Longer than anybody waits before another owner is asked.

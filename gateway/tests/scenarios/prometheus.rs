@@ -99,8 +99,8 @@ async fn each_server_of_an_agent_has_its_name() {
     let world = World::new();
     let named = |name: &'static str| move |_: Request<Body>| async move { Response::new(Body::from(name)) };
     let services = Services::new()
-        .with("prometheus", named("the one without a name"))
-        .with("prometheus.thanos", named("thanos"));
+        .with_fn("prometheus", named("the one without a name"))
+        .with_fn("prometheus.thanos", named("thanos"));
     let _agent = world.agent(services).await;
     for (service, answer) in [("prometheus", "the one without a name"), ("prometheus.thanos", "thanos")] {
         assert_eq!(text(world.get(&format!("/agents/prod/{service}/api/v1/query")).await).await, answer);

@@ -30,8 +30,8 @@ async fn agents(world: &World) -> Value {
 async fn a_connected_agent_is_listed_with_its_tunnels_and_their_load() {
     let world = World::new();
     let services = Services::new()
-        .with("kubernetes", async |_: Request<Body>| Response::new(endless("watching")))
-        .with("prometheus", async |_: Request<Body>| Response::new(Body::empty()));
+        .with_fn("kubernetes", async |_: Request<Body>| Response::new(endless("watching")))
+        .with_fn("prometheus", async |_: Request<Body>| Response::new(Body::empty()));
     let _agent = world.agent(services).await;
     let mut watch = world.get("/agents/prod/kubernetes/api/v1/pods?watch=true").await.into_body();
     watch.frame().await.unwrap().unwrap();

@@ -23,7 +23,7 @@ async fn world() -> (World, RunningAgent, Received) {
     let mut services = Services::new();
     for service in ["prometheus", "prometheus.thanos", "prometheus-like", "kubernetes"] {
         let received = Arc::clone(&received);
-        services = services.with(service, move |request: Request<Body>| {
+        services = services.with_fn(service, move |request: Request<Body>| {
             let received = Arc::clone(&received);
             async move {
                 let (head, body) = request.into_parts();

@@ -77,7 +77,7 @@ fn world(spans: &Spans, ratio: f64, trust_callers: bool) -> World {
 
 /// A cluster that answers with the context that it was sent.
 fn echo() -> Services {
-    Services::new().with("kubernetes", async |request: Request<Body>| {
+    Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         if request.uri().path() == "/watch" {
             return Response::new(endless("first"));
         }
@@ -219,7 +219,8 @@ async fn our_failure_names_its_trace() {
 async fn a_caller_who_leaves_is_not_an_answer() {
     let spans = Spans::default();
     let world = world(&spans, 1.0, false);
-    let services = Services::new().with("kubernetes", async |_: Request<Body>| std::future::pending().await);
+    let services =
+        Services::new().with_fn("kubernetes", async |_: Request<Body>| std::future::pending().await);
     let _agent = world.agent(services).await;
     let asked = tokio::time::timeout(Duration::from_secs(1), world.get("/agents/prod/kubernetes/")).await;
     assert!(asked.is_err());

@@ -18,7 +18,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 /// A watch that says something each minute for six hours, and then ends as an API server ends it.
 fn services() -> Services {
-    Services::new().with("kubernetes", async |request: Request<Body>| {
+    Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         if request.uri().path() != "/watch" {
             return Response::new(Body::from("done"));
         }

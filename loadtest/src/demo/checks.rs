@@ -2,7 +2,7 @@
 
 use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
-use agent::upstream::{Answer, Pem, Settings, Tls, TlsOptions, Upstream};
+use agent::upstream::{Pem, ResponseBody, Settings, Tls, TlsOptions, Upstream};
 use anyhow::{Context as _, bail, ensure};
 use http::{Method, Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
@@ -181,7 +181,7 @@ impl Checks {
         path: &str,
         body: &'static str,
         token: &str,
-    ) -> anyhow::Result<Response<Answer>> {
+    ) -> anyhow::Result<Response<ResponseBody>> {
         let request = Request::builder()
             .method(method)
             .uri(path)
