@@ -268,7 +268,7 @@ async fn a_service_that_is_not_served() {
 async fn stop_with_request_that_hangs_ends_after_grace_period() {
     let (mut kas, dial) = Kas::new(|_| Answer::Accept(ReplicaId::random()));
     let grace = Duration::from_secs(5);
-    let services = Services::new().with("hang", async |_: Request<Body>| std::future::pending().await);
+    let services = Services::new().with_fn("hang", async |_: Request<Body>| std::future::pending().await);
     let agent = start(Options { grace, ..options(1) }, dial, services);
     let tunnel = kas.opened().await.tunnel;
     let request = Request::get("/").header("kas-service", "hang").body(Body::empty()).unwrap();
