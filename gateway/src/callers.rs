@@ -1,10 +1,9 @@
 //! The listener for callers: one connection, its requests, and the answers that they get.
 //!
-//! `connection` reads requests and writes answers; `passage` takes a request through: who asks whom, out, and back. The other
-//! modules are limits on what a connection or a request may do meanwhile.
+//! `passage` takes a request through: who asks whom, out, and back. The other modules are limits on what a connection
+//! or a request may do meanwhile.
 
 mod budget;
-mod connection;
 mod http2;
 mod idle;
 mod incoming;
@@ -14,9 +13,14 @@ mod suspect;
 mod tracked;
 mod visit;
 
-use std::{error::Error, net::SocketAddr, sync::Arc};
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use http::{Method, Request, Response};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
 use ipnet::IpNet;
 use proto::Reason;
 use telemetry::log_limit::LogLimit;
@@ -31,11 +35,8 @@ pub use self::{
     visit::Visit,
 };
 use self::{
-    connection::{Connection, Served},
-    idle::Open,
-    incoming::Incoming,
+    idle::{Activity, Open},
     passage::Passage,
-    splice::Switched,
 };
 use crate::{
     config::Limits,
@@ -44,10 +45,17 @@ use crate::{
     forward::Forwarder,
     headers::{self, ExtraHeader},
     identity::Identities,
-    io::StallGuard,
+    io::{LingeringClose, StallGuard},
     metrics::Limit,
     traces::{RequestTrace, Traces},
 };
+
+/// hyper reads into no smaller buffer.
+const MIN_HEAD_BYTES: usize = 8192;
+/// How many fields of a head hyper takes unless it is told a number.
+const HYPER_MAX_HEADERS: usize = 100;
+/// How long a connection that is asked to close may stay without a request.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves callers.
 #[derive(Debug)]
@@ -58,7 +66,7 @@ pub struct Callers {
     pub forwarder: Forwarder,
     /// Set once this replica takes no new requests on open connections.
     pub leaving: CancellationToken,
-    /// Where connections run.
+    /// Where upgraded connections run.
     pub tasks: TaskTracker,
     /// Failed requests are worth a line, not a flood.
     pub failures: LogLimit<Reason>,
@@ -76,33 +84,40 @@ pub struct Callers {
     pub extra_headers: Vec<ExtraHeader>,
 }
 
-/// What a caller gets.
-struct Answer {
-    response: Response<Tracked>,
-    /// What takes the connection over after a 101.
-    switched: Option<Switched>,
-}
-
-impl From<Response<Tracked>> for Answer {
-    fn from(response: Response<Tracked>) -> Self {
-        Self { response, switched: None }
-    }
-}
-
 impl Callers {
     /// Serves one connection until it ends.
     pub async fn serve<T>(self: &Arc<Self>, io: T, peer: SocketAddr)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
+        let activity = Arc::new(Activity::default());
         let from = Arc::new(headers::Peer::new(peer.ip()));
+        let service = service_fn(|request| {
+            let (callers, from, busy) = (Arc::clone(self), Arc::clone(&from), activity.begin());
+            async move { Ok::<_, Infallible>(callers.answer(request, &from, busy).await) }
+        });
         let metrics = &self.forwarder.metrics;
-        let _open = Open::one_more(&metrics.connections);
         let io = StallGuard::new(io, self.limits.write_stall_timeout, metrics.write_stalls.clone());
-        let served: Result<(), Box<dyn Error>> = match Connection::new(self, &from, io).serve().await {
-            Ok(Served::Http2(io)) => http2::serve(self, &from, io).await.map_err(Into::into),
-            Ok(Served::Closed) => Ok(()),
-            Err(error) => Err(error.into()),
+        let io = LingeringClose::new(io, Arc::clone(&activity.upgraded));
+        let builder = self.protocols();
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
+        tokio::pin!(connection);
+        let _open = Open::one_more(&metrics.connections);
+        let mut closing = false;
+        let served = loop {
+            let patience = if closing { CLOSE_TIMEOUT } else { self.limits.idle_timeout };
+            tokio::select! {
+                served = connection.as_mut() => break served,
+                () = self.leaving.cancelled(), if !closing => {}
+                () = activity.idle(patience) => {
+                    if closing {
+                        break Ok(());
+                    }
+                    metrics.limit(Limit::Idle);
+                }
+            }
+            closing = true;
+            connection.as_mut().graceful_shutdown();
         };
         if let Err(error) = served {
             if let Some(limit) = Limit::met_by(&*error) {
@@ -112,20 +127,42 @@ impl Callers {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>, peer: &headers::Peer, busy: Option<Busy>) -> Answer {
+    fn protocols(&self) -> auto::Builder<TokioExecutor> {
+        let limits = &self.limits;
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.head_timeout)
+            .max_buf_size(limits.max_head_bytes.max(MIN_HEAD_BYTES));
+        // With a limit of its own, hyper clears room for so many fields at every request. A lower one is for
+        // `check_form`, which says so in the answer's body.
+        if limits.max_headers > HYPER_MAX_HEADERS {
+            builder.http1().max_headers(limits.max_headers);
+        }
+        http2::configure(&mut builder, limits);
+        builder
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        peer: &headers::Peer,
+        busy: Busy,
+    ) -> Response<Tracked> {
         let visit = Visit::of(&request, peer, &self.trusted_proxies);
         let page = match self.cors.admit(&request) {
             Ok(page) => page,
-            Err(failure) => return self.refuse(&failure, &visit, &mut RequestTrace::default()).into(),
+            Err(failure) => return self.refuse(&failure, &visit, &mut RequestTrace::default()),
         };
         if let Some(answer) = page.preflight(&request) {
-            return answer.map(Tracked::untracked).into();
+            return answer.map(Tracked::untracked);
         }
 
         let mut trace = RequestTrace::begin(self.traces.as_ref(), &request, &visit.id);
         let answer = self.proxy(request, &visit, &mut trace, busy).await;
-        let mut answer = answer.unwrap_or_else(|failure| self.refuse(&failure, &visit, &mut trace).into());
-        page.mark(answer.response.headers_mut());
+        let mut answer = answer.unwrap_or_else(|failure| self.refuse(&failure, &visit, &mut trace));
+        page.mark(answer.headers_mut());
         answer
     }
 
@@ -147,14 +184,14 @@ impl Callers {
         request: Request<Incoming>,
         visit: &Visit,
         trace: &mut RequestTrace,
-        busy: Option<Busy>,
-    ) -> Result<Answer, Failure> {
+        busy: Busy,
+    ) -> Result<Response<Tracked>, Failure> {
         self.check_form(&request)?;
         suspect::refuse(&request)?;
         let passage = Passage::admit(self, &request, visit, trace, busy)?;
-        let request = passage.outgoing(request).await?;
+        let (request, outside) = passage.outgoing(request).await?;
         let answered = self.forwarder.forward(&passage.to, request).await?;
-        passage.incoming(answered)
+        passage.incoming(answered, outside)
     }
 
     /// Whether a request has the form of one that is served here.

@@ -1,5 +1,6 @@
 //! A connection as it was accepted: plain or TLS.
 
+mod linger;
 mod stall;
 
 use std::{
@@ -15,7 +16,7 @@ use tokio::{
 };
 use tokio_rustls::TlsStream;
 
-pub use self::stall::StallGuard;
+pub use self::{linger::LingeringClose, stall::StallGuard};
 
 /// A TCP connection, with or without TLS, and its place among those that a listener allows.
 #[derive(Debug)]

@@ -1,14 +1,14 @@
-//! A caller's connection that is HTTP/2, and what the caller may do to it. The libraries' defaults are said here too where
-//! an attack is named after them: an update of theirs shall not change what kas promises.
+//! What a caller may do to an HTTP/2 connection. The libraries' defaults are said here too where an attack is named
+//! after them: an update of theirs shall not change what kas promises.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use http::Request;
-use hyper::{server::conn::http2, service::service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::{
+    rt::{TokioExecutor, TokioTimer},
+    server::conn::auto,
+};
 
-use super::{Callers, connection::Rewound, idle::Activity, incoming::Incoming};
-use crate::{config::Limits, headers::Peer, metrics::Limit};
+use crate::config::Limits;
 
 /// Requests in flight on one connection: as many as the API server allows by itself (`--http2-max-streams-per-connection`
 /// of a Go server). Further ones are refused, which clients take as "later".
@@ -34,42 +34,10 @@ const SEND_BUFFER: usize = 400 << 10;
 const PING_AFTER: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long a connection that is asked to close may stay without a request.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Serves a connection until it ends.
-pub(super) async fn serve(callers: &Arc<Callers>, from: &Arc<Peer>, io: Rewound) -> hyper::Result<()> {
-    let activity = Arc::new(Activity::default());
-    let service = service_fn(|request: Request<_>| {
-        let (callers, from, busy) = (Arc::clone(callers), Arc::clone(from), activity.begin());
-        async move {
-            let answer = callers.answer(request.map(Incoming::Http2), &from, Some(busy)).await;
-            Ok::<_, Infallible>(answer.response)
-        }
-    });
-    let connection = protocol(&callers.limits).serve_connection(TokioIo::new(io), service);
-    tokio::pin!(connection);
-    let mut closing = false;
-    loop {
-        let patience = if closing { CLOSE_TIMEOUT } else { callers.limits.idle_timeout };
-        tokio::select! {
-            served = connection.as_mut() => return served,
-            () = callers.leaving.cancelled(), if !closing => {}
-            () = activity.idle(patience) => {
-                if closing {
-                    return Ok(());
-                }
-                callers.forwarder.metrics.limit(Limit::Idle);
-            }
-        }
-        closing = true;
-        connection.as_mut().graceful_shutdown();
-    }
-}
-
-fn protocol(limits: &Limits) -> http2::Builder<TokioExecutor> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+/// Sets the limits of HTTP/2.
+pub(super) fn configure(builder: &mut auto::Builder<TokioExecutor>, limits: &Limits) {
     builder
+        .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
@@ -80,5 +48,4 @@ fn protocol(limits: &Limits) -> http2::Builder<TokioExecutor> {
         .max_header_list_size(u32::try_from(limits.max_head_bytes).unwrap_or(u32::MAX))
         .keep_alive_interval(PING_AFTER)
         .keep_alive_timeout(PING_TIMEOUT);
-    builder
 }

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -16,6 +16,8 @@ use tokio::time::sleep;
 pub(super) struct Activity {
     begun: AtomicU64,
     ended: AtomicU64,
+    /// Set once the connection has switched protocols.
+    pub(super) upgraded: Arc<AtomicBool>,
 }
 
 /// A request whose answer has not ended, until this is dropped.
@@ -38,6 +40,13 @@ impl Activity {
             sleep(limit / 2).await;
             quiet = if nothing_to_do && begun == self.begun.load(Relaxed) { quiet + 1 } else { 0 };
         }
+    }
+}
+
+impl Busy {
+    /// Marks the connection as one that has switched protocols.
+    pub(super) fn set_upgraded(&self) {
+        self.0.upgraded.store(true, Relaxed);
     }
 }
 

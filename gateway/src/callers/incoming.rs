@@ -1,4 +1,4 @@
-//! A request's body: it comes by one of two protocols, its bytes are counted, and it must keep coming.
+//! A request's body: its bytes are counted, and it must keep coming.
 
 use std::{
     pin::Pin,
@@ -9,19 +9,12 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
+use hyper::body::Incoming;
 use prometheus_client::metrics::counter::Counter;
 use tokio::time::{Instant, Sleep, sleep};
 use tunnel::{Body, BodyError};
 
-use super::connection::RequestBody;
 use crate::metrics::ServiceMetrics;
-
-/// The body as it comes in.
-pub(super) enum Incoming {
-    Empty,
-    Http1(RequestBody),
-    Http2(hyper::body::Incoming),
-}
 
 /// Fails when the caller has sent nothing for too long. Without it, a caller who announces a body and never sends it
 /// holds its place in the tunnel, and a connection in the cluster, for ever.
@@ -49,42 +42,6 @@ pub(super) fn watched(
     Body::new(Watched { body, metrics, stalls, limit, waiting: None, armed: false })
 }
 
-impl http_body::Body for Incoming {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut *self {
-            Self::Empty => Poll::Ready(None),
-            Self::Http1(body) => {
-                Pin::new(body).poll_frame(cx).map_err(|error| BodyError::Other(error.into()))
-            }
-            Self::Http2(body) => {
-                Pin::new(body).poll_frame(cx).map_err(|error| BodyError::Other(error.into()))
-            }
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Empty => true,
-            Self::Http1(body) => body.is_end_stream(),
-            Self::Http2(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Empty => SizeHint::with_exact(0),
-            Self::Http1(body) => body.size_hint(),
-            Self::Http2(body) => body.size_hint(),
-        }
-    }
-}
-
 impl http_body::Body for Watched {
     type Data = Bytes;
     type Error = BodyError;
@@ -99,7 +56,7 @@ impl http_body::Body for Watched {
             if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
                 this.metrics.request_bytes.inc_by(data.len() as u64);
             }
-            return Poll::Ready(frame);
+            return Poll::Ready(frame.map(|frame| frame.map_err(|error| BodyError::Other(error.into()))));
         }
 
         let limit = this.limit;

@@ -5,16 +5,15 @@ use std::{str::FromStr as _, sync::Arc, time::Duration};
 use http::{
     HeaderMap, Method, Request, Response, StatusCode, Uri, Version, header::CONTENT_LENGTH, uri::PathAndQuery,
 };
+use hyper::{body::Incoming, upgrade::OnUpgrade};
 use proto::{Reason, border};
 use router::{Class, Lease};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 use tunnel::{Body, upgrade, upgrade::Upgraded};
 
 use super::{
-    Answer, Busy, Callers, Places, Tracked, Tracking, Turn,
-    incoming::{Incoming, watched},
-    splice::Switched,
-    visit::Visit,
+    Busy, Callers, Places, Tracked, Tracking, Turn, incoming::watched, splice::splice, visit::Visit,
 };
 use crate::{
     access::{Access, authorize},
@@ -43,13 +42,11 @@ pub(super) struct Passage<'a> {
     grant: Grant,
     method: Method,
     version: Version,
-    /// Whether it asks for another protocol.
-    upgrading: bool,
     /// Path and query as the service shall see them.
     target: Uri,
     metrics: Arc<ServiceMetrics>,
     turn: Turn,
-    busy: Option<Busy>,
+    busy: Busy,
 }
 
 impl<'a> Passage<'a> {
@@ -59,7 +56,7 @@ impl<'a> Passage<'a> {
         request: &Request<B>,
         visit: &'a Visit,
         trace: &'a mut RequestTrace,
-        busy: Option<Busy>,
+        busy: Busy,
     ) -> Result<Self, Failure> {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let target = Target::parse(&path)?;
@@ -67,8 +64,7 @@ impl<'a> Passage<'a> {
         let Access { grant, agent } = authorize(&identity, request.headers(), &target)?;
         let name = identity.name(agent).expect("authorized").clone();
         let turn = turn(callers, &grant)?;
-        let upgrading = border::upgrade(request.headers()).is_some();
-        let class = target.class(upgrading);
+        let class = target.class(border::upgrade(request.headers()).is_some());
         let uri = Uri::from_str(target.path)
             .map_err(|_| Failure::new(Reason::BadRequest, "the path cannot be passed on"))?;
         let to = Destination { agent, name, service: target.service, class };
@@ -83,7 +79,6 @@ impl<'a> Passage<'a> {
             grant,
             method: request.method().clone(),
             version: request.version(),
-            upgrading,
             target: uri,
             metrics,
             turn,
@@ -91,9 +86,13 @@ impl<'a> Passage<'a> {
         })
     }
 
-    /// The request as it travels.
-    pub(super) async fn outgoing(&self, mut request: Request<Incoming>) -> Result<Request<Body>, Failure> {
-        if self.upgrading && self.version != Version::HTTP_11 {
+    /// The request as it travels, and the caller's connection where an upgrade would need it.
+    pub(super) async fn outgoing(
+        &self,
+        mut request: Request<Incoming>,
+    ) -> Result<(Request<Body>, Option<OnUpgrade>), Failure> {
+        let upgrading = border::upgrade(request.headers()).is_some();
+        if upgrading && self.version != Version::HTTP_11 {
             return Err(Failure::new(Reason::BadRequest, "an upgrade needs HTTP/1.1"));
         }
         let stamp = Stamp {
@@ -106,13 +105,14 @@ impl<'a> Passage<'a> {
         headers::to_agent(request.headers_mut(), stamp)?;
         self.trace.write(request.headers_mut());
         *request.uri_mut() = self.target.clone();
+        let outside = upgrading.then(|| hyper::upgrade::on(&mut request));
 
         let patience = self.callers.limits.write_stall_timeout;
         let stalls = self.callers.forwarder.metrics.counter(Limit::WriteStall);
         let request = request.map(|body| watched(body, patience, &self.metrics, stalls));
         match self.grant.caller.labels(&self.to.service) {
-            Some(labels) => self.narrow(request, labels).await,
-            None => Ok(request),
+            Some(labels) => Ok((self.narrow(request, labels).await?, outside)),
+            None => Ok((request, outside)),
         }
     }
 
@@ -126,7 +126,11 @@ impl<'a> Passage<'a> {
     }
 
     /// The answer as the caller gets it.
-    pub(super) fn incoming(self, answered: Answered) -> Result<Answer, Failure> {
+    pub(super) fn incoming(
+        self,
+        answered: Answered,
+        outside: Option<OnUpgrade>,
+    ) -> Result<Response<Tracked>, Failure> {
         let Answered { mut response, lease, sent } = answered;
         if let Some(failure) = Failure::of_agent(&response, &self.to) {
             return Err(failure);
@@ -139,16 +143,16 @@ impl<'a> Passage<'a> {
         headers::to_caller(response.headers_mut(), upgraded.is_some(), extra, &self.visit.id);
         stages.write(response.headers_mut());
         self.log(response.status(), &stages);
-        match upgraded {
-            Some(upgraded) if self.upgrading => {
-                let switched = self.switch(upgraded, lease, response.status(), &stages);
-                Ok(Answer { response: response.map(Tracked::untracked), switched: Some(switched) })
+        match (upgraded, outside) {
+            (Some(upgraded), Some(outside)) => {
+                self.switch(upgraded, outside, lease, response.status(), &stages);
+                Ok(response.map(Tracked::untracked))
             }
             _ if response.status() == StatusCode::SWITCHING_PROTOCOLS => Err(Failure::new(
                 Reason::AgentMisbehaved,
                 "the agent switched protocols although nobody asked it to",
             )),
-            _ => Ok(self.stream(response, lease, &stages).into()),
+            _ => Ok(self.stream(response, lease, &stages)),
         }
     }
 
@@ -175,20 +179,27 @@ impl<'a> Passage<'a> {
         })
     }
 
-    /// Raw bytes, after the 101.
+    /// Raw bytes, after the 101 and beside it.
     fn switch(
         self,
         upgraded: Upgraded,
+        outside: OnUpgrade,
         lease: Option<Lease<Connected>>,
         status: StatusCode,
         stages: &Stages,
-    ) -> Switched {
+    ) {
         let (callers, id) = (self.callers, self.visit.id.clone());
+        self.busy.set_upgraded();
         let cut = self.grant.revoked.child_token();
         let release = cut.clone();
         let share = callers.budget.share(upgraded.grip(), move || release.cancel());
         let (tracking, turn) = self.tracking(lease, status, stages);
-        Switched { upgraded, tracking, turn, share, cut, metrics: callers.forwarder.metrics.clone(), id }
+        let splice = splice(upgraded, outside, tracking, callers.forwarder.metrics.clone());
+        let splice = splice.instrument(tracing::debug_span!("upgraded", request.id = ?id));
+        callers.tasks.spawn(async move {
+            let (_share, _turn) = (share, turn);
+            cut.run_until_cancelled(splice).await;
+        });
     }
 
     fn tracking(

@@ -1,49 +1,26 @@
 //! Raw bytes after a 101.
 
-use http::HeaderValue;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_util::{
-    io::{InspectReader, InspectWriter},
-    sync::CancellationToken,
-};
-use tracing::Instrument as _;
+use std::time::Duration;
+
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::time::timeout;
+use tokio_util::io::{InspectReader, InspectWriter};
 use tunnel::upgrade::{self, Upgraded};
 
-use super::{Tracking, Turn, budget::Share};
+use super::Tracking;
 use crate::metrics::{Limit, Metrics};
 
-/// What waits for the caller's connection, once the 101 was sent.
-pub(super) struct Switched {
-    pub(super) upgraded: Upgraded,
-    /// Ends with it.
-    pub(super) tracking: Tracking,
-    pub(super) turn: Turn,
-    pub(super) share: Share,
-    /// Ends it, when the caller's right to it does, or the memory that it may take.
-    pub(super) cut: CancellationToken,
-    pub(super) metrics: Metrics,
-    pub(super) id: HeaderValue,
-}
+/// How long the caller's connection may take to be handed over after the 101 was sent.
+const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl Switched {
-    /// Moves bytes both ways until both have ended.
-    pub(super) async fn run(self, outside: impl AsyncRead + AsyncWrite + Unpin) {
-        let Self { upgraded, tracking, turn, share, cut, metrics, id } = self;
-        let (_share, _turn) = (share, turn);
-        let splice = splice(upgraded, outside, tracking, metrics);
-        let splice = splice.instrument(tracing::debug_span!("upgraded", request.id = ?id));
-        cut.run_until_cancelled(splice).await;
-    }
-}
-
-async fn splice(
-    upgraded: Upgraded,
-    outside: impl AsyncRead + AsyncWrite + Unpin,
-    tracking: Tracking,
-    metrics: Metrics,
-) {
+/// Moves them both ways until both have ended. What is tracked ends with it.
+pub(super) async fn splice(upgraded: Upgraded, outside: OnUpgrade, tracking: Tracking, metrics: Metrics) {
+    let Ok(Ok(outside)) = timeout(UPGRADE_TIMEOUT, outside).await else {
+        return;
+    };
     let service = &tracking.metrics;
-    let outside = InspectReader::new(outside, |bytes| {
+    let outside = InspectReader::new(TokioIo::new(outside), |bytes| {
         service.request_bytes.inc_by(bytes.len() as u64);
     });
     let outside = InspectWriter::new(outside, |bytes| {

@@ -52,8 +52,8 @@ pub struct Tracking {
 pub struct Places {
     /// Among those of its tunnel, if that ends here.
     pub lease: Option<Lease<Connected>>,
-    /// Of its connection, if that has several at once.
-    pub busy: Option<Busy>,
+    /// Of its connection.
+    pub busy: Busy,
 }
 
 impl Tracking {
