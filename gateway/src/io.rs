@@ -28,7 +28,8 @@ pub struct Io {
 #[derive(Debug)]
 enum Kind {
     Plain(TcpStream),
-    Tls(TlsStream<TcpStream>),
+    /// Boxed: a plain connection should not have the size of a TLS state.
+    Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Io {
@@ -39,7 +40,7 @@ impl Io {
 
     /// A connection after its TLS handshake.
     pub fn tls(connection: TlsStream<TcpStream>, place: OwnedSemaphorePermit) -> Self {
-        Self { kind: Kind::Tls(connection), _place: place }
+        Self { kind: Kind::Tls(Box::new(connection)), _place: place }
     }
 }
 
@@ -51,7 +52,7 @@ macro_rules! delegate {
                 $call
             }
             Kind::Tls($io) => {
-                let $io = Pin::new($io);
+                let $io = Pin::new($io.as_mut());
                 $call
             }
         }
