@@ -26,7 +26,7 @@ const HTTP2: &[u8] = b"PRI * HTTP/2.0";
 /// Bytes that are discarded at once.
 const DISCARD: usize = 4096;
 
-/// Discards what still arrives after a shutdown, until the other end closes or [`LINGER`] is over.
+/// Discards what still arrives after a shutdown, until the other end closes or two seconds are over.
 ///
 /// A TCP connection that is closed with unread bytes is reset, and the reset can destroy a response that was already
 /// written (RFC 9112 section 9.6). A caller whose upload was refused would then not see why.

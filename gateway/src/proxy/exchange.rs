@@ -1,247 +1,169 @@
-//! One request on its way: who asks whom, out through a tunnel, and back.
+//! The request as the agent gets it, and the response as the caller gets it.
 
-use std::{str::FromStr as _, sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use http::{
-    HeaderMap, Method, Request, Response, StatusCode, Uri, Version, header::CONTENT_LENGTH, uri::PathAndQuery,
-};
-use hyper::{body::Incoming, upgrade::OnUpgrade};
-use proto::{Reason, border};
-use router::{Class, Lease};
+use http::{HeaderMap, Request, Response, StatusCode, Version, header::CONTENT_LENGTH};
+use hyper::upgrade::OnUpgrade;
+use proto::Reason;
+use router::Class;
 use tokio::time::Instant;
-use tracing::Instrument as _;
-use tunnel::{Body, upgrade, upgrade::Upgraded};
+use tunnel::{Body, upgrade};
 
 use super::{
-    Busy, Callers, Places, Tracked, Tracking, Turn, incoming::watched, splice::splice, visit::Visit,
+    context::{AuthorizedRequest, RequestContext, Route},
+    request_body::{self, RequestBody},
+    response_body::{ConcurrencyPermit, ResponseGuard, TrackedBody},
+    upgrade::PendingUpgrade,
 };
 use crate::{
-    access::{Access, authorize},
-    connected::Connected,
     failure::Failure,
-    forward::{Answered, Destination},
+    forward::Answered,
     headers::{self, Stamp},
-    identity::Grant,
     metrics::{Limit, ServiceMetrics},
     promql::{self, Labels},
-    target::Target,
     timing::Stages,
-    traces::RequestTrace,
 };
 
-/// Bytes of an answer that nobody needs to watch for memory's sake.
+/// A response of at most so many bytes is not watched for its memory on HTTP/1.1.
 const SMALL: u64 = 64 << 10;
 
-/// A request that may be passed on, and what it takes part in until its answer has ended.
-pub(super) struct Passage<'a> {
-    callers: &'a Callers,
-    visit: &'a Visit,
-    trace: &'a mut RequestTrace,
-    /// Where to, and as what kind of load.
-    pub(super) to: Destination,
-    grant: Grant,
-    method: Method,
-    version: Version,
-    /// Path and query as the service shall see them.
-    target: Uri,
+/// What is kept of a request while the agent answers it.
+pub(super) struct Exchange {
+    context: Arc<RequestContext>,
+    route: Arc<Route>,
+    permit: ConcurrencyPermit,
     metrics: Arc<ServiceMetrics>,
-    turn: Turn,
-    busy: Busy,
+    /// The caller's connection, if the caller asks for another protocol.
+    upgrade: Option<OnUpgrade>,
 }
 
-impl<'a> Passage<'a> {
-    /// Whether this caller may ask this of this agent, now.
-    pub(super) fn admit<B>(
-        callers: &'a Callers,
-        request: &Request<B>,
-        visit: &'a Visit,
-        trace: &'a mut RequestTrace,
-        busy: Busy,
-    ) -> Result<Self, Failure> {
-        let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let target = Target::parse(&path)?;
-        let identity = callers.identities.load();
-        let Access { grant, agent } = authorize(&identity, request.headers(), &target)?;
-        let name = identity.name(agent).expect("authorized").clone();
-        let turn = turn(callers, &grant)?;
-        let class = target.class(border::upgrade(request.headers()).is_some());
-        let uri = Uri::from_str(target.path)
-            .map_err(|_| Failure::new(Reason::BadRequest, "the path cannot be passed on"))?;
-        let to = Destination { agent, name, service: target.service, class };
-        trace.authorized(&to, request.method());
-        let metrics = Arc::clone(callers.forwarder.metrics.of(&to.service));
-
-        Ok(Self {
-            callers,
-            visit,
-            trace,
-            to,
-            grant,
-            method: request.method().clone(),
-            version: request.version(),
-            target: uri,
-            metrics,
-            turn,
-            busy,
-        })
-    }
-
-    /// The request as it travels, and the caller's connection where an upgrade would need it.
-    pub(super) async fn outgoing(
-        &self,
-        mut request: Request<Incoming>,
-    ) -> Result<(Request<Body>, Option<OnUpgrade>), Failure> {
-        let upgrading = border::upgrade(request.headers()).is_some();
-        if upgrading && self.version != Version::HTTP_11 {
+impl Exchange {
+    /// Makes the caller's request the one that is sent to the agent.
+    pub(super) async fn begin(
+        request: AuthorizedRequest,
+        permit: ConcurrencyPermit,
+    ) -> Result<(Self, AuthorizedRequest<Body>), Failure> {
+        let AuthorizedRequest { mut request, context, route } = request;
+        if route.upgrading && context.version != Version::HTTP_11 {
             return Err(Failure::new(Reason::BadRequest, "an upgrade needs HTTP/1.1"));
         }
         let stamp = Stamp {
-            service: &self.to.service,
-            access_as: &self.grant.caller.access_as,
-            request_id: &self.visit.id,
-            version: self.version,
-            way: &self.visit.way,
+            service: &route.destination.service,
+            access_as: &route.grant.caller.access_as,
+            request_id: &context.id,
+            version: context.version,
+            way: &context.forwarded,
         };
         headers::to_agent(request.headers_mut(), stamp)?;
-        self.trace.write(request.headers_mut());
-        *request.uri_mut() = self.target.clone();
-        let outside = upgrading.then(|| hyper::upgrade::on(&mut request));
+        context.trace.lock().write(request.headers_mut());
+        *request.uri_mut() = route.target.clone();
+        let upgrade = route.upgrading.then(|| hyper::upgrade::on(&mut request));
 
-        let patience = self.callers.limits.write_stall_timeout;
-        let stalls = self.callers.forwarder.metrics.counter(Limit::WriteStall);
-        let request = request.map(|body| watched(body, patience, &self.metrics, stalls));
-        match self.grant.caller.labels(&self.to.service) {
-            Some(labels) => Ok((self.narrow(request, labels).await?, outside)),
-            None => Ok((request, outside)),
-        }
+        let metrics = Arc::clone(context.callers.forwarder.metrics.of(&route.destination.service));
+        let request = request.map(|()| request_body::take(&context, &metrics));
+        let request = match route.grant.caller.labels(&route.destination.service) {
+            Some(labels) => restrict(&context, request, labels).await?,
+            None => request,
+        };
+        let outgoing =
+            AuthorizedRequest { request, context: Arc::clone(&context), route: Arc::clone(&route) };
+        Ok((Self { context, route, permit, metrics, upgrade }, outgoing))
     }
 
-    /// For a caller who sees only certain series.
-    async fn narrow(&self, request: Request<Body>, labels: &Labels) -> Result<Request<Body>, Failure> {
-        let narrowed = promql::enforce(labels, request, self.callers.limits.max_form_bytes).await;
-        if let Err(Failure { reason: Reason::BodyTooLarge, .. }) = &narrowed {
-            self.callers.forwarder.metrics.limit(Limit::Form);
-        }
-        narrowed
-    }
-
-    /// The answer as the caller gets it.
-    pub(super) fn incoming(
-        self,
-        answered: Answered,
-        outside: Option<OnUpgrade>,
-    ) -> Result<Response<Tracked>, Failure> {
+    /// Makes the agent's response the one that the caller gets.
+    pub(super) fn respond(self, answered: Answered) -> Result<Response<TrackedBody>, Failure> {
         let Answered { mut response, lease, sent } = answered;
-        if let Some(failure) = Failure::of_agent(&response, &self.to) {
+        let (context, route) = (&self.context, &self.route);
+        if let Some(failure) = Failure::of_agent(&response, &route.destination) {
             return Err(failure);
         }
 
-        let stages = Stages::of(self.visit.started, sent, Instant::now(), response.headers());
-        self.metrics.answered(response.status(), &stages);
+        let timing = Stages::of(context.started, sent, Instant::now(), response.headers());
+        self.metrics.answered(response.status(), &timing);
         let upgraded = upgrade::take(&mut response);
-        let extra = &self.callers.extra_headers;
-        headers::to_caller(response.headers_mut(), upgraded.is_some(), extra, &self.visit.id);
-        stages.write(response.headers_mut());
-        self.log(response.status(), &stages);
-        match (upgraded, outside) {
+        let extra = &context.callers.extra_headers;
+        headers::to_caller(response.headers_mut(), upgraded.is_some(), extra, &context.id);
+        timing.write(response.headers_mut());
+        self.log(response.status(), &timing);
+        context.trace.lock().answered(response.status(), &timing);
+        let guard = || ResponseGuard::new(Arc::clone(context), Arc::clone(&self.metrics), lease);
+        match (upgraded, self.upgrade) {
             (Some(upgraded), Some(outside)) => {
-                self.switch(upgraded, outside, lease, response.status(), &stages);
-                Ok(response.map(Tracked::untracked))
+                // Bytes of a body would be read as those of the new protocol (RFC 9110 section 7.8).
+                if !matches!(*context.body.lock(), RequestBody::Finished) {
+                    let cause = "a request that asks for another protocol cannot have a body";
+                    return Err(Failure::new(Reason::BadRequest, cause));
+                }
+                let cut = route.grant.revoked.child_token();
+                let release = cut.clone();
+                let share = context.callers.budget.share(upgraded.grip(), move || release.cancel());
+                let (guard, context, permit) = (guard(), self.context, self.permit);
+                PendingUpgrade { context, upgraded, outside, guard, permit, share, cut }.spawn();
+                Ok(response.map(TrackedBody::untracked))
             }
             _ if response.status() == StatusCode::SWITCHING_PROTOCOLS => Err(Failure::new(
                 Reason::AgentMisbehaved,
                 "the agent switched protocols although nobody asked it to",
             )),
-            _ => Ok(self.stream(response, lease, &stages)),
+            _ => Ok(track(response, context, route, guard(), self.permit)),
         }
     }
 
-    /// A body that is watched while it lasts.
-    fn stream(
-        self,
-        response: Response<Body>,
-        lease: Option<Lease<Connected>>,
-        stages: &Stages,
-    ) -> Response<Tracked> {
-        let may_grow = may_grow(response.headers());
-        let multiplexed = self.version == Version::HTTP_2;
-        let grip = response.body().grip().filter(|_| multiplexed || may_grow);
-        // Whatever the request looked like: what an API server takes for a watch is for it to say.
-        let stays = self.to.class == Class::Long || may_grow;
-        let (budget, revoked) = (&self.callers.budget, self.grant.revoked.clone());
-        let (tracking, turn) = self.tracking(lease, response.status(), stages);
-        response.map(|body| {
-            let mut answer = Tracked::new(body, tracking, turn);
-            if let Some(grip) = grip {
-                answer = answer.within(budget, grip);
-            }
-            if stays { answer.until(revoked) } else { answer }
-        })
-    }
-
-    /// Raw bytes, after the 101 and beside it.
-    fn switch(
-        self,
-        upgraded: Upgraded,
-        outside: OnUpgrade,
-        lease: Option<Lease<Connected>>,
-        status: StatusCode,
-        stages: &Stages,
-    ) {
-        let (callers, id) = (self.callers, self.visit.id.clone());
-        self.busy.set_upgraded();
-        let cut = self.grant.revoked.child_token();
-        let release = cut.clone();
-        let share = callers.budget.share(upgraded.grip(), move || release.cancel());
-        let (tracking, turn) = self.tracking(lease, status, stages);
-        let splice = splice(upgraded, outside, tracking, callers.forwarder.metrics.clone());
-        let splice = splice.instrument(tracing::debug_span!("upgraded", request.id = ?id));
-        callers.tasks.spawn(async move {
-            let (_share, _turn) = (share, turn);
-            cut.run_until_cancelled(splice).await;
-        });
-    }
-
-    fn tracking(
-        self,
-        lease: Option<Lease<Connected>>,
-        status: StatusCode,
-        stages: &Stages,
-    ) -> (Tracking, Turn) {
-        let places = Places { lease, busy: self.busy };
-        let tracking = Tracking::new(places, self.metrics, self.visit.started);
-        (tracking.traced(self.trace, status, stages), self.turn)
-    }
-
-    fn log(&self, status: StatusCode, stages: &Stages) {
+    fn log(&self, status: StatusCode, timing: &Stages) {
         tracing::debug!(
-            request.id = ?self.visit.id,
-            trace_id = self.trace.id().map(display),
-            client = %self.visit.way.client,
-            caller = self.grant.caller.name,
-            agent.name = %self.to.name,
-            service = %self.to.service,
-            method = %self.method,
-            path = self.target.path(),
+            request.id = ?self.context.id,
+            trace_id = self.context.trace_id().map(tracing::field::display),
+            client = %self.context.forwarded.client,
+            caller = self.route.grant.caller.name,
+            agent.name = %self.route.destination.name,
+            service = %self.route.destination.service,
+            method = %self.route.method,
+            path = self.route.target.path(),
             status = status.as_u16(),
-            queue = ?stages.queue,
-            tunnel = ?stages.tunnel,
-            upstream = ?stages.upstream,
+            queue = ?timing.queue,
+            tunnel = ?timing.tunnel,
+            upstream = ?timing.upstream,
             "a request was answered"
         );
     }
 }
 
-/// One of the requests that the caller may have in flight.
-fn turn(callers: &Callers, grant: &Grant) -> Result<Turn, Failure> {
-    Turn::take(&grant.in_flight, callers.limits.max_requests_per_caller).ok_or_else(|| {
-        callers.forwarder.metrics.limit(Limit::RequestsPerCaller);
-        let what = format!("caller {} has as many requests in flight as it may have (agent.kubernetes_api.limits.max_requests_per_caller)", grant.caller.name);
-        Failure::new(Reason::TooManyRequests, what).retry_after(Duration::from_secs(1))
+/// Restricts the queries of a caller that sees only certain series.
+async fn restrict(
+    context: &RequestContext,
+    request: Request<Body>,
+    labels: &Labels,
+) -> Result<Request<Body>, Failure> {
+    let restricted = promql::enforce(labels, request, context.callers.limits.max_form_bytes).await;
+    if let Err(Failure { reason: Reason::BodyTooLarge, .. }) = &restricted {
+        context.callers.forwarder.metrics.limit(Limit::Form);
+    }
+    restricted
+}
+
+/// Wraps a response body, so that its guard lives as long as it does.
+fn track(
+    response: Response<Body>,
+    context: &RequestContext,
+    route: &Route,
+    guard: ResponseGuard,
+    permit: ConcurrencyPermit,
+) -> Response<TrackedBody> {
+    let may_grow = may_grow(response.headers());
+    let multiplexed = context.version == Version::HTTP_2;
+    let grip = response.body().grip().filter(|_| multiplexed || may_grow);
+    // The response decides, not the request: the API server has more spellings of a watch than kas knows.
+    let stays = route.destination.class == Class::Long || may_grow;
+    response.map(|body| {
+        let mut tracked = TrackedBody::new(body, guard, permit);
+        if let Some(grip) = grip {
+            tracked = tracked.with_budget(&context.callers.budget, grip);
+        }
+        if stays { tracked.with_revocation(route.grant.revoked.clone()) } else { tracked }
     })
 }
 
-/// Whether an answer may come to hold much memory while nobody reads it.
+/// Returns whether an unread response may come to hold much memory.
 fn may_grow(headers: &HeaderMap) -> bool {
     let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     length.is_none_or(|length: u64| length > SMALL)

@@ -1,4 +1,4 @@
-//! An answer's body that knows when it has ended.
+//! The body of a response: it holds what the response occupies, and counts its bytes.
 
 use std::{
     pin::Pin,
@@ -10,121 +10,123 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::StatusCode;
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use router::Lease;
-use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tunnel::{Body, BodyError, Grip};
 
 use super::{
     budget::{Budget, Share},
-    idle::Busy,
+    context::RequestContext,
 };
-use crate::{connected::Connected, metrics::ServiceMetrics, timing::Stages, traces::RequestTrace};
+use crate::{connected::Connected, metrics::ServiceMetrics};
 
-/// Holds the tunnel's place and counts, until the caller has the last byte or has left.
+/// A response body that keeps a [`ResponseGuard`] until the caller has the last byte or has left.
 #[derive(Debug)]
-pub struct Tracked {
+pub(super) struct TrackedBody {
     body: Body,
     metrics: Option<Arc<ServiceMetrics>>,
-    /// Taken by whoever cuts the answer: a body that is not read is not dropped either.
-    tracking: Arc<Mutex<Option<Tracking>>>,
-    /// Not taken: what the caller has not read of a cut answer stays until its connection ends.
-    _turn: Option<Turn>,
+    guard: HeldGuard,
+    /// Stays although the budget cuts the response: its unread bytes stay until the connection ends.
+    _permit: Option<ConcurrencyPermit>,
     share: Option<Share>,
     revoked: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
-/// What an answer occupies, and counts until it has ended.
+/// Who may drop the guard of a response.
 #[derive(Debug)]
-pub struct Tracking {
-    /// That of the service.
-    pub metrics: Arc<ServiceMetrics>,
-    started: Instant,
-    trace: RequestTrace,
-    _places: Places,
+enum HeldGuard {
+    None,
+    Body(ResponseGuard),
+    /// The budget takes the guard when it cuts the response: a body that is not read is not dropped either.
+    Shared(#[expect(dead_code, reason = "it is dropped")] Arc<Mutex<Option<ResponseGuard>>>),
 }
 
-/// An answer's places among the others.
+/// What a response occupies until it has ended: a place in its tunnel, its connection and its span.
 #[derive(Debug)]
-pub struct Places {
-    /// Among those of its tunnel, if that ends here.
-    pub lease: Option<Lease<Connected>>,
-    /// Of its connection.
-    pub busy: Busy,
+pub(super) struct ResponseGuard {
+    /// Metrics of the service that answered.
+    pub(super) metrics: Arc<ServiceMetrics>,
+    context: Arc<RequestContext>,
+    /// The place in the tunnel, if it ends at this replica.
+    _lease: Option<Lease<Connected>>,
 }
 
-impl Tracking {
-    /// Of the answer to a request that came at `started`.
-    pub fn new(places: Places, metrics: Arc<ServiceMetrics>, started: Instant) -> Self {
+/// One of the requests that a caller may have in flight.
+#[derive(Debug)]
+pub(super) struct ConcurrencyPermit(Arc<AtomicU32>);
+
+impl ResponseGuard {
+    pub(super) fn new(
+        context: Arc<RequestContext>,
+        metrics: Arc<ServiceMetrics>,
+        lease: Option<Lease<Connected>>,
+    ) -> Self {
         metrics.in_flight.inc();
-        Self { metrics, started, trace: RequestTrace::default(), _places: places }
-    }
-
-    /// Takes the request's span along, to its end.
-    pub fn traced(mut self, trace: &mut RequestTrace, status: StatusCode, stages: &Stages) -> Self {
-        self.trace = std::mem::take(trace);
-        self.trace.answered(status, stages);
-        self
+        Self { metrics, context, _lease: lease }
     }
 }
 
-impl Tracked {
-    /// The body of an answer that came through a tunnel.
-    pub fn new(body: Body, tracking: Tracking, turn: Turn) -> Self {
-        let metrics = Some(Arc::clone(&tracking.metrics));
-        let tracking = Arc::new(Mutex::new(Some(tracking)));
-        Self { body, metrics, tracking, _turn: Some(turn), share: None, revoked: None }
-    }
-
-    /// The body of an answer of our own.
-    pub fn untracked(body: Body) -> Self {
-        let tracking = Arc::default();
-        Self { body, metrics: None, tracking, _turn: None, share: None, revoked: None }
-    }
-
-    /// Ends when the budget says so, and leaves the tunnel then, even if its caller never notices.
-    pub fn within(mut self, budget: &Arc<Budget>, grip: Grip) -> Self {
-        let tracking = Arc::clone(&self.tracking);
-        self.share = Some(budget.share(grip, move || drop(tracking.lock().take())));
-        self
-    }
-
-    /// Aborts the answer when the caller's right to it ends.
-    pub fn until(mut self, revoked: CancellationToken) -> Self {
-        self.revoked = Some(Box::pin(revoked.cancelled_owned()));
-        self
+impl Drop for ResponseGuard {
+    fn drop(&mut self) {
+        self.metrics.in_flight.dec();
+        self.metrics.ended(self.context.started.elapsed());
     }
 }
 
-/// One of the requests that a caller may have in flight, until this is dropped.
-#[derive(Debug)]
-pub struct Turn(Arc<AtomicU32>);
-
-impl Turn {
-    /// `None` if the caller has `limit` already.
-    pub fn take(in_flight: &Arc<AtomicU32>, limit: u32) -> Option<Self> {
-        let turn = Self(Arc::clone(in_flight));
-        (in_flight.fetch_add(1, Relaxed) < limit).then_some(turn)
+impl ConcurrencyPermit {
+    /// Takes a permit, or returns `None` if the caller has `limit` requests in flight.
+    pub(super) fn try_new(in_flight: &Arc<AtomicU32>, limit: u32) -> Option<Self> {
+        let permit = Self(Arc::clone(in_flight));
+        (in_flight.fetch_add(1, Relaxed) < limit).then_some(permit)
     }
 }
 
-impl Drop for Turn {
+impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
 }
 
-impl Drop for Tracking {
-    fn drop(&mut self) {
-        self.metrics.in_flight.dec();
-        self.metrics.ended(self.started.elapsed());
+impl TrackedBody {
+    /// The body of a response that came through a tunnel.
+    pub(super) fn new(body: Body, guard: ResponseGuard, permit: ConcurrencyPermit) -> Self {
+        let metrics = Some(Arc::clone(&guard.metrics));
+        Self {
+            body,
+            metrics,
+            guard: HeldGuard::Body(guard),
+            _permit: Some(permit),
+            share: None,
+            revoked: None,
+        }
+    }
+
+    /// The body of a response of kas itself, which occupies nothing.
+    pub(super) fn untracked(body: Body) -> Self {
+        Self { body, metrics: None, guard: HeldGuard::None, _permit: None, share: None, revoked: None }
+    }
+
+    /// Counts the response in the budget, which may cut it and release its guard, even if the caller never notices.
+    pub(super) fn with_budget(mut self, budget: &Arc<Budget>, grip: Grip) -> Self {
+        if let HeldGuard::Body(guard) = std::mem::replace(&mut self.guard, HeldGuard::None) {
+            let guard = Arc::new(Mutex::new(Some(guard)));
+            let released = Arc::clone(&guard);
+            self.share = Some(budget.share(grip, move || drop(released.lock().take())));
+            self.guard = HeldGuard::Shared(guard);
+        }
+        self
+    }
+
+    /// Fails the body when the caller's right to the response ends.
+    pub(super) fn with_revocation(mut self, revoked: CancellationToken) -> Self {
+        self.revoked = Some(Box::pin(revoked.cancelled_owned()));
+        self
     }
 }
 
-impl http_body::Body for Tracked {
+impl http_body::Body for TrackedBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -135,8 +137,8 @@ impl http_body::Body for Tracked {
         if let Some(revoked) = &mut self.revoked
             && revoked.as_mut().poll(cx).is_ready()
         {
-            let what = "the caller's token was revoked";
-            return Poll::Ready(Some(Err(BodyError::Other(what.into()))));
+            let cause = "the caller's token was revoked";
+            return Poll::Ready(Some(Err(BodyError::Other(cause.into()))));
         }
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if let (Poll::Ready(Some(Ok(frame))), Some(metrics)) = (&polled, &self.metrics)

@@ -1,23 +1,37 @@
-//! Requests that no honest client sends: ambiguous on purpose, so that two servers read them differently.
+//! Checks of a request's head, before anything is looked up.
+//!
+//! A request is refused if another server could read it in another way (request smuggling). hyper has checked where its
+//! body ends; `docs/security.md` lists the decisions of hyper.
 
 use http::{
-    HeaderMap, Request, Version,
+    HeaderMap, Method, Request, Version,
     header::{CONNECTION, HOST, TRANSFER_ENCODING},
 };
 use proto::{Reason, border};
 
-use crate::{failure::Failure, headers};
+use super::Callers;
+use crate::{failure::Failure, headers, metrics::Limit};
 
-/// Refuses what kas would read in one way and somebody before or behind it in another.
-pub(super) fn refuse<B>(request: &Request<B>) -> Result<(), Failure> {
+/// Refuses a head that kas does not serve, or that two servers could read differently.
+pub(super) fn validate<B>(callers: &Callers, request: &Request<B>) -> Result<(), Failure> {
     let headers = request.headers();
-    let what = ambiguous_coding(headers)
+    if headers.len() > callers.limits.max_headers {
+        callers.forwarder.metrics.limit(Limit::Head);
+        return Err(Failure::new(
+            Reason::HeadTooLarge,
+            "the request has more header fields than agent.kubernetes_api.limits.max_headers",
+        ));
+    }
+    let defect = (request.method() == Method::CONNECT)
+        .then_some("CONNECT is not served: this is no forward proxy")
+        .or_else(|| ambiguous_coding(headers))
         .or_else(|| ambiguous_host(request))
         .or_else(|| named_by_connection(headers));
-    what.map_or(Ok(()), |what| Err(Failure::new(Reason::BadRequest, what)))
+    defect.map_or(Ok(()), |defect| Err(Failure::new(Reason::BadRequest, defect)))
 }
 
-/// hyper takes the last coding for the framing and leaves the others in the body (RFC 9112 section 6.1).
+/// Finds codings other than one `chunked`: hyper takes the last one for the framing and leaves the others in the body
+/// (RFC 9112 section 6.1).
 fn ambiguous_coding(headers: &HeaderMap) -> Option<&'static str> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     let first = codings.next()?;
@@ -25,7 +39,7 @@ fn ambiguous_coding(headers: &HeaderMap) -> Option<&'static str> {
     (!plain).then_some("Transfer-Encoding may only be chunked, once")
 }
 
-/// RFC 9112 section 3.2, RFC 9113 section 8.3.1.
+/// Finds a `Host` that is missing, malformed or contradicted (RFC 9112 section 3.2, RFC 9113 section 8.3.1).
 fn ambiguous_host<B>(request: &Request<B>) -> Option<&'static str> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let Some(host) = hosts.next() else {
@@ -39,7 +53,7 @@ fn ambiguous_host<B>(request: &Request<B>) -> Option<&'static str> {
     }
     let authority = request.uri().authority().filter(|_| request.version() == Version::HTTP_2)?;
     let same = host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes());
-    (!same).then_some("Host is not what :authority says")
+    (!same).then_some("Host differs from :authority")
 }
 
 /// Returns whether a byte may be part of a host or a port (RFC 3986 section 3.2.2).
@@ -47,7 +61,8 @@ fn is_host_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(&byte)
 }
 
-/// `Connection: Impersonate-User` asks a proxy to forget who the caller shall be (CVE-2021-31999).
+/// Finds a `Connection` that names a header which identifies the caller: a proxy would remove that header
+/// (CVE-2021-31999).
 fn named_by_connection(headers: &HeaderMap) -> Option<&'static str> {
     let sensitive = |token: &str| headers::is_sensitive(&token.to_ascii_lowercase());
     border::tokens(headers, &CONNECTION)

@@ -264,9 +264,34 @@ async fn a_body_that_nobody_read_is_passed_over_if_it_is_there() {
         .await
         .unwrap();
     let answer = read_to_end(&mut connection).await.expect("closed");
-    assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+    assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("\r\nconnection: close\r\n"), "{answer}");
     connection.write_all(next.as_bytes()).await.ok();
     assert_eq!(read(&mut connection).await, "");
+}
+
+/// The agent is away, so that the request fails after kas has taken its body over.
+#[tokio::test(start_paused = true)]
+async fn unread_body_of_an_unanswered_request_is_drained_or_announced() {
+    let world = World::new();
+    let post = head(&world, "POST /echo");
+    let next = format!("{}\r\n", head(&world, "GET /next"));
+    let small = exchange(&world, &format!("{post}Content-Length: 5\r\n\r\nhello{next}")).await;
+    assert_eq!(small.matches("HTTP/1.1 503").count(), 2, "{small}");
+    assert!(!small.contains("connection: close"), "{small}");
+
+    let large = format!("{post}Content-Length: 100000\r\n\r\n{}", "x".repeat(100_000));
+    let expecting = format!("{post}Expect: 100-continue\r\nContent-Length: 5\r\n\r\n");
+    for request in [large, expecting] {
+        let mut connection = world.connect();
+        let (mut reading, mut writing) = tokio::io::split(&mut connection);
+        let mut answer = String::new();
+        let (sent, received) =
+            tokio::join!(writing.write_all(request.as_bytes()), reading.read_to_string(&mut answer));
+        sent.unwrap();
+        received.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -289,6 +314,11 @@ async fn an_answer_arrives_although_the_upload_goes_on() {
         timeout(PATIENCE, reading.read_to_end(&mut answer)).await.expect("an answer").unwrap();
         let answer = String::from_utf8(answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200") || answer.starts_with("HTTP/1.1 404"), "{answer}");
+        assert_eq!(
+            answer.starts_with("HTTP/1.1 404"),
+            answer.contains("\r\nconnection: close\r\n"),
+            "{answer}"
+        );
         let sent = timeout(PATIENCE, uploading).await.expect("hung up").unwrap();
         assert!(sent > 10_000, "it was not reset at once, so that the answer could be read");
     }
