@@ -67,18 +67,23 @@ pub struct Stamp<'a> {
 
 /// Makes a caller's headers those of the request in the tunnel.
 pub fn to_agent(headers: &mut HeaderMap, stamp: Stamp<'_>) -> Result<(), Failure> {
-    refuse_twins(headers)?;
-    if matches!(stamp.access_as, AccessAs::Impersonate { .. }) && headers.keys().any(is_impersonation) {
-        return Err(Failure::new(
-            Reason::NestedImpersonation,
-            "nested impersonation is not supported: kas already sets who this caller is in the cluster; leave out --as \
-             and the Impersonate-* headers",
-        ));
+    let impersonated = matches!(stamp.access_as, AccessAs::Impersonate { .. });
+    let upgrade = border::upgrade(headers);
+    let mut refused = None;
+    border::strip_where(headers, |name| {
+        let text = name.as_str();
+        if text.as_bytes().contains(&b'_') && is_twin(text) {
+            refused.get_or_insert_with(|| twin(name));
+        }
+        if impersonated && text.starts_with(impersonation::PREFIX) {
+            refused.get_or_insert_with(nested_impersonation);
+        }
+        is_consumed(text) || forwarded::is_forwarded(name)
+    });
+    if let Some(failure) = refused {
+        return Err(failure);
     }
 
-    let upgrade = border::upgrade(headers);
-    border::strip(headers);
-    border::remove_where(headers, |name| is_consumed(name) || forwarded::is_forwarded(name));
     if let Some(protocol) = upgrade {
         headers.insert(UPGRADE, protocol);
     }
@@ -87,7 +92,9 @@ pub fn to_agent(headers: &mut HeaderMap, stamp: Stamp<'_>) -> Result<(), Failure
     headers.insert(proto::header::SERVICE, stamp.service.into());
     headers.insert(proto::header::REQUEST_ID, stamp.request_id.clone());
     if let AccessAs::Impersonate { headers: who, .. } = stamp.access_as {
-        headers.extend(who.clone());
+        for (name, value) in who {
+            headers.append(name, value.clone());
+        }
     }
     Ok(())
 }
@@ -122,8 +129,8 @@ fn via(version: Version) -> HeaderValue {
 }
 
 /// Meant for kas, or a claim of identity that only a proxy of the cluster's own may make (`X-Remote-User`).
-fn is_consumed(name: &HeaderName) -> bool {
-    CONSUMED.contains(&name.as_str()) || name.as_str().starts_with("x-remote-")
+fn is_consumed(name: &str) -> bool {
+    CONSUMED.contains(&name) || name.starts_with("x-remote-")
 }
 
 /// Whether a `Location` is a path, or relative to one as in Go's redirects (`logs/`). Browsers read `\\` as `/` and drop
@@ -136,19 +143,23 @@ fn within_origin(location: &HeaderValue) -> bool {
         && !first.contains(&b':')
 }
 
-/// Some servers take `X_Foo` for `X-Foo`. Whoever spells a header that carries identity like that is not a mistaken
-/// client (CVE-2025-64484).
-fn refuse_twins(headers: &HeaderMap) -> Result<(), Failure> {
-    let sensitive = |name: &str| {
-        let name = name.replace('_', "-");
-        is_sensitive(&name) || FRAMING.iter().any(|known| name == known.as_str())
-    };
-    match headers.keys().find(|name| name.as_str().as_bytes().contains(&b'_') && sensitive(name.as_str())) {
-        Some(name) => {
-            Err(Failure::new(Reason::BadRequest, format!("the header {name} is refused: write it with '-'")))
-        }
-        None => Ok(()),
-    }
+/// Returns whether a name with `_` is that of a header that frames a message or identifies the caller, to servers that take
+/// `X_Foo` for `X-Foo` (CVE-2025-64484).
+fn is_twin(name: &str) -> bool {
+    let name = name.replace('_', "-");
+    is_sensitive(&name) || FRAMING.iter().any(|known| name == known.as_str())
+}
+
+fn twin(name: &HeaderName) -> Failure {
+    Failure::new(Reason::BadRequest, format!("the header {name} is refused: write it with '-'"))
+}
+
+fn nested_impersonation() -> Failure {
+    Failure::new(
+        Reason::NestedImpersonation,
+        "nested impersonation is not supported: kas already sets who this caller is in the cluster; leave out --as and the \
+         Impersonate-* headers",
+    )
 }
 
 /// Whether a header, in lower case, says who the caller is or where it comes from.
@@ -162,10 +173,6 @@ pub(crate) fn is_sensitive(name: &str) -> bool {
         || name == "proxy-authorization"
         || name == HOST.as_str()
         || CONSUMED.contains(&name)
-}
-
-fn is_impersonation(name: &HeaderName) -> bool {
-    name.as_str().starts_with(impersonation::PREFIX)
 }
 
 #[cfg(test)]

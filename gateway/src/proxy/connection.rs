@@ -69,6 +69,7 @@ impl Callers {
         let served = loop {
             let idle_timeout = if closing { CLOSE_TIMEOUT } else { limits.idle_timeout };
             tokio::select! {
+                biased;
                 served = connection.as_mut() => break served,
                 () = self.leaving.cancelled(), if !closing => {}
                 () = state.idle(idle_timeout) => {

@@ -63,7 +63,7 @@ pub(super) struct RequestContext {
 #[derive(Debug)]
 pub(super) struct Route {
     pub(super) destination: Destination,
-    pub(super) grant: Grant,
+    pub(super) grant: Arc<Grant>,
     pub(super) method: Method,
     /// Path and query as the service gets them.
     pub(super) target: Uri,

@@ -58,13 +58,20 @@ fn ambiguous_host<B>(request: &Request<B>) -> Option<&'static str> {
 
 /// Returns whether a byte may be part of a host or a port (RFC 3986 section 3.2.2).
 fn is_host_byte(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(&byte)
+    byte.is_ascii_alphanumeric()
+        || matches!(
+            byte,
+            b'-' | b'.' | b'_' | b'~' | b'%' | b'!' | b'$' | b'&'..=b',' | b';' | b'=' | b':' | b'[' | b']'
+        )
 }
 
 /// Finds a `Connection` that names a header which identifies the caller: a proxy would remove that header
 /// (CVE-2021-31999).
 fn named_by_connection(headers: &HeaderMap) -> Option<&'static str> {
-    let sensitive = |token: &str| headers::is_sensitive(&token.to_ascii_lowercase());
+    // Every request over HTTP/1.0 or through nginx has one of these.
+    let harmless =
+        |token: &str| token.eq_ignore_ascii_case("keep-alive") || token.eq_ignore_ascii_case("close");
+    let sensitive = |token: &str| !harmless(token) && headers::is_sensitive(&token.to_ascii_lowercase());
     border::tokens(headers, &CONNECTION)
         .any(sensitive)
         .then_some("Connection may not name a header that says who the caller is")
