@@ -62,7 +62,8 @@ impl Exchange {
         let metrics = Arc::clone(context.callers.forwarder.metrics.of(&route.destination.service));
         let request = request.map(|()| request_body::take(&context, &metrics));
         let request = match route.grant.caller.labels(&route.destination.service) {
-            Some(labels) => restrict(&context, request, labels).await?,
+            // Boxed: most requests do not pass here, and should not have room for it.
+            Some(labels) => Box::pin(restrict(&context, request, labels)).await?,
             None => request,
         };
         let outgoing =

@@ -3,8 +3,9 @@
 //! A layer is a function from a service to a service. The services have no state of their own, so that they cost nothing to
 //! clone: all that a layer needs is in the [`RequestContext`].
 
-use std::{convert::Infallible, str::FromStr as _, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::ready, str::FromStr as _, sync::Arc, time::Duration};
 
+use futures_util::future::Either;
 use http::{HeaderValue, Response, Uri, Version, header::CONNECTION, uri::PathAndQuery};
 use proto::{Reason, border};
 use tower::{Service, service_fn};
@@ -47,7 +48,7 @@ where
         async move {
             let page = match request.context.callers.cors.admit(&request.head) {
                 Ok(page) => page,
-                Err(failure) => return Ok(refuse(&request.context, &failure).await),
+                Err(failure) => return Ok(Box::pin(refuse(&request.context, &failure)).await),
             };
             if let Some(response) = page.preflight(&request.head) {
                 return Ok(response.map(TrackedBody::untracked));
@@ -90,7 +91,8 @@ where
             let context = Arc::clone(&request.context);
             match inner.call(request).await {
                 Ok(response) => Ok(response),
-                Err(failure) => Ok(refuse(&context, &failure).await),
+                // Boxed: most requests do not fail, and should not have room for it.
+                Err(failure) => Ok(Box::pin(refuse(&context, &failure)).await),
             }
         }
     })
@@ -103,12 +105,9 @@ pub(super) fn check_head<S>(
 where
     S: Service<ProxyRequest, Response: Send, Error = Failure, Future: Send> + Clone + Send,
 {
-    service_fn(move |request: ProxyRequest| {
-        let mut inner = inner.clone();
-        async move {
-            validate(&request.context.callers, &request.head)?;
-            inner.call(request).await
-        }
+    service_fn(move |request: ProxyRequest| match validate(&request.context.callers, &request.head) {
+        Ok(()) => Either::Left(inner.clone().call(request)),
+        Err(failure) => Either::Right(ready(Err(failure))),
     })
 }
 
@@ -119,13 +118,13 @@ pub(super) fn authorize<S>(
 where
     S: Service<AuthorizedRequest, Response: Send, Error = Failure, Future: Send> + Clone + Send,
 {
-    service_fn(move |request: ProxyRequest| {
-        let mut inner = inner.clone();
-        async move {
-            let route = Arc::new(route(&request)?);
+    service_fn(move |request: ProxyRequest| match route(&request) {
+        Ok(route) => {
             let ProxyRequest { head, context } = request;
-            inner.call(AuthorizedRequest { request: head, context, route }).await
+            let request = AuthorizedRequest { request: head, context, route: Arc::new(route) };
+            Either::Left(inner.clone().call(request))
         }
+        Err(failure) => Either::Right(ready(Err(failure))),
     })
 }
 
@@ -136,12 +135,9 @@ pub(super) fn limit_concurrency<S>(
 where
     S: Service<PermittedRequest, Response: Send, Error = Failure, Future: Send> + Clone + Send,
 {
-    service_fn(move |request: AuthorizedRequest| {
-        let mut inner = inner.clone();
-        async move {
-            let permit = permit(&request)?;
-            inner.call((request, permit)).await
-        }
+    service_fn(move |request: AuthorizedRequest| match permit(&request) {
+        Ok(permit) => Either::Left(inner.clone().call((request, permit))),
+        Err(failure) => Either::Right(ready(Err(failure))),
     })
 }
 
