@@ -11,7 +11,7 @@ use tunnel::{Body, upgrade};
 
 use super::{
     context::{AuthorizedRequest, RequestContext, Route},
-    request_body::{self, RequestBody},
+    request_body,
     response_body::{ConcurrencyPermit, ResponseGuard, TrackedBody},
     upgrade::PendingUpgrade,
 };
@@ -72,7 +72,7 @@ impl Exchange {
     }
 
     /// Makes the agent's response the one that the caller gets.
-    pub(super) fn respond(self, answered: Answered) -> Result<Response<TrackedBody>, Failure> {
+    pub(super) async fn respond(self, answered: Answered) -> Result<Response<TrackedBody>, Failure> {
         let Answered { mut response, lease, sent } = answered;
         let (context, route) = (&self.context, &self.route);
         if let Some(failure) = Failure::of_agent(&response, &route.destination) {
@@ -86,19 +86,22 @@ impl Exchange {
         headers::to_caller(response.headers_mut(), upgraded.is_some(), extra, &context.id);
         timing.write(response.headers_mut());
         self.log(response.status(), &timing);
-        context.trace.lock().answered(response.status(), &timing);
-        let guard = || ResponseGuard::new(Arc::clone(context), Arc::clone(&self.metrics), lease);
+        let guard = |status| {
+            context.trace.lock().answered(status, &timing);
+            ResponseGuard::new(Arc::clone(context), Arc::clone(&self.metrics), lease)
+        };
         match (upgraded, self.upgrade) {
             (Some(upgraded), Some(outside)) => {
                 // Bytes of a body would be read as those of the new protocol (RFC 9110 section 7.8).
-                if !matches!(*context.body.lock(), RequestBody::Finished) {
+                if !Box::pin(request_body::drain(context)).await {
                     let cause = "a request that asks for another protocol cannot have a body";
                     return Err(Failure::new(Reason::BadRequest, cause));
                 }
                 let cut = route.grant.revoked.child_token();
                 let release = cut.clone();
                 let share = context.callers.budget.share(upgraded.grip(), move || release.cancel());
-                let (guard, context, permit) = (guard(), self.context, self.permit);
+                let guard = guard(response.status());
+                let (context, permit) = (self.context, self.permit);
                 PendingUpgrade { context, upgraded, outside, guard, permit, share, cut }.spawn();
                 Ok(response.map(TrackedBody::untracked))
             }
@@ -106,7 +109,10 @@ impl Exchange {
                 Reason::AgentMisbehaved,
                 "the agent switched protocols although nobody asked it to",
             )),
-            _ => Ok(track(response, context, route, guard(), self.permit)),
+            _ => {
+                let guard = guard(response.status());
+                Ok(track(response, context, route, guard, self.permit))
+            }
         }
     }
 

@@ -152,7 +152,7 @@ where
         let mut inner = inner.clone();
         async move {
             let (exchange, request) = Exchange::begin(request, permit).await?;
-            exchange.respond(inner.call(request).await?)
+            exchange.respond(inner.call(request).await?).await
         }
     })
 }
