@@ -1,8 +1,8 @@
-//! What crosses the border, in both directions.
+//! The headers of requests and responses that pass through kas.
 //!
-//! A request loses what is about the connection, what is meant for kas, and what only kas may say; then kas adds its
-//! own. The order matters: `Connection: Impersonate-User` must not remove what kas added (CVE-2021-31999).
-//! A response keeps what is on a list: the agent is not trusted.
+//! Headers about the connection, headers that are meant for kas, and headers that only kas may set are removed from a
+//! request; then kas adds its own. The order matters: `Connection: Impersonate-User` must not remove a header that kas
+//! added (CVE-2021-31999). A response keeps only the headers on a list: the agent is not trusted.
 
 mod extra;
 mod forwarded;
@@ -20,16 +20,16 @@ use http::{
 use proto::{Reason, ServiceName, border, impersonation};
 
 pub use self::extra::ExtraHeader;
-pub use self::forwarded::{Peer, Way};
+pub use self::forwarded::{ForwardedFor, Peer};
 use crate::{failure::Failure, identity::AccessAs};
 
-/// Meant for kas.
+/// Request headers that are meant for kas.
 const CONSUMED: [&str; 5] = ["authorization", "cookie", "gitlab-agent-id", "x-csrf-token", "x-request-id"];
 
-/// Where a message ends and what it is: their twins are refused, too.
+/// Headers that frame a message. Their spellings with `_` are refused, too.
 static FRAMING: [HeaderName; 4] = [CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE];
 
-/// What a response may bring along.
+/// Returns whether a header may pass in a response.
 fn is_allowed_in_response(name: &HeaderName) -> bool {
     match *name {
         ACCEPT_RANGES | ALLOW | CACHE_CONTROL | CONTENT_DISPOSITION | CONTENT_ENCODING | CONTENT_LANGUAGE
@@ -42,7 +42,7 @@ fn is_allowed_in_response(name: &HeaderName) -> bool {
     }
 }
 
-/// And that of a 101 besides.
+/// Returns whether a header may pass in a 101 besides.
 fn is_allowed_in_upgrade(name: &HeaderName) -> bool {
     match *name {
         CONNECTION | UPGRADE | SEC_WEBSOCKET_ACCEPT | SEC_WEBSOCKET_PROTOCOL => true,
@@ -50,24 +50,24 @@ fn is_allowed_in_upgrade(name: &HeaderName) -> bool {
     }
 }
 
-/// What kas says in a request, whatever its caller said.
+/// The headers that kas sets in a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Stamp<'a> {
+pub struct ProxyHeaders<'a> {
     /// The request type.
     pub service: &'a ServiceName,
-    /// Who the caller is in the cluster.
+    /// The identity of the caller in the cluster.
     pub access_as: &'a AccessAs,
-    /// Names the request.
+    /// The id of the request.
     pub request_id: &'a HeaderValue,
-    /// How it came to us.
+    /// The version in which the caller sent it.
     pub version: Version,
-    /// Whence.
-    pub way: &'a Way,
+    /// The addresses that it came through.
+    pub forwarded: &'a ForwardedFor,
 }
 
 /// Makes a caller's headers those of the request in the tunnel.
-pub fn to_agent(headers: &mut HeaderMap, stamp: Stamp<'_>) -> Result<(), Failure> {
-    let impersonated = matches!(stamp.access_as, AccessAs::Impersonate { .. });
+pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Result<(), Failure> {
+    let impersonated = matches!(proxy_headers.access_as, AccessAs::Impersonate { .. });
     let upgrade = border::upgrade(headers);
     let mut refused = None;
     border::strip_where(headers, |name| {
@@ -87,11 +87,11 @@ pub fn to_agent(headers: &mut HeaderMap, stamp: Stamp<'_>) -> Result<(), Failure
     if let Some(protocol) = upgrade {
         headers.insert(UPGRADE, protocol);
     }
-    stamp.way.write(headers);
-    headers.append(VIA, via(stamp.version));
-    headers.insert(proto::header::SERVICE, stamp.service.into());
-    headers.insert(proto::header::REQUEST_ID, stamp.request_id.clone());
-    if let AccessAs::Impersonate { headers: who, .. } = stamp.access_as {
+    proxy_headers.forwarded.write(headers);
+    headers.append(VIA, via(proxy_headers.version));
+    headers.insert(proto::header::SERVICE, proxy_headers.service.into());
+    headers.insert(proto::header::REQUEST_ID, proxy_headers.request_id.clone());
+    if let AccessAs::Impersonate { headers: who, .. } = proxy_headers.access_as {
         for (name, value) in who {
             headers.append(name, value.clone());
         }
@@ -189,14 +189,14 @@ mod tests {
 
     fn pass(entries: &[(&str, &str)], access_as: &AccessAs) -> Result<HeaderMap, Reason> {
         let mut headers = map(entries);
-        let stamp = Stamp {
+        let proxy_headers = ProxyHeaders {
             service: &"kubernetes".parse().unwrap(),
             access_as,
             request_id: &HeaderValue::from_static("id-1"),
             version: Version::HTTP_11,
-            way: &Way::of(&headers, &Peer::new([192, 0, 2, 1].into()), &[]),
+            forwarded: &ForwardedFor::of(&headers, &Peer::new([192, 0, 2, 1].into()), &[]),
         };
-        to_agent(&mut headers, stamp).map_err(|failure| failure.reason)?;
+        to_agent(&mut headers, proxy_headers).map_err(|failure| failure.reason)?;
         Ok(headers)
     }
 

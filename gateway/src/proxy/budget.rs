@@ -1,11 +1,11 @@
-//! How much memory callers may make us hold, and for how long.
+//! The memory of responses that are not read, and the time for which they may stay so.
 //!
-//! An agent may send as much of an answer as its stream's window allows before the caller takes any of it. For one answer
-//! that is what makes a distant cluster fast; for thousands of callers who do not read it is a way to use up all
-//! memory. So all of them share a budget, and where it does not last, who holds most of it is cut.
+//! An agent may send as much of a response as the window of its stream allows before the caller reads any of it. That makes a
+//! distant cluster fast; thousands of callers that do not read could use up all memory with it. All responses therefore
+//! share a budget. When it is exceeded, the responses that hold the most are cut.
 //!
-//! Who takes nothing for too long is cut as well. [`crate::io::StallGuard`] sees only whole connections, and on HTTP/2 a
-//! caller can keep one alive while it never opens the window of one stream.
+//! A response that is not read for too long is cut as well. [`crate::io::StallGuard`] sees only whole connections, and on
+//! HTTP/2 a caller can keep a connection alive while it never opens the window of one stream.
 
 use std::{
     collections::HashMap,
@@ -23,68 +23,73 @@ use tunnel::{Grip, Look};
 
 use crate::metrics::{Limit, Metrics};
 
-/// How often the answers are looked at. Between two looks the budget may be exceeded.
+/// How often the responses are checked. Between two checks the budget may be exceeded.
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// The answers that are under way.
+/// The responses in flight.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
-    patience: Duration,
-    answers: Mutex<HashMap<u64, Answer>>,
+    read_timeout: Duration,
+    responses: Mutex<HashMap<u64, WatchedResponse>>,
     next: AtomicU64,
 }
 
-struct Answer {
+struct WatchedResponse {
     grip: Grip,
-    /// Lets go of what the answer occupies.
+    /// Releases the guards of the response.
     release: Box<dyn Fn() + Send>,
     last: Look,
-    /// Since when its reader has neither taken anything nor waited for more.
-    since: Instant,
+    /// Since when the caller has neither read anything nor waited for more.
+    unread_since: Instant,
 }
 
-/// An answer's share of the budget, until this is dropped.
+/// Counts a response in the budget until this is dropped.
 #[derive(Debug)]
-pub struct Share {
+pub struct BudgetShare {
     budget: Arc<Budget>,
     number: u64,
 }
 
 impl Budget {
-    /// `limit`: bytes that all answers together may hold. `patience`: how long one may be left unread.
-    pub fn new(limit: u64, patience: Duration) -> Self {
-        Self { limit, patience, answers: Mutex::default(), next: AtomicU64::new(0) }
+    /// `limit`: bytes that all responses together may hold. `read_timeout`: how long one may be left unread.
+    pub fn new(limit: u64, read_timeout: Duration) -> Self {
+        Self { limit, read_timeout, responses: Mutex::default(), next: AtomicU64::new(0) }
     }
 
-    /// Another answer. `release` is called when it was cut, and must not wait.
-    pub fn share(self: &Arc<Self>, grip: Grip, release: impl Fn() + Send + 'static) -> Share {
+    /// Adds a response. `release` is called when the response was cut, and must not block.
+    pub fn share(self: &Arc<Self>, grip: Grip, release: impl Fn() + Send + 'static) -> BudgetShare {
         let number = self.next.fetch_add(1, Relaxed);
-        let (release, since) = (Box::new(release), Instant::now());
-        let answer = Answer { grip, release, last: Look::default(), since };
-        self.answers.lock().insert(number, answer);
-        Share { budget: Arc::clone(self), number }
+        let response = WatchedResponse {
+            grip,
+            release: Box::new(release),
+            last: Look::default(),
+            unread_since: Instant::now(),
+        };
+        self.responses.lock().insert(number, response);
+        BudgetShare { budget: Arc::clone(self), number }
     }
 
-    /// Looks at the answers and cuts those that must go. Never completes.
+    /// Checks the responses and cuts the ones that exceed a limit. Never completes.
     pub async fn keep(&self, metrics: &Metrics) {
-        let mut looks = interval(PERIOD);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let now = looks.tick().await;
-            let held = self.look(now, metrics);
+            let now = ticks.tick().await;
+            let held = self.check(now, metrics);
             metrics.bytes_in_flight.set(i64::try_from(held).unwrap_or(i64::MAX));
         }
     }
 
-    fn look(&self, now: Instant, metrics: &Metrics) -> u64 {
-        let mut answers = self.answers.lock();
-        let mut holders = Vec::with_capacity(answers.len());
+    /// Returns the bytes that all responses hold.
+    fn check(&self, now: Instant, metrics: &Metrics) -> u64 {
+        let mut responses = self.responses.lock();
+        let mut holders = Vec::with_capacity(responses.len());
         let mut held = 0;
         let mut cut = Vec::new();
-        for (number, answer) in answers.iter_mut() {
-            let bytes = answer.look(now);
-            if now.saturating_duration_since(answer.since) >= self.patience {
+        for (number, response) in responses.iter_mut() {
+            let bytes = response.check(now);
+            if now.saturating_duration_since(response.unread_since) >= self.read_timeout {
                 cut.push((*number, Limit::WriteStall));
                 continue;
             }
@@ -96,42 +101,42 @@ impl Budget {
             let over = over(&holders, held, self.limit);
             cut.extend(over.map(|(_, number)| (*number, Limit::BytesInFlight)));
         }
-        // Taken out, so that nothing is cut twice; and dropped once the table is free again.
+        // Removed, so that nothing is cut twice, and dropped after the lock is released.
         let cut: Vec<_> =
-            cut.into_iter().filter_map(|(number, limit)| Some((answers.remove(&number)?, limit))).collect();
-        drop(answers);
-        for (answer, limit) in cut {
-            answer.cut();
+            cut.into_iter().filter_map(|(number, limit)| Some((responses.remove(&number)?, limit))).collect();
+        drop(responses);
+        for (response, limit) in cut {
+            response.cut();
             metrics.limit(limit);
         }
         held
     }
 }
 
-impl Answer {
+impl WatchedResponse {
     fn cut(&self) {
         self.grip.cut();
         (self.release)();
     }
 
-    /// How much it holds.
-    fn look(&mut self, now: Instant) -> u64 {
+    /// Returns the bytes that it holds.
+    fn check(&mut self, now: Instant) -> u64 {
         let look = self.grip.look();
         if look.taken != self.last.taken || look.awaited {
-            self.since = now;
+            self.unread_since = now;
         }
         self.last = look;
         look.unread as u64
     }
 }
 
-impl fmt::Debug for Answer {
+impl fmt::Debug for WatchedResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Answer").field("last", &self.last).finish_non_exhaustive()
+        f.debug_struct("WatchedResponse").field("last", &self.last).finish_non_exhaustive()
     }
 }
 
-/// As many of the greatest as must go.
+/// Returns the greatest holders, as many as must be cut.
 fn over<T>(holders: &[(u64, T)], held: u64, limit: u64) -> impl Iterator<Item = &(u64, T)> {
     let mut held = held;
     holders.iter().take_while(move |(bytes, _)| {
@@ -141,11 +146,11 @@ fn over<T>(holders: &[(u64, T)], held: u64, limit: u64) -> impl Iterator<Item = 
     })
 }
 
-impl Drop for Share {
+impl Drop for BudgetShare {
     fn drop(&mut self) {
-        let answer = self.budget.answers.lock().remove(&self.number);
-        // Not under the lock: this may be the last that holds on to a tunnel.
-        drop(answer);
+        let response = self.budget.responses.lock().remove(&self.number);
+        // After the lock is released: this may be the last reference to a tunnel.
+        drop(response);
     }
 }
 
@@ -154,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_are_cut_than_must_be() {
+    fn greatest_holders_are_cut_until_the_rest_fits() {
         let holders = [(50, 'a'), (30, 'b'), (20, 'c')];
         for (limit, expected) in [(100, ""), (99, "a"), (50, "a"), (49, "ab"), (20, "ab"), (0, "abc")] {
             let cut: String = over(&holders, 100, limit).map(|(_, name)| *name).collect();

@@ -14,7 +14,7 @@ use super::{Callers, connection::RequestGuard, request_body::RequestBody};
 use crate::{
     failure::Reader,
     forward::Destination,
-    headers::{Peer, Way},
+    headers::{ForwardedFor, Peer},
     identity::Grant,
     target::Target,
     traces::RequestTrace,
@@ -49,7 +49,7 @@ pub(super) struct RequestContext {
     /// How it came to kas.
     pub(super) version: Version,
     /// The address of the caller, and the proxies that it came through.
-    pub(super) forwarded: Way,
+    pub(super) forwarded: ForwardedFor,
     /// The dialect and encoding of an error.
     pub(super) reader: Reader,
     /// The span of the request.
@@ -90,7 +90,7 @@ impl ProxyRequest {
             id: request_id(&parts.headers),
             started: Instant::now(),
             version: parts.version,
-            forwarded: Way::of(&parts.headers, peer, &callers.trusted_proxies),
+            forwarded: ForwardedFor::of(&parts.headers, peer, &callers.trusted_proxies),
             reader: Reader::of(Target::dialect(parts.uri.path()), &parts.headers),
             trace: Mutex::default(),
             body: Mutex::new(body),

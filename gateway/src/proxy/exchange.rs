@@ -18,7 +18,7 @@ use super::{
 use crate::{
     failure::Failure,
     forward::Answered,
-    headers::{self, Stamp},
+    headers::{self, ProxyHeaders},
     metrics::{Limit, ServiceMetrics},
     promql::{self, Labels},
     timing::Stages,
@@ -47,14 +47,14 @@ impl Exchange {
         if route.upgrading && context.version != Version::HTTP_11 {
             return Err(Failure::new(Reason::BadRequest, "an upgrade needs HTTP/1.1"));
         }
-        let stamp = Stamp {
+        let proxy_headers = ProxyHeaders {
             service: &route.destination.service,
             access_as: &route.grant.caller.access_as,
             request_id: &context.id,
             version: context.version,
-            way: &context.forwarded,
+            forwarded: &context.forwarded,
         };
-        headers::to_agent(request.headers_mut(), stamp)?;
+        headers::to_agent(request.headers_mut(), proxy_headers)?;
         context.trace.lock().write(request.headers_mut());
         *request.uri_mut() = route.target.clone();
         let upgrade = route.upgrading.then(|| hyper::upgrade::on(&mut request));

@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tunnel::{Body, BodyError, Grip};
 
 use super::{
-    budget::{Budget, Share},
+    budget::{Budget, BudgetShare},
     context::RequestContext,
 };
 use crate::{connected::Connected, metrics::ServiceMetrics};
@@ -30,7 +30,7 @@ pub(super) struct TrackedBody {
     guard: HeldGuard,
     /// Stays although the budget cuts the response: its unread bytes stay until the connection ends.
     _permit: Option<ConcurrencyPermit>,
-    share: Option<Share>,
+    share: Option<BudgetShare>,
     revoked: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 

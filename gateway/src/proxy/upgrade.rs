@@ -13,7 +13,7 @@ use tracing::Instrument as _;
 use tunnel::upgrade::{self, Upgraded};
 
 use super::{
-    budget::Share,
+    budget::BudgetShare,
     context::RequestContext,
     response_body::{ConcurrencyPermit, ResponseGuard},
 };
@@ -31,7 +31,7 @@ pub(super) struct PendingUpgrade {
     pub(super) outside: OnUpgrade,
     pub(super) guard: ResponseGuard,
     pub(super) permit: ConcurrencyPermit,
-    pub(super) share: Share,
+    pub(super) share: BudgetShare,
     /// Cancelled when the caller's right to the upgrade ends, or the memory that it may take.
     pub(super) cut: CancellationToken,
 }
