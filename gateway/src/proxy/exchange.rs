@@ -107,7 +107,7 @@ impl Exchange {
             }
             _ if response.status() == StatusCode::SWITCHING_PROTOCOLS => Err(Failure::new(
                 Reason::AgentMisbehaved,
-                "the agent switched protocols although nobody asked it to",
+                "the agent switched protocols although the request did not ask for it",
             )),
             _ => {
                 let guard = guard(response.status());

@@ -1,7 +1,8 @@
 //! The layers that every request passes, in the order in which [`super::stack`] builds them.
 //!
 //! A layer is a function from a service to a service. The services have no state of their own, so that they cost nothing to
-//! clone: all that a layer needs is in the [`RequestContext`].
+//! clone: all that a layer needs is in the [`RequestContext`]. They are always ready, so that a layer calls the next one
+//! without `poll_ready`.
 
 use std::{convert::Infallible, future::ready, str::FromStr as _, sync::Arc, time::Duration};
 
