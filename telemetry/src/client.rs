@@ -11,13 +11,13 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
+use tokio_rustls::TlsConnector;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     task::spawn_blocking,
     time::timeout,
 };
-use tokio_rustls::TlsConnector;
 
 use crate::{Collector, CollectorError};
 
