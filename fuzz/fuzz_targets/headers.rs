@@ -17,7 +17,7 @@ use std::{
 };
 
 use gateway::{
-    headers::{Peer, Stamp, Way, to_agent, to_caller},
+    headers::{ForwardedFor, Peer, ProxyHeaders, to_agent, to_caller},
     identity::AccessAs,
 };
 use http::{
@@ -109,10 +109,16 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
         AccessAs::Agent => None,
         AccessAs::Impersonate { headers, .. } => Some(headers),
     };
-    let way = Way::of(input, &Peer::new(PEER), &[]);
-    let stamp = Stamp { service: &SERVICE, access_as, request_id: &ID, version: Version::HTTP_11, way: &way };
+    let forwarded = ForwardedFor::of(input, &Peer::new(PEER), &[]);
+    let proxy_headers = ProxyHeaders {
+        service: &SERVICE,
+        access_as,
+        request_id: &ID,
+        version: Version::HTTP_11,
+        forwarded: &forwarded,
+    };
     let mut output = input.clone();
-    if let Err(failure) = to_agent(&mut output, stamp) {
+    if let Err(failure) = to_agent(&mut output, proxy_headers) {
         match failure.reason {
             Reason::BadRequest => assert!(twins, "{failure}"),
             Reason::NestedImpersonation => assert!(impersonating && kas.is_some(), "{failure}"),

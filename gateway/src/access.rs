@@ -1,5 +1,7 @@
 //! May this caller ask this of this agent?
 
+use std::sync::Arc;
+
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::AUTHORIZATION};
 use proto::{AgentId, Reason};
@@ -15,7 +17,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Access {
     /// Who asks, and for how long they may.
-    pub grant: Grant,
+    pub grant: Arc<Grant>,
     /// Whom.
     pub agent: AgentId,
 }
@@ -58,7 +60,7 @@ pub fn authorize(identity: &Identity, headers: &HeaderMap, target: &Target<'_>) 
         return Err(Failure::new(Reason::Forbidden, what));
     }
 
-    Ok(Access { grant: grant.clone(), agent })
+    Ok(Access { grant: Arc::clone(grant), agent })
 }
 
 impl Credential {

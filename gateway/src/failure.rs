@@ -49,16 +49,20 @@ pub enum Dialect {
 pub struct Reader {
     dialect: Dialect,
     accept: Option<HeaderValue>,
-    client_go: bool,
+    user_agent: Option<HeaderValue>,
 }
 
 impl Reader {
-    /// Whoever sent these headers.
+    /// The sender of these headers. They are looked into only if there is an error to render.
     pub fn of(dialect: Dialect, headers: &HeaderMap) -> Self {
-        // "kubectl/v1.32.4 (linux/amd64) kubernetes/59526cd": every program built on client-go ends like that.
-        let agent = headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok());
-        let client_go = agent.is_some_and(|agent| agent.contains(" kubernetes/"));
-        Self { dialect, accept: headers.get(ACCEPT).cloned(), client_go }
+        let (accept, user_agent) = (headers.get(ACCEPT).cloned(), headers.get(USER_AGENT).cloned());
+        Self { dialect, accept, user_agent }
+    }
+
+    /// Returns whether the caller is built on client-go: "kubectl/v1.32.4 (linux/amd64) kubernetes/59526cd".
+    fn is_client_go(&self) -> bool {
+        let agent = self.user_agent.as_ref().and_then(|agent| agent.to_str().ok());
+        agent.is_some_and(|agent| agent.contains(" kubernetes/"))
     }
 }
 
@@ -94,7 +98,7 @@ impl Failure {
         }
         // client-go obeys it up to ten times without a word to its user, also where an agent is away for good. It still
         // finds the seconds in the Status.
-        let in_silence = reader.client_go && self.reason.status().is_server_error();
+        let in_silence = self.reason.status().is_server_error() && reader.is_client_go();
         if let Some(after) = self.retry_after.filter(|_| !in_silence) {
             headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
         }

@@ -101,7 +101,7 @@ impl Forwarder {
                 }
                 Way::Owner(owner) => {
                     self.metrics.peers.route(Route::Peer);
-                    owner.call(to, request).await
+                    Box::pin(owner.call(to, request)).await
                 }
             };
             let error = match called {
@@ -138,7 +138,12 @@ impl Forwarder {
             }
             _ => {}
         }
+        // Boxed: most requests find a tunnel at once, and should not have room for this.
+        Box::pin(self.wait(to, tried)).await
+    }
 
+    /// Waits for a tunnel, here or at another replica.
+    async fn wait(&self, to: &Destination, tried: &[TunnelId]) -> Result<Way, Failure> {
         let deadline = Instant::now() + self.reconnect_wait;
         loop {
             // Made before looking, so that nothing is missed in between.

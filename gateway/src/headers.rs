@@ -1,8 +1,8 @@
-//! What crosses the border, in both directions.
+//! The headers of requests and responses that pass through kas.
 //!
-//! A request loses what is about the connection, what is meant for kas, and what only kas may say; then kas adds its
-//! own. The order matters: `Connection: Impersonate-User` must not remove what kas added (CVE-2021-31999).
-//! A response keeps what is on a list: the agent is not trusted.
+//! Headers about the connection, headers that are meant for kas, and headers that only kas may set are removed from a
+//! request; then kas adds its own. The order matters: `Connection: Impersonate-User` must not remove a header that kas
+//! added (CVE-2021-31999). A response keeps only the headers on a list: the agent is not trusted.
 
 mod extra;
 mod forwarded;
@@ -20,16 +20,16 @@ use http::{
 use proto::{Reason, ServiceName, border, impersonation};
 
 pub use self::extra::ExtraHeader;
-pub use self::forwarded::{Peer, Way};
+pub use self::forwarded::{ForwardedFor, Peer};
 use crate::{failure::Failure, identity::AccessAs};
 
-/// Meant for kas.
+/// Request headers that are meant for kas.
 const CONSUMED: [&str; 5] = ["authorization", "cookie", "gitlab-agent-id", "x-csrf-token", "x-request-id"];
 
-/// Where a message ends and what it is: their twins are refused, too.
+/// Headers that frame a message. Their spellings with `_` are refused, too.
 static FRAMING: [HeaderName; 4] = [CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE];
 
-/// What a response may bring along.
+/// Returns whether a header may pass in a response.
 fn is_allowed_in_response(name: &HeaderName) -> bool {
     match *name {
         ACCEPT_RANGES | ALLOW | CACHE_CONTROL | CONTENT_DISPOSITION | CONTENT_ENCODING | CONTENT_LANGUAGE
@@ -42,7 +42,7 @@ fn is_allowed_in_response(name: &HeaderName) -> bool {
     }
 }
 
-/// And that of a 101 besides.
+/// Returns whether a header may pass in a 101 besides.
 fn is_allowed_in_upgrade(name: &HeaderName) -> bool {
     match *name {
         CONNECTION | UPGRADE | SEC_WEBSOCKET_ACCEPT | SEC_WEBSOCKET_PROTOCOL => true,
@@ -50,44 +50,51 @@ fn is_allowed_in_upgrade(name: &HeaderName) -> bool {
     }
 }
 
-/// What kas says in a request, whatever its caller said.
+/// The headers that kas sets in a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Stamp<'a> {
+pub struct ProxyHeaders<'a> {
     /// The request type.
     pub service: &'a ServiceName,
-    /// Who the caller is in the cluster.
+    /// The identity of the caller in the cluster.
     pub access_as: &'a AccessAs,
-    /// Names the request.
+    /// The id of the request.
     pub request_id: &'a HeaderValue,
-    /// How it came to us.
+    /// The version in which the caller sent it.
     pub version: Version,
-    /// Whence.
-    pub way: &'a Way,
+    /// The addresses that it came through.
+    pub forwarded: &'a ForwardedFor,
 }
 
 /// Makes a caller's headers those of the request in the tunnel.
-pub fn to_agent(headers: &mut HeaderMap, stamp: Stamp<'_>) -> Result<(), Failure> {
-    refuse_twins(headers)?;
-    if matches!(stamp.access_as, AccessAs::Impersonate { .. }) && headers.keys().any(is_impersonation) {
-        return Err(Failure::new(
-            Reason::NestedImpersonation,
-            "nested impersonation is not supported: kas already sets who this caller is in the cluster; leave out --as \
-             and the Impersonate-* headers",
-        ));
+pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Result<(), Failure> {
+    let impersonated = matches!(proxy_headers.access_as, AccessAs::Impersonate { .. });
+    let upgrade = border::upgrade(headers);
+    let mut refused = None;
+    border::strip_where(headers, |name| {
+        let text = name.as_str();
+        if text.as_bytes().contains(&b'_') && is_twin(text) {
+            refused.get_or_insert_with(|| twin(name));
+        }
+        if impersonated && text.starts_with(impersonation::PREFIX) {
+            refused.get_or_insert_with(nested_impersonation);
+        }
+        is_consumed(text) || forwarded::is_forwarded(name)
+    });
+    if let Some(failure) = refused {
+        return Err(failure);
     }
 
-    let upgrade = border::upgrade(headers);
-    border::strip(headers);
-    border::remove_where(headers, |name| is_consumed(name) || forwarded::is_forwarded(name));
     if let Some(protocol) = upgrade {
         headers.insert(UPGRADE, protocol);
     }
-    stamp.way.write(headers);
-    headers.append(VIA, via(stamp.version));
-    headers.insert(proto::header::SERVICE, stamp.service.into());
-    headers.insert(proto::header::REQUEST_ID, stamp.request_id.clone());
-    if let AccessAs::Impersonate { headers: who, .. } = stamp.access_as {
-        headers.extend(who.clone());
+    proxy_headers.forwarded.write(headers);
+    headers.append(VIA, via(proxy_headers.version));
+    headers.insert(proto::header::SERVICE, proxy_headers.service.into());
+    headers.insert(proto::header::REQUEST_ID, proxy_headers.request_id.clone());
+    if let AccessAs::Impersonate { headers: who, .. } = proxy_headers.access_as {
+        for (name, value) in who {
+            headers.append(name, value.clone());
+        }
     }
     Ok(())
 }
@@ -122,8 +129,8 @@ fn via(version: Version) -> HeaderValue {
 }
 
 /// Meant for kas, or a claim of identity that only a proxy of the cluster's own may make (`X-Remote-User`).
-fn is_consumed(name: &HeaderName) -> bool {
-    CONSUMED.contains(&name.as_str()) || name.as_str().starts_with("x-remote-")
+fn is_consumed(name: &str) -> bool {
+    CONSUMED.contains(&name) || name.starts_with("x-remote-")
 }
 
 /// Whether a `Location` is a path, or relative to one as in Go's redirects (`logs/`). Browsers read `\\` as `/` and drop
@@ -136,19 +143,23 @@ fn within_origin(location: &HeaderValue) -> bool {
         && !first.contains(&b':')
 }
 
-/// Some servers take `X_Foo` for `X-Foo`. Whoever spells a header that carries identity like that is not a mistaken
-/// client (CVE-2025-64484).
-fn refuse_twins(headers: &HeaderMap) -> Result<(), Failure> {
-    let sensitive = |name: &str| {
-        let name = name.replace('_', "-");
-        is_sensitive(&name) || FRAMING.iter().any(|known| name == known.as_str())
-    };
-    match headers.keys().find(|name| name.as_str().as_bytes().contains(&b'_') && sensitive(name.as_str())) {
-        Some(name) => {
-            Err(Failure::new(Reason::BadRequest, format!("the header {name} is refused: write it with '-'")))
-        }
-        None => Ok(()),
-    }
+/// Returns whether a name with `_` is that of a header that frames a message or identifies the caller, to servers that take
+/// `X_Foo` for `X-Foo` (CVE-2025-64484).
+fn is_twin(name: &str) -> bool {
+    let name = name.replace('_', "-");
+    is_sensitive(&name) || FRAMING.iter().any(|known| name == known.as_str())
+}
+
+fn twin(name: &HeaderName) -> Failure {
+    Failure::new(Reason::BadRequest, format!("the header {name} is refused: write it with '-'"))
+}
+
+fn nested_impersonation() -> Failure {
+    Failure::new(
+        Reason::NestedImpersonation,
+        "nested impersonation is not supported: kas already sets who this caller is in the cluster; leave out --as and the \
+         Impersonate-* headers",
+    )
 }
 
 /// Whether a header, in lower case, says who the caller is or where it comes from.
@@ -162,10 +173,6 @@ pub(crate) fn is_sensitive(name: &str) -> bool {
         || name == "proxy-authorization"
         || name == HOST.as_str()
         || CONSUMED.contains(&name)
-}
-
-fn is_impersonation(name: &HeaderName) -> bool {
-    name.as_str().starts_with(impersonation::PREFIX)
 }
 
 #[cfg(test)]
@@ -182,14 +189,14 @@ mod tests {
 
     fn pass(entries: &[(&str, &str)], access_as: &AccessAs) -> Result<HeaderMap, Reason> {
         let mut headers = map(entries);
-        let stamp = Stamp {
+        let proxy_headers = ProxyHeaders {
             service: &"kubernetes".parse().unwrap(),
             access_as,
             request_id: &HeaderValue::from_static("id-1"),
             version: Version::HTTP_11,
-            way: &Way::of(&headers, &Peer::new([192, 0, 2, 1].into()), &[]),
+            forwarded: &ForwardedFor::of(&headers, &Peer::new([192, 0, 2, 1].into()), &[]),
         };
-        to_agent(&mut headers, stamp).map_err(|failure| failure.reason)?;
+        to_agent(&mut headers, proxy_headers).map_err(|failure| failure.reason)?;
         Ok(headers)
     }
 

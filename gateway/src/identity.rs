@@ -23,7 +23,7 @@ pub struct Identity {
     agents_by_name: HashMap<AgentName, AgentId>,
     projects: HashMap<AgentId, u64>,
     agent_tokens: HashMap<TokenHash, AgentId>,
-    caller_tokens: HashMap<TokenHash, Grant>,
+    caller_tokens: HashMap<TokenHash, Arc<Grant>>,
 }
 
 /// What holding a caller's token means.
@@ -83,7 +83,7 @@ impl Identity {
     }
 
     /// What holding a token means to a caller.
-    pub fn grant(&self, token: &SecretString) -> Option<&Grant> {
+    pub fn grant(&self, token: &SecretString) -> Option<&Arc<Grant>> {
         self.caller_tokens.get(&TokenHash::of(token))
     }
 
@@ -94,13 +94,13 @@ impl Identity {
             former.caller_tokens.values().map(|old| (&*old.caller.name, &old.in_flight)).collect();
         for new in self.caller_tokens.values_mut() {
             if let Some(old) = in_flight.get(&*new.caller.name) {
-                new.in_flight = Arc::clone(old);
+                Arc::make_mut(new).in_flight = Arc::clone(old);
             }
         }
         for (token, old) in &former.caller_tokens {
             match self.caller_tokens.get_mut(token) {
                 Some(new) if new.caller == old.caller => {
-                    new.revoked = old.revoked.clone();
+                    Arc::make_mut(new).revoked = old.revoked.clone();
                 }
                 Some(_) | None => old.revoked.cancel(),
             }

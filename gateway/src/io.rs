@@ -1,5 +1,6 @@
 //! A connection as it was accepted: plain or TLS.
 
+mod linger;
 mod stall;
 
 use std::{
@@ -16,7 +17,7 @@ use tokio::{
 use tokio_rustls::TlsStream;
 use tunnel::ReadAhead;
 
-pub use self::stall::StallGuard;
+pub use self::{linger::LingeringClose, stall::StallGuard};
 
 /// A TCP connection, with or without TLS, and its place among those that a listener allows.
 #[derive(Debug)]
@@ -28,6 +29,7 @@ pub struct Io {
 #[derive(Debug)]
 enum Kind {
     Plain(TcpStream),
+    /// Boxed: a plain connection should not have the size of a TLS state.
     Tls(Box<TlsStream<ReadAhead<TcpStream>>>),
 }
 
@@ -51,7 +53,7 @@ macro_rules! delegate {
                 $call
             }
             Kind::Tls($io) => {
-                let $io = Pin::new($io);
+                let $io = Pin::new($io.as_mut());
                 $call
             }
         }

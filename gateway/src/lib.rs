@@ -1,7 +1,7 @@
 //! kas: agents connect here, and callers reach their clusters here.
 //!
 //! ```text
-//!  caller ──► listen ──► callers ──► forward ──► tunnel ═══► agentk ──► cluster
+//!  caller ──► listen ──► proxy ────► forward ──► tunnel ═══► agentk ──► cluster
 //!                          │            ▲
 //!                 target, access,       │ LocalTunnels
 //!                 headers, failure      │
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! * [`forward`] decides who gets a request; the page to read first.
-//! * [`callers`] serves callers: [`cors`] says which web pages may, [`target`] takes the URL apart, [`access`] says who
+//! * [`proxy`] serves callers: [`cors`] says which web pages may, [`target`] takes the URL apart, [`access`] says who
 //!   may, [`headers`] what crosses the border, [`failure`] how an error is said, [`traces`] what a trace is told of it.
 //! * [`promql`] narrows the queries of callers who may see only certain series.
 //! * [`peers`] are other replicas: whom a request goes to whose agent is not here, and what they may ask of this one.
@@ -23,7 +23,7 @@ pub mod admin;
 pub mod agents;
 pub mod api;
 pub mod app;
-pub mod callers;
+
 pub mod cli;
 pub mod config;
 pub mod connected;
@@ -38,6 +38,7 @@ pub mod listen;
 pub mod metrics;
 pub mod peers;
 pub mod promql;
+pub mod proxy;
 pub mod reload;
 pub mod roster;
 pub mod target;

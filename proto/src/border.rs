@@ -41,12 +41,18 @@ pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
 ///
 /// `TE: trailers` stays, and nothing else of `TE`: every hop of ours carries trailers.
 pub fn strip(headers: &mut HeaderMap) {
+    strip_where(headers, |_| false);
+}
+
+/// Does the same as [`strip`], and removes the fields whose name is `gone` in the same pass.
+pub fn strip_where(headers: &mut HeaderMap, mut gone: impl FnMut(&HeaderName) -> bool) {
     let trailers = trailers::wanted(headers);
     let named: Vec<HeaderName> = tokens(headers, &CONNECTION)
         .filter_map(|token| HeaderName::from_bytes(token.as_bytes()).ok())
         .collect();
     remove_where(headers, |name| {
-        is_hop_by_hop(name) || name.as_str().starts_with(header::PREFIX) || named.contains(name)
+        // First, since it looks at every name.
+        gone(name) || is_hop_by_hop(name) || name.as_str().starts_with(header::PREFIX) || named.contains(name)
     });
     if trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
@@ -55,7 +61,7 @@ pub fn strip(headers: &mut HeaderMap) {
 }
 
 /// Removes the fields whose name is `gone`. Each name is looked at once: most messages have none of them.
-pub fn remove_where(headers: &mut HeaderMap, gone: impl Fn(&HeaderName) -> bool) {
+pub fn remove_where(headers: &mut HeaderMap, mut gone: impl FnMut(&HeaderName) -> bool) {
     let names: Vec<HeaderName> = headers.keys().filter(|name| gone(name)).cloned().collect();
     for name in names {
         headers.remove(name);

@@ -66,13 +66,13 @@ pub struct Limits {
     /// Bytes of one request's head.
     #[serde(deserialize_with = "within::<_, _, 8192, { 1 << 20 }>")]
     pub max_head_bytes: usize,
-    /// How long a caller may take to send a request's head on HTTP/1.1, from its first byte on.
+    /// How long a caller may take to send a request's head on HTTP/1.1, including the wait for its first byte.
     #[serde(deserialize_with = "timeout")]
     pub head_timeout: Duration,
     /// How long a connection may take until its TLS handshake is done, or to say its first byte.
     #[serde(deserialize_with = "timeout")]
     pub handshake_timeout: Duration,
-    /// How long a connection may have no request; on HTTP/2 it is closed before half as long again.
+    /// How long a connection may have no request; it is closed before half as long again.
     #[serde(deserialize_with = "timeout")]
     pub idle_timeout: Duration,
     /// How long a caller may stop reading its answer, or sending its request's body.

@@ -1,15 +1,15 @@
-//! Where a request came from: who says so, and who is believed.
+//! The addresses that a request came through, as far as trusted proxies name them.
 
 use std::net::{IpAddr, SocketAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
 
-/// What proxies say about the way of a request. All but the first is dropped: nobody behind kas needs it.
+/// The list of addresses that a request came through. Other headers of this kind are removed.
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const PREFIX: &str = "x-forwarded-";
 
-/// Who is at the other end of a connection: made once for all of its requests.
+/// The other end of a connection. One value serves all of its requests.
 #[derive(Clone, Debug)]
 pub struct Peer {
     address: IpAddr,
@@ -18,23 +18,23 @@ pub struct Peer {
 
 /// The addresses that a request came through.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Way {
-    /// The first that is believed: the caller's.
+pub struct ForwardedFor {
+    /// The first trustworthy address: the caller's.
     pub client: IpAddr,
-    /// All that are, the caller's first.
+    /// All trustworthy addresses, the caller's first.
     hops: HeaderValue,
 }
 
 impl Peer {
-    /// At this address.
+    /// Makes the peer at an address.
     pub fn new(address: IpAddr) -> Self {
         let address = address.to_canonical();
         Self { address, text: joined(&[address]) }
     }
 }
 
-impl Way {
-    /// What is known of a request that came over a connection from `peer`.
+impl ForwardedFor {
+    /// Reads the addresses of a request that came over a connection from `peer`.
     ///
     /// `X-Forwarded-For` is read from its end: each entry was written by the proxy behind it, and is believed while
     /// that proxy is `trusted`. What comes before is what a stranger wrote.
@@ -54,7 +54,7 @@ impl Way {
         Self { client, hops: joined(&hops) }
     }
 
-    /// Says what is believed, where nothing is said any more. The API server writes it into its audit log (`sourceIPs`).
+    /// Sets `X-Forwarded-For`. The API server writes it into its audit log (`sourceIPs`).
     pub fn write(&self, headers: &mut HeaderMap) {
         headers.insert(X_FORWARDED_FOR, self.hops.clone());
     }
@@ -65,12 +65,12 @@ fn joined(hops: &[IpAddr]) -> HeaderValue {
     HeaderValue::from_str(&text).expect("addresses are ASCII")
 }
 
-/// Whether a header says something about a request's way.
+/// Returns whether a header names the addresses, host or scheme of a request.
 pub(super) fn is_forwarded(name: &HeaderName) -> bool {
     name.as_str().starts_with(PREFIX) || matches!(name.as_str(), "forwarded" | "x-real-ip")
 }
 
-/// The last one first; `None` for what is no address.
+/// Returns the entries from the last to the first, and `None` for an entry that is no address.
 fn entries(headers: &HeaderMap) -> impl Iterator<Item = Option<IpAddr>> {
     let lines: Vec<&HeaderValue> = headers.get_all(X_FORWARDED_FOR).iter().collect();
     lines.into_iter().rev().flat_map(|line| {
@@ -91,7 +91,7 @@ mod tests {
 
     use super::*;
 
-    fn way(peer: &str, lines: &[&str]) -> (String, String) {
+    fn read(peer: &str, lines: &[&str]) -> (String, String) {
         let trusted = ["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()];
         let mut headers = HeaderMap::new();
         for line in lines {
@@ -101,17 +101,17 @@ mod tests {
         headers.insert("x-forwarded-host", "evil.example".parse().unwrap());
         headers.insert("x-real-ip", "1.1.1.1".parse().unwrap());
         headers.insert("accept", "*/*".parse().unwrap());
-        let way = Way::of(&headers, &Peer::new(peer.parse().unwrap()), &trusted);
+        let forwarded = ForwardedFor::of(&headers, &Peer::new(peer.parse().unwrap()), &trusted);
         border::remove_where(&mut headers, is_forwarded);
-        way.write(&mut headers);
+        forwarded.write(&mut headers);
         assert_eq!(headers.len(), 2, "{headers:?}");
-        (way.client.to_string(), headers["x-forwarded-for"].to_str().unwrap().to_owned())
+        (forwarded.client.to_string(), headers["x-forwarded-for"].to_str().unwrap().to_owned())
     }
 
     #[test]
     fn a_stranger_is_not_believed() {
         for lines in [&[][..], &["1.1.1.1"], &["10.0.0.1, 10.0.0.2"], &["\"><script>"]] {
-            assert_eq!(way("192.0.2.1", lines), ("192.0.2.1".into(), "192.0.2.1".into()), "{lines:?}");
+            assert_eq!(read("192.0.2.1", lines), ("192.0.2.1".into(), "192.0.2.1".into()), "{lines:?}");
         }
     }
 
@@ -128,8 +128,8 @@ mod tests {
             (&["192.0.2.1, unknown, 10.0.0.9"], "10.0.0.9", "10.0.0.9, 10.0.0.1"),
             (&["::ffff:192.0.2.1"], "192.0.2.1", "192.0.2.1, 10.0.0.1"),
         ] {
-            assert_eq!(way("10.0.0.1", lines), (client.into(), expected.into()), "{lines:?}");
+            assert_eq!(read("10.0.0.1", lines), (client.into(), expected.into()), "{lines:?}");
         }
-        assert_eq!(way("::ffff:10.0.0.1", &["192.0.2.1"]).0, "192.0.2.1");
+        assert_eq!(read("::ffff:10.0.0.1", &["192.0.2.1"]).0, "192.0.2.1");
     }
 }

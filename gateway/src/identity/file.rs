@@ -184,11 +184,11 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
             return Err(at.error("tokens", &token, "the token is an agent's; make another for the caller"));
         }
         match identity.caller_tokens.entry(token.value) {
-            Entry::Vacant(vacant) => vacant.insert(Grant {
+            Entry::Vacant(vacant) => vacant.insert(Arc::new(Grant {
                 caller: Arc::clone(&caller),
                 revoked: CancellationToken::new(),
                 in_flight: Arc::clone(&in_flight),
-            }),
+            })),
             Entry::Occupied(_) => return Err(at.error("tokens", &token, "the token is listed twice")),
         };
     }
@@ -306,7 +306,7 @@ mod tests {
         assert!(grant(&limited, "d").caller.labels(&"kubernetes".parse().unwrap()).is_none());
         assert!(grant(&wider, "d").caller.labels(&prometheus).is_none());
 
-        let busy = grant(&former, "c").in_flight;
+        let busy = Arc::clone(&grant(&former, "c").in_flight);
         let both = format!("{}', '{}", hash("c"), hash("new"));
         let mut rotated = parse(&example().replace(&hash("c").to_string(), &both)).unwrap();
         rotated.succeed(&former);

@@ -67,6 +67,14 @@ impl Limit {
 
     /// The limit that ended a caller's connection, if one did.
     pub fn met_by(error: &(dyn Error + 'static)) -> Option<Self> {
+        if let Some(error) = error.downcast_ref::<hyper::Error>() {
+            if error.is_parse_too_large() {
+                return Some(Self::Head);
+            }
+            if error.is_timeout() {
+                return Some(Self::HeadTimeout);
+            }
+        }
         match error.downcast_ref::<io::Error>() {
             Some(error) if error.kind() == io::ErrorKind::TimedOut => Some(Self::WriteStall),
             _ => error.source().and_then(Self::met_by),

@@ -105,6 +105,38 @@ async fn refusing(answer: &'static str) -> (World, Connections, impl Sized) {
     (world, connections, running)
 }
 
+#[tokio::test]
+async fn attack_17_the_body_of_an_upgrade_is_not_read_as_the_new_protocol() {
+    let (received, mut seen) = mpsc::channel(1);
+    let (world, _running) = world(move |mut server: TcpStream| {
+        let received = received.clone();
+        async move {
+            switch(&mut server).await;
+            let mut bytes = [0; 4];
+            if server.read_exact(&mut bytes).await.is_ok() {
+                received.send(bytes).await.unwrap();
+            }
+        }
+    })
+    .await;
+    for body in ["Content-Length: 4\r\n\r\nbody", "Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"]
+    {
+        let mut caller = world.connect();
+        let request = format!("{}{SPDY}{body}", http1::head(&world, "POST", EXEC));
+        caller.write_all(request.as_bytes()).await.unwrap();
+        let head = timeout(SOON, server::head(&mut caller)).await.unwrap();
+        assert_eq!(status(&head), 101, "{head}");
+        caller.write_all(b"ping").await.unwrap();
+        assert_eq!(timeout(SOON, seen.recv()).await.unwrap().as_ref(), Some(b"ping"));
+    }
+    // It has not ended, so that the new protocol cannot begin.
+    let mut caller = world.connect();
+    let request = format!("{}{SPDY}Content-Length: 5\r\n\r\nbody", http1::head(&world, "POST", EXEC));
+    caller.write_all(request.as_bytes()).await.unwrap();
+    let head = timeout(SOON, server::head(&mut caller)).await.unwrap();
+    assert!(status(&head) == 400 && head.contains("\r\nconnection: close\r\n"), "{head}");
+}
+
 /// CVE-2018-1002105.
 #[tokio::test]
 async fn attack_25_an_upgrade_that_is_refused_opens_no_raw_connection_and_its_connection_is_not_used_again() {
@@ -263,13 +295,14 @@ async fn attack_28_a_caller_who_vanishes_ends_the_process_that_it_runs() {
         caller.write_all(&talks).await.unwrap();
         if talks == [1] {
             caller.read_exact(&mut [0; 4096]).await.unwrap();
+            assert_eq!(world.kas.callers.forwarder.metrics.connections.get(), 1, "it is a connection still");
         }
         drop(caller);
         let ended = timeout(SOON, noticed.recv()).await.expect("the process ends").unwrap();
         assert_eq!(ended, talks);
     }
     let freed = async {
-        while world.in_flight() != 0 {
+        while world.in_flight() != 0 || world.kas.callers.forwarder.metrics.connections.get() != 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };

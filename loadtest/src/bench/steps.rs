@@ -15,9 +15,8 @@ use agent::policy::Guard;
 use anyhow::Context as _;
 use gateway::{
     access::authorize,
-    callers::Visit,
     forward::Destination,
-    headers::{self, Peer, Stamp},
+    headers::{self, ForwardedFor, Peer, ProxyHeaders},
     identity::{AccessAs, Identities, Identity},
     metrics::Metrics,
     target::Target,
@@ -120,13 +119,13 @@ impl Scene {
             self.tunnels.register(self.to.agent, TunnelId::random(), services, (), None)
         });
         let peer = Peer::new([192, 0, 2, 1].into());
-        let visit = Visit::of(&self.request, &peer, &[]);
-        let stamp = Stamp {
+        let forwarded = ForwardedFor::of(self.request.headers(), &peer, &[]);
+        let proxy_headers = ProxyHeaders {
             service: &self.to.service,
             access_as: &AccessAs::Agent,
             request_id: &self.id,
             version: Version::HTTP_11,
-            way: &visit.way,
+            forwarded: &forwarded,
         };
         let now = tokio::time::Instant::now();
         let stages = || Stages::of(now, now, now + Duration::from_millis(2), &self.passed_answer);
@@ -136,7 +135,7 @@ impl Scene {
 
         let step = |name, nanoseconds| Step { program: "kas", name, nanoseconds, reason: None };
         let steps = vec![
-            step("request id, where it came from", time(&(), |()| Visit::of(&self.request, &peer, &[]))),
+            step("client address", time(request, |headers| ForwardedFor::of(headers, &peer, &[]))),
             step(
                 "tracing, which is off",
                 time(&(), |()| {
@@ -157,7 +156,7 @@ impl Scene {
                     time(&(), |()| authorize(&self.identities.load(), request, &target)),
                 )
             },
-            step("headers to the agent", time(request, |headers| headers::to_agent(headers, stamp))),
+            step("headers to the agent", time(request, |headers| headers::to_agent(headers, proxy_headers))),
             step("choice of a tunnel, and giving it back", time(&(), |()| self.lease())),
             step(
                 "time by stage, told to the caller",

@@ -1,0 +1,78 @@
+//! Checks of a request's head, before anything is looked up.
+//!
+//! A request is refused if another server could read it in another way (request smuggling). hyper has checked where its
+//! body ends; `docs/security.md` lists the decisions of hyper.
+
+use http::{
+    HeaderMap, Method, Request, Version,
+    header::{CONNECTION, HOST, TRANSFER_ENCODING},
+};
+use proto::{Reason, border};
+
+use super::Callers;
+use crate::{failure::Failure, headers, metrics::Limit};
+
+/// Refuses a head that kas does not serve, or that two servers could read differently.
+pub(super) fn validate<B>(callers: &Callers, request: &Request<B>) -> Result<(), Failure> {
+    let headers = request.headers();
+    if headers.len() > callers.limits.max_headers {
+        callers.forwarder.metrics.limit(Limit::Head);
+        return Err(Failure::new(
+            Reason::HeadTooLarge,
+            "the request has more header fields than agent.kubernetes_api.limits.max_headers",
+        ));
+    }
+    let defect = (request.method() == Method::CONNECT)
+        .then_some("CONNECT is not served: this is no forward proxy")
+        .or_else(|| ambiguous_coding(headers))
+        .or_else(|| ambiguous_host(request))
+        .or_else(|| named_by_connection(headers));
+    defect.map_or(Ok(()), |defect| Err(Failure::new(Reason::BadRequest, defect)))
+}
+
+/// Finds codings other than one `chunked`: hyper takes the last one for the framing and leaves the others in the body
+/// (RFC 9112 section 6.1).
+fn ambiguous_coding(headers: &HeaderMap) -> Option<&'static str> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let first = codings.next()?;
+    let plain = first.as_bytes().eq_ignore_ascii_case(b"chunked") && codings.next().is_none();
+    (!plain).then_some("Transfer-Encoding may only be chunked, once")
+}
+
+/// Finds a `Host` that is missing, malformed or contradicted (RFC 9112 section 3.2, RFC 9113 section 8.3.1).
+fn ambiguous_host<B>(request: &Request<B>) -> Option<&'static str> {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let Some(host) = hosts.next() else {
+        return (request.version() == Version::HTTP_11).then_some("the request has no Host");
+    };
+    if hosts.next().is_some() {
+        return Some("the request has more than one Host");
+    }
+    if !host.as_bytes().iter().all(|byte| is_host_byte(*byte)) {
+        return Some("Host is not a host and a port");
+    }
+    let authority = request.uri().authority().filter(|_| request.version() == Version::HTTP_2)?;
+    let same = host.as_bytes().eq_ignore_ascii_case(authority.as_str().as_bytes());
+    (!same).then_some("Host differs from :authority")
+}
+
+/// Returns whether a byte may be part of a host or a port (RFC 3986 section 3.2.2).
+fn is_host_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric()
+        || matches!(
+            byte,
+            b'-' | b'.' | b'_' | b'~' | b'%' | b'!' | b'$' | b'&'..=b',' | b';' | b'=' | b':' | b'[' | b']'
+        )
+}
+
+/// Finds a `Connection` that names a header which identifies the caller: a proxy would remove that header
+/// (CVE-2021-31999).
+fn named_by_connection(headers: &HeaderMap) -> Option<&'static str> {
+    // Every request over HTTP/1.0 or through nginx has one of these.
+    let harmless =
+        |token: &str| token.eq_ignore_ascii_case("keep-alive") || token.eq_ignore_ascii_case("close");
+    let sensitive = |token: &str| !harmless(token) && headers::is_sensitive(&token.to_ascii_lowercase());
+    border::tokens(headers, &CONNECTION)
+        .any(sensitive)
+        .then_some("Connection may not name a header that says who the caller is")
+}
