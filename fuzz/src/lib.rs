@@ -1,8 +1,4 @@
-//! What several targets need: an input as lines, a file to be read back, and where a secret stands in a YAML text. And
-//! what one target is long enough without.
-
-pub mod exchanges;
-pub mod http2;
+//! What several targets need: an input as lines, a file to be read back, and where a secret stands in a YAML text.
 
 use std::{
     fs,
