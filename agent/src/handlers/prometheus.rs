@@ -4,7 +4,7 @@
 //!
 //! No time limit: Prometheus has its own for queries (2 minutes by default), and a caller who leaves cancels.
 
-mod allow;
+pub mod allow;
 pub mod discovery;
 mod server;
 

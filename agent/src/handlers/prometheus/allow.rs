@@ -6,7 +6,7 @@ use percent_encoding::percent_decode_str;
 
 /// What becomes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub enum Verdict {
     Allowed,
     /// The path is proxied with these methods, as `Allow` lists them.
     WrongMethod(&'static str),
@@ -63,7 +63,8 @@ const ALLOWED: &[(&str, &str)] = &[
     ("/-/ready", GET_HEAD),
 ];
 
-pub(super) fn judge(method: &Method, path: &str) -> Verdict {
+/// Decides whether agentk sends a request with this method and path to Prometheus.
+pub fn judge(method: &Method, path: &str) -> Verdict {
     let methods = match label(path) {
         Some(name) => is_label(name).then_some(GET),
         None => ALLOWED.iter().find(|(allowed, _)| *allowed == path).map(|(_, methods)| *methods),

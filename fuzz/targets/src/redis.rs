@@ -1,0 +1,32 @@
+//! Values in Redis with any content: heartbeats, records, events.
+//!
+//! * A decoded value keeps to the limits. It encodes to a value that decodes to the same.
+//! * The address in a heartbeat is an address that a replica can have.
+
+use router::redis::wire::{Event, Heartbeat, Held, News};
+
+/// Checks one input.
+pub fn run(data: &[u8]) {
+    if let Ok(beat) = Heartbeat::decode(data) {
+        check_address(&beat);
+        assert_eq!(Heartbeat::decode(beat.encode().as_bytes()).expect("what was written can be read"), beat);
+    }
+    if let Ok(held) = Held::decode(data) {
+        let again = Held::decode(held.encode().as_bytes()).expect("what was written can be read");
+        // `encode` drops the instances that do not fit, because its spelling may be longer than the input's.
+        assert_eq!(again.epoch, held.epoch);
+        assert!(held.instances.starts_with(&again.instances));
+    }
+    if let Ok(event) = Event::decode(data) {
+        if let News::Beat(beat) = &event.news {
+            check_address(beat);
+        }
+        assert_eq!(Event::decode(event.encode().as_bytes()).expect("what was written can be read"), event);
+    }
+}
+
+fn check_address(beat: &Heartbeat) {
+    // Schemes are case-insensitive.
+    assert!(beat.url.to_ascii_lowercase().starts_with("http") && beat.url.contains("://"), "{:?}", beat.url);
+    assert!(!beat.url.contains(|c: char| c.is_control() || c.is_whitespace() || c == '@'), "{:?}", beat.url);
+}

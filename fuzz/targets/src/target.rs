@@ -1,0 +1,55 @@
+//! `Target::parse` with any path and query that HTTP allows.
+//!
+//! * The service's path is the end of the request's path, unchanged, or `/` if the request's path ends with the service.
+//! * Prefix, agent, service and path together are the request's path: no byte is decoded, dropped or added.
+//! * The service is never `control`. The agent contains neither `/` nor `?`.
+//! * The dialect of errors is that of the service. The path is valid in a request.
+
+use gateway::{failure::Dialect, target::Target};
+use http::uri::PathAndQuery;
+use proto::{AgentName, Reason};
+
+/// Checks one input.
+pub fn run(data: &[u8]) {
+    let Ok(input) = PathAndQuery::try_from(data) else { return };
+    let whole = input.as_str();
+    let dialect = Target::dialect(input.path());
+    let target = match Target::parse(&input) {
+        Ok(target) => target,
+        Err(failure) => {
+            assert_eq!(failure.reason, Reason::UnknownPath);
+            return;
+        }
+    };
+
+    let service = target.service.as_str();
+    assert_ne!(service, "control");
+    assert!(target.path.starts_with('/'), "{target:?}");
+    match target.agent {
+        Some(agent) => {
+            let reachable = agent.parse::<AgentName>().is_ok() || agent.parse::<u64>().is_ok();
+            assert!(!agent.contains(['/', '?']), "{target:?}");
+            let front = format!("/agents/{agent}/{service}");
+            let rest = whole.strip_prefix(&front).expect("agent and service are what came");
+            assert!(rest == target.path || rest.is_empty() && target.path == "/", "{target:?}");
+            if reachable {
+                let expected = if service.starts_with("kubernetes") {
+                    Dialect::Kubernetes
+                } else if service.starts_with("prometheus") {
+                    Dialect::Prometheus
+                } else {
+                    Dialect::Plain
+                };
+                assert_eq!(dialect, expected, "{whole}");
+            }
+        }
+        None => {
+            assert_eq!(service, "kubernetes");
+            assert_eq!(whole, format!("/k8s-proxy{}", target.path));
+            assert_eq!(dialect, Dialect::Kubernetes, "{whole}");
+        }
+    }
+    let sent = PathAndQuery::try_from(target.path).expect("the path can be sent on");
+    assert_eq!(sent.as_str(), target.path);
+    let _ = (target.class(false), target.class(true));
+}
