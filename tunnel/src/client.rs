@@ -5,13 +5,13 @@ use std::{
     io,
     pin::Pin,
     sync::{Arc, LazyLock},
-    task::Poll,
+    task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
 use h2::{
-    SendStream,
+    RecvStream, SendStream,
     client::{Connection, ResponseFuture, SendRequest},
 };
 use http::{
@@ -160,11 +160,8 @@ async fn response_to_head(
     head: Parts,
     body: Body,
 ) -> Result<Response<Body>, CallError> {
-    let answered = poll_fn(|cx| {
-        Pin::new(&mut response)
-            .poll(cx)
-            .map_ok(|response| response.map(|stream| Body::received(stream, None, cx)))
-    });
+    let answered =
+        poll_fn(|cx| Pin::new(&mut response).poll(cx).map_ok(|response| received(response, None, cx)));
     answered.await.map_err(|error| CallError::sent(error, head, Some(body)))
 }
 
@@ -191,7 +188,7 @@ async fn response_to_body(
                     body.forget_replay();
                     body
                 });
-                response.map(|stream| Body::received(stream, unfinished, cx))
+                received(response, unfinished, cx)
             }))
         })
     });
@@ -211,6 +208,18 @@ async fn response_to_upgrade(
         Ok(response) => Ok(upgrade::accepted(response, stream)),
         Err(error) => Err(CallError::sent(error, head, Some(body))),
     }
+}
+
+/// Makes the response that the caller of [`Tunnel::call`] gets. HTTP/2 ends here: the version decides how a server of
+/// HTTP/1.1 treats its connection.
+fn received(
+    response: Response<RecvStream>,
+    sending: Option<SendBody>,
+    cx: &mut Context<'_>,
+) -> Response<Body> {
+    let mut response = response.map(|stream| Body::received(stream, sending, cx));
+    *response.version_mut() = Version::HTTP_11;
+    response
 }
 
 /// Returns the head as HTTP/2 has it. It is a copy, since a retry needs the original.

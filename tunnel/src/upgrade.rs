@@ -18,7 +18,7 @@ use std::{future::poll_fn, io, sync::Arc};
 use bytes::{Bytes, BytesMut};
 use h2::{RecvStream, SendStream};
 use http::{
-    HeaderMap, HeaderValue, Response, StatusCode,
+    HeaderMap, HeaderValue, Response, StatusCode, Version,
     header::{CONNECTION, CONTENT_LENGTH, UPGRADE},
 };
 use parking_lot::Mutex;
@@ -102,6 +102,7 @@ impl Upgraded {
 /// Reads agentk's response to an extended CONNECT, at kas.
 pub(crate) fn accepted(response: Response<RecvStream>, mut sending: SendStream<Bytes>) -> Response<Body> {
     let (mut head, receiving) = response.into_parts();
+    head.version = Version::HTTP_11;
     match head.headers.remove(header::UPGRADED) {
         Some(protocol) if head.status == StatusCode::OK => {
             head.status = StatusCode::SWITCHING_PROTOCOLS;
