@@ -32,11 +32,13 @@ pub struct Visit {
 impl Visit {
     /// Over a connection from `peer`.
     pub fn of<B>(request: &Request<B>, peer: &Peer, trusted: &[IpNet]) -> Self {
+        let path = request.uri().path();
         Self {
             id: request_id(request.headers()),
             started: Instant::now(),
             way: Way::of(request.headers(), peer, trusted),
-            reader: Reader::of(Target::dialect(request.uri().path()), request.headers()),
+            reader: Reader::of(Target::dialect(path), request.headers())
+                .with_discovery(Target::is_discovery(path)),
         }
     }
 }
