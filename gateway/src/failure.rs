@@ -50,13 +50,20 @@ pub struct Reader {
     dialect: Dialect,
     accept: Option<HeaderValue>,
     user_agent: Option<HeaderValue>,
+    discovery: bool,
 }
 
 impl Reader {
     /// The sender of these headers. They are looked into only if there is an error to render.
     pub fn of(dialect: Dialect, headers: &HeaderMap) -> Self {
         let (accept, user_agent) = (headers.get(ACCEPT).cloned(), headers.get(USER_AGENT).cloned());
-        Self { dialect, accept, user_agent }
+        Self { dialect, accept, user_agent, discovery: false }
+    }
+
+    /// For a request to a path of discovery. kubectl then shows nothing of a `Status` but its code ("the server is
+    /// currently unable to handle the request"), and before 1.26 not even that of a 403 or 404; it shows warnings.
+    pub fn with_discovery(self, discovery: bool) -> Self {
+        Self { discovery, ..self }
     }
 
     /// Returns whether the caller is built on client-go: "kubectl/v1.32.4 (linux/amd64) kubernetes/59526cd".
@@ -102,7 +109,7 @@ impl Failure {
         if let Some(after) = self.retry_after.filter(|_| !in_silence) {
             headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
         }
-        if dialect == Dialect::Kubernetes && discovers(accept) {
+        if dialect == Dialect::Kubernetes && reader.discovery {
             headers.insert(WARNING, self.warning());
         }
         if self.reason == Reason::Unauthorized {
@@ -193,13 +200,6 @@ impl Failure {
     }
 }
 
-/// Whether a client looks for what the cluster can do, as kubectl does before all else. It then shows nothing of a
-/// `Status` but its code ("the server is currently unable to handle the request"); what it shows is a warning.
-fn discovers(accept: Option<&HeaderValue>) -> bool {
-    let accept = accept.and_then(|accept| accept.to_str().ok());
-    accept.is_some_and(|accept| accept.contains("as=APIGroupDiscoveryList"))
-}
-
 /// The encodings of a `Status`.
 enum Encoding {
     Json,
@@ -283,17 +283,17 @@ mod tests {
         assert_eq!(head.headers()["retry-after"], "1", "a moment's patience mends it");
     }
 
-    #[tokio::test]
-    async fn kubectl_shows_a_warning_where_it_shows_no_status() {
-        let discovery =
-            "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
-        let (head, _) = render(&away(), Dialect::Kubernetes, discovery).await;
-        assert_eq!(head.headers()["warning"], "299 kas \"agent prod has no tunnel\"");
+    #[test]
+    fn kubectl_shows_a_warning_where_it_shows_no_status() {
+        let headers = |failure: &Failure, discovery| {
+            let reader = Reader::of(Dialect::Kubernetes, &HeaderMap::new()).with_discovery(discovery);
+            failure.render(&reader, &HeaderValue::from_static("id-1"), None).into_parts().0.headers
+        };
+        assert_eq!(headers(&away(), true)["warning"], "299 kas \"agent prod has no tunnel\"");
         let odd = Failure::new(Reason::UnknownPath, "a \"quoted\" \\ …\r\n");
-        let (head, _) = render(&odd, Dialect::Kubernetes, discovery).await;
-        assert_eq!(head.headers()["warning"].as_bytes(), "299 kas \"a \\\"quoted\\\" \\\\ …\"".as_bytes());
-        let (head, _) = render(&away(), Dialect::Kubernetes, "application/json").await;
-        assert!(!head.headers().contains_key("warning"));
+        let warning = "299 kas \"a \\\"quoted\\\" \\\\ …\"";
+        assert_eq!(headers(&odd, true)["warning"].as_bytes(), warning.as_bytes());
+        assert!(!headers(&away(), false).contains_key("warning"));
     }
 
     #[tokio::test]

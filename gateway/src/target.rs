@@ -66,6 +66,16 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// Returns whether this is the path of `/api` or `/apis` of a cluster: kubectl's discovery.
+    pub fn is_discovery(path: &str) -> bool {
+        let Some(root) = path.strip_suffix("/apis").or_else(|| path.strip_suffix("/api")) else {
+            return false;
+        };
+        let service = root.strip_prefix(AGENTS_PREFIX).and_then(|rest| rest.split_once('/'));
+        root == GITLAB_PREFIX.trim_end_matches('/')
+            || service.is_some_and(|(_, service)| service == ServiceName::KUBERNETES)
+    }
+
     /// Whether the answer is a stream that stays.
     pub fn class(&self, upgrading: bool) -> Class {
         let (path, query) = self.path.split_once('?').unwrap_or((self.path, ""));
@@ -168,5 +178,24 @@ mod tests {
         assert_eq!(Target::dialect("/agents/a/prometheus.thanos/api"), Dialect::Prometheus);
         assert_eq!(Target::dialect("/agents/a/resources/x"), Dialect::Plain);
         assert_eq!(Target::dialect("/"), Dialect::Plain);
+    }
+
+    #[test]
+    fn discovery_is_known_by_its_path() {
+        for path in
+            ["/k8s-proxy/api", "/k8s-proxy/apis", "/agents/a/kubernetes/api", "/agents/7/kubernetes/apis"]
+        {
+            assert!(Target::is_discovery(path), "{path}");
+        }
+        for path in [
+            "/api",
+            "/k8s-proxy/api/v1",
+            "/k8s-proxy/api/v1/namespaces/a/pods/api",
+            "/agents/kubernetes/api",
+            "/agents/a/kubernetes/api/v1/namespaces/a/pods/apis",
+            "/agents/a/prometheus/api",
+        ] {
+            assert!(!Target::is_discovery(path), "{path}");
+        }
     }
 }

@@ -91,7 +91,8 @@ impl ProxyRequest {
             started: Instant::now(),
             version: parts.version,
             forwarded: ForwardedFor::of(&parts.headers, peer, &callers.trusted_proxies),
-            reader: Reader::of(Target::dialect(parts.uri.path()), &parts.headers),
+            reader: Reader::of(Target::dialect(parts.uri.path()), &parts.headers)
+                .with_discovery(Target::is_discovery(parts.uri.path())),
             trace: Mutex::default(),
             body: Mutex::new(body),
             guard,

@@ -16,6 +16,7 @@ mod relay;
 mod simulator;
 mod skip;
 mod tls;
+mod version;
 mod world;
 
 pub(crate) use self::{
@@ -34,5 +35,6 @@ pub(crate) use self::{
     simulator::Simulator,
     skip::skipped,
     tls::Certificates,
+    version::KubectlVersion,
     world::{AGENT, World},
 };

@@ -3,7 +3,7 @@
 use std::{fs, process::Stdio, thread};
 
 use crate::support::{
-    Cluster, Kubectl, Process, Simulator, World, assert_same_among, curl, eventually, file,
+    Cluster, Kubectl, KubectlVersion, Process, Simulator, World, assert_same_among, curl, eventually, file,
 };
 
 const IDLE: &str = "exec sleep 1000";
@@ -55,6 +55,9 @@ fn the_end_of_standard_input_ends_one_direction_only() {
 #[test]
 fn exec_over_the_fifth_version_of_websocket_has_ends_and_exit_codes() {
     let Some(simulator) = Simulator::or_skip() else { return };
+    if !KubectlVersion::WEBSOCKET_EXEC.or_skip("exec over WebSocket") {
+        return;
+    }
     let world = World::of_cluster(&simulator.kubeconfig);
     let direct = Kubectl::of_cluster(&simulator.kubeconfig, world.directory());
     let exec = |kubectl: &Kubectl, command: &[&str], stdin: &str| {

@@ -132,7 +132,7 @@ fn a_pod_is_run_and_attached_to() {
     let (_world, namespace, [agents, _]) = with_a_shell(&cluster, "attach");
     namespace.kubectl.ok_with(&["create", "--filename=-"], &pod_that_reads("echoer"));
     namespace.kubectl.ok(&["wait", "--for=condition=Ready", "pod/echoer", "--timeout=40s"]);
-    let attached = agents.pipe(&["attach", "--stdin", "--quiet", "echoer"], b"some words\n");
+    let attached = agents.pipe(&["attach", "--stdin", "echoer"], b"some words\n");
     assert_eq!((attached.code, attached.text()), (0, "heard some words\n".to_owned()), "{}", attached.stderr);
 
     let script = "read line; echo heard $line; exit 5";

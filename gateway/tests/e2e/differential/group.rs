@@ -6,7 +6,7 @@ use super::{
     answer::Answer,
     headers::Allowed,
     normal::differences,
-    report::{self, Outcome},
+    report::{self, GroupReport, Outcome, SkippedRow},
     side::Side,
     table::{Expected, Row, parse},
 };
@@ -49,23 +49,39 @@ impl Group {
             return;
         };
 
+        let (rows, skipped) = runnable(parse(self.table));
         let outcomes = match self.kind {
-            Kind::Shared => shared(&parse(self.table), &direct, &through),
-            Kind::Twin => twin(&parse(self.table), &direct, &through),
+            Kind::Shared => shared(&rows, &direct, &through),
+            Kind::Twin => twin(&rows, &direct, &through),
         };
-        report::write(self.name, &outcomes);
+        let report = GroupReport { outcomes, skipped };
+        report::write(self.name, &report);
         // Before a failure is told, which would show the logs of both programs besides.
         drop(world);
-        let different: Vec<_> = outcomes.iter().filter_map(Outcome::complaint).collect();
+        let different: Vec<_> = report.outcomes.iter().filter_map(Outcome::complaint).collect();
         assert!(
             different.is_empty(),
             "{} of {} rows of {} differ:\n\n{}",
             different.len(),
-            outcomes.len(),
+            report.outcomes.len(),
             self.name,
             different.join("\n\n")
         );
     }
+}
+
+/// Splits rows into those that the kubectl on the `PATH` can run and those that it is too old for.
+fn runnable(rows: Vec<Row>) -> (Vec<Row>, Vec<SkippedRow>) {
+    let (mut runnable, mut skipped) = (Vec::new(), Vec::new());
+    for row in rows {
+        match row.since {
+            Some(since) if !since.or_skip(&row.command) => {
+                skipped.push(SkippedRow { command: row.command, needs: since.to_string() });
+            }
+            _ => runnable.push(row),
+        }
+    }
+    (runnable, skipped)
 }
 
 /// Row by row, both sides at once. Other tests change the cluster meanwhile: a row that differs is run again, and counts

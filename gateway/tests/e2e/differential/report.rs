@@ -10,6 +10,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::support::KubectlVersion;
+
 /// What became of a row.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Outcome {
@@ -22,6 +24,21 @@ pub(super) struct Outcome {
     pub(super) through: Duration,
 }
 
+/// A row that this kubectl is too old for.
+#[derive(Serialize, Deserialize)]
+pub(super) struct SkippedRow {
+    pub(super) command: String,
+    /// The oldest kubectl that has it.
+    pub(super) needs: String,
+}
+
+/// The rows of a table.
+#[derive(Serialize, Deserialize)]
+pub(super) struct GroupReport {
+    pub(super) outcomes: Vec<Outcome>,
+    pub(super) skipped: Vec<SkippedRow>,
+}
+
 impl Outcome {
     /// In words, if it differs.
     pub(super) fn complaint(&self) -> Option<String> {
@@ -30,14 +47,15 @@ impl Outcome {
 }
 
 /// Writes what became of a group, and the report of all groups that have run: each runs in a process of its own.
-pub(super) fn write(group: &str, outcomes: &[Outcome]) {
+pub(super) fn write(group: &str, report: &GroupReport) {
     let directory = directory();
-    fs::create_dir_all(directory.join("groups")).unwrap();
+    // Each kubectl has rows of its own.
+    let groups = directory.join(format!("groups-{}", KubectlVersion::installed()));
+    fs::create_dir_all(&groups).unwrap();
     let lock = File::create(directory.join("lock")).unwrap();
     lock.lock().unwrap();
-    let file = directory.join("groups").join(format!("{group}.json"));
-    fs::write(file, serde_json::to_vec_pretty(outcomes).unwrap()).unwrap();
-    let groups: BTreeMap<String, Vec<Outcome>> = fs::read_dir(directory.join("groups"))
+    fs::write(groups.join(format!("{group}.json")), serde_json::to_vec_pretty(report).unwrap()).unwrap();
+    let groups: BTreeMap<String, GroupReport> = fs::read_dir(&groups)
         .unwrap()
         .map(|entry| {
             let path = entry.unwrap().path();
@@ -53,25 +71,29 @@ fn directory() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("differential")
 }
 
-fn markdown(groups: &BTreeMap<String, Vec<Outcome>>) -> String {
+fn markdown(groups: &BTreeMap<String, GroupReport>) -> String {
     let mut text =
-        "| group | rows | same | different | without the tunnel | through it |\n|---|--:|--:|--:|--:|--:|\n"
+        "| group | rows | same | different | skipped | without the tunnel | through it |\n|---|--:|--:|--:|--:|--:|--:|\n"
             .to_owned();
-    let mut line = |name: &str, outcomes: &[&Outcome]| {
+    let mut line = |name: &str, outcomes: &[&Outcome], skipped: usize| {
         let different = outcomes.iter().filter(|outcome| !outcome.differences.is_empty()).count();
         let seconds = |time: fn(&Outcome) -> Duration| {
             outcomes.iter().map(|outcome| time(outcome)).sum::<Duration>().as_secs_f64()
         };
         let (direct, through) = (seconds(|outcome| outcome.direct), seconds(|outcome| outcome.through));
         let (rows, same) = (outcomes.len(), outcomes.len() - different);
-        writeln!(text, "| {name} | {rows} | {same} | {different} | {direct:.1} s | {through:.1} s |")
-            .unwrap();
+        writeln!(
+            text,
+            "| {name} | {rows} | {same} | {different} | {skipped} | {direct:.1} s | {through:.1} s |"
+        )
+        .unwrap();
     };
-    for (name, outcomes) in groups {
-        line(name, &outcomes.iter().collect::<Vec<_>>());
+    for (name, report) in groups {
+        line(name, &report.outcomes.iter().collect::<Vec<_>>(), report.skipped.len());
     }
-    let all: Vec<_> = groups.values().flatten().collect();
-    line("**all**", &all);
+    let all: Vec<_> = groups.values().flat_map(|report| &report.outcomes).collect();
+    let skipped: Vec<_> = groups.values().flat_map(|report| &report.skipped).collect();
+    line("**all**", &all, skipped.len());
 
     let mut headers: BTreeMap<&str, usize> = BTreeMap::new();
     for name in all.iter().flat_map(|outcome| &outcome.headers) {
@@ -80,6 +102,12 @@ fn markdown(groups: &BTreeMap<String, Vec<Outcome>>) -> String {
     text += "\nHeaders that differ as `docs/protocol.md` says:";
     let counts: Vec<_> = headers.iter().map(|(name, count)| format!(" `{name}` in {count}")).collect();
     writeln!(text, "{}.", counts.join(",")).unwrap();
+    if !skipped.is_empty() {
+        writeln!(text, "\nSkipped, because this is kubectl {}:\n", KubectlVersion::installed()).unwrap();
+    }
+    for row in skipped {
+        writeln!(text, "* needs kubectl >= {}: `{}`", row.needs, row.command).unwrap();
+    }
     for complaint in all.iter().filter_map(|outcome| outcome.complaint()) {
         write!(text, "\n```diff\n{complaint}\n```\n").unwrap();
     }

@@ -68,7 +68,8 @@ impl Side {
         let mut bash = Command::new("timeout");
         bash.args(["--kill-after=1", "60", "bash", "-c", &format!("{PRELUDE}\n{}", row.command)]);
         bash.env("KUBECONFIG", self.directory.join("kubeconfig"));
-        bash.env("KUBECACHEDIR", self.directory.join("cache"));
+        // The variable `KUBECACHEDIR` is not read by kubectl before 1.25.
+        bash.env("HOME", &self.directory).env_remove("KUBECACHEDIR");
         bash.env("CURL_HOME", &self.directory).env("TMP", self.tmp()).current_dir(&self.directory);
         bash.env("SERVER", &self.server).env("PREFIX", &self.prefix);
         bash.env("NS", &self.namespace).env("SIDE", self.name);

@@ -5,18 +5,24 @@
 //! setup kubectl create configmap colours
 //! 0     kubectl get configmaps
 //! 404   api /no/such/path
+//! 0@1.24 kubectl create token robot
 //! ```
 //!
 //! `setup` prepares what the rows look at, and is not compared. `api`, `send` and `patch` are curl with the
 //! side's server, credential and certificate authority, and what they must end with is the status; that of everything
 //! else is the exit code. Without it, a row that fails at both sides for want of something would count as the same.
+//! After `@` stands the oldest kubectl that has the command: an older one skips the row, and the report lists it.
 //! Indented lines go on: those of a row as
 //! one line.
+
+use crate::support::KubectlVersion;
 
 /// One line of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) expected: Expected,
+    /// The oldest kubectl that has this command.
+    pub(super) since: Option<KubectlVersion>,
     /// For bash.
     pub(super) command: String,
 }
@@ -47,6 +53,10 @@ pub(super) fn parse(table: &str) -> Vec<Row> {
         }
         let (expected, command) = line.split_once(' ').expect("what it ends with, and a command");
         let command = command.trim().to_owned();
+        let (expected, since) = match expected.split_once('@') {
+            Some((expected, since)) => (expected, Some(since.parse().unwrap())),
+            None => (expected, None),
+        };
         let expected = match expected {
             "setup" => Expected::Setup,
             status if HTTP.contains(&command.split(' ').next().unwrap()) => {
@@ -54,21 +64,24 @@ pub(super) fn parse(table: &str) -> Vec<Row> {
             }
             code => Expected::Code(code.parse().unwrap()),
         };
-        rows.push(Row { expected, command });
+        rows.push(Row { expected, since, command });
     }
     rows
 }
 
 #[test]
 fn a_table_is_read_line_by_line() {
-    let table = "# words\n\nsetup true\n0     kubectl get pods\n      | wc\n404   api /none\n";
-    let row = |expected, command: &str| Row { expected, command: command.to_owned() };
+    let table =
+        "# words\n\nsetup true\n0     kubectl get pods\n      | wc\n404   api /none\n1@1.24 kubectl x\n";
+    let row = |expected, command: &str| Row { expected, since: None, command: command.to_owned() };
+    let since = |version: &str, row| Row { since: Some(version.parse().unwrap()), ..row };
     assert_eq!(
         parse(table),
         [
             row(Expected::Setup, "true"),
             row(Expected::Code(0), "kubectl get pods | wc"),
             row(Expected::Status(404), "api /none"),
+            since("1.24", row(Expected::Code(1), "kubectl x")),
         ]
     );
 }

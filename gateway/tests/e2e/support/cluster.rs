@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 use super::{
-    Kubectl,
+    Kubectl, eventually,
     skip::{installed, skipped},
 };
 
@@ -49,7 +49,10 @@ impl Cluster {
         let name = format!("e2e-{topic}-{:08x}", rand::random::<u32>());
         self.kubectl.ok(&["create", "namespace", &name]);
         let namespace = Namespace { kubectl: self.kubectl.within(&name), name };
-        namespace.kubectl.ok(&["wait", "--for=create", "serviceaccount/default", "--timeout=30s"]);
+        // `kubectl wait --for=create` is not in kubectl before 1.31.
+        eventually("the namespace has its service account", || {
+            namespace.kubectl.run(&["get", "serviceaccount", "default"]).code == 0
+        });
         namespace
     }
 }

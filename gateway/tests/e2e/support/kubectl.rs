@@ -115,8 +115,9 @@ impl Kubectl {
     /// To be run at a terminal of 101 columns and 33 rows, after something of the shell.
     pub(crate) fn terminal(&self, before: &str, arguments: &[&str]) -> Command {
         let mut shell = format!(
-            "stty cols 101 rows 33; {before} exec timeout --foreground 60 kubectl --kubeconfig {}",
-            self.kubeconfig.display()
+            "stty cols 101 rows 33; {before} exec timeout --foreground 60 kubectl --kubeconfig {} --cache-dir {}",
+            self.kubeconfig.display(),
+            self.cache.display()
         );
         if let Some(namespace) = &self.namespace {
             shell += &format!(" --namespace {namespace}");
@@ -126,16 +127,17 @@ impl Kubectl {
         }
         let mut command = Command::new("script");
         command.args(["--quiet", "--return", "--command", &shell, "/dev/null"]);
-        command.env("KUBECACHEDIR", &self.cache).env_remove("KUBECONFIG").env("SHELL", "/bin/sh");
+        command.env_remove("KUBECONFIG").env("SHELL", "/bin/sh");
         command
     }
 
     fn prepare(&self, command: &mut Command, arguments: &[&str]) {
-        command.arg("--kubeconfig").arg(&self.kubeconfig);
+        // The variable `KUBECACHEDIR` is not read by kubectl before 1.25.
+        command.arg("--kubeconfig").arg(&self.kubeconfig).arg("--cache-dir").arg(&self.cache);
         if let Some(namespace) = &self.namespace {
             command.args(["--namespace", namespace]);
         }
-        command.args(arguments).env("KUBECACHEDIR", &self.cache).env_remove("KUBECONFIG");
+        command.args(arguments).env_remove("KUBECONFIG");
     }
 }
 

@@ -1,6 +1,9 @@
 //! Tests that cannot run here say so.
 
-use std::{io::Write as _, thread};
+use std::{
+    io::Write as _,
+    thread::{self, Thread},
+};
 
 /// Says that the running test is left out, in a place that the test harness does not capture.
 ///
@@ -9,9 +12,24 @@ use std::{io::Write as _, thread};
 /// With `E2E_REQUIRE=1`: where everything has to be there, leaving a test out is a failure.
 pub(crate) fn skipped(why: &str) {
     let thread = thread::current();
-    let name = thread.name().unwrap_or("a test");
+    let name = name(&thread);
     let required = std::env::var("E2E_REQUIRE").is_ok_and(|required| required == "1");
     assert!(!required, "{name} is required: {why}");
+    report(name, why);
+}
+
+/// Reports that the running test skips a part of itself, or all of it, because a program is too old.
+///
+/// `E2E_REQUIRE=1` does not make this a failure: a distribution decides which version a machine has.
+pub(super) fn skipped_by_version(why: &str) {
+    report(name(&thread::current()), why);
+}
+
+fn name(thread: &Thread) -> &str {
+    thread.name().unwrap_or("a test")
+}
+
+fn report(name: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
 }
 

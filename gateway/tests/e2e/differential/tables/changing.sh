@@ -15,8 +15,8 @@
 0     kubectl create ingress way --rule=example.com/=web:80 -o json
 0     kubectl create service nodeport none --tcp=80 --dry-run=server -o name
 0     kubectl create priorityclass $NS --value=1 --dry-run=server
-0     kubectl create token robot 2>/dev/null | tr -dc . | wc -c
-0     kubectl create token robot --duration=10m --audience=me 2>/dev/null | tr -dc . | wc -c
+0@1.24 kubectl create token robot 2>/dev/null | tr -dc . | wc -c
+0@1.24 kubectl create token robot --duration=10m --audience=me 2>/dev/null | tr -dc . | wc -c
 1     kubectl create configmap Not_A_Name
 1     kubectl create namespace $NS
 0     manifest v1:ConfigMap raw '"data":{"a":"1"}' |
@@ -39,12 +39,15 @@
 1     manifest v1:ConfigMap applied '"data":{"sky":"red"}' | kubectl apply --server-side --field-manager=other -f -
 0     manifest v1:ConfigMap applied '"data":{"sky":"red"}' |
       kubectl apply --server-side --field-manager=other --force-conflicts -f -
-0     kubectl get configmap applied -o yaml --show-managed-fields
+0@1.21 kubectl get configmap applied -o yaml --show-managed-fields
 0     kubectl apply view-last-applied configmap/applied
-1     manifest v1:ConfigMap applied '"data":{"sky":"black"}' | kubectl apply set-last-applied -f -
+1     manifest v1:ConfigMap made '"data":{"a":"2"}' | kubectl apply set-last-applied -f -
+0     manifest v1:ConfigMap made '"data":{"a":"2"}' | kubectl apply set-last-applied --create-annotation -f -
+# Since 1.26, a server-side apply takes the annotation of an earlier apply away.
+1@1.26 manifest v1:ConfigMap applied '"data":{"sky":"black"}' | kubectl apply set-last-applied -f -
 0     manifest v1:ConfigMap pruned '"data":{}' | kubectl label --local -f - p=p -o json | kubectl apply -f -
 0     manifest v1:ConfigMap kept '"data":{}' | kubectl label --local -f - p=p -o json |
-      kubectl apply --prune --selector=p=p --prune-allowlist=core/v1/ConfigMap -f -
+      kubectl apply --prune --selector=p=p "$(prune_list)=core/v1/ConfigMap" -f -
 1     manifest v1:ConfigMap applied '"nonsense":1' | kubectl apply -f -
 0     manifest apiextensions.k8s.io/v1:CustomResourceDefinition things.example.com '"spec":{"group":"example.com",
       "names":{"kind":"Thing","plural":"things"},"scope":"Namespaced","versions":[{"name":"v1","served":true,

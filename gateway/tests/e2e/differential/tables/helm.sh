@@ -36,7 +36,8 @@
 200   patch merge "$core/configmaps/shop?fieldManager=helm" '{"data":{"sea":null,"sun":"up"}}'
 200   patch apply "$core/configmaps/shop?fieldManager=helm4&force=true"
       '{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"shop"},"data":{"sky":"red"}}'
-0     kubectl wait --for=delete pods --selector=app=web --timeout=40s >/dev/null
+0     until_it sh -c 'test -z "$(kubectl get pods --selector=app=web -o name)"'
+0@1.23 kubectl wait --for=delete pods --selector=app=web --timeout=40s >/dev/null
 200   send PUT $core/secrets/sh.helm.release.v1.shop.v1 "$(release 1 superseded)"
 200   send PUT $core/secrets/sh.helm.release.v1.shop.v2 "$(release 2 deployed)"
 

@@ -36,12 +36,17 @@ forwarded() {
   curl "http://127.0.0.1:$(sed -n 's/Forwarding from 127.0.0.1:\([0-9]*\).*/\1/p' "$TMP/forward")$2"
 }
 
-# proxied PATH: asks for a path through kubectl proxy.
+# proxied PATH [OPTION...]: asks for a path through kubectl proxy with options.
 proxied() {
   rm -f "$TMP/proxy.sock"
-  beside "$TMP/proxy" kubectl proxy --append-server-path --unix-socket="$TMP/proxy.sock"
+  beside "$TMP/proxy" kubectl proxy --unix-socket="$TMP/proxy.sock" "${@:2}"
   until_it test -S "$TMP/proxy.sock"
   curl --unix-socket "$TMP/proxy.sock" "http://localhost$1"
+}
+
+# prune_list: the option of kubectl apply --prune that names kinds, which is --prune-whitelist before kubectl 1.26.
+prune_list() {
+  kubectl apply --help | grep --only-matching -e '--prune-allowlist' -e '--prune-whitelist' | sort | head --lines=1
 }
 
 # Paths of this side's namespace.

@@ -43,22 +43,24 @@ setup kubectl rollout status deployment/web --timeout=50s
 0     kubectl get pods,configmaps,secrets,services,endpoints --ignore-not-found
 0     kubectl get configmap/colours deployment/web
 0     kubectl get configmaps --chunk-size=1 --output=name
-0     kubectl get configmaps --show-managed-fields --output=yaml
+0@1.21 kubectl get configmaps --show-managed-fields --output=yaml
 0     kubectl get configmap colours --output=jsonpath='{.data.sea}'
 0     kubectl get secrets --output=yaml
 0     kubectl get nodes
 0     kubectl get nodes --output=wide
 0     kubectl get namespace $NS --output=json
 0     kubectl get clusterrole view --output=yaml
-0     kubectl get deployment web --subresource=status
-0     kubectl get deployment web --subresource=status --output=json
+0@1.24 kubectl get deployment web --subresource=status
+0@1.24 kubectl get deployment web --subresource=status --output=json
 0     kubectl get events --output=name
 0     kubectl get configmap none --ignore-not-found
 0     kubectl get --raw "$PREFIX/api/v1/namespaces/$NS/configmaps/colours"
 0     kubectl get --raw "$PREFIX/openapi/v2" | sha256sum
 0     kubectl get --raw "$PREFIX/readyz?verbose"
-0     proxied /api/v1/namespaces/$NS/configmaps/colours
-0     proxied /version
+0     proxied "$PREFIX/api/v1/namespaces/$NS/configmaps/colours"
+0     proxied "$PREFIX/version"
+0@1.23 proxied /api/v1/namespaces/$NS/configmaps/colours --append-server-path
+0@1.23 proxied /version --append-server-path
 124   timeout 2 kubectl get configmaps --watch
 124   timeout 2 kubectl get configmaps --watch --output=json
 124   timeout 2 kubectl get configmaps --watch-only
@@ -75,12 +77,12 @@ setup kubectl rollout status deployment/web --timeout=50s
 0     kubectl describe namespace $NS
 0     kubectl describe serviceaccount default
 0     kubectl describe clusterrole view
-0     kubectl events --for=deployment/web --output=name
+0@1.26 kubectl events --for=deployment/web --output=name
 0     kubectl rollout status deployment/web
 0     kubectl rollout history deployment/web
 0     kubectl rollout history deployment/web --revision=1
 0     kubectl wait --for=condition=Available deployment/web
-0     kubectl wait --for=jsonpath='{.status.phase}'=Running pods --all
+0@1.23 kubectl wait --for=jsonpath='{.status.phase}'=Running pods --all
 1     kubectl wait --for=delete deployment/web --timeout=1s
 1     kubectl wait --for=condition=NoSuch deployment/web --timeout=1s
 
@@ -90,7 +92,7 @@ setup kubectl rollout status deployment/web --timeout=50s
 0     kubectl auth can-i get pods --subresource=log
 1     kubectl auth can-i list secrets --as=nobody
 0     kubectl auth can-i list secrets --as=nobody --as-group=system:masters
-1     kubectl auth whoami
+1@1.27 kubectl auth whoami
 0     kubectl get pods --as=nobody --as-group=system:masters --output=name
 1     kubectl get pods --as=nobody
 

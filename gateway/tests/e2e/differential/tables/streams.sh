@@ -15,25 +15,26 @@ setup kubectl run done --image=busybox:1.35 --restart=Never --command -- sh -c '
 setup kubectl create service clusterip web --tcp=8080:8080
 setup until_it sh -c 'kubectl logs web -c twice --previous | grep -q once'
 setup kubectl wait --for=condition=Ready pod/web --timeout=50s
-setup kubectl wait --for=jsonpath='{.status.phase}'=Succeeded pod/done --timeout=50s
+setup until_it sh -c 'test "$(kubectl get pod done -o jsonpath={.status.phase})" = Succeeded'
 
 # logs
-0     kubectl logs web
+0@1.24 kubectl logs web
+0     kubectl logs web --container=main
 0     kubectl logs web --container=twice
 0     kubectl logs web --container=twice --previous
 0     kubectl logs web --all-containers --prefix
-0     kubectl logs web --tail=2
-0     kubectl logs web --tail=0
-0     kubectl logs web --timestamps
-0     kubectl logs web --since=1h --limit-bytes=9
-0     kubectl logs web --since-time=2100-01-01T00:00:00Z
+0     kubectl logs web --container=main --tail=2
+0     kubectl logs web --container=main --tail=0
+0     kubectl logs web --container=main --timestamps
+0     kubectl logs web --container=main --since=1h --limit-bytes=9
+0     kubectl logs web --container=main --since-time=2100-01-01T00:00:00Z
 0     kubectl logs --selector=app=web --all-containers --tail=-1 --max-log-requests=3 | sort
-0     kubectl logs service/web
+0     kubectl logs service/web --container=main
 0     kubectl logs done --follow
 0     kubectl logs done --follow --pod-running-timeout=1s --ignore-errors
-124   timeout 2 kubectl logs web --follow
+124   timeout 2 kubectl logs web --container=main --follow
 1     kubectl logs web --container=none
-1     kubectl logs web --previous
+1     kubectl logs web --container=main --previous
 1     kubectl logs none
 1     kubectl logs none --follow
 

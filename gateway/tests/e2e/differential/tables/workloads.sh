@@ -27,7 +27,7 @@
 0     kubectl patch deployment web -p '{"spec":{"replicas":0}}'
 0     kubectl delete pods --selector=app=web --grace-period=0 --force >/dev/null 2>&1
 0     until_it sh -c 'test -z "$(kubectl get pods --selector=app=web -o name)"'; kubectl get pods --selector=app=web
-0     kubectl wait --for=jsonpath='{.status.observedGeneration}' deployment/web --timeout=20s
+0@1.31 kubectl wait --for=jsonpath='{.status.observedGeneration}' deployment/web --timeout=20s
 0     kubectl create job once --image=busybox:1.35 -- sh -c 'echo worked'
 0     kubectl wait --for=condition=Complete job/once --timeout=50s
 0     kubectl logs job/once
@@ -36,7 +36,8 @@
 0     kubectl run alone --image=busybox:1.35 --restart=Never --labels=a=b --env=X=y --dry-run=server -o yaml |
       sed 's/default-token-.*//'
 0     kubectl run alone --image=busybox:1.35 --restart=Never --command -- sh -c 'echo said; exit 0'
-0     kubectl wait --for=jsonpath='{.status.phase}'=Succeeded pod/alone --timeout=50s
+0     until_it sh -c 'test "$(kubectl get pod alone -o jsonpath={.status.phase})" = Succeeded'
+0@1.23 kubectl wait --for=jsonpath='{.status.phase}'=Succeeded pod/alone --timeout=50s
 0     kubectl logs alone
 0     kubectl delete pod alone --grace-period=0 --force
 5     echo words | kubectl run reader --image=busybox:1.35 --restart=Never --rm --stdin --quiet --command --
