@@ -18,7 +18,7 @@ thread_local! {
     static SPARE: RefCell<Option<Box<[u8]>>> = const { RefCell::new(None) };
 }
 
-/// Reads ahead while the stream carries bulk data, and holds no buffer while it is idle.
+/// Reads as much as is there, and holds no buffer while nothing is.
 ///
 /// WebSocket and TLS libraries read a few KiB at once, which costs bulk data a system call each. A larger buffer of theirs
 /// would be held by every idle connection.
@@ -28,11 +28,9 @@ pub struct ReadAhead<T> {
     /// Bytes that were read before this value was made.
     early: Bytes,
     ahead: Option<Ahead>,
-    /// The last read filled the reader's buffer, so there is probably more.
-    filled: bool,
 }
 
-/// Bytes between the stream and its reader.
+/// Bytes between the stream and its reader. None at all stand for the end of the stream.
 #[derive(Debug)]
 struct Ahead {
     buffer: Box<[u8]>,
@@ -48,36 +46,39 @@ impl<T> ReadAhead<T> {
 
     /// Wraps a stream from which `early` was read already; the reader gets these bytes first.
     pub fn with_early(io: T, early: Bytes) -> Self {
-        Self { io, early, ahead: None, filled: false }
+        Self { io, early, ahead: None }
     }
 
-    /// Returns a reference to the stream.
-    pub fn get_ref(&self) -> &T {
-        &self.io
+    /// Moves bytes that are here to the reader. Returns false if none are; at the end of the stream it moves nothing and
+    /// returns true.
+    pub(crate) fn read_buffered(&mut self, buf: &mut ReadBuf<'_>) -> bool {
+        if !self.early.is_empty() {
+            let early = self.early.split_to(self.early.len().min(buf.remaining()));
+            buf.put_slice(&early);
+            return true;
+        }
+        let Some(ahead) = self.ahead.take() else { return false };
+        self.ahead = ahead.move_to(buf);
+        true
     }
 }
 
 impl<T: AsyncRead + Unpin> ReadAhead<T> {
-    fn poll_read_direct(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
-        self.filled = buf.remaining() == 0;
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_read_ahead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Ahead>> {
+    /// Waits until there are bytes for [`Self::read_buffered`], or the end of the stream.
+    pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.early.is_empty() || self.ahead.is_some() {
+            return Poll::Ready(Ok(()));
+        }
         let mut buffer = SPARE.take().unwrap_or_else(|| vec![0; CAPACITY].into_boxed_slice());
         let mut read = ReadBuf::new(&mut buffer);
         let polled = Pin::new(&mut self.io).poll_read(cx, &mut read);
         let end = read.filled().len();
-        match polled {
-            Poll::Ready(Ok(())) => Poll::Ready(Ok(Ahead { buffer, start: 0, end })),
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => {
-                self.filled = false;
-                SPARE.set(Some(buffer));
-                Poll::Pending
-            }
+        if let Poll::Ready(Ok(())) = polled {
+            self.ahead = Some(Ahead { buffer, start: 0, end });
+        } else {
+            SPARE.set(Some(buffer));
         }
+        polled
     }
 }
 
@@ -101,19 +102,8 @@ impl<T: AsyncRead + Unpin> AsyncRead for ReadAhead<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        if !this.early.is_empty() {
-            let early = this.early.split_to(this.early.len().min(buf.remaining()));
-            buf.put_slice(&early);
-            return Poll::Ready(Ok(()));
-        }
-        let ahead = match this.ahead.take() {
-            Some(ahead) => ahead,
-            None if this.filled && buf.remaining() < CAPACITY => ready!(this.poll_read_ahead(cx))?,
-            None => return this.poll_read_direct(cx, buf),
-        };
-        this.ahead = ahead.move_to(buf);
-        this.filled = this.ahead.is_some();
+        ready!(self.poll_fill(cx))?;
+        self.read_buffered(buf);
         Poll::Ready(Ok(()))
     }
 }

@@ -37,9 +37,9 @@ const MAX_LOCAL_ERROR_RESETS: usize = 100_000;
 /// Streams that this end reset and whose late frames it ignores. Beyond this number each late frame is answered.
 const MAX_REMEMBERED_RESETS: usize = 1024;
 
-/// Bytes that a WebSocket reads at once, and holds for as long as it lives. [`ReadAhead`](crate::ReadAhead) makes large
-/// reads of the socket where much arrives.
-const WEBSOCKET_READ_BUFFER: usize = 4 << 10;
+/// Bytes that a WebSocket takes at once from what was read of the socket, and holds for as long as it lives. tungstenite
+/// clears them each time. [`ReadAhead`](crate::ReadAhead) reads more at once.
+const WEBSOCKET_READ_BUFFER: usize = 2 << 10;
 
 /// Bytes of frames that a WebSocket collects before it writes them to the socket without being flushed.
 const WEBSOCKET_WRITE_BUFFER: usize = 64 << 10;

@@ -32,6 +32,9 @@ use crate::{ReadAhead, keepalive::Liveness, settings};
 pub struct WebSocket<T> {
     io: ReadAhead<T>,
     context: WebSocketContext,
+    /// tungstenite needs more bytes for the next message. It clears its buffer before each read, so it reads only when
+    /// there is something.
+    starved: bool,
     /// The part of a message that the reader has not taken yet.
     unread: Bytes,
     /// The socket took less than it was given: what is left has to be flushed before the next write.
@@ -49,6 +52,7 @@ impl<T> WebSocket<T> {
         Self {
             io: ReadAhead::with_early(io, early),
             context: WebSocketContext::new(role, Some(settings::websocket())),
+            starved: true,
             unread: Bytes::new(),
             blocked: false,
             closing: false,
@@ -67,7 +71,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
     fn poll_with<R>(
         &mut self,
         cx: &mut Context<'_>,
-        operation: impl FnOnce(&mut WebSocketContext, &mut Polled<'_, '_, ReadAhead<T>>) -> Result<R, Error>,
+        operation: impl FnOnce(&mut WebSocketContext, &mut Polled<'_, '_, T>) -> Result<R, Error>,
     ) -> Poll<Result<R, Error>> {
         let mut stream = Polled { io: &mut self.io, cx, liveness: &self.liveness };
         match operation(&mut self.context, &mut stream) {
@@ -79,7 +83,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
     /// Reads the next message that carries bytes. Empty at the end of the stream.
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         while !self.ended {
-            match ready!(self.poll_with(cx, |context, stream| context.read(stream))) {
+            if self.starved {
+                ready!(self.io.poll_fill(cx))?;
+                self.starved = false;
+            }
+            let Poll::Ready(message) = self.poll_with(cx, |context, stream| context.read(stream)) else {
+                self.starved = true;
+                continue;
+            };
+            match message {
                 Ok(Message::Binary(payload)) if payload.is_empty() => {}
                 Ok(Message::Binary(payload)) => return Poll::Ready(Ok(payload)),
                 // tungstenite has queued the pong, and sends it with the next read.
@@ -217,20 +229,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocket<T> {
     }
 }
 
-/// A byte stream as the blocking one that tungstenite expects: an operation that would wait fails with `WouldBlock`,
-/// and the task is woken when it may go on.
+/// A byte stream as the blocking one that tungstenite expects: an operation that would wait fails with `WouldBlock`.
+/// Reads take what was read ahead; writes go to the stream, which wakes the task when it takes more.
 struct Polled<'a, 'b, T> {
-    io: &'a mut T,
+    io: &'a mut ReadAhead<T>,
     cx: &'a mut Context<'b>,
     liveness: &'a Liveness,
 }
 
-impl<T: AsyncRead + Unpin> Read for Polled<'_, '_, T> {
+impl<T> Read for Polled<'_, '_, T> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut buffer = ReadBuf::new(buffer);
-        match Pin::new(&mut *self.io).poll_read(self.cx, &mut buffer) {
-            Poll::Ready(result) => result?,
-            Poll::Pending => return Err(ErrorKind::WouldBlock.into()),
+        if !self.io.read_buffered(&mut buffer) {
+            return Err(ErrorKind::WouldBlock.into());
         }
         let read = buffer.filled().len();
         if read > 0 {
