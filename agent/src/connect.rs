@@ -28,7 +28,7 @@ use tokio::{
     time::{Duration, Instant, timeout, timeout_at},
 };
 use tunnel::{
-    Leave, Session, Settings,
+    DrainHandle, Session, Settings,
     websocket::{Role, WebSocket, handshake},
 };
 
@@ -89,7 +89,7 @@ impl<T: Io> Opened<T> {
     }
 
     /// Starts HTTP/2, in which kas is the client.
-    pub(crate) fn accept(self, settings: &Settings) -> (Session<WebSocket<T>>, Leave) {
+    pub(crate) fn accept(self, settings: &Settings) -> (Session<WebSocket<T>>, DrainHandle) {
         tunnel::accept(self.socket, settings)
     }
 }

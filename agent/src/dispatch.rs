@@ -16,7 +16,7 @@ use telemetry::{Trace, Tracer};
 use tokio::time::Instant;
 use tower::ServiceExt as _;
 use tracing::field::display;
-use tunnel::{Body, Exchange};
+use tunnel::{Body, IncomingRequest};
 
 use crate::{
     Failure, Services,
@@ -51,12 +51,12 @@ impl Dispatch {
 
     /// Answers one request, to the last byte, or until a new policy refuses it. A panic on the way ends this request
     /// only.
-    pub(crate) async fn serve(self: Arc<Self>, exchange: Exchange, control: Control) {
-        let (target, metrics) = self.find(exchange.request(), control);
+    pub(crate) async fn serve(self: Arc<Self>, incoming: IncomingRequest, control: Control) {
+        let (target, metrics) = self.find(incoming.request(), control);
         let _in_flight = metrics.begin();
         let permit = OnceLock::new();
         // Ends with this function, which is when the last byte is on its way.
-        let mut trace = self.trace(exchange.request(), &target);
+        let mut trace = self.trace(incoming.request(), &target);
         let trace = &mut trace;
         let answer = |mut request: Request<Body>| async {
             let service = request.headers_mut().remove(header::SERVICE);
@@ -86,7 +86,7 @@ impl Dispatch {
         };
         tokio::select! {
             biased;
-            () = exchange.answer(answer) => {}
+            () = incoming.answer(answer) => {}
             () = withdrawn => tracing::debug!("a stream was ended: the policy now refuses its request"),
         }
     }

@@ -120,7 +120,7 @@ impl Body {
     }
 
     /// Returns a monitor of the stream; `None` for a body that does not arrive through a tunnel, or that is here whole.
-    pub fn grip(&self) -> Option<StreamMonitor> {
+    pub fn monitor(&self) -> Option<StreamMonitor> {
         match &self.0 {
             Kind::Tunnel(body) => Some(body.stream.monitor()),
             _ => None,

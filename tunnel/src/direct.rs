@@ -9,7 +9,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::{Driver, Leave, Session, Settings, Tunnel, client, keepalive::Liveness, server};
+use crate::{DrainHandle, Driver, Session, Settings, Tunnel, client, keepalive::Liveness, server};
 
 /// A byte stream that counts what it receives.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ where
 }
 
 /// Starts the end that serves requests, as [`crate::accept`] does.
-pub fn accept<T>(io: T, settings: &Settings) -> (Session<Direct<T>>, Leave)
+pub fn accept<T>(io: T, settings: &Settings) -> (Session<Direct<T>>, DrainHandle)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {

@@ -48,7 +48,3 @@ pub use self::{
     server::{IncomingRequest, Session, accept},
     settings::Settings,
 };
-pub use self::{
-    drain::DrainHandle as Leave, monitor::StreamMonitor as Grip, monitor::StreamStats as Look,
-    server::IncomingRequest as Exchange,
-};

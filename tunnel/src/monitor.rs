@@ -42,7 +42,7 @@ pub struct StreamStats {
 
 impl StreamMonitor {
     /// Returns the present state.
-    pub fn look(&self) -> StreamStats {
+    pub fn stats(&self) -> StreamStats {
         let state = &mut *self.0.lock();
         let unread = state.stream.as_mut().map_or(0, |stream| stream.flow_control().used_capacity());
         StreamStats { unread, taken: state.reads, awaited: state.waiting }

@@ -94,7 +94,7 @@ impl Upgraded {
     }
 
     /// Returns a monitor of the receiving half.
-    pub fn grip(&self) -> StreamMonitor {
+    pub fn monitor(&self) -> StreamMonitor {
         self.receiving.monitor()
     }
 }

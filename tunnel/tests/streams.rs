@@ -138,15 +138,15 @@ async fn a_cut_response_frees_both_ends_although_nobody_reads_it() {
 
     let request = Request::post("/").body(endless("a request that goes on")).unwrap();
     let mut body = pair.tunnel.call(request).await.unwrap().into_body();
-    let grip = body.grip().unwrap();
+    let monitor = body.monitor().unwrap();
     body.frame().await.unwrap().unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(ends.try_recv().is_err());
 
     // The body is neither read nor dropped.
-    grip.cut();
+    monitor.cut();
     ends.recv().await.unwrap();
-    assert_eq!(grip.look().unread, 0);
+    assert_eq!(monitor.stats().unread, 0);
     assert!(body.frame().await.unwrap().is_err(), "an abort must not look like a clean end");
 }
 
@@ -164,21 +164,21 @@ async fn a_look_tells_a_reader_who_is_slow_from_one_who_waits_or_is_done() {
     .await;
 
     let mut body = pair.tunnel.call(get("/long")).await.unwrap().into_body();
-    let grip = body.grip().unwrap();
+    let monitor = body.monitor().unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!((grip.look().unread, grip.look().awaited), (4, false), "slow");
+    assert_eq!((monitor.stats().unread, monitor.stats().awaited), (4, false), "slow");
     body.frame().await.unwrap().unwrap();
     assert!(tokio::time::timeout(Duration::from_secs(1), body.frame()).await.is_err());
-    assert_eq!((grip.look().unread, grip.look().awaited), (0, true), "waits");
+    assert_eq!((monitor.stats().unread, monitor.stats().awaited), (0, true), "waits");
 
     let response = pair.tunnel.call(get("/pieces")).await.unwrap();
-    let grip = response.body().grip().unwrap();
+    let monitor = response.body().monitor().unwrap();
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), 32 << 10);
-    assert!(grip.look().awaited, "done");
+    assert!(monitor.stats().awaited, "done");
 
     // Nothing of it waits in the tunnel.
     let response = pair.tunnel.call(get("/short")).await.unwrap();
-    assert!(response.body().grip().is_none(), "whole");
+    assert!(response.body().monitor().is_none(), "whole");
 }
 
 #[tokio::test(start_paused = true)]
@@ -261,7 +261,7 @@ async fn leaving_finishes_what_is_in_flight_and_takes_nothing_new() {
     let tunnel = pair.tunnel.clone();
     let in_flight = tokio::spawn(async move { text(tunnel.call(get("/")).await.unwrap()).await });
     starts.recv().await.unwrap();
-    pair.leave.within(Duration::from_secs(60));
+    pair.drain.within(Duration::from_secs(60));
     // GOAWAY, a ping and the final GOAWAY cross the pipe while the clock stands.
     tokio::time::sleep(Duration::from_millis(1)).await;
 
@@ -280,7 +280,7 @@ async fn leaving_finishes_what_is_in_flight_and_takes_nothing_new() {
 #[tokio::test(start_paused = true)]
 async fn a_request_that_crosses_the_leaving_comes_back_with_its_body() {
     let pair = pair(|_| async { Response::new(Body::from("served")) }).await;
-    pair.leave.within(Duration::from_secs(60));
+    pair.drain.within(Duration::from_secs(60));
     let calls = (0..50).map(|_| async {
         let request = Request::post("/").body(Body::from("a small body")).unwrap();
         match pair.tunnel.call(request).await {
@@ -301,7 +301,7 @@ async fn leaving_has_a_deadline() {
 
     let mut body = pair.tunnel.call(get("/")).await.unwrap().into_body();
     body.frame().await.unwrap().unwrap();
-    pair.leave.within(Duration::from_secs(60));
+    pair.drain.within(Duration::from_secs(60));
     assert!(matches!(pair.agent.await.unwrap(), Ended::Cut));
     assert!(body.frame().await.unwrap().is_err());
 }

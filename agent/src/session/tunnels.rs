@@ -8,7 +8,7 @@ use tokio::{
     task::JoinHandle,
     time::{Duration, Instant, timeout},
 };
-use tunnel::{Ended, Leave, Session, websocket::WebSocket};
+use tunnel::{DrainHandle, Ended, Session, websocket::WebSocket};
 
 use super::Shared;
 use crate::{Dial, handlers::control::Control};
@@ -21,7 +21,7 @@ pub(super) struct Live {
     pub(super) tunnel: TunnelId,
     pub(super) replica: ReplicaId,
     since: Instant,
-    leave: Leave,
+    leave: DrainHandle,
     drain: watch::Receiver<Option<Drain>>,
     running: JoinHandle<()>,
 }
@@ -41,7 +41,7 @@ impl Live {
     pub(super) fn start<D: Dial>(
         shared: &Arc<Shared<D>>,
         (tunnel, replica): (TunnelId, ReplicaId),
-        (session, leave): (Session<WebSocket<D::Io>>, Leave),
+        (session, leave): (Session<WebSocket<D::Io>>, DrainHandle),
     ) -> Self {
         let (control, drain) = Control::new();
         let serving = serve(Arc::clone(shared), session, leave.clone(), control);
@@ -86,7 +86,7 @@ impl Live {
 async fn serve<D: Dial>(
     shared: Arc<Shared<D>>,
     session: Session<WebSocket<D::Io>>,
-    leave: Leave,
+    leave: DrainHandle,
     control: Control,
 ) -> Ended {
     let on_request = |exchange| {

@@ -19,7 +19,7 @@ use tokio::{
     sync::SetOnce,
     time::{Instant, timeout},
 };
-use tunnel::{Body, Exchange, Settings, direct};
+use tunnel::{Body, IncomingRequest, Settings, direct};
 
 use super::{
     Peers, milliseconds,
@@ -117,10 +117,10 @@ impl Host {
     {
         let (session, leave) = direct::accept(io, &self.settings);
         let known = Arc::new(SetOnce::new());
-        let serving = session.run(|exchange| {
+        let serving = session.run(|incoming| {
             let (host, known) = (Arc::clone(self), Arc::clone(&known));
             // Boxed: what is spawned is moved half a dozen times, and this is some kilobytes.
-            self.connections.tasks.spawn(Box::pin(async move { host.handle(exchange, &known).await }));
+            self.connections.tasks.spawn(Box::pin(async move { host.handle(incoming, &known).await }));
         });
         tokio::pin!(serving);
         let stranger = timeout(STRANGER_TIMEOUT, known.wait());
@@ -145,19 +145,19 @@ impl Host {
         }
     }
 
-    async fn handle(&self, exchange: Exchange, known: &SetOnce<()>) {
-        let admitted = match self.admit(exchange.request()) {
+    async fn handle(&self, incoming: IncomingRequest, known: &SetOnce<()>) {
+        let admitted = match self.admit(incoming.request()) {
             Ok(admitted) => admitted,
-            Err(served) => return self.refuse(exchange, served),
+            Err(served) => return self.refuse(incoming, served),
         };
         // Fails if it was set before, which is as good.
         let _ = known.set(());
         match admitted.stamp.kind {
-            Kind::Ask => self.answer(exchange, &admitted).await,
-            Kind::Pass => self.pass(exchange, &admitted).await,
+            Kind::Ask => self.answer(incoming, &admitted).await,
+            Kind::Pass => self.pass(incoming, &admitted).await,
             Kind::Greet => {
                 self.metrics.peers.served(Served::Asked);
-                self.say(exchange, &admitted, Verdict::Holds).await;
+                self.say(incoming, &admitted, Verdict::Holds).await;
             }
             Kind::Call => {
                 self.metrics.peers.served(Served::Asked);
@@ -165,7 +165,7 @@ impl Host {
                     Ok(()) => Verdict::Holds,
                     Err((reason, message)) => Verdict::Declines { reason, message },
                 };
-                self.say(exchange, &admitted, verdict).await;
+                self.say(incoming, &admitted, verdict).await;
             }
         }
     }
@@ -193,7 +193,7 @@ impl Host {
     }
 
     /// To somebody who is perhaps a replica that is set up wrongly.
-    fn refuse(&self, exchange: Exchange, served: Served) {
+    fn refuse(&self, incoming: IncomingRequest, served: Served) {
         self.metrics.peers.served(served);
         let result = served.as_str();
         if let Some(suppressed) = self.refusals.admit(result, std::time::Instant::now()) {
@@ -203,34 +203,34 @@ impl Host {
                 "the private listener refused a request: whoever sent it is no replica of this fleet, or has another secret or clock"
             );
         }
-        exchange.refuse();
+        incoming.refuse();
     }
 
-    async fn answer(&self, exchange: Exchange, admitted: &Admitted) {
+    async fn answer(&self, incoming: IncomingRequest, admitted: &Admitted) {
         self.metrics.peers.served(Served::Asked);
         let verdict = match self.choose(admitted) {
             Ok(_) => Verdict::Holds,
             Err(declines) => declines,
         };
-        self.say(exchange, admitted, verdict).await;
+        self.say(incoming, admitted, verdict).await;
     }
 
-    async fn say(&self, exchange: Exchange, admitted: &Admitted, verdict: Verdict) {
+    async fn say(&self, incoming: IncomingRequest, admitted: &Admitted, verdict: Verdict) {
         let question: Option<&Seal> = admitted.stamp.seal.as_ref();
         let mut response = Response::new(Body::empty());
         *response.headers_mut() = verdict.encode(self.secret.as_ref().zip(question));
-        exchange.answer(|_| std::future::ready(response)).await;
+        incoming.answer(|_| std::future::ready(response)).await;
     }
 
-    async fn pass(&self, mut exchange: Exchange, admitted: &Admitted) {
+    async fn pass(&self, mut incoming: IncomingRequest, admitted: &Admitted) {
         let Ok(lease) = self.choose(admitted) else {
             self.metrics.peers.served(Served::Absent);
-            return exchange.refuse();
+            return incoming.refuse();
         };
         self.metrics.peers.served(Served::Passed);
-        exchange.request_mut().headers_mut().remove(STAMP);
-        let id = exchange.request().headers().get(header::REQUEST_ID).cloned();
-        if let Err(error) = exchange.relay(&lease.handle().tunnel).await {
+        incoming.request_mut().headers_mut().remove(STAMP);
+        let id = incoming.request().headers().get(header::REQUEST_ID).cloned();
+        if let Err(error) = incoming.relay(&lease.handle().tunnel).await {
             tracing::debug!(request.id = ?id, %error, tunnel = %lease.tunnel(), "a replica's request was not answered");
         }
     }

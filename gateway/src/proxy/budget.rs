@@ -19,7 +19,7 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior, interval};
-use tunnel::{Grip, Look};
+use tunnel::{StreamMonitor, StreamStats};
 
 use crate::metrics::{Limit, Metrics};
 
@@ -36,10 +36,10 @@ pub struct Budget {
 }
 
 struct WatchedResponse {
-    grip: Grip,
+    monitor: StreamMonitor,
     /// Releases the guards of the response.
     release: Box<dyn Fn() + Send>,
-    last: Look,
+    last: StreamStats,
     /// Since when the caller has neither read anything nor waited for more.
     unread_since: Instant,
 }
@@ -58,12 +58,16 @@ impl Budget {
     }
 
     /// Adds a response. `release` is called when the response was cut, and must not block.
-    pub fn share(self: &Arc<Self>, grip: Grip, release: impl Fn() + Send + 'static) -> BudgetShare {
+    pub fn share(
+        self: &Arc<Self>,
+        monitor: StreamMonitor,
+        release: impl Fn() + Send + 'static,
+    ) -> BudgetShare {
         let number = self.next.fetch_add(1, Relaxed);
         let response = WatchedResponse {
-            grip,
+            monitor,
             release: Box::new(release),
-            last: Look::default(),
+            last: StreamStats::default(),
             unread_since: Instant::now(),
         };
         self.responses.lock().insert(number, response);
@@ -115,13 +119,13 @@ impl Budget {
 
 impl WatchedResponse {
     fn cut(&self) {
-        self.grip.cut();
+        self.monitor.cut();
         (self.release)();
     }
 
     /// Returns the bytes that it holds.
     fn check(&mut self, now: Instant) -> u64 {
-        let look = self.grip.look();
+        let look = self.monitor.stats();
         if look.taken != self.last.taken || look.awaited {
             self.unread_since = now;
         }

@@ -99,7 +99,7 @@ impl Exchange {
                 }
                 let cut = route.grant.revoked.child_token();
                 let release = cut.clone();
-                let share = context.callers.budget.share(upgraded.grip(), move || release.cancel());
+                let share = context.callers.budget.share(upgraded.monitor(), move || release.cancel());
                 let guard = guard(response.status());
                 let (context, permit) = (self.context, self.permit);
                 PendingUpgrade { context, upgraded, outside, guard, permit, share, cut }.spawn();
@@ -158,13 +158,13 @@ fn track(
 ) -> Response<TrackedBody> {
     let may_grow = may_grow(response.headers());
     let multiplexed = context.version == Version::HTTP_2;
-    let grip = response.body().grip().filter(|_| multiplexed || may_grow);
+    let monitor = response.body().monitor().filter(|_| multiplexed || may_grow);
     // The response decides, not the request: the API server has more spellings of a watch than kas knows.
     let stays = route.destination.class == Class::Long || may_grow;
     response.map(|body| {
         let mut tracked = TrackedBody::new(body, guard, permit);
-        if let Some(grip) = grip {
-            tracked = tracked.with_budget(&context.callers.budget, grip);
+        if let Some(monitor) = monitor {
+            tracked = tracked.with_budget(&context.callers.budget, monitor);
         }
         if stays { tracked.with_revocation(route.grant.revoked.clone()) } else { tracked }
     })

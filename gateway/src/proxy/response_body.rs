@@ -14,7 +14,7 @@ use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use router::Lease;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tunnel::{Body, BodyError, Grip};
+use tunnel::{Body, BodyError, StreamMonitor};
 
 use super::{
     budget::{Budget, BudgetShare},
@@ -109,11 +109,11 @@ impl TrackedBody {
     }
 
     /// Counts the response in the budget, which may cut it and release its guard, even if the caller never notices.
-    pub(super) fn with_budget(mut self, budget: &Arc<Budget>, grip: Grip) -> Self {
+    pub(super) fn with_budget(mut self, budget: &Arc<Budget>, monitor: StreamMonitor) -> Self {
         if let HeldGuard::Body(guard) = std::mem::replace(&mut self.guard, HeldGuard::None) {
             let guard = Arc::new(Mutex::new(Some(guard)));
             let released = Arc::clone(&guard);
-            self.share = Some(budget.share(grip, move || drop(released.lock().take())));
+            self.share = Some(budget.share(monitor, move || drop(released.lock().take())));
             self.guard = HeldGuard::Shared(guard);
         }
         self

@@ -15,13 +15,13 @@ use tokio::{
     task::JoinHandle,
 };
 use tunnel::{
-    Body, Ended, Leave, Settings, Tunnel,
+    Body, DrainHandle, Ended, Settings, Tunnel,
     websocket::{Role, WebSocket},
 };
 
 pub(crate) struct Pair {
     pub(crate) tunnel: Tunnel,
-    pub(crate) leave: Leave,
+    pub(crate) drain: DrainHandle,
     pub(crate) kas: JoinHandle<Ended>,
     pub(crate) agent: JoinHandle<Ended>,
 }
@@ -48,14 +48,14 @@ where
     let agent = WebSocket::new(agent, Bytes::new(), Role::Client);
     let (tunnel, driver) = tunnel::open(kas, &settings).await.unwrap();
     let kas = tokio::spawn(driver.run());
-    let (session, leave) = tunnel::accept(agent, &settings);
+    let (session, drain) = tunnel::accept(agent, &settings);
     let agent = tokio::spawn(session.run(move |exchange| {
         let handler = handler.clone();
         tokio::spawn(exchange.answer(handler));
     }));
     tunnel.ready().await;
 
-    Pair { tunnel, leave, kas, agent }
+    Pair { tunnel, drain, kas, agent }
 }
 
 pub(crate) fn get(path: &str) -> Request<Body> {
