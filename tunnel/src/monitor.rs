@@ -91,6 +91,19 @@ impl ReceiveStream {
         polled
     }
 
+    /// Takes data before its reader asks for it: this counts neither as a read nor as a wait of the reader.
+    pub(crate) fn poll_data_ahead(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+        match &mut self.0.0.lock().stream {
+            Some(stream) => stream.poll_data(cx).map_err(BodyError::Tunnel),
+            None => Poll::Ready(Some(Err(BodyError::Cut))),
+        }
+    }
+
+    /// Counts a read of data that was taken ahead.
+    pub(crate) fn count_read(&self) {
+        self.0.0.lock().reads += 1;
+    }
+
     pub(crate) fn poll_trailers(&self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, BodyError>> {
         match &mut self.0.0.lock().stream {
             Some(stream) => stream.poll_trailers(cx).map_err(BodyError::Tunnel),

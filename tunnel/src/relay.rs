@@ -37,7 +37,11 @@ impl IncomingRequest {
             send_response(response, respond, stalls).await;
             return Ok(());
         };
-        let raw = raw.expect("only the response to an upgrade has a raw stream");
+        let Some(raw) = raw else {
+            tracing::warn!("the agent switched protocols without a request to do so");
+            respond.send_reset(Reason::INTERNAL_ERROR);
+            return Ok(());
+        };
         let head = upgrade::accept(response.into_parts().0.headers);
         if let Ok(stream) = respond.send_response(head, false)
             && let Err(error) = upgrade::join(Upgraded::new(stream, raw), inner).await

@@ -13,9 +13,13 @@
 //! Raw bytes flow only after the API server itself answered 101. Any other answer is an ordinary response, and the
 //! connections that it came over carry no raw bytes (CVE-2018-1002105).
 
-use std::{future::poll_fn, io, sync::Arc};
+use std::{
+    future::{pending, poll_fn},
+    io,
+    sync::Arc,
+};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use h2::{RecvStream, SendStream};
 use http::{
     HeaderMap, HeaderValue, Response, StatusCode, Version,
@@ -25,10 +29,13 @@ use parking_lot::Mutex;
 use proto::header;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use crate::{Body, StreamMonitor, monitor::ReceiveStream};
+use crate::{Body, BodyError, StreamMonitor, monitor::ReceiveStream};
 
 /// Bytes that are read at once from the connection outside of the tunnel.
 const READ_BYTES: usize = 32 << 10;
+
+/// Chunks below this size are copied out of larger buffers, and joined where they wait.
+const SMALL_CHUNK: usize = 4 << 10;
 
 /// The raw stream of an upgrade inside the tunnel.
 #[derive(Debug)]
@@ -133,15 +140,71 @@ pub(crate) fn accept(mut headers: HeaderMap) -> Response<()> {
 }
 
 async fn copy_outward(receiving: ReceiveStream, mut outside: impl AsyncWrite + Unpin) -> io::Result<()> {
-    while let Some(data) = poll_fn(|cx| receiving.poll_data(cx)).await {
+    let mut pending = Pending::default();
+    while let Some(data) = pending.next(&receiving).await {
         let mut data = data.map_err(io::Error::other)?;
-        let length = data.len();
-        outside.write_all_buf(&mut data).await?;
+        while !data.is_empty() {
+            tokio::select! {
+                biased;
+                written = outside.write(&data) => {
+                    let written = written?;
+                    if written == 0 {
+                        return Err(io::ErrorKind::WriteZero.into());
+                    }
+                    data.advance(written);
+                    // Only now: a slow connection outside slows its own stream and no other.
+                    receiving.release(written).map_err(io::Error::other)?;
+                }
+                () = pending.join(&receiving) => {}
+            }
+        }
         outside.flush().await?;
-        // Only now: a slow connection outside slows its own stream and no other.
-        receiving.release(length).map_err(io::Error::other)?;
     }
     outside.shutdown().await
+}
+
+/// What has arrived on a stream while the chunk before it is written.
+///
+/// h2 counts small frames that wait in it, and ends the connection when there are too many. So small chunks are taken
+/// out of it and joined; the window of the stream bounds them.
+#[derive(Default)]
+struct Pending {
+    joined: BytesMut,
+    /// The first result that was not joined.
+    next: Option<Option<Result<Bytes, BodyError>>>,
+}
+
+impl Pending {
+    /// Returns the next chunk, or `None` at the end of the stream.
+    async fn next(&mut self, receiving: &ReceiveStream) -> Option<Result<Bytes, BodyError>> {
+        if !self.joined.is_empty() {
+            receiving.count_read();
+            return Some(Ok(self.joined.split().freeze()));
+        }
+        match self.next.take() {
+            Some(next) => {
+                receiving.count_read();
+                next
+            }
+            None => poll_fn(|cx| receiving.poll_data(cx)).await,
+        }
+    }
+
+    /// Joins small chunks as they arrive. Completes at the first other result, and never after that. Cancel safe.
+    async fn join(&mut self, receiving: &ReceiveStream) {
+        if self.next.is_some() {
+            return pending().await;
+        }
+        loop {
+            match poll_fn(|cx| receiving.poll_data_ahead(cx)).await {
+                Some(Ok(data)) if data.len() < SMALL_CHUNK => self.joined.extend_from_slice(&data),
+                other => {
+                    self.next = Some(other);
+                    return;
+                }
+            }
+        }
+    }
 }
 
 async fn copy_inward(mut outside: impl AsyncRead + Unpin, mut sending: SendStream<Bytes>) -> io::Result<()> {
@@ -156,7 +219,15 @@ async fn copy_inward(mut outside: impl AsyncRead + Unpin, mut sending: SendStrea
         if read == 0 {
             return sending.send_data(Bytes::new(), true).map_err(io::Error::other);
         }
-        send_all(buffer.split().freeze(), &mut sending).await?;
+        let data = if read < SMALL_CHUNK {
+            // A copy: a few bytes that wait in h2 would hold the whole buffer.
+            let data = Bytes::copy_from_slice(&buffer);
+            buffer.clear();
+            data
+        } else {
+            buffer.split().freeze()
+        };
+        send_all(data, &mut sending).await?;
     }
 }
 

@@ -281,7 +281,9 @@ fn gather(slices: &[IoSlice<'_>]) -> Bytes {
 fn into_io(error: Error) -> io::Error {
     match error {
         Error::Io(error) => error,
-        Error::ConnectionClosed | Error::AlreadyClosed => ErrorKind::BrokenPipe.into(),
+        Error::ConnectionClosed | Error::AlreadyClosed | Error::Protocol(ProtocolError::SendAfterClosing) => {
+            ErrorKind::BrokenPipe.into()
+        }
         error => io::Error::new(ErrorKind::InvalidData, error),
     }
 }

@@ -152,3 +152,43 @@ async fn an_upgrade_has_no_request_body() {
 
     assert_eq!(pair.tunnel.call(exec()).await.unwrap().status(), StatusCode::BAD_REQUEST);
 }
+
+/// h2 ends a connection in which too many small frames wait, and all of its streams with it.
+#[tokio::test(start_paused = true)]
+async fn tiny_chunks_to_a_stopped_reader_leave_the_tunnel_alone() {
+    // More than h2 lets wait: 128 MiB at 255 bytes each.
+    const CHUNKS: usize = 540_000;
+    let (requests, mut clusters) = tokio::sync::mpsc::unbounded_channel();
+    let pair = pair(move |request: Request<Body>| {
+        let requests = requests.clone();
+        async move {
+            if request.uri() != "/exec" {
+                return Response::new(Body::from("answered"));
+            }
+            let (near, cluster) = tokio::io::duplex(16);
+            requests.send(cluster).unwrap();
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+            response.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
+            response.extensions_mut().insert(upgrade::Outside::new(near));
+            response
+        }
+    })
+    .await;
+    let mut response = pair.tunnel.call(exec()).await.unwrap();
+    // Each read of it is one byte.
+    let (near, mut caller) = tokio::io::duplex(1);
+    tokio::spawn(upgrade::splice(upgrade::take(&mut response).unwrap(), near));
+    let mut cluster = clusters.recv().await.unwrap();
+
+    for _ in 0..CHUNKS {
+        caller.write_all(b"x").await.unwrap();
+    }
+    caller.shutdown().await.unwrap();
+    let other = Request::get("/other").body(Body::empty()).unwrap();
+    assert_eq!(text(pair.tunnel.call(other).await.unwrap()).await, "answered");
+
+    let mut received = vec![0; CHUNKS];
+    cluster.read_exact(&mut received).await.unwrap();
+    assert!(received.iter().all(|byte| *byte == b'x'));
+}
