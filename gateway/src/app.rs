@@ -144,6 +144,7 @@ impl App {
                 metrics,
             },
             leaving: CancellationToken::new(),
+            cut: CancellationToken::new(),
             tasks: TaskTracker::new(),
             failures: LogLimit::new(LOG_PERIOD),
             traces,
@@ -266,7 +267,7 @@ impl App {
             readiness: self.readiness.clone(),
             callers: TaskGroup {
                 draining: callers.leaving.clone(),
-                cut: CancellationToken::new(),
+                cut: callers.cut.clone(),
                 tasks: callers.tasks.clone(),
             },
             peers: self.host.connections.clone(),

@@ -48,6 +48,8 @@ pub struct Callers {
     pub forwarder: Forwarder,
     /// Cancelled once this replica takes no new requests on open connections.
     pub leaving: CancellationToken,
+    /// Cancelled once connections and upgrades have had their time.
+    pub cut: CancellationToken,
     /// Connections and upgrades.
     pub tasks: TaskTracker,
     /// Limits the log lines of failed requests.

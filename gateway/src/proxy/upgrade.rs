@@ -42,7 +42,9 @@ impl PendingUpgrade {
         let context = Arc::clone(&self.context);
         context.guard.set_upgraded();
         let span = tracing::debug_span!("upgraded", request.id = ?context.id);
-        context.callers.tasks.spawn(self.run().instrument(span));
+        let cut = context.callers.cut.child_token();
+        let run = async move { cut.run_until_cancelled(self.run()).await };
+        context.callers.tasks.spawn(run.instrument(span));
     }
 
     async fn run(self) {

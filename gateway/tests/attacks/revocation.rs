@@ -203,3 +203,12 @@ async fn attack_35_a_herd_of_callers_asks_the_cluster_what_it_asked_and_nothing_
     assert!(join_all(herd).await.iter().all(|status| *status == StatusCode::OK));
     assert_eq!(seen.all(), vec!["GET /herd"; 500]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn exec_ends_when_a_stopping_kas_cuts_its_callers() {
+    let world = World::new();
+    let mut agent = agent(&world, &[]).await;
+    let exec = exec(&world, &mut agent).await;
+    world.kas.callers.cut.cancel();
+    assert_hung_up(exec).await;
+}
