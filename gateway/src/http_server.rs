@@ -20,7 +20,7 @@ const MAX_HEAD: usize = 16 << 10;
 pub struct HttpServer {
     /// The listener's name in logs.
     pub name: &'static str,
-    /// What is served.
+    /// The endpoints.
     pub routes: Router,
     /// How long a client may take to send a request's head, or leave its connection idle.
     pub header_read_timeout: Duration,

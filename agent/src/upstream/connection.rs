@@ -66,7 +66,7 @@ impl Connection {
         self.parts = self.driver.take().map(|driver| driver.into_parts());
     }
 
-    /// Whether the last exchange is complete in both directions, so that another may begin.
+    /// Returns true once the last exchange is complete in both directions: another may begin.
     pub(super) fn is_idle(&self) -> bool {
         self.driver.is_some() && self.sender.is_ready()
     }
@@ -75,13 +75,13 @@ impl Connection {
         self.driver.is_none()
     }
 
-    /// Whether a request may be sent now: the server has neither closed nor sent unexpected bytes.
+    /// Returns true if a request may be sent now: the server has neither closed nor sent unexpected bytes.
     pub(super) fn is_ready(&mut self) -> bool {
         self.poll(&mut Context::from_waker(Waker::noop()));
         self.is_idle()
     }
 
-    /// Whether the connection ended with received bytes that hyper had no use for yet.
+    /// Returns true if the connection ended with received bytes that hyper had not parsed.
     pub(super) fn has_unparsed_bytes(&self) -> bool {
         self.parts.as_ref().is_some_and(|parts| !parts.read_buf.is_empty())
     }

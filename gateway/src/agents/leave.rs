@@ -51,7 +51,7 @@ impl Agents {
                 tracing::warn!(agent.name = %peer.name, tunnel = %peer.tunnel, what, "an agent did not agree to leave");
             }
             if reason == DrainReason::Shutdown {
-                // What is in flight is finished here; for what is new, others look for the tunnel that replaces this one.
+                // This replica finishes the requests in flight. The others send new ones to the replica of the next tunnel.
                 self.withdraw(peer.agent).await;
             }
             revoked.await;

@@ -9,8 +9,8 @@ use crate::{admin::Readiness, tasks::TaskGroup};
 /// How long agents may take to leave once no request uses their tunnels. To open another tunnel takes a few round trips.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What agents, and then background tasks, get after the last grace period. Together, and with the end of the process,
-/// that is at most one second.
+/// Time for agents after the last grace period, and as much again for background tasks. Both, and the exit of the process,
+/// fit into one second.
 const AFTERMATH: Duration = Duration::from_millis(400);
 
 /// The grace periods of the configuration.

@@ -28,7 +28,7 @@ use crate::{
 /// How long a connection that is asked to close may stay without a request.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the requests of one connection share.
+/// The state that all requests of one connection share.
 #[derive(Debug)]
 struct ConnectionState {
     started: AtomicU64,

@@ -38,7 +38,7 @@ pub(super) struct AuthorizedRequest<B = ()> {
     pub(super) route: Arc<Route>,
 }
 
-/// What all layers may know of a request, from its head to the end of its response.
+/// Facts about a request that every layer may use, from its head to the end of its response.
 pub(super) struct RequestContext {
     /// The server of which the caller asks this.
     pub(super) callers: Arc<Callers>,

@@ -27,7 +27,7 @@ use crate::{
 /// A response of at most so many bytes is not watched for its memory on HTTP/1.1.
 const SMALL: u64 = 64 << 10;
 
-/// What is kept of a request while the agent answers it.
+/// The state of a request while the agent answers it.
 pub(super) struct Exchange {
     context: Arc<RequestContext>,
     route: Arc<Route>,

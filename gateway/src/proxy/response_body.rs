@@ -34,7 +34,7 @@ pub(super) struct TrackedBody {
     revoked: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
-/// Who may drop the guard of a response.
+/// The owner of the guard of a response.
 #[derive(Debug)]
 enum HeldGuard {
     None,
