@@ -241,6 +241,8 @@ fn wire_request(head: &Parts) -> Result<Request<()>, &'static str> {
         headers.remove(CONTENT_LENGTH);
         *wire.method_mut() = Method::CONNECT;
         wire.extensions_mut().insert(h2::ext::Protocol::from(protocol));
+    } else if head.method == Method::CONNECT {
+        return Err("CONNECT is for forward proxies");
     }
     settings::mark_unindexed(&mut headers);
     *wire.headers_mut() = headers;

@@ -350,3 +350,12 @@ impl Drop for OnDrop {
         self.0.notify_one();
     }
 }
+
+#[tokio::test]
+async fn connect_without_upgrade_is_not_sent() {
+    let pair = pair(|_| async { Response::new(Body::empty()) }).await;
+    let request = Request::connect("/").body(Body::empty()).unwrap();
+    let error = pair.tunnel.call(request).await.unwrap_err();
+    assert!(matches!(error.kind, CallErrorKind::Unsupported(_)), "{error}");
+    assert_eq!(error.delivery, Delivery::NotProcessed);
+}
