@@ -10,7 +10,7 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 .PHONY: build
-build: ## Build kas, agentk and loadtest, optimized, into target/release
+build: ## Build kas, agentk, loadtest and bench, optimized, into target/release
 	cargo build --release --workspace --bins
 
 .PHONY: demo
@@ -47,7 +47,7 @@ unit: ## Unit and scenario tests: no network beyond loopback, nothing to install
 .PHONY: e2e
 e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is skipped by name
 	cargo build --workspace --bins
-	cargo nextest run -p gateway --test e2e --no-capture
+	cargo nextest run -p gateway --test e2e --test-threads 3 --success-output immediate
 
 .PHONY: differential
 differential: ## Hundreds of kubectl, helm and curl commands with and without the tunnel; prints what differs
@@ -67,28 +67,28 @@ e2e-large: ## Streams of E2E_LARGE_MIB (1024) each way, with the memory that the
 .PHONY: bench
 bench: ## What the tunnel costs beside direct requests, nginx and rathole; report in target/bench (needs nginx; redis-server for two replicas)
 	cargo build --release --workspace --bins
-	target/release/loadtest bench $(BENCH_FLAGS)
+	target/release/bench $(BENCH_FLAGS)
 
 .PHONY: bench-quick
 bench-quick: ## A few cases of it in less than two minutes, with a build that takes a third of the time
 	cargo build --profile bench-quick --workspace --bins
-	target/bench-quick/loadtest bench --quick $(BENCH_FLAGS)
+	target/bench-quick/bench --quick $(BENCH_FLAGS)
 
 .PHONY: instructions
 instructions: ## Instructions of one request in kas and in agentk, which no busy machine changes (needs valgrind, nginx)
 	cargo build --release --workspace --bins
-	target/release/loadtest bench --instructions $(BENCH_FLAGS)
+	target/release/bench --instructions $(BENCH_FLAGS)
 
 # Of builds that are not optimized, which is what CI has: growth shows there, too.
 .PHONY: instructions-limit
 instructions-limit: ## A request takes no more instructions than instructions.json says (needs valgrind, nginx, redis-server)
 	cargo build --workspace --bins
-	target/debug/loadtest bench --instructions --against instructions.json --directory target/instructions
+	target/debug/bench --instructions --against instructions.json --directory target/instructions
 
 .PHONY: instructions-record
 instructions-record: ## Write down what it takes now: commit instructions.json with the reason
 	cargo build --workspace --bins
-	target/debug/loadtest bench --instructions --directory target/instructions
+	target/debug/bench --instructions --directory target/instructions
 	cp target/instructions/instructions.json instructions.json
 
 FUZZ_SECONDS ?= 60
@@ -109,7 +109,7 @@ fuzz: ## Fuzz each of FUZZ_TARGETS for FUZZ_SECONDS; what is found is in fuzz/ar
 .PHONY: audit
 # bincode is unmaintained: promql-parser reads its own built-in tables with it, and nothing foreign.
 audit: ## No open advisory against the lock file
-	@command -v cargo-audit >/dev/null || cargo install cargo-audit --locked
+	@command -v cargo-audit >/dev/null || cargo install cargo-audit --locked --debug
 	cargo audit --deny warnings --ignore RUSTSEC-2025-0141 $(if $(ADVISORIES),--db $(ADVISORIES) --no-fetch --stale)
 
 .PHONY: man

@@ -21,28 +21,28 @@ use tokio::{
     time::sleep,
 };
 
-use crate::{health::Health, metrics};
+use crate::{health::AgentHealth, metrics};
 
-/// How long a client may take to send a request's head, or leave its connection idle.
+/// The time that a client may take to send the head of a request, or leave its connection idle.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// The pause after a failed accept, most likely for want of file descriptors.
+/// The pause after a failed accept, whose most likely cause is a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves probes and Prometheus.
+/// Serves probes and scrapes.
 #[derive(Debug)]
-pub struct Admin {
-    health: Arc<Health>,
+pub(crate) struct Admin {
+    health: Arc<AgentHealth>,
     registry: Registry,
 }
 
 impl Admin {
-    /// `registry` holds what `/metrics` shows.
-    pub fn new(health: Arc<Health>, registry: Registry) -> Self {
+    /// Returns a server of this health and of the metrics in `registry`.
+    pub(crate) fn new(health: Arc<AgentHealth>, registry: Registry) -> Self {
         Self { health, registry }
     }
 
     /// Serves the connections of a listener. Never completes.
-    pub async fn run(self, listener: TcpListener) {
+    pub(crate) async fn run(self, listener: TcpListener) {
         let routes = self.routes();
         loop {
             match listener.accept().await {
@@ -78,9 +78,13 @@ async fn serve(routes: Router, io: impl AsyncRead + AsyncWrite + Unpin) {
 }
 
 async fn readiness(State(admin): State<Arc<Admin>>) -> Response {
-    match admin.health.problems() {
-        problems if problems.is_empty() => "ready\n".into_response(),
-        problems => (StatusCode::SERVICE_UNAVAILABLE, problems.join("\n") + "\n").into_response(),
+    let problems = admin.health.problems();
+    if !problems.is_empty() {
+        return (StatusCode::SERVICE_UNAVAILABLE, problems.join("\n") + "\n").into_response();
+    }
+    match &*admin.health.files.problems() {
+        [] => "ready\n".into_response(),
+        refused => format!("ready, degraded\n{}\n", refused.join("\n")).into_response(),
     }
 }
 
@@ -91,19 +95,23 @@ async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use axum::body::Body;
     use http::{Method, Request, header::ALLOW};
     use http_body_util::BodyExt as _;
+    use tokio::time::Instant;
     use tower::ServiceExt as _;
 
     use super::*;
-    use crate::{Telemetry, health::Check, metrics::Metrics};
+    use crate::{AgentMetrics, ClusterStatus, Observability};
 
-    fn admin() -> (Telemetry, Router) {
+    fn admin() -> (Observability, Router) {
         let mut registry = Registry::default();
-        let telemetry = Telemetry { metrics: Metrics::register(&mut registry), ..Telemetry::default() };
-        let admin = Admin::new(Arc::clone(&telemetry.health), registry);
-        (telemetry, admin.routes())
+        let observability =
+            Observability { metrics: AgentMetrics::register(&mut registry), ..Observability::default() };
+        let admin = Admin::new(Arc::clone(&observability.health), registry);
+        (observability, admin.routes())
     }
 
     async fn send(routes: &Router, method: Method, path: &str) -> Response {
@@ -119,15 +127,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readiness_names_each_problem_in_a_line() {
-        let (telemetry, routes) = admin();
+    async fn readiness_has_a_line_for_each_problem() {
+        let (observability, routes) = admin();
         assert_eq!(get(&routes, "/liveness").await.0, 200);
         let (status, problems) = get(&routes, "/readiness").await;
         assert_eq!((status, problems.lines().count()), (503, 2));
 
-        let _up = telemetry.tunnel_up();
-        telemetry.cluster_checked(Check::Up { version: None });
+        let _up = observability.tunnel_opened();
+        observability.cluster_probed(ClusterStatus::Up { version: None });
         assert_eq!(get(&routes, "/readiness").await, (200, "ready\n".to_owned()));
+        let token = observability.health.files.file("--token-file");
+        token.set_refused("it is a named pipe", SystemTime::UNIX_EPOCH, Instant::now());
+        let degraded = "ready, degraded\n--token-file since 1970-01-01T00:00:00Z: the version on disk is refused: it is a \
+                        named pipe\n";
+        assert_eq!(get(&routes, "/readiness").await, (200, degraded.to_owned()));
         let (_, metrics) = get(&routes, "/metrics").await;
         assert!(metrics.contains("agentk_tunnels 1\n"), "{metrics}");
         assert!(metrics.contains("agentk_cluster_up 1\n"), "{metrics}");
@@ -135,8 +148,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn other_methods_are_refused_and_head_has_no_body() {
-        let (_telemetry, routes) = admin();
+    async fn only_get_and_head_are_allowed() {
+        let (_observability, routes) = admin();
         let refused = send(&routes, Method::POST, "/metrics").await;
         assert_eq!(
             (refused.status().as_u16(), &refused.headers()[ALLOW]),

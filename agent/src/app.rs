@@ -1,5 +1,6 @@
-//! The process: what the command line comes to, and in which order it starts and stops.
+//! The process: its parts, built from the command line, and the order in which they start and stop.
 
+mod flags;
 mod prometheus;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -8,173 +9,174 @@ use anyhow::Context as _;
 use cores::Cores;
 use prometheus_client::registry::Registry;
 use proto::{InstanceId, ServiceName};
-use rustls::pki_types::ServerName;
 use secrecy::SecretString;
 use telemetry::{Exporter, Program};
 use tokio::{
     net::TcpListener,
+    sync::watch,
+    task::JoinSet,
     time::{Instant, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::{
+    flags::{agent_token, dialer, tracer_config},
+    prometheus::prometheus_services,
+};
 use crate::{
-    Agent, Options, Pod, Services, TcpDial, Telemetry, Token,
+    Agent, AgentMetrics, Observability, Pod, Services, SessionConfig, TcpDialer,
     admin::Admin,
-    cli::{Run, TOKEN_VARIABLE},
-    cluster::{Cluster, ClusterOptions},
-    connect::Proxy,
-    handlers::{kubernetes::Kubernetes, prometheus::discovery::Discovery},
-    metrics::Metrics,
-    policy::Guard,
-    probe,
-    session::AFTERMATH,
-    traces,
-    upstream::{Pem, TlsOptions},
+    cli::RunOptions,
+    cluster::{Cluster, KubeconfigOptions},
+    file_followers::FileFollowers,
+    policy::PolicyEnforcer,
+    services::{KubernetesService, prometheus::discovery::Discovery},
+    session::FORCED_CLOSE_TIMEOUT,
 };
 
-pub(crate) use self::prometheus::servers as prometheus_servers;
+/// The time that the first tunnel waits for the cluster's version, which its hello contains.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the first tunnel waits for the cluster's version, which the hello names.
-const VERSION_PATIENCE: Duration = Duration::from_secs(2);
+/// A task without which agentk cannot run has panicked.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "a background task panicked, so that agentk had to stop; this is a defect, and the log has the panic"
+)]
+pub struct TaskPanicError;
 
-/// An agentk that has what it needs. Nothing was dialled and nothing is bound yet.
+/// An agentk that is ready to run. It has no connection, and listens nowhere, yet.
 pub struct App {
-    agent: Agent<TcpDial>,
-    kubernetes: Kubernetes,
+    agent: Agent<TcpDialer>,
+    kubernetes: KubernetesService,
     discovery: Option<Discovery>,
-    telemetry: Telemetry,
+    observability: Observability,
     registry: Registry,
-    guard: Option<Arc<Guard>>,
+    followers: FileFollowers,
     exporter: Option<Exporter>,
     listen: SocketAddr,
     grace: Duration,
 }
 
 impl App {
-    /// Reads every file that is named; it blocks. An error is one line that names the flag or the file.
-    pub fn build(run: Run, token: Option<SecretString>, cores: Cores) -> anyhow::Result<Self> {
-        let token = token_source(&run, token)?;
-        let dial = dial(&run)?;
-        let servers = prometheus_servers(&run)?;
-        let traces = traces::settings(&run, &|name| std::env::var_os(name))?;
-        let cluster = Cluster::load(&ClusterOptions { kubeconfig: run.kubeconfig, context: run.context })?;
-        tracing::info!(%cluster, kas = %run.kas_address, "starting agentk {}", env!("CARGO_PKG_VERSION"));
-        let kubernetes = Kubernetes::new(Arc::new(cluster));
-        let mut services = Services::new().with(ServiceName::KUBERNETES, kubernetes.clone());
-        for (service, prometheus) in servers {
-            services = services.with(service.as_str(), prometheus);
+    /// Builds an agentk, which reads its files again at each new value of `reload`. This reads every file that is named, which
+    /// blocks.
+    ///
+    /// # Errors
+    ///
+    /// A flag, a variable or a file is invalid; the error is one line that names it.
+    pub fn build(
+        options: RunOptions,
+        token: Option<SecretString>,
+        cores: Cores,
+        reload: watch::Sender<()>,
+    ) -> anyhow::Result<Self> {
+        let token = agent_token(&options, token)?;
+        let dialer = dialer(&options)?;
+        let prometheus = prometheus_services(&options)?;
+        let traces = tracer_config(&options, &|name| std::env::var_os(name))?;
+        let kubeconfig =
+            KubeconfigOptions { file: options.kubeconfig.clone(), context: options.context.clone() };
+        let cluster = Cluster::load(&kubeconfig)?;
+        let version = env!("CARGO_PKG_VERSION");
+        tracing::info!(%cluster, kas = %options.kas_address, version, "starting agentk");
+        let mut registry = Registry::default();
+        let observability =
+            Observability { metrics: AgentMetrics::register(&mut registry), ..Observability::default() };
+        process::logs::register(&mut registry, "agentk");
+        observability.health.files.register(&mut registry, "agentk");
+        let mut followers = FileFollowers::new(observability.health.files.clone(), reload);
+        flags::follow_files(&options, &token, &mut followers);
+        cluster.follow_files(&mut followers);
+        let kubernetes =
+            KubernetesService::new(Arc::new(cluster)).with_response_timeout(options.cluster_response_timeout);
+        let mut services = Services::new().with_handler(ServiceName::KUBERNETES, kubernetes.clone());
+        for (name, service) in prometheus {
+            services = services.with_handler(name.as_str(), service);
         }
-        let namespaces = run.prometheus_discovery;
+        let namespaces = options.prometheus_discovery;
         let discovery = namespaces.map(|namespaces| Discovery::new(kubernetes.clone(), namespaces));
         if let Some(discovery) = &discovery {
-            services = services.with(ServiceName::PROMETHEUS, discovery.prometheus());
+            services = services.with_handler(ServiceName::PROMETHEUS, discovery.service());
         }
-
-        let mut registry = Registry::default();
-        let telemetry = Telemetry { metrics: Metrics::register(&mut registry), ..Telemetry::default() };
-        let guard = run.policy_file.map(|file| Guard::read(file, telemetry.metrics.clone())).transpose()?;
-        let guard = guard.map(Arc::new);
-        if let Some(guard) = &guard {
-            services = services.guarded(guard);
+        if let Some(file) = options.policy_file {
+            let enforcer = PolicyEnforcer::load(file, services.names(), observability.metrics.clone())?;
+            let enforcer = Arc::new(enforcer);
+            services = services.with_policy(&enforcer);
+            followers.add("--policy-file", |file, requests| enforcer.follow(file, requests));
         }
 
         let instance = InstanceId::random();
-        let program =
-            Program { name: "agentk", version: env!("CARGO_PKG_VERSION"), instance: instance.to_string() };
-        let (tracer, exporter) = traces.map(|settings| settings.build(&program)).unzip();
+        let program = Program { name: "agentk", version, instance: instance.to_string() };
+        let (tracer, exporter) = traces.map(|config| config.build(&program)).unzip();
         if let Some(exporter) = &exporter {
             exporter.metrics().register(&mut registry, "agentk");
         }
 
-        // A variable that is empty is one that a manifest left out.
-        let set = |text: &String| !text.is_empty();
-        let stalls = telemetry.metrics.stalls.clone();
-        let options = Options {
-            tunnel: tunnel::Settings { stalls, ..tunnel::Settings::default() },
+        // A manifest may set an optional variable to the empty string.
+        let is_set = |text: &String| !text.is_empty();
+        let stalls = observability.metrics.stalls.clone();
+        let config = SessionConfig {
+            tunnel: tunnel::TunnelConfig { stalls, ..tunnel::TunnelConfig::default() },
             instance,
             tracer,
-            headers: run.kas_headers,
-            tunnels: run.tunnels,
+            headers: options.kas_headers,
+            tunnels: options.tunnels,
             cores,
-            grace: run.shutdown_grace_period,
-            pod: Pod { name: run.pod_name.filter(set), namespace: run.pod_namespace.filter(set) },
-            ..Options::new(run.kas_address, token)
+            grace: options.shutdown_grace_period,
+            pod: Pod {
+                name: options.pod_name.filter(is_set),
+                namespace: options.pod_namespace.filter(is_set),
+            },
+            ..SessionConfig::new(options.kas_address, token)
         };
-        let agent = Agent::new(options, dial, services, telemetry.clone());
-        let (listen, grace) = (run.observability_listen_address, run.shutdown_grace_period);
+        let agent = Agent::new(config, dialer, services, observability.clone());
+        let (listen, grace) = (options.observability_listen_address, options.shutdown_grace_period);
 
-        Ok(Self { agent, kubernetes, discovery, telemetry, registry, guard, exporter, listen, grace })
+        Ok(Self { agent, kubernetes, discovery, observability, registry, followers, exporter, listen, grace })
     }
 
-    /// Runs until `shutdown`, and then until what is in flight is finished or cut: at most the grace period and a second.
+    /// Runs until `shutdown`, and then until all requests in flight are complete or cut, which takes the grace period and a
+    /// second at most.
+    ///
+    /// # Errors
+    ///
+    /// The observability address cannot be bound, or a background task panicked ([`TaskPanicError`]).
     pub async fn run(self, shutdown: CancellationToken) -> anyhow::Result<()> {
         let listener = TcpListener::bind(self.listen).await;
         let listener = listener
             .with_context(|| format!("cannot listen on {} (--observability-listen-address)", self.listen))?;
         tracing::info!(address = %listener.local_addr()?, "serving /liveness, /readiness and /metrics");
-        let health = Arc::clone(&self.telemetry.health);
-        let admin = tokio::spawn(Admin::new(Arc::clone(&health), self.registry).run(listener));
-        let probe = tokio::spawn(probe::run(self.kubernetes, self.telemetry));
-        let discovery = self.discovery.map(|discovery| tokio::spawn(discovery.run()));
-        let served = CancellationToken::new();
-        let exporter = self.exporter.map(|exporter| tokio::spawn(exporter.run(served.clone())));
-        let policy = self.guard.map(|guard| tokio::spawn(guard.follow()));
+        let health = Arc::clone(&self.observability.health);
+        // Its tasks are aborted when this function returns.
+        let mut background = JoinSet::new();
+        background.spawn(Admin::new(Arc::clone(&health), self.registry).run(listener));
+        background.spawn(self.observability.probe_cluster(self.kubernetes));
+        if let Some(discovery) = self.discovery {
+            background.spawn(async move { match discovery.run().await {} });
+        }
+        for task in self.followers.into_tasks() {
+            background.spawn(task);
+        }
+        let requests_ended = CancellationToken::new();
+        let exporter = self.exporter.map(|exporter| tokio::spawn(exporter.run(requests_ended.clone())));
 
-        // Late is no reason to wait: the version is for people's eyes.
-        let _ = timeout(VERSION_PATIENCE, shutdown.run_until_cancelled(health.cluster_known())).await;
-        let ((), end) = tokio::join!(self.agent.run(shutdown.clone()), async {
-            shutdown.cancelled().await;
+        // Only people read the version, so a slow cluster does not delay the tunnels further.
+        let _ = timeout(VERSION_TIMEOUT, shutdown.run_until_cancelled(health.cluster_known())).await;
+        let ((), (end, panicked)) = tokio::join!(self.agent.run(shutdown.clone()), async {
+            // None of these tasks completes unless it panics.
+            let panicked = shutdown.run_until_cancelled(background.join_next()).await.is_some();
+            shutdown.cancel();
             health.stop();
-            Instant::now() + self.grace + 2 * AFTERMATH
+            (Instant::now() + self.grace + 2 * FORCED_CLOSE_TIMEOUT, panicked)
         });
 
-        served.cancel();
+        requests_ended.cancel();
         if let Some(exporter) = exporter
             && timeout_at(end, exporter).await.is_err()
         {
-            tracing::warn!("the last spans were not sent: the time to stop is over");
+            tracing::warn!("the last spans were not exported within the shutdown grace period");
         }
-        if let Some(policy) = policy {
-            policy.abort();
-        }
-        if let Some(discovery) = discovery {
-            discovery.abort();
-        }
-        probe.abort();
-        admin.abort();
+        anyhow::ensure!(!panicked, TaskPanicError);
         Ok(())
     }
-}
-
-pub(crate) fn token_source(run: &Run, variable: Option<SecretString>) -> anyhow::Result<Token> {
-    let token = match (run.token_file.clone(), variable) {
-        (Some(file), None) => Token::File(file),
-        (None, Some(token)) => Token::Value(token),
-        (Some(_), Some(_)) => anyhow::bail!(
-            "there are two agent tokens, from --token-file and from {TOKEN_VARIABLE}: remove one of them"
-        ),
-        (None, None) => anyhow::bail!(
-            "there is no agent token: name its file with --token-file, or put it into the environment variable \
-             {TOKEN_VARIABLE}"
-        ),
-    };
-    token.check()?;
-
-    Ok(token)
-}
-
-pub(crate) fn dial(run: &Run) -> anyhow::Result<TcpDial> {
-    let name = run.kas_tls_server_name.clone();
-    let server_name = name.map(ServerName::try_from).transpose();
-    let server_name = server_name.context("--kas-tls-server-name is neither a DNS name nor an IP address")?;
-    let tls =
-        TlsOptions { ca: run.kas_ca_cert_file.clone().map(Pem::File), server_name, ..TlsOptions::default() };
-
-    let proxy = Proxy::of(&run.kas_address, &|name| std::env::var_os(name))?;
-    if let Some(proxy) = &proxy {
-        tracing::info!(%proxy, "kas is reached through a proxy");
-    }
-    let dial = TcpDial::new(run.kas_address.clone(), tls).context("--kas-ca-cert-file")?;
-
-    Ok(dial.through(proxy))
 }

@@ -1,10 +1,10 @@
-//! `agentk check`: walks the way to kas and into the cluster, step by step, until something fails, and says what to do.
+//! `agentk check`: tries the connections to kas, to the cluster and to Prometheus step by step, and prints a remedy for the step
+//! that fails.
 
 use std::{
     collections::BTreeMap,
     fmt::Display,
     io::{self, Write},
-    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,28 +13,23 @@ use http::Request;
 use parking_lot::Mutex;
 use proto::{Hello, InstanceId, ServiceName};
 use secrecy::SecretString;
-use tunnel::{Body, Ended, Settings};
+use tunnel::{Body, CloseReason, TunnelConfig};
 
 use crate::{
-    Address, DialError, Failure, TcpDial, Token,
-    app::{dial, prometheus_servers, token_source},
-    cli::Run,
-    cluster::{Cluster, ClusterOptions},
-    connect::{self, ExtraHeader},
-    handlers::{
-        kubernetes::Kubernetes,
-        prometheus::{Prometheus, discovery::Discovery},
-    },
-    metrics::Metrics,
-    policy::{Guard, Mode},
-    traces,
+    AgentMetrics, AgentToken, DialError, KasAddress, ServiceError, TcpDialer,
+    app::{agent_token, dialer, prometheus_services, tracer_config},
+    cli::RunOptions,
+    cluster::{Cluster, KubeconfigOptions},
+    connect::{self, KasHeader},
+    policy::{PolicyEnforcer, PolicyMode},
+    services::{KubernetesService, PrometheusService, prometheus::discovery::Discovery},
 };
 
-/// For the tunnel to be left in good order, which takes a round trip.
-const ROUND_TRIP: Duration = Duration::from_secs(10);
+/// The time limit of steps that take one round trip: to drain the tunnel, and a query.
+const ROUND_TRIP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What callers usually need: a verb, an API group, a resource.
-const USUAL: [(&str, &str, &str); 10] = [
+/// The permissions that callers usually need: a verb, an API group, a resource.
+const USUAL_PERMISSIONS: [(&str, &str, &str); 10] = [
     ("list", "", "pods"),
     ("watch", "", "pods"),
     ("get", "", "pods/log"),
@@ -46,48 +41,52 @@ const USUAL: [(&str, &str, &str); 10] = [
     ("list", "", "secrets"),
     ("list", "", "nodes"),
 ];
-const IMPERSONATE: [(&str, &str, &str); 2] = [("impersonate", "", "users"), ("impersonate", "", "groups")];
+const IMPERSONATION: [(&str, &str, &str); 2] = [("impersonate", "", "users"), ("impersonate", "", "groups")];
 
-/// Everything that is checked. Nothing was dialled yet.
-pub struct Check {
-    kas: Address,
-    token: Token,
-    headers: Vec<ExtraHeader>,
-    dial: TcpDial,
-    kubernetes: Kubernetes,
-    prometheus: BTreeMap<ServiceName, Prometheus>,
+/// The subjects of a check. It has no connection yet.
+pub struct CheckCommand {
+    kas: KasAddress,
+    token: AgentToken,
+    headers: Vec<KasHeader>,
+    dialer: TcpDialer,
+    kubernetes: KubernetesService,
+    prometheus: BTreeMap<ServiceName, PrometheusService>,
     discovery: Option<Discovery>,
-    /// Its file, its mode and how many rules it has.
-    policy: Option<(PathBuf, Mode, usize)>,
+    policy: Option<PolicyEnforcer>,
 }
 
-/// One step that failed, and what to do.
-struct Failed {
+/// The error of one step, and a remedy.
+struct StepError {
     step: &'static str,
-    what: String,
+    error: String,
     hint: &'static str,
 }
 
-impl Check {
-    /// Reads every file that is named, as running does; it blocks.
-    pub fn build(run: Run, token: Option<SecretString>) -> anyhow::Result<Self> {
-        let token = token_source(&run, token)?;
-        let dial = dial(&run)?;
-        let prometheus = prometheus_servers(&run)?;
-        traces::settings(&run, &|name| std::env::var_os(name))?;
-        let cluster = Cluster::load(&ClusterOptions { kubeconfig: run.kubeconfig, context: run.context })?;
-        let policy = run.policy_file.map(|file| {
-            let (mode, rules) = Guard::read(file.clone(), Metrics::default())?.summary();
-            anyhow::Ok((file, mode, rules))
-        });
+impl CheckCommand {
+    /// Builds a check of these options. It reads every file that is named, which blocks. The errors are those of running
+    /// agentk.
+    pub fn build(options: RunOptions, token: Option<SecretString>) -> anyhow::Result<Self> {
+        let token = agent_token(&options, token)?;
+        let dialer = dialer(&options)?;
+        let prometheus = prometheus_services(&options)?;
+        tracer_config(&options, &|name| std::env::var_os(name))?;
+        let kubeconfig = KubeconfigOptions { file: options.kubeconfig, context: options.context };
+        let cluster = Cluster::load(&kubeconfig)?;
+        let mut served = vec![ServiceName::KUBERNETES.parse().expect("a constant")];
+        served.extend(prometheus.keys().cloned());
+        if options.prometheus_discovery.is_some() {
+            served.push(ServiceName::PROMETHEUS.parse().expect("a constant"));
+        }
+        let policy =
+            options.policy_file.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default()));
 
-        let kubernetes = Kubernetes::new(Arc::new(cluster));
-        let namespaces = run.prometheus_discovery;
+        let kubernetes = KubernetesService::new(Arc::new(cluster));
+        let namespaces = options.prometheus_discovery;
         Ok(Self {
-            kas: run.kas_address,
+            kas: options.kas_address,
             token,
-            headers: run.kas_headers,
-            dial,
+            headers: options.kas_headers,
+            dialer,
             discovery: namespaces.map(|namespaces| Discovery::new(kubernetes.clone(), namespaces)),
             kubernetes,
             prometheus,
@@ -95,59 +94,68 @@ impl Check {
         })
     }
 
-    /// Writes a line for each step. True if none failed.
+    /// Writes a line for each step. Returns true if none failed.
     pub async fn run(&self, out: &mut impl Write) -> io::Result<bool> {
-        let mut report = Report { out, chain: "kas".to_owned(), ok: true, written: Ok(()) };
-        let walked = self.kas(&mut report).await;
-        report.end(walked);
-        report.chain = "cluster".to_owned();
-        let walked = self.cluster(&mut report).await;
-        report.end(walked);
+        let mut report = CheckReport { out, subject: "kas".to_owned(), ok: true, written: Ok(()) };
+        let result = self.check_kas(&mut report).await;
+        report.end(result);
+        report.subject = "cluster".to_owned();
+        let result = self.check_cluster(&mut report).await;
+        report.end(result);
         for (service, prometheus) in &self.prometheus {
-            report.chain = service.to_string();
-            let walked = query(prometheus, NAMED, &mut report).await;
-            report.end(walked);
+            report.subject = service.to_string();
+            let result = query(prometheus, CONFIGURED_HINT, &mut report).await;
+            report.end(result);
         }
         if let Some(discovery) = &self.discovery {
-            report.chain = ServiceName::PROMETHEUS.to_owned();
-            let walked = discover(discovery, &mut report).await;
-            report.end(walked);
+            report.subject = ServiceName::PROMETHEUS.to_owned();
+            let result = discover(discovery, &mut report).await;
+            report.end(result);
         }
 
-        if let Some((file, mode, rules)) = &self.policy {
-            report.chain = "policy".to_owned();
+        if let Some(policy) = &self.policy {
+            report.subject = "policy".to_owned();
+            let (file, (mode, rules)) = (policy.file().display(), policy.summary());
             let effect = match mode {
-                Mode::Enforce => "enforced",
-                Mode::DryRun => "dry-run, refuses nothing",
+                PolicyMode::Enforce => "enforced",
+                PolicyMode::DryRun => "dry-run, refuses nothing",
             };
-            report.ok("file", format!("{} is valid; {effect}; {rules} rules", file.display()));
+            report.ok("file", format!("{file} is valid; {effect}; {rules} rules"));
+            for warning in policy.warnings() {
+                report.line("rules", "warning", warning);
+            }
         }
 
         report.written.map(|()| report.ok)
     }
 
-    async fn kas(&self, report: &mut Report<impl Write>) -> Result<(), Failed> {
-        let addresses = self.dial.resolve().await.map_err(failed(
+    async fn check_kas(&self, report: &mut CheckReport<impl Write>) -> Result<(), StepError> {
+        let addresses = self.dialer.resolve().await.map_err(failed(
             "DNS",
-            "check the host of --kas-address (or of the proxy), and that this machine or pod reaches its DNS server",
+            "check the host of --kas-address (or of the proxy), and that this machine or pod can reach its DNS server",
         ))?;
         let addresses: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
-        report.ok("DNS", format!("{} is {}", self.dial.first().host(), addresses.join(", ")));
+        report.ok("DNS", format!("{} is {}", self.dialer.first_hop().host(), addresses.join(", ")));
 
-        let tcp = self.dial.tcp().await.map_err(failed(
-            "TCP",
-            "check the port of --kas-address, and that firewalls and NetworkPolicies let agentk out; where only a \
-             proxy is, set HTTPS_PROXY",
-        ))?;
+        let hint = match self.dialer.proxy() {
+            Some(_) => {
+                "check the URL of the proxy and that it lets agentk connect to kas, or exempt kas with NO_PROXY"
+            }
+            None => {
+                "check the port of --kas-address, and that firewalls and NetworkPolicies allow the connection; if only a \
+                 proxy may connect, set HTTPS_PROXY"
+            }
+        };
+        let tcp = self.dialer.tcp().await.map_err(failed("TCP", hint))?;
         let peer = tcp.peer_addr().map_or_else(|error| error.to_string(), |address| address.to_string());
-        match self.dial.proxy() {
+        match self.dialer.proxy() {
             Some(proxy) => {
                 report.ok("TCP", format!("connected to {peer}, and through the proxy {proxy} to kas"))
             }
             None => report.ok("TCP", format!("connected to {peer}")),
         }
 
-        let stream = self.dial.secure(tcp).await.map_err(failed(
+        let stream = self.dialer.handshake(tcp).await.map_err(failed(
             "TLS",
             "name kas's certificate authority with --kas-ca-cert-file, or the name in its certificate with \
              --kas-tls-server-name",
@@ -161,63 +169,63 @@ impl Check {
             pod_name: None,
             pod_namespace: None,
             kubernetes_version: None,
-            // None: kas shall send no caller's request here.
+            // None, so that kas sends no request of a caller.
             services: Vec::new(),
             tunnel_index: 0,
         };
         let stream = Mutex::new(Some(stream));
-        let dial = move || {
+        let dialer = move || {
             let stream = stream.lock().take();
             async { Ok(stream.expect("opened once")) }
         };
-        let opened = match connect::open(&dial, &self.kas, &self.token, &self.headers, &hello).await {
+        let opened = match connect::open(&dialer, &self.kas, &self.token, &self.headers, &hello).await {
             Ok(opened) => opened,
             Err(error @ (DialError::Unauthorized { .. } | DialError::Token(_))) => {
-                report.ok("upgrade", "somebody answers who asks for an agent token");
-                let hint = "`kas token new agent` makes a token, whose hash belongs into kas's identity file";
+                report.ok("upgrade", "a server answers, and requires an agent token");
+                let hint = "create a token with `kas token new agent`, and put its hash into the identity file of kas";
                 return Err(failed("authentication", hint)(error));
             }
             Err(error) => {
-                let hint = "--kas-address must be kas's address for agents, and what stands before it must let \
-                            WebSocket upgrades through";
+                let hint = "--kas-address must be kas's address for agents, and proxies in front of it must allow \
+                            WebSocket upgrades";
                 return Err(failed("upgrade", hint)(error));
             }
         };
-        report.ok("upgrade", "kas takes WebSockets here");
+        report.ok("upgrade", "kas accepts WebSockets here");
         report.ok(
             "authentication",
             format!("{} is accepted by replica {}", self.token, opened.welcome.replica),
         );
 
-        let since = Instant::now();
-        let hint = "something between agentk and kas does not pass on what follows a WebSocket upgrade";
-        let (session, leave) = opened.accept(&Settings::default());
-        leave.within(ROUND_TRIP);
+        let started = Instant::now();
+        let hint = "a proxy between agentk and kas does not forward bytes after a WebSocket upgrade";
+        let (session, drain) = opened.accept(&TunnelConfig::default());
+        drain.drain(ROUND_TRIP_TIMEOUT);
         match session.run(drop).await {
-            Ended::Gracefully => {
-                report.ok("tunnel", format!("opened and left again in {} ms", since.elapsed().as_millis()));
+            CloseReason::Graceful => {
+                report.ok("tunnel", format!("opened and drained in {} ms", started.elapsed().as_millis()));
                 Ok(())
             }
             ended => Err(failed("tunnel", hint)(ended)),
         }
     }
 
-    async fn cluster(&self, report: &mut Report<impl Write>) -> Result<(), Failed> {
-        let hint = "check --kubeconfig and --context, or this pod's service account, and that agentk reaches the API \
+    async fn check_cluster(&self, report: &mut CheckReport<impl Write>) -> Result<(), StepError> {
+        let hint = "check --kubeconfig and --context, or this pod's service account, and that agentk can reach the API \
                     server";
         let version = self.kubernetes.version().await.map_err(failed("API server", hint))?;
         let version = version.unwrap_or_else(|| "an unknown version".to_owned());
         report.ok("API server", format!("{version} at {}", self.kubernetes.describe()));
 
-        let usual = self.may(&USUAL).await.map_err(failed("permissions", REVIEW))?;
+        let usual = self.may(&USUAL_PERMISSIONS).await.map_err(failed("permissions", REVIEW_HINT))?;
         report.ok("permissions", usual);
-        let impersonate = self.may(&IMPERSONATE).await.map_err(failed("impersonation", REVIEW))?;
+        let impersonate = self.may(&IMPERSONATION).await.map_err(failed("impersonation", REVIEW_HINT))?;
         report.ok("impersonation", impersonate);
         Ok(())
     }
 
-    /// What agentk itself may and may not do, in words. Neither is a failure: it depends on what callers need.
-    async fn may(&self, wanted: &[(&str, &str, &str)]) -> Result<String, Failure> {
+    /// Returns a description of the permissions that agentk has and lacks. Neither is an error, since it depends on the callers.
+    async fn may(&self, wanted: &[(&str, &str, &str)]) -> Result<String, ServiceError> {
         let (mut may, mut may_not) = (Vec::new(), Vec::new());
         for (verb, group, resource) in wanted {
             let allowed = self.kubernetes.may(verb, group, resource).await?;
@@ -232,29 +240,29 @@ impl Check {
     }
 }
 
-const REVIEW: &str =
-    "agentk's user needs the role system:basic-user, which everybody has unless it was taken away";
+const REVIEW_HINT: &str = "agentk's user needs the role system:basic-user, which all users have by default";
 
-async fn discover(discovery: &Discovery, report: &mut Report<impl Write>) -> Result<(), Failed> {
-    let hint = "docs/prometheus.md says what --prometheus-discovery needs, and which Service it takes";
+async fn discover(discovery: &Discovery, report: &mut CheckReport<impl Write>) -> Result<(), StepError> {
+    let hint = "docs/prometheus.md describes the rights that --prometheus-discovery needs, and the Service that it selects";
     let found = discovery.check().await.map_err(failed("discovery", hint))?;
     report.ok("discovery", found);
-    query(&discovery.prometheus(), DISCOVERED, report).await
+    query(&discovery.service(), DISCOVERED_HINT, report).await
 }
 
-const NAMED: &str = "check --prometheus-url, its path included, and that agentk reaches Prometheus";
-const DISCOVERED: &str = "agentk must run in the cluster and its network policies let it there; otherwise, name the \
-                          server with --prometheus-url";
+const CONFIGURED_HINT: &str =
+    "check --prometheus-url, its path included, and that agentk can reach Prometheus";
+const DISCOVERED_HINT: &str = "agentk must run in the cluster, and network policies must allow the connection; otherwise, name \
+                               the server with --prometheus-url";
 
 async fn query(
-    prometheus: &Prometheus,
+    prometheus: &PrometheusService,
     hint: &'static str,
-    report: &mut Report<impl Write>,
-) -> Result<(), Failed> {
+    report: &mut CheckReport<impl Write>,
+) -> Result<(), StepError> {
     let request = Request::get("/api/v1/query?query=1").body(Body::empty()).expect("constants");
-    let answered = tokio::time::timeout(ROUND_TRIP, prometheus.send(request)).await;
+    let answered = tokio::time::timeout(ROUND_TRIP_TIMEOUT, prometheus.send(request)).await;
     let response = answered
-        .map_err(|_| failed("query", hint)(format!("no answer within {ROUND_TRIP:?}")))?
+        .map_err(|_| failed("query", hint)(format!("no answer within {ROUND_TRIP_TIMEOUT:?}")))?
         .map_err(failed("query", hint))?;
     match response.status() {
         status if status.is_success() => {
@@ -265,34 +273,36 @@ async fn query(
     }
 }
 
-fn failed<E: Display>(step: &'static str, hint: &'static str) -> impl FnOnce(E) -> Failed {
-    move |error| Failed { step, what: error.to_string(), hint }
+/// Returns a function that turns an error into that of a step.
+fn failed<E: Display>(step: &'static str, hint: &'static str) -> impl FnOnce(E) -> StepError {
+    move |error| StepError { step, error: error.to_string(), hint }
 }
 
-/// The lines, as the steps go by.
-struct Report<W> {
+/// The lines that are written.
+struct CheckReport<W> {
     out: W,
-    chain: String,
-    /// Whether none failed.
+    /// The subject of the next steps: kas, the cluster, a service, or the policy.
+    subject: String,
+    /// True until a step fails.
     ok: bool,
     written: io::Result<()>,
 }
 
-impl<W: Write> Report<W> {
+impl<W: Write> CheckReport<W> {
     fn ok(&mut self, step: &str, what: impl Display) {
         self.line(step, "ok", what);
     }
 
-    /// The end of a chain, which is its first step that fails.
-    fn end(&mut self, walked: Result<(), Failed>) {
-        if let Err(Failed { step, what, hint }) = walked {
+    /// Ends the steps of a subject, whose first error is its last step.
+    fn end(&mut self, result: Result<(), StepError>) {
+        if let Err(StepError { step, error, hint }) = result {
             self.ok = false;
-            self.line(step, "FAILED", format_args!("{what}: {hint}"));
+            self.line(step, "FAILED", format_args!("{error}: {hint}"));
         }
     }
 
     fn line(&mut self, step: &str, result: &str, what: impl Display) {
-        let name = format!("{}: {step}", self.chain);
+        let name = format!("{}: {step}", self.subject);
         let written = writeln!(self.out, "{name:<24} {result:<7} {what}").and_then(|()| self.out.flush());
         if self.written.is_ok() {
             self.written = written;

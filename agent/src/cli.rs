@@ -1,56 +1,60 @@
-//! The command line, as words. [`crate::app`] makes things of them.
+//! The command line of agentk. [`crate::App`] is built from it.
 #![allow(
     rustdoc::broken_intra_doc_links,
     reason = "these comments are help texts, where brackets mean optional"
 )]
 
-mod named;
+mod named_value;
 
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{
-    Args, CommandFactory as _, Parser, Subcommand, ValueEnum, ValueHint, builder::NonEmptyStringValueParser,
+    Args, CommandFactory as _, Parser, Subcommand, ValueHint,
+    builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use clap_complete::Shell;
+use process::logs::LogFormat;
 use secrecy::SecretString;
 use telemetry::SampleRatio;
 
-pub use self::named::Named;
-use crate::{Address, connect::ExtraHeader, handlers::prometheus::discovery::Namespaces, upstream::Endpoint};
+pub use self::named_value::NamedValue;
+use crate::{
+    KasAddress, connect::KasHeader, services::prometheus::discovery::Namespaces, upstream::ServerUrl,
+};
 
 /// Connects a Kubernetes cluster to kas.
 ///
-/// agentk dials out to kas and serves the requests that come back through the connection: nothing in the cluster has to
-/// be reachable from outside. In a pod, the pod's service account is used; elsewhere a kubeconfig, as kubectl would.
+/// agentk opens connections to kas and serves the requests that arrive through them: nothing in the cluster has to be
+/// reachable from outside. In a pod, agentk uses the pod's service account, and elsewhere the kubeconfig of kubectl.
 #[derive(Debug, Parser)]
 #[command(name = "agentk", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Cli {
-    /// Something else than running.
+    /// A command, instead of running agentk.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// What to run with.
+    /// The options of running agentk.
     #[command(flatten)]
-    pub run: Option<Run>,
+    pub run: Option<RunOptions>,
 }
 
-/// What agentk does besides running.
+/// The commands other than running agentk.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Find out what keeps agentk from working: kas, the cluster, Prometheus
+    /// Check the connections to kas, to the cluster and to Prometheus
     ///
-    /// Takes the flags that agentk runs with. Each step is a line; the exit code is 0 if all went well, and otherwise 1.
-    /// It opens a tunnel that announces no service, and leaves it again: a running agentk is not disturbed.
-    Check(Box<Run>),
+    /// Takes the flags that agentk runs with. Each step is a line; the exit code is 0 if all steps succeed, and otherwise 1.
+    /// It opens a tunnel without services and closes it, which does not disturb a running agentk.
+    Check(Box<RunOptions>),
     #[command(flatten)]
-    Print(Print),
+    Print(PrintCommand),
 }
 
-/// What agentk prints about itself.
+/// The commands that print a text.
 #[derive(Debug, Subcommand)]
-pub enum Print {
+pub enum PrintCommand {
     /// Print a shell completion script
     Completion {
-        /// For which shell
+        /// Shell of the script
         shell: Shell,
     },
     /// Print the manual page
@@ -60,96 +64,103 @@ pub enum Print {
 
 /// The options of a running agentk.
 #[derive(Debug, Args)]
-pub struct Run {
+pub struct RunOptions {
     /// Address of kas: ws(s)://host[:port][/prefix]
     ///
-    /// It is reached through the HTTP proxy that HTTPS_PROXY (for wss) or HTTP_PROXY (for ws) names, unless NO_PROXY
-    /// exempts it.
+    /// agentk connects through the HTTP proxy that HTTPS_PROXY (for wss) or HTTP_PROXY (for ws) names, unless NO_PROXY
+    /// exempts kas.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url, env = "AGENTK_KAS_ADDRESS", help_heading = "kas")]
-    pub kas_address: Address,
-    /// File that contains the agent token; read again at every dial, so that it can be rotated
+    pub kas_address: KasAddress,
+    /// File that contains the agent token; read again for each tunnel, so that it can be rotated
     ///
-    /// The environment variable AGENTK_TOKEN may hold the token instead.
+    /// While the file cannot be used, agentk uses the last good token. The environment variable AGENTK_TOKEN may contain the
+    /// token instead.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_TOKEN_FILE", help_heading = "kas")]
     pub token_file: Option<PathBuf>,
     /// Certificates (PEM) to trust for kas instead of the system's
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_KAS_CA_CERT_FILE", help_heading = "kas")]
     pub kas_ca_cert_file: Option<PathBuf>,
-    /// Name in kas's certificate, if not the host of its address
+    /// Name in kas's certificate, if it is not the host of the address
     #[arg(long, value_name = "NAME", help_heading = "kas", value_parser = NonEmptyStringValueParser::new())]
     pub kas_tls_server_name: Option<String>,
-    /// Header to add to the requests that open tunnels, for what stands before kas: "Name: value"; may be repeated
+    /// Header to add to the requests that open tunnels, for proxies in front of kas: "Name: value"; may be repeated
     #[arg(long = "kas-header", value_name = "HEADER", help_heading = "kas")]
-    pub kas_headers: Vec<ExtraHeader>,
-    /// Tunnels to keep open, to different replicas of kas if there are several
+    pub kas_headers: Vec<KasHeader>,
+    /// Number of tunnels to keep open, to different replicas of kas if there are several
     #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16),
         help_heading = "kas")]
     pub tunnels: u16,
 
     /// kubeconfig file of the cluster to serve
     ///
-    /// Without it: KUBECONFIG, this pod's service account, ~/.kube/config.
+    /// The default is KUBECONFIG, this pod's service account, or ~/.kube/config, in this order.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Cluster")]
     pub kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig to use instead of the current one
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     pub context: Option<String>,
-
-    /// Prometheus server to serve, too: [NAME=]http(s)://host[:port][/prefix]; may be repeated
+    /// Time that the API server may take to the first byte of a response, after the last byte of the request
     ///
-    /// Callers find it at /agents/AGENT/prometheus, or /agents/AGENT/prometheus.NAME. See docs/prometheus.md.
+    /// Later, the caller gets 504 with the reason cluster-timeout. Watches, logs, exec, attach, port-forward, and requests
+    /// through the proxy of the API server have no limit.
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = at_least_a_second,
+        help_heading = "Cluster")]
+    pub cluster_response_timeout: Duration,
+
+    /// Prometheus server to serve as well: [NAME=]http(s)://host[:port][/prefix]; may be repeated
+    ///
+    /// Its path is /agents/AGENT/prometheus, or /agents/AGENT/prometheus.NAME. See docs/prometheus.md.
     #[arg(long, value_name = "[NAME=]URL", value_hint = ValueHint::Url, env = "AGENTK_PROMETHEUS_URL", help_heading = "Prometheus")]
-    pub prometheus_url: Vec<Named<Endpoint>>,
+    pub prometheus_url: Vec<NamedValue<ServerUrl>>,
     /// Certificates (PEM) to trust for this server instead of the system's
     #[arg(long, value_name = "[NAME=]FILE", value_hint = ValueHint::FilePath, requires = "prometheus_url", help_heading = "Prometheus")]
-    pub prometheus_ca_cert_file: Vec<Named<PathBuf>>,
+    pub prometheus_ca_cert_file: Vec<NamedValue<PathBuf>>,
     /// File that contains a bearer token for this server; read again when it changes
     #[arg(long, value_name = "[NAME=]FILE", value_hint = ValueHint::FilePath, requires = "prometheus_url", help_heading = "Prometheus")]
-    pub prometheus_token_file: Vec<Named<PathBuf>>,
+    pub prometheus_token_file: Vec<NamedValue<PathBuf>>,
     /// File that contains user:password for this server; read again when it changes
     #[arg(long, value_name = "[NAME=]FILE", value_hint = ValueHint::FilePath, requires = "prometheus_url", help_heading = "Prometheus")]
-    pub prometheus_basic_auth_file: Vec<Named<PathBuf>>,
-    /// Namespace in which to look for a Prometheus, or '*' for all of them
+    pub prometheus_basic_auth_file: Vec<NamedValue<PathBuf>>,
+    /// Namespace in which to search for a Prometheus, or '*' for all namespaces
     ///
-    /// Off unless given: whoever may label a Service there answers the queries, and agentk needs the right to list
-    /// Services. Prefer --prometheus-url where the address is known. See docs/prometheus.md.
+    /// Users who may label a Service there can answer the queries, and agentk needs the right to list Services. Prefer
+    /// --prometheus-url if the address is known. See docs/prometheus.md.
     #[arg(long, value_name = "NAMESPACE", env = "AGENTK_PROMETHEUS_DISCOVERY", help_heading = "Prometheus")]
     pub prometheus_discovery: Option<Namespaces>,
 
-    /// File that says which requests are let into the cluster, whatever kas asks for; read again when it changes
+    /// File of the policy that requests to the cluster must satisfy; read again when it changes
     ///
-    /// Without it, agentk passes on everything that it is asked for. See docs/policy.md.
+    /// Without a policy, agentk sends all requests of kas to the cluster. See docs/policy.md.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_POLICY_FILE", help_heading = "Cluster")]
     pub policy_file: Option<PathBuf>,
 
     /// OpenTelemetry collector that traces are sent to, as OTLP over HTTP: http(s)://host[:port][/path]
     ///
-    /// Without a path it is /v1/traces. The environment variables OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and
-    /// OTEL_EXPORTER_OTLP_ENDPOINT may name it instead; without any of them there are no traces.
+    /// The default path is /v1/traces. The environment variables OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and
+    /// OTEL_EXPORTER_OTLP_ENDPOINT may contain the URL instead; without any of them there are no traces.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url, help_heading = "Traces")]
-    pub otlp_endpoint: Option<telemetry::Endpoint>,
+    pub otlp_endpoint: Option<telemetry::OtlpEndpoint>,
     /// Certificates (PEM) to trust for the collector instead of the system's
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Traces")]
     pub otlp_ca_cert_file: Option<PathBuf>,
     /// File that contains the collector's token, sent as Authorization: Bearer; read again for each message
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Traces")]
     pub otlp_token_file: Option<PathBuf>,
-    /// Part of the requests that is traced, from 0 to 1, where kas has not decided it
+    /// Ratio of requests to trace, from 0 to 1, if kas has not decided it
     #[arg(long, value_name = "RATIO", default_value_t, help_heading = "Traces")]
     pub otlp_sample_ratio: SampleRatio,
 
-    /// Where to serve /liveness, /readiness and /metrics: [host]:port
+    /// Address to serve /liveness, /readiness and /metrics at: [host]:port
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", value_parser = listen_address,
         help_heading = "Process")]
     pub observability_listen_address: SocketAddr,
-    /// How long requests in flight may take after SIGTERM
+    /// Time that requests in flight may take after SIGTERM
     ///
-    /// Keep it below the pod's terminationGracePeriodSeconds, which is 30 s unless set. A second signal ends agentk at
-    /// once.
+    /// Keep it below the pod's terminationGracePeriodSeconds, whose default is 30 s. A second signal ends agentk at once.
     #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = proto::duration::parse,
         help_heading = "Process")]
     pub shutdown_grace_period: Duration,
-    /// What to log: error, warn, info, debug, trace, or per module like info,agent::session=debug
+    /// Log level: error, warn, info, debug, trace; or a level per module, such as info,agent::session=debug
     #[arg(
         long,
         value_name = "LEVEL",
@@ -158,10 +169,11 @@ pub struct Run {
         help_heading = "Process"
     )]
     pub log_level: String,
-    /// How to log
-    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "AGENTK_LOG_FORMAT", help_heading = "Process")]
+    /// Format of log lines
+    #[arg(long, value_name = "LOG_FORMAT", default_value = "text", value_parser = log_format(), env = "AGENTK_LOG_FORMAT",
+        help_heading = "Process")]
     pub log_format: LogFormat,
-    /// Name of the pod agentk runs in
+    /// Name of the pod that agentk runs in
     #[arg(long, value_name = "NAME", env = "POD_NAME", help_heading = "Process")]
     pub pod_name: Option<String>,
     /// Namespace of that pod
@@ -169,26 +181,18 @@ pub struct Run {
     pub pod_namespace: Option<String>,
 }
 
-/// The form of log lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One object per line.
-    Json,
-}
-
-/// The environment variable that may hold the token. It is no flag: a command line is seen by everybody.
+/// The environment variable that may contain the token. There is no flag for it, since every user of a machine can read command
+/// lines.
 pub const TOKEN_VARIABLE: &str = "AGENTK_TOKEN";
 
-/// The token from the environment; an empty variable counts as not set.
-pub fn token_of(value: Option<OsString>) -> Option<SecretString> {
+/// Returns the token from the value of [`TOKEN_VARIABLE`]. An empty variable is treated as not set.
+pub fn token_from_env(value: Option<OsString>) -> Option<SecretString> {
     let value = value.filter(|value| !value.is_empty())?;
     Some(value.to_string_lossy().into_owned().into())
 }
 
-impl Print {
-    /// Writes what was asked for.
+impl PrintCommand {
+    /// Writes the text.
     pub fn run(&self, out: &mut impl Write) -> std::io::Result<()> {
         let mut command = Cli::command();
         match self {
@@ -202,7 +206,25 @@ impl Print {
     }
 }
 
-/// `:8080` is every IPv4 address, as in `0.0.0.0:8080`.
+/// Parses a duration of at least a second, since a healthy server may take nearly as long.
+fn at_least_a_second(text: &str) -> Result<Duration, String> {
+    match proto::duration::parse(text).map_err(|error| error.to_string())? {
+        time if time < Duration::from_secs(1) => Err("it is at least 1s".to_owned()),
+        time => Ok(time),
+    }
+}
+
+/// Returns the parser of `--log-format`.
+fn log_format() -> impl TypedValueParser<Value = LogFormat> {
+    let text = PossibleValue::new("text").help("For people");
+    let json = PossibleValue::new("json").help("A JSON object on each line");
+    PossibleValuesParser::new([text, json]).map(|format| match &*format {
+        "json" => LogFormat::Json,
+        _ => LogFormat::Text,
+    })
+}
+
+/// Parses an address. `:8080` is `0.0.0.0:8080`.
 fn listen_address(text: &str) -> Result<SocketAddr, String> {
     let whole = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
     let whole = whole.replacen("localhost:", "127.0.0.1:", 1);
@@ -217,18 +239,18 @@ mod tests {
         Cli::try_parse_from(line.split_whitespace())
     }
 
-    fn run(line: &str) -> Run {
+    fn run_options(line: &str) -> RunOptions {
         parse(line).unwrap().run.unwrap()
     }
 
     #[test]
-    fn the_definition_is_consistent() {
+    fn definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
-    /// Without a hint a shell completes nothing, or anything.
+    /// Without a hint, shells complete nothing, or any file.
     #[test]
-    fn every_flag_that_names_a_file_is_completed_with_files() {
+    fn flags_of_files_and_urls_have_completion_hints() {
         let cli = Cli::command();
         let check = cli.find_subcommand("check").unwrap();
         for argument in cli.get_arguments().chain(check.get_arguments()) {
@@ -243,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_has_every_flag() {
+    fn reference_has_every_flag() {
         let reference = include_str!("../../docs/configuration.md");
         let command = Cli::command();
         for flag in
@@ -261,16 +283,18 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_enough() {
-        let run = run("agentk --kas-address wss://kas.example.com --token-file /etc/agentk/token");
-        assert_eq!(run.kas_address.to_string(), "wss://kas.example.com");
-        assert_eq!((run.tunnels, run.shutdown_grace_period.as_secs()), (2, 25));
-        assert_eq!(run.observability_listen_address.to_string(), "0.0.0.0:8080");
-        assert!(run.prometheus_url.is_empty() && run.prometheus_discovery.is_none());
+    fn only_the_address_is_required() {
+        let options =
+            run_options("agentk --kas-address wss://kas.example.com --token-file /etc/agentk/token");
+        assert_eq!(options.kas_address.to_string(), "wss://kas.example.com");
+        assert_eq!((options.tunnels, options.shutdown_grace_period.as_secs()), (2, 25));
+        assert_eq!(options.cluster_response_timeout, crate::services::kubernetes::RESPONSE_TIMEOUT);
+        assert_eq!(options.observability_listen_address.to_string(), "0.0.0.0:8080");
+        assert!(options.prometheus_url.is_empty() && options.prometheus_discovery.is_none());
     }
 
     #[test]
-    fn bad_values_are_refused_with_the_flag() {
+    fn invalid_value_is_refused_with_its_flag() {
         for (flags, expected) in [
             ("--kas-address https://kas", "write it like wss://kas.example.com"),
             ("--kas-address wss://kas --tunnels 17", "--tunnels"),
@@ -285,6 +309,7 @@ mod tests {
             ("--kas-address wss://kas --otlp-endpoint collector:4318", "--otlp-endpoint"),
             ("--kas-address wss://kas --otlp-sample-ratio 2", "--otlp-sample-ratio"),
             ("--kas-address wss://kas --shutdown-grace-period 5", "number and a unit"),
+            ("--kas-address wss://kas --cluster-response-timeout 0s", "it is at least 1s"),
             ("--kas-address wss://kas --token secret", "--token"),
             ("--kas-address wss://kas --kas-header X", "write it like \"Name: value\""),
             ("--kas-address wss://kas --kas-header Host:x", "host is set by agentk itself"),
@@ -296,20 +321,20 @@ mod tests {
     }
 
     #[test]
-    fn the_port_may_stand_alone() {
-        let run = run("agentk --kas-address ws://kas --observability-listen-address :9000");
-        assert_eq!(run.observability_listen_address.to_string(), "0.0.0.0:9000");
+    fn listen_address_may_be_a_port() {
+        let options = run_options("agentk --kas-address ws://kas --observability-listen-address :9000");
+        assert_eq!(options.observability_listen_address.to_string(), "0.0.0.0:9000");
     }
 
     #[test]
-    fn a_check_takes_the_flags_of_running() {
+    fn check_takes_the_flags_of_running() {
         let check = parse("agentk check --kas-address wss://kas --prometheus-url http://p").unwrap();
         assert!(matches!(check.command, Some(Command::Check(run)) if run.prometheus_url.len() == 1));
         assert!(parse("agentk check").unwrap_err().to_string().contains("--kas-address"));
     }
 
     #[test]
-    fn a_subcommand_needs_no_address() {
+    fn print_commands_need_no_address() {
         for (line, word) in [("agentk completion bash", "--kas-address"), ("agentk man", ".TH agentk")] {
             let mut out = Vec::new();
             let Some(Command::Print(print)) = parse(line).unwrap().command else { panic!("{line}") };

@@ -1,16 +1,15 @@
-//! Where the Kubernetes API is, whom to trust there, and who we are.
+//! The Kubernetes API server: its URL, its certificate authority, and agentk's credentials.
 //!
-//! The first of these that is set is used: `--kubeconfig`, `KUBECONFIG`, the service account of the pod we run in,
-//! `~/.kube/config`. In a pod nothing needs to be configured; on a laptop it is what `kubectl` would use.
+//! The first of these that is set is used: `--kubeconfig`, `KUBECONFIG`, the service account of the pod, `~/.kube/config`. A
+//! pod needs no configuration; on a laptop, agentk uses the cluster of `kubectl`.
 //!
-//! Everything that can be wrong with a file is found at start. What may change later (a rotated service account
-//! token, a renewed client certificate, a new cluster CA, the token of a credential plugin) is picked up while running.
+//! Files are checked at start. Credentials that change later (a rotated service account token, a renewed client certificate,
+//! a new cluster CA, the token of a credential plugin) are used without a restart.
 
 mod credential_file;
 mod credentials;
 mod error;
 mod exec;
-mod impersonation;
 mod in_cluster;
 mod kubeconfig;
 
@@ -24,117 +23,140 @@ use std::{
     sync::Arc,
 };
 
-use http::HeaderValue;
+use http::{HeaderMap, HeaderValue};
 use rustls::pki_types::ServerName;
 
-use self::credentials::Credentials;
+use self::credentials::{Credentials, ImpersonationHeaders};
 pub use self::{
-    credential_file::{Content, CredentialFile},
+    credential_file::{CredentialFile, CredentialKind},
     error::ClusterError,
-    impersonation::Impersonation,
+    exec::kill_plugins,
 };
-use crate::upstream::{ConfigFuture, Endpoint, Scheme, Tls, TlsOptions, TlsSource};
+use crate::{
+    file_followers::FileFollowers,
+    upstream::{ClientTls, ClientTlsConfig, Scheme, ServerUrl, TlsConfigFuture, TlsConfigSource},
+};
 
-/// What the user may choose. The default finds everything by itself.
+/// The kubeconfig to use. The default is found as described for this module.
 #[derive(Clone, Debug, Default)]
-pub struct ClusterOptions {
-    pub kubeconfig: Option<PathBuf>,
-    /// Instead of the kubeconfig's `current-context`.
+pub struct KubeconfigOptions {
+    /// The file, instead of that of the environment.
+    pub file: Option<PathBuf>,
+    /// The context, instead of the file's `current-context`.
     pub context: Option<String>,
 }
 
-/// What [`Cluster::load_in`] sees of the process it runs in.
-pub struct Environment<'a> {
+/// The environment that [`Cluster::load_in`] reads.
+pub struct ClusterEnvironment<'a> {
+    /// Returns the value of an environment variable.
     pub variable: &'a dyn Fn(&str) -> Option<OsString>,
-    /// Where Kubernetes mounts the token, the CA and the namespace of a pod's service account.
+    /// The directory in which Kubernetes mounts the token, the CA and the namespace of a pod's service account.
     pub service_account: PathBuf,
 }
 
-/// A Kubernetes API server, and our credentials there.
+/// A Kubernetes API server, and agentk's credentials for it.
 pub struct Cluster {
-    source: Source,
-    endpoint: Endpoint,
+    source: ConfigSource,
+    url: ServerUrl,
     namespace: String,
-    impersonation: Option<Impersonation>,
+    impersonation: Option<ImpersonationHeaders>,
     credentials: Arc<Credentials>,
     tls: Arc<ClusterTls>,
 }
 
-/// What a source of configuration comes to.
-struct Found {
-    source: Source,
-    endpoint: Endpoint,
+/// The configuration of a cluster, before its certificates are read.
+struct ResolvedCluster {
+    source: ConfigSource,
+    url: ServerUrl,
     namespace: String,
-    impersonation: Option<Impersonation>,
+    impersonation: Option<ImpersonationHeaders>,
     credentials: Credentials,
-    tls: TlsOptions,
+    tls: ClientTlsConfig,
 }
 
-enum Source {
+enum ConfigSource {
     Kubeconfig { file: PathBuf, context: String },
     ServiceAccount,
 }
 
 impl Cluster {
-    /// Reads the configuration; it blocks. A credential plugin is not run yet.
-    pub fn load(options: &ClusterOptions) -> Result<Self, ClusterError> {
-        Self::load_in(options, &Environment::default())
+    /// Reads the configuration, which blocks. A credential plugin is not run yet.
+    pub fn load(options: &KubeconfigOptions) -> Result<Self, ClusterError> {
+        Self::load_in(options, &ClusterEnvironment::default())
     }
 
-    pub fn load_in(options: &ClusterOptions, environment: &Environment<'_>) -> Result<Self, ClusterError> {
-        let Found { source, endpoint, namespace, impersonation, credentials, tls } =
+    /// Reads the configuration from this environment; see [`Self::load`].
+    pub fn load_in(
+        options: &KubeconfigOptions,
+        environment: &ClusterEnvironment<'_>,
+    ) -> Result<Self, ClusterError> {
+        let ResolvedCluster { source, url, namespace, impersonation, credentials, tls } =
             find(options, environment)?;
         let credentials = Arc::new(credentials);
-        let files = match endpoint.scheme() {
-            // Without TLS, a machine without root certificates will do.
-            Scheme::Http => Tls::system(),
-            Scheme::Https => Tls::new(tls)?,
+        let files = match url.scheme() {
+            // Root certificates are needed for TLS only.
+            Scheme::Http => ClientTls::system(),
+            Scheme::Https => ClientTls::new(tls)?,
         };
         let tls = Arc::new(ClusterTls { files, credentials: Arc::clone(&credentials) });
 
-        Ok(Self { source, endpoint, namespace, impersonation, credentials, tls })
+        Ok(Self { source, url, namespace, impersonation, credentials, tls })
     }
 
-    pub fn endpoint(&self) -> Endpoint {
-        self.endpoint.clone()
+    /// Returns the URL of the API server.
+    pub fn url(&self) -> ServerUrl {
+        self.url.clone()
     }
 
-    /// For every new connection to [`Self::endpoint`].
-    pub fn tls(&self) -> Arc<dyn TlsSource> {
+    /// Returns the source of TLS configurations for connections to [`Self::url`].
+    pub fn tls(&self) -> Arc<dyn TlsConfigSource> {
         Arc::clone(&self.tls) as _
     }
 
-    /// The Authorization header of a request that is ours, marked as sensitive. None if a client certificate, or
-    /// nothing, says who we are.
+    /// Returns the Authorization header with agentk's credential, marked as sensitive. `None` if the credential is a client
+    /// certificate, or if there is none.
     ///
-    /// Cheap to call for every request: it takes a lock and the time. Only now and then it reads a file or runs a
-    /// plugin.
+    /// It is cheap enough to be called for every request: it rarely reads a file or runs a plugin.
     pub async fn authorization(&self) -> Result<Option<HeaderValue>, ClusterError> {
         self.credentials.authorization().await
     }
 
-    /// To be called when the server answered 401 to [`Self::authorization`]: what is cached is not used again.
-    /// Connections opened with a client certificate are a matter for `Upstream::renew_connections`.
-    pub fn rejected(&self) {
-        self.credentials.rejected();
+    /// Discards the cached credential, after the server answered 401 to it. `Upstream::renew_connections` does the same for
+    /// connections that were opened with a client certificate.
+    pub fn invalidate_credential(&self) {
+        self.credentials.invalidate();
     }
 
-    /// As whom to act, from `as` in the kubeconfig.
-    pub fn impersonation(&self) -> Option<&Impersonation> {
-        self.impersonation.as_ref()
+    /// Follows the files of the credentials and of the certificates. It reads their metadata, which blocks.
+    pub(crate) fn follow_files(&self, followers: &mut FileFollowers) {
+        let tls = &self.tls.files;
+        followers.check("cluster certificates", tls.files(), tls.check());
+        if let Credentials::File(file) = &*self.credentials {
+            followers.check("cluster token", vec![file.path()], file.check());
+        }
     }
 
-    /// That of the context or of our pod; `default` if neither names one.
+    /// Returns true if the configuration has no credential.
+    pub fn is_anonymous(&self) -> bool {
+        matches!(*self.credentials, Credentials::Anonymous)
+    }
+
+    /// Returns the `Impersonate-*` headers for the `as` fields of the kubeconfig, if it has any.
+    pub fn impersonation(&self) -> Option<&HeaderMap> {
+        self.impersonation.as_ref().map(ImpersonationHeaders::headers)
+    }
+
+    /// Returns the namespace of the context or of the pod; `default` if there is none.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 }
 
-/// For logs: nothing secret.
+/// Displays the cluster for logs, without secrets.
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (endpoint, credentials) = (&self.endpoint, &self.credentials);
-        write!(f, "{endpoint} as told by {}, with {credentials}", self.source)?;
+        let (url, credentials) = (&self.url, &self.credentials);
+        write!(f, "{url} from {}, with {credentials}", self.source)?;
         match &self.impersonation {
             Some(impersonation) => write!(f, ", as {}", impersonation.user()),
             None => Ok(()),
@@ -148,7 +170,7 @@ impl fmt::Debug for Cluster {
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for ConfigSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kubeconfig { file, context } => write!(f, "context {context:?} of {}", file.display()),
@@ -157,7 +179,7 @@ impl fmt::Display for Source {
     }
 }
 
-impl Default for Environment<'_> {
+impl Default for ClusterEnvironment<'_> {
     fn default() -> Self {
         Self {
             variable: &|name| std::env::var_os(name),
@@ -166,16 +188,20 @@ impl Default for Environment<'_> {
     }
 }
 
-impl Environment<'_> {
+impl ClusterEnvironment<'_> {
     /// An empty variable counts as not set, as in kubectl.
     fn get(&self, name: &str) -> Option<OsString> {
         (self.variable)(name).filter(|value| !value.is_empty())
     }
 }
 
-fn find(options: &ClusterOptions, environment: &Environment<'_>) -> Result<Found, ClusterError> {
+/// Finds the configuration by the precedence of the sources.
+fn find(
+    options: &KubeconfigOptions,
+    environment: &ClusterEnvironment<'_>,
+) -> Result<ResolvedCluster, ClusterError> {
     let context = options.context.as_deref();
-    if let Some(path) = &options.kubeconfig {
+    if let Some(path) = &options.file {
         return kubeconfig::load(path, context, "; check --kubeconfig");
     }
     if let Some(list) = environment.get("KUBECONFIG") {
@@ -197,14 +223,14 @@ fn find(options: &ClusterOptions, environment: &Environment<'_>) -> Result<Found
     }
 }
 
-/// The files of the configuration, and the certificate of a credential plugin.
+/// The certificates of the configuration, and the client certificate of a credential plugin.
 struct ClusterTls {
-    files: Tls,
+    files: ClientTls,
     credentials: Arc<Credentials>,
 }
 
-impl TlsSource for ClusterTls {
-    fn config(&self) -> ConfigFuture<'_> {
+impl TlsConfigSource for ClusterTls {
+    fn config(&self) -> TlsConfigFuture<'_> {
         Box::pin(async {
             let identity = self.credentials.identity().await?;
             Ok(self.files.config_with(identity).await?)

@@ -1,15 +1,17 @@
-//! Opening a tunnel: a byte stream to kas, the WebSocket handshake on it, and what the answers mean.
+//! Opens a tunnel: a byte stream to kas, and the WebSocket handshake on it.
 //!
 //! ```text
-//!   Dial::dial ──► HTTP/1.1 upgrade ──► 101 with Kas-Welcome ──► Opened::accept ──► serve
-//!       │                 └──► any other answer, one readable line
-//!       └──► TCP, or a proxy's CONNECT; TLS
+//!   Dial::dial ──► HTTP/1.1 upgrade ──► 101 with Kas-Welcome ──► PendingTunnel::accept ──► TunnelServer::run
+//!       │                 └──► any other response becomes a DialError, one readable line
+//!       └──► DNS, TCP or CONNECT of a proxy, TLS
 //! ```
 
+mod address;
 mod dial;
 mod error;
-mod header;
+mod extra_header;
 mod proxy;
+mod token;
 
 use std::{future::Future, pin::pin};
 
@@ -28,42 +30,46 @@ use tokio::{
     time::{Duration, Instant, timeout, timeout_at},
 };
 use tunnel::{
-    DrainHandle, Session, Settings,
-    websocket::{Role, WebSocket, handshake},
+    DrainHandle, TunnelConfig, TunnelServer, handshake,
+    websocket::{Role, WebSocket},
 };
 
 pub use self::{
-    dial::{BoxIo, Dial, Io, TcpDial},
+    address::{KasAddress, KasAddressError},
+    dial::{BoxIo, Dial, TcpDialer},
     error::DialError,
-    header::{ExtraHeader, ExtraHeaderError},
-    proxy::{Proxy, ProxyError},
+    extra_header::{KasHeader, KasHeaderError},
+    proxy::{HttpProxy, HttpProxyError},
+    token::{AgentToken, AgentTokenError},
 };
-use crate::{Address, Token};
+use crate::upstream::Io;
 
-/// For everything from the name to the first bytes of HTTP/2: a kas that is reached at all answers at once.
+/// The time limit from the DNS lookup to the 101.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Most bytes of a refusal that are read; it should be a sentence.
+/// The most bytes that are read of the body of a refusal, which should be a sentence.
 const MAX_REFUSAL: usize = 4096;
-const AGENT: HeaderValue = HeaderValue::from_static(concat!("agentk/", env!("CARGO_PKG_VERSION")));
+/// The User-Agent of agentk.
+pub(crate) const USER_AGENT_VALUE: HeaderValue =
+    HeaderValue::from_static(concat!("agentk/", env!("CARGO_PKG_VERSION")));
 
-/// A WebSocket that kas accepted.
-pub(crate) struct Opened<T> {
+/// A tunnel that kas accepted, and that agentk may still decline.
+pub(crate) struct PendingTunnel<T> {
     socket: WebSocket<T>,
     pub(crate) welcome: Welcome,
 }
 
-/// Dials kas and asks for a tunnel.
+/// Dials kas and performs the WebSocket handshake. Dropping the future closes the connection.
 pub(crate) async fn open<D: Dial>(
-    dial: &D,
-    kas: &Address,
-    token: &Token,
-    extra: &[ExtraHeader],
+    dialer: &D,
+    kas: &KasAddress,
+    token: &AgentToken,
+    extra: &[KasHeader],
     hello: &Hello,
-) -> Result<Opened<D::Io>, DialError> {
+) -> Result<PendingTunnel<D::Io>, DialError> {
     let deadline = Instant::now() + TIMEOUT;
     let opening = async {
         let (request, key) = request(kas, token, extra, hello).await?;
-        let io = dial.dial().await?;
+        let io = dialer.dial().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;
         let exchange = async {
             let response = sender.send_request(request).await.map_err(|error| DialError::http(kas, error))?;
@@ -72,78 +78,79 @@ pub(crate) async fn open<D: Dial>(
             }
             upgraded::<D::Io>(kas, response, &key).await
         };
-        let (socket, welcome) = alongside(connection.with_upgrades(), exchange).await?;
-        Ok(Opened { socket, welcome })
+        let (socket, welcome) = drive(connection.with_upgrades(), exchange).await?;
+        Ok(PendingTunnel { socket, welcome })
     };
 
     timeout_at(deadline, opening).await.unwrap_or_else(|_| Err(DialError::timed_out(kas, TIMEOUT)))
 }
 
-impl<T: Io> Opened<T> {
-    /// Tells kas that this tunnel is not wanted.
+impl<T: Io> PendingTunnel<T> {
+    /// Closes the WebSocket.
     pub(crate) async fn decline(mut self) {
-        const PATIENCE: Duration = Duration::from_secs(1);
+        const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-        // A kas that does not take the news sees the connection close.
-        let _ = timeout(PATIENCE, self.socket.shutdown()).await;
+        // After the timeout, kas receives the end of the connection instead of a close frame.
+        let _ = timeout(CLOSE_TIMEOUT, self.socket.shutdown()).await;
     }
 
-    /// Starts HTTP/2, in which kas is the client.
-    pub(crate) fn accept(self, settings: &Settings) -> (Session<WebSocket<T>>, DrainHandle) {
+    /// Returns the HTTP/2 session, in which kas is the client, and the handle that drains it.
+    pub(crate) fn accept(self, settings: &TunnelConfig) -> (TunnelServer<WebSocket<T>>, DrainHandle) {
         tunnel::accept(self.socket, settings)
     }
 }
 
 async fn request(
-    kas: &Address,
-    token: &Token,
-    extra: &[ExtraHeader],
+    kas: &KasAddress,
+    token: &AgentToken,
+    extra: &[KasHeader],
     hello: &Hello,
 ) -> Result<(Request<Empty<Bytes>>, String), DialError> {
-    let (mut headers, key) = handshake::ask();
-    headers.insert(HOST, kas.endpoint().authority().clone());
-    headers.insert(USER_AGENT, AGENT);
+    let (mut headers, key) = handshake::request_headers();
+    headers.insert(HOST, kas.url().authority().clone());
+    headers.insert(USER_AGENT, USER_AGENT_VALUE);
     headers.insert(AUTHORIZATION, token.authorization().await?);
     headers.insert(names::HELLO, hello.encode().map_err(DialError::Hello)?);
-    for ExtraHeader { name, value } in extra {
+    for KasHeader { name, value } in extra {
         headers.append(name.clone(), value.clone());
     }
     let mut request = Request::new(Empty::new());
-    *request.uri_mut() = kas.path().parse().expect("it was part of a URL");
+    *request.uri_mut() = kas.path().parse().expect("a part of a URL");
     *request.headers_mut() = headers;
 
     Ok((request, key))
 }
 
 async fn upgraded<T: Io>(
-    kas: &Address,
+    kas: &KasAddress,
     mut response: Response<Incoming>,
     key: &str,
 ) -> Result<(WebSocket<T>, Welcome), DialError> {
     let address = || kas.to_string();
-    handshake::check(&response, key).map_err(|cause| DialError::NotKas { address: address(), cause })?;
+    handshake::verify_response(&response, key)
+        .map_err(|cause| DialError::NotKas { address: address(), cause })?;
     let welcome = response.headers().get(&names::WELCOME);
     let welcome = welcome.ok_or_else(|| DialError::NoWelcome { address: address() })?;
     let welcome =
         Welcome::decode(welcome).map_err(|cause| DialError::Welcome { address: address(), cause })?;
     let upgraded = hyper::upgrade::on(&mut response).await.map_err(|error| DialError::http(kas, error))?;
-    let parts = upgraded.downcast::<TokioIo<T>>().expect("the stream that was handed in");
+    let parts = upgraded.downcast::<TokioIo<T>>().expect("the type of the stream above");
 
     Ok((WebSocket::new(parts.io.into_inner(), parts.read_buf, Role::Client), welcome))
 }
 
-/// Runs `task` for as long as `wanted` needs it.
-async fn alongside<T>(task: impl Future, wanted: impl Future<Output = T>) -> T {
-    match select(pin!(wanted), pin!(task)).await {
+/// Completes `exchange`, and polls `driver` until then.
+async fn drive<T>(driver: impl Future, exchange: impl Future<Output = T>) -> T {
+    match select(pin!(exchange), pin!(driver)).await {
         Either::Left((output, _)) => output,
-        Either::Right((_, wanted)) => wanted.await,
+        Either::Right((_, exchange)) => exchange.await,
     }
 }
 
-/// What an answer other than 101 means.
-async fn refusal(kas: &Address, token: &Token, response: Response<Incoming>) -> DialError {
+/// Returns the error for a response other than 101.
+async fn refusal(kas: &KasAddress, token: &AgentToken, response: Response<Incoming>) -> DialError {
     let (head, body) = response.into_parts();
-    // A broken or endless body leaves the status, which says enough.
+    // If the body fails or is too long, the status has to do.
     let body =
         Limited::new(body, MAX_REFUSAL).collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let message = sentence(&body);
@@ -166,12 +173,12 @@ async fn refusal(kas: &Address, token: &Token, response: Response<Incoming>) -> 
     }
 }
 
-/// Foreign bytes as one short line of a log.
+/// Returns untrusted bytes as one line without control characters, of at most 300 characters.
 fn sentence(bytes: &[u8]) -> String {
-    const LONGEST: usize = 300;
+    const MAX_CHARS: usize = 300;
     let text = String::from_utf8_lossy(bytes);
     let words: Vec<_> = text.split_whitespace().collect();
-    words.join(" ").chars().filter(|c| !c.is_control()).take(LONGEST).collect()
+    words.join(" ").chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -179,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn foreign_text_becomes_one_short_line() {
+    fn untrusted_text_becomes_one_short_line() {
         assert_eq!(sentence(b"  draining;\r\n try\x1b[31m again\xff\n"), "draining; try[31m again\u{fffd}");
         assert_eq!(sentence(&[b'x'; 4096]).len(), 300);
     }

@@ -1,4 +1,4 @@
-//! Finds the service of a request by its name.
+//! Dispatches each request to the service that it names.
 
 use std::{
     collections::HashMap,
@@ -12,22 +12,21 @@ use std::{
 use futures_util::FutureExt as _;
 use http::{HeaderValue, Request, Response};
 use proto::{Reason, ServiceName, header};
-use telemetry::{Trace, Tracer};
+use telemetry::{RequestSpan, Tracer};
 use tokio::time::Instant;
 use tower::ServiceExt as _;
 use tracing::field::display;
 use tunnel::{Body, IncomingRequest};
 
 use crate::{
-    Failure, Services,
-    handlers::control::Control,
-    metrics::{Metrics, ServiceMetrics},
-    policy::Permit,
-    services::BoxService,
+    ServiceError, Services,
+    metrics::{AgentMetrics, ServiceMetrics},
+    policy::PermittedRequest,
+    services::{BoxService, control::ControlService},
 };
 
 /// The services by name, with their metrics.
-pub(crate) struct Dispatch {
+pub(crate) struct Dispatcher {
     routes: HashMap<String, Route>,
     unknown: ServiceMetrics,
     control: ServiceMetrics,
@@ -39,71 +38,88 @@ struct Route {
     metrics: ServiceMetrics,
 }
 
-impl Dispatch {
-    pub(crate) fn new(services: Services, metrics: &Metrics, tracer: Option<Tracer>) -> Self {
-        let of = |name: &str| metrics.of(&name.parse().expect("a constant"));
+/// The service of one request.
+enum Target {
+    Service(BoxService),
+    Control(ControlService),
+    /// No service has the name, for this reason.
+    Unknown(String),
+}
+
+impl Dispatcher {
+    pub(crate) fn new(services: Services, metrics: &AgentMetrics, tracer: Option<Tracer>) -> Self {
+        let metrics_of = |name: &str| metrics.service(&name.parse().expect("a constant"));
         let routes = services.into_iter().map(|(name, service)| {
-            let metrics = metrics.of(&name);
+            let metrics = metrics.service(&name);
             (name.into(), Route { service, metrics })
         });
-        Self { routes: routes.collect(), unknown: of("unknown"), control: of(ServiceName::CONTROL), tracer }
+        Self {
+            routes: routes.collect(),
+            unknown: metrics_of("unknown"),
+            control: metrics_of(ServiceName::CONTROL),
+            tracer,
+        }
     }
 
-    /// Answers one request, to the last byte, or until a new policy refuses it. A panic on the way ends this request
-    /// only.
-    pub(crate) async fn serve(self: Arc<Self>, incoming: IncomingRequest, control: Control) {
+    /// Serves one request until the last byte of its response is sent, or until a new policy refuses it. A panic of the
+    /// service ends this request only.
+    pub(crate) async fn serve(self: Arc<Self>, incoming: IncomingRequest, control: ControlService) {
         let (target, metrics) = self.find(incoming.request(), control);
-        let _in_flight = metrics.begin();
-        let permit = OnceLock::new();
-        // Ends with this function, which is when the last byte is on its way.
+        let _in_flight = metrics.start_request();
+        let permitted = OnceLock::new();
+        // The span ends with this function.
         let mut trace = self.trace(incoming.request(), &target);
         let trace = &mut trace;
-        let answer = |mut request: Request<Body>| async {
+        let respond = |mut request: Request<Body>| async {
             let service = request.headers_mut().remove(header::SERVICE);
             let id = request.headers().get(header::REQUEST_ID).cloned();
-            trace.write(request.headers_mut());
-            let asked = Instant::now();
+            trace.inject(request.headers_mut());
+            let started = Instant::now();
             let mut response = target.respond(request).await;
-            let took = asked.elapsed();
-            metrics.answered(&response, took);
-            // Ours alone: what an upstream says under this name was removed with all that begins like it.
-            response.headers_mut().insert(header::UPSTREAM_TIME, micros(took));
-            let failure = response.headers().get(header::ERROR).and_then(|reason| reason.to_str().ok());
-            trace.event("response.head", Duration::ZERO);
-            trace.answered(response.status(), failure);
-            let (trace_id, status) = (trace.id().map(display), response.status().as_u16());
-            tracing::debug!(request.id = ?id, trace_id, ?service, status, failure, ?took, "answered");
-            if let Some(granted) = response.extensions_mut().remove::<Permit>() {
-                // There is one answer.
-                let _ = permit.set(granted);
+            let duration = started.elapsed();
+            metrics.record_response(&response, duration);
+            // Headers of an upstream that begin with `kas-` were removed, so that this one is agentk's.
+            response.headers_mut().insert(header::UPSTREAM_TIME, micros(duration));
+            let error = response.headers().get(header::ERROR).and_then(|reason| reason.to_str().ok());
+            trace.add_event("response.head", Duration::ZERO);
+            trace.set_response(response.status(), error);
+            let [service, id] =
+                [&service, &id].map(|value| value.as_ref().and_then(|value| value.to_str().ok()));
+            let (trace_id, status) = (trace.trace_id().map(display), response.status().as_u16());
+            tracing::debug!(request.id = id, trace_id, service, status, error, ?duration, "request answered");
+            if let Some(request) = response.extensions_mut().remove::<PermittedRequest>() {
+                // There is one response, so that the cell is empty.
+                let _ = permitted.set(request);
             }
             response
         };
-        let withdrawn = async {
-            // Nobody has to wake us: it is there, if at all, once the answer below was polled, and we are polled next.
-            let granted = poll_fn(|_| permit.get().map_or(Poll::Pending, Poll::Ready)).await;
-            granted.clone().withdrawn().await;
+        let revoked = async {
+            // This needs no waker: `select!` polls this future right after the one below, which sets the cell.
+            let request = poll_fn(|_| permitted.get().map_or(Poll::Pending, Poll::Ready)).await;
+            request.clone().revoked().await;
         };
         tokio::select! {
             biased;
-            () = incoming.answer(answer) => {}
-            () = withdrawn => tracing::debug!("a stream was ended: the policy now refuses its request"),
+            () = incoming.respond(respond) => {}
+            () = revoked => tracing::debug!("stream ended: a new version of the policy refuses its request"),
         }
     }
 
-    /// What kas asks for itself is nobody's request.
-    fn trace(&self, request: &Request<Body>, target: &Target) -> Trace {
+    /// Begins the trace of a request. Requests to `control` are not traced.
+    fn trace(&self, request: &Request<Body>, target: &Target) -> RequestSpan {
         let tracer = self.tracer.as_ref().filter(|_| !matches!(target, Target::Control(_)));
-        let mut trace = Trace::begin(tracer, request, true);
-        let named = |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        let mut trace = RequestSpan::start(tracer, request, true);
+        let text = |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         if let Target::Service(_) = target {
-            trace.of_service(named(header::SERVICE).unwrap_or_default(), request.method());
+            trace.set_service(text(header::SERVICE).unwrap_or_default(), request.method());
         }
-        trace.set("kas.request.id", || named(header::REQUEST_ID).unwrap_or_default().to_owned().into());
+        trace.set_attribute("kas.request.id", || {
+            text(header::REQUEST_ID).unwrap_or_default().to_owned().into()
+        });
         trace
     }
 
-    fn find(&self, request: &Request<Body>, control: Control) -> (Target, &ServiceMetrics) {
+    fn find(&self, request: &Request<Body>, control: ControlService) -> (Target, &ServiceMetrics) {
         let name = request.headers().get(header::SERVICE).and_then(|name| name.to_str().ok());
         match name.map(|name| (name, self.routes.get(name))) {
             Some((_, Some(route))) => (Target::Service(route.service.clone()), &route.metrics),
@@ -114,34 +130,26 @@ impl Dispatch {
     }
 }
 
-fn micros(time: Duration) -> HeaderValue {
-    HeaderValue::from(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
-}
-
-/// Where a request goes.
-enum Target {
-    Service(BoxService),
-    Control(Control),
-    /// No service has the name; with the reason.
-    Unknown(String),
-}
-
 impl Target {
     async fn respond(self, request: Request<Body>) -> Response<Body> {
         match self {
             Self::Service(service) => {
-                // A service owns the state that it changes, or shares it behind locks that do not poison.
+                // Unwind-safe: a service owns the state that it changes, or shares it behind locks that do not poison.
                 let responding = AssertUnwindSafe(async { service.oneshot(request).await }).catch_unwind();
                 match responding.await {
                     Ok(Ok(response)) => response,
                     Err(_) => {
-                        let what = "a defect of agentk; its log says more";
-                        Failure::new(Reason::Internal, what).into_response()
+                        let what = "a defect of agentk; its log has the panic";
+                        ServiceError::new(Reason::Internal, what).into_response()
                     }
                 }
             }
-            Self::Control(control) => control.answer(request).await,
-            Self::Unknown(why) => Failure::new(Reason::UnknownService, why).into_response(),
+            Self::Control(control) => control.respond(request).await,
+            Self::Unknown(reason) => ServiceError::new(Reason::UnknownService, reason).into_response(),
         }
     }
+}
+
+fn micros(time: Duration) -> HeaderValue {
+    HeaderValue::from(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
 }

@@ -1,124 +1,164 @@
-//! What this process knows about its own state: shared by those who change it and those who are asked.
+//! The health of agentk: its tunnels, its cluster, and the files that it reads again.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
-use tokio::sync::watch;
+use files::ReloadHealth;
+use tokio::{sync::watch, time::sleep};
 
-use crate::metrics::Metrics;
+use crate::{metrics::AgentMetrics, services::KubernetesService, session::Backoff};
 
-/// What an agent reports to: its health, and its counts. Cheap to clone; several agents may share one.
+/// The time between two probes of the cluster that succeed, less up to a fifth.
+const PROBE_PERIOD: Duration = Duration::from_secs(30);
+
+/// The metrics and the health that an agent updates. Cheap to clone; several agents may share one.
 #[derive(Clone, Debug, Default)]
-pub struct Telemetry {
-    /// What is counted.
-    pub metrics: Metrics,
-    /// Whether it works.
-    pub health: Arc<Health>,
+pub struct Observability {
+    /// The metrics.
+    pub metrics: AgentMetrics,
+    /// The health.
+    pub health: Arc<AgentHealth>,
 }
 
-/// Whether tunnels are up and the cluster answers.
+/// The state that `/readiness` shows.
 #[derive(Debug, Default)]
-pub struct Health {
+pub struct AgentHealth {
     tunnels: watch::Sender<usize>,
-    /// Why there is no tunnel, as the last attempt saw it.
-    dial: watch::Sender<Option<String>>,
-    cluster: watch::Sender<Check>,
+    /// The error of the last attempt to open a tunnel.
+    dial_error: watch::Sender<Option<String>>,
+    cluster: watch::Sender<ClusterStatus>,
+    /// The files that are read again.
+    pub files: ReloadHealth,
     stopping: AtomicBool,
 }
 
-/// What the last check of the cluster came to.
+/// The result of the last probe of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Check {
-    /// Nobody has checked yet, or nobody does.
+pub enum ClusterStatus {
+    /// There was no probe yet.
     #[default]
     Unknown,
     /// The Kubernetes API answers.
     Up {
-        /// Its version, if it told.
+        /// Its version, if the API server sent one.
         version: Option<String>,
     },
-    /// It does not, and why.
+    /// The Kubernetes API cannot be used, for this reason.
     Down(String),
 }
 
-/// Counts a tunnel for as long as it is kept.
+/// Counts a tunnel until it is dropped.
 #[derive(Debug)]
-pub(crate) struct TunnelUp(Telemetry);
+pub(crate) struct TunnelGuard(Observability);
 
-impl Telemetry {
-    pub(crate) fn tunnel_up(&self) -> TunnelUp {
+impl Observability {
+    /// Counts an open tunnel.
+    pub(crate) fn tunnel_opened(&self) -> TunnelGuard {
         self.metrics.tunnels.inc();
         self.health.tunnels.send_modify(|tunnels| *tunnels += 1);
-        self.health.dial.send_replace(None);
-        TunnelUp(self.clone())
+        self.health.dial_error.send_replace(None);
+        TunnelGuard(self.clone())
     }
 
-    /// The cluster was checked. True if that is news.
-    pub fn cluster_checked(&self, check: Check) -> bool {
-        self.metrics.cluster_check(matches!(check, Check::Up { .. }));
+    /// Records the result of a probe of the cluster. Returns true if the cluster has become usable or unusable.
+    pub fn cluster_probed(&self, status: ClusterStatus) -> bool {
+        self.metrics.record_cluster_check(matches!(status, ClusterStatus::Up { .. }));
         self.health.cluster.send_if_modified(|last| {
-            let news = std::mem::discriminant(last) != std::mem::discriminant(&check);
-            *last = check;
-            news
+            let changed = std::mem::discriminant(last) != std::mem::discriminant(&status);
+            *last = status;
+            changed
         })
+    }
+
+    /// Probes the cluster repeatedly. Never completes.
+    ///
+    /// Tunnels stay open while the cluster is down: kas can report this to callers only through a tunnel.
+    pub(crate) async fn probe_cluster(self, kubernetes: KubernetesService) {
+        let mut backoff = Backoff::default();
+        loop {
+            let wait = match kubernetes.version().await {
+                Ok(version) => {
+                    backoff = Backoff::default();
+                    let shown = version.as_deref().unwrap_or("unknown").to_owned();
+                    if self.cluster_probed(ClusterStatus::Up { version }) {
+                        tracing::info!(version = shown, "the Kubernetes API answers");
+                    }
+                    PROBE_PERIOD.mul_f64(rand::random_range(0.8..1.0))
+                }
+                Err(error) => {
+                    if self.cluster_probed(ClusterStatus::Down(error.to_string())) {
+                        tracing::warn!(%error, "the Kubernetes API cannot be used; tunnels stay open");
+                    } else {
+                        tracing::debug!(%error, "the Kubernetes API still cannot be used");
+                    }
+                    backoff.failed(None, rand::random())
+                }
+            };
+            sleep(wait).await;
+        }
     }
 }
 
-impl Health {
-    /// The number of tunnels that are up, and its changes.
+impl AgentHealth {
+    /// Returns a receiver of the number of open tunnels.
     pub fn tunnels(&self) -> watch::Receiver<usize> {
         self.tunnels.subscribe()
     }
 
-    /// Why the last attempt to open a tunnel failed; none once one succeeded.
-    pub fn dial_failure(&self) -> watch::Receiver<Option<String>> {
-        self.dial.subscribe()
+    /// Returns a receiver of the error of the last attempt to open a tunnel, which is `None` after a success.
+    pub fn dial_error(&self) -> watch::Receiver<Option<String>> {
+        self.dial_error.subscribe()
     }
 
-    /// The last check of the cluster.
-    pub fn cluster(&self) -> Check {
+    /// Returns the result of the last probe of the cluster.
+    pub(crate) fn cluster(&self) -> ClusterStatus {
         self.cluster.borrow().clone()
     }
 
-    /// Waits for the first check of the cluster.
-    pub async fn cluster_known(&self) {
+    /// Waits for the first probe of the cluster. Cancel-safe.
+    pub(crate) async fn cluster_known(&self) {
         let mut cluster = self.cluster.subscribe();
-        // The sender lives in self.
-        let _ = cluster.wait_for(|check| *check != Check::Unknown).await;
+        // Fails if the sender is dropped, which self holds.
+        let _ = cluster.wait_for(|status| *status != ClusterStatus::Unknown).await;
     }
 
-    /// From now on there will be no more tunnels.
-    pub fn stop(&self) {
+    /// Marks agentk as stopping, which is not ready.
+    pub(crate) fn stop(&self) {
         self.stopping.store(true, Relaxed);
     }
 
-    pub(crate) fn dial_failed(&self, why: String) {
-        self.dial.send_replace(Some(why));
+    pub(crate) fn dial_failed(&self, error: String) {
+        self.dial_error.send_replace(Some(error));
     }
 
-    /// What keeps this agent from doing its work, one line each. None means ready.
+    /// Returns the reasons why agentk is not ready, one line each. It is ready if there is none.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         if self.stopping.load(Relaxed) {
             problems.push("agentk is stopping".to_owned());
         }
         if *self.tunnels.borrow() == 0 {
-            let why = self.dial.borrow().clone();
-            let why = why.unwrap_or_else(|| "still connecting".to_owned());
-            problems.push(format!("no tunnel to kas: {why}"));
+            let error = self.dial_error.borrow().clone();
+            let error = error.unwrap_or_else(|| "still connecting".to_owned());
+            problems.push(format!("no tunnel to kas: {error}"));
         }
         match &*self.cluster.borrow() {
-            Check::Unknown => problems.push("the Kubernetes API was not checked yet".to_owned()),
-            Check::Up { .. } => {}
-            Check::Down(why) => problems.push(format!("the Kubernetes API does not answer: {why}")),
+            ClusterStatus::Unknown => problems.push("the Kubernetes API was not checked yet".to_owned()),
+            ClusterStatus::Up { .. } => {}
+            ClusterStatus::Down(reason) => {
+                problems.push(format!("the Kubernetes API cannot be used: {reason}"));
+            }
         }
         problems
     }
 }
 
-impl Drop for TunnelUp {
+impl Drop for TunnelGuard {
     fn drop(&mut self) {
         self.0.metrics.tunnels.dec();
         self.0.health.tunnels.send_modify(|tunnels| *tunnels -= 1);
@@ -130,20 +170,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_with_a_tunnel_and_a_cluster() {
-        let telemetry = Telemetry::default();
-        assert_eq!(telemetry.health.problems().len(), 2);
-        telemetry.health.dial_failed("no route to host".into());
-        assert_eq!(telemetry.health.problems()[0], "no tunnel to kas: no route to host");
+    fn agentk_is_ready_with_a_tunnel_and_a_cluster() {
+        let observability = Observability::default();
+        let health = &observability.health;
+        assert_eq!(health.problems().len(), 2);
+        health.dial_failed("no route to host".into());
+        assert_eq!(health.problems()[0], "no tunnel to kas: no route to host");
 
-        let up = telemetry.tunnel_up();
-        assert!(telemetry.cluster_checked(Check::Up { version: None }));
-        assert!(telemetry.health.problems().is_empty());
-        assert!(!telemetry.cluster_checked(Check::Up { version: Some("v1.33.1".into()) }));
-        assert!(telemetry.cluster_checked(Check::Down("connection refused".into())));
-        assert!(!telemetry.cluster_checked(Check::Down("another reason".into())));
-        assert_eq!(telemetry.health.problems(), ["the Kubernetes API does not answer: another reason"]);
-        drop(up);
-        assert_eq!(telemetry.health.problems()[0], "no tunnel to kas: still connecting");
+        let tunnel = observability.tunnel_opened();
+        assert!(observability.cluster_probed(ClusterStatus::Up { version: None }));
+        assert!(health.problems().is_empty());
+        assert!(!observability.cluster_probed(ClusterStatus::Up { version: Some("v1.33.1".into()) }));
+        assert!(observability.cluster_probed(ClusterStatus::Down("connection refused".into())));
+        assert!(!observability.cluster_probed(ClusterStatus::Down("another reason".into())));
+        assert_eq!(health.problems(), ["the Kubernetes API cannot be used: another reason"]);
+        drop(tunnel);
+        assert_eq!(health.problems()[0], "no tunnel to kas: still connecting");
     }
 }

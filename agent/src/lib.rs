@@ -1,46 +1,43 @@
-//! agentk: serves the requests that kas sends into the cluster it runs in.
+//! agentk: opens tunnels to kas and serves the requests that arrive through them.
 //!
 //! ```text
-//!   kas ◄── session: N tunnels, one slot each ──── connect, backoff, spread
+//!   kas ◄── session: one slot for each tunnel ──── connect
 //!    │
-//!    └─ request ──► dispatch ──► services ──► policy ──► handlers ──► upstream ──► Kubernetes API, Prometheus
-//!                      └──► control: kas asks to leave a tunnel
+//!    └─ request ──► dispatch ──► policy ──► services ──► upstream ──► Kubernetes API, Prometheus
+//!                      └──► control: kas asks agentk to leave a tunnel
 //! ```
 //!
-//! The library holds no globals: several agents may live in one process. [`Agent`] needs something that [`Dial`]s and
-//! the [`Services`] to serve; the binary gives it [`TcpDial`] and the [`handlers`].
+//! * [`connect`] opens one tunnel: DNS, proxy, TLS, WebSocket handshake. A session keeps as many as configured.
+//! * [`services`] are the request types. A new one is a handler there.
+//! * [`policy`] decides which requests may pass, by the file of the cluster's owner.
+//! * [`upstream`] is the HTTP/1.1 client that the services share; [`cluster`] finds the API server and the credentials.
+//! * [`App`] builds and runs all of it from the command line ([`cli`]).
 //!
-//! Nothing listens for requests here. What agentk can do in its cluster is what its credentials there allow, and of that
-//! what the [`policy`] of the cluster's owner lets through; who may ask for it is decided by kas.
+//! The library has no global state but the process groups of credential plugins, so that several agents can run in one
+//! process. agentk listens for probes and scrapes only. Its rights in the cluster are those of its credentials, restricted by
+//! the policy; kas decides which callers may use it.
 
-pub mod address;
-pub mod admin;
-pub mod app;
-pub mod backoff;
-pub mod check;
+mod admin;
+mod app;
+mod check;
 pub mod cli;
 pub mod cluster;
 pub mod connect;
 mod dispatch;
-pub mod handlers;
-pub mod headers;
-pub mod health;
-pub mod metrics;
+mod file_followers;
+mod health;
+mod metrics;
 pub mod policy;
-pub mod probe;
-mod repeats;
-pub mod respond;
 pub mod services;
-pub mod session;
-pub mod spread;
-pub mod token;
-mod traces;
+mod session;
 pub mod upstream;
 
-pub use self::address::Address;
-pub use self::connect::{Dial, DialError, TcpDial};
-pub use self::health::Telemetry;
-pub use self::respond::Failure;
-pub use self::services::{BoxService, Services};
-pub use self::session::{Agent, Options, Pod};
-pub use self::token::{Token, TokenError};
+pub use self::{
+    app::{App, TaskPanicError},
+    check::CheckCommand,
+    connect::{AgentToken, Dial, DialError, KasAddress, TcpDialer},
+    health::{AgentHealth, ClusterStatus, Observability},
+    metrics::AgentMetrics,
+    services::{ServiceError, Services},
+    session::{Agent, Pod, SessionConfig},
+};

@@ -1,41 +1,44 @@
-//! agentk: parse, log, build, run, exit code.
+//! The binary `agentk`: parses the command line, starts the log and the runtime, and returns the exit code.
 
 use std::{
-    io::{IsTerminal as _, stderr, stdout},
+    io::{Write as _, stderr, stdout},
     process::ExitCode,
 };
 
 use agent::{
-    app::App,
-    check::Check,
-    cli::{Cli, Command, LogFormat, Run, TOKEN_VARIABLE, token_of},
+    App, CheckCommand, TaskPanicError,
+    cli::{Cli, Command, RunOptions, TOKEN_VARIABLE, token_from_env},
+    cluster::kill_plugins,
 };
 use clap::{Parser as _, error::ErrorKind};
 use cores::Cores;
+use process::{descriptors, logs, signals};
+use proto::ErrorChain;
 use tokio::{
     runtime::{Builder, Runtime},
-    signal::unix::{SignalKind, signal},
+    sync::watch,
 };
-use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-/// Measured against the system's: see docs/performance.md.
+/// docs/performance.md compares it with the allocator of the system.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// `EX_USAGE` of sysexits.h: a bad configuration, which trying again does not mend.
-const BAD_CONFIGURATION: u8 = 64;
+/// `EX_USAGE` of sysexits.h: the configuration is invalid, so that a restart does not help.
+const INVALID_CONFIGURATION: u8 = 64;
 /// `EX_UNAVAILABLE`: the observability address cannot be bound.
-const CANNOT_START: u8 = 69;
+const UNAVAILABLE: u8 = 69;
+/// `EX_SOFTWARE`: a background task panicked.
+const SOFTWARE_ERROR: u8 = 70;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Where it cannot be printed, the exit code still tells.
+            // If the message cannot be printed, there is still the exit code.
             let _ = error.print();
-            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-            return if asked { ExitCode::SUCCESS } else { BAD_CONFIGURATION.into() };
+            let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return if is_help { ExitCode::SUCCESS } else { INVALID_CONFIGURATION.into() };
         }
     };
     match (cli.command, cli.run) {
@@ -45,88 +48,76 @@ fn main() -> ExitCode {
             Err(_) => ExitCode::FAILURE,
         },
         (None, Some(options)) => run(options),
-        (None, None) => unreachable!("clap asks for one of them"),
+        (None, None) => unreachable!("clap requires one of them"),
     }
 }
 
-fn check(options: Run) -> ExitCode {
-    let check = match Check::build(options, token_of(std::env::var_os(TOKEN_VARIABLE))) {
+fn check(options: RunOptions) -> ExitCode {
+    let check = match CheckCommand::build(options, token_from_env(std::env::var_os(TOKEN_VARIABLE))) {
         Ok(check) => check,
-        Err(error) => return refuse(&format!("{error:#}")),
+        Err(error) => return refuse(&ErrorChain(&*error).to_string()),
     };
-    let checked = Runtime::new().and_then(|runtime| runtime.block_on(check.run(&mut stdout())));
-    match checked {
+    let passed = Runtime::new().and_then(|runtime| {
+        runtime.block_on(async {
+            let shutdown = signals::stop_token(kill_plugins)?;
+            shutdown.run_until_cancelled(check.run(&mut stdout())).await.unwrap_or(Ok(false))
+        })
+    });
+    kill_plugins();
+    match passed {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) | Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn run(options: Run) -> ExitCode {
+fn run(options: RunOptions) -> ExitCode {
     let filter = match EnvFilter::try_new(&options.log_level) {
-        // At trace, tungstenite logs the payload of frames: secrets of the cluster.
+        // At the level trace, tungstenite logs payloads, which contain secrets of the cluster.
         Ok(filter) => filter.add_directive("tungstenite=info".parse().expect("a constant")),
-        Err(error) => return refuse(&format!("--log-level {:?} is no level: {error}", options.log_level)),
+        Err(error) => return refuse(&format!("--log-level {:?} is invalid: {error}", options.log_level)),
     };
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(stderr().is_terminal())
-        .with_writer(stderr);
-    match options.log_format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
-    // A core without a tunnel has nothing to do.
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime can be built");
+    let reload = watch::Sender::new(());
+    // Before anything that may take time: until then, SIGHUP ends the process.
+    let sighup = {
+        let _entered = runtime.enter();
+        files::reload_on_sighup(reload.clone()).expect("signals can be handled")
+    };
+    let log = logs::start(filter, options.log_format, true);
+    descriptors::raise_limit().expect("the limits of the process can be read");
+    // Further cores would have no tunnel.
     let count = cores::count().min(options.tunnels.into());
-    let (cores, threads) = Cores::start(count).expect("the operating system lets a thread start");
-    let app = match App::build(options, token_of(std::env::var_os(TOKEN_VARIABLE)), cores) {
+    let (cores, threads) = Cores::start(count).expect("threads can be started");
+    let app = match App::build(options, token_from_env(std::env::var_os(TOKEN_VARIABLE)), cores, reload) {
         Ok(app) => app,
-        Err(error) => return refuse(&format!("{error:#}")),
+        Err(error) => {
+            // Flushes the log, so that its lines are before the reason.
+            drop(log);
+            return refuse(&ErrorChain(&*error).to_string());
+        }
     };
 
-    let runtime = Builder::new_current_thread().enable_all().build();
-    let outcome = runtime.map_err(Into::into).and_then(|runtime| {
-        let outcome = runtime.block_on(async {
-            let shutdown = CancellationToken::new();
-            watch_signals(shutdown.clone())?;
-            app.run(shutdown).await
-        });
-        // Whatever still runs was cut: it must not delay the end, not even by blocking a thread.
-        runtime.shutdown_background();
-        outcome
+    let outcome = runtime.block_on(async {
+        let shutdown = signals::stop_token(kill_plugins)?;
+        tokio::spawn(sighup);
+        app.run(shutdown).await
     });
+    // The remaining tasks were cut, and must not delay the exit, also if they block a thread.
+    runtime.shutdown_background();
     threads.detach();
+    kill_plugins();
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error:#}");
-            CANNOT_START.into()
+            tracing::error!("{}", ErrorChain(&*error));
+            if error.is::<TaskPanicError>() { SOFTWARE_ERROR } else { UNAVAILABLE }.into()
         }
     }
 }
 
-/// The first signal asks for a shutdown, the second ends the process at once.
-fn watch_signals(shutdown: CancellationToken) -> std::io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::spawn(async move {
-        for first in [true, false] {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            if first {
-                tracing::info!("stopping; a second signal ends agentk at once");
-                shutdown.cancel();
-            }
-        }
-        std::process::exit(1);
-    });
-
-    Ok(())
-}
-
-#[expect(clippy::print_stderr, reason = "logging may not be set up yet, and a person has to read it")]
-fn refuse(what: &str) -> ExitCode {
-    eprintln!("agentk: {what}");
-    BAD_CONFIGURATION.into()
+/// Prints the reason why the configuration is invalid.
+fn refuse(reason: &str) -> ExitCode {
+    // If it cannot be printed, there is still the exit code.
+    let _ = writeln!(stderr(), "agentk: {reason}");
+    INVALID_CONFIGURATION.into()
 }

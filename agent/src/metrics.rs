@@ -1,4 +1,4 @@
-//! What agentk counts. Registered once; whoever counts holds the resolved handle.
+//! The metrics of agentk. Each user holds resolved handles.
 
 use std::time::Duration;
 
@@ -9,23 +9,23 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use proto::{ServiceName, header};
-use telemetry::{Count, Histogram};
-use tunnel::Stalls;
+use telemetry::{CallbackMetric, DurationHistogram};
+use tunnel::StallCounter;
 
-/// The handles. Cheap to clone; the default counts for nobody.
+/// The metrics. Cheap to clone; those of `default` are not registered.
 #[derive(Clone, Debug)]
-pub struct Metrics {
-    /// Tunnels that are up.
-    pub tunnels: Gauge,
+pub struct AgentMetrics {
+    /// The number of open tunnels.
+    pub(crate) tunnels: Gauge,
     dials: Family<ResultLabel, Counter>,
-    tunnel_lifetimes: Family<ReasonLabel, Histogram>,
-    /// Answers that wait for kas to take more of them, in all tunnels.
-    pub stalls: Stalls,
-    upstream: Family<ServiceLabel, Histogram>,
+    tunnel_lifetimes: Family<ReasonLabel, DurationHistogram>,
+    /// Response bodies that wait for flow control of kas, in all tunnels.
+    pub(crate) stalls: StallCounter,
+    upstream: Family<ServiceLabel, DurationHistogram>,
     requests: Family<RequestLabels, Counter>,
     in_flight: Family<ServiceLabel, Gauge>,
-    /// 1 if the cluster answered the last check.
-    pub cluster_up: Gauge,
+    /// 1 if the Kubernetes API answered the last check.
+    cluster_up: Gauge,
     cluster_checks: Family<ResultLabel, Counter>,
     policy_decisions: Family<PolicyLabels, Counter>,
     policy_reloads: Family<ResultLabel, Counter>,
@@ -46,7 +46,7 @@ struct ServiceLabel {
     service: String,
 }
 
-/// Bounded by the rules of a policy file.
+/// The number of label values is bounded by that of rules in a policy file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PolicyLabels {
     rule: String,
@@ -56,41 +56,43 @@ struct PolicyLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
     service: String,
-    /// `2xx`, …, or `failed` for an answer of ours.
+    /// `2xx`, …, or `failed` for an error of agentk.
     class: &'static str,
 }
 
-impl Metrics {
-    /// Registers everything.
+impl AgentMetrics {
+    /// Returns registered metrics.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("agentk_build", "The running version", build);
-        registry.register("agentk_tunnels", "Tunnels to kas that are up", metrics.tunnels.clone());
+        registry.register("agentk_tunnels", "Open tunnels to kas", metrics.tunnels.clone());
         registry.register("agentk_dials", "Attempts to open a tunnel, by result", metrics.dials.clone());
         registry.register_with_unit(
             "agentk_tunnel_lifetime",
-            "How long ended tunnels lived, by the reason of their end",
+            "Lifetimes of ended tunnels, by the reason of their end",
             Unit::Seconds,
             metrics.tunnel_lifetimes.clone(),
         );
         let (stalls, help) =
-            (metrics.stalls.clone(), "Answers' bodies that had to wait for kas to take more");
-        registry.register_collector(Count::new("agentk_tunnel_stalls", help, move || stalls.count()));
+            (metrics.stalls.clone(), "Response bodies that had to wait for flow control of kas");
+        registry.register_collector(CallbackMetric::counter("agentk_tunnel_stalls", help, move || {
+            stalls.count()
+        }));
         registry.register_with_unit(
             "agentk_upstream_duration",
-            "Time until the upstream's answer began",
+            "Time to the head of the upstream's response",
             Unit::Seconds,
             metrics.upstream.clone(),
         );
         registry.register(
             "agentk_requests",
-            "Answered requests by service and status class; failed are answers of agentk's own",
+            "Answered requests by service and status class; failed are errors of agentk",
             metrics.requests.clone(),
         );
         registry.register(
             "agentk_requests_in_flight",
-            "Requests whose answer has not ended",
+            "Requests whose response has not ended",
             metrics.in_flight.clone(),
         );
         registry.register(
@@ -105,54 +107,54 @@ impl Metrics {
         );
         registry.register(
             "agentk_policy_decisions",
-            "Requests by the rule of the policy that was about them, and what it decided",
+            "Requests by the policy rule that matched them, and by decision",
             metrics.policy_decisions.clone(),
         );
         registry.register(
             "agentk_policy_reloads",
-            "New versions of the policy file by result",
+            "Reloads of the policy file, by result",
             metrics.policy_reloads.clone(),
         );
         metrics
     }
 
-    /// An attempt to open a tunnel.
-    pub fn dial(&self, result: &'static str) {
+    /// Counts an attempt to open a tunnel.
+    pub(crate) fn record_dial(&self, result: &'static str) {
         self.dials.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// A tunnel ended.
-    pub fn tunnel_end(&self, reason: &'static str, lifetime: Duration) {
+    /// Records the end of a tunnel.
+    pub(crate) fn record_tunnel_end(&self, reason: &'static str, lifetime: Duration) {
         self.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }).observe(lifetime);
     }
 
-    /// A check of the cluster.
-    pub fn cluster_check(&self, up: bool) {
+    /// Counts a check of the cluster.
+    pub(crate) fn record_cluster_check(&self, up: bool) {
         self.cluster_up.set(up.into());
         let result = if up { "ok" } else { "failed" };
         self.cluster_checks.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// What is counted for one rule of a policy, resolved.
-    pub fn policy_decisions(&self, rule: &str, decision: &'static str) -> Counter {
+    /// Returns the counter of a policy rule.
+    pub(crate) fn policy_decisions(&self, rule: &str, decision: &'static str) -> Counter {
         self.policy_decisions.get_or_create(&PolicyLabels { rule: rule.to_owned(), decision }).clone()
     }
 
-    /// A rule is no longer in force: its name is forgotten, or the names of all rules that ever were would stay.
-    pub fn forget_policy_decisions(&self, rule: &str, decision: &'static str) {
+    /// Removes the counter of a policy rule, so that the names of former rules do not accumulate.
+    pub(crate) fn remove_policy_decisions(&self, rule: &str, decision: &'static str) {
         self.policy_decisions.remove(&PolicyLabels { rule: rule.to_owned(), decision });
     }
 
-    /// The policy file has changed.
-    pub fn policy_reload(&self, used: bool) {
-        let result = if used { "ok" } else { "failed" };
+    /// Counts a reload of the policy file.
+    pub(crate) fn record_policy_reload(&self, accepted: bool) {
+        let result = if accepted { "ok" } else { "failed" };
         self.policy_reloads.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// What is counted for one service, resolved.
-    pub fn of(&self, service: &ServiceName) -> ServiceMetrics {
+    /// Returns the metrics of a service.
+    pub(crate) fn service(&self, service: &ServiceName) -> ServiceMetrics {
         let service = service.as_str().to_owned();
-        let requests = Class::ALL.map(|class| {
+        let requests = StatusClass::ALL.map(|class| {
             let label = RequestLabels { service: service.clone(), class: class.as_str() };
             self.requests.get_or_create(&label).clone()
         });
@@ -163,55 +165,55 @@ impl Metrics {
     }
 }
 
-/// What is counted for one service.
+/// The metrics of one service.
 #[derive(Clone, Debug)]
-pub struct ServiceMetrics {
-    requests: [Counter; Class::ALL.len()],
+pub(crate) struct ServiceMetrics {
+    requests: [Counter; StatusClass::ALL.len()],
     in_flight: Gauge,
-    upstream: Histogram,
+    upstream: DurationHistogram,
 }
 
-/// A request whose answer has not ended.
+/// Counts a request in flight until it is dropped.
 #[derive(Debug)]
-pub struct InFlight(Gauge);
+pub(crate) struct InFlightGuard(Gauge);
 
 impl ServiceMetrics {
-    /// A request has come.
-    pub fn begin(&self) -> InFlight {
+    /// Counts a request in flight.
+    pub(crate) fn start_request(&self) -> InFlightGuard {
         self.in_flight.inc();
-        InFlight(self.in_flight.clone())
+        InFlightGuard(self.in_flight.clone())
     }
 
-    /// Its answer has begun, this long after it came.
-    pub fn answered<B>(&self, response: &http::Response<B>, after: Duration) {
-        self.upstream.observe(after);
+    /// Records the head of a response, and the time until it.
+    pub(crate) fn record_response<B>(&self, response: &http::Response<B>, duration: Duration) {
+        self.upstream.observe(duration);
         let failed = response.headers().contains_key(header::ERROR);
-        let class = if failed { Class::Failed } else { Class::of(response.status()) };
+        let class = if failed { StatusClass::Failed } else { StatusClass::of(response.status()) };
         self.requests[class as usize].inc();
     }
 }
 
-impl Drop for InFlight {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
 }
 
-/// The text that Prometheus scrapes.
-pub fn render(registry: &Registry) -> String {
+/// Returns the metrics in OpenMetrics text format.
+pub(crate) fn render(registry: &Registry) -> String {
     let mut text = String::new();
     encode(&mut text, registry).expect("writing to a string does not fail");
     text
 }
 
-impl Default for Metrics {
+impl Default for AgentMetrics {
     fn default() -> Self {
         Self {
             tunnels: Gauge::default(),
             dials: Family::default(),
-            tunnel_lifetimes: Family::new_with_constructor(|| Histogram::new(&LIFETIMES)),
-            stalls: Stalls::default(),
-            upstream: Family::new_with_constructor(|| Histogram::new(&UPSTREAM_TIMES)),
+            tunnel_lifetimes: Family::new_with_constructor(|| DurationHistogram::new(&LIFETIMES)),
+            stalls: StallCounter::default(),
+            upstream: Family::new_with_constructor(|| DurationHistogram::new(&UPSTREAM_TIMES)),
             requests: Family::default(),
             in_flight: Family::default(),
             cluster_up: Gauge::default(),
@@ -222,14 +224,14 @@ impl Default for Metrics {
     }
 }
 
-/// Seconds, as in kas.
+/// Seconds. kas has the same buckets.
 static LIFETIMES: [f64; 8] = [1.0, 10.0, 60.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0];
-/// Seconds: from an answer out of a cache to the longest evaluation of Prometheus.
+/// Seconds: from a cached response to the longest evaluation of Prometheus.
 static UPSTREAM_TIMES: [f64; 13] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0];
 
 #[derive(Clone, Copy)]
-enum Class {
+enum StatusClass {
     Switched,
     Success,
     Redirect,
@@ -238,7 +240,7 @@ enum Class {
     Failed,
 }
 
-impl Class {
+impl StatusClass {
     const ALL: [Self; 6] =
         [Self::Switched, Self::Success, Self::Redirect, Self::Client, Self::Server, Self::Failed];
 

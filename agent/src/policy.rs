@@ -1,144 +1,163 @@
-//! What the owner of a cluster lets through, whatever kas asks for: `--policy-file`.
+//! The policy of the cluster's owner: the requests that agentk may send to the cluster (`--policy-file`).
 //!
 //! ```text
-//!   request ──► request: what of the API? ─┐
-//!           ──► actor: as whom?  ──────────┴─► rules, the first that is about it ──► guard: count, log, pass or 403
-//!   file, whenever it changes ──► file: strict, or the last good one stays ──────────────┤
-//!   what is in flight and refused by now ──► permit: withdrawn, the stream ends ◄─────────┘
+//!   request ──► request_info: verb, resource ─┐
+//!           ──► user: effective user ─────────┴─► rules, the first that matches ──► enforcer: count, log, pass or 403
+//!   file, whenever it changes ──► file: parsed, or the last good version stays in force ──────┤
+//!   requests in flight that the new version refuses ──► layer: PermittedRequest is revoked ◄──┘
 //! ```
 //!
-//! Nothing that a policy refuses is sent to the cluster. RBAC stays the second lock: it judges what passes here. The
-//! semantics are written down in `docs/policy.md`.
+//! agentk sends no request to the cluster that the policy refuses. RBAC applies in addition to those that pass. The
+//! semantics are in `docs/policy.md`.
 
-pub mod actor;
+mod enforcer;
 mod file;
-mod guard;
+mod kubectl_names;
 mod layer;
-mod permit;
-pub mod request;
+pub(crate) mod request_info;
 mod rule;
+mod user;
+mod validate;
 
 use http::Request;
 use proto::ServiceName;
 
-use self::{
-    actor::Actor,
-    request::{Asked, Unclear},
-};
+pub(crate) use self::layer::{PermittedRequest, PolicyLayer};
 pub use self::{
-    guard::Guard,
+    enforcer::PolicyEnforcer,
+    request_info::UnclearRequestError,
     rule::{Action, Rule},
 };
-pub(crate) use self::{layer::PolicyLayer, permit::Permit};
+use self::{
+    request_info::{DecodedPath, RequestInfo},
+    user::EffectiveUser,
+};
 
-/// What metrics and logs call the absence of a rule.
+/// The label in metrics and logs of requests that no rule matches.
 const DEFAULT: &str = "default";
-/// What they call a request that cannot be judged.
+/// The label in metrics and logs of requests that cannot be interpreted.
 const UNCLEAR: &str = "unclear";
 
-/// Rules in order, and whether they count.
+/// An ordered list of rules, and a mode.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    mode: Mode,
+    mode: PolicyMode,
     rules: Vec<Rule>,
 }
 
-/// What becomes of a request that is refused.
+/// The effect of a decision to refuse a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// It is.
+pub enum PolicyMode {
+    /// The request is refused.
     #[default]
     Enforce,
-    /// It passes, is logged and counted.
+    /// The request passes, and is logged and counted.
     DryRun,
 }
 
-/// What a policy says of one request.
+/// The decision of a policy about one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict {
-    /// Whether it may pass.
+pub struct PolicyDecision {
+    /// True if the request may pass.
     pub allowed: bool,
-    /// Which rule says so.
-    pub by: By,
+    /// The origin of the decision.
+    pub source: DecisionSource,
 }
 
-/// Where a verdict comes from.
+/// The origin of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
-    /// The rule of this number, from 0.
+pub enum DecisionSource {
+    /// The rule with this index.
     Rule(usize),
-    /// No rule is about the request.
+    /// No rule matches the request.
     Default,
-    /// The request cannot be judged.
-    Unclear(Unclear),
+    /// The request cannot be interpreted.
+    Unclear(UnclearRequestError),
 }
 
 impl Policy {
-    /// Whether it counts.
-    pub fn mode(&self) -> Mode {
+    /// Returns the mode.
+    pub fn mode(&self) -> PolicyMode {
         self.mode
     }
 
-    /// The rules, in order.
+    /// Returns the rules, in order.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// Judges a request for a service. Only Kubernetes has more to judge than the service's name.
-    pub fn judge<B>(&self, service: &str, request: &Request<B>) -> Verdict {
-        if service != ServiceName::KUBERNETES {
-            return self.verdict(|rule| rule.is_for(service));
+    /// Returns a warning for each part that is valid but probably a mistake, in an agentk that serves these services.
+    pub fn warnings(&self, served: &[ServiceName]) -> Vec<String> {
+        if self.rules.is_empty() {
+            return vec!["there are no rules: the policy refuses every request".to_owned()];
         }
-
-        let judged = understood(request, |asked, actor| {
-            self.verdict(|rule| rule.is_for(service) && rule.is_about(asked, actor))
+        let is_served = |name: &str| name == "*" || served.iter().any(|served| served.as_str() == name);
+        let unserved = self.rules.iter().flat_map(|rule| {
+            let names = rule.services.iter().filter(|name| !is_served(name));
+            names.map(|name| format!("rule {:?}: this agentk does not serve {name}", rule.name))
         });
-        judged.unwrap_or_else(|unclear| Verdict { allowed: false, by: By::Unclear(unclear) })
+        unserved.collect()
     }
 
-    fn verdict(&self, is_about: impl Fn(&Rule) -> bool) -> Verdict {
-        match self.rules.iter().position(is_about) {
-            Some(number) => {
-                let allowed = self.rules[number].action == Action::Allow;
-                Verdict { allowed, by: By::Rule(number) }
+    /// Decides about a request to a service. Only the service `kubernetes` is evaluated by more than its name.
+    pub fn evaluate<B>(&self, service: &str, request: &Request<B>) -> PolicyDecision {
+        if service != ServiceName::KUBERNETES {
+            return self.decide(|rule| rule.has_service(service));
+        }
+
+        let decision = interpret(request, |info, user| {
+            self.decide(|rule| rule.has_service(service) && rule.matches(info, user))
+        });
+        decision.unwrap_or_else(|unclear| PolicyDecision {
+            allowed: false,
+            source: DecisionSource::Unclear(unclear),
+        })
+    }
+
+    /// Returns the decision of the first rule that matches.
+    fn decide(&self, matches: impl Fn(&Rule) -> bool) -> PolicyDecision {
+        match self.rules.iter().position(matches) {
+            Some(index) => {
+                let allowed = self.rules[index].action == Action::Allow;
+                PolicyDecision { allowed, source: DecisionSource::Rule(index) }
             }
-            None => Verdict { allowed: false, by: By::Default },
+            None => PolicyDecision { allowed: false, source: DecisionSource::Default },
         }
     }
 
-    /// The rule's name in metrics and logs.
-    pub fn name_of(&self, by: By) -> &str {
-        match by {
-            By::Rule(number) => self.rules[number].name(),
-            By::Default => DEFAULT,
-            By::Unclear(_) => UNCLEAR,
+    /// Returns the name of the rule, or of its absence, in metrics and logs.
+    pub fn rule_name(&self, source: DecisionSource) -> &str {
+        match source {
+            DecisionSource::Rule(index) => self.rules[index].name(),
+            DecisionSource::Default => DEFAULT,
+            DecisionSource::Unclear(_) => UNCLEAR,
         }
     }
 }
 
-/// A request in words, as far as it is understood. Words cost more than a verdict, and few verdicts need any.
+/// Returns a description of a request for messages. It costs more than a decision, and most decisions need none.
 pub fn describe<B>(service: &str, request: &Request<B>) -> String {
     let (method, path) = (request.method(), request.uri().path());
     if service != ServiceName::KUBERNETES {
         return format!("{method} {path} of {service}");
     }
 
-    let described = understood(request, |asked, actor| match actor {
-        Actor::Agentk => asked.to_string(),
-        actor => format!("{asked} {actor}"),
+    let described = interpret(request, |info, user| match user {
+        EffectiveUser::Agentk => info.to_string(),
+        user => format!("{info} {user}"),
     });
     described.unwrap_or_else(|_| format!("{method} {path}"))
 }
 
-fn understood<B, T>(
+fn interpret<B, T>(
     request: &Request<B>,
-    then: impl FnOnce(&Asked<'_>, &Actor<'_>) -> T,
-) -> Result<T, Unclear> {
-    let path = request::Path::of(request.uri())?;
-    let asked = request::read(request.method(), &path, request.uri().query())?;
-    let actor = Actor::of(request.headers())?;
-    Ok(then(&asked, &actor))
+    then: impl FnOnce(&RequestInfo<'_>, &EffectiveUser<'_>) -> T,
+) -> Result<T, UnclearRequestError> {
+    let path = DecodedPath::new(request.uri())?;
+    let info = RequestInfo::new(request.method(), &path, request.uri().query())?;
+    let user = EffectiveUser::new(request.headers())?;
+    Ok(then(&info, &user))
 }
 
 #[cfg(test)]

@@ -1,34 +1,49 @@
-//! The request types that this agent serves: a name and a tower service each.
+//! The request types that agentk serves: each is a name and a tower service.
+//!
+//! A new request type is a [`RequestHandler`] in this folder, which the application adds with [`Services::with_handler`].
 
-use std::{collections::BTreeMap, convert::Infallible, fmt, pin::Pin, sync::Arc};
+pub(crate) mod control;
+mod error;
+pub mod headers;
+pub mod kubernetes;
+pub mod prometheus;
+
+use std::{collections::BTreeMap, convert::Infallible, fmt, sync::Arc};
 
 use http::{Request, Response};
 use proto::ServiceName;
 use tower::{Layer as _, Service, service_fn, util::BoxCloneSyncService};
 use tunnel::Body;
 
-use crate::policy::{Guard, PolicyLayer};
+pub use self::{error::ServiceError, kubernetes::KubernetesService, prometheus::PrometheusService};
+use crate::policy::{PolicyEnforcer, PolicyLayer};
 
 /// A service of any type.
 ///
-/// A failure of agentk is a response, too: [`crate::Failure::into_response`]. An accepted upgrade is a 101 that holds a
-/// [`tunnel::upgrade::Outside`]. The future is dropped when the caller leaves.
+/// An error of agentk is a response, too: [`ServiceError::into_response`]. An accepted upgrade is a 101 with a
+/// [`tunnel::upgrade::UpgradedConnection`] in its extensions. The future is dropped when the caller cancels the request.
 pub type BoxService = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
-/// The future of a service that has no simpler type.
-pub type ServiceFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+/// A request type: handles requests, and fails with an error for the caller. Clones share their state.
+pub trait RequestHandler: Clone + Send + Sync + 'static {
+    /// Returns the response. Dropping the future cancels the request.
+    fn handle(
+        &self,
+        request: Request<Body>,
+    ) -> impl Future<Output = Result<Response<Body>, ServiceError>> + Send;
+}
 
-/// Services by name.
+/// The services of an agent, by name.
 #[derive(Clone, Default)]
 pub struct Services(BTreeMap<ServiceName, BoxService>);
 
 impl Services {
-    /// Makes an empty map.
+    /// Returns an empty map.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a service, or replaces the one of the same name.
+    /// Adds a service, or replaces the one with the same name.
     ///
     /// # Panics
     ///
@@ -66,17 +81,29 @@ impl Services {
         )
     }
 
-    /// Checks every request against the policy before it reaches its service.
+    /// Adds a request type. Panics like [`Self::with`].
     #[must_use]
-    pub fn guarded(self, guard: &Arc<Guard>) -> Self {
-        let guarded = self.0.into_iter().map(|(name, service)| {
-            let layer = PolicyLayer::new(Arc::clone(guard), name.clone());
-            (name, BoxService::new(layer.layer(service)))
-        });
-        Self(guarded.collect())
+    pub fn with_handler(self, name: &str, handler: impl RequestHandler) -> Self {
+        self.with(
+            name,
+            service_fn(move |request| {
+                let handler = handler.clone();
+                async move { Ok(handler.handle(request).await.unwrap_or_else(ServiceError::into_response)) }
+            }),
+        )
     }
 
-    /// The names that the hello header announces.
+    /// Checks every request against the policy before it reaches its service.
+    #[must_use]
+    pub fn with_policy(self, enforcer: &Arc<PolicyEnforcer>) -> Self {
+        let services = self.0.into_iter().map(|(name, service)| {
+            let layer = PolicyLayer::new(Arc::clone(enforcer), name.clone());
+            (name, BoxService::new(layer.layer(service)))
+        });
+        Self(services.collect())
+    }
+
+    /// Returns the names that the hello header announces.
     pub fn names(&self) -> Vec<ServiceName> {
         self.0.keys().cloned().collect()
     }

@@ -1,92 +1,106 @@
-//! An agent: keeps its tunnels up, and serves what comes through them.
+//! An agent: keeps its tunnels open and serves the requests that arrive through them.
 //!
 //! ```text
 //!          ┌── lost ──────────────────────────────┐
 //!          ▼                                      │
-//!   connect (backoff, spread) ──► serve ──► drain asked ──► connect the next, then leave this one
-//!                                   │                       (which finishes its streams beside it)
-//!                                   └── shutdown ──► leave, finish streams, end
+//!   connect (backoff, spread) ──► serve ──► drain request ──► connect the next tunnel, then drain this one
+//!                                   │                         (which completes its streams meanwhile)
+//!                                   └── shutdown ──► drain, complete the streams, end
 //! ```
-//! One such loop per slot; see `slot`.
+//! Each slot runs one such loop; see `slot`.
 
+mod active_tunnel;
+mod backoff;
 mod slot;
-mod tunnels;
+mod spread;
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use cores::Cores;
+use futures_util::FutureExt as _;
 use parking_lot::Mutex;
+use process::LogLimiter;
 use proto::{Hello, InstanceId, ServiceName};
 use telemetry::Tracer;
 use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tunnel::IdleTimeoutDetector;
 
-use self::slot::Slot;
+pub(crate) use self::backoff::Backoff;
+use self::{slot::TunnelSlot, spread::ReplicaSpread};
 use crate::{
-    Address, Dial, Services, Telemetry, Token, connect::ExtraHeader, dispatch::Dispatch, health::Check,
-    repeats::Repeats, spread::Spread,
+    AgentToken, ClusterStatus, Dial, KasAddress, Observability, Services, connect::KasHeader,
+    dispatch::Dispatcher,
 };
 
-/// How long tasks may take to notice that the grace period is over and their tunnel is cut.
-pub(crate) const AFTERMATH: Duration = Duration::from_millis(400);
+/// The time that tasks may take to end once the grace period is over and their tunnel is cut.
+pub(crate) const FORCED_CLOSE_TIMEOUT: Duration = Duration::from_millis(400);
 
-/// What an agent is told.
+/// The pause after a panic of a slot, so that a slot that panics each time does not keep a core busy.
+const PANIC_PAUSE: Duration = Duration::from_secs(1);
+
+/// The period in which failed dials of one kind are logged once.
+const LOG_PERIOD: Duration = Duration::from_secs(60);
+
+/// The configuration of an agent.
 #[derive(Clone, Debug)]
-pub struct Options {
-    /// Where kas is.
-    pub kas: Address,
-    /// What kas knows us by.
-    pub token: Token,
-    /// Names this process.
+pub struct SessionConfig {
+    /// The address of kas.
+    pub kas: KasAddress,
+    /// The agent token.
+    pub token: AgentToken,
+    /// The id of this process.
     pub instance: InstanceId,
-    /// Added to the requests that open tunnels.
-    pub headers: Vec<ExtraHeader>,
-    /// How many tunnels are kept.
+    /// Headers to add to the requests that open tunnels.
+    pub headers: Vec<KasHeader>,
+    /// The number of tunnels to keep open.
     pub tunnels: u16,
-    /// Where they live, one after the other, with the requests that come through them.
+    /// The cores that run the tunnels, in turn, and the requests of each tunnel.
     pub cores: Cores,
-    /// How long requests in flight may take after a shutdown was asked for; what is left then is cut.
+    /// The time that requests in flight may take after the shutdown begins. The rest is cut.
     pub grace: Duration,
-    /// Where we run.
+    /// The pod that agentk runs in.
     pub pod: Pod,
-    /// How tunnels are set up.
-    pub tunnel: tunnel::Settings,
-    /// Makes the spans of requests, if they are traced.
+    /// The settings of HTTP/2 and WebSocket.
+    pub tunnel: tunnel::TunnelConfig,
+    /// Creates the spans of requests, if they are traced.
     pub tracer: Option<Tracer>,
 }
 
-/// The pod that agentk runs in, for kas's tables and logs.
+/// The pod that agentk runs in, which kas shows in its list of agents and in its logs.
 #[derive(Clone, Debug, Default)]
 pub struct Pod {
-    /// Its name.
+    /// The name of the pod.
     pub name: Option<String>,
-    /// Its namespace.
+    /// The namespace of the pod.
     pub namespace: Option<String>,
 }
 
-/// Keeps tunnels to kas and serves requests. Nothing happens until it runs.
+/// Keeps tunnels to kas open and serves their requests.
 #[must_use = "an agent does nothing unless it runs"]
 pub struct Agent<D> {
-    shared: Arc<Shared<D>>,
+    context: Arc<AgentContext<D>>,
 }
 
-/// What the slots of one agent share.
-struct Shared<D> {
-    options: Options,
-    dial: D,
-    names: Vec<ServiceName>,
-    dispatch: Arc<Dispatch>,
-    telemetry: Telemetry,
-    spread: Mutex<Spread>,
-    failures: Mutex<Repeats>,
+/// The state that the slots of an agent share.
+struct AgentContext<D> {
+    config: SessionConfig,
+    dialer: D,
+    services: Vec<ServiceName>,
+    dispatcher: Arc<Dispatcher>,
+    observability: Observability,
+    spread: Mutex<ReplicaSpread>,
+    /// Limits the log lines of failed dials, by the label of their error.
+    dial_errors: LogLimiter<&'static str>,
+    idle_timeouts: Mutex<IdleTimeoutDetector>,
     shutdown: CancellationToken,
     tunnels: TaskTracker,
     requests: TaskTracker,
 }
 
-impl Options {
-    /// Two tunnels, and 25 s to shut down.
-    pub fn new(kas: Address, token: Token) -> Self {
+impl SessionConfig {
+    /// Returns the default configuration: two tunnels, and 25 s to shut down.
+    pub fn new(kas: KasAddress, token: AgentToken) -> Self {
         Self {
             kas,
             token,
@@ -96,83 +110,95 @@ impl Options {
             cores: Cores::default(),
             grace: Duration::from_secs(25),
             pod: Pod::default(),
-            tunnel: tunnel::Settings::default(),
+            tunnel: tunnel::TunnelConfig::default(),
             tracer: None,
         }
     }
 }
 
 impl<D: Dial> Agent<D> {
-    /// Connects to nothing yet.
-    pub fn new(options: Options, dial: D, services: Services, telemetry: Telemetry) -> Self {
-        let shared = Shared {
-            spread: Mutex::new(Spread::new(usize::from(options.tunnels))),
-            dial,
-            names: services.names(),
-            dispatch: Arc::new(Dispatch::new(services, &telemetry.metrics, options.tracer.clone())),
-            options,
-            telemetry,
-            failures: Mutex::default(),
+    /// Returns an agent that has no tunnel until it runs.
+    pub fn new(config: SessionConfig, dialer: D, services: Services, observability: Observability) -> Self {
+        let context = AgentContext {
+            spread: Mutex::new(ReplicaSpread::new(usize::from(config.tunnels))),
+            dialer,
+            services: services.names(),
+            dispatcher: Arc::new(Dispatcher::new(services, &observability.metrics, config.tracer.clone())),
+            config,
+            observability,
+            dial_errors: LogLimiter::new(LOG_PERIOD),
+            idle_timeouts: Mutex::default(),
             shutdown: CancellationToken::new(),
             tunnels: TaskTracker::new(),
             requests: TaskTracker::new(),
         };
-        Self { shared: Arc::new(shared) }
+        Self { context: Arc::new(context) }
     }
 
-    /// The name of this instance in kas's logs.
+    /// Returns the id of this process, which kas logs.
     pub fn instance(&self) -> InstanceId {
-        self.shared.options.instance
+        self.context.config.instance
     }
 
-    /// Runs until `shutdown`, then leaves all tunnels: no new requests, those in flight are finished or, after the
-    /// grace period, cut. Ends less than a second after the grace period, whatever hangs.
+    /// Runs until `shutdown`, and then drains all tunnels: they accept no new requests, and those in flight complete or,
+    /// after the grace period, are cut. Completes less than a second after the grace period.
     pub async fn run(self, shutdown: CancellationToken) {
-        let shared = self.shared;
+        let context = self.context;
         let slots = TaskTracker::new();
-        for index in 0..shared.options.tunnels {
-            let seat = shared.options.cores.seat_at(usize::from(index));
-            seat.spawn(&slots, Slot::new(Arc::clone(&shared), index).run());
+        for index in 0..context.config.tunnels {
+            let core = context.config.cores.reserve_at(usize::from(index));
+            core.spawn(&slots, run_slot(Arc::clone(&context), index));
         }
         // Ends the tasks even if this future is dropped.
-        let _stop = shared.shutdown.clone().drop_guard();
+        let _stop = context.shutdown.clone().drop_guard();
         shutdown.cancelled().await;
 
-        let grace = shared.options.grace;
-        tracing::info!(?grace, "leaving all tunnels");
-        shared.shutdown.cancel();
-        let trackers = [&slots, &shared.tunnels, &shared.requests];
+        let grace = context.config.grace;
+        tracing::info!(?grace, "draining all tunnels");
+        context.shutdown.cancel();
+        let trackers = [&slots, &context.tunnels, &context.requests];
         let ended = async {
             for tracker in trackers {
                 tracker.close();
                 tracker.wait().await;
             }
         };
-        if timeout(grace + AFTERMATH, ended).await.is_err() {
+        if timeout(grace + FORCED_CLOSE_TIMEOUT, ended).await.is_err() {
             let [_, tunnels, requests] = trackers.map(TaskTracker::len);
-            tracing::warn!(tunnels, requests, "some tasks did not notice that they were cut");
+            tracing::warn!(tunnels, requests, "some tasks did not end after the grace period");
         }
     }
 }
 
-impl<D> Shared<D> {
+/// Runs one slot until the shutdown, and again if it panics.
+async fn run_slot<D: Dial>(context: Arc<AgentContext<D>>, index: u16) {
+    loop {
+        let slot = TunnelSlot::new(Arc::clone(&context), index);
+        // Unwind-safe: the next slot shares only state behind locks that do not poison.
+        if AssertUnwindSafe(slot.run()).catch_unwind().await.is_ok() || !context.pause(PANIC_PAUSE).await {
+            return;
+        }
+    }
+}
+
+impl<D> AgentContext<D> {
     fn hello(&self, index: u16) -> Hello {
-        let kubernetes_version = match self.telemetry.health.cluster() {
-            Check::Up { version } => version,
-            Check::Unknown | Check::Down(_) => None,
+        let kubernetes_version = match self.observability.health.cluster() {
+            ClusterStatus::Up { version } => version,
+            ClusterStatus::Unknown | ClusterStatus::Down(_) => None,
         };
         Hello {
-            instance: self.options.instance,
+            instance: self.config.instance,
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            pod_name: self.options.pod.name.clone(),
-            pod_namespace: self.options.pod.namespace.clone(),
+            pod_name: self.config.pod.name.clone(),
+            pod_namespace: self.config.pod.namespace.clone(),
             kubernetes_version,
-            services: self.names.clone(),
+            services: self.services.clone(),
             tunnel_index: index,
         }
     }
 
-    /// False if the agent is stopping.
+    /// Waits. Returns false at once if the agent is stopping.
     async fn pause(&self, wait: Duration) -> bool {
         self.shutdown.run_until_cancelled(sleep(wait)).await.is_some()
     }

@@ -1,25 +1,26 @@
-//! HTTP/1.1 towards one server near the agent: the Kubernetes API, Prometheus.
+//! The HTTP/1.1 client for one server near agentk: the Kubernetes API, or Prometheus.
 //!
-//! Kubernetes upgrades (exec, attach, port-forward) exist in HTTP/1.1 only, so this client speaks nothing else. The protocol
-//! is hyper's; the pool is ours and deliberately small: one server, no queue for connections, no limit on those in use (kas
-//! limits requests), no redirects followed (CVE-2020-8559: a compromised kubelet could otherwise send the agent's
-//! credentials elsewhere).
+//! Kubernetes upgrades (exec, attach, port-forward) exist in HTTP/1.1 only, so this client supports nothing else. The protocol
+//! is hyper's. The pool is our own and deliberately small: it has one server, no queue for connections, and no limit on those
+//! in use, since kas limits requests. Redirects are not followed (CVE-2020-8559): a compromised kubelet could otherwise have
+//! agentk's credentials sent to another server.
 //!
 //! ```text
-//!  Pool ── Lease ── exchange ──> Response<ResponseBody> ── the last frame ──> Pool
-//!            │                          │
+//!  Pool ── PooledConnection ── exchange ──> Response<ResponseBody> ── the last frame ──> Pool
+//!            │
 //!            └── Connection: hyper's connection and its sender, polled by the exchange, then by the body
 //! ```
 
 mod body;
 mod connect;
 mod connection;
-mod endpoint;
 mod error;
 mod exchange;
 mod pool;
+mod response_timer;
 mod stream;
 mod tls;
+mod url;
 
 #[cfg(test)]
 mod tests;
@@ -39,118 +40,114 @@ use http::{
     header::{HOST, UPGRADE},
 };
 use http_body::Body as _;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tower::Service;
 use tunnel::Body;
 
 pub(crate) use self::connect::Connector;
 pub use self::{
     body::ResponseBody,
-    endpoint::{Endpoint, EndpointError, Scheme},
     error::{ResponseBodyError, UpstreamError},
-    tls::{ConfigFuture, Identity, Pem, Tls, TlsError, TlsOptions, TlsSource},
+    stream::Io,
+    tls::{ClientIdentity, ClientTls, ClientTlsConfig, Pem, TlsConfigFuture, TlsConfigSource, TlsError},
+    url::{Scheme, ServerUrl, ServerUrlError},
 };
 use self::{
     exchange::ExchangeError,
-    pool::{Lease, Pool},
+    pool::{Pool, PooledConnection},
 };
 
-/// How long a connection must have been unused for a request without effects to be sent a second time.
+/// The time that a connection must have been unused before a safe request is sent a second time.
 ///
 /// 1 s: a connection that is used again sooner is not one that the server closes for idleness, and a busy agent does not
 /// copy the head of every request.
 const STALE_AFTER: Duration = Duration::from_secs(1);
 
-/// How connections are made and kept.
+/// The configuration of an [`Upstream`].
 #[derive(Clone)]
-pub struct Settings {
-    /// For name resolution, TCP and TLS together.
+pub struct UpstreamConfig {
+    /// The time limit of DNS, TCP and TLS together.
     ///
-    /// 10 s: a lost SYN is sent again after 1 s and 3 s, so two losses pass, and the caller still gets an answer
-    /// that names the address before its own patience ends.
+    /// 10 s: a lost SYN is sent again after 1 s and 3 s, so that two losses are tolerated, and callers receive an error that
+    /// names the address before their own timeouts.
     pub connect_timeout: Duration,
-    /// From handing the request over until the head of the response. None by default: a PromQL query may take 2
-    /// minutes, and a watch may say nothing for as long as nothing happens.
-    pub response_timeout: Option<Duration>,
-    /// How long a write may make no progress. The connection is closed then.
+    /// The time that a write may make no progress before the connection is closed.
     ///
-    /// 60 s, as nginx has it: a server may pause for a while in the middle of an upload. An upgraded connection has no such
+    /// 60 s, the default of nginx: a server may pause for a while in the middle of an upload. An upgraded connection has no such
     /// limit.
     pub write_timeout: Duration,
-    /// How long an unused connection is kept.
+    /// The time that an unused connection is kept.
     ///
-    /// 60 s: below the 90 s of the API server (`IdleTimeout` in apiserver/pkg/server/secure_serving.go), so that it
-    /// is the agent that closes, and rarely a request that finds out.
+    /// 60 s: below the 90 s of the API server (`IdleTimeout` in apiserver/pkg/server/secure_serving.go), so that agentk closes
+    /// connections first, and requests rarely find a closed one.
     pub idle_timeout: Duration,
-    /// How many unused connections are kept on each core for that long. More than that wait for two seconds.
+    /// The number of unused connections that each core keeps for this time. Further ones are kept for two seconds.
     ///
-    /// 64: each holds some 30 kB here and two goroutines at the server; with fewer, a burst of short requests pays
-    /// for a TLS handshake each.
+    /// 64: each uses some 30 kB here and two goroutines at the server; with fewer, each request of a burst would need a TLS
+    /// handshake.
     pub max_idle: usize,
-    /// Asked for at every new connection to an `https` endpoint.
-    pub tls: Arc<dyn TlsSource>,
-    /// Which addresses are connected to: asked for each one that the endpoint's name resolves to, right before. All by
-    /// default, since whoever names an endpoint in a flag means what it says.
-    pub may_be_at: fn(&IpAddr) -> bool,
+    /// The TLS configuration, which is obtained for every new connection to an `https` server.
+    pub tls: Arc<dyn TlsConfigSource>,
+    /// Returns true for the addresses that may be connected to, of those that the server's name resolves to. All may by
+    /// default, since flags and kubeconfigs name servers on purpose.
+    pub address_filter: fn(&IpAddr) -> bool,
 }
 
-/// A client of one endpoint. Clones share their connections.
+/// A client of one server. Clones share their connections.
 #[derive(Clone)]
 pub struct Upstream(Arc<Inner>);
 
 struct Inner {
     connector: Connector,
-    /// Of each core: a connection is used where it was made.
+    /// A pool for each core: a connection is used on the core that opened it.
     pools: PerCore<Arc<Pool>>,
-    response_timeout: Option<Duration>,
 }
 
-/// Why one attempt to send a request got no response.
+/// The error of one attempt to send a request.
 struct AttemptError {
     error: UpstreamError,
-    /// The request, if it is safe to send again.
-    repeatable: Option<Box<Request<Body>>>,
+    /// The request, if it may be sent again.
+    retryable: Option<Box<Request<Body>>>,
 }
 
-impl Default for Settings {
-    /// Verifies against the system's roots.
+impl Default for UpstreamConfig {
+    /// Returns a configuration that trusts the system's root certificates.
     fn default() -> Self {
         Self {
             connect_timeout: Duration::from_secs(10),
-            response_timeout: None,
             write_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(60),
             max_idle: 64,
-            tls: Arc::new(Tls::system()),
-            may_be_at: |_| true,
+            tls: Arc::new(ClientTls::system()),
+            address_filter: |_| true,
         }
     }
 }
 
 impl Upstream {
-    /// Connects to nothing yet.
-    pub fn new(endpoint: Endpoint, settings: Settings) -> Self {
-        let pools = PerCore::new(|| Pool::new(settings.max_idle, settings.idle_timeout));
-        let connector = Connector::new(endpoint, settings.connect_timeout, settings.tls)
-            .only_at(settings.may_be_at)
-            .with_write_timeout(settings.write_timeout);
+    /// Returns a client that has no connection yet.
+    pub fn new(url: ServerUrl, config: UpstreamConfig) -> Self {
+        let pools = PerCore::new(|| Pool::new(config.max_idle, config.idle_timeout));
+        let connector = Connector::new(url, config.connect_timeout, config.tls)
+            .with_address_filter(config.address_filter)
+            .with_write_timeout(config.write_timeout);
 
-        Self(Arc::new(Inner { connector, pools, response_timeout: settings.response_timeout }))
+        Self(Arc::new(Inner { connector, pools }))
     }
 
-    /// Where requests go.
-    pub fn endpoint(&self) -> &Endpoint {
-        self.0.connector.endpoint()
+    /// Returns the URL of the server.
+    pub fn url(&self) -> &ServerUrl {
+        self.0.connector.url()
     }
 
     /// Sends `request` and waits for the head of the response; its body is read from the connection as it is polled.
     ///
-    /// The request's path and query are appended to the endpoint's base path byte for byte: the caller has dealt
-    /// with `..`, with hop-by-hop headers and with credentials. Dropping this future, or the response's body before
-    /// its end, closes the connection, which is how HTTP/1.1 cancels.
+    /// The request's path and query are appended to the base path of the URL byte for byte: `..`, hop-by-hop headers and
+    /// credentials are the responsibility of the caller. Dropping this future, or the response's body before its end, closes
+    /// the connection, which is how HTTP/1.1 cancels a request.
     ///
-    /// A 101 to an upgrade holds a [`tunnel::upgrade::Outside`]. Any other response to one is an ordinary response:
-    /// treating it as an open tunnel was CVE-2018-1002105.
+    /// A 101 to an upgrade has a [`tunnel::upgrade::UpgradedConnection`] in its extensions. Any other response to an upgrade is an
+    /// ordinary response, and not an open tunnel (CVE-2018-1002105).
     ///
     /// # Retry
     ///
@@ -161,83 +158,97 @@ impl Upstream {
     /// * the method is GET, HEAD or OPTIONS, the body is empty, it is no upgrade, the connection had been unused for at
     ///   least a second, and it was closed before the first byte of a response (RFC 9110 section 9.2.2).
     ///
-    /// It is never sent a third time. Any other request may have reached the server, and is the caller's to repeat.
-    pub async fn send(&self, mut request: Request<Body>) -> Result<Response<ResponseBody>, UpstreamError> {
-        self.address_to_endpoint(&mut request)?;
+    /// It is never sent a third time. Any other request may have reached the server, so that only the caller can decide to
+    /// repeat it.
+    ///
+    /// # Time
+    ///
+    /// The wait for the head has no limit: a PromQL query may take 2 minutes, and a watch may send nothing for hours.
+    /// [`Self::send_within`] has a limit.
+    pub async fn send(&self, request: Request<Body>) -> Result<Response<ResponseBody>, UpstreamError> {
+        self.send_within(None, request).await
+    }
+
+    /// Like [`Self::send`], but fails if there is no head of the response for this long after the last byte of the request
+    /// was sent.
+    pub async fn send_within(
+        &self,
+        response_timeout: Option<Duration>,
+        mut request: Request<Body>,
+    ) -> Result<Response<ResponseBody>, UpstreamError> {
+        self.set_target(&mut request)?;
         let upgrading = request.headers().contains_key(UPGRADE);
 
-        let pool = self.0.pools.here();
-        if let Some(lease) = pool.take(Instant::now()) {
-            match self.exchange(lease, request, upgrading).await {
+        let pool = self.0.pools.current();
+        if let Some(pooled) = pool.checkout(Instant::now()) {
+            match self.exchange(pooled, request, upgrading, response_timeout).await {
                 Ok(response) => return Ok(response),
-                Err(AttemptError { error, repeatable: None }) => return Err(error),
-                Err(AttemptError { error, repeatable: Some(repeatable) }) => {
-                    tracing::debug!(%error, "a pooled connection was closed; sending the request on a new one");
-                    request = *repeatable;
+                Err(AttemptError { error, retryable: None }) => return Err(error),
+                Err(AttemptError { error, retryable: Some(retryable) }) => {
+                    tracing::debug!(%error, "pooled connection closed; sending the request on a new one");
+                    request = *retryable;
                 }
             }
         }
         // Boxed: it is rare, and would be most of the size of this future.
-        let lease = Box::pin(self.0.connector.connect(pool)).await?;
+        let new = Box::pin(self.0.connector.connect(pool)).await?;
 
-        self.exchange(lease, request, upgrading).await.map_err(|failed| failed.error)
+        let exchange = self.exchange(new, request, upgrading, response_timeout);
+        exchange.await.map_err(|failed| failed.error)
     }
 
     async fn exchange(
         &self,
-        lease: Lease,
+        pooled: PooledConnection,
         request: Request<Body>,
         upgrading: bool,
+        response_timeout: Option<Duration>,
     ) -> Result<Response<ResponseBody>, AttemptError> {
-        let stale = lease.unused.is_some_and(|unused| unused >= STALE_AFTER);
+        let stale = pooled.unused.is_some_and(|unused| unused >= STALE_AFTER);
         let copy = if stale && !upgrading { copy_if_safe(&request) } else { None };
-        let exchange = exchange::exchange(lease, request, upgrading);
-        let exchanged = match self.0.response_timeout {
-            None => exchange.await,
-            Some(after) => timeout(after, exchange).await.map_err(|_| {
-                let address = self.endpoint().to_string();
-                AttemptError { error: UpstreamError::ResponseTimeout { address, after }, repeatable: None }
-            })?,
-        };
+        let exchanged = exchange::exchange(pooled, request, upgrading, response_timeout).await;
 
         exchanged.map_err(|error| match error {
             ExchangeError::Http { error, unsent, response_began } => {
-                let error = UpstreamError::exchange(self.endpoint(), error);
+                let error = UpstreamError::exchange(self.url(), error);
                 let closed = matches!(error, UpstreamError::ClosedBeforeResponse { .. }) && !response_began;
-                AttemptError { error, repeatable: unsent.or_else(|| copy.filter(|_| closed)) }
+                AttemptError { error, retryable: unsent.or_else(|| copy.filter(|_| closed)) }
+            }
+            ExchangeError::Timeout(after) => {
+                let address = self.url().to_string();
+                AttemptError { error: UpstreamError::ResponseTimeout { address, after }, retryable: None }
             }
             ExchangeError::Refused(cause) => {
-                let (address, cause) = (self.endpoint().to_string(), cause.into());
-                AttemptError { error: UpstreamError::InvalidResponse { address, cause }, repeatable: None }
+                let (address, cause) = (self.url().to_string(), cause.into());
+                AttemptError { error: UpstreamError::InvalidResponse { address, cause }, retryable: None }
             }
         })
     }
 
-    /// Uses no connection made before now for further requests: the certificate that they were opened with is no
-    /// longer the one to show.
+    /// Sends no further request on connections that are open now: they were opened with a client certificate that is no longer
+    /// valid.
     pub fn renew_connections(&self) {
         self.0.pools.iter().for_each(|pool| pool.renew());
     }
 
-    fn address_to_endpoint(&self, request: &mut Request<Body>) -> Result<(), UpstreamError> {
-        let endpoint = self.endpoint();
-        let invalid = |cause| UpstreamError::InvalidTarget { address: endpoint.to_string(), cause };
+    /// Sets the target, the version and the headers that depend on the server and on the body.
+    fn set_target(&self, request: &mut Request<Body>) -> Result<(), UpstreamError> {
+        let url = self.url();
+        let invalid = |cause| UpstreamError::InvalidTarget { address: url.to_string(), cause };
         if request.method() == Method::CONNECT {
             return Err(invalid("CONNECT is for forward proxies".into()));
         }
-        let target = endpoint.target(request.uri()).map_err(|cause| invalid(Box::new(cause)))?;
+        let target = url.target(request.uri()).map_err(|cause| invalid(Box::new(cause)))?;
         *request.uri_mut() = Uri::from(target);
         *request.version_mut() = Version::HTTP_11;
-        request.headers_mut().insert(HOST, endpoint.authority().clone());
+        request.headers_mut().insert(HOST, url.authority().clone());
 
-        exchange::announce_body(request).map_err(|cause| UpstreamError::RequestBody {
-            address: endpoint.to_string(),
-            cause: cause.into(),
-        })
+        exchange::announce_body(request)
+            .map_err(|cause| UpstreamError::RequestBody { address: url.to_string(), cause: cause.into() })
     }
 }
 
-/// Copies a request that may be sent a second time: its method has no effect, and its body is empty.
+/// Copies a request that may be sent a second time: its method is safe, and its body is empty.
 fn copy_if_safe(request: &Request<Body>) -> Option<Box<Request<Body>>> {
     let safe = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     if !safe || !request.body().is_end_stream() {
@@ -269,6 +280,6 @@ impl Service<Request<Body>> for Upstream {
 
 impl fmt::Debug for Upstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Upstream").field(self.0.connector.endpoint()).finish()
+        f.debug_tuple("Upstream").field(self.0.connector.url()).finish()
     }
 }

@@ -1,10 +1,18 @@
-//! The binary: a bad configuration is one line and exit code 64, before anything is dialled or bound.
+//! Tests of the binary: its exit codes, messages and signals.
+
+#![allow(clippy::disallowed_methods, reason = "there is no runtime: the tests wait for a process")]
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    os::unix::process::ExitStatusExt as _,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
+    thread,
 };
+
+use rustix::process::{Pid, Signal, kill_process};
 
 const KUBECONFIG: &str = "{current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}], \
     clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], users: [{name: u, user: {}}]}";
@@ -20,7 +28,7 @@ fn agentk(directory: &Path, arguments: &[&str], token: Option<&str>) -> Output {
 }
 
 #[test]
-fn a_bad_configuration_is_one_line_that_says_what_to_do() {
+fn invalid_configuration_is_one_line_with_exit_code_64() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("token"), "secret\n").unwrap();
     fs::write(directory.path().join("empty"), "\n").unwrap();
@@ -131,7 +139,7 @@ fn a_bad_configuration_is_one_line_that_says_what_to_do() {
 }
 
 #[test]
-fn more_servers_than_a_hello_has_room_for_are_refused() {
+fn too_many_prometheus_servers_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("config"), KUBECONFIG).unwrap();
     let urls = (0..32).map(|number| format!("--prometheus-url=p{number}=http://p")).collect::<Vec<_>>();
@@ -143,7 +151,7 @@ fn more_servers_than_a_hello_has_room_for_are_refused() {
 }
 
 #[test]
-fn a_check_that_fails_is_exit_code_1() {
+fn failed_check_has_exit_code_1() {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("config"), KUBECONFIG).unwrap();
     let arguments = ["check", "--kas-address", "ws://127.0.0.1:1", "--kubeconfig", "config"];
@@ -158,7 +166,38 @@ fn a_check_that_fails_is_exit_code_1() {
 }
 
 #[test]
-fn a_bad_flag_is_exit_code_64_too() {
+fn check_names_the_proxy_that_refuses() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("config"), KUBECONFIG).unwrap();
+    for (answer, expected) in [
+        ("HTTP/1.1 407 Proxy Authentication Required", "it requires a user name and password (407)"),
+        ("HTTP/1.1 502 Bad Gateway", "it did not connect to kas.invalid:8150: 502 Bad Gateway"),
+    ] {
+        let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = proxy.local_addr().unwrap();
+        let served = thread::spawn(move || {
+            let mut stream = proxy.accept().unwrap().0;
+            let mut head = [0; 1024];
+            let _ = stream.read(&mut head).unwrap();
+            write!(stream, "{answer}\r\nContent-Length: 0\r\n\r\n").unwrap();
+        });
+        let output = Command::new(env!("CARGO_BIN_EXE_agentk"))
+            .env_clear()
+            .envs([("AGENTK_TOKEN", "secret"), ("HTTP_PROXY", &format!("http://{address}"))])
+            .current_dir(directory.path())
+            .args(["check", "--kas-address", "ws://kas.invalid:8150", "--kubeconfig", "config"])
+            .output()
+            .unwrap();
+        served.join().unwrap();
+        let report = String::from_utf8(output.stdout).unwrap();
+        let line = report.lines().find(|line| line.starts_with("kas: TCP")).unwrap();
+        assert!(line.contains(&format!("the proxy http://{address} (HTTP_PROXY): {expected}")), "{line}");
+        assert!(line.ends_with("or exempt kas with NO_PROXY"), "{line}");
+    }
+}
+
+#[test]
+fn invalid_flag_has_exit_code_64() {
     let directory = tempfile::tempdir().unwrap();
     let output = agentk(directory.path(), &["--kas-address", "https://kas"], Some("secret"));
     assert_eq!(output.status.code(), Some(64));
@@ -166,7 +205,7 @@ fn a_bad_flag_is_exit_code_64_too() {
 }
 
 #[test]
-fn what_is_asked_for_is_printed() {
+fn help_version_and_completion_are_printed() {
     let directory = tempfile::tempdir().unwrap();
     for (arguments, expected) in [
         (&["--version"][..], concat!("agentk ", env!("CARGO_PKG_VERSION"))),
@@ -177,5 +216,96 @@ fn what_is_asked_for_is_printed() {
         let output = agentk(directory.path(), arguments, None);
         assert!(output.status.success(), "{arguments:?}");
         assert!(String::from_utf8(output.stdout).unwrap().contains(expected), "{arguments:?}");
+    }
+}
+
+/// Returns the body of a response of the observability listener.
+#[expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: agentk\r\nConnection: close\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response.split_once("\r\n\r\n").unwrap().1.to_owned()
+}
+
+#[test]
+fn sighup_reloads_files_and_sigquit_ends_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let token = directory.path().join("token");
+    fs::write(&token, "secret\n").unwrap();
+    fs::write(directory.path().join("config"), KUBECONFIG).unwrap();
+    let mut agentk = Command::new(env!("CARGO_BIN_EXE_agentk"))
+        .env_clear()
+        .current_dir(&directory)
+        .args(["--kas-address", "ws://127.0.0.1:1", "--token-file", "token", "--kubeconfig", "config"])
+        .args(["--observability-listen-address", "127.0.0.1:0", "--log-format", "json"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(agentk.stderr.take().unwrap()).lines();
+    let address = lines.find_map(|line| {
+        let event: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
+        Some(event.get("address")?.as_str()?.to_owned())
+    });
+    let address = address.expect("agentk listens");
+    // The rest is read, so that agentk does not block on its log.
+    thread::spawn(move || lines.count());
+    let signal = |name| {
+        let id = agentk.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
+    };
+
+    let refused = "agentk_file_refused_since_timestamp_seconds{file=\"--token-file\"} ";
+    assert!(get(&address, "/metrics").contains(&format!("{refused}0\n")));
+    fs::remove_file(&token).unwrap();
+    fs::create_dir(&token).unwrap();
+    signal("HUP");
+    while get(&address, "/metrics").contains(&format!("{refused}0\n")) {
+        // Each request has its own connection, so that this loop does not spin.
+    }
+    fs::remove_dir(&token).unwrap();
+    fs::write(&token, "rotated\n").unwrap();
+    signal("HUP");
+    while !get(&address, "/metrics").contains(&format!("{refused}0\n")) {
+        // A connection per request, as above, keeps this loop from spinning.
+    }
+    signal("QUIT");
+    assert_eq!(agentk.wait().unwrap().signal(), Some(3));
+}
+
+/// Every process of the plugin holds the writing end of a FIFO, so that its reader reaches the end once all have exited.
+#[test]
+fn credential_plugin_ends_with_agentk() {
+    let directory = tempfile::tempdir().unwrap();
+    let fifo = directory.path().join("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let config = KUBECONFIG.replace(
+        "user: {}",
+        "user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: sh, interactiveMode: Never, \
+         args: [-c, 'exec 3> fifo; (sleep 60; echo survived >&3) & echo started >&3; wait']}}",
+    );
+    fs::write(directory.path().join("config"), config.replace("http://", "https://")).unwrap();
+    let run = ["--kas-address", "ws://127.0.0.1:1", "--kubeconfig", "config"];
+    let listen = ["--observability-listen-address", "127.0.0.1:0"];
+    for (arguments, signal) in [
+        ([&run[..], &listen].concat(), Signal::TERM),
+        ([&["check"], &run[..], &listen].concat(), Signal::INT),
+    ] {
+        let mut agentk = Command::new(env!("CARGO_BIN_EXE_agentk"))
+            .current_dir(directory.path())
+            .args(&arguments)
+            .env("AGENTK_TOKEN", "secret")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut reader = BufReader::new(fs::File::open(&fifo).unwrap());
+        reader.read_line(&mut String::new()).unwrap();
+        kill_process(Pid::from_child(&agentk), signal).unwrap();
+        agentk.wait().unwrap();
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "", "{arguments:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Which Prometheus answers, and as whom: servers with names and credentials, and one that is looked for.
+//! Tests of Prometheus servers: configured ones with credentials, and discovery.
 
 use std::{
     convert::Infallible,
@@ -10,17 +10,14 @@ use std::{
 };
 
 use agent::{
-    check::Check,
+    CheckCommand,
     cli::Cli,
-    cluster::{Cluster, ClusterOptions, Content, CredentialFile},
-    handlers::{
-        kubernetes::Kubernetes,
-        prometheus::{
-            Prometheus,
-            discovery::{Discovery, Namespaces},
-        },
+    cluster::{Cluster, CredentialFile, CredentialKind, KubeconfigOptions},
+    services::{
+        KubernetesService, PrometheusService,
+        prometheus::discovery::{Discovery, Namespaces},
     },
-    upstream::Settings,
+    upstream::UpstreamConfig,
 };
 use bytes::Bytes;
 use clap::Parser as _;
@@ -34,7 +31,7 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, time::timeout};
 use tunnel::Body;
 
-/// A server on a real socket; its port.
+/// Starts a server on a real socket and returns its port.
 async fn server<F>(answer: F) -> u16
 where
     F: Fn(Request<Incoming>) -> (u16, String) + Clone + Send + Sync + 'static,
@@ -56,15 +53,15 @@ where
     port
 }
 
-/// A Prometheus that says who it is.
+/// Starts a Prometheus that responds with its name.
 async fn prometheus(name: &'static str) -> u16 {
     server(move |_| (200, name.to_owned())).await
 }
 
-/// A cluster whose Services change: by label selector. None is a cluster that forbids to list them.
-type Services = Arc<Mutex<Option<Vec<(&'static str, Value)>>>>;
+/// The Services of a cluster by label selector. `None` is a cluster in which agentk may not list them.
+type KubeServices = Arc<Mutex<Option<Vec<(&'static str, Value)>>>>;
 
-async fn cluster(services: &Services) -> u16 {
+async fn cluster(services: &KubeServices) -> u16 {
     let services = Arc::clone(services);
     server(move |request| {
         let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
@@ -73,15 +70,15 @@ async fn cluster(services: &Services) -> u16 {
         }
         let known = services.lock();
         let Some(known) = known.as_ref() else { return (403, "{}".to_owned()) };
-        let asked = percent_encoding::percent_decode_str(query).decode_utf8_lossy();
-        let matching = |(label, _): &&(&str, Value)| asked.contains(&format!("labelSelector={label}&"));
+        let query = percent_encoding::percent_decode_str(query).decode_utf8_lossy();
+        let matching = |(label, _): &&(&str, Value)| query.contains(&format!("labelSelector={label}&"));
         let items: Vec<_> = known.iter().filter(matching).map(|(_, service)| service).collect();
         (200, json!({"items": items}).to_string())
     })
     .await
 }
 
-/// An address of this machine that is no loopback, which is nobody's Service. Nothing is sent to where it would lead.
+/// Returns an address of this machine other than loopback. The socket determines the route and sends nothing.
 fn own_address() -> IpAddr {
     let socket = UdpSocket::bind("0.0.0.0:0").expect("a port is free");
     socket.connect("192.0.2.1:9").expect("a route");
@@ -89,10 +86,10 @@ fn own_address() -> IpAddr {
 }
 
 fn service(name: &str, port: u16) -> Value {
-    at(&own_address().to_string(), name, port)
+    service_at(&own_address().to_string(), name, port)
 }
 
-fn at(address: &str, name: &str, port: u16) -> Value {
+fn service_at(address: &str, name: &str, port: u16) -> Value {
     json!({
         "metadata": {"name": name, "namespace": "monitoring"},
         "spec": {"type": "ClusterIP", "clusterIP": address, "ports": [{"name": "web", "port": port}]},
@@ -111,12 +108,12 @@ fn kubeconfig(directory: &Path, port: u16) -> std::path::PathBuf {
 
 fn discovery(cluster: u16) -> Discovery {
     let directory = tempfile::tempdir().expect("a directory");
-    let options = ClusterOptions { kubeconfig: Some(kubeconfig(directory.path(), cluster)), context: None };
-    let kubernetes = Kubernetes::new(Arc::new(Cluster::load(&options).expect("a kubeconfig")));
+    let options = KubeconfigOptions { file: Some(kubeconfig(directory.path(), cluster)), context: None };
+    let kubernetes = KubernetesService::new(Arc::new(Cluster::load(&options).expect("a kubeconfig")));
     Discovery::new(kubernetes, Namespaces::One("monitoring".to_owned()))
 }
 
-async fn ask(prometheus: &Prometheus) -> Result<String, (Reason, String)> {
+async fn query(prometheus: &PrometheusService) -> Result<String, (Reason, String)> {
     let request = Request::get("/api/v1/query?query=up").body(Body::empty()).expect("constants");
     let asking = timeout(Duration::from_secs(3600), prometheus.send(request));
     let answer = asking.await.expect("an answer").map_err(|failure| (failure.reason, failure.message))?;
@@ -124,29 +121,29 @@ async fn ask(prometheus: &Prometheus) -> Result<String, (Reason, String)> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Asks until it is so, on a paused clock.
-async fn eventually(prometheus: &Prometheus, what: &str) {
+/// Sends queries until the response contains `what`, on a paused clock.
+async fn eventually(prometheus: &PrometheusService, what: &str) {
     for _ in 0..100 {
-        let answer = ask(prometheus).await;
+        let answer = query(prometheus).await;
         if answer.as_deref().unwrap_or_else(|(_, message)| message).contains(what) {
             return;
         }
         tokio::time::sleep(Duration::from_secs(5)).await;
     }
-    panic!("nobody said {what:?}, but {:?}", ask(prometheus).await);
+    panic!("no answer contained {what:?}; the last was {:?}", query(prometheus).await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn prometheus_is_found_and_found_again() {
+async fn discovered_server_follows_changes_of_services() {
     let (first, second) = (prometheus("first").await, prometheus("second").await);
     let chart = "app.kubernetes.io/name=prometheus";
-    let services = Services::default();
+    let services = KubeServices::default();
     *services.lock() = Some(Vec::new());
     let discovery = discovery(cluster(&services).await);
-    let found = discovery.prometheus();
+    let found = discovery.service();
     let _looking = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(discovery.run()));
 
-    let (reason, message) = ask(&found).await.unwrap_err();
+    let (reason, message) = query(&found).await.unwrap_err();
     assert_eq!(reason, Reason::ClusterUnreachable);
     assert_eq!(
         message,
@@ -163,18 +160,18 @@ async fn prometheus_is_found_and_found_again() {
 
     *services.lock() = None;
     tokio::time::sleep(Duration::from_secs(120)).await;
-    assert_eq!(ask(&found).await.unwrap(), "second", "nobody can look, but it was there");
+    assert_eq!(query(&found).await.unwrap(), "second", "the last server is used while searches fail");
 }
 
-/// Item 46 of the fault list: a label on a Service sends agentk to no other address than a Service's.
+/// Attack 46: a Service with the label has the address of agentk itself, of its node or of the cloud's metadata.
 #[tokio::test]
-async fn attack_46_a_service_leads_neither_to_ourselves_nor_to_the_clouds_metadata() {
-    let port = prometheus("what only we may reach").await;
+async fn attack_46_service_with_a_special_address_is_refused() {
+    let port = prometheus("an address that only agentk can reach").await;
     for address in
         ["127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "169.254.169.254", "fe80::1", "localhost"]
     {
-        let services: Services =
-            Arc::new(Mutex::new(Some(vec![("agentk/prometheus=true", at(address, "p", port))])));
+        let services: KubeServices =
+            Arc::new(Mutex::new(Some(vec![("agentk/prometheus=true", service_at(address, "p", port))])));
         let discovery = discovery(cluster(&services).await);
         let refused = discovery.check().await.unwrap_err();
         assert_eq!(refused.reason, Reason::ClusterUnreachable, "{address}");
@@ -183,20 +180,20 @@ async fn attack_46_a_service_leads_neither_to_ourselves_nor_to_the_clouds_metada
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missing_right_is_named() {
-    let services = Services::default();
+async fn missing_right_is_named() {
+    let services = KubeServices::default();
     let discovery = discovery(cluster(&services).await);
-    let found = discovery.prometheus();
+    let found = discovery.service();
     let _looking = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(discovery.run()));
-    let (reason, message) = ask(&found).await.unwrap_err();
+    let (reason, message) = query(&found).await.unwrap_err();
     assert_eq!(reason, Reason::ClusterCredential);
     assert!(message.contains("/api/v1/namespaces/monitoring/services"), "{message}");
     assert!(message.contains("its RBAC role lacks this right"), "{message}");
 }
 
 #[tokio::test]
-async fn a_prometheus_that_wants_a_credential_sees_ours_and_not_the_callers() {
-    let guarded = |expected: &'static str| {
+async fn credential_of_agentk_is_sent_and_read_again_after_401() {
+    let protected = |expected: &'static str| {
         server(move |request| match request.headers().get("authorization") {
             Some(value) if value == expected => (200, "welcome".to_owned()),
             _ => (401, String::new()),
@@ -205,29 +202,30 @@ async fn a_prometheus_that_wants_a_credential_sees_ours_and_not_the_callers() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("credential");
     for (content, text, expected) in [
-        (Content::Token, "ours\n", "Bearer ours"),
-        (Content::Password, "ada:lovelace", "Basic YWRhOmxvdmVsYWNl"),
+        (CredentialKind::Token, "ours\n", "Bearer ours"),
+        (CredentialKind::Password, "ada:lovelace", "Basic YWRhOmxvdmVsYWNl"),
     ] {
-        let url = format!("http://127.0.0.1:{}", guarded(expected).await);
+        let url = format!("http://127.0.0.1:{}", protected(expected).await);
         fs::write(&file, "old:one").unwrap();
         let credential = CredentialFile::open(file.clone(), content).unwrap();
-        let prometheus = Prometheus::new(url.parse().unwrap(), Settings::default(), Some(credential));
+        let prometheus =
+            PrometheusService::new(url.parse().unwrap(), UpstreamConfig::default(), Some(credential));
 
-        let refused = ask(&prometheus).await.unwrap_err();
-        assert_eq!(refused.0, Reason::ClusterCredential, "and no 401, which would be about the caller's");
+        let refused = query(&prometheus).await.unwrap_err();
+        assert_eq!(refused.0, Reason::ClusterCredential, "a 401 would concern the credential of the caller");
         assert!(refused.1.contains(&format!("in {}", file.display())), "{}", refused.1);
         fs::write(&file, text).unwrap();
-        assert_eq!(ask(&prometheus).await.unwrap(), "welcome", "a rotated credential is used at once");
+        assert_eq!(query(&prometheus).await.unwrap(), "welcome", "a rotated credential is used at once");
 
-        let anonymous = Prometheus::new(url.parse().unwrap(), Settings::default(), None);
-        let refused = ask(&anonymous).await.unwrap_err();
+        let anonymous = PrometheusService::new(url.parse().unwrap(), UpstreamConfig::default(), None);
+        let refused = query(&anonymous).await.unwrap_err();
         assert!(refused.1.contains("--prometheus-token-file"), "{}", refused.1);
     }
 }
 
 #[tokio::test]
-async fn a_check_asks_every_server() {
-    let services: Services =
+async fn check_queries_every_server() {
+    let services: KubeServices =
         Arc::new(Mutex::new(Some(vec![("operated-prometheus=true", service("p", prometheus("ok").await))])));
     let directory = tempfile::tempdir().unwrap();
     let kubeconfig = kubeconfig(directory.path(), cluster(&services).await);
@@ -242,7 +240,7 @@ async fn a_check_asks_every_server() {
     ];
     let run = Cli::try_parse_from(arguments).unwrap().run.unwrap();
     let mut out = Vec::new();
-    let ok = Check::build(run, Some("agent-token".into())).unwrap().run(&mut out).await.unwrap();
+    let ok = CheckCommand::build(run, Some("agent-token".into())).unwrap().run(&mut out).await.unwrap();
     let report = String::from_utf8(out).unwrap();
     assert!(!ok, "{report}");
     let steps = report.lines().filter(|line| line.starts_with("prometheus"));

@@ -1,4 +1,4 @@
-//! May this caller ask this of this agent?
+//! Authentication of callers, and authorization of their requests.
 
 use std::sync::Arc;
 
@@ -8,63 +8,81 @@ use proto::{AgentId, Reason};
 use secrecy::SecretString;
 
 use crate::{
-    failure::Failure,
+    error::RequestError,
     identity::{Caller, Grant, Identity},
     target::Target,
 };
 
-/// A request that may be passed on.
+/// A caller whose token is valid.
 #[derive(Debug)]
-pub struct Access {
-    /// Who asks, and for how long they may.
+pub struct AuthenticatedCaller {
+    /// The rights of the token.
     pub grant: Arc<Grant>,
-    /// Whom.
-    pub agent: AgentId,
+    /// The agent that the credential names.
+    agent: Option<AgentId>,
 }
 
-/// What an `Authorization` header says.
+/// The content of an `Authorization` header.
 struct Credential {
     token: SecretString,
-    /// `ci:<agent id>:<token>` and `pat:<agent id>:<token>` name the agent.
+    /// The agent of `ci:<agent id>:<token>` and `pat:<agent id>:<token>`.
     agent: Option<AgentId>,
-    /// Basic authentication names the caller.
+    /// The user name of basic authentication, which is the name of the caller.
     name: Option<String>,
 }
 
-/// Authenticates the caller and authorizes the request.
-pub fn authorize(identity: &Identity, headers: &HeaderMap, target: &Target<'_>) -> Result<Access, Failure> {
-    let credential = Credential::parse(headers)?;
+/// Authenticates the caller by its `Authorization` header.
+///
+/// # Errors
+///
+/// The reason is `unauthorized`.
+pub fn authenticate(identity: &Identity, headers: &HeaderMap) -> Result<AuthenticatedCaller, RequestError> {
+    let Credential { token, agent, name } = Credential::parse(headers)?;
     let grant = identity
-        .grant(&credential.token)
-        .filter(|grant| credential.name.as_ref().is_none_or(|name| *name == grant.caller.name))
+        .grant(&token)
+        .filter(|grant| name.as_ref().is_none_or(|name| *name == grant.caller.name))
         .ok_or_else(|| unauthorized("the token is unknown or was revoked"))?;
+    Ok(AuthenticatedCaller { grant: Arc::clone(grant), agent })
+}
+
+/// Returns the agent that the path or the credential names, if the caller may use it and the service.
+///
+/// # Errors
+///
+/// The reason is `unknown-agent`, or `forbidden` if the caller may not use the service or if the credential is for another
+/// agent. It is `unauthorized` if neither the path nor the credential names an agent.
+pub fn authorize(
+    identity: &Identity,
+    AuthenticatedCaller { grant, agent: of_credential }: &AuthenticatedCaller,
+    target: &Target<'_>,
+) -> Result<AgentId, RequestError> {
     let caller = &grant.caller;
     let named = match target.agent {
         Some(name) => identity.find(name),
-        None => Some(credential.agent.ok_or_else(|| {
+        None => Some(of_credential.ok_or_else(|| {
             unauthorized("at this path the credential names the agent: use Bearer ci:<agent id>:<token> or pat:<agent id>:<token>")
         })?),
     };
-    // An agent that the caller may not use is not told apart from one that does not exist.
+    // An agent that the caller may not use is reported like an agent that does not exist.
     let agent = named
         .filter(|agent| caller.may_use(*agent) && identity.name(*agent).is_some())
-        .ok_or_else(|| unknown_agent(identity, caller, target, &credential))?;
-    if credential.agent.is_some_and(|credential| credential != agent) {
-        return Err(Failure::new(
+        .ok_or_else(|| unknown_agent(identity, caller, target, *of_credential))?;
+    if of_credential.is_some_and(|named| named != agent) {
+        return Err(RequestError::new(
             Reason::Forbidden,
             "the credential is for another agent than the path names",
         ));
     }
-    if !caller.may_ask(&target.service) {
+    if !caller.may_use_service(&target.service) {
         let what = format!("caller {} may not use the service {}", caller.name, target.service);
-        return Err(Failure::new(Reason::Forbidden, what));
+        return Err(RequestError::new(Reason::Forbidden, what));
     }
 
-    Ok(Access { grant: Arc::clone(grant), agent })
+    Ok(agent)
 }
 
 impl Credential {
-    fn parse(headers: &HeaderMap) -> Result<Self, Failure> {
+    fn parse(headers: &HeaderMap) -> Result<Self, RequestError> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let value = match (values.next(), values.next()) {
             (Some(value), None) => value,
@@ -107,17 +125,17 @@ impl Credential {
     }
 }
 
-fn unauthorized(what: &str) -> Failure {
-    Failure::new(Reason::Unauthorized, what)
+fn unauthorized(what: &str) -> RequestError {
+    RequestError::new(Reason::Unauthorized, what)
 }
 
 fn unknown_agent(
     identity: &Identity,
     caller: &Caller,
     target: &Target<'_>,
-    credential: &Credential,
-) -> Failure {
-    let named = match (target.agent, credential.agent) {
+    of_credential: Option<AgentId>,
+) -> RequestError {
+    let named = match (target.agent, of_credential) {
         (Some(name), _) => format!("{name:?}"),
         (None, Some(id)) => id.to_string(),
         (None, None) => String::new(),
@@ -130,7 +148,7 @@ fn unknown_agent(
         (false, false) => known.join(", "),
     };
     let what = format!("there is no agent {named} for caller {}; there are: {known}", caller.name);
-    Failure::new(Reason::UnknownAgent, what)
+    RequestError::new(Reason::UnknownAgent, what)
 }
 
 #[cfg(test)]
@@ -152,20 +170,21 @@ mod tests {
         Identity::parse(Path::new("id.yaml"), &text).unwrap()
     }
 
-    fn ask(path: &str, authorization: &[&str]) -> Result<AgentId, (Reason, String)> {
+    fn authorized_agent(path: &str, authorization: &[&str]) -> Result<AgentId, (Reason, String)> {
         let mut headers = HeaderMap::new();
         for value in authorization {
             headers.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
         }
         let path = path.parse().unwrap();
         let target = Target::parse(&path).unwrap();
-        authorize(&identity(), &headers, &target)
-            .map(|access| access.agent)
+        let identity = identity();
+        authenticate(&identity, &headers)
+            .and_then(|caller| authorize(&identity, &caller, &target))
             .map_err(|failure| (failure.reason, failure.message))
     }
 
     #[test]
-    fn a_known_token_reaches_its_agent_by_id_name_or_credential() {
+    fn agent_is_named_by_id_name_or_credential() {
         let basic = format!("Basic {}", STANDARD.encode("ci:secret"));
         for (path, authorization) in [
             ("/agents/prod/kubernetes/api", "Bearer secret"),
@@ -175,12 +194,12 @@ mod tests {
             ("/k8s-proxy/api", "Bearer ci:1:secret"),
             ("/k8s-proxy/api", "Bearer pat:1:secret"),
         ] {
-            assert_eq!(ask(path, &[authorization]), Ok(AgentId(1)), "{path} {authorization}");
+            assert_eq!(authorized_agent(path, &[authorization]), Ok(AgentId(1)), "{path} {authorization}");
         }
     }
 
     #[test]
-    fn a_bad_credential_is_401() {
+    fn bad_credential_is_unauthorized() {
         let wrong_name = format!("Basic {}", STANDARD.encode("cd:secret"));
         for authorization in [
             &[][..],
@@ -198,33 +217,37 @@ mod tests {
             &[&wrong_name],
             &["Bearer secret", "Bearer secret"],
         ] {
-            let (reason, message) = ask("/agents/prod/kubernetes/api", authorization).unwrap_err();
+            let (reason, message) =
+                authorized_agent("/agents/prod/kubernetes/api", authorization).unwrap_err();
             assert_eq!(reason, Reason::Unauthorized, "{authorization:?}");
             assert!(!message.contains("secret"), "{message}");
         }
-        assert_eq!(ask("/k8s-proxy/api", &["Bearer secret"]).unwrap_err().0, Reason::Unauthorized);
+        assert_eq!(
+            authorized_agent("/k8s-proxy/api", &["Bearer secret"]).unwrap_err().0,
+            Reason::Unauthorized
+        );
     }
 
     #[test]
-    fn an_agent_out_of_reach_looks_like_one_that_does_not_exist() {
+    fn forbidden_agent_looks_like_missing_agent() {
         for agent in ["test", "2", "nope", "+1", "01", "1.0"] {
             let path = &*format!("/agents/{agent}/kubernetes/");
-            let (reason, message) = ask(path, &["Bearer secret"]).unwrap_err();
+            let (reason, message) = authorized_agent(path, &["Bearer secret"]).unwrap_err();
             assert_eq!(reason, Reason::UnknownAgent);
             assert!(message.ends_with("there are: prod (1)"), "{message}");
         }
     }
 
     #[test]
-    fn a_service_out_of_reach_is_forbidden() {
-        let (reason, message) = ask("/agents/prod/prometheus/", &["Bearer secret"]).unwrap_err();
+    fn other_service_is_forbidden() {
+        let (reason, message) = authorized_agent("/agents/prod/prometheus/", &["Bearer secret"]).unwrap_err();
         assert_eq!(reason, Reason::Forbidden);
         assert_eq!(message, "caller ci may not use the service prometheus");
     }
 
     #[test]
-    fn the_credential_and_the_path_must_not_contradict_each_other() {
-        let (reason, _) = ask("/agents/prod/kubernetes/", &["Bearer ci:2:secret"]).unwrap_err();
+    fn credential_for_another_agent_is_forbidden() {
+        let (reason, _) = authorized_agent("/agents/prod/kubernetes/", &["Bearer ci:2:secret"]).unwrap_err();
         assert_eq!(reason, Reason::Forbidden);
     }
 }

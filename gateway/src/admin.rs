@@ -8,24 +8,25 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use files::ReloadHealth;
 use http::{StatusCode, header::CONTENT_TYPE};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
-use router::{Health, RouteStore};
+use router::{RouteStore, StoreHealth};
 
-use crate::{http_server::HttpServer, metrics, roster::Roster};
+use crate::{agent_list::AgentLister, http_server::HttpServer, metrics};
 
-/// How long a probe may take to send a request's head, or leave its connection idle.
+/// The time that a probe may take to send the head of a request, or leave its connection idle.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether this replica should be sent traffic.
+/// The readiness of this replica for the traffic of load balancers. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<Mutex<ReadinessState>>);
 
 #[derive(Clone, Debug, Default)]
 struct ReadinessState {
     phase: Phase,
-    /// Why other replicas do not reach this one, if they do not.
+    /// The error with which other replicas do not reach this one, or refuse it.
     unreachable: Option<Arc<str>>,
 }
 
@@ -33,76 +34,79 @@ struct ReadinessState {
 enum Phase {
     #[default]
     Starting,
-    Waiting,
+    WaitingForRedis,
     Ready,
-    Leaving,
+    Stopping,
 }
 
 impl Readiness {
-    /// It is, once Redis was reached.
-    pub fn waiting(&self) {
-        self.0.lock().phase = Phase::Waiting;
+    /// Sets the state of a replica that waits for its first connection to Redis.
+    pub fn set_waiting_for_redis(&self) {
+        self.0.lock().phase = Phase::WaitingForRedis;
     }
 
-    /// All listeners accept.
-    pub fn ready(&self) {
+    /// Sets the state of a replica whose listeners accept.
+    pub fn set_ready(&self) {
         self.0.lock().phase = Phase::Ready;
     }
 
-    /// The replica is about to stop.
-    pub fn leaving(&self) {
-        self.0.lock().phase = Phase::Leaving;
+    /// Sets the state of a replica that stops.
+    pub fn set_stopping(&self) {
+        self.0.lock().phase = Phase::Stopping;
     }
 
-    /// Why other replicas do not reach this one, if they do not.
-    pub fn unreachable(&self, why: Option<Arc<str>>) {
-        self.0.lock().unreachable = why;
+    /// Sets or removes the error with which other replicas do not reach this one, or refuse it.
+    pub fn set_unreachable(&self, error: Option<Arc<str>>) {
+        self.0.lock().unreachable = error;
     }
 
-    /// Builds the response to a probe. Degraded is ready: agents that are connected here are served.
-    fn response(&self, health: &Health) -> Response {
+    /// Builds the response to a probe. A degraded replica is ready, because it serves the agents that are connected to it.
+    fn response(&self, health: &StoreHealth, files: Vec<String>) -> Response {
         let ReadinessState { phase, unreachable } = self.0.lock().clone();
         let redis = match health {
-            Health::Healthy => None,
-            Health::Degraded { since, why } => Some((humantime::format_rfc3339_seconds(*since), why)),
+            StoreHealth::Healthy => None,
+            StoreHealth::Degraded { since, reason: why } => {
+                Some((humantime::format_rfc3339_seconds(*since), why))
+            }
         };
         let unavailable = |what: String| (StatusCode::SERVICE_UNAVAILABLE, what).into_response();
         match phase {
             Phase::Starting => return unavailable("not ready: starting\n".to_owned()),
-            Phase::Leaving => return unavailable("not ready: stopping\n".to_owned()),
-            Phase::Waiting => {
+            Phase::Stopping => return unavailable("not ready: stopping\n".to_owned()),
+            Phase::WaitingForRedis => {
                 let why = redis.map(|(_, why)| format!(": {why}")).unwrap_or_default();
                 return unavailable(format!("not ready: waiting for Redis (redis.wait_at_start){why}\n"));
             }
             Phase::Ready => {}
         }
-        let mut body =
-            if redis.is_none() && unreachable.is_none() { "ready\n" } else { "ready, degraded\n" }.to_owned();
-        if let Some((since, why)) = redis {
-            body +=
-                &format!("redis since {since}: other replicas' agents are known from memory only: {why}\n");
+        let redis = redis.map(|(since, why)| {
+            format!("redis since {since}: other replicas' agents are known from memory only: {why}")
+        });
+        let unreachable = unreachable.map(|why| format!("private_api: {why}"));
+        let problems: Vec<_> = redis.into_iter().chain(unreachable).chain(files).collect();
+        match &*problems {
+            [] => "ready\n".into_response(),
+            problems => format!("ready, degraded\n{}\n", problems.join("\n")).into_response(),
         }
-        if let Some(why) = unreachable {
-            body += &format!("private_api: other replicas do not reach this one: {why}\n");
-        }
-        body.into_response()
     }
 }
 
-/// Serves probes, Prometheus and `kas agents`.
+/// Serves probes, metrics and the list of agents.
 #[derive(Debug)]
-pub struct Admin {
+pub struct AdminServer {
     /// The state behind `/readiness`.
     pub readiness: Readiness,
     /// The metrics behind `/metrics`.
     pub registry: Registry,
+    /// The files that are reloaded, whose health is a part of `/readiness`.
+    pub files: ReloadHealth,
     /// The directory, whose health is a part of `/readiness`.
     pub store: Arc<dyn RouteStore>,
-    /// The list behind `/agents`.
-    pub roster: Roster,
+    /// Creates the list of `/agents`.
+    pub agent_lister: AgentLister,
 }
 
-impl Admin {
+impl AdminServer {
     /// Returns a server for connections of the observability listener.
     pub fn server(self: Arc<Self>) -> HttpServer {
         let routes = Router::new()
@@ -110,27 +114,29 @@ impl Admin {
             .route("/readiness", get(readiness))
             .route("/metrics", get(metrics))
             .route("/agents", get(agents))
-            .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n"))
+            .method_not_allowed_fallback(async || {
+                (StatusCode::METHOD_NOT_ALLOWED, "the methods are GET and HEAD\n")
+            })
             .fallback(async || {
-                (StatusCode::NOT_FOUND, "there are /liveness, /readiness, /metrics and /agents\n")
+                (StatusCode::NOT_FOUND, "the paths are /liveness, /readiness, /metrics and /agents\n")
             })
             .with_state(self);
         HttpServer { name: "observability", routes, header_read_timeout: HEADER_READ_TIMEOUT }
     }
 }
 
-async fn readiness(State(admin): State<Arc<Admin>>) -> Response {
-    admin.readiness.response(&admin.store.health())
+async fn readiness(State(admin): State<Arc<AdminServer>>) -> Response {
+    admin.readiness.response(&admin.store.health(), admin.files.problems())
 }
 
-async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
+async fn metrics(State(admin): State<Arc<AdminServer>>) -> impl IntoResponse {
     let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(CONTENT_TYPE, open_metrics)], metrics::render(&admin.registry))
 }
 
-async fn agents(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
-    let listing = serde_json::to_string_pretty(&admin.roster.list().await);
-    ([(CONTENT_TYPE, "application/json")], listing.expect("it is plain data") + "\n")
+async fn agents(State(admin): State<Arc<AdminServer>>) -> impl IntoResponse {
+    let listing = serde_json::to_string_pretty(&admin.agent_lister.list().await);
+    ([(CONTENT_TYPE, "application/json")], listing.expect("serializable") + "\n")
 }
 
 #[cfg(test)]
@@ -141,43 +147,70 @@ mod tests {
 
     use super::*;
 
-    fn degraded() -> Health {
-        Health::Degraded { since: SystemTime::UNIX_EPOCH, why: "Redis refuses connections".into() }
+    fn degraded() -> StoreHealth {
+        StoreHealth::Degraded { since: SystemTime::UNIX_EPOCH, reason: "Redis refuses connections".into() }
     }
 
-    async fn told(readiness: &Readiness, health: &Health) -> (u16, String) {
-        let response = readiness.response(health);
+    async fn response(readiness: &Readiness, health: &StoreHealth) -> (u16, String) {
+        response_with(readiness, health, &ReloadHealth::default()).await
+    }
+
+    async fn response_with(
+        readiness: &Readiness,
+        health: &StoreHealth,
+        files: &ReloadHealth,
+    ) -> (u16, String) {
+        let response = readiness.response(health, files.problems());
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
     #[tokio::test]
-    async fn degraded_is_ready_and_says_why() {
+    async fn degraded_is_ready_with_the_causes() {
         let readiness = Readiness::default();
-        readiness.ready();
-        assert_eq!(told(&readiness, &Health::Healthy).await, (200, "ready\n".to_owned()));
+        readiness.set_ready();
+        assert_eq!(response(&readiness, &StoreHealth::Healthy).await, (200, "ready\n".to_owned()));
         let redis = "ready, degraded\nredis since 1970-01-01T00:00:00Z: other replicas' agents are known from memory only: \
                      Redis refuses connections\n";
-        assert_eq!(told(&readiness, &degraded()).await, (200, redis.to_owned()));
-        readiness.unreachable(Some("a firewall".into()));
+        assert_eq!(response(&readiness, &degraded()).await, (200, redis.to_owned()));
+        readiness.set_unreachable(Some("other replicas do not reach this one: a firewall".into()));
         let private = "private_api: other replicas do not reach this one: a firewall\n";
-        assert_eq!(told(&readiness, &degraded()).await, (200, format!("{redis}{private}")));
-        readiness.unreachable(None);
-        assert_eq!(told(&readiness, &Health::Healthy).await, (200, "ready\n".to_owned()));
+        assert_eq!(response(&readiness, &degraded()).await, (200, format!("{redis}{private}")));
+        readiness.set_unreachable(None);
+        assert_eq!(response(&readiness, &StoreHealth::Healthy).await, (200, "ready\n".to_owned()));
     }
 
     #[tokio::test]
-    async fn who_is_not_ready_says_what_it_waits_for() {
+    async fn refused_file_is_degraded() {
+        let (readiness, files) = (Readiness::default(), ReloadHealth::default());
+        readiness.set_ready();
+        let identity = files.file("identity.file");
+        identity.set_refused("id.yaml:1:1: bad", SystemTime::UNIX_EPOCH, tokio::time::Instant::now());
+        let body = "ready, degraded\nidentity.file since 1970-01-01T00:00:00Z: the version on disk is refused: \
+                    id.yaml:1:1: bad\n";
+        assert_eq!(response_with(&readiness, &StoreHealth::Healthy, &files).await, (200, body.to_owned()));
+        identity.set_accepted();
+        assert_eq!(
+            response_with(&readiness, &StoreHealth::Healthy, &files).await,
+            (200, "ready\n".to_owned())
+        );
+    }
+
+    #[tokio::test]
+    async fn not_ready_has_the_cause() {
         let readiness = Readiness::default();
-        assert_eq!(told(&readiness, &Health::Healthy).await, (503, "not ready: starting\n".to_owned()));
-        readiness.waiting();
-        let (status, body) = told(&readiness, &degraded()).await;
+        assert_eq!(
+            response(&readiness, &StoreHealth::Healthy).await,
+            (503, "not ready: starting\n".to_owned())
+        );
+        readiness.set_waiting_for_redis();
+        let (status, body) = response(&readiness, &degraded()).await;
         assert_eq!(
             (status, &*body),
             (503, "not ready: waiting for Redis (redis.wait_at_start): Redis refuses connections\n")
         );
-        readiness.leaving();
-        assert_eq!(told(&readiness, &degraded()).await, (503, "not ready: stopping\n".to_owned()));
+        readiness.set_stopping();
+        assert_eq!(response(&readiness, &degraded()).await, (503, "not ready: stopping\n".to_owned()));
     }
 }

@@ -1,17 +1,17 @@
-//! The listener for agents: authenticate, switch to WebSocket, keep the tunnel in the table for as long as it lives.
+//! Serves agents: authenticates, upgrades the connection to a tunnel, and registers the tunnel until it ends.
 
-mod balance;
-mod door;
+mod drain;
 mod instances;
-mod leave;
-mod places;
 mod rebalance;
+mod rebalancer;
 mod refusal;
+mod tunnel_permits;
 
 use std::{
     convert::Infallible,
     fmt::Display,
     io,
+    panic::AssertUnwindSafe,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -19,100 +19,99 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use cores::poll_on_wake;
+use futures_util::FutureExt as _;
 use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
-use proto::{AgentId, AgentName, Epoch, Hello, Limits, ReplicaId, TunnelId, Welcome, header};
-use router::{LocalTunnels, RateLimit, Route, RouteStore};
+use process::LogLimiter;
+use proto::{AgentId, AgentName, Epoch, Hello, ReplicaId, TunnelId, TunnelLimits, Welcome, header};
+use router::{KeyedRateLimiter, LocalTunnels, RateLimiter, Route, RouteStore};
 use secrecy::SecretString;
-use telemetry::log_limit::LogLimit;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, timeout},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 use tunnel::{
-    Body, Ended, Settings,
-    websocket::{Role, WebSocket, handshake},
+    Body, CloseReason, IDLE_TIMEOUT_HINT, IdleTimeoutDetector, TunnelConfig, handshake,
+    websocket::{Role, WebSocket},
 };
 
-pub use self::{balance::Balance, door::Door, places::Places};
-use self::{
-    places::Place,
-    refusal::{CROWDED, DRAINING},
-};
+pub use self::rebalancer::Rebalancer;
+pub(crate) use self::tunnel_permits::TunnelPermits;
+use self::{drain::Supervised, refusal::HandshakeError, tunnel_permits::TunnelPermit};
 use crate::{
-    connected::Connected,
     identity::Identities,
     io::StallGuard,
-    metrics::{Limit, Metrics},
+    metrics::{GaugeGuard, Limit, Metrics},
+    tasks::TaskGroup,
     token::TokenHash,
+    tunnel_entry::TunnelEntry,
 };
 
-/// Takes tunnels.
+/// Serves agents.
 #[derive(Debug)]
-pub struct Agents {
-    /// Who agents are.
+pub struct AgentServer {
+    /// The agents and their tokens.
     pub identities: Identities,
-    /// Where their tunnels are kept.
-    pub tunnels: Arc<LocalTunnels<Connected>>,
-    /// Where other replicas learn of them.
+    /// The tunnels that end at this replica.
+    pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
+    /// The directory that all replicas share.
     pub store: Arc<dyn RouteStore>,
-    /// This process.
+    /// This replica.
     pub replica: ReplicaId,
-    /// How tunnels are set up.
-    pub settings: Settings,
-    /// How long an agent may take for each step of opening a tunnel.
+    /// The HTTP/2 settings of tunnels.
+    pub settings: TunnelConfig,
+    /// `agent.listen.handshake_timeout`: the time for each step of opening a tunnel.
     pub handshake_timeout: Duration,
-    /// How long an agent may read nothing of its tunnel while bytes wait for it.
+    /// `agent.listen.write_stall_timeout`: the time for which an agent may leave written bytes unread.
     pub write_stall_timeout: Duration,
-    /// How many tunnels may be opened in a second.
-    pub door: Mutex<Door>,
-    /// How many tunnels an agent may have.
-    pub places: Places,
-    /// How often one token may be used to open a tunnel.
-    pub pace: RateLimit,
-    /// After this, give or take 5 %, a tunnel is replaced.
+    /// `agent.listen.connections_per_second`: limits the tunnels that all agents open.
+    pub connection_rate: Mutex<RateLimiter>,
+    /// `agent.listen.max_tunnels_per_agent`: limits the tunnels of one agent.
+    pub tunnel_permits: TunnelPermits,
+    /// `agent.listen.connections_per_token_per_minute`: limits the tunnels that one token opens.
+    pub token_rate: KeyedRateLimiter,
+    /// `agent.listen.max_connection_age`: after this time, ±5 %, a tunnel is replaced.
     pub max_age: Duration,
-    /// How long a tunnel that is left may take to finish its streams.
+    /// `agent.kubernetes_api.listen.shutdown_grace_period`: the time that the streams of a draining tunnel may take.
     pub grace: Duration,
-    /// Set once this replica wants to be rid of its agents.
-    pub leaving: CancellationToken,
-    /// Set once tunnels that are still open are to end at once.
-    pub cut: CancellationToken,
-    /// Where tunnels run.
-    pub tasks: TaskTracker,
-    /// What is counted.
+    /// Tunnels, and connections that become tunnels. Once the group drains, agents are asked to leave.
+    pub connections: TaskGroup,
+    /// The metrics of this replica.
     pub metrics: Metrics,
-    /// Orders what this replica says to the store.
+    /// The epoch of the last announcement to the directory.
     pub epoch: AtomicU64,
-    /// What may come often is worth a line, not a flood.
-    pub refusals: LogLimit<&'static str>,
+    /// Limits the log lines of refused tunnels.
+    pub log_limit: LogLimiter<&'static str>,
+    /// Detects the idle timeout of a proxy from the ends of tunnels.
+    pub idle_timeouts: Mutex<IdleTimeoutDetector>,
 }
 
-/// An agent that proved who it is.
+/// An agent whose token is valid and whose tunnel is admitted.
 #[derive(Debug)]
-struct Peer {
-    agent: AgentId,
+struct AuthenticatedAgent {
+    id: AgentId,
     name: AgentName,
     token: TokenHash,
     hello: Hello,
     tunnel: TunnelId,
     address: String,
-    _place: Place,
+    _permit: TunnelPermit,
 }
 
-impl Agents {
-    /// Serves one connection, until it has become a tunnel or was refused. `address` is for logs.
+impl AgentServer {
+    /// Serves one connection until it is refused or has become a tunnel. `address` is for logs.
     pub async fn serve<T>(self: &Arc<Self>, io: T, address: impl Display)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let address = address.to_string();
         let service = service_fn(|request| {
-            let answer = self.accept::<T>(request, &address);
-            async { Ok::<_, Infallible>(answer.await) }
+            let response = self.handle::<T>(request, &address);
+            async { Ok::<_, Infallible>(response.await) }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -121,95 +120,90 @@ impl Agents {
             .serve_connection(TokioIo::new(io), service)
             .with_upgrades();
         if let Err(error) = connection.await {
-            tracing::debug!(peer = address, %error, "a connection of an agent failed before it was a tunnel");
+            tracing::debug!(peer = address, %error, "connection of an agent failed before the upgrade");
         }
     }
 
-    async fn accept<T>(self: &Arc<Self>, mut request: Request<Incoming>, address: &str) -> Response<Body>
+    async fn handle<T>(self: &Arc<Self>, mut request: Request<Incoming>, address: &str) -> Response<Body>
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let mut headers = match handshake::accept(&request) {
-            Ok(headers) => headers,
-            Err(refusal) => return self.refuse("protocol", refusal.status(), refusal, address),
-        };
-        if self.leaving.is_cancelled() {
-            let what = "this kas is stopping; try another replica";
-            return self.refuse_for(DRAINING, "draining", StatusCode::SERVICE_UNAVAILABLE, what, address);
-        }
-        let Some((agent, token, name)) = self.authenticate(request.headers()) else {
-            let what = "the agent token is unknown or was revoked: create one with `kas token new`, put its hash into the \
-                        identity file of kas and the token into agentk's secret";
-            return self.refuse("unauthorized", StatusCode::UNAUTHORIZED, what, address);
-        };
-        let hello = match request.headers().get(&header::HELLO).map(Hello::decode) {
-            Some(Ok(hello)) => hello,
-            Some(Err(error)) => {
-                let what = format!("the header {} cannot be used: {error}", header::HELLO);
-                return self.refuse("hello", StatusCode::BAD_REQUEST, what, address);
-            }
-            None => {
-                let what = format!("the header {} is missing", header::HELLO);
-                return self.refuse("hello", StatusCode::BAD_REQUEST, what, address);
+        let (mut headers, agent) = match self.admit(&request, address).await {
+            Ok(admitted) => admitted,
+            Err(error) => {
+                let reason = error.label();
+                self.metrics.count_handshake(reason);
+                if let Some(suppressed) = self.log_limit.admit(reason, std::time::Instant::now()) {
+                    let status = error.status();
+                    tracing::warn!(peer = %address, %status, reason, suppressed, %error, "tunnel refused");
+                }
+                return error.to_response();
             }
         };
-
-        // Only agents take up time that is others' as well.
-        let turn = self.door.lock().admit(Instant::now());
-        if let Err(wait) = turn {
-            self.metrics.limit(Limit::ConnectionRate);
-            let what = "this kas opens as many tunnels in a second as it may (agent.listen.connections_per_second): many \
-                        agents come at once";
-            return self.refuse_for(wait, "rush", StatusCode::SERVICE_UNAVAILABLE, what, address);
-        }
-        if let Err(wait) = self.pace.admit(token.digest()).await {
-            self.metrics.limit(Limit::ConnectionsPerToken);
-            let what = format!(
-                "the token of agent {name} has opened as many tunnels in this minute as it may \
-                 (agent.listen.connections_per_token_per_minute): wait, or run fewer agentk pods with it"
-            );
-            return self.refuse_for(wait, "hasty", StatusCode::TOO_MANY_REQUESTS, what, address);
-        }
-        let Some(place) = self.places.take(agent) else {
-            self.metrics.limit(Limit::TunnelsPerAgent);
-            let what = format!(
-                "agent {name} has as many tunnels to this kas as it may have (agent.listen.max_tunnels_per_agent): let \
-                 others end, or run fewer agentk pods or tunnels"
-            );
-            return self.refuse_for(CROWDED, "crowded", StatusCode::TOO_MANY_REQUESTS, what, address);
-        };
-
         let welcome = Welcome {
             replica: self.replica,
-            replicas: self.replicas(),
-            tunnel: TunnelId::random(),
-            limits: Limits {
+            replicas: self.replica_count(),
+            tunnel: agent.tunnel,
+            limits: TunnelLimits {
                 max_concurrent_streams: self.settings.max_concurrent_streams,
                 max_header_bytes: self.settings.max_header_bytes,
             },
         };
-        let peer = Peer {
-            agent,
+        let upgrade = hyper::upgrade::on(&mut request);
+        let server = Arc::clone(self);
+        self.connections.tasks.spawn(async move { server.run::<T>(upgrade, agent).await });
+
+        headers.insert(header::WELCOME, welcome.encode().expect("ids and numbers are ASCII"));
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        *response.headers_mut() = headers;
+        response
+    }
+
+    /// Authenticates the agent and applies the limits. Returns the headers of the 101 together with the agent.
+    async fn admit(
+        &self,
+        request: &Request<Incoming>,
+        address: &str,
+    ) -> Result<(HeaderMap, AuthenticatedAgent), HandshakeError> {
+        let headers = handshake::response_headers(request).map_err(|refusal| HandshakeError::Protocol {
+            status: refusal.status(),
+            message: refusal.to_string(),
+        })?;
+        if self.connections.draining.is_cancelled() {
+            return Err(HandshakeError::Draining);
+        }
+        let (id, token, name) = self.authenticate(request.headers()).ok_or(HandshakeError::Unauthorized)?;
+        let hello = hello(request.headers())?;
+
+        // After authentication: only agents may use up the rate that all agents share.
+        let admitted = self.connection_rate.lock().admit(Instant::now());
+        if let Err(wait) = admitted {
+            self.metrics.count_limit(Limit::ConnectionRate);
+            return Err(HandshakeError::ReplicaRateLimit { wait });
+        }
+        if let Err(wait) = self.token_rate.admit(token.digest()).await {
+            self.metrics.count_limit(Limit::ConnectionsPerToken);
+            return Err(HandshakeError::TokenRateLimit { agent: name, wait });
+        }
+        let Some(permit) = self.tunnel_permits.try_acquire(id) else {
+            self.metrics.count_limit(Limit::TunnelsPerAgent);
+            return Err(HandshakeError::TunnelLimit { agent: name });
+        };
+        let agent = AuthenticatedAgent {
+            id,
             name,
             token,
             hello,
-            tunnel: welcome.tunnel,
+            tunnel: TunnelId::random(),
             address: address.to_owned(),
-            _place: place,
+            _permit: permit,
         };
-        let upgrade = hyper::upgrade::on(&mut request);
-        let agents = Arc::clone(self);
-        self.tasks.spawn(async move { agents.run::<T>(upgrade, peer).await });
-
-        headers.insert(header::WELCOME, welcome.encode().expect("ids and numbers are ASCII"));
-        let mut answer = Response::new(Body::empty());
-        *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        *answer.headers_mut() = headers;
-        answer
+        Ok((headers, agent))
     }
 
-    /// How many there are, as far as is known.
-    fn replicas(&self) -> u16 {
+    /// Returns the number of replicas in the directory, with this one.
+    fn replica_count(&self) -> u16 {
         let others = self.store.replicas().iter().filter(|replica| replica.id != self.replica).count();
         u16::try_from(others + 1).unwrap_or(u16::MAX)
     }
@@ -226,7 +220,7 @@ impl Agents {
         Some((agent, hash, identity.name(agent)?.clone()))
     }
 
-    async fn run<T>(&self, upgrade: OnUpgrade, peer: Peer)
+    async fn run<T>(&self, upgrade: OnUpgrade, agent: AuthenticatedAgent)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -238,96 +232,136 @@ impl Agents {
             tunnel::open(socket, &self.settings).await.ok()
         });
         let Ok(Some((tunnel, driver))) = opened.await else {
-            self.metrics.handshake("lost");
-            return tracing::debug!(peer = peer.address, "a tunnel was lost before it was open");
+            self.metrics.count_handshake("incomplete");
+            return tracing::debug!(peer = agent.address, "tunnel lost before it was open");
         };
 
-        // Not before agentk has answered: it may give a tunnel up at once, for one to another replica.
+        // Not registered before agentk responds: it may close a tunnel at once, in favour of one to another replica.
         let driving = driver.run();
         tokio::pin!(driving);
-        let answered = tokio::select! {
-            answered = timeout(self.handshake_timeout, tunnel.ready()) => answered.is_ok(),
+        let ready = tokio::select! {
+            ready = timeout(self.handshake_timeout, tunnel.ready()) => ready.is_ok(),
             _ = &mut driving => false,
         };
-        if !answered {
-            self.metrics.handshake("lost");
-            return tracing::debug!(peer = peer.address, "a tunnel was given up before it was used");
+        if !ready {
+            self.metrics.count_handshake("incomplete");
+            return tracing::debug!(peer = agent.address, "tunnel closed before it was registered");
         }
 
-        self.metrics.handshake("accepted");
-        self.metrics.tunnels.inc();
+        self.metrics.count_handshake("accepted");
+        let open = GaugeGuard::new(&self.metrics.tunnels);
         let since = Instant::now();
         tracing::info!(
-            agent.id = %peer.agent,
-            agent.name = %peer.name,
-            tunnel = %peer.tunnel,
-            instance = %peer.hello.instance,
-            version = peer.hello.version,
-            pod = peer.hello.pod_name,
-            kubernetes = peer.hello.kubernetes_version,
-            peer = peer.address,
+            agent.id = %agent.id,
+            agent.name = %agent.name,
+            tunnel = %agent.tunnel,
+            instance = %agent.hello.instance,
+            version = agent.hello.version,
+            pod = agent.hello.pod_name,
+            kubernetes = agent.hello.kubernetes_version,
+            peer = agent.address,
             "tunnel opened"
         );
-        let connected = Connected {
+        let move_requested = CancellationToken::new();
+        let entry = TunnelEntry {
             tunnel: tunnel.clone(),
-            hello: peer.hello.clone(),
-            peer: peer.address.clone(),
+            hello: agent.hello.clone(),
+            peer: agent.address.clone(),
             since: SystemTime::now(),
-            moving: CancellationToken::new(),
+            move_requested: move_requested.clone(),
         };
-        let moving = connected.moving.clone();
-        let services = peer.hello.services.clone();
-        let registration = self.tunnels.register(peer.agent, peer.tunnel, services, connected, cores::here());
-        let live = async {
-            self.announce(peer.agent).await;
-            self.attend(&peer, &tunnel, &moving, || registration.drain()).await
+        let services = agent.hello.services.clone();
+        let registration = self.tunnels.register(agent.id, agent.tunnel, services, entry, cores::current());
+        let supervised = Supervised {
+            agent: &agent.name,
+            agent_id: agent.id,
+            id: agent.tunnel,
+            tunnel: &tunnel,
+            token: &agent.token,
+            identities: &self.identities,
+            max_age: self.max_age,
+            move_requested: &move_requested,
+            connections: &self.connections,
+            grace: self.grace,
         };
-        let ended = tokio::select! {
-            ended = driving => ended,
-            ended = live => ended,
+        let supervisor = poll_on_wake(async {
+            self.announce(agent.id).await;
+            drain::supervise(supervised, || registration.drain(), self.withdraw(agent.id)).await
+        });
+        let serving = async {
+            tokio::select! {
+                biased;
+                ended = driving => ended,
+                ended = supervisor => ended,
+            }
         };
-        drop(registration);
-        if let Ended::Lost(error) = &ended
+        // The state of the tunnel is not used again after a panic. The cleanup below must run in any case.
+        let ended = AssertUnwindSafe(serving).catch_unwind().await.unwrap_or(CloseReason::LocallyClosed);
+        drop((registration, open));
+        if let CloseReason::Lost { error, .. } = &ended
             && error.kind() == io::ErrorKind::TimedOut
         {
-            self.metrics.limit(Limit::TunnelWriteStall);
+            self.metrics.count_limit(Limit::TunnelWriteStall);
         }
-        self.withdraw(peer.agent).await;
-        self.metrics.tunnels.dec();
-        self.metrics.tunnel_end(ended.label(), since.elapsed());
-        tracing::info!(
-            agent.id = %peer.agent,
-            agent.name = %peer.name,
-            tunnel = %peer.tunnel,
-            reason = %ended,
-            seconds = since.elapsed().as_secs(),
-            "tunnel ended"
-        );
+        self.withdraw(agent.id).await;
+        self.metrics.observe_tunnel_end(ended.label(), since.elapsed());
+        self.log_end(&agent, &ended, since.elapsed());
     }
 
+    fn log_end(&self, agent: &AuthenticatedAgent, ended: &CloseReason, duration: Duration) {
+        let AuthenticatedAgent { id, name, tunnel, .. } = agent;
+        let seconds = duration.as_secs();
+        if let CloseReason::Graceful | CloseReason::LocallyClosed = ended {
+            return tracing::info!(agent.id = %id, agent.name = %name, %tunnel, reason = %ended, seconds, "tunnel ended");
+        }
+        let hint = match ended {
+            CloseReason::Lost { silence, .. }
+                if self.idle_timeouts.lock().record_loss(*silence, Instant::now()) =>
+            {
+                Some(IDLE_TIMEOUT_HINT)
+            }
+            _ => None,
+        };
+        tracing::warn!(agent.id = %id, agent.name = %name, %tunnel, reason = %ended, seconds, hint, "tunnel lost");
+    }
+
+    /// Announces to the other replicas that this one holds the agent.
     async fn announce(&self, agent: AgentId) {
         self.describe(agent);
         let epoch = Epoch(self.epoch.fetch_add(1, Relaxed) + 1);
         let route = Route { replica: self.replica, epoch };
         if let Err(error) = self.store.announce(agent, route).await {
-            tracing::warn!(agent.id = %agent, %error, "other replicas were not told of an agent");
+            tracing::warn!(agent.id = %agent, %error, "route of an agent not announced");
         }
     }
 
+    /// Publishes the agentk processes that have tunnels here.
     fn describe(&self, agent: AgentId) {
         let instances = instances::instances(&self.tunnels.views_of(agent));
-        self.store.describe(agent, self.replica, instances);
+        self.store.set_instances(agent, self.replica, instances);
     }
 
+    /// Withdraws the route of an agent without tunnels here, or of every agent while this replica stops.
     async fn withdraw(&self, agent: AgentId) {
-        // Read before looking: a tunnel that arrives after the look announces a later epoch, which survives this.
+        // Loaded before the check: a tunnel that arrives after the check announces a later epoch, which this withdrawal does not
+        // remove.
         let epoch = Epoch(self.epoch.load(Relaxed));
-        if self.tunnels.holds(agent) && !self.leaving.is_cancelled() {
+        if self.tunnels.contains(agent) && !self.connections.draining.is_cancelled() {
             return self.describe(agent);
         }
         let route = Route { replica: self.replica, epoch };
         if let Err(error) = self.store.withdraw(agent, route).await {
-            tracing::warn!(agent.id = %agent, %error, "other replicas were not told that an agent left");
+            tracing::warn!(agent.id = %agent, %error, "route of an agent not withdrawn");
         }
+    }
+}
+
+fn hello(headers: &HeaderMap) -> Result<Hello, HandshakeError> {
+    match headers.get(&header::HELLO).map(Hello::decode) {
+        Some(Ok(hello)) => Ok(hello),
+        Some(Err(error)) => {
+            Err(HandshakeError::InvalidHello(format!("the header {} is invalid: {error}", header::HELLO)))
+        }
+        None => Err(HandshakeError::InvalidHello(format!("the header {} is missing", header::HELLO))),
     }
 }

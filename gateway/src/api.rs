@@ -1,10 +1,10 @@
-//! The internal API: programs ask here who is connected, to whichever replica.
+//! The internal API, with which programs list the connected agents of all replicas.
 //!
-//! `GET /api/v1/agents` and `GET /api/v1/agents/<id or name>`, for whoever has the secret of `api.listen`. The shapes are
-//! documented in `docs/api.md`. A page costs the directory one question for each 500 agents, whatever their number.
+//! The paths are `GET /api/v1/agents` and `GET /api/v1/agents/<id or name>`. Clients need the secret of `api.listen`. The
+//! shapes are documented in `docs/api.md`. One page needs one lookup in the directory for up to 500 agents.
 
-mod answer;
 mod query;
+mod response;
 mod token;
 
 use std::{
@@ -21,139 +21,146 @@ use axum::{
     routing::{MethodRouter, get},
 };
 use http::Uri;
+use process::LogLimiter;
 use proto::{AgentId, ReplicaId};
 use router::RouteStore;
-use telemetry::log_limit::LogLimit;
 
-use self::answer::{Agent, One, Page, Refusal};
+use self::query::QueryError;
+use self::response::{AgentInfo, AgentPage, AgentResponse, ApiError};
 pub use self::{
-    query::{BadQuery, Query},
-    token::{Denied, Verifier},
+    query::Query,
+    token::{TokenError, Verifier},
 };
 use crate::{
-    agents::Agents,
+    agent_locations::{AgentLocations, AgentState},
+    agents::AgentServer,
     http_server::HttpServer,
     identity::{Identities, Identity},
+    listen::LOG_PERIOD,
     metrics::Metrics,
-    whereabouts::{Presence, Whereabouts},
 };
 
-/// How long a program may take to send a request's head, or leave its connection idle.
+/// The time that a client may take for the head of a request, or leave its connection idle.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often one kind of refusal is logged.
-const LOG_PERIOD: Duration = Duration::from_secs(10);
 
-/// Serves programs.
+/// Serves the internal API.
 #[derive(Debug)]
-pub struct Api {
+pub struct ApiServer {
     verifier: Verifier,
     identities: Identities,
     store: Arc<dyn RouteStore>,
     replica: ReplicaId,
     metrics: Metrics,
-    refusals: LogLimit<&'static str>,
+    log_limit: LogLimiter<&'static str>,
 }
 
-impl Api {
-    /// Tells what these and other replicas serve, to whoever shows a token that is good.
-    pub fn of(agents: &Agents, verifier: Verifier) -> Self {
+impl ApiServer {
+    /// Creates the API of a replica, for clients whose token passes the verifier.
+    pub fn new(agents: &AgentServer, verifier: Verifier) -> Self {
         Self {
             verifier,
             identities: agents.identities.clone(),
             store: Arc::clone(&agents.store),
             replica: agents.replica,
             metrics: agents.metrics.clone(),
-            refusals: LogLimit::new(LOG_PERIOD),
+            log_limit: LogLimiter::new(LOG_PERIOD),
         }
     }
 
     /// Returns a server for connections of the internal API.
     pub fn server(self: Arc<Self>) -> HttpServer {
         let routes = Router::new()
-            .route("/api/v1/agents", get_only(get(list)))
-            .route("/api/v1/agents/{agent}", get_only(get(one)))
-            .method_not_allowed_fallback(async || Refusal::Method)
-            .fallback(async |uri: Uri| Refusal::no_path(uri.path()))
+            .route("/api/v1/agents", get_only(get(list_agents)))
+            .route("/api/v1/agents/{agent}", get_only(get(get_agent)))
+            .method_not_allowed_fallback(async || ApiError::Method)
+            .fallback(async |uri: Uri| ApiError::no_path(uri.path()))
             .layer(from_fn_with_state(Arc::clone(&self), authenticate))
             .with_state(self);
         HttpServer { name: "api", routes, header_read_timeout: HEADER_READ_TIMEOUT }
     }
 
     fn record(&self, response: &Response, peer: SocketAddr) {
-        let refusal = response.extensions().get::<Refusal>();
-        let reason = refusal.map_or("ok", Refusal::as_str);
-        self.metrics.api_request(reason);
-        if let Some(refusal) = refusal
-            && let Some(suppressed) = self.refusals.admit(reason, Instant::now())
+        let error = response.extensions().get::<ApiError>();
+        let reason = error.map_or("ok", ApiError::as_str);
+        self.metrics.count_api_request(reason);
+        if let Some(error) = error
+            && let Some(suppressed) = self.log_limit.admit(reason, Instant::now())
         {
-            tracing::info!(%peer, reason = %refusal, suppressed, "the internal API refused a request");
+            tracing::info!(%peer, reason, %error, suppressed, "API request refused");
         }
     }
 }
 
-/// Refuses HEAD, which axum would answer with the handler of GET.
-fn get_only(route: MethodRouter<Arc<Api>>) -> MethodRouter<Arc<Api>> {
-    route.head(async || Refusal::Method)
+/// Refuses HEAD, which axum would route to the handler of GET.
+fn get_only(route: MethodRouter<Arc<ApiServer>>) -> MethodRouter<Arc<ApiServer>> {
+    route.head(async || ApiError::Method)
 }
 
-/// Refuses requests without a valid token, on unknown paths too: without one a program learns nothing.
+/// Refuses requests without a valid token, also on unknown paths: without a token a client gets no information.
 async fn authenticate(
-    State(api): State<Arc<Api>>,
+    State(api): State<Arc<ApiServer>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
     next: Next,
 ) -> Response {
     let response = match api.verifier.verify(request.headers()) {
         Ok(()) => next.run(request).await,
-        Err(denied) => Refusal::from(denied).into_response(),
+        Err(error) => ApiError::from(error).into_response(),
     };
     api.record(&response, peer);
     response
 }
 
-async fn list(State(api): State<Arc<Api>>, RawQuery(query): RawQuery) -> Result<Page, Refusal> {
+async fn list_agents(
+    State(api): State<Arc<ApiServer>>,
+    RawQuery(query): RawQuery,
+) -> Result<AgentPage, ApiError> {
     let query: Query = query.as_deref().unwrap_or_default().parse()?;
     let identity = api.identities.load_full();
     let wanted = |id: &AgentId| {
-        query.admits(*id, identity.project(*id), identity.name(*id).expect("it is one of them").as_str())
+        query.matches(
+            *id,
+            identity.project(*id),
+            identity.name(*id).expect("listed in the identity file").as_str(),
+        )
     };
     let mut ids: Vec<AgentId> = identity.agents().into_iter().map(|(_, id)| id).filter(wanted).collect();
     ids.sort();
     let more = ids.len() > query.limit;
     ids.truncate(query.limit);
-    let mut whereabouts = Whereabouts::of(&*api.store, &ids).await;
-    let all = ids.iter().map(|id| agent(&identity, *id, &mut whereabouts));
-    let agents = all.filter(|agent| agent.presence == Presence::Connected).collect();
-    Ok(Page {
+    let mut locations = AgentLocations::lookup(&*api.store, &ids).await;
+    let all = ids.iter().map(|id| agent(&identity, *id, &mut locations));
+    let agents = all.filter(|agent| agent.state == AgentState::Connected).collect();
+    Ok(AgentPage {
         replica: api.replica,
         time: SystemTime::now(),
-        missing: whereabouts.missing,
+        missing: locations.missing,
         agents,
         next: ids.last().filter(|_| more).map(AgentId::to_string),
     })
 }
 
-async fn one(
-    State(api): State<Arc<Api>>,
+async fn get_agent(
+    State(api): State<Arc<ApiServer>>,
     uri: Uri,
     name: Result<Path<String>, PathRejection>,
     RawQuery(query): RawQuery,
-) -> Result<One, Refusal> {
+) -> Result<AgentResponse, ApiError> {
     // Fails if the name is not UTF-8.
-    let Ok(Path(name)) = name else { return Err(Refusal::no_path(uri.path())) };
+    let Ok(Path(name)) = name else { return Err(ApiError::no_path(uri.path())) };
     if query.is_some_and(|query| !query.is_empty()) {
-        return Err(BadQuery::Nothing.into());
+        return Err(QueryError::Unexpected.into());
     }
     let identity = api.identities.load_full();
-    let id = identity.find(&name).ok_or_else(|| Refusal::no_agent(&name))?;
-    let mut whereabouts = Whereabouts::of(&*api.store, &[id]).await;
-    let agent = agent(&identity, id, &mut whereabouts);
-    Ok(One { replica: api.replica, time: SystemTime::now(), missing: whereabouts.missing, agent })
+    let id = identity.find(&name).ok_or_else(|| ApiError::no_agent(&name))?;
+    let mut locations = AgentLocations::lookup(&*api.store, &[id]).await;
+    let agent = agent(&identity, id, &mut locations);
+    Ok(AgentResponse { replica: api.replica, time: SystemTime::now(), missing: locations.missing, agent })
 }
 
-fn agent(identity: &Identity, id: AgentId, whereabouts: &mut Whereabouts) -> Agent {
-    let replicas = whereabouts.take(id);
-    let presence = if replicas.is_empty() { whereabouts.absent(id) } else { Presence::Connected };
-    let name = identity.name(id).expect("it is one of them").clone();
-    Agent { id, name, project_id: identity.project(id), presence, replicas }
+fn agent(identity: &Identity, id: AgentId, locations: &mut AgentLocations) -> AgentInfo {
+    let replicas = locations.take_owners(id);
+    let state = if replicas.is_empty() { locations.state_without_owner(id) } else { AgentState::Connected };
+    let name = identity.name(id).expect("listed in the identity file").clone();
+    AgentInfo { id, name, project_id: identity.project(id), state, replicas }
 }

@@ -1,137 +1,164 @@
-//! Builds a replica and runs it; `shutdown` stops it.
+//! Builds a replica and runs it. `shutdown` stops it.
 
-mod checked;
-mod live;
+mod connection_limits;
+mod live_checks;
 mod shutdown;
+mod validated_config;
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use cores::Cores;
+use files::{ReloadHealth, follow};
+use futures_util::FutureExt as _;
 use parking_lot::Mutex;
+use process::LogLimiter;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::{
-    LocalTunnels, MemoryStore, RateLimit,
-    redis::{Keeper, RedisStore},
+    KeyedRateLimiter, LocalTunnels, MemoryStore, RateLimiter,
+    redis::{RedisStore, SyncTask},
 };
-use telemetry::{Exporter, log_limit::LogLimit};
-use tokio::time::Instant;
+use telemetry::Exporter;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::shutdown::{GracePeriods, Shutdown};
 pub use self::{
-    checked::{Checked, Listeners},
-    live::Tried,
+    live_checks::CheckResult,
+    validated_config::{Listeners, ValidatedConfig},
 };
 use crate::{
-    admin::{Admin, Readiness},
-    agents::{Agents, Balance, Door, Places},
-    api::Api,
-    config::Config,
+    admin::{AdminServer, Readiness},
+    agent_list::AgentLister,
+    agents::{AgentServer, Rebalancer, TunnelPermits},
+    api::ApiServer,
+    config::{Config, ConfigError},
     cors::Cors,
     forward::Forwarder,
     identity::{Identities, Identity},
-    metrics::{self, Metrics},
-    peers::{Fleet, Peers, host::Host, reach::Reach},
-    proxy::{Budget, Callers},
-    reload::on_change,
-    roster::Roster,
+    listen::LOG_PERIOD,
+    metrics::{self, Metrics, certificate::CertificateExpirations},
+    peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
+    proxy::{ProxyServer, ResponseBudget},
+    secret::SecretFile,
     tasks::TaskGroup,
-    tls::Certificate,
+    tls::{Certificate, MutualTls},
     traces::Traces,
 };
 
 /// The period of `connections_per_token_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// How often one kind of refusal or failure is logged.
-const LOG_PERIOD: Duration = Duration::from_secs(10);
-
-/// One kas: what its listeners share. Nothing is bound yet.
+/// One replica: the servers behind its listeners, and the state that they share.
 #[derive(Debug)]
 pub struct App {
-    /// Takes tunnels.
-    pub agents: Arc<Agents>,
-    /// Takes requests.
-    pub callers: Arc<Callers>,
-    /// Takes requests of other replicas.
-    pub host: Arc<Host>,
-    /// Takes programs that ask who is connected, if some may.
-    pub api: Option<Arc<Api>>,
-    /// Takes probes.
-    pub admin: Arc<Admin>,
-    /// Who is who.
+    /// Serves agents.
+    pub agents: Arc<AgentServer>,
+    /// Serves callers.
+    pub callers: Arc<ProxyServer>,
+    /// Serves other replicas.
+    pub peer_server: Arc<PeerServer>,
+    /// Serves the internal API, if it is configured.
+    pub api: Option<Arc<ApiServer>>,
+    /// Serves probes, metrics and the list of agents.
+    pub admin: Arc<AdminServer>,
+    /// The agents and callers of the identity file.
     pub identities: Identities,
+    /// Each new value makes this replica read its files again.
+    pub reload: watch::Sender<()>,
     readiness: Readiness,
     certificates: Vec<Certificate>,
+    secrets: Vec<SecretFile>,
+    peer_tls: Option<MutualTls>,
+    expirations: CertificateExpirations,
     exporter: Option<Exporter>,
-    redis: Option<(RedisStore, Keeper)>,
-    reach: Option<Reach>,
+    redis: Option<(RedisStore, SyncTask)>,
+    reachability: Option<ReachabilityProbe>,
+    /// Each new version of a secret or of the private authority is a new value.
+    credentials: watch::Sender<()>,
     config: Config,
 }
 
+/// A background task has panicked.
+#[derive(Debug, thiserror::Error)]
+#[error("a background task panicked and kas had to stop; this is a defect of kas, and the log has the panic")]
+pub struct BackgroundPanic;
+
 impl App {
-    /// Builds a kas without listeners: tests hand it connections.
+    /// Builds a lone replica without listeners, for tests that pass connections to its servers.
     pub fn new(config: Config, identity: Identity) -> Self {
         let store = Arc::new(MemoryStore::default());
-        let fleet = Fleet::alone(ReplicaId::random(), store, &config);
-        Self::of_replica(fleet, config, identity, None, None, None)
+        let context = ReplicaContext::standalone(ReplicaId::random(), store, &config);
+        Self::of_replica(context, config, identity, None, None, None)
     }
 
-    /// The same with a name that is known before, with traces, and with Redis. Without an exporter somebody else has the
-    /// spans; without Redis there is one replica.
+    /// Builds a replica of a fleet. Without an exporter, the tracer of `traces` exports the spans by itself.
     pub fn of_replica(
-        fleet: Fleet,
+        context: ReplicaContext,
         config: Config,
         identity: Identity,
         traces: Option<Traces>,
         exporter: Option<Exporter>,
-        redis: Option<(RedisStore, Keeper)>,
+        redis: Option<(RedisStore, SyncTask)>,
     ) -> Self {
         let mut registry = Registry::default();
         if let Some(exporter) = &exporter {
             exporter.metrics().register(&mut registry, "kas");
         }
         let metrics = Metrics::register(&mut registry);
+        process::logs::register(&mut registry, "kas");
         let identities = Identities::new(identity);
         let limits = config.agent.kubernetes_api.limits.clone();
         let tunnels = Arc::new(LocalTunnels::new(limits.max_requests_per_agent));
-        let Fleet { replica, store, dial, secret } = fleet;
+        let ReplicaContext { replica, store, connector, secret } = context;
         let shared = redis.as_ref().map(|(store, _)| store.clone());
         if let Some(redis) = &shared {
             metrics::redis::register(&mut registry, redis);
-            let help = "1 if other replicas reach this one at the address that they are told, else 0";
+            let help = "1 if other replicas reach this one at its published address, else 0";
             registry.register("kas_private_api_reachable", help, metrics.peers.reachable.clone());
         }
-        let peers = Peers::new(replica, dial, secret.clone(), metrics.peers.clone());
-        let back = (peers.clone(), Arc::clone(&store));
-        let host = Arc::new(Host::new(replica, secret, Arc::clone(&tunnels), back, &config, metrics.clone()));
-        let agents = Arc::new(Agents {
+        let peers = PeerClient::new(replica, connector, secret.clone(), metrics.peers.clone());
+        let peer_server = Arc::new(PeerServer::new(
+            replica,
+            secret,
+            Arc::clone(&tunnels),
+            peers.clone(),
+            Arc::clone(&store),
+            &config,
+            metrics.clone(),
+        ));
+        let agents = Arc::new(AgentServer {
             identities: identities.clone(),
             tunnels: Arc::clone(&tunnels),
             store: Arc::clone(&store),
             replica,
-            settings: tunnel::Settings { stalls: metrics.stalls.clone(), ..config.tunnel_settings() },
+            settings: tunnel::TunnelConfig { stalls: metrics.stalls.clone(), ..config.tunnel_settings() },
             handshake_timeout: config.agent.listen.handshake_timeout,
             write_stall_timeout: config.agent.listen.write_stall_timeout,
-            door: Mutex::new(Door::new(config.agent.listen.connections_per_second, Instant::now())),
-            places: Places::new(config.agent.listen.max_tunnels_per_agent),
-            pace: RateLimit::new(config.agent.listen.connections_per_token_per_minute, MINUTE, shared),
+            connection_rate: Mutex::new(RateLimiter::new(
+                config.agent.listen.connections_per_second,
+                Instant::now(),
+            )),
+            tunnel_permits: TunnelPermits::new(config.agent.listen.max_tunnels_per_agent),
+            token_rate: KeyedRateLimiter::new(
+                config.agent.listen.connections_per_token_per_minute,
+                MINUTE,
+                shared,
+            ),
             max_age: config.agent.listen.max_connection_age,
             grace: config.agent.kubernetes_api.listen.shutdown_grace_period,
-            leaving: CancellationToken::new(),
-            cut: CancellationToken::new(),
-            tasks: TaskTracker::new(),
+            connections: TaskGroup::default(),
             metrics: metrics.clone(),
             epoch: AtomicU64::new(0),
-            refusals: LogLimit::new(LOG_PERIOD),
+            log_limit: LogLimiter::new(LOG_PERIOD),
+            idle_timeouts: Mutex::default(),
         });
         let public = &config.agent.kubernetes_api;
-        let callers = Arc::new(Callers {
-            budget: Arc::new(Budget::new(limits.max_bytes_in_flight, limits.write_stall_timeout)),
+        let callers = Arc::new(ProxyServer {
+            budget: Arc::new(ResponseBudget::new(limits.max_bytes_in_flight, limits.write_stall_timeout)),
             cors: Cors::new(public.allowed_origins.clone()),
             trusted_proxies: public.listen.trusted_proxies.iter().copied().map(Into::into).collect(),
             extra_headers: public.extra_allowed_response_headers.clone(),
@@ -141,41 +168,59 @@ impl App {
                 store: Arc::clone(&store),
                 peers,
                 reconnect_wait: config.agent.tunnel.reconnect_wait,
-                metrics,
+                metrics: metrics.clone(),
             },
-            leaving: CancellationToken::new(),
-            cut: CancellationToken::new(),
-            tasks: TaskTracker::new(),
-            failures: LogLimit::new(LOG_PERIOD),
+            connections: TaskGroup::default(),
+            metrics,
+            log_limit: LogLimiter::new(LOG_PERIOD),
             traces,
             limits,
         });
         let readiness = Readiness::default();
-        let roster = Roster::of(&agents);
-        let admin = Arc::new(Admin { readiness: readiness.clone(), registry, store, roster });
+        let agent_lister = AgentLister::new(&agents);
+        let files = ReloadHealth::default();
+        files.register(&mut registry, "kas");
+        let expirations = CertificateExpirations::register(&mut registry);
+        let admin =
+            Arc::new(AdminServer { readiness: readiness.clone(), files, registry, store, agent_lister });
         Self {
             agents,
             callers,
-            host,
+            peer_server,
             api: None,
             admin,
             identities,
+            reload: watch::Sender::new(()),
             readiness,
             certificates: Vec::new(),
+            secrets: Vec::new(),
+            peer_tls: None,
+            expirations,
             exporter,
             redis,
-            reach: None,
+            reachability: None,
+            credentials: watch::Sender::new(()),
             config,
         }
     }
 
-    /// Serves until `stop`, then shuts down, which takes at most the sum of the grace periods and one second. Tunnels and
-    /// callers live on the `cores`, all else here.
-    pub async fn run(mut self, listeners: Listeners, cores: &Cores, stop: CancellationToken) {
+    /// Serves until `stop`, then shuts down. The shutdown takes at most the sum of the grace periods and one second.
+    ///
+    /// Connections of agents, callers and replicas run on the `cores`, all other tasks on the current runtime.
+    ///
+    /// # Errors
+    ///
+    /// If a background task panics, the replica shuts down as well: otherwise it would be ready without serving requests.
+    pub async fn run(
+        mut self,
+        listeners: Listeners,
+        cores: &Cores,
+        stop: CancellationToken,
+    ) -> Result<(), BackgroundPanic> {
         let shutdown = self.shutdown();
         let Shutdown { background, .. } = &shutdown;
-        let probing = background.draining.clone();
-        let metrics = self.callers.forwarder.metrics.clone();
+        let (draining, panicked) = (background.draining.clone(), background.panicked.clone());
+        let metrics = self.callers.metrics.clone();
         let (agents, callers) = (Arc::clone(&self.agents), Arc::clone(&self.callers));
         background.spawn(listeners.agent.serve(
             shutdown.agents.clone(),
@@ -196,9 +241,9 @@ impl App {
             },
         ));
         if let Some(private) = listeners.private {
-            background.spawn(Arc::clone(&self.host).listen(private, cores.clone()));
+            background.spawn(Arc::clone(&self.peer_server).listen(private, cores.clone()));
         }
-        // Nothing waits for connections of probes and programs.
+        // The shutdown does not wait for connections of probes and API clients.
         let probes = || TaskGroup { tasks: TaskTracker::new(), ..background.clone() };
         if let Some((listener, api)) = listeners.api.zip(self.api.clone()) {
             let server = api.server();
@@ -214,43 +259,76 @@ impl App {
             metrics.clone(),
             move |io, peer| server.clone().serve(io, peer),
         ));
-        let (budget, until) = (Arc::clone(&self.callers.budget), probing.clone());
+        let (budget, until) = (Arc::clone(&self.callers.budget), draining.clone());
         background.spawn(async move {
-            until.run_until_cancelled(budget.keep(&metrics)).await;
+            until.run_until_cancelled(budget.run(&metrics)).await;
         });
-        for certificate in self.certificates.clone() {
-            let files = certificate.files();
-            background.spawn(on_change("certificate", files, probing.clone(), move || certificate.reload()));
-        }
-        let (identities, file) = (self.identities.clone(), self.config.identity.file.value.clone());
-        let files = vec![file.clone()];
-        background
-            .spawn(on_change("identity file", files, probing.clone(), move || identities.reload(&file)));
+        self.follow_files(background);
         if let Some(exporter) = self.exporter.take() {
-            background.spawn(exporter.run(probing.clone()));
+            background.spawn(exporter.run(draining.clone()));
         }
         if self.redis.is_some() {
             let (agents, tunnel) = (Arc::clone(&self.agents), &self.config.agent.tunnel);
-            let balance = Balance::new(tunnel.rebalance_threshold, tunnel.rebalance_rate);
-            background.spawn(async move { agents.rebalance(balance).await });
+            let rebalancer = Rebalancer::new(tunnel.rebalance_threshold, tunnel.rebalance_rate);
+            background.spawn(async move { agents.rebalance(rebalancer).await });
         }
-        if let Some(reach) = self.reach.take() {
+        if let Some(probe) = self.reachability.take() {
             let (readiness, until) = (self.readiness.clone(), stop.clone());
+            let credentials = self.credentials.subscribe();
             background.spawn(async move {
-                until.run_until_cancelled(reach.keep(readiness)).await;
+                until.run_until_cancelled(probe.run(readiness, credentials)).await;
             });
         }
-        if let Some((store, keeper)) = self.redis.take() {
-            background.spawn(keeper.run(probing.cancelled_owned()));
+        if let Some((store, sync)) = self.redis.take() {
+            background.spawn(sync.run(draining.cancelled_owned()));
             if self.config.redis.as_ref().is_some_and(|redis| redis.wait_at_start) {
-                self.readiness.waiting();
-                stop.run_until_cancelled(store.healthy()).await;
+                self.readiness.set_waiting_for_redis();
+                stop.run_until_cancelled(store.wait_until_healthy()).await;
             }
         }
-        self.readiness.ready();
+        self.readiness.set_ready();
 
-        stop.cancelled().await;
+        stop.run_until_cancelled(panicked.cancelled()).await;
         shutdown.run().await;
+        if panicked.is_cancelled() { Err(BackgroundPanic) } else { Ok(()) }
+    }
+
+    /// Reads certificates, secrets and the identity file again when they change, until the group drains.
+    fn follow_files(&self, background: &TaskGroup) {
+        let files = &self.admin.files;
+        let spawn = |following| {
+            let until = background.draining.clone();
+            background.spawn(async move {
+                until.run_until_cancelled(following).await;
+            });
+        };
+        for certificate in self.certificates.clone() {
+            let (file, paths) = (files.file(certificate.config_key()), certificate.files());
+            let (expirations, credentials) = (self.expirations.clone(), self.credentials.clone());
+            let reload = move || {
+                let reloaded = certificate.reload(SystemTime::now());
+                report_expiration(&certificate, &expirations);
+                reloaded?;
+                credentials.send_modify(|()| {});
+                Ok::<_, ConfigError>(())
+            };
+            spawn(follow(file, paths, self.reload.subscribe(), reload).boxed());
+        }
+        for secret in self.secrets.clone() {
+            let (file, paths) = (files.file(secret.config_key()), vec![secret.path().to_owned()]);
+            let credentials = self.credentials.clone();
+            let reload = move || secret.reload().map(|()| credentials.send_modify(|()| {}));
+            spawn(follow(file, paths, self.reload.subscribe(), reload).boxed());
+        }
+        if let Some(tls) = self.peer_tls.clone() {
+            let (file, paths) = (files.file(tls.authority_key()), vec![tls.authority_path().to_owned()]);
+            let credentials = self.credentials.clone();
+            let reload = move || tls.reload_authority().map(|()| credentials.send_modify(|()| {}));
+            spawn(follow(file, paths, self.reload.subscribe(), reload).boxed());
+        }
+        let (identities, path) = (self.identities.clone(), self.config.identity.file.value.clone());
+        let (file, paths) = (files.file("identity.file"), vec![path.clone()]);
+        spawn(follow(file, paths, self.reload.subscribe(), move || identities.reload(&path)).boxed());
     }
 
     fn shutdown(&self) -> Shutdown {
@@ -261,22 +339,23 @@ impl App {
             requests: listen.shutdown_grace_period,
             peers: private.map_or(Duration::ZERO, |private| private.listen.listen_grace_period),
         };
-        let (agents, callers) = (&self.agents, &self.callers);
         Shutdown {
             grace,
             readiness: self.readiness.clone(),
-            callers: TaskGroup {
-                draining: callers.leaving.clone(),
-                cut: callers.cut.clone(),
-                tasks: callers.tasks.clone(),
-            },
-            peers: self.host.connections.clone(),
-            agents: TaskGroup {
-                draining: agents.leaving.clone(),
-                cut: agents.cut.clone(),
-                tasks: agents.tasks.clone(),
-            },
+            callers: self.callers.connections.clone(),
+            peers: self.peer_server.connections.clone(),
+            agents: self.agents.connections.clone(),
             background: TaskGroup::default(),
         }
+    }
+}
+
+/// Sets the metric of the expiration, and logs a warning if clients refuse the certificate now.
+fn report_expiration(certificate: &Certificate, expirations: &CertificateExpirations) {
+    if let Some(not_after) = certificate.not_after() {
+        expirations.set(certificate.config_key(), not_after);
+    }
+    if let Err(error) = certificate.validate(SystemTime::now()) {
+        tracing::warn!(%error, "clients refuse this certificate: replace its files");
     }
 }

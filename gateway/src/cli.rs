@@ -1,10 +1,10 @@
-//! The command line of kas, as words. What a command does is in the file of its name.
+//! The command line of kas. Each command is in the file of its name.
 
 mod agents;
 mod check_config;
+mod error;
 mod kubeconfig;
 mod manual;
-mod outcome;
 mod serve;
 mod table;
 
@@ -13,13 +13,13 @@ use std::{io::Write as _, path::PathBuf, process::ExitCode};
 use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
 use secrecy::ExposeSecret as _;
 
-use self::outcome::{Outcome, Refusal, say};
+use self::error::{CliError, CommandResult, print};
 use crate::token::{self, Holder, TokenHash};
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
 ///
-/// agentk dials out of a cluster to kas. kubectl, helm, CI jobs and Grafana talk to kas as if it were that cluster's
-/// API server or its Prometheus.
+/// agentk connects from a cluster to kas. kubectl, helm, CI jobs and Grafana use kas in place of the API server or the
+/// Prometheus of that cluster.
 #[derive(Debug, Parser)]
 #[command(name = "kas", version, propagate_version = true, after_help = FIRST_STEPS)]
 pub struct Cli {
@@ -34,7 +34,7 @@ enum Command {
     Agents(agents::Agents),
     Kubeconfig(kubeconfig::Kubeconfig),
     Token(Token),
-    /// Print what kas keeps in Redis: keys, types, lives and sizes
+    /// Print the Redis schema of kas: keys, types, lifetimes and sizes
     #[command(after_help = "Example:\n  kas redis-schema")]
     RedisSchema,
     /// Print a completion script for a shell
@@ -46,16 +46,16 @@ enum Command {
     /// Write the manual: kas.1 to standard output, or a page for each command into a directory
     #[command(hide = true)]
     Man {
-        /// The directory, made if it is missing
+        /// The directory, which is created if it is missing
         #[arg(long, value_name = "DIRECTORY", value_hint = ValueHint::DirPath)]
         directory: Option<PathBuf>,
     },
 }
 
-/// Make tokens for agents and callers
+/// Create tokens for agents and callers
 ///
-/// kas stores hashes of tokens only: the token goes to its holder, the hash into the identity file. A running kas reads
-/// that file again when it changes.
+/// kas stores only hashes of tokens: give the token to its holder, and put the hash into the identity file. A running kas
+/// reads that file again when it changes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = TOKEN_EXAMPLES)]
 struct Token {
@@ -68,7 +68,7 @@ enum TokenCommand {
     /// Print a new token, for its holder, and its hash, for the identity file
     #[command(after_help = "Example:\n  kas token new agent")]
     New {
-        /// Who is to hold it
+        /// The holder of the token
         #[arg(value_enum)]
         holder: Holder,
     },
@@ -77,7 +77,7 @@ enum TokenCommand {
     Hash,
 }
 
-/// The configuration of the kas that a command is about.
+/// The option for the configuration file of kas.
 #[derive(Debug, clap::Args)]
 struct ConfigFile {
     /// The configuration file of kas
@@ -94,9 +94,9 @@ struct ConfigFile {
 const FIRST_STEPS: &str = "\
 First steps:
   kas token new agent                   a token for agentk, and its hash for the identity file
-  kas check-config kas.yaml             whether a configuration is good
+  kas check-config kas.yaml             check a configuration
   kas serve --config kas.yaml           run
-  kas agents --config kas.yaml          who is connected
+  kas agents --config kas.yaml          list the connected agents
   kas kubeconfig --config kas.yaml ...  a kubeconfig for a caller
 
 See `kas <COMMAND> --help` for examples.";
@@ -108,49 +108,61 @@ Examples:
 
 const TOKEN_EXAMPLES: &str = "\
 Examples:
-  kas token new agent        for a cluster: the token goes to agentk
+  kas token new agent        for agentk in a cluster
   kas token new caller       for a person, a job or Grafana
-  kas token hash < ./token   the hash of a token that exists already";
+  kas token hash < ./token   the hash of an existing token";
 
 impl Cli {
-    /// Does what the command line asks for.
-    pub fn run(self) -> ExitCode {
-        let outcome = match self.command {
+    /// Runs the command line of this process.
+    pub fn main() -> ExitCode {
+        match Self::try_parse() {
+            Ok(cli) => cli.run(),
+            Err(error) => {
+                // If printing fails, the exit code is the only result.
+                let _ = error.print();
+                // Help and the version go to standard output, and are not errors.
+                if error.use_stderr() { CliError::USAGE.into() } else { ExitCode::SUCCESS }
+            }
+        }
+    }
+
+    fn run(self) -> ExitCode {
+        let result = match self.command {
             Command::Serve(serve) => serve.run(),
             Command::CheckConfig(check) => check.run(),
             Command::Agents(agents) => agents.run(),
             Command::Kubeconfig(kubeconfig) => kubeconfig.run(),
             Command::Token(Token { command: TokenCommand::New { holder } }) => new_token(holder),
             Command::Token(Token { command: TokenCommand::Hash }) => hash(),
-            Command::RedisSchema => say(router::redis::SCHEMA),
+            Command::RedisSchema => print(router::redis::SCHEMA),
             Command::Completion { shell } => manual::completion(Self::command(), shell),
             Command::Man { directory: Some(directory) } => manual::pages(Self::command(), &directory),
             Command::Man { directory: None } => manual::page(Self::command()),
         };
-        match outcome {
+        match result {
             Ok(()) => ExitCode::SUCCESS,
-            Err(Refusal { code, what }) => {
-                // If standard error is gone too, the exit code still tells.
-                let _ = writeln!(std::io::stderr(), "kas: {what}");
+            Err(CliError { code, message }) => {
+                // If printing fails, the exit code is the only result.
+                let _ = writeln!(std::io::stderr(), "kas: {message}");
                 ExitCode::from(code)
             }
         }
     }
 }
 
-fn new_token(holder: Holder) -> Outcome {
+fn new_token(holder: Holder) -> CommandResult {
     let token = token::new(holder);
-    say(&format!("token: {}\nhash:  {}\n", token.expose_secret(), TokenHash::of(&token)))
+    print(&format!("token: {}\nhash:  {}\n", token.expose_secret(), TokenHash::of(&token)))
 }
 
-fn hash() -> Outcome {
+fn hash() -> CommandResult {
     let mut token = String::new();
     std::io::stdin()
         .read_line(&mut token)
-        .map_err(|error| Refusal::usage(format!("standard input cannot be read: {error}")))?;
+        .map_err(|error| CliError::usage(format!("standard input cannot be read: {error}")))?;
     match token.trim() {
-        "" => Err(Refusal::usage("standard input holds no token")),
-        token => say(&format!("{}\n", TokenHash::of(&token.into()))),
+        "" => Err(CliError::usage("standard input holds no token")),
+        token => print(&format!("{}\n", TokenHash::of(&token.into()))),
     }
 }
 
@@ -159,12 +171,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_is_consistent() {
+    fn definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn every_command_says_what_it_does_and_gives_an_example() {
+    fn every_command_has_a_summary_and_an_example() {
         let mut cli = Cli::command();
         cli.build();
         let shown = |command: &&mut clap::Command| !command.is_hide_set() && command.get_name() != "help";
@@ -179,9 +191,9 @@ mod tests {
         }
     }
 
-    /// Without a hint a shell completes nothing, or anything.
+    /// Without a hint, a shell completes nothing or arbitrary words.
     #[test]
-    fn every_option_that_names_a_file_is_completed_with_files() {
+    fn options_for_files_are_completed_with_files() {
         for command in Cli::command().get_subcommands() {
             for argument in command.get_arguments() {
                 let names_a_file = argument.get_value_names().is_some_and(|names| {

@@ -1,7 +1,7 @@
-//! The configuration file of kas: inert data with defaults.
+//! The configuration file of kas: plain data with defaults.
 //!
-//! Keys are those of GitLab's kas where the concept exists. Paths are relative to the configuration file. Every key
-//! is explained in `deploy/kas.example.yaml`, which a test reads.
+//! The keys are those of GitLab's kas where the concept exists. Paths are relative to the configuration file. Every key is
+//! explained in `deploy/kas.example.yaml`, which a test reads.
 
 mod agent;
 mod api;
@@ -14,42 +14,49 @@ mod redis;
 mod source;
 
 use std::{
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use proto::yaml::{KeyLocations, parse};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-pub use self::agent::{AgentListen, TunnelConfig};
-pub use self::api::{Api, ApiListen};
-pub use self::kubernetes_api::{KubernetesApi, Limits, PublicListen};
+pub use self::agent::{AgentListen, AgentTunnelConfig};
+pub use self::api::{ApiConfig, ApiListen};
+pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::network::Network;
-pub use self::observability::{Format, Level, Logging, ObservabilityConfig, ObservabilityListen, Tracing};
-pub use self::private_api::{ListenNetwork, PrivateApi, PrivateListen};
-pub use self::redis::{RedisCluster, RedisConfig, RedisSentinel, RedisServer, RedisTls};
+pub use self::observability::{
+    LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen, TracingConfig,
+};
+pub use self::private_api::{ListenNetwork, PrivateApiConfig, PrivateListen};
+pub use self::redis::{RedisCluster, RedisConfig, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::source::ConfigError;
-pub(crate) use self::source::{parse, read, unreadable};
+pub(crate) use self::source::{read_text, unreadable};
 
 /// The whole file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Where agents connect, and where callers reach their clusters.
+    /// The listeners for agents and callers, and the tunnels.
     #[serde(default)]
     pub agent: AgentConfig,
     /// Probes, metrics, logs, traces.
     #[serde(default)]
     pub observability: ObservabilityConfig,
-    /// What replicas share; without it there is one replica.
+    /// The directory of several replicas. Without this section there is one replica.
     #[serde(default)]
     pub redis: Option<RedisConfig>,
-    /// Other replicas. Without this section there are none.
-    pub private_api: Option<PrivateApi>,
-    /// Programs that ask who is connected. Without this section they have nobody to ask.
-    pub api: Option<Api>,
-    /// Who agents and callers are.
+    /// The listener for other replicas. Without this section there is one replica.
+    pub private_api: Option<PrivateApiConfig>,
+    /// The internal API. Without this section there is none.
+    pub api: Option<ApiConfig>,
+    /// The agents and callers.
     pub identity: IdentityConfig,
+    /// The positions of the keys, for errors.
+    #[serde(skip)]
+    keys: KeyLocations,
 }
 
 /// Section `agent`.
@@ -61,32 +68,34 @@ pub struct AgentConfig {
     pub listen: AgentListen,
     /// The listener for callers.
     #[serde(default)]
-    pub kubernetes_api: KubernetesApi,
-    /// The tunnels themselves.
+    pub kubernetes_api: KubernetesApiConfig,
+    /// The tunnels.
     #[serde(default)]
-    pub tunnel: TunnelConfig,
+    pub tunnel: AgentTunnelConfig,
 }
 
 /// Section `identity`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IdentityConfig {
-    /// The file that names agents and callers; read again when it changes.
+    /// The identity file. It is read again when it changes.
     pub file: Spanned<PathBuf>,
 }
 
-/// Requests in flight in one connection to another replica.
+/// The requests in flight on one connection to another replica.
 const PEER_STREAMS: u32 = 100_000;
-/// What replicas add to a head that callers may just send.
+/// The bytes that replicas add to the largest head of a caller.
 const PEER_HEADER_BYTES: u32 = 1024;
-/// Within five seconds of silence a connection to another replica is given up, and with it what waits there.
-const PEER_KEEPALIVE: tunnel::Keepalive =
-    tunnel::Keepalive { interval: Duration::from_secs(2), timeout: Duration::from_secs(3) };
+/// A connection to another replica is closed after five seconds of silence, with the requests that wait on it.
+const PEER_KEEPALIVE: tunnel::KeepaliveConfig =
+    tunnel::KeepaliveConfig { interval: Duration::from_secs(2), timeout: Duration::from_secs(3) };
 
 impl Config {
     /// Reads a configuration file and makes its paths absolute.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
-        let mut config: Self = read(file)?;
+        let text = read_text(file)?;
+        let mut config: Self = parse(file, &text)?;
+        config.keys = KeyLocations::parse(&text);
         let directory = file.parent().unwrap_or_else(|| Path::new(""));
         let (agent, tracing) = (&mut config.agent, &mut config.observability.tracing);
         for path in [
@@ -104,7 +113,7 @@ impl Config {
         {
             path.value = directory.join(&path.value);
         }
-        if let Some(PrivateApi { listen }) = &mut config.private_api {
+        if let Some(PrivateApiConfig { listen }) = &mut config.private_api {
             for path in [
                 &mut listen.authentication_secret_file,
                 &mut listen.certificate_file,
@@ -118,41 +127,83 @@ impl Config {
             }
         }
 
-        for path in config.api.iter_mut().flat_map(Api::paths) {
+        for path in config.api.iter_mut().flat_map(ApiConfig::paths) {
             path.value = directory.join(&path.value);
         }
 
         Ok(config)
     }
 
-    /// The tunnel crate's settings.
-    pub fn tunnel_settings(&self) -> tunnel::Settings {
+    /// Returns an error if two listeners have overlapping addresses.
+    pub fn check_addresses(&self, file: &Path) -> Result<(), ConfigError> {
+        let mut listeners = vec![
+            ("agent.listen.address", self.agent.listen.address),
+            ("agent.kubernetes_api.listen.address", self.agent.kubernetes_api.listen.address),
+            ("observability.listen.address", self.observability.listen.address),
+        ];
+        listeners
+            .extend(self.private_api.iter().map(|api| ("private_api.listen.address", api.listen.address)));
+        listeners.extend(self.api.iter().map(|api| ("api.listen.address", api.listen.address)));
+        while let Some((key, address)) = listeners.pop() {
+            if let Some((other, _)) = listeners.iter().find(|(_, other)| overlap(*other, address)) {
+                let what = format!("{address} is taken by {other}: each listener needs its own address");
+                return Err(self.error(file, key, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the positions of the keys.
+    pub fn keys(&self) -> &KeyLocations {
+        &self.keys
+    }
+
+    /// Returns an error about a key, with its position in `file`. The key may be missing there.
+    pub fn error(&self, file: &Path, key: impl Into<String>, what: impl Into<String>) -> ConfigError {
+        ConfigError::about(file, &self.keys, key, what)
+    }
+
+    /// Returns the HTTP/2 settings of tunnels.
+    pub fn tunnel_settings(&self) -> tunnel::TunnelConfig {
         let config = &self.agent.tunnel;
-        tunnel::Settings {
+        tunnel::TunnelConfig {
             stream_window: config.stream_window,
             max_concurrent_streams: config.max_concurrent_streams,
             max_header_bytes: config.max_header_bytes,
-            keepalive: tunnel::Keepalive {
+            keepalive: tunnel::KeepaliveConfig {
                 interval: config.keepalive_interval,
                 timeout: config.keepalive_timeout,
             },
-            ..tunnel::Settings::default()
+            ..tunnel::TunnelConfig::default()
         }
     }
 
-    /// The same for connections between replicas. Each carries what many tunnels do, and a replica that has stopped must
-    /// be noticed before its callers give up.
-    pub fn peer_settings(&self) -> tunnel::Settings {
+    /// Returns the HTTP/2 settings of connections between replicas.
+    ///
+    /// Such a connection carries the requests of many tunnels, and a dead replica must be detected before its callers time out.
+    pub fn peer_settings(&self) -> tunnel::TunnelConfig {
         let (settings, limits) = (self.tunnel_settings(), &self.agent.kubernetes_api.limits);
-        // Whether a head is too large for the agent is for the agent to say.
-        let taken = u32::try_from(limits.max_head_bytes + 32 * limits.max_headers).unwrap_or(u32::MAX >> 1);
-        tunnel::Settings {
+        // The owner decides whether a head is too large for its agent.
+        let accepted =
+            u32::try_from(limits.max_head_bytes + 32 * limits.max_headers).unwrap_or(u32::MAX >> 1);
+        tunnel::TunnelConfig {
             max_concurrent_streams: PEER_STREAMS,
-            max_header_bytes: settings.max_header_bytes.max(taken) + PEER_HEADER_BYTES,
+            max_header_bytes: settings.max_header_bytes.max(accepted) + PEER_HEADER_BYTES,
             keepalive: PEER_KEEPALIVE,
             ..settings
         }
     }
+}
+
+/// Returns whether only one of two addresses can be bound. An unspecified address includes every address, and `[::]` also those
+/// of IPv4.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let covers = |one: IpAddr, other: IpAddr| {
+        one == other || (one.is_unspecified() && (one.is_ipv6() || other.is_ipv4()))
+    };
+    one.port() != 0
+        && one.port() == other.port()
+        && (covers(one.ip(), other.ip()) || covers(other.ip(), one.ip()))
 }
 
 #[cfg(test)]
@@ -164,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_identity_is_required() {
+    fn identity_is_the_only_required_key() {
         let config: Config = parse(Path::new("kas.yaml"), "identity: {file: identity.yaml}").unwrap();
         assert_eq!(config.agent.listen.address.port(), 8150);
         assert_eq!(config.agent.kubernetes_api.listen.address.port(), 8154);
@@ -172,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_file_line_key_and_reason() {
+    fn error_has_file_line_key_and_reason() {
         assert_eq!(
             error("identity: {file: i}\nagent:\n  listen:\n    adress: x\n"),
             "kas.yaml:4:5: agent.listen.adress: unknown field `adress`, expected one of address, \
@@ -184,19 +235,44 @@ mod tests {
             error("identity: {file: i}\nagent:\n  listen:\n    address: here\n"),
             "kas.yaml:4:14: agent.listen.address: invalid socket address syntax"
         );
-        assert!(error("agent: {}\n").contains("missing field `identity`"));
+        assert!(error("agent: {}\n").contains("the key identity is missing"));
         let duration = error("identity: {file: i}\nagent: {tunnel: {reconnect_wait: soon}}\n");
         assert!(duration.starts_with("kas.yaml:2:"), "{duration}");
         assert!(duration.contains("agent.tunnel.reconnect_wait: \"soon\" is not a duration"), "{duration}");
     }
 
-    /// The example names every key with its default: it parses, and without it the result is the same.
     #[test]
-    fn the_example_explains_every_key() {
+    fn address_of_two_listeners_is_refused_with_both_keys() {
+        let check = |text: &str| {
+            let text = format!("identity: {{file: i}}\n{text}");
+            let mut config: Config = parse(Path::new("kas.yaml"), &text).unwrap();
+            config.keys = KeyLocations::parse(&text);
+            config.check_addresses(Path::new("kas.yaml")).map_err(|error| error.to_string())
+        };
+        for taken in ["127.0.0.1:8150", "0.0.0.0:8150", "[::]:8150", "0.0.0.0:8154"] {
+            let error = check(&format!("observability: {{listen: {{address: '{taken}'}}}}\n")).unwrap_err();
+            assert!(error.starts_with("kas.yaml:2:26: observability.listen.address: "), "{error}");
+            assert!(error.contains(" is taken by agent."), "{error}");
+        }
+        for free in ["127.0.0.2:8150", "127.0.0.1:8160", "[::1]:8150", "127.0.0.1:0"] {
+            assert_eq!(
+                check(&format!("observability: {{listen: {{address: '{free}'}}}}\n")),
+                Ok(()),
+                "{free}"
+            );
+        }
+        let any = "{listen: {address: '127.0.0.1:0'}}";
+        assert_eq!(check(&format!("agent: {any}\nobservability: {any}\n")), Ok(()));
+    }
+
+    /// The example has every key with its default: it equals an empty configuration.
+    #[test]
+    fn example_explains_every_key() {
         let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kas.example.yaml"));
         let mut example = Config::read(file).unwrap();
         let mut default: Config = parse(file, "identity: {file: identity.example.yaml}").unwrap();
         default.identity = example.identity.clone();
+        default.keys = example.keys.clone();
         let listen = &mut example.agent.kubernetes_api.listen;
         assert!(listen.certificate_file.take().is_some() && listen.key_file.take().is_some());
         let listen = &mut example.agent.listen;
@@ -239,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_has_every_key_with_its_default() {
+    fn reference_has_every_key_with_its_default() {
         let example = include_str!("../../deploy/kas.example.yaml");
         let reference = include_str!("../../docs/configuration.md");
         let example: serde_json::Value = parse(Path::new("kas.example.yaml"), &whole(example)).unwrap();
@@ -255,7 +331,7 @@ mod tests {
         }
     }
 
-    /// The example with the sections that are a comment there: they are there or not, and by default they are not.
+    /// Returns the example with the optional sections, which are comments there.
     fn whole(example: &str) -> String {
         let mut section = false;
         let lines = example.lines().map(|line| {
@@ -277,13 +353,13 @@ mod tests {
     }
 
     #[test]
-    fn the_example_identity_is_valid() {
+    fn example_identity_is_valid() {
         let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/identity.example.yaml"));
         assert_eq!(crate::identity::Identity::read(file).unwrap().counts(), (1, 4));
     }
 
     #[test]
-    fn a_missing_file_is_said_to_be_missing() {
+    fn missing_file_is_reported() {
         let error = Config::read(Path::new("/nowhere/kas.yaml")).unwrap_err().to_string();
         assert_eq!(error, "/nowhere/kas.yaml: the file does not exist");
     }

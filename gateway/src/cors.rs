@@ -1,7 +1,7 @@
-//! Which web pages may use the listener for callers (the Fetch standard, "CORS protocol").
+//! Access of web pages to the listener for callers (Fetch standard, "CORS protocol").
 //!
-//! Origins are compared whole, never by prefix or suffix. A page of an origin that is not listed is refused before
-//! anything is looked at: browsers would not let it read the answer, but the request would have been made.
+//! Origins are compared as a whole, never by prefix or suffix. A request of an origin that is not allowed is refused before
+//! authorization: the browser would hide the response from the page, but the request would have been executed.
 
 use std::str::FromStr;
 
@@ -17,14 +17,14 @@ use proto::Reason;
 use serde::Deserialize;
 use tunnel::Body;
 
-use crate::failure::Failure;
+use crate::error::RequestError;
 
-/// What a page may do once its origin is listed: what callers may do at all.
+/// The methods for pages of allowed origins: all methods that callers may use.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
-/// What a page may read besides what every page may.
+/// Response headers that a page may read in addition to those of the Fetch standard.
 const EXPOSED: HeaderValue =
     HeaderValue::from_static("Kas-Error, X-Request-Id, Server-Timing, Retry-After, Warning, Audit-Id");
-/// Seconds for which a browser need not ask again.
+/// Seconds for which a browser may cache a preflight.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("86400");
 
 /// A web origin (RFC 6454): scheme, host and port, in the form in which browsers send it.
@@ -32,74 +32,78 @@ const MAX_AGE: HeaderValue = HeaderValue::from_static("86400");
 #[serde(try_from = "String")]
 pub struct Origin {
     scheme: String,
-    /// Host and port; a scheme's default port is left out.
+    /// Host and port, without the default port of the scheme.
     authority: String,
 }
 
-/// A text that is no origin.
+/// A text that is not an origin.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not a web origin: write scheme, host and port only, as in https://gitlab.example.com")]
-pub struct NotAnOrigin(String);
+pub struct OriginError(String);
 
-/// The origins that are listed.
+/// The allowed origins.
 #[derive(Clone, Debug, Default)]
 pub struct Cors(Vec<Origin>);
 
-/// What the answer to a request says to the browser.
+/// The CORS headers of a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Page {
-    /// The origin that was listed; `None` where no foreign page asks.
+pub struct CorsHeaders {
+    /// The allowed origin; `None` if the request is not of a page of another origin.
     origin: Option<HeaderValue>,
 }
 
 impl Cors {
-    /// With these origins listed.
+    /// Allows these origins.
     pub fn new(allowed: Vec<Origin>) -> Self {
         Self(allowed)
     }
 
-    /// Whether whoever asks is a page that may not.
-    pub fn admit<B>(&self, request: &Request<B>) -> Result<Page, Failure> {
+    /// Returns the CORS headers for the response.
+    ///
+    /// # Errors
+    ///
+    /// The reason is `origin-not-allowed`, or `bad-request` if there are several `Origin` headers.
+    pub fn check<B>(&self, request: &Request<B>) -> Result<CorsHeaders, RequestError> {
         let mut values = request.headers().get_all(ORIGIN).iter();
         let origin = match (values.next(), values.next()) {
-            (None, _) => return Ok(Page::default()),
+            (None, _) => return Ok(CorsHeaders::default()),
             (Some(origin), None) => origin,
             (Some(_), Some(_)) => {
-                return Err(Failure::new(Reason::BadRequest, "there is more than one Origin header"));
+                return Err(RequestError::bad_request("there is more than one Origin header"));
             }
         };
         let parsed = origin.to_str().ok().and_then(|origin| Origin::from_str(origin).ok());
         match parsed {
-            Some(parsed) if self.0.contains(&parsed) => Ok(Page { origin: Some(origin.clone()) }),
-            Some(parsed) if parsed.is_own(request) => Ok(Page::default()),
+            Some(parsed) if self.0.contains(&parsed) => Ok(CorsHeaders { origin: Some(origin.clone()) }),
+            Some(parsed) if parsed.is_own(request) => Ok(CorsHeaders::default()),
             _ => {
-                let what = "pages of this origin may not use kas: add it to agent.kubernetes_api.allowed_origins if they should";
-                Err(Failure::new(Reason::OriginNotAllowed, what))
+                let what = "pages of this origin may not use kas: to allow them, add the origin to agent.kubernetes_api.allowed_origins";
+                Err(RequestError::new(Reason::OriginNotAllowed, what))
             }
         }
     }
 }
 
-impl Page {
-    /// The answer to a browser that asks whether the page may, before it lets the page.
+impl CorsHeaders {
+    /// Returns the response to a preflight, if the request is one.
     pub fn preflight<B>(&self, request: &Request<B>) -> Option<Response<Body>> {
-        let asks = request.method() == Method::OPTIONS
+        let is_preflight = request.method() == Method::OPTIONS
             && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
-        self.origin.as_ref().filter(|_| asks)?;
-        let mut answer = Response::new(Body::empty());
-        *answer.status_mut() = StatusCode::NO_CONTENT;
-        let headers = answer.headers_mut();
+        self.origin.as_ref().filter(|_| is_preflight)?;
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        let headers = response.headers_mut();
         headers.insert(ACCESS_CONTROL_ALLOW_METHODS, METHODS);
         headers.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE);
         if let Some(asked) = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS) {
             headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked.clone());
         }
-        self.mark(headers);
-        Some(answer)
+        self.apply(headers);
+        Some(response)
     }
 
-    /// Lets the page read the answer.
-    pub fn mark(&self, headers: &mut HeaderMap) {
+    /// Adds the headers with which the page may read the response.
+    pub fn apply(&self, headers: &mut HeaderMap) {
         let Some(origin) = &self.origin else { return };
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
         headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
@@ -109,11 +113,11 @@ impl Page {
 }
 
 impl Origin {
-    /// Whether the page came from where the request goes. Some clients that are no browsers say so, too.
+    /// Returns whether the request goes to the origin of its page. Some clients other than browsers send that, too.
     fn is_own<B>(&self, request: &Request<B>) -> bool {
         let named = request.uri().authority().map(|authority| authority.as_str());
         let host = named.or_else(|| request.headers().get(HOST)?.to_str().ok());
-        // Whether this connection is TLS does not matter: a proxy in front may have ended it.
+        // The scheme is not compared: a proxy in front of kas may terminate TLS.
         host.is_some_and(|host| {
             without_default_port(&self.scheme, host).eq_ignore_ascii_case(&self.authority)
         })
@@ -121,10 +125,10 @@ impl Origin {
 }
 
 impl FromStr for Origin {
-    type Err = NotAnOrigin;
+    type Err = OriginError;
 
-    fn from_str(text: &str) -> Result<Self, NotAnOrigin> {
-        let wrong = || NotAnOrigin(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, OriginError> {
+        let wrong = || OriginError(text.to_owned());
         let (scheme, authority) = text.split_once("://").ok_or_else(wrong)?;
         if !["http", "https"].iter().any(|known| scheme.eq_ignore_ascii_case(known)) {
             return Err(wrong());
@@ -141,9 +145,9 @@ impl FromStr for Origin {
 }
 
 impl TryFrom<String> for Origin {
-    type Error = NotAnOrigin;
+    type Error = OriginError;
 
-    fn try_from(text: String) -> Result<Self, NotAnOrigin> {
+    fn try_from(text: String) -> Result<Self, OriginError> {
         text.parse()
     }
 }
@@ -164,17 +168,17 @@ mod tests {
         ])
     }
 
-    fn admit(origins: &[&str]) -> Result<bool, Reason> {
+    fn check(origins: &[&str]) -> Result<bool, Reason> {
         let mut request = Request::get("/k8s-proxy/api").header(HOST, "kas.example.com:443");
         for origin in origins {
             request = request.header(ORIGIN, *origin);
         }
-        let page = cors().admit(&request.body(()).unwrap()).map_err(|failure| failure.reason)?;
-        Ok(page.origin.is_some())
+        let headers = cors().check(&request.body(()).unwrap()).map_err(|failure| failure.reason)?;
+        Ok(headers.origin.is_some())
     }
 
     #[test]
-    fn only_what_is_listed_is_allowed() {
+    fn only_listed_and_own_origins_are_allowed() {
         for (origin, expected) in [
             ("https://gitlab.example.com", Ok(true)),
             ("https://GITLAB.example.com:443", Ok(true)),
@@ -189,39 +193,39 @@ mod tests {
             ("null", Err(Reason::OriginNotAllowed)),
             ("", Err(Reason::OriginNotAllowed)),
         ] {
-            assert_eq!(admit(&[origin]), expected, "{origin}");
+            assert_eq!(check(&[origin]), expected, "{origin}");
         }
-        assert_eq!(admit(&[]), Ok(false));
-        assert_eq!(admit(&["https://gitlab.example.com", "null"]), Err(Reason::BadRequest));
+        assert_eq!(check(&[]), Ok(false));
+        assert_eq!(check(&["https://gitlab.example.com", "null"]), Err(Reason::BadRequest));
     }
 
     #[test]
-    fn a_browser_that_asks_first_is_told_what_the_page_may() {
+    fn preflight_of_allowed_origin_is_answered() {
         let request = Request::options("/k8s-proxy/api")
             .header(ORIGIN, "https://gitlab.example.com")
             .header(ACCESS_CONTROL_REQUEST_METHOD, "PATCH")
             .header(ACCESS_CONTROL_REQUEST_HEADERS, "authorization,content-type")
             .body(())
             .unwrap();
-        let answer = cors().admit(&request).unwrap().preflight(&request).unwrap();
-        assert_eq!(answer.status(), StatusCode::NO_CONTENT);
-        assert_eq!(answer.headers()["access-control-allow-origin"], "https://gitlab.example.com");
-        assert_eq!(answer.headers()["access-control-allow-headers"], "authorization,content-type");
-        assert_eq!(answer.headers()["vary"], "Origin");
+        let response = cors().check(&request).unwrap().preflight(&request).unwrap();
+        assert_eq!(response.status(), StatusCode::NO_CONTENT);
+        assert_eq!(response.headers()["access-control-allow-origin"], "https://gitlab.example.com");
+        assert_eq!(response.headers()["access-control-allow-headers"], "authorization,content-type");
+        assert_eq!(response.headers()["vary"], "Origin");
     }
 
     #[test]
-    fn other_options_are_for_the_cluster() {
+    fn other_options_requests_are_forwarded() {
         let request =
             Request::options("/k8s-proxy/api").header(ORIGIN, "http://localhost:3000").body(()).unwrap();
-        assert!(cors().admit(&request).unwrap().preflight(&request).is_none());
+        assert!(cors().check(&request).unwrap().preflight(&request).is_none());
         let request =
             Request::options("/k8s-proxy/api").header(ACCESS_CONTROL_REQUEST_METHOD, "GET").body(()).unwrap();
-        assert!(cors().admit(&request).unwrap().preflight(&request).is_none());
+        assert!(cors().check(&request).unwrap().preflight(&request).is_none());
     }
 
     #[test]
-    fn what_is_no_origin_is_refused_in_the_configuration() {
+    fn text_that_is_not_an_origin_is_refused() {
         for text in
             ["*", "gitlab.example.com", "https://", "https://a/", "https://a/b", "ftp://a", "https://*.a b"]
         {

@@ -1,20 +1,20 @@
-//! Who gets this request, and why. The page to read first.
+//! Chooses the tunnel or the replica for a request, waits for an agent that reconnects, and retries.
 //!
 //! ```text
-//!   a tunnel of the agent on this replica? ──yes──► send it there, the least loaded one
+//!   this replica has a tunnel of the agent?       ──yes──► send into the least loaded tunnel
 //!        │ no
-//!   another replica that holds the agent?  ──yes──► send it there; that replica never sends it on
+//!   another replica has one?                      ──yes──► send to that replica, which never forwards it again
 //!        │ no
-//!   either comes within `reconnect_wait`?  ──yes──► send it there
+//!   one of the two happens in `reconnect_wait`?   ──yes──► send
 //!        │ no
-//!   say why there is none: never connected, gone since when, serves something else, whose replica does not answer
+//!   respond with the reason: never connected, disconnected since, service not served, replica unreachable
 //! ```
 //!
-//! * **One decision-maker per request.** The replica that took the request decides, waits and retries.
-//! * **A reconnecting agent is not an absent one.** Waiting is woken by push: from the local table, and from the route
-//!   store for what other replicas see. Nothing polls.
-//! * **A retry does no harm.** [`Attempt`] is the rule; the tunnel says how far a failed request got, and gives back a
-//!   request that is still whole.
+//! * **One decision-maker per request.** The replica that received the request chooses, waits and retries.
+//! * **A reconnecting agent is not an absent agent.** A waiting request is woken by events of the local tunnels and of the
+//!   route store. Nothing polls.
+//! * **A retry has no side effects.** [`RetryPolicy`] is the rule. The tunnel reports how far a failed request came, and returns
+//!   the request if its body is untouched, or small enough to be kept.
 
 use std::{
     sync::Arc,
@@ -23,279 +23,286 @@ use std::{
 
 use http::{Request, Response};
 use http_body::Body as _;
-use proto::{AgentId, AgentName, Reason, ServiceName, TunnelId, header};
-use router::{Attempt, Choice, Class, Lease, LocalTunnels, Progress, RouteStore};
+use proto::{Reason, ServiceName, TunnelId, header};
+use router::{LocalTunnels, RequestPermit, RetryPolicy, RouteStore, TunnelChoice};
 use tokio::time::{Instant, timeout_at};
 use tunnel::{Body, CallError, CallErrorKind, Delivery};
 
 use crate::{
-    connected::Connected,
-    failure::Failure,
-    metrics::{Limit, Metrics, Route},
-    peers::{Declined, Owner, Peers, trouble::Trouble},
+    destination::Destination,
+    error::RequestError,
+    metrics::{Limit, Metrics, RouteKind},
+    peers::{OwnerConnection, OwnerError, PeerClient, PeerError},
+    tunnel_entry::TunnelEntry,
 };
 
-/// What a caller is told to wait when the agent is away: about a reconnect with some backoff.
+/// `Retry-After` while the agent is not connected: the time of a reconnect with some backoff.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// Finds the tunnel for a request and sends it.
+/// Forwards requests to agents. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Forwarder {
-    /// The tunnels that end here.
-    pub tunnels: Arc<LocalTunnels<Connected>>,
-    /// The directory that the replicas share.
+    /// The tunnels that end at this replica.
+    pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
+    /// The directory that all replicas share.
     pub store: Arc<dyn RouteStore>,
     /// The other replicas.
-    pub peers: Peers,
-    /// How long a request waits for a tunnel of an agent that has none.
+    pub peers: PeerClient,
+    /// The time that a request waits for an agent without a tunnel.
     pub reconnect_wait: Duration,
-    /// What is counted.
+    /// The metrics of this replica.
     pub metrics: Metrics,
 }
 
-/// Where a request goes.
-#[derive(Clone, Debug)]
-pub struct Destination {
-    /// To whom.
-    pub agent: AgentId,
-    /// For messages.
-    pub name: AgentName,
-    /// The request type.
-    pub service: ServiceName,
-    /// What kind of load it is.
-    pub class: Class,
-}
-
-/// What came back.
+/// The response of an agent.
 #[derive(Debug)]
-pub struct Answered {
-    /// The head of the response; its body is still to come.
+pub struct ForwardedResponse {
+    /// The response. Its body is still a stream of the tunnel.
     pub response: Response<Body>,
-    /// The tunnel that it occupies, if that ends here.
-    pub lease: Option<Lease<Connected>>,
-    /// When the request was sent.
+    /// Counts the request in its tunnel until it is dropped; `None` if another replica has the tunnel.
+    pub request_permit: Option<RequestPermit<TunnelEntry>>,
+    /// The time at which the request was sent.
     pub sent: Instant,
 }
 
-/// Where a request is sent next.
-enum Way {
-    Tunnel(Lease<Connected>),
-    Owner(Owner),
+/// The receiver of one attempt.
+enum NextHop {
+    Tunnel(RequestPermit<TunnelEntry>),
+    Owner(OwnerConnection),
 }
 
 impl Forwarder {
-    /// Sends a request until it is answered, or until trying again could do harm.
+    /// Sends a request until it is answered, or until a retry could repeat a side effect.
+    ///
+    /// # Errors
+    ///
+    /// The reason is `agent-not-connected`, `unknown-service`, `too-many-requests` or `tunnel-lost`. It is `bad-request` if the
+    /// body of the request failed, and `agent-misbehaved` if the tunnel cannot carry the request.
+    ///
+    /// # Cancellation safety
     ///
     /// Dropping the future cancels the request in the cluster.
-    pub async fn forward(&self, to: &Destination, mut request: Request<Body>) -> Result<Answered, Failure> {
+    pub async fn forward(
+        &self,
+        to: &Destination,
+        mut request: Request<Body>,
+    ) -> Result<ForwardedResponse, RequestError> {
         let id = request.headers().get(header::REQUEST_ID).cloned();
-        let mut attempt = Attempt::new(request.method().is_safe());
+        let mut retry = RetryPolicy::new(request.method().is_safe());
         let mut tried = Vec::new();
         loop {
-            let way = self.find(to, &tried, request.body().is_end_stream()).await?;
+            let next_hop = self.next_hop(to, &tried, request.body().is_end_stream()).await?;
             let sent = Instant::now();
-            let called = match &way {
-                Way::Tunnel(lease) => {
-                    self.metrics.peers.route(Route::Local);
-                    lease.handle().tunnel.call(request).await
+            let called = match &next_hop {
+                NextHop::Tunnel(request_permit) => {
+                    self.metrics.peers.record_route(RouteKind::Local);
+                    request_permit.handle().tunnel.call(request).await
                 }
-                Way::Owner(owner) => {
-                    self.metrics.peers.route(Route::Peer);
+                NextHop::Owner(owner) => {
+                    self.metrics.peers.record_route(RouteKind::Peer);
                     Box::pin(owner.call(to, request)).await
                 }
             };
             let error = match called {
-                Ok(response) => return Ok(Answered { response, lease: way.lease(), sent }),
+                Ok(response) => {
+                    return Ok(ForwardedResponse {
+                        response,
+                        request_permit: next_hop.into_request_permit(),
+                        sent,
+                    });
+                }
                 Err(error) => error,
             };
-            tracing::debug!(request.id = ?id, %error, way = way.name(), "a request was not answered");
+            tracing::debug!(request.id = id.as_ref().and_then(|id| id.to_str().ok()), %error, next_hop = next_hop.name(), "attempt failed");
             match error.request {
-                Some(whole) if attempt.again(progress(error.delivery), true) => {
+                Some(whole) if retry.should_retry(error.delivery) => {
                     self.metrics.retries.inc();
-                    // Only tunnels: an owner is asked again, and may have another.
-                    if let Way::Tunnel(lease) = way {
-                        tried.push(lease.tunnel());
+                    // Only tunnels are excluded: an owner that failed may have another tunnel.
+                    if let NextHop::Tunnel(request_permit) = next_hop {
+                        tried.push(request_permit.tunnel());
                     }
                     request = *whole;
                 }
-                _ => return Err(unanswered(to, &way, &error)),
+                _ => return Err(call_error(to, &next_hop, &error)),
             }
         }
     }
 
-    fn choose(&self, to: &Destination, tried: &[TunnelId]) -> Choice<Connected> {
-        self.tunnels.choose(to.agent, &to.service, to.class, tried, cores::here())
+    /// Chooses the least loaded local tunnel of the agent, without those that were tried.
+    fn choose_tunnel(&self, to: &Destination, tried: &[TunnelId]) -> TunnelChoice<TunnelEntry> {
+        self.tunnels.choose(to.agent, &to.service, to.class, tried, cores::current())
     }
 
-    /// `light`: the request has no body, so that it is whole until somebody answers it.
-    async fn find(&self, to: &Destination, tried: &[TunnelId], light: bool) -> Result<Way, Failure> {
-        match self.choose(to, tried) {
-            Choice::Tunnel(lease) => return Ok(Way::Tunnel(lease)),
-            Choice::NoTunnel if light => {
-                if let Some(owner) = self.peers.fresh(&*self.store, to).await {
-                    return Ok(Way::Owner(owner));
+    /// Returns the next hop, at once if there is one. `bodyless`: the request has no body, so that a failed attempt always
+    /// returns it.
+    async fn next_hop(
+        &self,
+        to: &Destination,
+        tried: &[TunnelId],
+        bodyless: bool,
+    ) -> Result<NextHop, RequestError> {
+        match self.choose_tunnel(to, tried) {
+            TunnelChoice::Tunnel(request_permit) => return Ok(NextHop::Tunnel(request_permit)),
+            TunnelChoice::NoTunnel if bodyless => {
+                if let Some(owner) = self.peers.recent_owner(&*self.store, to).await {
+                    return Ok(NextHop::Owner(owner));
                 }
             }
             _ => {}
         }
-        // Boxed: most requests find a tunnel at once, and should not have room for this.
-        Box::pin(self.wait(to, tried)).await
+        // Boxed: most requests find a tunnel at once, and should not reserve memory for the wait.
+        Box::pin(self.wait_for_next_hop(to, tried)).await
     }
 
-    /// Waits for a tunnel, here or at another replica.
-    async fn wait(&self, to: &Destination, tried: &[TunnelId]) -> Result<Way, Failure> {
+    /// Waits until this replica or another one has a tunnel of the agent.
+    async fn wait_for_next_hop(&self, to: &Destination, tried: &[TunnelId]) -> Result<NextHop, RequestError> {
         let deadline = Instant::now() + self.reconnect_wait;
         loop {
-            // Made before looking, so that nothing is missed in between.
-            let arrival = self.tunnels.arrival(to.agent);
-            let change = self.store.change(to.agent);
-            match self.choose(to, tried) {
-                Choice::Tunnel(lease) => return Ok(Way::Tunnel(lease)),
-                Choice::NotServed(services) => return Err(not_served(to, &services)),
-                Choice::Busy => {
-                    self.metrics.limit(Limit::RequestsPerAgent);
-                    return Err(busy(to));
+            // Created before the lookup, so that no event in between is missed.
+            let arrival = self.tunnels.registered(to.agent);
+            let change = self.store.changed(to.agent);
+            match self.choose_tunnel(to, tried) {
+                TunnelChoice::Tunnel(request_permit) => return Ok(NextHop::Tunnel(request_permit)),
+                TunnelChoice::NotServed(services) => return Err(not_served(to, &services)),
+                TunnelChoice::LimitReached => {
+                    self.metrics.count_limit(Limit::RequestsPerAgent);
+                    return Err(too_many_requests(to));
                 }
-                Choice::NoTunnel => {}
+                TunnelChoice::NoTunnel => {}
             }
-            let declined = match self.peers.find(&*self.store, to).await {
-                Ok(owner) => return Ok(Way::Owner(owner)),
+            let declined = match self.peers.find_owner(&*self.store, to).await {
+                Ok(owner) => return Ok(NextHop::Owner(owner)),
                 Err(declined) => declined,
             };
-            if let Some(failure) = declined.iter().find_map(|declined| elsewhere(to, &declined.trouble)) {
+            if let Some(failure) = declined.iter().find_map(|declined| final_error(to, &declined.error)) {
                 return Err(failure);
             }
             let woken = async {
                 tokio::select! { () = arrival => {}, () = change => {} }
             };
             if timeout_at(deadline, woken).await.is_err() {
-                return Err(self.absent(to, &declined).await);
+                return Err(self.not_connected(to, &declined).await);
             }
         }
     }
 
-    /// `declined`: what the owners said that the directory named last.
-    async fn absent(&self, to: &Destination, declined: &[Declined]) -> Failure {
+    /// Returns the error for an agent without a tunnel. `declined`: the errors of the owners in the last lookup.
+    async fn not_connected(&self, to: &Destination, declined: &[OwnerError]) -> RequestError {
         let name = &to.name;
         if !declined.is_empty() {
-            let why = declined.iter().map(|Declined { replica, trouble }| format!("{replica}: {trouble}"));
+            let why = declined.iter().map(|OwnerError { replica, error }| format!("{replica}: {error}"));
             let why = why.collect::<Vec<_>>().join("; ");
             let what = format!(
-                "agent {name} is said to be connected to other replicas, and none of them takes the request: {why}"
+                "agent {name} is connected to other replicas according to the directory, but none of them accepts the request: {why}"
             );
-            return Failure::new(Reason::AgentNotConnected, what).retry_after(RETRY_AFTER);
+            return RequestError::new(Reason::AgentNotConnected, what).with_retry_after(RETRY_AFTER);
         }
         let what = match self.store.lookup(to.agent).await {
-            Ok(record) => match (record.routes.is_empty(), record.gone_since) {
+            Ok(record) => match (record.routes.is_empty(), record.disconnected_since) {
                 (false, _) => {
-                    format!("agent {name} is connected, but none of its tunnels takes requests now")
+                    format!("agent {name} is connected, but none of its tunnels accepts requests now")
                 }
-                (true, Some(since)) => format!("agent {name} is not connected since {} ago", ago(since)),
+                (true, Some(since)) => format!("agent {name} disconnected {} ago", format_age(since)),
                 (true, None) => format!(
-                    "agent {name} has not connected since this kas started: check that agentk runs, with a valid token \
-                     and this kas's address"
+                    "agent {name} is not connected, and has not connected to this kas since it started: check that agentk \
+                     runs with a valid token and the address of this kas"
                 ),
             },
             Err(error) => format!("agent {name} has no tunnel on this replica, and {error}"),
         };
-        Failure::new(Reason::AgentNotConnected, what).retry_after(RETRY_AFTER)
+        RequestError::new(Reason::AgentNotConnected, what).with_retry_after(RETRY_AFTER)
     }
 }
 
-impl Way {
-    fn lease(self) -> Option<Lease<Connected>> {
+impl NextHop {
+    fn into_request_permit(self) -> Option<RequestPermit<TunnelEntry>> {
         match self {
-            Self::Tunnel(lease) => Some(lease),
+            Self::Tunnel(request_permit) => Some(request_permit),
             Self::Owner(_) => None,
         }
     }
 
-    /// For logs.
+    /// Returns the name for logs.
     fn name(&self) -> String {
         match self {
-            Self::Tunnel(lease) => format!("tunnel {}", lease.tunnel()),
+            Self::Tunnel(request_permit) => format!("tunnel {}", request_permit.tunnel()),
             Self::Owner(owner) => format!("replica {}", owner.replica()),
         }
     }
 }
 
-/// What no other owner, and no waiting, would mend.
-fn elsewhere(to: &Destination, trouble: &Trouble) -> Option<Failure> {
-    match trouble {
-        Trouble::Declines { reason: Reason::TooManyRequests, .. } => Some(busy(to)),
-        Trouble::Declines { reason: Reason::UnknownService, message } => {
+/// Returns the error of an owner that neither another owner nor a wait can avoid.
+fn final_error(to: &Destination, error: &PeerError) -> Option<RequestError> {
+    match error {
+        PeerError::Declined { reason: Reason::TooManyRequests, .. } => Some(too_many_requests(to)),
+        PeerError::Declined { reason: Reason::UnknownService, message } => {
             let what = format!("agent {} does not serve {}: {message}", to.name, to.service);
-            Some(Failure::new(Reason::UnknownService, what))
+            Some(RequestError::new(Reason::UnknownService, what))
         }
         _ => None,
     }
 }
 
-fn progress(delivery: Delivery) -> Progress {
-    match delivery {
-        Delivery::NotProcessed => Progress::NotProcessed,
-        Delivery::Unknown => Progress::Unknown,
-    }
-}
-
-fn busy(to: &Destination) -> Failure {
+fn too_many_requests(to: &Destination) -> RequestError {
     let what = format!(
-        "agent {} has as many requests in flight as it may have (agent.kubernetes_api.limits.max_requests_per_agent)",
+        "agent {} has as many requests in flight as allowed (agent.kubernetes_api.limits.max_requests_per_agent)",
         to.name
     );
-    Failure::new(Reason::TooManyRequests, what).retry_after(Duration::from_secs(1))
+    RequestError::new(Reason::TooManyRequests, what).with_retry_after(Duration::from_secs(1))
 }
 
-fn not_served(to: &Destination, services: &[ServiceName]) -> Failure {
+fn not_served(to: &Destination, services: &[ServiceName]) -> RequestError {
     let served = services.iter().map(ServiceName::as_str).collect::<Vec<_>>().join(", ");
     let what = format!("agent {} does not serve {}; it serves: {served}", to.name, to.service);
-    Failure::new(Reason::UnknownService, what)
+    RequestError::new(Reason::UnknownService, what)
 }
 
-fn unanswered(to: &Destination, way: &Way, error: &CallError) -> Failure {
+/// Returns the error for a request whose last attempt failed.
+fn call_error(to: &Destination, next_hop: &NextHop, error: &CallError) -> RequestError {
     let name = &to.name;
-    if let Way::Owner(owner) = way
+    if let NextHop::Owner(owner) = next_hop
         && !matches!(error.kind, CallErrorKind::Body(_))
     {
         let replica = owner.replica();
         return match error.delivery {
             Delivery::NotProcessed => {
                 let what = format!(
-                    "agent {name} was connected to replica {replica}, which takes no more requests for it"
+                    "agent {name} was connected to replica {replica}, which accepts no more requests for it"
                 );
-                Failure::new(Reason::AgentNotConnected, what).retry_after(RETRY_AFTER)
+                RequestError::new(Reason::AgentNotConnected, what).with_retry_after(RETRY_AFTER)
             }
-            Delivery::Unknown => Failure::new(
+            Delivery::Unknown => RequestError::new(
                 Reason::TunnelLost,
                 format!(
-                    "replica {replica} lost the request to agent {name} before it was answered; the cluster may have acted on it"
+                    "replica {replica} lost the request to agent {name} before the response; the cluster may have executed it"
                 ),
             ),
         };
     }
     match error.kind {
         CallErrorKind::Closed | CallErrorKind::Refused => {
-            let what = format!("agent {name} is leaving and has no other tunnel");
-            Failure::new(Reason::AgentNotConnected, what).retry_after(RETRY_AFTER)
+            let what = format!("agent {name} is draining its tunnel and has no other one");
+            RequestError::new(Reason::AgentNotConnected, what).with_retry_after(RETRY_AFTER)
         }
-        CallErrorKind::Lost(_) => Failure::new(
+        CallErrorKind::Lost(_) => RequestError::new(
             Reason::TunnelLost,
             format!(
-                "the tunnel to agent {name} was lost before it answered; the cluster may have acted on the request"
+                "the tunnel to agent {name} was lost before the response; the cluster may have executed the request"
             ),
         ),
-        CallErrorKind::Reset(_) => Failure::new(
+        CallErrorKind::Reset(_) => RequestError::new(
             Reason::TunnelLost,
-            format!("agent {name} gave the request up before it answered; the cluster may have acted on it"),
+            format!("agent {name} aborted the request before the response; the cluster may have executed it"),
         ),
-        CallErrorKind::Body(_) => Failure::new(Reason::BadRequest, error.to_string()),
-        CallErrorKind::Unsupported(what) => {
-            Failure::new(Reason::AgentMisbehaved, format!("the request cannot reach agent {name}: {what}"))
-        }
+        CallErrorKind::Body(_) => RequestError::bad_request(error.to_string()),
+        CallErrorKind::Unsupported(what) => RequestError::new(
+            Reason::AgentMisbehaved,
+            format!("the request cannot be sent to agent {name}: {what}"),
+        ),
     }
 }
 
-fn ago(since: SystemTime) -> String {
+fn format_age(since: SystemTime) -> String {
     let seconds = since.elapsed().unwrap_or_default().as_secs();
     match seconds {
         0..=119 => format!("{seconds} seconds"),

@@ -1,8 +1,8 @@
 //! The headers of requests and responses that pass through kas.
 //!
-//! Headers about the connection, headers that are meant for kas, and headers that only kas may set are removed from a
-//! request; then kas adds its own. The order matters: `Connection: Impersonate-User` must not remove a header that kas
-//! added (CVE-2021-31999). A response keeps only the headers on a list: the agent is not trusted.
+//! kas removes hop-by-hop headers, headers for kas itself and headers that only kas may set from a request, and then adds its
+//! own. The order matters: `Connection: Impersonate-User` must not remove a header that kas added (CVE-2021-31999). A
+//! response keeps only headers of an allowlist, because the agent is not trusted.
 
 mod extra;
 mod forwarded;
@@ -17,19 +17,19 @@ use http::{
         TRANSFER_ENCODING, UPGRADE, VARY, VIA, WARNING, X_CONTENT_TYPE_OPTIONS,
     },
 };
-use proto::{Reason, ServiceName, border, impersonation};
+use proto::{Reason, ServiceName, hop_by_hop, impersonation};
 
-pub use self::extra::ExtraHeader;
-pub use self::forwarded::{ForwardedFor, Peer};
-use crate::{failure::Failure, identity::AccessAs};
+pub(crate) use self::extra::ExtraHeader;
+pub use self::forwarded::{ForwardedFor, PeerAddress};
+use crate::{error::RequestError, identity::AccessAs};
 
-/// Request headers that are meant for kas.
+/// Request headers for kas itself.
 const CONSUMED: [&str; 5] = ["authorization", "cookie", "gitlab-agent-id", "x-csrf-token", "x-request-id"];
 
-/// Headers that frame a message. Their spellings with `_` are refused, too.
+/// Headers that frame a message. Their spellings with `_` are refused as well.
 static FRAMING: [HeaderName; 4] = [CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE];
 
-/// Returns whether a header may pass in a response.
+/// Returns whether a header is allowed in a response.
 fn is_allowed_in_response(name: &HeaderName) -> bool {
     match *name {
         ACCEPT_RANGES | ALLOW | CACHE_CONTROL | CONTENT_DISPOSITION | CONTENT_ENCODING | CONTENT_LANGUAGE
@@ -42,7 +42,7 @@ fn is_allowed_in_response(name: &HeaderName) -> bool {
     }
 }
 
-/// Returns whether a header may pass in a 101 besides.
+/// Returns whether a header is also allowed in a 101.
 fn is_allowed_in_upgrade(name: &HeaderName) -> bool {
     match *name {
         CONNECTION | UPGRADE | SEC_WEBSOCKET_ACCEPT | SEC_WEBSOCKET_PROTOCOL => true,
@@ -53,27 +53,32 @@ fn is_allowed_in_upgrade(name: &HeaderName) -> bool {
 /// The headers that kas sets in a request.
 #[derive(Clone, Copy, Debug)]
 pub struct ProxyHeaders<'a> {
-    /// The request type.
+    /// The service of the agent.
     pub service: &'a ServiceName,
     /// The identity of the caller in the cluster.
     pub access_as: &'a AccessAs,
     /// The id of the request.
     pub request_id: &'a HeaderValue,
-    /// The version in which the caller sent it.
+    /// The HTTP version between the caller and kas.
     pub version: Version,
-    /// The addresses that it came through.
+    /// The addresses of the caller and of the proxies in front of kas.
     pub forwarded: &'a ForwardedFor,
 }
 
-/// Makes a caller's headers those of the request in the tunnel.
-pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Result<(), Failure> {
+/// Converts the headers of a caller's request into those of the request to the agent.
+///
+/// # Errors
+///
+/// The reason is `bad-request` for a spelling with `_` of a header that carries identity, and `nested-impersonation` if the
+/// caller impersonates although kas does.
+pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Result<(), RequestError> {
     let impersonated = matches!(proxy_headers.access_as, AccessAs::Impersonate { .. });
-    let upgrade = border::upgrade(headers);
+    let upgrade = hop_by_hop::upgrade_protocol(headers);
     let mut refused = None;
-    border::strip_where(headers, |name| {
+    hop_by_hop::strip_with(headers, |name| {
         let text = name.as_str();
-        if text.as_bytes().contains(&b'_') && is_twin(text) {
-            refused.get_or_insert_with(|| twin(name));
+        if text.as_bytes().contains(&b'_') && is_underscore_spelling(text) {
+            refused.get_or_insert_with(|| underscore_spelling(name));
         }
         if impersonated && text.starts_with(impersonation::PREFIX) {
             refused.get_or_insert_with(nested_impersonation);
@@ -91,23 +96,24 @@ pub fn to_agent(headers: &mut HeaderMap, proxy_headers: ProxyHeaders<'_>) -> Res
     headers.append(VIA, via(proxy_headers.version));
     headers.insert(proto::header::SERVICE, proxy_headers.service.into());
     headers.insert(proto::header::REQUEST_ID, proxy_headers.request_id.clone());
-    if let AccessAs::Impersonate { headers: who, .. } = proxy_headers.access_as {
-        for (name, value) in who {
+    if let AccessAs::Impersonate { headers: identity, .. } = proxy_headers.access_as {
+        for (name, value) in identity {
             headers.append(name, value.clone());
         }
     }
     Ok(())
 }
 
-/// Makes an agent's response headers those of the answer to the caller. `extra`: what the operator allows besides.
+/// Converts the headers of an agent's response into those of the response to the caller. `extra` are the headers that the
+/// operator allows in addition to the allowlist.
 pub fn to_caller(headers: &mut HeaderMap, upgraded: bool, extra: &[ExtraHeader], request_id: &HeaderValue) {
-    border::remove_where(headers, |name| {
+    hop_by_hop::remove_if(headers, |name| {
         let allowed = is_allowed_in_response(name)
             || (upgraded && is_allowed_in_upgrade(name))
             || extra.iter().any(|extra| extra.name() == name);
         !allowed
     });
-    // Only within this origin: another would send the caller, and perhaps its token, elsewhere.
+    // Only within this origin: a redirect to another one could send the token of the caller there.
     if !headers.get_all(LOCATION).iter().all(within_origin) {
         headers.remove(LOCATION);
     }
@@ -119,7 +125,7 @@ pub fn to_caller(headers: &mut HeaderMap, upgraded: bool, extra: &[ExtraHeader],
     headers.insert(proto::header::REQUEST_ID, request_id.clone());
 }
 
-/// Which protocol a message came to us by (RFC 9110 section 7.6.3).
+/// Returns the `Via` entry of kas: the protocol of the received message (RFC 9110 section 7.6.3).
 fn via(version: Version) -> HeaderValue {
     HeaderValue::from_static(match version {
         Version::HTTP_2 => "2 kas",
@@ -128,13 +134,15 @@ fn via(version: Version) -> HeaderValue {
     })
 }
 
-/// Meant for kas, or a claim of identity that only a proxy of the cluster's own may make (`X-Remote-User`).
+/// Returns whether a header is for kas, or carries an identity that only the proxy of the cluster may set (`X-Remote-User`).
 fn is_consumed(name: &str) -> bool {
     CONSUMED.contains(&name) || name.starts_with("x-remote-")
 }
 
-/// Whether a `Location` is a path, or relative to one as in Go's redirects (`logs/`). Browsers read `\\` as `/` and drop
-/// tabs, so `/\\evil.example` is neither. A colon in the first segment ends a scheme (RFC 3986 section 4.2).
+/// Returns whether a `Location` is a path, or relative to one as in Go's redirects (`logs/`).
+///
+/// Browsers read `\\` as `/` and drop tabs, so `/\\evil.example` is neither. A colon in the first segment ends a scheme
+/// (RFC 3986 section 4.2).
 fn within_origin(location: &HeaderValue) -> bool {
     let location = location.as_bytes();
     let first = location.split(|byte| matches!(byte, b'/' | b'?' | b'#')).next().unwrap_or_default();
@@ -143,26 +151,26 @@ fn within_origin(location: &HeaderValue) -> bool {
         && !first.contains(&b':')
 }
 
-/// Returns whether a name with `_` is that of a header that frames a message or identifies the caller, to servers that take
-/// `X_Foo` for `X-Foo` (CVE-2025-64484).
-fn is_twin(name: &str) -> bool {
+/// Returns whether servers that treat `X_Foo` as `X-Foo` read this name as a header that frames a message or identifies the
+/// caller (CVE-2025-64484).
+fn is_underscore_spelling(name: &str) -> bool {
     let name = name.replace('_', "-");
     is_sensitive(&name) || FRAMING.iter().any(|known| name == known.as_str())
 }
 
-fn twin(name: &HeaderName) -> Failure {
-    Failure::new(Reason::BadRequest, format!("the header {name} is refused: write it with '-'"))
+fn underscore_spelling(name: &HeaderName) -> RequestError {
+    RequestError::bad_request(format!("the header {name} is refused: write it with '-'"))
 }
 
-fn nested_impersonation() -> Failure {
-    Failure::new(
+fn nested_impersonation() -> RequestError {
+    RequestError::new(
         Reason::NestedImpersonation,
-        "nested impersonation is not supported: kas already sets who this caller is in the cluster; leave out --as and the \
+        "nested impersonation is not supported: kas already sets the identity of this caller in the cluster; remove --as and the \
          Impersonate-* headers",
     )
 }
 
-/// Whether a header, in lower case, says who the caller is or where it comes from.
+/// Returns whether a header carries the identity or the address of the caller. `name` is in lower case.
 pub(crate) fn is_sensitive(name: &str) -> bool {
     name.starts_with(impersonation::PREFIX)
         || name.starts_with(proto::header::PREFIX)
@@ -187,14 +195,14 @@ mod tests {
         headers
     }
 
-    fn pass(entries: &[(&str, &str)], access_as: &AccessAs) -> Result<HeaderMap, Reason> {
+    fn converted(entries: &[(&str, &str)], access_as: &AccessAs) -> Result<HeaderMap, Reason> {
         let mut headers = map(entries);
         let proxy_headers = ProxyHeaders {
             service: &"kubernetes".parse().unwrap(),
             access_as,
             request_id: &HeaderValue::from_static("id-1"),
             version: Version::HTTP_11,
-            forwarded: &ForwardedFor::of(&headers, &Peer::new([192, 0, 2, 1].into()), &[]),
+            forwarded: &ForwardedFor::new(&headers, &PeerAddress::new([192, 0, 2, 1].into()), &[]),
         };
         to_agent(&mut headers, proxy_headers).map_err(|failure| failure.reason)?;
         Ok(headers)
@@ -210,8 +218,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_the_connection_or_for_kas_stays_here() {
-        let passed = pass(
+    fn hop_by_hop_headers_and_headers_for_kas_are_removed() {
+        let passed = converted(
             &[
                 ("connection", "keep-alive, X-Private"),
                 ("x-private", "1"),
@@ -241,25 +249,25 @@ mod tests {
     }
 
     #[test]
-    fn an_impersonated_caller_is_who_kas_says() {
-        let passed = pass(&[], &alice()).unwrap();
+    fn impersonation_headers_are_added() {
+        let passed = converted(&[], &alice()).unwrap();
         assert_eq!(passed["impersonate-user"], "alice");
         assert_eq!(passed.get_all("impersonate-group").iter().count(), 2);
     }
 
     #[test]
-    fn an_impersonated_caller_cannot_be_somebody_else() {
+    fn nested_impersonation_is_refused() {
         for name in ["Impersonate-User", "impersonate-group", "IMPERSONATE-UID", "Impersonate-Extra-x"] {
-            assert_eq!(pass(&[(name, "root")], &alice()), Err(Reason::NestedImpersonation), "{name}");
+            assert_eq!(converted(&[(name, "root")], &alice()), Err(Reason::NestedImpersonation), "{name}");
         }
-        let passed = pass(&[("Impersonate-User", "bob")], &AccessAs::Agent).unwrap();
+        let passed = converted(&[("Impersonate-User", "bob")], &AccessAs::Agent).unwrap();
         assert_eq!(passed["impersonate-user"], "bob");
     }
 
     #[test]
-    fn the_connection_header_cannot_remove_what_kas_adds() {
+    fn connection_cannot_remove_headers_of_kas() {
         let passed =
-            pass(&[("connection", "Impersonate-User, kas-service, X-Forwarded-For, upgrade")], &alice())
+            converted(&[("connection", "Impersonate-User, kas-service, X-Forwarded-For, upgrade")], &alice())
                 .unwrap();
         assert_eq!(passed["impersonate-user"], "alice");
         assert_eq!(passed["kas-service"], "kubernetes");
@@ -267,23 +275,24 @@ mod tests {
     }
 
     #[test]
-    fn underscore_twins_of_what_carries_identity_are_refused() {
+    fn underscore_spellings_of_identity_headers_are_refused() {
         for name in ["impersonate_user", "kas_service", "x_forwarded_for", "impersonate-extra_a"] {
-            assert_eq!(pass(&[(name, "x")], &AccessAs::Agent), Err(Reason::BadRequest), "{name}");
+            assert_eq!(converted(&[(name, "x")], &AccessAs::Agent), Err(Reason::BadRequest), "{name}");
         }
-        assert!(pass(&[("my_header", "x")], &AccessAs::Agent).is_ok());
+        assert!(converted(&[("my_header", "x")], &AccessAs::Agent).is_ok());
     }
 
     #[test]
-    fn an_upgrade_is_one_only_if_the_connection_says_so() {
-        let asked = pass(&[("connection", "Upgrade"), ("upgrade", "SPDY/3.1")], &AccessAs::Agent).unwrap();
+    fn upgrade_needs_the_connection_option() {
+        let asked =
+            converted(&[("connection", "Upgrade"), ("upgrade", "SPDY/3.1")], &AccessAs::Agent).unwrap();
         assert_eq!(asked["upgrade"], "SPDY/3.1");
-        let not_asked = pass(&[("upgrade", "SPDY/3.1")], &AccessAs::Agent).unwrap();
+        let not_asked = converted(&[("upgrade", "SPDY/3.1")], &AccessAs::Agent).unwrap();
         assert!(!not_asked.contains_key("upgrade"));
     }
 
     #[test]
-    fn a_hostile_agent_sends_nobody_elsewhere() {
+    fn location_outside_of_the_origin_is_removed() {
         for (location, stays) in [
             ("/api/v1", true),
             ("/", true),
@@ -308,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_agent_sets_no_cookies() {
+    fn response_keeps_only_allowed_headers() {
         let mut headers = map(&[
             ("content-type", "application/json"),
             ("set-cookie", "a=b"),
@@ -329,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_may_allow_more() {
+    fn extra_headers_are_allowed() {
         let extra: Vec<ExtraHeader> = serde_json::from_str(r#"["X-Custom"]"#).unwrap();
         let mut headers = map(&[("x-custom", "1"), ("x-other", "1")]);
         to_caller(&mut headers, false, &extra, &HeaderValue::from_static("id-1"));

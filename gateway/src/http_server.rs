@@ -1,4 +1,4 @@
-//! Serves the routes of an internal listener over HTTP/1.1: probes and metrics, the internal API.
+//! Serves the routes of the internal listeners over HTTP/1.1.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -12,22 +12,22 @@ use hyper_util::{
 use tokio::io::{AsyncRead, AsyncWrite};
 use tower::util::MapRequest;
 
-/// Most bytes of a request's head. A token has some hundred.
+/// The most bytes of the head of a request. A token has a few hundred.
 const MAX_HEAD: usize = 16 << 10;
 
-/// Routes, and how their connections are served. Cheap to clone.
+/// The routes of a listener, and the limits of its connections. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct HttpServer {
-    /// The listener's name in logs.
+    /// The name of the listener in logs.
     pub name: &'static str,
     /// The endpoints.
     pub routes: Router,
-    /// How long a client may take to send a request's head, or leave its connection idle.
+    /// The time that a client may take for the head of a request, or leave its connection idle.
     pub header_read_timeout: Duration,
 }
 
 impl HttpServer {
-    /// Serves one connection. Handlers find `peer` as [`ConnectInfo`].
+    /// Serves one connection. Handlers get `peer` as [`ConnectInfo`].
     ///
     /// `axum::serve` would set neither the timeout nor the limit.
     pub async fn serve<T>(self, io: T, peer: SocketAddr)

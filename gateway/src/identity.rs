@@ -1,4 +1,4 @@
-//! Who agents and callers are, from a file: the embedded default that needs no other system.
+//! Agents, callers and their tokens, from the identity file.
 
 mod current;
 mod file;
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::current::Identities;
 use crate::{promql::Labels, token::TokenHash};
 
-/// Everybody whom one version of the identity file names.
+/// One version of the identity file: the agents, the callers and their tokens.
 #[derive(Debug, Default)]
 pub struct Identity {
     agents: HashMap<AgentId, AgentName>,
@@ -26,78 +26,78 @@ pub struct Identity {
     caller_tokens: HashMap<TokenHash, Arc<Grant>>,
 }
 
-/// What holding a caller's token means.
+/// The rights of a caller's token.
 #[derive(Clone, Debug)]
 pub struct Grant {
-    /// Who holds it.
+    /// The caller that holds the token.
     pub caller: Arc<Caller>,
-    /// Cancelled when the token, or any right of its holder, is taken away: streams that stay are cut then.
+    /// Cancelled when the token or any right of the caller is revoked. Long streams end then.
     pub revoked: CancellationToken,
-    /// The caller's requests in flight, whichever of its tokens they came with.
+    /// The requests in flight of the caller, over all of its tokens.
     pub in_flight: Arc<AtomicU32>,
 }
 
-/// Somebody who sends requests to clusters.
+/// A person or program that sends requests to clusters.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// For logs, and the user name of basic authentication.
+    /// The name in logs, which is also the user name of basic authentication.
     pub name: String,
     agents: Allowed<AgentId>,
     services: Allowed<ServiceName>,
-    /// Who the caller is in the cluster.
+    /// The identity of the caller in the cluster.
     pub access_as: AccessAs,
     labels: Option<Labels>,
 }
 
-/// Everything, or what is listed.
+/// All values, or those of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Allowed<T> {
     All,
     Only(Vec<T>),
 }
 
-/// Who a caller is in the cluster.
+/// The identity of a caller in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AccessAs {
-    /// agentk's own identity. The caller may impersonate others as far as agentk may.
+    /// The identity of agentk. The caller may impersonate other users as far as agentk may.
     Agent,
-    /// Somebody else; the caller's own `Impersonate-*` headers are refused.
+    /// An impersonated user. `Impersonate-*` headers of the caller are refused.
     Impersonate {
-        /// Who, for logs.
+        /// The name of the user, for logs.
         username: String,
-        /// The `Impersonate-*` headers that say so.
+        /// The `Impersonate-*` headers of the user.
         headers: HeaderMap,
     },
 }
 
 impl Identity {
-    /// The agent that holds a token, and the token's hash.
+    /// Returns the agent that holds a token, and the hash of the token.
     pub fn agent(&self, token: &SecretString) -> Option<(AgentId, TokenHash)> {
         let hash = TokenHash::of(token);
         Some((*self.agent_tokens.get(&hash)?, hash))
     }
 
-    /// Whether a token is still one of an agent's.
-    pub fn is_active(&self, hash: &TokenHash) -> bool {
-        self.agent_tokens.contains_key(hash)
+    /// Returns true if the token is one of the agent. A token may have moved to another agent.
+    pub fn is_token_of(&self, agent: AgentId, hash: &TokenHash) -> bool {
+        self.agent_tokens.get(hash) == Some(&agent)
     }
 
-    /// What holding a token means to a caller.
+    /// Returns the rights of a caller's token.
     pub fn grant(&self, token: &SecretString) -> Option<&Arc<Grant>> {
         self.caller_tokens.get(&TokenHash::of(token))
     }
 
-    /// Takes over from a former version: who keeps the same rights keeps its streams.
-    fn succeed(&mut self, former: &Self) {
-        // A caller's limit is one for all of its tokens, the new ones too.
+    /// Takes over the state of the previous version. The streams of a token continue if its caller has the same rights.
+    fn inherit(&mut self, previous: &Self) {
+        // The limit of a caller is shared by all of its tokens, including new ones.
         let in_flight: HashMap<&str, &Arc<AtomicU32>> =
-            former.caller_tokens.values().map(|old| (&*old.caller.name, &old.in_flight)).collect();
+            previous.caller_tokens.values().map(|old| (&*old.caller.name, &old.in_flight)).collect();
         for new in self.caller_tokens.values_mut() {
             if let Some(old) = in_flight.get(&*new.caller.name) {
                 Arc::make_mut(new).in_flight = Arc::clone(old);
             }
         }
-        for (token, old) in &former.caller_tokens {
+        for (token, old) in &previous.caller_tokens {
             match self.caller_tokens.get_mut(token) {
                 Some(new) if new.caller == old.caller => {
                     Arc::make_mut(new).revoked = old.revoked.clone();
@@ -107,58 +107,58 @@ impl Identity {
         }
     }
 
-    /// The agent that a URL names, by id or by name.
+    /// Returns the agent with this id or name.
     pub fn find(&self, id_or_name: &str) -> Option<AgentId> {
-        // No text is both.
+        // No text is both an id and a name.
         self.agents_by_name.get(id_or_name).copied().or_else(|| {
             let id = id_or_name.parse().ok()?;
             self.agents.contains_key(&id).then_some(id)
         })
     }
 
-    /// An agent's name.
+    /// Returns the name of an agent.
     pub fn name(&self, agent: AgentId) -> Option<&AgentName> {
         self.agents.get(&agent)
     }
 
-    /// The project that an agent belongs to, if it belongs to one.
+    /// Returns the project of an agent, if it has one.
     pub fn project(&self, agent: AgentId) -> Option<u64> {
         self.projects.get(&agent).copied()
     }
 
-    /// Every agent, in order of their names.
+    /// Returns all agents, in order of their names.
     pub fn agents(&self) -> Vec<(&AgentName, AgentId)> {
         let mut agents: Vec<_> = self.agents.iter().map(|(id, name)| (name, *id)).collect();
         agents.sort();
         agents
     }
 
-    /// The agents that a caller may use, in order of their names.
+    /// Returns the agents that a caller may use, in order of their names.
     pub fn agents_of(&self, caller: &Caller) -> Vec<(&AgentName, AgentId)> {
         let mut agents = self.agents();
         agents.retain(|(_, id)| caller.may_use(*id));
         agents
     }
 
-    /// How many agents and callers' tokens there are.
+    /// Returns the numbers of agents and of callers' tokens.
     pub fn counts(&self) -> (usize, usize) {
         (self.agents.len(), self.caller_tokens.len())
     }
 }
 
 impl Caller {
-    /// Whether the caller may use an agent at all.
+    /// Returns whether the caller may use an agent.
     pub fn may_use(&self, agent: AgentId) -> bool {
         self.agents.contains(&agent)
     }
 
-    /// Whether the caller may use a service of the agents that it may use.
-    pub fn may_ask(&self, service: &ServiceName) -> bool {
+    /// Returns whether the caller may use a service of its agents.
+    pub fn may_use_service(&self, service: &ServiceName) -> bool {
         self.services.contains(service)
     }
 
-    /// The labels to which the caller's requests to this service are limited: those to `prometheus` and
-    /// `prometheus.<name>`, if the caller has any.
+    /// Returns the labels to which requests to this service are restricted. Only `prometheus` and `prometheus.<name>` are
+    /// restricted.
     pub fn labels(&self, service: &ServiceName) -> Option<&Labels> {
         let rest = service.as_str().strip_prefix(ServiceName::PROMETHEUS)?;
         self.labels.as_ref().filter(|_| rest.is_empty() || rest.starts_with('.'))

@@ -1,4 +1,4 @@
-//! A connection as it was accepted: plain or TLS.
+//! Accepted connections, and wrappers that limit the time of their writes and of their end.
 
 mod linger;
 mod stall;
@@ -17,42 +17,45 @@ use tokio::{
 use tokio_rustls::TlsStream;
 use tunnel::ReadAhead;
 
-pub use self::{linger::LingeringClose, stall::StallGuard};
+pub(crate) use self::{
+    linger::LingeringClose,
+    stall::{StallGuard, StallTimer},
+};
 
-/// A TCP connection, with or without TLS, and its place among those that a listener allows.
+/// An accepted TCP connection, with or without TLS, with its permit of the listener.
 #[derive(Debug)]
 pub struct Io {
-    kind: Kind,
-    _place: OwnedSemaphorePermit,
+    stream: IoStream,
+    _permit: OwnedSemaphorePermit,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum IoStream {
     Plain(TcpStream),
-    /// Boxed: a plain connection should not have the size of a TLS state.
+    /// Boxed: a plain connection should not have the size of a TLS connection.
     Tls(Box<TlsStream<ReadAhead<TcpStream>>>),
 }
 
 impl Io {
-    /// A connection as it is.
-    pub fn plain(connection: TcpStream, place: OwnedSemaphorePermit) -> Self {
-        Self { kind: Kind::Plain(connection), _place: place }
+    /// Wraps a plain connection.
+    pub fn plain(connection: TcpStream, permit: OwnedSemaphorePermit) -> Self {
+        Self { stream: IoStream::Plain(connection), _permit: permit }
     }
 
-    /// A connection after its TLS handshake.
-    pub fn tls(connection: TlsStream<ReadAhead<TcpStream>>, place: OwnedSemaphorePermit) -> Self {
-        Self { kind: Kind::Tls(Box::new(connection)), _place: place }
+    /// Wraps a connection after its TLS handshake.
+    pub fn tls(connection: TlsStream<ReadAhead<TcpStream>>, permit: OwnedSemaphorePermit) -> Self {
+        Self { stream: IoStream::Tls(Box::new(connection)), _permit: permit }
     }
 }
 
 macro_rules! delegate {
     ($self:ident, $io:ident => $call:expr) => {
-        match &mut $self.get_mut().kind {
-            Kind::Plain($io) => {
+        match &mut $self.get_mut().stream {
+            IoStream::Plain($io) => {
                 let $io = Pin::new($io);
                 $call
             }
-            Kind::Tls($io) => {
+            IoStream::Tls($io) => {
                 let $io = Pin::new($io.as_mut());
                 $call
             }
@@ -80,9 +83,9 @@ impl AsyncWrite for Io {
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.kind {
-            Kind::Plain(io) => io.is_write_vectored(),
-            Kind::Tls(io) => io.is_write_vectored(),
+        match &self.stream {
+            IoStream::Plain(io) => io.is_write_vectored(),
+            IoStream::Tls(io) => io.is_write_vectored(),
         }
     }
 

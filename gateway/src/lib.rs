@@ -1,50 +1,68 @@
-//! kas: agents connect here, and callers reach their clusters here.
+//! kas: the server to which agents connect, and through which callers reach their clusters.
 //!
 //! ```text
-//!  caller ──► listen ──► proxy ────► forward ──► tunnel ═══► agentk ──► cluster
-//!                          │            ▲
-//!                 target, access,       │ LocalTunnels
-//!                 headers, failure      │
-//!  agentk ──► listen ──► agents ────────┘
+//!  caller ──► listen ──► proxy ──► forward ──► tunnel ═══► agentk ──► cluster
+//!                          │          │  ▲
+//!                 access, target,     │  │ LocalTunnels
+//!                 headers, error      │  │
+//!  agentk ──► listen ──► agents ──────┼──┘
+//!                                     ▼
+//!                                   peers ═══► another replica
 //! ```
 //!
-//! * [`forward`] decides who gets a request; the page to read first.
-//! * [`proxy`] serves callers: [`cors`] says which web pages may, [`target`] takes the URL apart, [`access`] says who
-//!   may, [`headers`] what crosses the border, [`failure`] how an error is said, [`traces`] what a trace is told of it.
-//! * [`promql`] narrows the queries of callers who may see only certain series.
-//! * [`peers`] are other replicas: whom a request goes to whose agent is not here, and what they may ask of this one.
-//! * [`agents`] serves agents and keeps their tunnels in the table; [`roster`] lists them for operators, [`api`]
-//!   for programs, both over [`http_server`]; [`whereabouts`] are what both know of other replicas' agents.
-//! * [`app`] builds, wires and stops all of it; [`tasks`] are groups of tasks that end together. [`config`] and [`identity`] are what it is built from.
+//! * `proxy` serves callers: start with its function `handle`. It uses `target` (the path), `access` (authentication and
+//!   authorization), `headers`, `cors`, `promql` (queries of restricted callers), `error` and `traces`.
+//! * `forward` chooses the tunnel or the replica for a request, and retries.
+//! * `agents` serves agents and registers their tunnels.
+//! * [`peers`] sends requests to other replicas, and serves theirs.
+//! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
+//!   `agent_locations`.
+//! * [`app`] builds a replica from its [`config`] and its [`identity`] file, runs it and stops it.
 #![warn(missing_docs)]
 
-pub mod access;
-pub mod admin;
-pub mod agents;
-pub mod api;
+mod access;
+mod admin;
+mod agent_list;
+mod agent_locations;
+mod agents;
+mod api;
 pub mod app;
-
 pub mod cli;
 pub mod config;
-pub mod connected;
-pub mod cors;
-pub mod failure;
-pub mod forward;
-pub mod headers;
-pub mod http_server;
+mod cors;
+mod destination;
+mod error;
+mod forward;
+mod headers;
+mod http_server;
 pub mod identity;
-pub mod io;
-pub mod listen;
+mod io;
+mod listen;
 pub mod metrics;
 pub mod peers;
-pub mod promql;
-pub mod proxy;
-pub mod reload;
-pub mod roster;
-pub mod target;
-pub mod tasks;
-pub mod timing;
-pub mod tls;
+mod promql;
+mod proxy;
+pub mod secret;
+mod target;
+mod tasks;
+mod timing;
+mod tls;
 pub mod token;
-pub mod traces;
-pub mod whereabouts;
+mod traces;
+mod tunnel_entry;
+
+/// Parts of a replica, for its tests, benchmarks and fuzz targets.
+pub mod internals {
+    pub use crate::{
+        access::{AuthenticatedCaller, authenticate, authorize},
+        agents::Rebalancer,
+        api::{ApiServer, Query, TokenError, Verifier},
+        destination::Destination,
+        error::{ErrorDialect, ErrorFormat, RequestError},
+        headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},
+        promql::{Labels, Rewriter},
+        target::Target,
+        timing::RequestTiming,
+        traces::{RequestTrace, Traces},
+    };
+}

@@ -1,4 +1,4 @@
-//! The accept loop, the same for every listener.
+//! Listeners: the accept loop, connection limits, and the TLS handshake.
 
 use std::{
     fmt,
@@ -10,40 +10,44 @@ use std::{
 };
 
 use cores::Cores;
-use telemetry::log_limit::LogLimit;
+use process::LogLimiter;
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{sleep, timeout},
 };
-use tokio_rustls::{TlsAcceptor, TlsStream};
+use tokio_rustls::TlsStream;
 use tunnel::ReadAhead;
 
 use crate::{
     io::Io,
     metrics::{Limit, Metrics},
     tasks::TaskGroup,
+    tls::Acceptor,
 };
 
-/// How often one kind of trouble is logged: strangers can make any amount of it.
-const LOG_PERIOD: Duration = Duration::from_secs(10);
+/// The time between two log lines of one kind. Clients without a credential can cause any number of errors.
+pub(crate) const LOG_PERIOD: Duration = Duration::from_secs(10);
 
-/// After an error of `accept` that is not the connection's own, mostly too many open files: others may close theirs.
+/// The pause after an error of `accept`, mostly because of too many open files: connections may close in the meantime.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// `EMFILE` and `ENFILE`: the process, or the system, has reached its limit of open files.
+const OUT_OF_FILES: [Option<i32>; 2] = [Some(24), Some(23)];
 
 /// A bound address, ready to accept.
 pub struct Listener {
-    /// For logs: `agent`, `public`, `observability`.
+    /// The name in logs: `agent`, `public`, `observability`.
     pub name: &'static str,
     socket: TcpListener,
-    tls: Option<TlsAcceptor>,
-    /// One for each connection that may be open.
-    places: Arc<Semaphore>,
+    tls: Option<Acceptor>,
+    /// One permit for each connection that may be open.
+    permits: Arc<Semaphore>,
     handshake_timeout: Duration,
 }
 
-/// An address that cannot be bound.
+/// The error of an address that cannot be bound.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for {name}: {source}")]
 pub struct BindError {
@@ -59,28 +63,30 @@ impl fmt::Debug for Listener {
 }
 
 impl Listener {
-    /// Binds an address. Connections beyond `max_connections` wait in the system's queue until others end. One that has
-    /// not done its TLS handshake, or said its first byte, within `handshake_timeout` is closed.
+    /// Binds an address.
+    ///
+    /// Connections beyond `max_connections` wait in the backlog of the system until others end. A connection is closed if its
+    /// TLS handshake, or its first byte, takes longer than `handshake_timeout`.
     pub async fn bind(
         name: &'static str,
         address: SocketAddr,
-        tls: Option<TlsAcceptor>,
+        tls: Option<Acceptor>,
         max_connections: usize,
         handshake_timeout: Duration,
     ) -> Result<Self, BindError> {
         let socket =
             TcpListener::bind(address).await.map_err(|source| BindError { name, address, source })?;
-        let places = Arc::new(Semaphore::new(max_connections));
-        Ok(Self { name, socket, tls, places, handshake_timeout })
+        let permits = Arc::new(Semaphore::new(max_connections));
+        Ok(Self { name, socket, tls, permits, handshake_timeout })
     }
 
-    /// The address, with the port that the system chose.
+    /// Returns the bound address, with the actual port.
     pub fn address(&self) -> SocketAddr {
         self.socket.local_addr().expect("it is bound")
     }
 
-    /// Accepts until the group of its `connections` drains. Each connection is a task of that group on one of the `cores`.
-    /// Errors of one connection are survived and logged.
+    /// Accepts connections until the group `connections` drains. Each connection is a task of that group on one of the
+    /// `cores`. The error of a connection is logged and does not affect others.
     pub async fn serve<F>(
         self,
         connections: TaskGroup,
@@ -90,56 +96,60 @@ impl Listener {
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        let Self { name, socket, tls, places, handshake_timeout } = self;
-        // Tunnels are spread evenly, and callers are: a core without a tunnel would send all its callers to another one.
-        let cores = cores.apart();
-        let lines = Arc::new(LogLimit::new(LOG_PERIOD));
+        let Self { name, socket, tls, permits, handshake_timeout } = self;
+        // Both tunnels and callers are spread evenly over the cores: the callers of a core without a tunnel would all use another
+        // core.
+        let cores = cores.with_own_counts();
+        let log_limit = Arc::new(LogLimiter::new(LOG_PERIOD));
         loop {
             let accepting = async {
-                let place = match Arc::clone(&places).try_acquire_owned() {
-                    Ok(place) => place,
+                let permit = match Arc::clone(&permits).try_acquire_owned() {
+                    Ok(permit) => permit,
                     Err(_) => {
-                        metrics.limit(Limit::Connections);
-                        if let Some(suppressed) = lines.admit("full", Instant::now()) {
+                        metrics.count_limit(Limit::Connections);
+                        if let Some(suppressed) = log_limit.admit("full", Instant::now()) {
                             tracing::warn!(
                                 listener = name,
                                 suppressed,
-                                "every connection that is allowed is open; new ones wait"
+                                "connection limit reached, new connections wait"
                             );
                         }
-                        Arc::clone(&places).acquire_owned().await.expect("never closed")
+                        Arc::clone(&permits).acquire_owned().await.expect("never closed")
                     }
                 };
                 let (connection, peer) = socket.accept().await?;
-                // Whoever serves it waits for it elsewhere.
-                Ok::<_, io::Error>((connection.into_std()?, peer, place))
+                // The task that serves it polls it on another runtime.
+                Ok::<_, io::Error>((connection.into_std()?, peer, permit))
             };
             let Some(accepted) = connections.draining.run_until_cancelled(accepting).await else {
                 return;
             };
-            let (connection, peer, place) = match accepted {
+            let (connection, peer, permit) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    if let Some(suppressed) = lines.admit("accept", Instant::now()) {
-                        tracing::warn!(listener = name, %error, suppressed, "a connection could not be accepted");
+                    if OUT_OF_FILES.contains(&error.raw_os_error()) {
+                        metrics.count_limit(Limit::OpenFiles);
+                    }
+                    if let Some(suppressed) = log_limit.admit("accept", Instant::now()) {
+                        tracing::warn!(listener = name, %error, suppressed, "accepting a connection failed");
                     }
                     sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
             let (tls, handle, metrics) = (tls.clone(), handle.clone(), metrics.clone());
-            let lines = Arc::clone(&lines);
-            connections.spawn_on(cores.seat(), async move {
-                match timeout(handshake_timeout, establish(connection, tls, place)).await {
+            let log_limit = Arc::clone(&log_limit);
+            connections.spawn_on(cores.reserve(), async move {
+                match timeout(handshake_timeout, establish(connection, tls, permit)).await {
                     Ok(Ok(io)) => handle(io, peer).await,
                     Ok(Err(error)) => {
-                        if let Some(suppressed) = lines.admit("handshake", Instant::now()) {
-                            tracing::info!(listener = name, %peer, %error, suppressed, "a connection was not established");
+                        if let Some(suppressed) = log_limit.admit("handshake", Instant::now()) {
+                            tracing::info!(listener = name, %peer, %error, suppressed, "handshake failed");
                         }
                     }
                     Err(_) => {
-                        metrics.limit(Limit::Handshake);
-                        tracing::debug!(listener = name, %peer, "a connection said nothing");
+                        metrics.count_limit(Limit::Handshake);
+                        tracing::debug!(listener = name, %peer, "handshake timed out");
                     }
                 }
             });
@@ -149,31 +159,31 @@ impl Listener {
 
 async fn establish(
     connection: std::net::TcpStream,
-    tls: Option<TlsAcceptor>,
-    place: OwnedSemaphorePermit,
+    tls: Option<Acceptor>,
+    permit: OwnedSemaphorePermit,
 ) -> io::Result<Io> {
     let connection = TcpStream::from_std(connection)?;
     connection.set_nodelay(true)?;
     let mut first = [0];
     let read = connection.peek(&mut first).await?;
-    // A TLS record of type handshake (RFC 8446 section 5.1), against the first letter of an HTTP method.
-    let speaks_tls = read == 1 && first[0] == 22;
+    // The type of a TLS handshake record (RFC 8446 section 5.1), which is no letter of an HTTP method.
+    let is_tls = read == 1 && first[0] == 22;
     match tls {
-        None if speaks_tls => Err(io::Error::other("the other end speaks TLS, and this listener does not")),
-        None => Ok(Io::plain(connection, place)),
-        Some(_) if read == 1 && !speaks_tls => Err(answer_in_plain(connection).await),
-        Some(tls) => Ok(Io::tls(TlsStream::Server(tls.accept(ReadAhead::new(connection)).await?), place)),
+        None if is_tls => Err(io::Error::other("the peer uses TLS, but this listener does not")),
+        None => Ok(Io::plain(connection, permit)),
+        Some(_) if read == 1 && !is_tls => Err(respond_in_plain(connection).await),
+        Some(tls) => Ok(Io::tls(TlsStream::Server(tls.accept(ReadAhead::new(connection)).await?), permit)),
     }
 }
 
-/// What a browser or curl shows to somebody who forgot the `s` in `https`.
-async fn answer_in_plain(mut connection: TcpStream) -> io::Error {
+/// Sends a response that a browser or curl shows for `http` in place of `https`.
+async fn respond_in_plain(mut connection: TcpStream) -> io::Error {
     let body = "this port speaks TLS: use https:// or wss://\n";
-    let answer = format!(
+    let response = format!(
         "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
-    let _ = connection.write_all(answer.as_bytes()).await;
+    let _ = connection.write_all(response.as_bytes()).await;
     let _ = connection.shutdown().await;
-    io::Error::other("the other end does not speak TLS, and this listener does")
+    io::Error::other("the peer does not use TLS, but this listener does")
 }

@@ -2,12 +2,10 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 /// Measured against the system's: see docs/performance.md.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    gateway::cli::Cli::parse().run()
+    gateway::cli::Cli::main()
 }

@@ -1,5 +1,7 @@
-//! What kas counts. Registered once; whoever counts holds the resolved handle.
+//! Metrics of kas. They are registered once, and used through resolved handles.
 
+pub mod certificate;
+mod gauge_guard;
 mod limit;
 mod peer;
 pub mod redis;
@@ -13,31 +15,32 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use proto::ServiceName;
-use telemetry::{Count, Histogram};
-use tunnel::Stalls;
+use telemetry::{CallbackMetric, DurationHistogram};
+use tunnel::StallCounter;
 
+pub(crate) use self::gauge_guard::GaugeGuard;
 use self::service::Services;
 pub use self::{
     limit::Limit,
-    peer::{Asked, Passed, PeerMetrics, Route, Served},
-    service::{ServiceMetrics, class},
+    peer::{ForwardResult, PeerMetrics, ProbeResult, RouteKind, ServedResult},
+    service::ServiceMetrics,
 };
 
-/// The handles. Cheap to clone.
+/// The handles of all metrics. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     services: Services,
     limits: [Counter; Limit::ALL.len()],
-    /// What is between replicas.
+    /// Metrics of the traffic between replicas.
     pub peers: PeerMetrics,
-    /// Requests that were sent once more, on another tunnel.
+    /// Attempts after the first one of a request.
     pub retries: Counter,
-    /// Tunnels that end here.
+    /// Tunnels that end at this replica.
     pub tunnels: Gauge,
-    tunnel_lifetimes: Family<ReasonLabel, Histogram>,
+    tunnel_lifetimes: Family<ReasonLabel, DurationHistogram>,
     handshakes: Family<ReasonLabel, Counter>,
     api_requests: Family<ResultLabel, Counter>,
-    /// Tunnels that were asked to go to another replica, so that each has its share.
+    /// Tunnels that were moved to other replicas by the rebalancing.
     pub rebalanced: Counter,
     /// Open connections of callers.
     pub connections: Gauge,
@@ -45,10 +48,10 @@ pub struct Metrics {
     pub write_stalls: Counter,
     /// Writes to a tunnel that had to wait for its agent to read.
     pub tunnel_write_stalls: Counter,
-    /// Bytes of answers that are here and that their callers have not taken yet.
+    /// Bytes of responses that callers have not read yet.
     pub bytes_in_flight: Gauge,
-    /// Requests that wait for an agent to take more of them, in all tunnels.
-    pub stalls: Stalls,
+    /// Request bodies that wait for the window of an agent, over all tunnels.
+    pub stalls: StallCounter,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -62,9 +65,9 @@ struct ResultLabel {
 }
 
 impl Metrics {
-    /// Registers everything.
+    /// Registers all metrics.
     pub fn register(registry: &mut Registry) -> Self {
-        let lifetimes: fn() -> Histogram = || Histogram::new(&LIFETIMES);
+        let lifetimes: fn() -> DurationHistogram = || DurationHistogram::new(&LIFETIMES);
         let metrics = Self {
             services: Services::register(registry),
             limits: limit::register(registry),
@@ -79,19 +82,19 @@ impl Metrics {
             write_stalls: Counter::default(),
             tunnel_write_stalls: Counter::default(),
             bytes_in_flight: Gauge::default(),
-            stalls: Stalls::default(),
+            stalls: StallCounter::default(),
         };
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("kas_build", "The running version", build);
         registry.register(
             "kas_retries",
-            "Requests sent once more, on another tunnel or to another replica",
+            "Attempts after the first one of a request",
             metrics.retries.clone(),
         );
-        registry.register("kas_tunnels", "Tunnels that end on this replica", metrics.tunnels.clone());
+        registry.register("kas_tunnels", "Tunnels that end at this replica", metrics.tunnels.clone());
         registry.register_with_unit(
             "kas_tunnel_lifetime",
-            "How long ended tunnels lived, by the reason of their end",
+            "Duration of ended tunnels, by the reason of their end",
             Unit::Seconds,
             metrics.tunnel_lifetimes.clone(),
         );
@@ -107,7 +110,7 @@ impl Metrics {
         );
         registry.register(
             "kas_rebalanced",
-            "Tunnels that were asked to go to another replica, so that each has its share",
+            "Tunnels moved to other replicas by the rebalancing",
             metrics.rebalanced.clone(),
         );
         registry.register("kas_connections", "Open connections of callers", metrics.connections.clone());
@@ -123,58 +126,59 @@ impl Metrics {
         );
         registry.register_with_unit(
             "kas_in_flight",
-            "Bytes of answers that are here and that their callers have not taken yet",
+            "Bytes of responses that callers have not read yet",
             Unit::Bytes,
             metrics.bytes_in_flight.clone(),
         );
         let (stalls, help) =
-            (metrics.stalls.clone(), "Requests' bodies that had to wait for an agent to take more");
-        registry.register_collector(Count::new("kas_tunnel_stalls", help, move || stalls.count()));
+            (metrics.stalls.clone(), "Request bodies that had to wait for the window of an agent");
+        registry
+            .register_collector(CallbackMetric::counter("kas_tunnel_stalls", help, move || stalls.count()));
         metrics
     }
 
-    /// What is counted for one service.
-    pub fn of(&self, service: &ServiceName) -> &Arc<ServiceMetrics> {
-        self.services.of(service)
+    /// Returns the metrics of a service.
+    pub fn service(&self, service: &ServiceName) -> &Arc<ServiceMetrics> {
+        self.services.service(service)
     }
 
-    /// A request that was refused before anybody knew its service.
-    pub fn refused(&self, reason: &'static str) {
-        self.services.refused(reason);
+    /// Counts an error of kas, by reason.
+    pub fn count_error(&self, reason: &'static str) {
+        self.services.count_error(reason);
     }
 
-    /// A limit was met.
-    pub fn limit(&self, limit: Limit) {
-        self.counter(limit).inc();
+    /// Counts that a limit was reached.
+    pub fn count_limit(&self, limit: Limit) {
+        self.limit_counter(limit).inc();
     }
 
-    /// Counts how often a limit is met, for whoever holds on to it.
-    pub fn counter(&self, limit: Limit) -> &Counter {
+    /// Returns the counter of a limit.
+    pub fn limit_counter(&self, limit: Limit) -> &Counter {
         &self.limits[limit as usize]
     }
 
-    /// An agent tried to open a tunnel.
-    pub fn handshake(&self, result: &'static str) {
+    /// Counts an attempt of an agent to open a tunnel, by result.
+    pub fn count_handshake(&self, result: &'static str) {
         self.handshakes.get_or_create(&ReasonLabel { reason: result }).inc();
     }
 
-    /// A program asked the internal API.
-    pub fn api_request(&self, result: &'static str) {
+    /// Counts a request to the internal API, by result.
+    pub fn count_api_request(&self, result: &'static str) {
         self.api_requests.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// A tunnel ended.
-    pub fn tunnel_end(&self, reason: &'static str, lifetime: Duration) {
+    /// Records the end of a tunnel.
+    pub fn observe_tunnel_end(&self, reason: &'static str, lifetime: Duration) {
         self.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }).observe(lifetime);
     }
 }
 
-/// The text that Prometheus scrapes.
+/// Returns the metrics as OpenMetrics text.
 pub fn render(registry: &Registry) -> String {
     let mut text = String::new();
     encode(&mut text, registry).expect("writing to a string does not fail");
     text
 }
 
-/// Seconds: from a handshake that came to nothing to the default of `max_connection_age`, and what is beyond.
+/// Buckets in seconds: from an aborted tunnel to twice the default of `max_connection_age`.
 static LIFETIMES: [f64; 8] = [1.0, 10.0, 60.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0];

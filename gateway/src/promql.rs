@@ -1,15 +1,15 @@
-//! Callers who see only the series with certain labels: what they ask of Prometheus is rewritten, or refused.
+//! Restricts the Prometheus queries of callers that may see only series with certain labels: queries are rewritten or refused.
 //!
 //! ```text
-//!  request ──► endpoints: which parameters name series? ──► parameters: of the URL and the form
-//!                                                               │
-//!  request ◄── encoded anew ◄── selectors: every selector gets the matchers ◄── complexity: is it parsed quickly?
+//!  request ──► endpoints: the parameters with PromQL ──► parameters: of the URL and the form
+//!                                                             │
+//!  request ◄── encoded again ◄── selectors: add the matchers ◄── complexity: limit the work of the parser
 //! ```
 //!
-//! * **What is not understood is refused.** Endpoints, methods, content types, PromQL: all are lists of what is known.
-//! * **The query that is sent is the one that was checked.** It is printed from the syntax tree, parsed once more and
-//!   compared: no comment, escape or spelling that another parser might read differently gets through.
-//! * **The result is an intersection.** Matchers are added, and none is taken away.
+//! * **Unknown input is refused.** Endpoints, methods, content types and PromQL expressions are allowlists.
+//! * **The query that is sent is the query that was checked.** It is printed from the syntax tree, parsed again and compared. No
+//!   comment, escape or spelling that another parser could read differently is forwarded.
+//! * **The result is an intersection.** Matchers are added, and none is removed.
 
 mod complexity;
 mod endpoints;
@@ -27,35 +27,36 @@ use proto::Reason;
 use tunnel::Body;
 
 use self::{endpoints::Endpoint, parameters::Parameters};
-pub use self::{
-    labels::{InvalidLabels, Labels},
-    selectors::Rewriter,
-};
-use crate::failure::Failure;
+pub use self::{labels::Labels, selectors::Rewriter};
+use crate::error::RequestError;
 
-/// Longest path and query of a rewritten request: a little less than what the `http` crate takes, 64 KiB.
-pub const MAX_URL_BYTES: usize = 60 << 10;
+/// The longest path and query of a rewritten request: a little less than the limit of the `http` crate, 64 KiB.
+pub(crate) const MAX_URL_BYTES: usize = 60 << 10;
 
-const FORM: HeaderValue = HeaderValue::from_static("application/x-www-form-urlencoded");
-
-/// Makes a request one that shows only series with these labels. Reads the form of a POST, of at most `max_form` bytes.
-pub async fn enforce(
+/// Restricts a request to series with these labels. Reads the form of a POST, which may have `max_form` bytes.
+///
+/// # Errors
+///
+/// The reason is `not-enforceable`, `bad-request`, `body-too-large` or `head-too-large`.
+pub(crate) async fn enforce(
     labels: &Labels,
     request: Request<Body>,
     max_form: usize,
-) -> Result<Request<Body>, Failure> {
+) -> Result<Request<Body>, RequestError> {
     let (mut head, body) = request.into_parts();
     if head.headers.contains_key(UPGRADE) {
-        // It would travel without its form, whose parameters were counted.
-        return Err(not_enforceable("this caller sees only series with certain labels, and may not upgrade"));
+        // An upgrade is sent without its form, whose parameters were counted.
+        return Err(RequestError::not_enforceable(
+            "this caller may see only series with certain labels, and cannot use upgrades",
+        ));
     }
-    let endpoint = Endpoint::of(&head.method, head.uri.path())?;
+    let endpoint = Endpoint::find(&head.method, head.uri.path())?;
     let posted = head.method == Method::POST;
     let form = if posted { form::read(&head.headers, body, max_form).await? } else { Vec::new() };
     let mut url = Parameters::parse(head.uri.query().unwrap_or_default().as_bytes())?;
     let mut form = Parameters::parse(&form)?;
 
-    // Prometheus looks at the form first, then at the URL, and at all values of `match[]` in both.
+    // Prometheus uses the form before the URL, and all values of `match[]` in both.
     let mut rewriter = Rewriter::new(labels);
     let found = endpoint.rewrite(&mut url, &mut rewriter)? + endpoint.rewrite(&mut form, &mut rewriter)?;
     if found == 0 {
@@ -68,40 +69,32 @@ pub async fn enforce(
     Ok(Request::from_parts(head, Body::from(body)))
 }
 
-fn uri(path: &str, parameters: &Parameters) -> Result<Uri, Failure> {
+fn uri(path: &str, parameters: &Parameters) -> Result<Uri, RequestError> {
     let query = parameters.encode();
     let whole = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
     if whole.len() > MAX_URL_BYTES {
         let what = format!(
-            "with the labels of this caller, the URL would have {} bytes and may have {MAX_URL_BYTES}: send the query as a \
+            "with the labels of this caller, the URL would have {} bytes, and {MAX_URL_BYTES} are allowed: send the query as a \
              form, with POST",
             whole.len()
         );
-        return Err(Failure::new(Reason::HeadTooLarge, what));
+        return Err(RequestError::new(Reason::HeadTooLarge, what));
     }
 
     PathAndQuery::try_from(whole)
         .map(Uri::from)
-        .map_err(|error| Failure::new(Reason::Internal, error.to_string()))
+        .map_err(|error| RequestError::new(Reason::Internal, error.to_string()))
 }
 
-/// Makes the headers say what the body now is: a form of this length, or nothing.
+/// Sets the headers for the new body: a form of this length, or no body.
 fn describe(headers: &mut HeaderMap, form: Option<usize>) {
     for name in [CONTENT_TYPE, CONTENT_LENGTH, CONTENT_ENCODING, TRANSFER_ENCODING, EXPECT] {
         headers.remove(name);
     }
     if let Some(length) = form {
-        headers.insert(CONTENT_TYPE, FORM);
+        headers.insert(CONTENT_TYPE, form::CONTENT_TYPE_FORM);
         headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     }
-}
-
-fn not_enforceable(what: impl Into<String>) -> Failure {
-    Failure::new(Reason::NotEnforceable, what)
-}
-
-fn bad_request(what: impl Into<String>) -> Failure {
-    Failure::new(Reason::BadRequest, what)
 }
 
 #[cfg(test)]

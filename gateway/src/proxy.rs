@@ -1,84 +1,144 @@
-//! The listener for callers, and the way of a request through kas.
+//! Serves callers. [`handle`] is the path of a request: authenticate → authorize → forward → respond.
 //!
 //! ```text
 //!  connection: hyper reads a head
 //!      │ ProxyRequest { head, context }
 //!      ▼
-//!  cors ► trace ► render_failures ► check_head ► authorize ► limit_concurrency ► guard_bodies ► forward ══► agent
-//!                                                                                      │
-//!  caller ◄── Response<TrackedBody> ◄──────────────────────────────────────────────────┘
+//!  cors ► trace ► render_errors ► catch_panics ► handle: authenticate ► authorize ► forward ═══► agent
+//!                                                                                     ║
+//!  caller ◄── Response<TrackedBody> ◄─────────────────────────────── respond ◄════════╝
 //! ```
 //!
-//! `stack` builds this; `layers` has one function for each step. Everything that is known of a request is in its
-//! `RequestContext`, from its head to the last byte of its response.
+//! The layers in front of [`handle`] are in `layers`. All facts about a request are in its `RequestContext`. Its tunnel, its
+//! connection and its metrics are held by a `ResponseGuard` until the response has ended.
 
 mod budget;
 mod connection;
 mod context;
-mod exchange;
 mod layers;
 mod protocol;
+mod request;
 mod request_body;
+mod response;
 mod response_body;
 mod upgrade;
 mod validate;
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, net::SocketAddr, str::FromStr as _, sync::Arc, time::Duration};
 
-use http::Response;
-use ipnet::IpNet;
-use proto::Reason;
-use telemetry::log_limit::LogLimit;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use cores::poll_on_wake;
+use http::{Request, Response, Uri, uri::PathAndQuery};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use proto::hop_by_hop;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tower::{Service, ServiceBuilder};
 
-pub use self::budget::Budget;
-use self::{context::ProxyRequest, response_body::TrackedBody};
+pub(crate) use self::budget::ResponseBudget;
+pub(crate) use self::context::ProxyServer;
+use self::{
+    connection::{ConnectionState, RequestGuard},
+    context::{Access, ProxyRequest, RequestContext},
+    response_body::{ConcurrencyPermit, TrackedBody},
+};
 use crate::{
-    config::Limits, cors::Cors, forward::Forwarder, headers::ExtraHeader, identity::Identities,
-    traces::Traces,
+    access,
+    destination::Destination,
+    error::RequestError,
+    headers::PeerAddress,
+    io::{LingeringClose, StallGuard},
+    metrics::Limit,
+    target::Target,
 };
 
-/// Serves callers.
-#[derive(Debug)]
-pub struct Callers {
-    /// Identities of callers, and their rights.
-    pub identities: Identities,
-    /// Finds the tunnel of an agent.
-    pub forwarder: Forwarder,
-    /// Cancelled once this replica takes no new requests on open connections.
-    pub leaving: CancellationToken,
-    /// Cancelled once connections and upgrades have had their time.
-    pub cut: CancellationToken,
-    /// Connections and upgrades.
-    pub tasks: TaskTracker,
-    /// Limits the log lines of failed requests.
-    pub failures: LogLimit<Reason>,
-    /// How requests are traced, if they are.
-    pub traces: Option<Traces>,
-    /// Limits of callers.
-    pub limits: Limits,
-    /// The memory of all responses in flight.
-    pub budget: Arc<Budget>,
-    /// The web origins that may send requests.
-    pub cors: Cors,
-    /// Proxies whose `X-Forwarded-For` is believed.
-    pub trusted_proxies: Vec<IpNet>,
-    /// Response headers that the operator allows besides the harmless ones.
-    pub extra_headers: Vec<ExtraHeader>,
+/// The time for which a connection that was asked to close may stay without a request.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Handles one request.
+///
+/// Dropping the future cancels the request in the cluster.
+async fn handle(request: ProxyRequest) -> Result<Response<TrackedBody>, RequestError> {
+    let ProxyRequest { head, context } = request;
+    validate::validate(&context.server, &head)?;
+    let access = check_access(&context, &head)?;
+    let permit = ConcurrencyPermit::acquire(&context.server, &access.grant)?;
+    let (request, upgrade) = request::to_agent(&context, &access, head).await?;
+    let forwarded = context.server.forwarder.forward(&access.destination, request).await?;
+    response::respond(context, access, permit, upgrade, forwarded).await
 }
 
-/// Builds the service that every request passes, the outermost layer first.
-fn stack()
+/// Authenticates the caller by its token, and authorizes its request to the agent that the path or the token names.
+fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Access, RequestError> {
+    let path = head.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let target = Target::parse(&path)?;
+    let identity = context.server.identities.load();
+    let caller = access::authenticate(&identity, head.headers())?;
+    let agent = access::authorize(&identity, &caller, &target)?;
+
+    let upgrade = hop_by_hop::upgrade_protocol(head.headers()).is_some();
+    let uri =
+        Uri::from_str(target.path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
+    let name = identity.name(agent).expect("authorized").clone();
+    let class = target.class(upgrade);
+    let destination = Destination { agent, name, service: target.service, class };
+    context.trace.lock().set_destination(&destination, &context.method);
+    Ok(Access { grant: caller.grant, destination, uri, upgrade })
+}
+
+/// Builds the service for all requests, the outermost layer first.
+fn service()
 -> impl Service<ProxyRequest, Response = Response<TrackedBody>, Error = Infallible, Future: Send> + Clone + Send
 {
     ServiceBuilder::new()
         .layer_fn(layers::cors)
         .layer_fn(layers::trace)
-        .layer_fn(layers::render_failures)
-        .layer_fn(layers::check_head)
-        .layer_fn(layers::authorize)
-        .layer_fn(layers::limit_concurrency)
-        .layer_fn(layers::guard_bodies)
-        .service_fn(layers::forward)
+        .layer_fn(layers::render_errors)
+        .layer_fn(layers::catch_panics)
+        .service_fn(handle)
+}
+
+impl ProxyServer {
+    /// Serves one connection until it ends. `peer` is the other end of the TCP connection.
+    pub async fn serve<T>(self: &Arc<Self>, io: T, peer: SocketAddr)
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let (limits, metrics) = (&self.limits, &self.metrics);
+        let state = Arc::new(ConnectionState::new(&metrics.connections));
+        let address = PeerAddress::new(peer.ip());
+        let service = service();
+        let service = service_fn(|request| {
+            let request = ProxyRequest::new(self, &address, RequestGuard::new(&state), request);
+            service.clone().call(request)
+        });
+        let io = StallGuard::new(io, limits.write_stall_timeout, metrics.write_stalls.clone());
+        let io = LingeringClose::new(io, state.upgraded());
+        let builder = protocol::builder(limits);
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
+        tokio::pin!(connection);
+        let close = poll_on_wake(async {
+            tokio::select! {
+                () = self.connections.draining.cancelled() => {}
+                () = state.idle(limits.idle_timeout) => metrics.count_limit(Limit::Idle),
+            }
+        });
+        let served = tokio::select! {
+            biased;
+            served = connection.as_mut() => served,
+            () = close => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    biased;
+                    served = connection.as_mut() => served,
+                    () = poll_on_wake(state.idle(CLOSE_TIMEOUT)) => Ok(()),
+                }
+            }
+        };
+        if let Err(error) = served {
+            if let Some(limit) = Limit::from_error(&*error) {
+                metrics.count_limit(limit);
+            }
+            tracing::debug!(%peer, error, "connection of a caller failed");
+        }
+    }
 }

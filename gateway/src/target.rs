@@ -1,34 +1,41 @@
-//! What a URL asks for.
+//! The agent, the service and the path of a request, as its URL names them.
 //!
-//! Paths are taken apart as the raw bytes that they are: nothing is decoded, so that authorization, the agent and the
-//! cluster all look at the same bytes.
+//! Paths are split as raw bytes. Nothing is decoded, so that authorization, the agent and the cluster see the same bytes.
 
 use http::uri::PathAndQuery;
 use percent_encoding::percent_decode_str;
 use proto::{Reason, ServiceName};
-use router::Class;
+use router::RequestClass;
 
-use crate::failure::{Dialect, Failure};
+use crate::error::{ErrorDialect, RequestError};
 
-/// GitLab's path: the agent is named by the credential.
+/// The path of GitLab's kas: the credential names the agent.
 const GITLAB_PREFIX: &str = "/k8s-proxy/";
-/// Everybody else's: the agent and the service are named by the path.
+/// The path for other clients: it names the agent and the service.
 const AGENTS_PREFIX: &str = "/agents/";
 
-/// A request's destination.
+/// The first segments of an API server's paths. No path of kas begins with one of them.
+const API_SERVER: [&str; 9] =
+    ["api", "apis", "healthz", "livez", "logs", "metrics", "openapi", "readyz", "version"];
+
+/// The parts of a request's path and query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target<'a> {
-    /// Id or name of the agent, where the path names it.
+    /// The id or name of the agent, if the path names it.
     pub agent: Option<&'a str>,
-    /// The request type.
+    /// The service of the agent.
     pub service: ServiceName,
-    /// Path and query as the service shall see them, from the `/` on.
+    /// Path and query as the service receives them, with the leading `/`.
     pub path: &'a str,
 }
 
 impl<'a> Target<'a> {
-    /// Takes a request's path and query apart.
-    pub fn parse(path: &'a PathAndQuery) -> Result<Self, Failure> {
+    /// Splits a request's path and query.
+    ///
+    /// # Errors
+    ///
+    /// The reason is `unknown-path`.
+    pub fn parse(path: &'a PathAndQuery) -> Result<Self, RequestError> {
         let whole = path.as_str();
         if whole.starts_with(GITLAB_PREFIX) {
             let service = ServiceName::KUBERNETES.parse().expect("it is a service name");
@@ -39,34 +46,35 @@ impl<'a> Target<'a> {
             .strip_prefix(AGENTS_PREFIX)
             .and_then(|rest| rest.split_once('/'))
             .filter(|(agent, _)| !agent.contains('?'))
-            .ok_or_else(unknown_path)?;
+            .ok_or_else(|| unknown_path(whole))?;
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
-        let service = rest[..end].parse::<ServiceName>().map_err(|_| unknown_path())?;
+        let service = rest[..end].parse::<ServiceName>().map_err(|_| unknown_path(whole))?;
         if service.as_str() == ServiceName::CONTROL {
-            return Err(unknown_path());
+            return Err(unknown_path(whole));
         }
-        // `/agents/a/prometheus` means `/agents/a/prometheus/`; before a query the slash is missing for good.
+        // `/agents/a/prometheus` means `/agents/a/prometheus/`. With a query, the slash is required.
         let path = match rest.as_bytes().get(end) {
             Some(b'/') => &rest[end..],
-            Some(_) => return Err(unknown_path()),
+            Some(_) => return Err(unknown_path(whole)),
             None => "/",
         };
 
         Ok(Self { agent: Some(agent), service, path })
     }
 
-    /// The language of answers under this path, known before anything else is.
-    pub fn dialect(path: &str) -> Dialect {
+    /// Returns the dialect of errors for a path, which kas needs before the path is parsed.
+    pub fn dialect(path: &str) -> ErrorDialect {
         let service = path.strip_prefix(AGENTS_PREFIX).and_then(|rest| rest.split('/').nth(1));
         match service {
-            None if path.starts_with(GITLAB_PREFIX) => Dialect::Kubernetes,
-            Some(service) if service.starts_with(ServiceName::KUBERNETES) => Dialect::Kubernetes,
-            Some(service) if service.starts_with(ServiceName::PROMETHEUS) => Dialect::Prometheus,
-            Some(_) | None => Dialect::Plain,
+            None if path.starts_with(GITLAB_PREFIX) => ErrorDialect::Kubernetes,
+            Some(ServiceName::KUBERNETES) => ErrorDialect::Kubernetes,
+            Some(service) if is_prometheus(service) => ErrorDialect::Prometheus,
+            None if is_api_server_path(path) => ErrorDialect::Kubernetes,
+            Some(_) | None => ErrorDialect::Plain,
         }
     }
 
-    /// Returns whether this is the path of `/api` or `/apis` of a cluster: kubectl's discovery.
+    /// Returns whether this is the path of `/api` or `/apis` of a cluster, which kubectl requests for its discovery.
     pub fn is_discovery(path: &str) -> bool {
         let Some(root) = path.strip_suffix("/apis").or_else(|| path.strip_suffix("/api")) else {
             return false;
@@ -76,18 +84,22 @@ impl<'a> Target<'a> {
             || service.is_some_and(|(_, service)| service == ServiceName::KUBERNETES)
     }
 
-    /// Whether the answer is a stream that stays.
-    pub fn class(&self, upgrading: bool) -> Class {
+    /// Returns [`RequestClass::Long`] if the response is a stream that stays open.
+    pub fn class(&self, upgrading: bool) -> RequestClass {
         let (path, query) = self.path.split_once('?').unwrap_or((self.path, ""));
-        // Prometheus' notifications are server-sent events.
-        let stays_by_path = path.starts_with("/api/v1/watch/") || path == "/api/v1/notifications/live";
-        if upgrading || stays_by_path || query.split('&').any(stays) { Class::Long } else { Class::Short }
+        // The notifications of Prometheus are server-sent events.
+        let long_path = path.starts_with("/api/v1/watch/") || path == "/api/v1/notifications/live";
+        if upgrading || long_path || query.split('&').any(is_long) {
+            RequestClass::Long
+        } else {
+            RequestClass::Short
+        }
     }
 }
 
-/// Whether a parameter makes an API server's answer one that stays. To it, everything but `false` and `0` is true, also
-/// no value at all (`Convert_Slice_string_To_bool` of apimachinery).
-fn stays(parameter: &str) -> bool {
+/// Returns whether a parameter makes the response of an API server a stream. The server treats every value except `false` and
+/// `0` as true, even a missing one (`Convert_Slice_string_To_bool` of apimachinery).
+fn is_long(parameter: &str) -> bool {
     let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
     let name = percent_decode_str(name);
     (name.clone().eq(*b"watch") || name.eq(*b"follow"))
@@ -95,12 +107,28 @@ fn stays(parameter: &str) -> bool {
         && !value.eq_ignore_ascii_case("false")
 }
 
-fn unknown_path() -> Failure {
-    Failure::new(
-        Reason::UnknownPath,
-        "there is nothing at this path; use /agents/<id or name>/kubernetes/…, /agents/<id or name>/prometheus/… or, \
-         with a credential that names the agent, /k8s-proxy/…",
-    )
+/// Returns whether `service` is `prometheus` or `prometheus.<name>`.
+fn is_prometheus(service: &str) -> bool {
+    service.strip_prefix(ServiceName::PROMETHEUS).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// Returns whether a path is one of an API server. `kubectl get --raw` sends it without the prefix of the agent.
+fn is_api_server_path(path: &str) -> bool {
+    let first = path.trim_start_matches('/').split(['/', '?']).next().unwrap_or_default();
+    API_SERVER.contains(&first)
+}
+
+fn unknown_path(path: &str) -> RequestError {
+    let known = "there is nothing at this path; use /agents/<id or name>/kubernetes/…, /agents/<id or name>/prometheus/… \
+                 or, with a credential that names the agent, /k8s-proxy/…";
+    if !is_api_server_path(path) {
+        return RequestError::new(Reason::UnknownPath, known);
+    }
+
+    // `Request.RequestURI` of client-go replaces the path of the server.
+    let raw = "`kubectl get --raw` leaves out the path of the kubeconfig's server: give it the whole path, like \
+               /agents/<id or name>/kubernetes/version";
+    RequestError::new(Reason::UnknownPath, format!("{known}; {raw}"))
 }
 
 #[cfg(test)]
@@ -118,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_keep_the_raw_path() {
+    fn path_is_kept_byte_for_byte() {
         assert_eq!(
             parse("/k8s-proxy/api/v1/a%2Fb//c?x=%20&y"),
             some(None, "kubernetes", "/api/v1/a%2Fb//c?x=%20&y")
@@ -132,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_nothing() {
+    fn other_paths_are_refused() {
         for path in [
             "/",
             "/k8s-proxy",
@@ -151,20 +179,20 @@ mod tests {
     }
 
     #[test]
-    fn streams_that_stay_are_known_by_their_request() {
+    fn long_requests_are_recognized() {
         for (path, class) in [
-            ("/k8s-proxy/api/v1/pods?watch=true&x=1", Class::Long),
-            ("/k8s-proxy/api/v1/pods?x=1&watch=1", Class::Long),
-            ("/k8s-proxy/api/v1/namespaces/a/pods/b/log?follow=true", Class::Long),
-            ("/agents/a/prometheus/api/v1/notifications/live", Class::Long),
-            ("/agents/a/prometheus/api/v1/notifications", Class::Short),
-            ("/k8s-proxy/api/v1/pods?watch", Class::Long),
-            ("/k8s-proxy/api/v1/pods?watch=yes", Class::Long),
-            ("/k8s-proxy/api/v1/pods?w%61tch=1", Class::Long),
-            ("/k8s-proxy/api/v1/pods?watch=false", Class::Short),
-            ("/k8s-proxy/api/v1/pods?watch=0&x=1", Class::Short),
-            ("/k8s-proxy/api/v1/pods?watched=1", Class::Short),
-            ("/k8s-proxy/api/v1/pods", Class::Short),
+            ("/k8s-proxy/api/v1/pods?watch=true&x=1", RequestClass::Long),
+            ("/k8s-proxy/api/v1/pods?x=1&watch=1", RequestClass::Long),
+            ("/k8s-proxy/api/v1/namespaces/a/pods/b/log?follow=true", RequestClass::Long),
+            ("/agents/a/prometheus/api/v1/notifications/live", RequestClass::Long),
+            ("/agents/a/prometheus/api/v1/notifications", RequestClass::Short),
+            ("/k8s-proxy/api/v1/pods?watch", RequestClass::Long),
+            ("/k8s-proxy/api/v1/pods?watch=yes", RequestClass::Long),
+            ("/k8s-proxy/api/v1/pods?w%61tch=1", RequestClass::Long),
+            ("/k8s-proxy/api/v1/pods?watch=false", RequestClass::Short),
+            ("/k8s-proxy/api/v1/pods?watch=0&x=1", RequestClass::Short),
+            ("/k8s-proxy/api/v1/pods?watched=1", RequestClass::Short),
+            ("/k8s-proxy/api/v1/pods", RequestClass::Short),
         ] {
             let path: PathAndQuery = path.parse().unwrap();
             assert_eq!(Target::parse(&path).unwrap().class(false), class, "{path}");
@@ -172,16 +200,31 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_in_the_language_of_their_path() {
-        assert_eq!(Target::dialect("/k8s-proxy/api"), Dialect::Kubernetes);
-        assert_eq!(Target::dialect("/agents/a/kubernetes/api"), Dialect::Kubernetes);
-        assert_eq!(Target::dialect("/agents/a/prometheus.thanos/api"), Dialect::Prometheus);
-        assert_eq!(Target::dialect("/agents/a/resources/x"), Dialect::Plain);
-        assert_eq!(Target::dialect("/"), Dialect::Plain);
+    fn dialect_follows_the_service() {
+        assert_eq!(Target::dialect("/k8s-proxy/api"), ErrorDialect::Kubernetes);
+        assert_eq!(Target::dialect("/agents/a/kubernetes/api"), ErrorDialect::Kubernetes);
+        assert_eq!(Target::dialect("/agents/a/prometheus.thanos/api"), ErrorDialect::Prometheus);
+        assert_eq!(Target::dialect("/agents/a/prometheus"), ErrorDialect::Prometheus);
+        for service in ["resources", "prometheusx", "kubernetesx", "kubernetes.x"] {
+            assert_eq!(Target::dialect(&format!("/agents/a/{service}/x")), ErrorDialect::Plain, "{service}");
+        }
+        assert_eq!(Target::dialect("/"), ErrorDialect::Plain);
+        for path in ["/version", "/api/v1/namespaces", "/apis", "/readyz"] {
+            assert_eq!(Target::dialect(path), ErrorDialect::Kubernetes, "{path}");
+        }
     }
 
     #[test]
-    fn discovery_is_known_by_its_path() {
+    fn api_server_path_without_agent_explains_kubectl_raw() {
+        for (path, explained) in [("/version?x=1", true), ("/api", true), ("/versions", false), ("/", false)]
+        {
+            let error = Target::parse(&path.parse().unwrap()).unwrap_err();
+            assert_eq!(error.message.contains("kubectl get --raw"), explained, "{path}");
+        }
+    }
+
+    #[test]
+    fn discovery_is_recognized_by_its_path() {
         for path in
             ["/k8s-proxy/api", "/k8s-proxy/apis", "/agents/a/kubernetes/api", "/agents/7/kubernetes/apis"]
         {

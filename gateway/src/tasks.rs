@@ -1,45 +1,59 @@
-//! A group of tasks that ends in two steps: first it drains, then it is cut.
+//! Groups of tasks that end in two steps: a group drains, and is cut at a deadline.
 
-use std::future::Future;
+use std::{future::Future, panic::AssertUnwindSafe};
 
-use cores::Seat;
+use cores::{CoreSlot, poll_on_wake};
+use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// Tasks that end together. Cheap to clone; clones are the same group.
+/// Tasks that end together. Clones are cheap, and are the same group.
 #[derive(Clone, Debug, Default)]
 pub struct TaskGroup {
-    /// Cancelled when the tasks are to finish their work and end.
+    /// Cancelled when the tasks should finish their work and end.
     pub draining: CancellationToken,
-    /// Cancelled when the tasks are to end at once.
+    /// Cancelled when the tasks must end at once.
     pub cut: CancellationToken,
     /// Counts the tasks.
     pub tasks: TaskTracker,
+    /// Cancelled when a task of [`Self::spawn`] has panicked.
+    pub panicked: CancellationToken,
 }
 
 impl TaskGroup {
-    /// Spawns a task that is dropped when the group is cut.
+    /// Spawns a task without which the group cannot work: its panic cancels `panicked`. It is dropped when the group is cut.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(Self::until_cut(self.cut.child_token(), task));
+        let panicked = self.panicked.clone();
+        let task = Self::until_cut(self.cut.child_token(), task);
+        self.tasks.spawn(async move {
+            // The state of the task is not used again.
+            if AssertUnwindSafe(task).catch_unwind().await.is_err() {
+                panicked.cancel();
+            }
+        });
     }
 
-    /// Spawns a task on a core. It is dropped when the group is cut.
-    pub fn spawn_on(&self, seat: Seat, task: impl Future<Output = ()> + Send + 'static) {
-        // Each task has a token of its own: tasks on several cores would contend for the lock of a shared one.
-        seat.spawn(&self.tasks, Self::until_cut(self.cut.child_token(), task));
+    /// Spawns one of many tasks on a core. Its panic does not affect the others. It is dropped when the group is cut.
+    pub fn spawn_on(&self, slot: CoreSlot, task: impl Future<Output = ()> + Send + 'static) {
+        // Each task has its own token: tasks on several cores would contend for the lock of a shared one.
+        slot.spawn(&self.tasks, Self::until_cut(self.cut.child_token(), task));
     }
 
     async fn until_cut(cut: CancellationToken, task: impl Future<Output = ()>) {
-        cut.run_until_cancelled(task).await;
+        tokio::select! {
+            biased;
+            () = task => {}
+            () = poll_on_wake(cut.cancelled()) => {}
+        }
     }
 
-    /// Asks the tasks to finish their work.
+    /// Tells the tasks to finish their work.
     pub fn drain(&self) {
         self.draining.cancel();
         self.tasks.close();
     }
 
-    /// Drains the group until `deadline`, then cuts it. Returns whether every task had ended before.
+    /// Drains the group until `deadline`, then cuts it. Returns whether every task ended before the deadline.
     pub async fn drain_until(&self, deadline: Instant) -> bool {
         self.drain();
         let drained = timeout_at(deadline, self.tasks.wait()).await.is_ok();
@@ -58,9 +72,21 @@ mod tests {
     async fn tasks_of_group_are_dropped_when_it_is_cut() {
         let group = TaskGroup::default();
         group.spawn(pending());
-        group.spawn_on(cores::Cores::default().seat(), pending());
+        group.spawn_on(cores::Cores::default().reserve(), pending());
         assert!(!group.drain_until(Instant::now() + Duration::from_secs(1)).await);
         group.tasks.wait().await;
+    }
+
+    #[tokio::test]
+    async fn panic_of_vital_task_is_reported_and_others_continue() {
+        let group = TaskGroup::default();
+        group.spawn(pending());
+        group.spawn_on(cores::Cores::default().reserve(), async { panic!("one connection") });
+        tokio::task::yield_now().await;
+        assert!(!group.panicked.is_cancelled());
+        group.spawn(async { panic!("an accept loop") });
+        group.panicked.cancelled().await;
+        assert!(!group.cut.is_cancelled());
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! Where the time of a request went, up to the head of its answer.
+//! The time of a request up to the head of its response, by stage.
 
 use std::time::Duration;
 
@@ -6,31 +6,32 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use proto::header;
 use tokio::time::Instant;
 
-/// W3C Server Timing; browsers show it in their developer tools.
+/// W3C Server Timing, which browsers show in their developer tools.
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 
-/// The time of one request by stage.
+/// The time of one request, by stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stages {
-    /// Until a tunnel took it: the wait for an agent that reconnects is in here.
+pub struct RequestTiming {
+    /// The time until it was sent, including the wait for an agent that reconnects.
     pub queue: Duration,
-    /// On its way to the agent and back.
+    /// The time between kas and the agent, in both directions.
     pub tunnel: Duration,
-    /// Until the cluster's answer began, as the agent says.
+    /// The time until the head of the cluster's response, as reported by the agent.
     pub upstream: Duration,
 }
 
-impl Stages {
-    /// Of a request that came at `started`, was `sent` to the agent and `answered` with these headers.
-    pub fn of(started: Instant, sent: Instant, answered: Instant, headers: &HeaderMap) -> Self {
+impl RequestTiming {
+    /// Returns the timing of a request that arrived at `started`, was `sent` to the agent and `answered` with these headers.
+    pub fn new(started: Instant, sent: Instant, answered: Instant, headers: &HeaderMap) -> Self {
         let away = answered.saturating_duration_since(sent);
-        let said = headers.get(header::UPSTREAM_TIME).and_then(|micros| micros.to_str().ok()?.parse().ok());
-        // The agent may say anything, and an older one nothing: then all of it counts as the way.
-        let upstream = Duration::from_micros(said.unwrap_or(0)).min(away);
+        let reported =
+            headers.get(header::UPSTREAM_TIME).and_then(|micros| micros.to_str().ok()?.parse().ok());
+        // The agent is not trusted, and an older agent reports nothing. The time then counts as `tunnel`.
+        let upstream = Duration::from_micros(reported.unwrap_or(0)).min(away);
         Self { queue: sent.saturating_duration_since(started), tunnel: away - upstream, upstream }
     }
 
-    /// Tells the caller.
+    /// Adds the `Server-Timing` header.
     pub fn write(&self, headers: &mut HeaderMap) {
         let mut text = String::with_capacity(64);
         for (name, time) in [("queue", self.queue), (", tunnel", self.tunnel), (", upstream", self.upstream)]
@@ -43,7 +44,7 @@ impl Stages {
     }
 }
 
-/// Like `0.250`. Not with `write!`, which takes longer than all else that kas does to a head.
+/// Appends milliseconds like `0.250`. `write!` would take longer than all other changes of a head.
 fn push_millis(text: &mut String, time: Duration) {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     text.push_str(itoa::Buffer::new().format(micros / 1000));
@@ -55,32 +56,32 @@ fn push_millis(text: &mut String, time: Duration) {
 mod tests {
     use super::*;
 
-    fn stages(said: Option<&str>) -> (Stages, String) {
+    fn timing(reported: Option<&str>) -> (RequestTiming, String) {
         let started = Instant::now();
         let (sent, answered) = (started + Duration::from_micros(250), started + Duration::from_micros(2250));
         let mut headers = HeaderMap::new();
-        if let Some(said) = said {
-            headers.insert(header::UPSTREAM_TIME, said.parse().unwrap());
+        if let Some(reported) = reported {
+            headers.insert(header::UPSTREAM_TIME, reported.parse().unwrap());
         }
-        let stages = Stages::of(started, sent, answered, &headers);
-        stages.write(&mut headers);
-        (stages, headers["server-timing"].to_str().unwrap().to_owned())
+        let timing = RequestTiming::new(started, sent, answered, &headers);
+        timing.write(&mut headers);
+        (timing, headers["server-timing"].to_str().unwrap().to_owned())
     }
 
     #[test]
-    fn the_time_is_told_by_stage() {
-        let (stages, said) = stages(Some("1500"));
-        assert_eq!(stages.tunnel, Duration::from_micros(500));
-        assert_eq!(said, "queue;dur=0.250, tunnel;dur=0.500, upstream;dur=1.500");
+    fn header_has_the_time_by_stage() {
+        let (timing, header) = timing(Some("1500"));
+        assert_eq!(timing.tunnel, Duration::from_micros(500));
+        assert_eq!(header, "queue;dur=0.250, tunnel;dur=0.500, upstream;dur=1.500");
     }
 
     #[test]
-    fn an_agent_cannot_have_taken_longer_than_it_took() {
-        for said in ["99999999999999999", "18446744073709551615"] {
-            assert_eq!(stages(Some(said)).1, "queue;dur=0.250, tunnel;dur=0.000, upstream;dur=2.000");
+    fn upstream_time_is_at_most_the_measured_time() {
+        for reported in ["99999999999999999", "18446744073709551615"] {
+            assert_eq!(timing(Some(reported)).1, "queue;dur=0.250, tunnel;dur=0.000, upstream;dur=2.000");
         }
-        for said in [None, Some("-1"), Some("soon")] {
-            assert_eq!(stages(said).1, "queue;dur=0.250, tunnel;dur=2.000, upstream;dur=0.000");
+        for reported in [None, Some("-1"), Some("soon")] {
+            assert_eq!(timing(reported).1, "queue;dur=0.250, tunnel;dur=2.000, upstream;dur=0.000");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Tokens: made here, stored as hashes, compared in constant time.
+//! Tokens of agents and callers. kas stores only their hashes, and compares these in constant time.
 
 use std::{fmt, str::FromStr};
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-/// Bytes of randomness in a token: nothing to guess, so that a plain hash is enough to store it.
+/// Random bytes of a token. They cannot be guessed, so that a fast hash is safe for storage.
 const RANDOM_BYTES: usize = 32;
 
 /// SHA-256 of a token.
@@ -16,12 +16,12 @@ const RANDOM_BYTES: usize = 32;
 #[serde(try_from = "String")]
 pub struct TokenHash([u8; 32]);
 
-/// Not the hash of a token.
+/// The error of a text that is not the hash of a token.
 #[derive(Debug, thiserror::Error)]
-#[error("a token's hash is 'sha256:' and 64 hexadecimal digits, as `kas token new` prints it")]
-pub struct InvalidHash;
+#[error("the hash of a token is 'sha256:' and 64 hexadecimal digits, as `kas token new` prints it")]
+pub struct TokenHashError;
 
-/// A new token, to be shown once, for an agent (`kas-agent-…`) or a caller (`kas-caller-…`).
+/// Creates a random token for an agent (`kas-agent-…`) or a caller (`kas-caller-…`).
 pub fn new(holder: Holder) -> SecretString {
     let mut random = [0; RANDOM_BYTES];
     getrandom::fill(&mut random).expect("the operating system has randomness");
@@ -32,7 +32,7 @@ pub fn new(holder: Holder) -> SecretString {
     format!("{prefix}{}", URL_SAFE_NO_PAD.encode(random)).into()
 }
 
-/// Who is to hold a token. The prefix lets secret scanners, and people, see what they found.
+/// The holder of a token, which its prefix shows to people and to secret scanners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Holder {
     /// An agent in a cluster.
@@ -42,12 +42,12 @@ pub enum Holder {
 }
 
 impl TokenHash {
-    /// The hash of a token.
+    /// Hashes a token.
     pub fn of(token: &SecretString) -> Self {
         Self(Sha256::digest(token.expose_secret().as_bytes()).into())
     }
 
-    /// Names the token where others look: neither the token nor this hash can be told from it.
+    /// Returns an id of the token for Redis. Neither the token nor its hash can be computed from it.
     pub fn digest(&self) -> [u8; 16] {
         let digest = Sha256::new().chain_update(b"kas limit\0").chain_update(self.0).finalize();
         *digest.first_chunk().expect("a digest has 32 bytes")
@@ -69,24 +69,24 @@ impl std::hash::Hash for TokenHash {
 }
 
 impl FromStr for TokenHash {
-    type Err = InvalidHash;
+    type Err = TokenHashError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let hex = text.strip_prefix("sha256:").filter(|hex| hex.len() == 64).ok_or(InvalidHash)?;
+        let hex = text.strip_prefix("sha256:").filter(|hex| hex.len() == 64).ok_or(TokenHashError)?;
         let mut hash = [0; 32];
         for (byte, digits) in hash.iter_mut().zip(hex.as_bytes().chunks(2)) {
-            let digits = std::str::from_utf8(digits).map_err(|_| InvalidHash)?;
+            let digits = std::str::from_utf8(digits).map_err(|_| TokenHashError)?;
             if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-                return Err(InvalidHash);
+                return Err(TokenHashError);
             }
-            *byte = u8::from_str_radix(digits, 16).map_err(|_| InvalidHash)?;
+            *byte = u8::from_str_radix(digits, 16).map_err(|_| TokenHashError)?;
         }
         Ok(Self(hash))
     }
 }
 
 impl TryFrom<String> for TokenHash {
-    type Error = InvalidHash;
+    type Error = TokenHashError;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         text.parse()
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hash_reads_back_what_it_prints() {
+    fn hash_is_parsed_as_printed() {
         let hash = TokenHash::of(&new(Holder::Agent));
         assert_eq!(hash.to_string().parse::<TokenHash>().unwrap(), hash);
         for bad in ["", "sha256:", "sha256:00", &format!("sha256:{}", "+1".repeat(32)), &"0".repeat(64)] {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_differ_and_say_whose_they_are() {
+    fn tokens_are_random_and_have_the_prefix_of_their_holder() {
         let (a, b) = (new(Holder::Agent), new(Holder::Caller));
         assert!(a.expose_secret().starts_with("kas-agent-"));
         assert!(b.expose_secret().starts_with("kas-caller-"));

@@ -1,4 +1,4 @@
-//! Section `observability.tracing` as something that can be used, and what kas's span of a request says.
+//! The spans of callers' requests, and their configuration (`observability.tracing`).
 
 use std::{
     path::{Path, PathBuf},
@@ -7,41 +7,41 @@ use std::{
 
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use serde_saphyr::Spanned;
-use telemetry::{Collector, CollectorError, Trace, TraceId, Tracer, TracerConfig};
+use telemetry::{Collector, CollectorError, RequestSpan, TraceId, Tracer, TracerConfig};
 
 use crate::{
-    config::{ConfigError, Tracing},
-    failure::Failure,
-    forward::Destination,
-    timing::Stages,
+    config::{ConfigError, TracingConfig},
+    destination::Destination,
+    error::RequestError,
+    timing::RequestTiming,
 };
 
-/// The section; `section` is for errors.
+/// The section of the configuration, for errors.
 const SECTION: &str = "observability.tracing";
 
-/// How callers' requests are traced.
+/// The tracing of callers' requests.
 #[derive(Clone, Debug)]
 pub struct Traces {
-    /// Makes their spans.
+    /// Creates the spans.
     pub tracer: Tracer,
-    /// Whether a caller's own trace is continued. If not, it is only linked to: whoever may send requests could
-    /// otherwise decide what is recorded, and write into others' traces.
+    /// If true, the span of kas continues the trace of the caller. Otherwise it is only linked to that trace, because any caller
+    /// could decide which requests are recorded, and could write into the traces of others.
     pub trust_callers: bool,
 }
 
-/// The span of one request of a caller, if it is traced.
+/// The span of one request, if the request is traced.
 #[derive(Debug, Default)]
-pub struct RequestTrace(Trace);
+pub struct RequestTrace(RequestSpan);
 
-/// Reads and checks what the section names. None without an endpoint.
-pub fn settings(file: &Path, config: &Tracing) -> Result<Option<TracerConfig>, ConfigError> {
+/// Reads the files of the section. Returns `None` without an endpoint.
+pub(crate) fn settings(file: &Path, config: &TracingConfig) -> Result<Option<TracerConfig>, ConfigError> {
     let files = [
         ("otlp_ca_certificate_file", &config.otlp_ca_certificate_file),
         ("otlp_token_secret_file", &config.otlp_token_secret_file),
     ];
     let Some(endpoint) = config.otlp_endpoint.clone() else {
-        let lonely = files.iter().find_map(|(key, path)| Some((key, path.as_ref()?)));
-        return match lonely {
+        let unused = files.iter().find_map(|(key, path)| Some((key, path.as_ref()?)));
+        return match unused {
             Some((key, path)) => {
                 let what = "has no effect without otlp_endpoint: name the collector, or remove this key";
                 Err(ConfigError::new(file, path.referenced, format!("{SECTION}.{key}"), what))
@@ -65,48 +65,48 @@ pub fn settings(file: &Path, config: &Tracing) -> Result<Option<TracerConfig>, C
 }
 
 impl RequestTrace {
-    /// Begins when the request's head is here.
-    pub fn begin<B>(traces: Option<&Traces>, request: &Request<B>, id: &HeaderValue) -> Self {
+    /// Starts the span of a request whose head has arrived.
+    pub fn start<B>(traces: Option<&Traces>, request: &Request<B>, id: &HeaderValue) -> Self {
         let Some(Traces { tracer, trust_callers }) = traces else { return Self::default() };
-        let mut trace = Trace::begin(Some(tracer), request, *trust_callers);
-        trace.set("kas.request.id", || id.to_str().unwrap_or_default().to_owned().into());
+        let mut trace = RequestSpan::start(Some(tracer), request, *trust_callers);
+        trace.set_attribute("kas.request.id", || id.to_str().unwrap_or_default().to_owned().into());
         Self(trace)
     }
 
-    /// The caller may ask for this.
-    pub fn authorized(&mut self, to: &Destination, method: &Method) {
-        self.0.of_service(to.service.as_str(), method);
-        self.0.set("kas.agent.id", || i64::try_from(to.agent.0).unwrap_or(i64::MAX).into());
-        self.0.set("kas.agent.name", || to.name.to_string().into());
+    /// Records the destination, once the request is authorized.
+    pub fn set_destination(&mut self, to: &Destination, method: &Method) {
+        self.0.set_service(to.service.as_str(), method);
+        self.0.set_attribute("kas.agent.id", || i64::try_from(to.agent.0).unwrap_or(i64::MAX).into());
+        self.0.set_attribute("kas.agent.name", || to.name.to_string().into());
     }
 
-    /// The agent's span becomes a child of this one.
-    pub fn write(&self, headers: &mut HeaderMap) {
-        self.0.write(headers);
+    /// Adds the headers with which the span of the agent becomes a child of this span.
+    pub fn inject(&self, headers: &mut HeaderMap) {
+        self.0.inject(headers);
     }
 
-    /// The head of the cluster's answer is here. What remains is its body.
-    pub fn answered(&mut self, status: StatusCode, stages: &Stages) {
-        self.0.event("request.sent", stages.tunnel + stages.upstream);
-        self.0.event("response.head", Duration::ZERO);
+    /// Records the head of the cluster's response. The span ends after the body.
+    pub fn record_response(&mut self, status: StatusCode, timing: &RequestTiming) {
+        self.0.add_event("request.sent", timing.tunnel + timing.upstream);
+        self.0.add_event("response.head", Duration::ZERO);
         for (key, time) in [
-            ("kas.queue.duration", stages.queue),
-            ("kas.tunnel.duration", stages.tunnel),
-            ("kas.upstream.duration", stages.upstream),
+            ("kas.queue.duration", timing.queue),
+            ("kas.tunnel.duration", timing.tunnel),
+            ("kas.upstream.duration", timing.upstream),
         ] {
-            self.0.set(key, || time.as_secs_f64().into());
+            self.0.set_attribute(key, || time.as_secs_f64().into());
         }
-        self.0.answered(status, None);
+        self.0.set_response(status, None);
     }
 
-    /// The answer is a failure of ours.
-    pub fn failed(&mut self, failure: &Failure) {
-        self.0.answered(failure.reason.status(), Some(failure.reason.as_str()));
+    /// Records an error of kas or of its agent.
+    pub fn record_error(&mut self, error: &RequestError) {
+        self.0.set_response(error.reason.status(), Some(error.reason.as_str()));
     }
 
-    /// For people: where to find it.
+    /// Returns the id of the trace, for logs and errors.
     pub fn id(&self) -> Option<TraceId> {
-        self.0.id()
+        self.0.trace_id()
     }
 }
 
@@ -118,22 +118,23 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn what_is_wrong_is_said_with_file_line_and_key() {
+    fn error_has_file_line_and_key() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("kas.yaml");
-        let said = |section: &str| {
+        let read = |section: &str| {
             let text = format!("identity: {{file: i}}\nobservability:\n  tracing:\n{section}");
             fs::write(&file, text).unwrap();
-            let read = Config::read(&file).and_then(|config| settings(&file, &config.observability.tracing));
-            let said = read.map(|settings| settings.is_some()).map_err(|error| error.to_string());
-            said.map_err(|error| error.replace(&format!("{}/", directory.path().display()), ""))
+            let settings =
+                Config::read(&file).and_then(|config| settings(&file, &config.observability.tracing));
+            let settings = settings.map(|settings| settings.is_some()).map_err(|error| error.to_string());
+            settings.map_err(|error| error.replace(&format!("{}/", directory.path().display()), ""))
         };
         fs::write(directory.path().join("token"), "secret").unwrap();
         fs::write(directory.path().join("empty"), "\n").unwrap();
         let collector = "    otlp_endpoint: http://collector:4318\n";
-        assert_eq!(said("    sample_ratio: 0.5\n"), Ok(false));
-        assert_eq!(said(collector), Ok(true));
-        assert_eq!(said(&format!("{collector}    otlp_token_secret_file: token\n")), Ok(true));
+        assert_eq!(read("    sample_ratio: 0.5\n"), Ok(false));
+        assert_eq!(read(collector), Ok(true));
+        assert_eq!(read(&format!("{collector}    otlp_token_secret_file: token\n")), Ok(true));
         for (section, expected) in [
             (
                 "    otlp_endpoint: collector:4318\n",
@@ -164,7 +165,7 @@ mod tests {
                 "kas.yaml:5:31: observability.tracing.otlp_ca_certificate_file: token: holds no PEM certificate",
             ),
         ] {
-            let error = said(section).unwrap_err();
+            let error = read(section).unwrap_err();
             assert!(error.starts_with(expected) && !error.contains("secret@"), "{error}");
         }
     }

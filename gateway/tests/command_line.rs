@@ -1,28 +1,33 @@
-//! The binary as an operator uses it: a configuration, tokens, a kubeconfig that kubectl reads, and a running kas that is asked
-//! for its agents.
+//! Tests of the subcommands of the binary: check-config, token, kubeconfig, agents and others.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{
     fs,
-    io::Write as _,
     net::SocketAddr,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
     process::{Output, Stdio},
     time::Duration,
 };
 
-use agent::{Agent, Options, Services, TcpDial, Telemetry, Token, upstream::TlsOptions};
+use agent::{
+    Agent, AgentToken, KasAddress, Observability, Services, SessionConfig, TcpDialer,
+    upstream::ClientTlsConfig,
+};
 use serde_json::Value;
 use tempfile::TempDir;
+use testkit::skip::skipped;
 use tokio::{
-    io::{AsyncBufReadExt as _, BufReader},
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::TcpStream,
     process::{Child, Command},
     time::{sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-/// A directory with an identity file: the agents `production` and `staging`, and the caller `me`, who may use the former.
-struct Site {
+/// A directory with the files of kas.
+///
+/// The identity file has the agents `production` and `staging`, and the caller `me` with access to `production`.
+struct Workspace {
     directory: TempDir,
     agent_token: String,
     caller_token: String,
@@ -30,33 +35,33 @@ struct Site {
 
 /// A running kas and where it listens.
 struct Kas {
-    _child: Child,
+    child: Child,
     agent: SocketAddr,
     observability: SocketAddr,
 }
 
-/// For everything that takes no time.
+/// The timeout of every wait.
 const SOON: Duration = Duration::from_secs(20);
 
-impl Site {
+impl Workspace {
     async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let site = Self { directory, agent_token: String::new(), caller_token: String::new() };
-        let (agent_token, agent_hash) = site.new_token("agent").await;
-        let (caller_token, caller_hash) = site.new_token("caller").await;
+        let workspace = Self { directory, agent_token: String::new(), caller_token: String::new() };
+        let (agent_token, agent_hash) = workspace.new_token("agent").await;
+        let (caller_token, caller_hash) = workspace.new_token("caller").await;
         let names = ["127.0.0.1".to_owned()];
         let pair = rcgen::generate_simple_self_signed(names).unwrap();
-        site.put("kas.crt", &pair.cert.pem());
-        site.put("kas.key", &pair.signing_key.serialize_pem());
-        site.put("agent-token", &agent_token);
-        site.put("caller-token", &caller_token);
+        workspace.write("kas.crt", &pair.cert.pem());
+        workspace.write("kas.key", &pair.signing_key.serialize_pem());
+        workspace.write("agent-token", &agent_token);
+        workspace.write("caller-token", &caller_token);
         let identity = format!(
             "agents:\n- {{id: 1, name: production, tokens: ['{agent_hash}']}}\n- {{id: 2, name: staging, tokens: []}}\n\
              callers:\n- {{name: me, tokens: ['{caller_hash}'], agents: [production], services: [kubernetes]}}\n"
         );
-        site.put("identity.yaml", &identity);
-        site.configure("127.0.0.1:0", "127.0.0.1:0".parse().unwrap());
-        Self { agent_token, caller_token, ..site }
+        workspace.write("identity.yaml", &identity);
+        workspace.configure("127.0.0.1:0", "127.0.0.1:0".parse().unwrap());
+        Self { agent_token, caller_token, ..workspace }
     }
 
     /// Writes `kas.yaml`.
@@ -66,10 +71,10 @@ impl Site {
              certificate_file: kas.crt, key_file: kas.key}}\n\
              observability: {{listen: {{address: '{observability}'}}}}\nidentity: {{file: identity.yaml}}\n"
         );
-        self.put("kas.yaml", &text);
+        self.write("kas.yaml", &text);
     }
 
-    fn put(&self, name: &str, text: &str) {
+    fn write(&self, name: &str, text: &str) {
         fs::write(self.directory.path().join(name), text).unwrap();
     }
 
@@ -87,30 +92,30 @@ impl Site {
         command
     }
 
-    async fn kas(&self, arguments: &str) -> Output {
-        timeout(SOON, self.command(arguments).output()).await.expect("it ends by itself").unwrap()
+    async fn run(&self, arguments: &str) -> Output {
+        timeout(SOON, self.command(arguments).output()).await.expect("the command exits").unwrap()
     }
 
-    /// What it prints, if it succeeds.
-    async fn says(&self, arguments: &str) -> String {
-        let output = self.kas(arguments).await;
+    /// Runs a command that must succeed, and returns its standard output.
+    async fn stdout(&self, arguments: &str) -> String {
+        let output = self.run(arguments).await;
         assert!(output.status.success(), "kas {arguments}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Its exit code and its only line, if it fails.
-    async fn refuses(&self, arguments: &str) -> (i32, String) {
-        let output = self.kas(arguments).await;
+    /// Runs a command that must fail with one line. Returns the exit code and that line.
+    async fn failure(&self, arguments: &str) -> (i32, String) {
+        let output = self.run(arguments).await;
         assert!(!output.status.success() && output.stdout.is_empty(), "kas {arguments}");
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(said.lines().count(), 1, "{said}");
-        (output.status.code().unwrap(), said)
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        (output.status.code().unwrap(), text)
     }
 
     async fn new_token(&self, holder: &str) -> (String, String) {
-        let said = self.says(&format!("token new {holder}")).await;
+        let text = self.stdout(&format!("token new {holder}")).await;
         let value =
-            |name: &str| said.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+            |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
         (value("token:"), value("hash:"))
     }
 
@@ -127,37 +132,71 @@ impl Site {
             }
         });
         let event = listening.await.expect("kas listens");
-        // Read on, so that kas can log on.
+        // The rest is read, so that kas does not block on its log.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let address = |name: &str| event[name].as_str().unwrap().parse().unwrap();
-        Kas { agent: address("agent"), observability: address("observability"), _child: child }
+        Kas { agent: address("agent"), observability: address("observability"), child }
+    }
+}
+
+impl Kas {
+    async fn signal(&self, name: &str) {
+        let id = self.child.id().expect("kas runs").to_string();
+        assert!(Command::new("kill").args(["-s", name, &id]).status().await.unwrap().success());
+    }
+
+    /// Returns the body of a response of the observability listener.
+    async fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.observability).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: kas\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
+    async fn wait_until(&self, path: &str, condition: impl Fn(&str) -> bool) {
+        let mut last = String::new();
+        let met = async {
+            while !condition(&last) {
+                last = self.get(path).await;
+                sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let met = timeout(SOON, met).await;
+        assert!(met.is_ok(), "{path}: {last}");
     }
 }
 
 #[tokio::test]
-async fn a_token_has_the_hash_that_it_was_printed_with() {
-    let site = Site::new().await;
-    let mut hash = site.command("token hash").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+async fn token_command_prints_matching_token_and_hash() {
+    let workspace = Workspace::new().await;
+    let mut hash =
+        workspace.command("token hash").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut stdin = hash.stdin.take().unwrap();
-    tokio::io::AsyncWriteExt::write_all(&mut stdin, site.caller_token.as_bytes()).await.unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut stdin, workspace.caller_token.as_bytes()).await.unwrap();
     drop(stdin);
     let output = timeout(SOON, hash.wait_with_output()).await.unwrap().unwrap();
     let hash = String::from_utf8(output.stdout).unwrap();
-    assert!(site.read("identity.yaml").contains(hash.trim()), "{hash}");
-    assert_eq!(site.says("check-config kas.yaml").await, "kas.yaml: good; 2 agents, 1 tokens of callers\n");
+    assert!(workspace.read("identity.yaml").contains(hash.trim()), "{hash}");
+    assert_eq!(
+        workspace.stdout("check-config kas.yaml").await,
+        "kas.yaml: good; 2 agents, 1 tokens of callers\n"
+    );
 }
 
 #[tokio::test]
-async fn a_kubeconfig_is_one_that_kubectl_reads() {
-    let site = Site::new().await;
+async fn kubeconfig_is_readable_by_kubectl() {
+    let workspace = Workspace::new().await;
     let arguments = "kubeconfig --config kas.yaml --agent 1 --token-file caller-token --caller me --namespace web \
                      --server https://kas.example.com:8154 --output kubeconfig";
-    assert_eq!(site.says(arguments).await, "");
-    let mode = fs::metadata(site.directory.path().join("kubeconfig")).unwrap().permissions().mode();
+    assert_eq!(workspace.stdout(arguments).await, "");
+    let mode = fs::metadata(workspace.directory.path().join("kubeconfig")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 
     let kubectl = ["config", "view", "--raw", "--output", "json", "--kubeconfig", "kubeconfig"];
-    let Ok(view) = Command::new("kubectl").args(kubectl).current_dir(&site.directory).output().await else {
+    let Ok(view) = Command::new("kubectl").args(kubectl).current_dir(&workspace.directory).output().await
+    else {
         return skipped("kubectl is missing");
     };
     assert!(view.status.success(), "{}", String::from_utf8_lossy(&view.stderr));
@@ -166,26 +205,26 @@ async fn a_kubeconfig_is_one_that_kubectl_reads() {
     assert_eq!(view["contexts"][0]["name"], "production");
     let context = &view["contexts"][0]["context"];
     assert_eq!((&context["namespace"], &context["user"]), (&"web".into(), &"me@production".into()));
-    assert_eq!(view["users"][0]["user"]["token"], site.caller_token);
+    assert_eq!(view["users"][0]["user"]["token"], workspace.caller_token);
     let cluster = &view["clusters"][0]["cluster"];
     assert_eq!(cluster["server"], "https://kas.example.com:8154/agents/production/kubernetes");
     let authority = cluster["certificate-authority-data"].as_str().unwrap();
     let authority = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, authority).unwrap();
     assert_eq!(
         String::from_utf8(authority).unwrap(),
-        site.read("kas.crt").replace('\r', ""),
-        "it is self-signed"
+        workspace.read("kas.crt").replace('\r', ""),
+        "the self-signed certificate is its own authority"
     );
 }
 
 #[tokio::test]
-async fn a_kubeconfig_that_would_not_work_is_not_written() {
-    let site = Site::new().await;
-    site.put("strange-token", "strange");
-    site.put("kubeconfig", "mine");
+async fn invalid_kubeconfig_is_not_written() {
+    let workspace = Workspace::new().await;
+    workspace.write("strange-token", "strange");
+    workspace.write("kubeconfig", "mine");
     for (arguments, code, expected) in [
-        ("--agent production --token-file strange-token", 77, "not one of a caller"),
-        ("--agent production --token-file agent-token", 77, "the token is the agent production's"),
+        ("--agent production --token-file strange-token", 77, "not of a caller"),
+        ("--agent production --token-file agent-token", 77, "the token is that of the agent production"),
         ("--agent production --token-file caller-token --caller you", 77, "of the caller me, not of you"),
         ("--agent staging --token-file caller-token", 77, "caller me may not use the agent staging"),
         ("--agent nowhere --token-file caller-token", 64, "there is no agent \"nowhere\" in identity.yaml"),
@@ -202,49 +241,50 @@ async fn a_kubeconfig_that_would_not_work_is_not_written() {
             "the file exists",
         ),
     ] {
-        let (exit, said) = site.refuses(&format!("kubeconfig --config kas.yaml {arguments}")).await;
-        assert!(exit == code && said.contains(expected), "{arguments}: {exit} {said}");
-        assert!(!said.contains(&site.caller_token) && !said.contains(&site.agent_token), "{said}");
+        let (exit, text) = workspace.failure(&format!("kubeconfig --config kas.yaml {arguments}")).await;
+        assert!(exit == code && text.contains(expected), "{arguments}: {exit} {text}");
+        assert!(!text.contains(&workspace.caller_token) && !text.contains(&workspace.agent_token), "{text}");
     }
-    assert_eq!(site.read("kubeconfig"), "mine");
+    assert_eq!(workspace.read("kubeconfig"), "mine");
 
-    let service = site.read("identity.yaml").replace("services: [kubernetes]", "services: [prometheus]");
-    site.put("identity.yaml", &service);
-    let (_, said) = site.refuses("kubeconfig --config kas.yaml --agent 1 --token-file caller-token").await;
-    assert!(said.contains("caller me may not use the service kubernetes"), "{said}");
+    let service = workspace.read("identity.yaml").replace("services: [kubernetes]", "services: [prometheus]");
+    workspace.write("identity.yaml", &service);
+    let (_, text) =
+        workspace.failure("kubeconfig --config kas.yaml --agent 1 --token-file caller-token").await;
+    assert!(text.contains("caller me may not use the service kubernetes"), "{text}");
 }
 
 #[tokio::test]
-async fn the_server_is_the_one_of_the_configuration_where_that_works() {
-    let site = Site::new().await;
-    site.configure("127.0.0.1:8154", "127.0.0.1:0".parse().unwrap());
-    let said = site.says("kubeconfig --config kas.yaml --agent 1 --token-file caller-token").await;
-    assert!(said.contains("server: https://127.0.0.1:8154/agents/production/kubernetes\n"), "{said}");
+async fn kubeconfig_server_defaults_to_the_config() {
+    let workspace = Workspace::new().await;
+    workspace.configure("127.0.0.1:8154", "127.0.0.1:0".parse().unwrap());
+    let text = workspace.stdout("kubeconfig --config kas.yaml --agent 1 --token-file caller-token").await;
+    assert!(text.contains("server: https://127.0.0.1:8154/agents/production/kubernetes\n"), "{text}");
 
     let arguments = "kubeconfig --config kas.yaml --agent 1 --token-file caller-token --server http://kas";
-    let output = site.kas(arguments).await;
+    let output = workspace.run(arguments).await;
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("no token over plain http"), "{output:?}");
     assert!(!String::from_utf8_lossy(&output.stdout).contains("certificate-authority"), "{output:?}");
 }
 
 #[tokio::test]
-async fn a_running_kas_lists_its_agents() {
-    let site = Site::new().await;
-    let kas = site.serve().await;
-    let (exit, said) = site.refuses("agents --config kas.yaml").await;
-    assert!(exit == 64 && said.contains("127.0.0.1:0") && said.contains("give kas a fixed one"), "{said}");
+async fn agents_command_lists_agents_of_running_kas() {
+    let workspace = Workspace::new().await;
+    let kas = workspace.serve().await;
+    let (exit, text) = workspace.failure("agents --config kas.yaml").await;
+    assert!(exit == 64 && text.contains("127.0.0.1:0") && text.contains("give kas a fixed one"), "{text}");
 
-    site.configure("127.0.0.1:0", kas.observability);
-    let never = site.says("agents --config kas.yaml").await;
+    workspace.configure("127.0.0.1:0", kas.observability);
+    let never = workspace.stdout("agents --config kas.yaml").await;
     let states: Vec<_> = never.lines().skip(1).filter_map(|line| line.split_whitespace().nth(2)).collect();
     assert_eq!(states, ["never", "never"], "{never}");
 
-    let _agent = connect(&site, &kas);
+    let _agent = start_agent(&workspace, &kas);
     let connected = timeout(SOON, async {
         loop {
-            let said = site.says("agents --config kas.yaml --output json").await;
-            let listing: Value = serde_json::from_str(&said).unwrap();
+            let text = workspace.stdout("agents --config kas.yaml --output json").await;
+            let listing: Value = serde_json::from_str(&text).unwrap();
             if listing["agents"][0]["tunnels"].as_array().unwrap().len() == 2 {
                 return listing;
             }
@@ -255,63 +295,138 @@ async fn a_running_kas_lists_its_agents() {
     let tunnel = &connected["agents"][0]["tunnels"][0];
     assert!(tunnel["peer"].as_str().unwrap().starts_with("127.0.0.1:"), "{tunnel}");
 
-    let table = site.says("agents --config kas.yaml").await;
+    let table = workspace.stdout("agents --config kas.yaml").await;
     let replica = &connected["replica"].as_str().unwrap()[..8];
     let expected = format!("1   production  connected  -     {replica}  2");
     assert!(table.lines().nth(1).unwrap().starts_with(&expected), "{table}");
-    let wide = site.says("agents --config kas.yaml --output wide").await;
-    assert_eq!(wide.lines().count(), 4, "heads, two tunnels, and the agent without: {wide}");
+    let wide = workspace.stdout("agents --config kas.yaml --output wide").await;
+    assert_eq!(wide.lines().count(), 4, "the header, two tunnels, and the agent without tunnels: {wide}");
     let id = &connected["agents"][0]["tunnels"][0]["id"].as_str().unwrap()[..8];
     assert!(wide.contains(id), "{wide}");
 }
 
 #[tokio::test]
-async fn where_no_kas_answers_that_is_said() {
-    let site = Site::new().await;
-    let nobody = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    site.configure("127.0.0.1:0", nobody);
-    let (exit, said) = site.refuses("agents --config kas.yaml").await;
-    assert!(exit == 69 && said.contains(&nobody.to_string()) && said.contains("is kas running?"), "{said}");
-    assert!(said.contains("observability.listen.address of kas.yaml"), "{said}");
-
-    let (exit, said) = site.refuses("agents --config absent.yaml").await;
-    assert_eq!((exit, &*said), (64, "kas: absent.yaml: the file does not exist\n"));
-}
-
-#[tokio::test]
-async fn there_is_a_manual_and_a_completion() {
-    let site = Site::new().await;
-    site.says("man --directory manual").await;
-    for page in ["kas", "kas-serve", "kas-check-config", "kas-agents", "kas-kubeconfig", "kas-token-new"] {
-        assert!(site.read(&format!("manual/{page}.1")).contains(".SH SYNOPSIS"), "{page}");
+async fn invalid_command_line_has_exit_code_64() {
+    let workspace = Workspace::new().await;
+    for arguments in ["serve", "serv", "agents --colour", "check-config"] {
+        let output = workspace.run(arguments).await;
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(64), 0), "{arguments}");
+        assert!(!output.stderr.is_empty(), "{arguments}");
     }
-    assert!(!site.directory.path().join("manual/kas-man.1").exists(), "it is hidden");
-    assert!(site.says("man").await.contains(".TH kas 1"));
-    assert!(site.says("completion bash").await.contains("--token-file"));
+    assert!(workspace.stdout("--version").await.starts_with("kas "));
 }
 
 #[tokio::test]
-async fn what_stands_in_redis_is_printed_as_it_is_documented() {
-    let said = Site::new().await.says("redis-schema").await;
-    assert!(said.lines().count() > 5 && include_str!("../../docs/redis.md").contains(&said), "{said}");
+async fn missing_identity_file_error_names_its_key() {
+    let workspace = Workspace::new().await;
+    fs::remove_file(workspace.directory.path().join("identity.yaml")).unwrap();
+    let expected = "kas: kas.yaml:6:18: identity.file: identity.yaml: the file does not exist\n";
+    assert_eq!(workspace.failure("check-config kas.yaml").await, (64, expected.to_owned()));
+}
+
+#[tokio::test]
+async fn agents_command_without_kas_is_an_error() {
+    let workspace = Workspace::new().await;
+    let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    workspace.configure("127.0.0.1:0", unused);
+    let (exit, text) = workspace.failure("agents --config kas.yaml").await;
+    assert!(exit == 69 && text.contains(&unused.to_string()) && text.contains("is kas running?"), "{text}");
+    assert!(text.contains("observability.listen.address of kas.yaml"), "{text}");
+
+    let (exit, text) = workspace.failure("agents --config absent.yaml").await;
+    assert_eq!((exit, &*text), (64, "kas: absent.yaml: the file does not exist\n"));
+}
+
+#[tokio::test]
+async fn identity_file_that_is_a_pipe_is_reported_without_delay() {
+    let workspace = Workspace::new().await;
+    let mut kas = workspace.serve().await;
+    assert_eq!(kas.get("/readiness").await, "ready\n");
+    let (file, text) = (workspace.directory.path().join("identity.yaml"), workspace.read("identity.yaml"));
+    fs::remove_file(&file).unwrap();
+    assert!(Command::new("mkfifo").arg(&file).status().await.unwrap().success());
+    let problem = "identity.yaml: cannot be read: it is a named pipe, and only regular files are read\n";
+    kas.wait_until("/readiness", |body| body.starts_with("ready, degraded\n") && body.ends_with(problem))
+        .await;
+    let refused = "kas_file_refused_since_timestamp_seconds{file=\"identity.file\"} ";
+    kas.wait_until("/metrics", |body| body.contains(refused) && !body.contains(&format!("{refused}0\n")))
+        .await;
+
+    fs::remove_file(&file).unwrap();
+    workspace.write("identity.yaml", &text);
+    kas.wait_until("/readiness", |body| body == "ready\n").await;
+    fs::remove_file(&file).unwrap();
+    assert!(Command::new("mkfifo").arg(&file).status().await.unwrap().success());
+    kas.wait_until("/readiness", |body| body.starts_with("ready, degraded\n")).await;
+    kas.signal("TERM").await;
+    let status = timeout(SOON, kas.child.wait()).await.expect("kas stops").unwrap();
+    assert_eq!(status.code(), Some(0));
+}
+
+#[tokio::test]
+async fn sighup_keeps_kas_running_and_sigquit_ends_it_at_once() {
+    let workspace = Workspace::new().await;
+    let mut kas = workspace.serve().await;
+    workspace.write("identity.yaml", "agents: 7");
+    kas.signal("HUP").await;
+    kas.wait_until("/readiness", |body| body.contains("identity.file since")).await;
+    assert!(kas.child.try_wait().unwrap().is_none());
+    kas.signal("QUIT").await;
+    let status = timeout(SOON, kas.child.wait()).await.expect("kas ends").unwrap();
+    assert_eq!(status.signal(), Some(3));
+}
+
+#[tokio::test]
+async fn expired_certificate_is_a_warning_and_a_metric() {
+    let workspace = Workspace::new().await;
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    (params.not_before, params.not_after) =
+        (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(2021, 1, 1));
+    workspace.write("kas.crt", &params.self_signed(&key).unwrap().pem());
+    workspace.write("kas.key", &key.serialize_pem());
+    let output = workspace.run("check-config kas.yaml").await;
+    assert!(output.status.success());
+    let warning = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        warning.starts_with("kas: warning: kas.yaml:4:")
+            && warning.contains("agent.kubernetes_api.listen.certificate_file: kas.crt: ")
+            && warning.ends_with("the certificate expired at 2021-01-01T00:00:00Z\n"),
+        "{warning}"
+    );
+
+    let kas = workspace.serve().await;
+    let metric = "kas_certificate_expiration_timestamp_seconds{file=\"agent.kubernetes_api.listen.certificate_file\"} \
+                  1609459200\n";
+    kas.wait_until("/metrics", |body| body.contains(metric)).await;
+}
+
+#[tokio::test]
+async fn manual_and_completion_are_printed() {
+    let workspace = Workspace::new().await;
+    workspace.stdout("man --directory manual").await;
+    for page in ["kas", "kas-serve", "kas-check-config", "kas-agents", "kas-kubeconfig", "kas-token-new"] {
+        assert!(workspace.read(&format!("manual/{page}.1")).contains(".SH SYNOPSIS"), "{page}");
+    }
+    assert!(!workspace.directory.path().join("manual/kas-man.1").exists(), "the command man is hidden");
+    assert!(workspace.stdout("man").await.contains(".TH kas 1"));
+    assert!(workspace.stdout("completion bash").await.contains("--token-file"));
+}
+
+#[tokio::test]
+async fn redis_command_prints_the_documented_records() {
+    let text = Workspace::new().await.stdout("redis-schema").await;
+    assert!(text.lines().count() > 5 && include_str!("../../docs/redis.md").contains(&text), "{text}");
 }
 
 /// Runs an agent in this process.
-fn connect(site: &Site, kas: &Kas) -> AbortOnDropHandle<()> {
-    let address: agent::Address = format!("ws://{}", kas.agent).parse().unwrap();
-    let dial = TcpDial::new(address.clone(), TlsOptions::default()).unwrap();
+fn start_agent(workspace: &Workspace, kas: &Kas) -> AbortOnDropHandle<()> {
+    let address: KasAddress = format!("ws://{}", kas.agent).parse().unwrap();
+    let dial = TcpDialer::new(address.clone(), ClientTlsConfig::default()).unwrap();
     let services = Services::new().with_fn("kubernetes", async |_: http::Request<tunnel::Body>| {
         http::Response::new(tunnel::Body::empty())
     });
-    let options = Options::new(address, Token::Value(site.agent_token.clone().into()));
-    let agent = Agent::new(options, dial, services, Telemetry::default());
+    let options = SessionConfig::new(address, AgentToken::value(workspace.agent_token.clone()));
+    let agent = Agent::new(options, dial, services, Observability::default());
     AbortOnDropHandle::new(tokio::spawn(agent.run(CancellationToken::new())))
-}
-
-/// Says so where the test harness does not capture it; with `E2E_REQUIRE=1` it is a failure.
-fn skipped(why: &str) {
-    let required = std::env::var("E2E_REQUIRE").is_ok_and(|required| required == "1");
-    assert!(!required, "required: {why}");
-    let _ =
-        writeln!(std::io::stderr(), "SKIPPED {}: {why}", std::thread::current().name().unwrap_or("a test"));
 }

@@ -1,4 +1,4 @@
-//! `loadtest agents`: many agents, and what they cost.
+//! `loadtest agents`: the memory that many agents cost kas.
 #![allow(
     rustdoc::broken_intra_doc_links,
     reason = "these comments are help texts, where brackets mean optional"
@@ -10,56 +10,57 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::Address;
+use agent::KasAddress;
 use anyhow::{Context as _, ensure};
 use serde::Serialize;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    fleet::{Arrival, Crowd},
+    fleet::{AgentFleetConfig, ConnectTimes},
     load::{options::write_json, target::read_token},
-    stack::{many_agents, put, usage},
+    stack::{new_agents, usage, write_file},
 };
 
-/// Open tunnels of fake agents to a kas, and keep them
+/// Connect many simulated agents to kas, and measure the memory of their tunnels
 ///
-/// Each has one tunnel, and answers every request for its cluster by itself. A kas takes 100 tunnels of one agent
-/// (`agent.listen.max_tunnels_per_agent`): give it more agents with --write-identity, or raise that limit.
+/// Each agent has one tunnel and responds to every request itself, without a cluster. By default kas accepts 100 tunnels per
+/// agent
+/// (`agent.listen.max_tunnels_per_agent`): define more agents with --write-identity, or raise that limit.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Agents {
     /// Address of kas's agent listener: ws(s)://host[:port][/prefix]
     #[arg(long, value_name = "URL", required_unless_present = "write_identity")]
-    kas: Option<Address>,
-    /// File with the agents' tokens, one a line; with --write-identity it is written
+    kas: Option<KasAddress>,
+    /// File with the agents' tokens, one per line; --write-identity writes it
     #[arg(long, value_name = "FILE")]
     token_file: PathBuf,
-    /// How many agents
+    /// Number of agents
     #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=50_000))]
     count: u32,
-    /// How many of them begin in a second
+    /// Agents that start per second
     #[arg(long, value_name = "NUMBER", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
     per_second: u32,
-    /// How long they stay once they are all there
+    /// How long the agents stay connected after the last has connected
     #[arg(long, short = 'd', value_name = "DURATION", default_value = "30s", value_parser = proto::duration::parse)]
     duration: Duration,
-    /// How long they may take to be there
+    /// How long the agents may take to connect
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = proto::duration::parse)]
     timeout: Duration,
-    /// Length of their answers
+    /// Length of the agents' responses
     #[arg(long, value_name = "BYTES", default_value_t = 200, value_parser = clap::value_parser!(u32).range(..=16_777_216))]
     answer: u32,
     /// Certificates (PEM) to trust for kas instead of the system's
     #[arg(long, value_name = "FILE")]
     cacert: Option<PathBuf>,
-    /// Process number of a kas on this machine, for its memory
+    /// Process id of a kas on this machine whose memory is measured
     #[arg(long, value_name = "PID")]
     process: Option<u32>,
-    /// Write the report as JSON, too
+    /// Also write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write an identity file for kas with this many agents (load-1, load-2, …) and their tokens, and do no more
+    /// Only write an identity file for kas with --count agents (load-1, load-2, …), and their tokens
     #[arg(long, value_name = "FILE", conflicts_with = "kas")]
     write_identity: Option<PathBuf>,
 }
@@ -69,23 +70,23 @@ Examples:
   loadtest agents --write-identity identity.yaml --token-file tokens --count 5000
   loadtest agents --kas wss://kas.example.com:8150 --token-file tokens --count 5000 --process $(pidof kas)";
 
-/// What it came to.
+/// The result; its JSON is this struct.
 #[derive(Clone, Debug, Serialize, serde::Deserialize)]
-pub(crate) struct Report {
-    pub(crate) count: u32,
-    pub(crate) up: usize,
-    pub(crate) up_at_the_end: usize,
-    pub(crate) seconds_to_half: Option<f64>,
-    pub(crate) seconds_to_95_percent: Option<f64>,
-    pub(crate) seconds_to_all: Option<f64>,
-    /// Growth of resident memory for each tunnel.
-    pub(crate) kas_kib_per_tunnel: Option<f64>,
-    pub(crate) own_kib_per_tunnel: f64,
-    pub(crate) last_failure: Option<String>,
+pub struct AgentsReport {
+    pub count: u32,
+    pub up: usize,
+    pub up_at_the_end: usize,
+    pub seconds_to_half: Option<f64>,
+    pub seconds_to_95_percent: Option<f64>,
+    pub seconds_to_all: Option<f64>,
+    /// The growth of the resident memory of kas per tunnel.
+    pub kas_kib_per_tunnel: Option<f64>,
+    pub own_kib_per_tunnel: f64,
+    pub last_failure: Option<String>,
 }
 
 impl Agents {
-    /// Runs for its time, or until `stop`.
+    /// Runs for `--duration` after the last agent has connected, or until `stop` is cancelled.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         if let Some(identity) = &self.write_identity {
             return write_identity(identity, &self.token_file, self.count);
@@ -94,7 +95,7 @@ impl Agents {
             let kas = self.process.map(usage::resident).transpose()?;
             anyhow::Ok((kas, usage::resident(std::process::id())?))
         };
-        let crowd = Crowd {
+        let config = AgentFleetConfig {
             kas: vec![self.kas.clone().context("--kas is missing")?],
             cacert: self.cacert.clone(),
             tokens: read_token(&self.token_file)?.lines().map(|line| line.trim().to_owned()).collect(),
@@ -105,13 +106,13 @@ impl Agents {
         };
         let before = memory()?;
         let begin = Instant::now();
-        let fleet = crowd.start()?;
-        let arrival = fleet.arrive(begin, self.timeout, &stop).await;
+        let fleet = config.start()?;
+        let arrival = fleet.wait_until_connected(begin, self.timeout, &stop).await;
         stop.run_until_cancelled(sleep(self.duration)).await;
         let after = memory()?;
         let each = |before: u64, after: u64| (after as f64 - before as f64) / arrival.up.max(1) as f64;
-        let Arrival { up, half, most, all } = arrival;
-        let report = Report {
+        let ConnectTimes { up, half, most, all } = arrival;
+        let report = AgentsReport {
             count: self.count,
             up,
             up_at_the_end: fleet.up(),
@@ -123,7 +124,7 @@ impl Agents {
             last_failure: fleet.last_failure(),
         };
         fleet.stop().await;
-        crate::say(&report)?;
+        crate::print(&report)?;
         if let Some(file) = &self.json {
             write_json(file, &report)?;
         }
@@ -138,7 +139,7 @@ impl Agents {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for AgentsReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let time =
             |seconds: Option<f64>| seconds.map_or_else(|| "never".to_owned(), |s| format!("after {s:.2} s"));
@@ -168,9 +169,9 @@ fn write_identity(identity: &Path, tokens: &Path, count: u32) -> anyhow::Result<
     for path in [identity, tokens] {
         ensure!(!path.exists(), "{} exists already, and is not overwritten", path.display());
     }
-    let (agents, all) = many_agents(1..=count);
-    put(Path::new(""), identity, &format!("agents:\n{agents}"))?;
-    put(Path::new(""), tokens, &all)
+    let (agents, all) = new_agents(1..=count);
+    write_file(Path::new(""), identity, &format!("agents:\n{agents}"))?;
+    write_file(Path::new(""), tokens, &all)
 }
 
 #[cfg(test)]
@@ -179,7 +180,7 @@ mod tests {
     use crate::stack::hash;
 
     #[test]
-    fn identities_and_tokens_belong_together_and_nothing_is_overwritten() {
+    fn identity_file_matches_tokens_and_is_not_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let (identity, tokens) = (directory.path().join("identity.yaml"), directory.path().join("tokens"));
         write_identity(&identity, &tokens, 3).unwrap();

@@ -1,4 +1,4 @@
-//! `loadtest directory`: what many idle agents cost Redis.
+//! `loadtest directory`: the load of many idle agents on Redis.
 
 use std::{
     fmt,
@@ -12,85 +12,86 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    fleet::Crowd,
+    fleet::AgentFleetConfig,
     load::{
         options::write_json,
         table::{Table, number},
     },
-    stack::{Kas, Setup, redis::Redis},
+    stack::{KasProcess, StackConfig, redis::RedisProcess},
 };
 
-/// Measure what many idle agents on several replicas cost Redis
+/// Measure the load of many idle agents on Redis
 ///
-/// redis-server and the replicas are started by this program on this machine. What Redis counts for itself is what is told (INFO commandstats, MEMORY USAGE): a script counts, and each command in it.
+/// Starts redis-server and replicas of kas on this machine. The figures are those of Redis itself (INFO commandstats, MEMORY
+/// USAGE): a script and each command in it count.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Example:\n  loadtest directory --count 10000 --replicas 3 --duration 1m")]
 pub struct Directory {
-    /// How many agents
+    /// Number of agents
     #[arg(long, value_name = "NUMBER", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     count: u32,
-    /// How many replicas of kas
+    /// Number of replicas of kas
     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=10))]
     replicas: u16,
-    /// How many tunnels each agent has; 2, or 1 if this process may not open as many files
+    /// Tunnels per agent; by default 2, or 1 if the limit of open files is too low for 2
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=16))]
     tunnels: Option<u16>,
-    /// How long Redis is watched
+    /// How long to measure
     #[arg(long, short = 'd', value_name = "DURATION", default_value = "1m", value_parser = proto::duration::parse)]
     duration: Duration,
-    /// How long the agents may take to be there
+    /// How long the agents may take to connect
     #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = proto::duration::parse)]
     timeout: Duration,
-    /// Write the report as JSON, too
+    /// Also write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// Most commands in a second, of the whole fleet.
+/// The limit of commands per second from all replicas (docs/redis.md).
 const MOST_COMMANDS: f64 = 5.0;
-/// Most bytes for an agent at a replica.
+/// The limit of bytes per agent and replica (docs/redis.md).
 const MOST_BYTES: f64 = 200.0;
 
-/// How many agents begin in a second.
+/// The number of agents that start per second.
 const PER_SECOND: f64 = 1000.0;
-/// Open files of this program besides tunnels.
+/// The number of open files of this program besides tunnels.
 const OTHER_FILES: u64 = 200;
-/// Until limits of tokens, and what came with the agents, are over.
+/// The time until the commands that arriving agents cause, such as rate limits, have ended.
 const CALM: Duration = Duration::from_secs(15);
 
-/// What it came to.
+/// The result; its JSON is this struct.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Cost {
-    pub(crate) agents: u32,
-    pub(crate) replicas: u16,
-    /// Agents at a replica, over all replicas.
-    pub(crate) pairs: u64,
-    pub(crate) seconds: f64,
-    /// By all replicas together.
-    pub(crate) commands_per_second: f64,
-    pub(crate) by_command: Vec<(String, u64)>,
-    /// Of all keys, with what Redis needs to keep them.
-    pub(crate) bytes: u64,
-    pub(crate) bytes_per_pair: f64,
-    /// Commands for each agent that came, all of its tunnels together.
-    pub(crate) commands_per_arrival: f64,
+pub struct DirectoryReport {
+    pub agents: u32,
+    pub replicas: u16,
+    /// The number of pairs of an agent and a replica that holds tunnels of it.
+    pub pairs: u64,
+    pub seconds: f64,
+    /// The commands per second from all replicas.
+    pub commands_per_second: f64,
+    pub by_command: Vec<(String, u64)>,
+    /// The memory of all keys, including the overhead of Redis.
+    pub bytes: u64,
+    pub bytes_per_pair: f64,
+    /// The commands per arriving agent, for all of its tunnels.
+    pub commands_per_arrival: f64,
 }
 
 impl Directory {
-    /// Runs for its time, or until `stop`.
+    /// Runs for `--duration`, or until `stop` is cancelled.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let directory = tempfile::tempdir()?;
         let measuring = self.measure(directory.path(), &stop);
         let Some(cost) = stop.run_until_cancelled(measuring).await.transpose()? else { return Ok(()) };
-        crate::say(&cost)?;
+        crate::print(&cost)?;
         if let Some(file) = &self.json {
             write_json(file, &cost)?;
         }
-        cost.promised()
+        cost.check_limits()
     }
 
-    /// As it is by default.
-    pub(crate) fn usual() -> Self {
+    /// Returns the default flags.
+    pub fn with_defaults() -> Self {
         Self {
             count: 10_000,
             replicas: 3,
@@ -107,27 +108,32 @@ impl Directory {
         self.tunnels.unwrap_or(if two { 2 } else { 1 })
     }
 
-    /// Starts everything in `directory`, and ends it.
-    pub(crate) async fn measure(&self, directory: &Path, stop: &CancellationToken) -> anyhow::Result<Cost> {
-        let redis = Redis::start(&directory.join("redis")).await?;
-        let setup = Setup { redis: Some(redis.address), crowd: self.count, ..Setup::default() };
-        let mut replicas = vec![Kas::start(directory, &setup).await?];
+    /// Starts Redis, replicas and agents with files in `directory`, measures, and stops them.
+    pub async fn measure(
+        &self,
+        directory: &Path,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<DirectoryReport> {
+        let redis = RedisProcess::start(&directory.join("redis")).await?;
+        let setup =
+            StackConfig { redis: Some(redis.address), extra_agents: self.count, ..StackConfig::default() };
+        let mut replicas = vec![KasProcess::start(directory, &setup).await?];
         for number in 2..=self.replicas {
-            let another = replicas[0].another(&format!("kas-{number}"), &setup).await?;
+            let another = replicas[0].start_replica(&format!("kas-{number}"), &setup).await?;
             replicas.push(another);
         }
-        let crowd = Crowd {
-            kas: replicas.iter().map(Kas::agent_address).collect::<Result<_, _>>()?,
+        let config = AgentFleetConfig {
+            kas: replicas.iter().map(KasProcess::agent_address).collect::<Result<_, _>>()?,
             cacert: None,
-            tokens: replicas[0].crowd_tokens()?,
+            tokens: replicas[0].extra_agent_tokens()?,
             count: self.count as usize,
             tunnels: self.tunnels(),
             per_second: PER_SECOND,
             answer: 200,
         };
         let empty = redis.commands().await?;
-        let fleet = crowd.start()?;
-        let arrival = fleet.arrive(Instant::now(), self.timeout, stop).await;
+        let fleet = config.start()?;
+        let arrival = fleet.wait_until_connected(Instant::now(), self.timeout, stop).await;
         ensure!(
             arrival.all.is_some(),
             "{} tunnels came up: {}",
@@ -151,7 +157,7 @@ impl Directory {
         for replica in replicas {
             replica.kill().await?;
         }
-        Ok(Cost {
+        Ok(DirectoryReport {
             agents: self.count,
             replicas: self.replicas,
             pairs,
@@ -165,23 +171,23 @@ impl Directory {
     }
 }
 
-impl Cost {
-    /// What docs/redis.md says.
-    fn promised(&self) -> anyhow::Result<()> {
+impl DirectoryReport {
+    /// Returns an error if a figure exceeds the limit that docs/redis.md promises.
+    fn check_limits(&self) -> anyhow::Result<()> {
         let Self { commands_per_second, bytes_per_pair, .. } = self;
         ensure!(
             *commands_per_second < MOST_COMMANDS,
-            "{commands_per_second:.1} commands a second, of {MOST_COMMANDS}"
+            "{commands_per_second:.1} commands per second reach the limit of {MOST_COMMANDS}"
         );
         ensure!(
             *bytes_per_pair < MOST_BYTES,
-            "{bytes_per_pair:.0} bytes for an agent at a replica, of {MOST_BYTES}"
+            "{bytes_per_pair:.0} bytes per agent and replica reach the limit of {MOST_BYTES}"
         );
         Ok(())
     }
 }
 
-impl fmt::Display for Cost {
+impl fmt::Display for DirectoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new([
             "idle agents",
@@ -189,8 +195,8 @@ impl fmt::Display for Cost {
             "agents at replicas",
             "commands /s",
             "bytes each",
-            "MB in all",
-            "commands an arrival",
+            "MB in total",
+            "commands per arrival",
         ]);
         table.row([
             self.agents.to_string(),
@@ -220,14 +226,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_bench_measures_is_what_it_does_by_default() {
+    fn bench_configuration_equals_defaults() {
         let default = Line::try_parse_from(["x"]).unwrap().directory;
-        assert_eq!(format!("{default:?}"), format!("{:?}", Directory::usual()));
+        assert_eq!(format!("{default:?}"), format!("{:?}", Directory::with_defaults()));
     }
 
     #[test]
-    fn more_than_was_promised_is_a_failure() {
-        let cost = |commands_per_second, bytes_per_pair| Cost {
+    fn exceeded_limit_is_an_error() {
+        let cost = |commands_per_second, bytes_per_pair| DirectoryReport {
             agents: 10,
             replicas: 3,
             pairs: 20,
@@ -238,9 +244,9 @@ mod tests {
             bytes_per_pair,
             commands_per_arrival: 4.0,
         };
-        assert!(cost(4.9, 199.0).promised().is_ok());
-        assert!(cost(5.0, 199.0).promised().unwrap_err().to_string().contains("5.0 commands a second"));
-        assert!(cost(4.9, 200.0).promised().unwrap_err().to_string().contains("200 bytes"));
+        assert!(cost(4.9, 199.0).check_limits().is_ok());
+        assert!(cost(5.0, 199.0).check_limits().unwrap_err().to_string().contains("5.0 commands per second"));
+        assert!(cost(4.9, 200.0).check_limits().unwrap_err().to_string().contains("200 bytes"));
         assert!(cost(4.9, 199.0).to_string().ends_with("in 60 s: evalsha 60"));
     }
 }

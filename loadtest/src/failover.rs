@@ -1,4 +1,4 @@
-//! `loadtest failover`: a replica of several goes, in each of the ways in which one can, and callers ask on.
+//! `loadtest failover`: the requests that fail when one of several replicas fails or Redis does.
 
 mod callers;
 mod outcome;
@@ -13,130 +13,155 @@ use std::{
 use anyhow::ensure;
 use clap::ValueEnum;
 use serde::Serialize;
+use simulator::Simulator;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    callers::{Pace, call},
-    outcome::{Outcome, Sent},
+    callers::{CallerConfig, send_requests},
+    outcome::{FaultOutcome, SentRequest},
     replicas::Replicas,
 };
-use crate::{
-    load::{
-        options::write_json,
-        table::{Table, number},
-    },
-    simulator::Simulator,
+use crate::load::{
+    options::write_json,
+    table::{Table, number},
 };
 
-/// How long requests are sent before the fault.
+/// The time of load before the fault.
 const BEFORE: Duration = Duration::from_secs(3);
 
-/// Take a replica of kas away in several ways, and see which requests fail
+/// Stop, kill, freeze or cut off a replica of kas or kill Redis, and count the requests that fail
 ///
-/// Starts redis-server, replicas of kas, agentk processes and a simulated cluster on this machine, anew for each fault,
-/// with their own defaults. A load balancer sends each tunnel to a replica at random. Requests are of an open loop, and go
-/// to all agents by chance. A caller tries the next replica where a connection is refused, as load balancers do, and
-/// another connection where one that it kept was closed, as HTTP clients do.
+/// For each fault, starts redis-server, replicas of kas, agentk processes and a simulated cluster on this machine, with
+/// default settings. A load balancer sends each tunnel to a random replica. Requests are an open loop to random agents.
+/// A caller tries the next replica if a connection is refused, as load balancers do, and a new connection if a kept one was
+/// closed, as HTTP clients do.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Example:\n  loadtest failover --fault sigkill --fault black-hole --rate 200")]
 pub struct Failover {
-    /// What happens; may be repeated, and is everything by default
+    /// Fault to inject; may be repeated; all by default
     #[arg(long, value_name = "FAULT")]
     fault: Vec<Fault>,
-    /// How many replicas there are
+    /// Number of replicas of kas
     #[arg(long, value_name = "NUMBER", default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=10))]
     replicas: u8,
-    /// How many agents there are
+    /// Number of agents
     #[arg(long, value_name = "NUMBER", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=50))]
     agents: u8,
-    /// Requests a second
+    /// Requests per second
     #[arg(long, short = 'r', value_name = "NUMBER", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rate: u32,
-    /// How long an answer may take; later is a failure
+    /// How long a response may take; a later one is a failure
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = proto::duration::parse)]
     timeout: Duration,
-    /// How long a replica is dead, frozen or cut off; the others give it up within 12 s
+    /// How long a replica is dead, frozen or cut off; the others consider it dead within 12 s
     #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = proto::duration::parse)]
     lasting: Duration,
-    /// How long Redis is away
+    /// How long Redis is stopped
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = proto::duration::parse)]
     redis_down: Duration,
-    /// How long requests are sent once it is back
+    /// How long requests are sent after the end of the fault
     #[arg(long, value_name = "DURATION", default_value = "8s", value_parser = proto::duration::parse)]
     after: Duration,
-    /// Of the choice among agents and replicas, so that a run can be repeated
+    /// Seed of the choice among agents and replicas, so that a run can be repeated
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
     /// Keep the logs of all programs in this directory
     #[arg(long, value_name = "DIRECTORY")]
     logs: Option<PathBuf>,
-    /// Write the report as JSON, too
+    /// Also write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// What happens, to the first replica or to Redis.
+/// A fault of the first replica or of Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Fault {
-    /// A replica is asked to stop, and stops
+    /// A replica receives SIGTERM and stops
     Sigterm,
     /// A replica is killed
     Sigkill,
-    /// A replica is stopped where it stands, and goes on later
+    /// A replica is frozen, and continues later
     Sigstop,
-    /// Nothing reaches a replica or leaves it, and later everything does
+    /// All packets from and to a replica are dropped, and later pass again
     BlackHole,
-    /// Redis is killed, and comes back empty later
+    /// Redis is killed, and starts empty later
     RedisKill,
 }
 
-/// What came of all of them.
+/// The requests that may fail.
+#[derive(Clone, Copy, Debug)]
+enum FailureTarget {
+    None,
+    /// Requests in flight at the replica when the fault began.
+    InFlight,
+    /// Requests in a window that is shorter than this.
+    Within(Duration),
+}
+
+/// The result of all faults; its JSON is this struct.
 #[derive(Debug, Serialize)]
-struct Report {
+struct FailoverReport {
     replicas: u8,
     agents: u8,
     requests_per_second: u32,
     seed: u64,
-    /// Whether it was stopped before its end.
+    /// True if the run was stopped early.
     interrupted: bool,
-    faults: Vec<Result>,
+    faults: Vec<FaultReport>,
 }
 
-/// What came of one.
+/// The result of one fault.
 #[derive(Debug, Serialize)]
-struct Result {
+struct FaultReport {
     fault: Fault,
-    /// How many tunnels ended at the replica that it happened to.
+    /// The number of tunnels at the affected replica.
     tunnels_at_stake: usize,
-    /// How many agents had no tunnel to another replica.
+    /// The number of agents without a tunnel to another replica.
     agents_without_another: usize,
-    /// `true` if requests were sent to that replica, too.
+    /// True if requests were sent to the affected replica, too.
     through_all: bool,
     #[serde(flatten)]
-    outcome: Outcome,
+    outcome: FaultOutcome,
     within_target: bool,
 }
 
 impl Fault {
-    /// Whether callers go on to use the replica that it happens to.
+    /// Returns whether callers also use the affected replica.
     fn is_through_all(self) -> bool {
-        matches!(self, Self::Sigterm | Self::RedisKill)
+        matches!(self, Self::Sigterm | Self::Sigkill | Self::RedisKill)
     }
 
-    /// The longest window in which requests may fail; none may where it is zero.
-    fn target(self) -> Duration {
+    fn target(self) -> FailureTarget {
         match self {
-            Self::Sigterm | Self::RedisKill => Duration::ZERO,
-            Self::Sigkill => Duration::from_secs(1),
-            Self::Sigstop | Self::BlackHole => Duration::from_secs(10),
+            Self::Sigterm | Self::RedisKill => FailureTarget::None,
+            Self::Sigkill => FailureTarget::InFlight,
+            Self::Sigstop | Self::BlackHole => FailureTarget::Within(Duration::from_secs(10)),
         }
     }
+}
 
-    fn is_within_target(self, outcome: &Outcome) -> bool {
-        let target = self.target().as_secs_f64();
-        outcome.failed == 0 || outcome.window_seconds.max(outcome.last_failed_seconds.unwrap_or(0.0)) < target
+impl FailureTarget {
+    fn is_met_by(self, outcome: &FaultOutcome) -> bool {
+        match self {
+            Self::None => outcome.failed == 0,
+            Self::InFlight => outcome.failed == outcome.failed_in_flight,
+            Self::Within(window) => {
+                let last = outcome.last_failed_seconds.unwrap_or(0.0);
+                outcome.failed == 0 || outcome.window_seconds.max(last) < window.as_secs_f64()
+            }
+        }
+    }
+}
+
+impl fmt::Display for FailureTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none failed"),
+            Self::InFlight => f.write_str("only in flight there"),
+            Self::Within(window) => write!(f, "< {} s", window.as_secs()),
+        }
     }
 }
 
@@ -153,10 +178,10 @@ impl fmt::Display for Fault {
 }
 
 impl Failover {
-    /// Runs to the end, or until `stop`.
+    /// Runs all faults, or until `stop` is cancelled.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let all = if self.fault.is_empty() { Fault::value_variants() } else { &self.fault };
-        let mut report = Report {
+        let mut report = FailoverReport {
             replicas: self.replicas,
             agents: self.agents,
             requests_per_second: self.rate,
@@ -165,19 +190,19 @@ impl Failover {
             faults: Vec::new(),
         };
         for fault in all {
-            match stop.run_until_cancelled(self.suffer(*fault)).await {
+            match stop.run_until_cancelled(self.run_fault(*fault)).await {
                 Some(result) => report.faults.push(result?),
                 None => report.interrupted = true,
             }
         }
-        self.tell(&report)?;
+        self.print(&report)?;
         let missed: Vec<_> = report.faults.iter().filter(|result| !result.within_target).collect();
         let missed: Vec<_> = missed.iter().map(|result| result.fault.to_string()).collect();
-        ensure!(missed.is_empty(), "requests failed for longer than they may: {}", missed.join(", "));
+        ensure!(missed.is_empty(), "more requests failed than the target allows: {}", missed.join(", "));
         Ok(())
     }
 
-    async fn suffer(&self, fault: Fault) -> anyhow::Result<Result> {
+    async fn run_fault(&self, fault: Fault) -> anyhow::Result<FaultReport> {
         let temporary = tempfile::tempdir()?;
         let directory = match &self.logs {
             Some(logs) => logs.join(fault.to_string().replace(' ', "-").to_lowercase()),
@@ -186,54 +211,72 @@ impl Failover {
         let cluster = Simulator::start(([127, 0, 0, 1], 0).into())?;
         let (replicas, agents) = (self.replicas.into(), self.agents.into());
         let mut fleet = Replicas::start(&directory, replicas, agents, cluster.address(), self.seed).await?;
-        let (at_stake, stranded) = fleet.at_stake().await?;
-        crate::say(&format!(
-            "{fault}: {} replicas; at the one in question {at_stake} tunnels, and {stranded} agents that have no other",
+        let (tunnels_at_stake, without_another) = fleet.tunnels_at_stake().await?;
+        crate::print(&format!(
+            "{fault}: {} replicas; the affected one has {tunnels_at_stake} tunnels, and {without_another} agents have no other",
             self.replicas
         ))?;
-        let (requests, at) = self.load(fault, &mut fleet, &directory).await?;
+        let (requests, at, fault_end) = self.load(fault, &mut fleet, &directory).await?;
         drop(fleet);
         cluster.shutdown().await;
 
-        let outcome = Outcome::of(&requests, at);
-        let (through_all, within_target) = (fault.is_through_all(), fault.is_within_target(&outcome));
-        Ok(Result {
+        let outcome = FaultOutcome::of(&requests, at, fault_end);
+        let (through_all, within_target) = (fault.is_through_all(), fault.target().is_met_by(&outcome));
+        Ok(FaultReport {
             fault,
-            tunnels_at_stake: at_stake,
-            agents_without_another: stranded,
+            tunnels_at_stake,
+            agents_without_another: without_another,
             through_all,
             outcome,
             within_target,
         })
     }
 
-    /// Sends requests while the fault comes and goes. What was sent, and when the fault came.
+    /// Sends requests before, during and after the fault.
+    ///
+    /// Returns the requests, and the moments before and after the fault was injected.
     async fn load(
         &self,
         fault: Fault,
         fleet: &mut Replicas,
         directory: &Path,
-    ) -> anyhow::Result<(Vec<Sent>, Instant)> {
-        let pace = Pace { rate: self.rate.into(), timeout: self.timeout, seed: self.seed };
+    ) -> anyhow::Result<(Vec<SentRequest>, Instant, Instant)> {
+        let config = CallerConfig { rate: self.rate.into(), timeout: self.timeout, seed: self.seed };
         let end = CancellationToken::new();
         let _end = end.clone().drop_guard();
-        let calling = tokio::spawn(call(fleet.doors(directory, fault.is_through_all())?, pace, end.clone()));
+        let calling = tokio::spawn(send_requests(
+            fleet.endpoints(directory, fault.is_through_all())?,
+            config,
+            end.clone(),
+        ));
         sleep(BEFORE).await;
         let at = Instant::now();
-        self.strike(fault, fleet).await?;
+        self.begin_fault(fault, fleet).await?;
+        let fault_end = Instant::now();
+        self.end_fault(fault, fleet).await?;
         sleep(self.after).await;
         end.cancel();
-        Ok((calling.await?, at))
+        Ok((calling.await?, at, fault_end))
     }
 
-    /// From the beginning of a fault to its end.
-    async fn strike(&self, fault: Fault, fleet: &mut Replicas) -> anyhow::Result<()> {
+    /// Injects the fault.
+    async fn begin_fault(&self, fault: Fault, fleet: &mut Replicas) -> anyhow::Result<()> {
         match fault {
-            Fault::Sigterm => return fleet.stop().await,
-            Fault::Sigkill => fleet.signal("KILL").await?,
-            Fault::Sigstop => fleet.signal("STOP").await?,
-            Fault::BlackHole => fleet.network().cut(),
-            Fault::RedisKill => fleet.kill_redis().await?,
+            Fault::Sigterm => fleet.stop().await,
+            Fault::Sigkill => fleet.signal("KILL").await,
+            Fault::Sigstop => fleet.signal("STOP").await,
+            Fault::BlackHole => {
+                fleet.network().cut();
+                Ok(())
+            }
+            Fault::RedisKill => fleet.kill_redis().await,
+        }
+    }
+
+    /// Waits for the duration of the fault and ends it.
+    async fn end_fault(&self, fault: Fault, fleet: &mut Replicas) -> anyhow::Result<()> {
+        if fault == Fault::Sigterm {
+            return Ok(());
         }
         sleep(if fault == Fault::RedisKill { self.redis_down } else { self.lasting }).await;
         match fault {
@@ -245,12 +288,13 @@ impl Failover {
         Ok(())
     }
 
-    fn tell(&self, report: &Report) -> anyhow::Result<()> {
+    fn print(&self, report: &FailoverReport) -> anyhow::Result<()> {
         let headings = [
             "fault",
             "sent to",
             "requests",
             "failed",
+            "in flight",
             "window s",
             "last after s",
             "over 1 s",
@@ -258,18 +302,15 @@ impl Failover {
             "target",
         ];
         let mut table = Table::new(headings);
-        for Result { fault, through_all, outcome, within_target, .. } in &report.faults {
-            let target = match (fault.target().as_secs(), within_target) {
-                (0, true) => "none failed, met".to_owned(),
-                (0, false) => "none failed, MISSED".to_owned(),
-                (seconds, true) => format!("< {seconds} s, met"),
-                (seconds, false) => format!("< {seconds} s, MISSED"),
-            };
+        for FaultReport { fault, through_all, outcome, within_target, .. } in &report.faults {
+            let met = if *within_target { "met" } else { "MISSED" };
+            let target = format!("{}, {met}", fault.target());
             table.row([
                 fault.to_string(),
                 if *through_all { "all replicas" } else { "the others" }.to_owned(),
                 outcome.sent.to_string(),
                 outcome.failed.to_string(),
+                outcome.failed_in_flight.to_string(),
                 number(outcome.window_seconds),
                 outcome.last_failed_seconds.map_or_else(|| "-".to_owned(), number),
                 outcome.slow.to_string(),
@@ -278,15 +319,15 @@ impl Failover {
             ]);
         }
         if !table.is_empty() {
-            crate::say(&format!("\n{table}\n{EXPLANATION}"))?;
+            crate::print(&format!("\n{table}\n{EXPLANATION}"))?;
         }
-        for Result { fault, outcome, .. } in &report.faults {
+        for FaultReport { fault, outcome, .. } in &report.faults {
             for (cause, count) in &outcome.causes {
-                crate::say(&format!("{fault}: {count} × {cause}"))?;
+                crate::print(&format!("{fault}: {count} × {cause}"))?;
             }
         }
         if report.interrupted {
-            crate::say(&"stopped early")?;
+            crate::print(&"stopped early")?;
         }
         if let Some(file) = &self.json {
             write_json(file, report)?;
@@ -296,10 +337,11 @@ impl Failover {
 }
 
 const EXPLANATION: &str = "\
-failed: no whole answer in time, or a status of 400 and above. window: from when the first request that failed was sent
-until the last one was; last after: when that was, counted from the fault. Over 1 s were answered, and late.
-\"the others\": requests went to the replicas that nothing happened to, as a load balancer sends them once a replica is
-gone; of the agents' tunnels, some ended at the one that was lost.";
+failed: no complete response in time, or a status of 400 and above. in flight: failed requests that the affected replica
+had when the fault began. window s: time between the first and the last failed request. last after s: time from the fault
+to the last failed request. over 1 s: successful requests that took longer.
+\"the others\": requests went to the unaffected replicas, as from a load balancer that has removed the affected one, which
+still had some of the agents' tunnels.";
 
 #[cfg(test)]
 mod tests {
@@ -314,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_bounded_by_default() {
+    fn defaults_are_bounded() {
         let failover = Line::try_parse_from(["x"]).unwrap().failover;
         assert_eq!((failover.replicas, failover.agents, failover.rate), (3, 4, 200));
         assert_eq!((failover.lasting.as_secs(), failover.redis_down.as_secs()), (20, 60));
@@ -326,20 +368,22 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_held_against_the_target_of_its_fault() {
-        let failed = |window_seconds, last| Outcome {
+    fn failure_target_depends_on_the_fault() {
+        let met = |fault: Fault, outcome| fault.target().is_met_by(&outcome);
+        let failed = |window_seconds, last| FaultOutcome {
             failed: 2,
             window_seconds,
             last_failed_seconds: Some(last),
-            ..Outcome::default()
+            ..FaultOutcome::default()
         };
         for fault in Fault::value_variants() {
-            assert!(fault.is_within_target(&Outcome::default()));
-            assert!(!fault.is_within_target(&failed(12.0, 1.0)));
-            assert!(!fault.is_within_target(&failed(0.1, 15.0)), "long after");
+            assert!(met(*fault, FaultOutcome::default()));
+            assert!(!met(*fault, failed(12.0, 1.0)));
+            assert!(!met(*fault, failed(0.1, 15.0)), "long after");
         }
-        assert!(Fault::Sigkill.is_within_target(&failed(0.9, 0.8)));
-        assert!(Fault::BlackHole.is_within_target(&failed(9.0, 9.0)));
-        assert!(!Fault::Sigterm.is_within_target(&failed(0.0, 0.0)));
+        assert!(met(Fault::BlackHole, failed(9.0, 9.0)));
+        assert!(!met(Fault::Sigterm, failed(0.0, 0.0)));
+        assert!(!met(Fault::Sigkill, failed(0.0, 0.0)));
+        assert!(met(Fault::Sigkill, FaultOutcome { failed_in_flight: 2, ..failed(0.0, 0.0) }));
     }
 }

@@ -1,4 +1,4 @@
-//! Agents without clusters: real tunnels, as agentk opens them, thousands in one process.
+//! Thousands of agents in one process, with real tunnels and without clusters.
 
 use std::{
     path::PathBuf,
@@ -10,9 +10,9 @@ use std::{
 };
 
 use agent::{
-    Address, Agent, Dial as _, Options, Pod, Services, TcpDial, Telemetry, Token,
-    health::Check,
-    upstream::{Pem, TlsOptions},
+    Agent, AgentToken, ClusterStatus, Dial as _, KasAddress, Observability, Pod, Services, SessionConfig,
+    TcpDialer,
+    upstream::{ClientTlsConfig, Pem},
 };
 use anyhow::ensure;
 use bytes::Bytes;
@@ -25,65 +25,66 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::Body;
 
-/// Where the agents dial, and who they are.
-pub struct Crowd {
-    /// The replicas of kas, to which dials go in turn, as a load balancer deals them out; at least one.
-    pub kas: Vec<Address>,
-    /// Trusted for `wss://` instead of the system's roots.
+/// The number, the addresses and the tokens of the agents.
+pub struct AgentFleetConfig {
+    /// The replicas of kas, at least one. Agents dial them in turn, as through a load balancer.
+    pub kas: Vec<KasAddress>,
+    /// The certificates to trust for `wss://` instead of the system's roots.
     pub cacert: Option<PathBuf>,
-    /// Dealt out in turn; kas limits the tunnels of each agent.
+    /// The agent tokens, which the agents use in turn: kas limits the tunnels per agent.
     pub tokens: Vec<String>,
-    /// How many agents.
+    /// The number of agents.
     pub count: usize,
-    /// How many tunnels each of them has.
+    /// The number of tunnels per agent.
     pub tunnels: u16,
-    /// How many begin in a second.
+    /// The number of agents that start per second.
     pub per_second: f64,
-    /// Length of the answer to whatever is asked of their clusters.
+    /// The length of the response to every request, in bytes.
     pub answer: usize,
 }
 
-/// Running agents. Dropping it ends them at once.
-pub struct Fleet {
-    telemetry: Telemetry,
+/// Running agents. Dropping it stops them without waiting.
+pub struct AgentFleet {
+    telemetry: Observability,
     balancer: Arc<Balancer>,
-    /// Of tunnels.
+    /// The expected number of tunnels.
     count: usize,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
 
-/// Deals dials out.
+/// Chooses the replica of each dial, in turn.
 struct Balancer {
-    replicas: Mutex<Vec<(Address, Arc<TcpDial>)>>,
+    replicas: Mutex<Vec<(KasAddress, Arc<TcpDialer>)>>,
     next: AtomicUsize,
 }
 
-/// How long it took until so many tunnels were up.
+/// The times until the tunnels were up.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-pub struct Arrival {
-    /// Tunnels that are up.
+pub struct ConnectTimes {
+    /// The number of tunnels that are up.
     pub up: usize,
-    /// Seconds until half of them were; `null` if they never were.
+    /// Seconds until half of the tunnels were up; `null` if they never were.
     pub half: Option<f64>,
-    /// Until 95 % were.
+    /// Seconds until 95 % of them were up.
     pub most: Option<f64>,
-    /// Until all were.
+    /// Seconds until all of them were up.
     pub all: Option<f64>,
 }
 
-impl Crowd {
-    /// Starts the agents; it reads the certificates, and dials later.
-    pub fn start(self) -> anyhow::Result<Fleet> {
+impl AgentFleetConfig {
+    /// Reads the certificates and starts the agents.
+    pub fn start(self) -> anyhow::Result<AgentFleet> {
         ensure!(!self.tokens.is_empty(), "there is no agent token");
         let balancer = Arc::new(Balancer::new(&self.kas, self.cacert.as_ref())?);
-        let (telemetry, stop, tasks) = (Telemetry::default(), CancellationToken::new(), TaskTracker::new());
-        telemetry.cluster_checked(Check::Up { version: Some("v1.33.1".to_owned()) });
+        let (telemetry, stop, tasks) =
+            (Observability::default(), CancellationToken::new(), TaskTracker::new());
+        telemetry.cluster_probed(ClusterStatus::Up { version: Some("v1.33.1".to_owned()) });
         let answer = Bytes::from(vec![b'x'; self.answer]);
         let begin = Instant::now();
         for index in 0..self.count {
-            let token = Token::Value(self.tokens[index % self.tokens.len()].clone().into());
-            // As long as those that Kubernetes makes.
+            let token = AgentToken::value(self.tokens[index % self.tokens.len()].clone());
+            // As long as the pod names of a Deployment.
             let pod = Pod {
                 name: Some(format!(
                     "agentk-{:010x}-{:05x}",
@@ -92,11 +93,11 @@ impl Crowd {
                 )),
                 namespace: Some("agentk".to_owned()),
             };
-            let options = Options {
+            let options = SessionConfig {
                 tunnels: self.tunnels,
                 grace: Duration::ZERO,
                 pod,
-                ..Options::new(self.kas[0].clone(), token)
+                ..SessionConfig::new(self.kas[0].clone(), token)
             };
             let answer = answer.clone();
             let echo = move |_: Request<Body>| {
@@ -121,21 +122,26 @@ impl Crowd {
         }
         tasks.close();
         let count = self.count * usize::from(self.tunnels);
-        Ok(Fleet { telemetry, balancer, count, stop, tasks })
+        Ok(AgentFleet { telemetry, balancer, count, stop, tasks })
     }
 }
 
-impl Fleet {
-    /// Waits until all tunnels are up, at most for `within`. Time counts from `since`.
-    pub async fn arrive(&self, since: Instant, within: Duration, stop: &CancellationToken) -> Arrival {
+impl AgentFleet {
+    /// Waits until all tunnels are up, for at most `within`. Returns times since `since`.
+    pub async fn wait_until_connected(
+        &self,
+        since: Instant,
+        within: Duration,
+        stop: &CancellationToken,
+    ) -> ConnectTimes {
         let mut tunnels = self.telemetry.health.tunnels();
-        let mut arrival = Arrival::default();
+        let mut arrival = ConnectTimes::default();
         let waiting = async {
             for (share, reached) in
                 [(0.5, &mut arrival.half), (0.95, &mut arrival.most), (1.0, &mut arrival.all)]
             {
                 let enough = (self.count as f64 * share).ceil() as usize;
-                // The sender lives in self.
+                // The sender lives as long as self, so this does not fail.
                 let _ = tunnels.wait_for(|up| *up >= enough).await;
                 *reached = Some(since.elapsed().as_secs_f64());
             }
@@ -145,33 +151,33 @@ impl Fleet {
         arrival
     }
 
-    /// Waits until kas is gone for every agent.
-    pub async fn lost(&self, within: Duration) -> bool {
+    /// Waits until no tunnel is up, for at most `within`. Returns whether none is.
+    pub async fn wait_until_disconnected(&self, within: Duration) -> bool {
         let mut tunnels = self.telemetry.health.tunnels();
         timeout(within, tunnels.wait_for(|up| *up == 0)).await.is_ok()
     }
 
-    /// No more dials go to this replica.
-    pub fn leave_out(&self, kas: &Address) {
+    /// Stops dialling this replica.
+    pub fn remove_replica(&self, kas: &KasAddress) {
         self.balancer.replicas.lock().retain(|(address, _)| address.to_string() != kas.to_string());
     }
 
-    /// Tunnels that are up, whenever their number changes.
+    /// Returns the number of tunnels that are up, and its changes.
     pub fn changes(&self) -> watch::Receiver<usize> {
         self.telemetry.health.tunnels()
     }
 
-    /// Tunnels that are up.
+    /// Returns the number of tunnels that are up.
     pub fn up(&self) -> usize {
         *self.telemetry.health.tunnels().borrow()
     }
 
-    /// Why the last attempt that failed did so.
+    /// Returns the reason of the last failed dial.
     pub fn last_failure(&self) -> Option<String> {
-        self.telemetry.health.dial_failure().borrow().clone()
+        self.telemetry.health.dial_error().borrow().clone()
     }
 
-    /// Lets all agents leave.
+    /// Stops all agents and waits until they have left.
     pub async fn stop(self) {
         self.stop.cancel();
         self.tasks.wait().await;
@@ -179,24 +185,24 @@ impl Fleet {
 }
 
 impl Balancer {
-    fn new(replicas: &[Address], cacert: Option<&PathBuf>) -> anyhow::Result<Self> {
+    fn new(replicas: &[KasAddress], cacert: Option<&PathBuf>) -> anyhow::Result<Self> {
         ensure!(!replicas.is_empty(), "there is no kas");
-        let dial = |address: &Address| {
-            let tls = TlsOptions { ca: cacert.cloned().map(Pem::File), ..TlsOptions::default() };
-            anyhow::Ok((address.clone(), Arc::new(TcpDial::new(address.clone(), tls)?)))
+        let dial = |address: &KasAddress| {
+            let tls = ClientTlsConfig { ca: cacert.cloned().map(Pem::File), ..ClientTlsConfig::default() };
+            anyhow::Ok((address.clone(), Arc::new(TcpDialer::new(address.clone(), tls)?)))
         };
         let replicas = replicas.iter().map(dial).collect::<Result<_, _>>()?;
         Ok(Self { replicas: Mutex::new(replicas), next: AtomicUsize::new(0) })
     }
 
-    fn next(&self) -> Arc<TcpDial> {
+    fn next(&self) -> Arc<TcpDialer> {
         let replicas = self.replicas.lock();
         let turn = self.next.fetch_add(1, Relaxed) % replicas.len();
         Arc::clone(&replicas[turn].1)
     }
 }
 
-impl Drop for Fleet {
+impl Drop for AgentFleet {
     fn drop(&mut self) {
         self.stop.cancel();
     }

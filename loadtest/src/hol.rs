@@ -1,4 +1,4 @@
-//! `loadtest hol`: readers who stopped reading, and what they do to the others (head-of-line blocking).
+//! `loadtest hol`: the latency of requests while other callers do not read their responses (head-of-line blocking).
 
 use std::{
     fmt,
@@ -13,44 +13,44 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    bench::median,
-    http::first,
+    http::check_target,
     load::{
-        Failure, Options, Plan, Report, Tally, Target,
+        LoadError, Options, Plan, Report, Tally, Target,
         client::Connection,
+        median,
         progress::{Counter, Progress},
         table::number,
         target::TargetOptions,
     },
 };
 
-/// A reader takes this much of its long answer, and then no more: a small buffer, so that the rest waits elsewhere.
-const TAKEN: usize = 4096;
-/// How long the answers that nobody takes have to fill what there is to fill.
+/// The number of bytes that a stalled reader reads of its response. It is small, so that the buffers on the way fill up.
+const STALLED_READ: usize = 4096;
+/// The time for unread responses to fill the buffers on the way.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// Measure requests while other callers have stopped reading long answers
+/// Measure requests while other callers have stopped reading long responses
 ///
-/// Measures the URL first alone, and then again while connections hold an unread answer of --stalled-url, and both
-/// --rounds times. Run it with an open loop (--rate), or latency only shows how much load there is.
+/// Measures the URL first alone, and then while other connections hold an unread response of --stalled-url. Repeats both
+/// --rounds times. Use an open loop (--rate): in a closed loop latency depends on the load.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES, mut_arg("rate", |flag| flag.default_value("200")),
     mut_arg("duration", |flag| flag.default_value("5s")))]
 pub struct HeadOfLine {
     #[command(flatten)]
     target: TargetOptions,
-    /// What the stalled readers ask for: a long answer of the same server
+    /// URL that the stalled readers request: a long response of the same server
     #[arg(long, value_name = "URL", help_heading = "Stalled readers")]
     stalled_url: String,
-    /// How many of them there are
+    /// Number of stalled readers
     #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000),
         help_heading = "Stalled readers")]
     stalled: u32,
-    /// How often both are measured, one after the other; the result is the median of the ratios
+    /// Number of rounds; the result is the median of their ratios
     #[arg(long, value_name = "NUMBER", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100),
         help_heading = "Load")]
     rounds: u32,
-    /// Fail if the 99th percentile becomes more than so many times what it was, and more than 10 ms
+    /// Fail if the 99th percentile grows by more than this factor and exceeds 10 ms
     #[arg(long, value_name = "FACTOR", default_value_t = 5.0, help_heading = "Report")]
     max_ratio: f64,
     #[command(flatten)]
@@ -62,25 +62,25 @@ Example:
   loadtest hol https://kas.example.com:8154/agents/a/kubernetes/version --token-file token \\
     --stalled-url https://kas.example.com:8154/agents/a/kubernetes/api/v1/events --stalled 100 --rate 200";
 
-/// All rounds; its JSON is this struct.
+/// The result of all rounds; its JSON is this struct.
 #[derive(Debug, Default, Serialize)]
 struct Comparison {
     stalled: usize,
     rounds: Vec<Round>,
-    /// Over the rounds that were finished.
+    /// The ratios of the finished rounds.
     p99_ratio: Option<Ratio>,
 }
 
-/// Once alone, and right after it beside stalled readers: what else goes on meanwhile concerns both.
+/// One measurement alone and one beside stalled readers, right after each other so that other load disturbs both alike.
 #[derive(Debug, Serialize)]
 struct Round {
     alone: Report,
-    /// `null` if it was stopped before.
+    /// `null` if the run was stopped before it.
     beside: Option<Report>,
     p99_ratio: Option<f64>,
 }
 
-/// Of several.
+/// The ratios of several rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Ratio {
     median: f64,
@@ -89,32 +89,34 @@ struct Ratio {
 }
 
 impl HeadOfLine {
-    /// Runs for twice its time in each round, or until `stop`.
+    /// Runs all rounds, each for twice `--duration`, or until `stop` is cancelled.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let target = Arc::new(self.target.build()?);
         let long = TargetOptions { urls: vec![self.stalled_url.clone()], ..self.target.clone() };
         let long = long.build().context("--stalled-url")?;
         let plan = self.options.plan();
-        let Some(checked) = stop.run_until_cancelled(first(&target, &plan)).await else { return Ok(()) };
+        let Some(checked) = stop.run_until_cancelled(check_target(&target, &plan)).await else {
+            return Ok(());
+        };
         checked?;
 
         let mut comparison = Comparison::default();
         let compared = self.compare(&target, &long, &plan, &stop, &mut comparison).await;
         comparison.p99_ratio = Ratio::of(comparison.rounds.iter().filter_map(|round| round.p99_ratio));
-        // What was measured before something failed is worth its seconds.
-        self.options.verdict.write_json(&comparison)?;
+        // Report the finished rounds even if a later one failed.
+        self.options.output.write_json(&comparison)?;
         let Some(ratio) = comparison.p99_ratio else { return compared };
         let last =
             comparison.rounds.iter().rev().find_map(|round| Some((&round.alone, round.beside.as_ref()?)));
         let (alone, beside) = last.expect("it has a ratio");
-        crate::say(&format!(
+        crate::print(&format!(
             "99th percentile alone {} ms, beside {} stalled readers {} ms; over {} rounds × {ratio}",
             number(alone.latency_ms.p99),
             comparison.stalled,
             number(beside.latency_ms.p99),
             comparison.rounds.iter().filter(|round| round.p99_ratio.is_some()).count(),
         ))?;
-        self.options.verdict.write_svg(beside)?;
+        self.options.output.write_svg(beside)?;
         compared?;
         let slow = ratio.median > self.max_ratio && beside.latency_ms.p99 > 10.0;
         ensure!(!slow, "stalled readers slow down the others: see --max-ratio");
@@ -132,11 +134,13 @@ impl HeadOfLine {
         for _ in 0..self.rounds {
             let (alone, tally) = measure("alone", target, plan, stop).await?;
             comparison.rounds.push(Round { alone, beside: None, p99_ratio: None });
-            self.options.verdict.judge(&tally)?;
+            self.options.output.check_errors(&tally)?;
             if stop.is_cancelled() {
                 break;
             }
-            let Some(readers) = stop.run_until_cancelled(self.stall(long, plan)).await.transpose()? else {
+            let Some(readers) =
+                stop.run_until_cancelled(self.open_stalled_readers(long, plan)).await.transpose()?
+            else {
                 break;
             };
             comparison.stalled = readers.len();
@@ -144,7 +148,7 @@ impl HeadOfLine {
             let round = comparison.rounds.last_mut().expect("it began above");
             round.p99_ratio = Some(beside.latency_ms.p99 / round.alone.latency_ms.p99);
             round.beside = Some(beside);
-            self.options.verdict.judge(&tally)?;
+            self.options.output.check_errors(&tally)?;
             drop(readers);
             if stop.run_until_cancelled(sleep(SETTLE)).await.is_none() {
                 break;
@@ -153,12 +157,12 @@ impl HeadOfLine {
         Ok(())
     }
 
-    /// Readers who have stopped, some time ago. The first is alone: if it fails, there are no others.
-    async fn stall(&self, long: &Target, plan: &Plan) -> anyhow::Result<Vec<Connection>> {
+    /// Opens connections that have stopped reading, and waits until buffers are full. Opens one first; if it fails, no other.
+    async fn open_stalled_readers(&self, long: &Target, plan: &Plan) -> anyhow::Result<Vec<Connection>> {
         let now = Instant::now();
         let (mut tally, mut readers) = (Tally::new(now, now), Vec::new());
         for share in [1, self.stalled - 1] {
-            for opened in join_all((0..share).map(|_| stall(long, plan.timeout))).await {
+            for opened in join_all((0..share).map(|_| open_stalled(long, plan.timeout))).await {
                 match opened {
                     Ok((status, reader)) => {
                         tally.answered(now, now, status, plan.accepts(status));
@@ -167,7 +171,7 @@ impl HeadOfLine {
                     Err(failure) => tally.failed(now, &failure),
                 }
             }
-            self.options.verdict.judge(&tally).context("--stalled-url")?;
+            self.options.output.check_errors(&tally).context("--stalled-url")?;
         }
         sleep(SETTLE).await;
         Ok(readers)
@@ -188,15 +192,15 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// Asks for a long answer and takes its beginning.
-async fn stall(target: &Target, patience: Duration) -> Result<(u16, Connection), Failure> {
+/// Requests a long response and reads its beginning.
+async fn open_stalled(target: &Target, limit: Duration) -> Result<(u16, Connection), LoadError> {
     let opening = async {
-        let mut connection = Connection::open(target, TAKEN, Counter::default()).await?;
+        let mut connection = Connection::open(target, STALLED_READ, Counter::default()).await?;
         connection.send(&target.requests()[0]).await?;
         let head = connection.head().await?;
         Ok((head.status, connection))
     };
-    timeout(patience, opening).await.unwrap_or(Err(Failure::TimedOut))
+    timeout(limit, opening).await.unwrap_or(Err(LoadError::TimedOut))
 }
 
 async fn measure(
@@ -212,7 +216,7 @@ async fn measure(
     drop(progress);
     let ran = stop.is_cancelled().then(|| begin.elapsed());
     let report = Report::new(what, target.name(), plan, &tally, ran);
-    crate::say(&report)?;
+    crate::print(&report)?;
     Ok((report, tally))
 }
 
@@ -229,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_bounded_by_default() {
+    fn defaults_are_bounded() {
         let line = Line::try_parse_from(["x", "http://kas/short", "--stalled-url", "http://kas/long"]);
         let hol = line.unwrap().hol;
         let plan = hol.options.plan();
@@ -242,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn one_round_in_which_something_else_went_on_does_not_decide() {
+    fn one_disturbed_round_does_not_decide() {
         let ratio = Ratio::of([1.02, 0.97, 3.5, 1.0, 1.04].into_iter()).unwrap();
         assert_eq!(ratio, Ratio { median: 1.02, least: 0.97, most: 3.5 });
         assert_eq!(ratio.to_string(), "1.02 (0.970 to 3.50)");

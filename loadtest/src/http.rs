@@ -1,4 +1,4 @@
-//! `loadtest http`: small requests, many of them.
+//! `loadtest http`: many short requests.
 
 use std::{sync::Arc, time::Instant};
 
@@ -7,16 +7,16 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::load::{
-    Failure, Options, Plan, Report, Target,
-    options::Verdict,
+    LoadError, Options, Plan, Report, Target,
+    options::OutputOptions,
     progress::{Counter, Progress},
     target::TargetOptions,
-    workers::Link,
+    workers::KeptConnection,
 };
 
-/// Send requests and measure their answers
+/// Send requests and measure the latency of their responses
 ///
-/// First one request is sent; if that fails, nothing else is. Ctrl-C ends the run, and reports what was measured.
+/// The first request is a check: if it fails, no other is sent. Ctrl-C ends the run with the report of the measurements so far.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Http {
@@ -34,27 +34,29 @@ Examples:
   loadtest http https://kas.example.com:8154/agents/production/kubernetes/version --token-file token
   loadtest http URL --token-file token --rate 500 --duration 2m --json report.json --svg report.svg
 
-Exit codes: 0 all went well, 1 requests failed (see --allow-errors), 2 bad arguments";
+Exit codes: 0 success, 1 requests failed (see --allow-errors), 2 invalid arguments";
 
 impl Http {
-    /// Runs for its time, or until `stop`.
+    /// Runs for `--duration`, or until `stop` is cancelled.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let target = Arc::new(self.target.build()?);
         let plan = Plan { fresh: self.fresh, ..self.options.plan() };
-        measure("http", target, &plan, &self.options.verdict, stop).await
+        measure("http", target, &plan, &self.options.output, stop).await
     }
 }
 
-/// Runs a plan against a target that answers at all; prints, writes and judges the report.
+/// Checks the target with one request and runs the plan. Prints and writes the report.
+///
+/// Returns an error if more requests failed than allowed.
 pub(crate) async fn measure(
     command: &'static str,
     target: Arc<Target>,
     plan: &Plan,
-    verdict: &Verdict,
+    output: &OutputOptions,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let Some(first) = stop.run_until_cancelled(first(&target, plan)).await else { return Ok(()) };
-    first?;
+    let Some(checked) = stop.run_until_cancelled(check_target(&target, plan)).await else { return Ok(()) };
+    checked?;
     let counter = Counter::default();
     let progress = Progress::show(command, plan.warm_up + plan.duration, counter.clone());
     let begin = Instant::now();
@@ -62,16 +64,16 @@ pub(crate) async fn measure(
     drop(progress);
     let ran = stop.is_cancelled().then(|| begin.elapsed());
     let report = Report::new(command, target.name(), plan, &tally, ran);
-    crate::say(&report)?;
-    verdict.write(&report)?;
-    verdict.judge(&tally)
+    crate::print(&report)?;
+    output.write(&report)?;
+    output.check_errors(&tally)
 }
 
-/// One request, so that a target that is dead, or refuses, gets no more than that.
-pub(crate) async fn first(target: &Target, plan: &Plan) -> anyhow::Result<()> {
-    let (mut link, counter) = (Link::None, Counter::default());
+/// Sends one request, so that a target that is unreachable or refuses it receives no load.
+pub(crate) async fn check_target(target: &Target, plan: &Plan) -> anyhow::Result<()> {
+    let (mut link, counter) = (KeptConnection::None, Counter::default());
     let exchange = plan.exchange(target, &mut link, &target.requests()[0], &counter);
-    let answer = timeout(plan.timeout, exchange).await.unwrap_or(Err(Failure::TimedOut));
+    let answer = timeout(plan.timeout, exchange).await.unwrap_or(Err(LoadError::TimedOut));
     let status = answer.with_context(|| format!("1 of 1 requests to {} failed", target.name()))?;
     ensure!(
         plan.accepts(status),

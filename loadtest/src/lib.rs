@@ -1,8 +1,8 @@
-//! What `kas` and `agentk` are tried against: load, demonstrations, and a cluster that is not one.
+//! Commands that measure kas and agentk under load and faults, and the demo.
 
 pub mod agents;
-pub mod bench;
 pub mod bulk;
+mod caller;
 pub mod demo;
 pub mod directory;
 pub mod failover;
@@ -10,15 +10,50 @@ pub mod fleet;
 pub mod hol;
 pub mod http;
 pub mod load;
-pub mod simulator;
+pub mod restarts;
 pub mod soak;
 pub mod stack;
 pub mod storm;
 pub mod upgrade;
 
-/// Prints to standard output; a reader that went away is an error as any other.
-pub(crate) fn say(what: &impl std::fmt::Display) -> std::io::Result<()> {
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// Prints a line to standard output.
+///
+/// A closed pipe is an error like any other.
+pub fn print(what: &impl std::fmt::Display) -> std::io::Result<()> {
     use std::io::Write as _;
 
     writeln!(std::io::stdout().lock(), "{what}")
+}
+
+/// Starts the log on standard error, at the levels of `RUST_LOG`, and raises the limit of open files.
+///
+/// # Panics
+///
+/// If a log was started before.
+pub fn init_process() {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .init();
+    // Each tunnel and connection needs a file descriptor. If the limit cannot be raised, opening them fails with an error.
+    let _ = rlimit::increase_nofile_limit(u64::MAX);
+}
+
+/// Returns a token that SIGTERM or Ctrl-C cancels.
+pub fn stop_signal() -> std::io::Result<CancellationToken> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let stop = CancellationToken::new();
+    let stopping = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        stopping.cancel();
+    });
+    Ok(stop)
 }

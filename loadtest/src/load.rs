@@ -1,4 +1,4 @@
-//! The engine of every command: what is asked for, when, by how many connections, and what came of it.
+//! The load engine that all commands share: connections that send requests on a schedule, and their measurements.
 //!
 //! ```text
 //!   Target (what to send) ─┐
@@ -8,7 +8,7 @@
 //! ```
 
 pub mod client;
-pub mod failure;
+pub mod error;
 pub mod options;
 pub mod plot;
 pub mod progress;
@@ -21,5 +21,29 @@ pub mod target;
 pub mod workers;
 
 pub use self::{
-    failure::Failure, options::Options, report::Report, tally::Tally, target::Target, workers::Plan,
+    error::LoadError, options::Options, report::Report, tally::Tally, target::Target, workers::Plan,
 };
+
+/// Returns the median, or NaN without values.
+pub fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => f64::NAN,
+        odd if odd % 2 == 1 => values[middle],
+        _ => f64::midpoint(values[middle - 1], values[middle]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_ignores_an_outlier() {
+        assert_eq!(median([3.0, 1.0, 1000.0].into_iter()), 3.0);
+        assert_eq!(median([4.0, 1.0, 2.0, 1000.0].into_iter()), 3.0);
+        assert!(median([].into_iter()).is_nan());
+    }
+}

@@ -8,11 +8,10 @@ use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use loadtest::{
-    agents::Agents, bench::Bench, bulk::Bulk, demo::Demo, directory::Directory, failover::Failover,
-    hol::HeadOfLine, http::Http, simulator::Simulator, soak::Soak, storm::Storm, upgrade::Upgrade,
+    agents::Agents, bulk::Bulk, demo::Demo, directory::Directory, failover::Failover, hol::HeadOfLine,
+    http::Http, restarts::Restarts, soak::Soak, stop_signal, storm::Storm, upgrade::Upgrade,
 };
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
+use simulator::Simulator;
 
 #[derive(Parser)]
 #[command(name = "loadtest", version, about)]
@@ -23,13 +22,13 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a simulated Kubernetes cluster (plain HTTP, in memory) until interrupted.
+    /// Run a simulated Kubernetes cluster (plain HTTP, in memory) until interrupted
     Simulator {
-        /// Address to listen on; port 0 picks a free one.
+        /// Address to listen on; port 0 chooses a free port
         #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
         listen: SocketAddr,
     },
-    /// Run kas, agentk and a cluster on this machine, and send a first request through the tunnel.
+    /// Run kas, agentk and a cluster on this machine, and send a first request through the tunnel
     Demo(Demo),
     Http(Http),
     Bulk(Bulk),
@@ -37,13 +36,13 @@ enum Command {
     Storm(Storm),
     Directory(Directory),
     Failover(Failover),
+    Restarts(Restarts),
     Hol(HeadOfLine),
     Upgrade(Upgrade),
     Soak(Soak),
-    Bench(Bench),
     /// Print a shell completion script
     Completion {
-        /// For which shell
+        /// Shell to print the script for
         shell: Shell,
     },
     /// Print the manual page
@@ -53,13 +52,8 @@ enum Command {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .with_writer(std::io::stderr)
-        .init();
+    loadtest::init_process();
     let arguments = Arguments::parse();
-    // A tunnel or a connection is a file; where the limit stays as it is, the errors say so.
-    let _ = rlimit::increase_nofile_limit(u64::MAX);
     let result = match arguments.command {
         Command::Simulator { listen } => simulator(listen).await,
         Command::Demo(demo) => async { demo.run(stop_signal()?).await }.await,
@@ -69,17 +63,17 @@ async fn main() -> ExitCode {
         Command::Storm(storm) => async { storm.run(stop_signal()?).await }.await,
         Command::Directory(directory) => async { directory.run(stop_signal()?).await }.await,
         Command::Failover(failover) => async { failover.run(stop_signal()?).await }.await,
+        Command::Restarts(restarts) => async { restarts.run(stop_signal()?).await }.await,
         Command::Hol(hol) => async { hol.run(stop_signal()?).await }.await,
         Command::Upgrade(upgrade) => async { upgrade.run(stop_signal()?).await }.await,
         Command::Soak(soak) => async { soak.run(stop_signal()?).await }.await,
-        Command::Bench(bench) => async { bench.run(stop_signal()?).await }.await,
         Command::Completion { shell } => completion(shell, &mut std::io::stdout()),
         Command::Man => manual(&mut std::io::stdout()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The exit code still tells if standard error is gone.
+            // If standard error is closed, only the exit code reports the failure.
             let _ = writeln!(std::io::stderr(), "loadtest: {error:#}");
             ExitCode::FAILURE
         }
@@ -87,29 +81,13 @@ async fn main() -> ExitCode {
 }
 
 async fn simulator(listen: SocketAddr) -> anyhow::Result<()> {
-    // Before the address is printed: whoever reads it may send a signal at once.
+    // Handle signals before the address is printed: its reader may send one at once.
     let stop = stop_signal()?;
     let simulator = Simulator::start(listen).with_context(|| format!("cannot listen on {listen}"))?;
     announce(&simulator)?;
     stop.cancelled().await;
     simulator.shutdown().await;
     Ok(())
-}
-
-/// Cancelled by SIGTERM or Ctrl-C.
-fn stop_signal() -> std::io::Result<CancellationToken> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let stop = CancellationToken::new();
-    let stopping = stop.clone();
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-        stopping.cancel();
-    });
-    Ok(stop)
 }
 
 fn announce(simulator: &Simulator) -> std::io::Result<()> {
@@ -137,12 +115,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_is_consistent() {
+    fn command_line_definition_is_valid() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn it_says_of_itself_what_shells_and_man_want_to_know() {
+    fn completion_and_manual_are_printed() {
         let (mut script, mut page) = (Vec::new(), Vec::new());
         completion(Shell::Bash, &mut script).unwrap();
         manual(&mut page).unwrap();

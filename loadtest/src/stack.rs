@@ -1,8 +1,8 @@
-//! A kas and agents of our own on this machine, for what has to be started, killed or compared.
+//! kas and agentk as processes on this machine, for commands that start, kill or compare them.
 
 pub mod child;
 pub mod delay;
-pub mod gate;
+pub mod network;
 pub mod redis;
 pub mod usage;
 
@@ -13,14 +13,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::Address;
+use agent::KasAddress;
 use anyhow::{Context as _, bail};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rcgen::{CertificateParams, KeyPair};
 use sha2::{Digest as _, Sha256};
-use tokio::{process::Command, time::sleep};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    process::Command,
+    time::{sleep, timeout},
+};
 
-use self::child::{Child, find};
+use self::child::{ChildProcess, find};
 use crate::load::{
     Target,
     client::Connection,
@@ -28,22 +33,22 @@ use crate::load::{
     target::{TargetOptions, read_token},
 };
 
-/// The name of the agent.
+/// The name of the agent in the identity file.
 pub const AGENT: &str = "bench";
-/// How long a program may take to start.
+/// The timeout for the start of a program.
 pub(crate) const START: Duration = Duration::from_secs(30);
-/// How often it is looked whether something has happened.
+/// The polling interval.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
 
-/// Where TLS is spoken.
+/// The connections that use TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tls {
-    /// Nowhere.
+    /// None.
     #[default]
     Off,
-    /// In the tunnel.
+    /// The tunnel.
     Tunnel,
-    /// In the tunnel and with callers.
+    /// The tunnel and the connections of callers.
     Both,
 }
 
@@ -53,106 +58,111 @@ impl From<bool> for Tls {
     }
 }
 
-/// What is started.
+/// The configuration of kas and agentk.
 #[derive(Clone, Debug, Default)]
-pub struct Setup {
-    /// Where TLS is spoken.
+pub struct StackConfig {
+    /// The connections that use TLS.
     pub tls: Tls,
-    /// Log each request.
+    /// If true, each request is logged (level `debug`).
     pub debug: bool,
-    /// agentk checks each request against a policy.
+    /// If true, agentk checks each request against a policy.
     pub policy: bool,
-    /// How long the tunnel's bytes travel, each way.
+    /// The added latency of the tunnel, in each direction.
     pub delay: Duration,
-    /// The port for agents; 0 for any.
+    /// The port for agents; 0 for any free one.
     pub agent_port: u16,
-    /// This many agents besides, whose tokens are in the file `agent-tokens`; kas is to them as it is by default.
-    pub crowd: u32,
-    /// How many tunnels may be opened in a second, if not any number.
+    /// The port for callers; 0 for any free one.
+    pub public_port: u16,
+    /// The number of additional agents, whose tokens are in the file `agent-tokens`. For them kas has its default limits.
+    pub extra_agents: u32,
+    /// The limit of new tunnels per second, if there is one.
     pub per_second: Option<u32>,
-    /// The Redis that it shares with other replicas.
+    /// The address of the Redis that replicas share.
     pub redis: Option<SocketAddr>,
-    /// Where both programs are, if not beside this one.
+    /// The directory of kas and agentk, if it is not that of this program.
     pub programs: Option<PathBuf>,
-    /// Both programs run in valgrind, which counts their instructions into `kas.callgrind` and `agentk.callgrind`.
+    /// If true, both programs run in valgrind, which writes their instruction counts to `kas.callgrind` and `agentk.callgrind`.
     pub callgrind: bool,
 }
 
-/// A kas.
+/// A running kas.
 #[derive(Debug)]
-pub struct Kas {
-    child: Child,
+pub struct KasProcess {
+    child: ChildProcess,
     directory: PathBuf,
     scheme: &'static str,
-    /// Where callers connect.
+    /// The address for callers.
     pub public: SocketAddr,
-    /// Where agents connect.
+    /// The address for agents.
     pub agents: SocketAddr,
+    /// The address of the observability listener.
+    pub observability: SocketAddr,
 }
 
-impl Kas {
-    /// Writes what it needs into `directory`, starts it and waits until it listens.
-    pub async fn start(directory: &Path, setup: &Setup) -> anyhow::Result<Self> {
+impl KasProcess {
+    /// Writes the configuration to `directory` if it is not there, starts kas and waits until it listens.
+    pub async fn start(directory: &Path, setup: &StackConfig) -> anyhow::Result<Self> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot write {}", directory.display()))?;
         if !directory.join("kas.yaml").exists() {
-            write(directory, setup)?;
+            write_config(directory, setup)?;
         }
         Self::launch("kas", directory, setup).await
     }
 
-    /// Starts another replica with the same configuration. `name` is that of its files.
-    pub async fn another(&self, name: &str, setup: &Setup) -> anyhow::Result<Self> {
+    /// Starts another replica with the same configuration. `name` is the name of its files.
+    pub async fn start_replica(&self, name: &str, setup: &StackConfig) -> anyhow::Result<Self> {
         Self::launch(name, &self.directory, setup).await
     }
 
-    async fn launch(name: &str, directory: &Path, setup: &Setup) -> anyhow::Result<Self> {
-        let mut command = program("kas", &directory.join(name), setup)?;
+    async fn launch(name: &str, directory: &Path, setup: &StackConfig) -> anyhow::Result<Self> {
+        let mut command = program_command("kas", &directory.join(name), setup)?;
         command.arg("serve").arg("--config").arg(directory.join("kas.yaml"));
         let log = directory.join(format!("{name}.log"));
-        let (child, said) = Child::start(command, &log, Some("kas is listening"), START).await?;
+        let (child, fields) = ChildProcess::start(command, &log, Some("kas is listening"), START).await?;
         let address = |name: &str| {
-            let address = said[name].as_str().and_then(|text| text.parse().ok());
-            address.with_context(|| format!("kas did not say its {name} address"))
+            let address = fields[name].as_str().and_then(|text| text.parse().ok());
+            address.with_context(|| format!("kas did not log its {name} address"))
         };
-        let (public, agents) = (address("public")?, address("agent")?);
+        let (public, agents, observability) =
+            (address("public")?, address("agent")?, address("observability")?);
         let scheme = if setup.tls == Tls::Both { "https" } else { "http" };
-        Ok(Self { child, directory: directory.to_owned(), scheme, public, agents })
+        Ok(Self { child, directory: directory.to_owned(), scheme, public, agents, observability })
     }
 
-    /// Its process.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.pid()
     }
 
-    /// Ends it without a word to anybody, as a lost machine would.
+    /// Kills it with SIGKILL.
     pub async fn kill(self) -> anyhow::Result<()> {
         self.child.kill().await
     }
 
-    /// Asks it to stop, and waits until it has.
+    /// Sends SIGTERM and waits until it has stopped.
     pub async fn stop(self) -> anyhow::Result<()> {
         self.child.stop().await
     }
 
-    /// Where agents connect, as they are told.
-    pub fn agent_address(&self) -> anyhow::Result<Address> {
+    /// Returns the address for agents as a URL.
+    pub fn agent_address(&self) -> anyhow::Result<KasAddress> {
         let scheme = if self.scheme == "https" { "wss" } else { "ws" };
         format!("{scheme}://{}", self.agents).parse().context("an address and a port")
     }
 
-    /// The tokens of the agents besides.
-    pub fn crowd_tokens(&self) -> anyhow::Result<Vec<String>> {
+    /// Returns the tokens of the additional agents.
+    pub fn extra_agent_tokens(&self) -> anyhow::Result<Vec<String>> {
         let tokens = read_token(&self.directory.join("agent-tokens"))?;
         Ok(tokens.lines().map(str::to_owned).collect())
     }
 
-    /// The file with the agents' token.
+    /// Returns the path of the agent's token file.
     pub fn agent_token(&self) -> PathBuf {
         self.directory.join("agent-token")
     }
 
-    /// Requests for a path of the cluster.
+    /// Returns a target whose requests go to a path of the cluster.
     pub fn target(&self, path: &str) -> anyhow::Result<Target> {
         let cacert = self.directory.join("kas.crt");
         let options = TargetOptions {
@@ -164,14 +174,19 @@ impl Kas {
         options.build()
     }
 
-    /// Starts an agentk in front of `cluster`, and waits until `path` is answered through it.
-    pub async fn agentk(&self, setup: &Setup, cluster: SocketAddr, path: &str) -> anyhow::Result<Child> {
+    /// Starts agentk for `cluster`, and waits until a request for `path` succeeds through it.
+    pub async fn start_agentk(
+        &self,
+        setup: &StackConfig,
+        cluster: SocketAddr,
+        path: &str,
+    ) -> anyhow::Result<ChildProcess> {
         let kubeconfig = KUBECONFIG.replace("SERVER", &format!("http://{cluster}"));
-        self.put("kubeconfig", &kubeconfig)?;
+        self.write_file("kubeconfig", &kubeconfig)?;
         let address =
             if setup.delay.is_zero() { self.agents } else { delay::start(self.agents, setup.delay).await? };
         let scheme = if setup.tls == Tls::Off { "ws" } else { "wss" };
-        let mut command = program("agentk", &self.directory.join("agentk"), setup)?;
+        let mut command = program_command("agentk", &self.directory.join("agentk"), setup)?;
         command
             .args(["--kas-address", &format!("{scheme}://{address}")])
             .arg("--token-file")
@@ -185,26 +200,40 @@ impl Kas {
             command.arg("--kas-ca-cert-file").arg(self.directory.join("kas.crt"));
         }
         if setup.policy {
-            self.put("policy.yaml", POLICY)?;
+            self.write_file("policy.yaml", POLICY)?;
             command.arg("--policy-file").arg(self.directory.join("policy.yaml"));
         }
         let log = self.directory.join("agentk.log");
-        let (agentk, _) = Child::start(command, &log, None, START).await?;
-        let answered = answers(&self.target(path)?).await;
+        let (agentk, _) = ChildProcess::start(command, &log, None, START).await?;
+        let answered = wait_until_ready(&self.target(path)?).await;
         answered.with_context(|| {
             let text = std::fs::read_to_string(&log).unwrap_or_default();
-            format!("agentk said last: {}", text.lines().next_back().unwrap_or_default())
+            format!("last log line of agentk: {}", text.lines().next_back().unwrap_or_default())
         })?;
         Ok(agentk)
     }
 
-    fn put(&self, name: &str, text: &str) -> anyhow::Result<()> {
-        put(&self.directory, name, text)
+    fn write_file(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        write_file(&self.directory, name, text)
     }
 }
 
-/// Waits until a request is answered, and not as an error.
-pub async fn answers(target: &Target) -> anyhow::Result<()> {
+/// Sends a GET request and returns the body of the response.
+pub(crate) async fn get(address: SocketAddr, path: &str) -> anyhow::Result<String> {
+    let exchange = async {
+        let mut connection = TcpStream::connect(address).await?;
+        connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
+        let mut text = String::new();
+        connection.read_to_string(&mut text).await?;
+        std::io::Result::Ok(text)
+    };
+    let text = timeout(START, exchange).await.context("no response in time")??;
+    let (_, body) = text.split_once("\r\n\r\n").context("the response has no body")?;
+    Ok(body.to_owned())
+}
+
+/// Waits until a request succeeds with a status below 400, for at most 30 s.
+pub async fn wait_until_ready(target: &Target) -> anyhow::Result<()> {
     let deadline = Instant::now() + START;
     loop {
         let exchange = async {
@@ -217,14 +246,14 @@ pub async fn answers(target: &Target) -> anyhow::Result<()> {
             Err(failure) => failure.to_string(),
         };
         if Instant::now() > deadline {
-            bail!("{} does not answer: {why}", target.name());
+            bail!("{} does not respond: {why}", target.name());
         }
         sleep(POLL).await;
     }
 }
 
-/// `files`: where it writes, without the ending.
-fn program(name: &str, files: &Path, setup: &Setup) -> anyhow::Result<Command> {
+/// Returns the command of a program. `files` is the path of its output files without the extension.
+fn program_command(name: &str, files: &Path, setup: &StackConfig) -> anyhow::Result<Command> {
     let path = find(name, setup.programs.as_deref())?;
     if !setup.callgrind {
         return Ok(Command::new(path));
@@ -236,42 +265,43 @@ fn program(name: &str, files: &Path, setup: &Setup) -> anyhow::Result<Command> {
     Ok(valgrind)
 }
 
-fn write(directory: &Path, setup: &Setup) -> anyhow::Result<()> {
+fn write_config(directory: &Path, setup: &StackConfig) -> anyhow::Result<()> {
     let key = KeyPair::generate()?;
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-    put(directory, "kas.crt", &CertificateParams::new(names)?.self_signed(&key)?.pem())?;
-    put(directory, "kas.key", &key.serialize_pem())?;
+    write_file(directory, "kas.crt", &CertificateParams::new(names)?.self_signed(&key)?.pem())?;
+    write_file(directory, "kas.key", &key.serialize_pem())?;
     let tokens = ["agent", "caller"].map(|holder| (holder, new_token(holder)));
     let mut identity = IDENTITY.to_owned();
     for (holder, token) in &tokens {
-        put(directory, format!("{holder}-token"), token)?;
+        write_file(directory, format!("{holder}-token"), token)?;
         identity = identity.replace(&format!("{}_HASH", holder.to_uppercase()), &hash(token));
     }
-    if setup.crowd > 0 {
-        // The first is the one that is there always.
-        let (agents, tokens) = many_agents(2..=setup.crowd + 1);
+    if setup.extra_agents > 0 {
+        // Agent 1 exists always.
+        let (agents, tokens) = new_agents(2..=setup.extra_agents + 1);
         identity = identity.replacen("callers:", &format!("{agents}callers:"), 1);
-        put(directory, "agent-tokens", &tokens)?;
+        write_file(directory, "agent-tokens", &tokens)?;
     }
-    put(directory, "identity.yaml", &identity)?;
+    write_file(directory, "identity.yaml", &identity)?;
     let tls = |spoken| if spoken { "certificate_file: kas.crt, key_file: kas.key, " } else { "" };
     let level = if setup.debug { "debug" } else { "info" };
     let port = setup.agent_port.to_string();
-    let (a_token, a_second) = (if setup.crowd > 0 { 100 } else { 1_000_000 }, setup.per_second);
+    let (a_token, a_second) = (if setup.extra_agents > 0 { 100 } else { 1_000_000 }, setup.per_second);
     let mut config = CONFIG.replace("LEVEL", level).replace("PORT", &port);
+    config = config.replace("PUBLIC", &setup.public_port.to_string());
     config = config.replace("TLS_OF_AGENTS", tls(setup.tls != Tls::Off));
     config = config.replace("TLS_OF_CALLERS", tls(setup.tls == Tls::Both));
     config = config.replace("A_TOKEN", &format!("{a_token}"));
     config = config.replace("A_SECOND", &a_second.unwrap_or(1_000_000).to_string());
     if let Some(redis) = setup.redis {
-        put(directory, "peer-secret", &BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))?;
+        write_file(directory, "peer-secret", &BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))?;
         config += &REPLICA.replace("REDIS", &redis.to_string());
     }
-    put(directory, "kas.yaml", &config)
+    write_file(directory, "kas.yaml", &config)
 }
 
-/// Agents load-1, load-2, … as the identity file wants them, and their tokens, one a line.
-pub fn many_agents(ids: RangeInclusive<u32>) -> (String, String) {
+/// Returns the entries of the agents load-1, load-2, … for the identity file, and their tokens, one per line.
+pub fn new_agents(ids: RangeInclusive<u32>) -> (String, String) {
     let (mut agents, mut tokens) = (String::new(), String::new());
     for id in ids {
         let token = new_token("agent");
@@ -282,13 +312,13 @@ pub fn many_agents(ids: RangeInclusive<u32>) -> (String, String) {
     (agents, tokens)
 }
 
-/// A token for an agent or a caller.
+/// Returns a new token for an agent or a caller.
 pub fn new_token(holder: &str) -> String {
     let random: [u8; 32] = rand::random();
     format!("kas-{holder}-{}", hex(&random))
 }
 
-/// As the identity file wants it.
+/// Returns the hash of a token in the format of the identity file.
 pub fn hash(token: &str) -> String {
     format!("sha256:{}", hex(&Sha256::digest(token.as_bytes())))
 }
@@ -297,13 +327,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 pub fn free_port() -> std::io::Result<u16> {
     Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Writes a file that nobody else reads.
-pub fn put(directory: &Path, name: impl AsRef<Path>, text: &str) -> anyhow::Result<()> {
+/// Writes a file that only its owner can read.
+pub fn write_file(directory: &Path, name: impl AsRef<Path>, text: &str) -> anyhow::Result<()> {
     use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
 
     let path = directory.join(name);
@@ -317,37 +347,37 @@ agent:
   listen: {TLS_OF_AGENTSaddress: \"127.0.0.1:PORT\", max_tunnels_per_agent: 50000, max_connections: 60000,
     connections_per_token_per_minute: A_TOKEN, connections_per_second: A_SECOND}
   kubernetes_api:
-    listen: {TLS_OF_CALLERSaddress: \"127.0.0.1:0\", listen_grace_period: 0s, shutdown_grace_period: 1s}
+    listen: {TLS_OF_CALLERSaddress: \"127.0.0.1:PUBLIC\", listen_grace_period: 0s, shutdown_grace_period: 1s}
 observability:
   listen: {address: \"127.0.0.1:0\"}
   logging: {level: LEVEL}
 identity: {file: identity.yaml}
 ";
 
-/// For one of several.
+/// The additional configuration of a replica that shares Redis with others.
 const REPLICA: &str = "\
 private_api:
   listen: {address: \"127.0.0.1:0\", authentication_secret_file: peer-secret, listen_grace_period: 0s}
 redis: {server: {address: \"REDIS\"}}
 ";
 
-/// One agent and one caller; the hashes of their tokens are to be put in.
-pub(crate) const IDENTITY: &str = "\
+/// One agent and one caller. The hashes of their tokens replace the placeholders.
+pub const IDENTITY: &str = "\
 agents:
 - {id: 1, name: bench, tokens: [\"AGENT_HASH\"]}
 callers:
 - {name: load, tokens: [\"CALLER_HASH\"], agents: [\"*\"], services: [\"*\"]}
 ";
 
-/// A rule for each thing that a policy may look at, the last of which lets everything in.
-pub(crate) const POLICY: &str = "\
+/// Three rules on services and resources, the last of which allows everything.
+pub const POLICY: &str = "\
 rules:
 - {name: no-secrets, action: deny, services: [kubernetes], resources: [secrets]}
 - {name: no-shells, action: deny, services: [kubernetes], resources: [pods/exec, pods/attach]}
 - {name: everything, action: allow, services: [\"*\"]}
 ";
 
-/// The cluster of an agent; its URL is to be put in.
+/// The kubeconfig of agentk. The URL of the cluster replaces the placeholder.
 pub(crate) const KUBECONFIG: &str = "\
 apiVersion: v1
 kind: Config

@@ -1,4 +1,4 @@
-//! `loadtest upgrade`: sessions like those of exec, attach and port-forward, opened and left, or kept and used.
+//! `loadtest upgrade`: WebSocket sessions as of exec, attach and port-forward.
 
 use std::sync::Arc;
 
@@ -9,26 +9,28 @@ use crate::{
     load::{Options, Plan, session::is_port_forward, target::TargetOptions},
 };
 
-/// The most that is under way in one session.
+/// The maximum of `--echo`, in bytes.
 const MAX_ECHO: i64 = 1 << 30;
 
-/// Open WebSocket sessions and leave them, or keep them and measure how bytes travel
+/// Open WebSocket sessions as kubectl exec does, and measure them
 ///
-/// Latency is from the connection until 101, or with --echo from the first byte that is sent until the last is back.
-/// Each session is of a connection of its own, as those of kubectl are; any other answer than 101 is an error.
+/// Without --echo, sessions are opened and closed, and latency is the time from the connection to the status 101. With --echo,
+/// sessions are kept, and latency is the time from the first byte sent to the last byte received.
+///
+/// Each session has its own connection, as in kubectl. A response with any other status than 101 is an error.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES, mut_arg("connections", |flag| flag.default_value("8")))]
 pub struct Upgrade {
     #[command(flatten)]
     target: TargetOptions,
-    /// What to speak then; v5.channel.k8s.io, or v4.channel.k8s.io for port-forward
+    /// WebSocket subprotocol; by default v5.channel.k8s.io, or v4.channel.k8s.io for port-forward
     #[arg(long, value_name = "PROTOCOL", help_heading = "Request")]
     subprotocol: Option<String>,
-    /// Keep the sessions, and send so many bytes again and again, each time when all of them have come back: 1 is a key
-    /// that is pressed, 10000000 shows how many megabytes a second there are
+    /// Keep the sessions, send this many bytes, wait until they are echoed, and repeat: 1 measures keystrokes, 10000000
+    /// measures throughput
     ///
-    /// What the URL names must send back what it gets: a command like cat with stdin and stdout and without a terminal,
-    /// or a forwarded port behind which somebody echoes.
+    /// The URL must name an echo: a command such as cat with stdin and stdout and without a terminal, or a forwarded port
+    /// with an echo server.
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=MAX_ECHO),
         help_heading = "Load")]
     echo: Option<u32>,
@@ -44,13 +46,13 @@ Examples:
   loadtest upgrade \"$POD/portforward?ports=7\" --token-file token --echo 10000000 -c 1";
 
 impl Upgrade {
-    /// Runs for its time, or until `stop`.
+    /// Runs for `--duration`, or until `stop` is cancelled.
     pub async fn run(mut self, stop: CancellationToken) -> anyhow::Result<()> {
         let ports = self.target.urls.first().is_some_and(|url| is_port_forward(url));
         let usual = if ports { "v4.channel.k8s.io" } else { "v5.channel.k8s.io" };
         let subprotocol = self.subprotocol.as_deref().unwrap_or(usual);
         let subprotocol = format!("Sec-WebSocket-Protocol: {subprotocol}");
-        // The key is that of RFC 6455: nobody here checks what comes of it.
+        // The example key of RFC 6455 section 1.3. `Sec-WebSocket-Accept` is not checked.
         let fields = [
             "Connection: Upgrade",
             "Upgrade: websocket",
@@ -62,7 +64,7 @@ impl Upgrade {
         let target = Arc::new(self.target.build()?);
         let echo = self.echo.map(|bytes| bytes as usize);
         let plan = Plan { fresh: true, expected: Some(101), echo, ..self.options.plan() };
-        measure("upgrade", target, &plan, &self.options.verdict, stop).await
+        measure("upgrade", target, &plan, &self.options.output, stop).await
     }
 }
 
@@ -79,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_bounded_by_default() {
+    fn defaults_are_bounded() {
         let upgrade = Line::try_parse_from(["x", "http://kas/exec"]).unwrap().upgrade;
         let plan = upgrade.options.plan();
         assert_eq!((plan.connections, plan.duration.as_secs()), (8, 30));

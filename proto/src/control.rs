@@ -1,4 +1,4 @@
-//! The `control` service: what kas asks of agentk itself.
+//! The `control` service: requests of kas to agentk itself.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::duration;
 
-/// Path of the request that asks agentk to leave a tunnel; the body is a [`Drain`] as JSON, the answer 202.
+/// Path of the request to drain the tunnel that it arrives on. The body is a [`DrainRequest`] as JSON, the response is 202.
 pub const DRAIN_PATH: &str = "/drain";
-/// Most bytes of a control request's body.
+/// Longest body of a control request, in bytes.
 pub const MAX_BODY: usize = 4096;
 
-/// Please open another tunnel first, then let this one finish its streams.
+/// Asks agentk to open another tunnel first, and then to drain this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Drain {
-    /// Why.
+pub struct DrainRequest {
+    /// The reason for the drain.
     pub reason: DrainReason,
-    /// How long the tunnel's streams may still take; what is left then is cut.
+    /// The time that the streams of the tunnel have to finish. Streams that are left then are aborted.
     #[serde(with = "duration")]
     pub within: Duration,
 }
 
-/// Why a tunnel is to be left.
+/// The reason why kas drains a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DrainReason {
@@ -29,6 +29,6 @@ pub enum DrainReason {
     MaxAge,
     /// The replica is stopping.
     Shutdown,
-    /// Another replica should hold it.
+    /// The agent should have a tunnel to another replica instead.
     Rebalance,
 }

@@ -1,4 +1,4 @@
-//! Durations as the configuration files write them: `300s`, `1.5s`, `20ms`, `10m`, `2h`, and sums like `1h30m`.
+//! Durations in configuration files: `300s`, `1.5s`, `20ms`, `10m`, `2h`, and sums like `1h30m`.
 //!
 //! Use with `#[serde(with = "proto::duration")]`.
 
@@ -6,17 +6,23 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
 
-/// A hundred years, in seconds: clocks can still add it to now.
+/// Longest duration, in seconds: a hundred years, which can still be added to the current time.
 const LONGEST: f64 = 100.0 * 365.0 * 86_400.0;
 
-/// Not a duration.
+/// A text that is no duration.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is not a duration: write a number and a unit (ms, s, m, h), like 300s, 1.5s or 1h30m")]
-pub struct InvalidDuration(String);
+pub enum InvalidDuration {
+    /// The text is not a sum of numbers with units.
+    #[error("{0:?} is not a duration: write a number and a unit (ms, s, m, h), like 300s, 1.5s or 1h30m")]
+    Malformed(String),
+    /// The duration is longer than a hundred years, so it may not fit into a clock.
+    #[error("{0:?} is longer than a hundred years")]
+    TooLong(String),
+}
 
-/// Reads a duration.
+/// Parses a duration.
 pub fn parse(text: &str) -> Result<Duration, InvalidDuration> {
-    let invalid = || InvalidDuration(text.to_owned());
+    let invalid = || InvalidDuration::Malformed(text.to_owned());
     let mut seconds = 0.0;
     let mut rest = text;
     if rest.is_empty() {
@@ -39,12 +45,12 @@ pub fn parse(text: &str) -> Result<Duration, InvalidDuration> {
     }
 
     if seconds > LONGEST {
-        return Err(invalid());
+        return Err(InvalidDuration::TooLong(text.to_owned()));
     }
     Duration::try_from_secs_f64(seconds).map_err(|_| invalid())
 }
 
-/// Writes a duration the shortest way that [`parse`] reads back: whole seconds, else milliseconds.
+/// Formats a duration for [`parse`]: in seconds, or in milliseconds if it is not a whole number of seconds.
 pub fn format(duration: Duration) -> String {
     match duration.subsec_millis() {
         0 => format!("{}s", duration.as_secs()),
@@ -52,12 +58,12 @@ pub fn format(duration: Duration) -> String {
     }
 }
 
-/// For serde's `with`.
+/// Serializes a duration as [`format()`] writes it, for serde's `with`.
 pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&format(*duration))
 }
 
-/// For serde's `with`.
+/// Deserializes a duration as [`parse`] reads it, for serde's `with`.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
 }
@@ -67,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_read_as_people_write_them() {
+    fn duration_is_a_sum_of_numbers_with_units() {
         for (text, millis) in [
             ("300s", 300_000),
             ("1.5s", 1_500),
@@ -92,10 +98,14 @@ mod tests {
         ] {
             assert!(parse(bad).is_err(), "{bad:?}");
         }
+        assert_eq!(
+            parse("1000000000h").unwrap_err().to_string(),
+            "\"1000000000h\" is longer than a hundred years"
+        );
     }
 
     #[test]
-    fn a_written_duration_reads_back() {
+    fn formatted_duration_is_parsed_to_the_same() {
         for millis in [0, 20, 1_500, 7_200_000] {
             let duration = Duration::from_millis(millis);
             assert_eq!(parse(&format(duration)).unwrap(), duration);

@@ -1,6 +1,6 @@
-//! Header names that the product owns.
+//! Names of the header fields that kas and agentk set.
 //!
-//! Everything named here is removed from what comes from outside (a caller, the cluster) before we set it ourselves.
+//! kas and agentk remove these fields from messages of callers and clusters before they set their own.
 
 use http::HeaderName;
 
@@ -8,20 +8,20 @@ use http::HeaderName;
 pub const HELLO: HeaderName = HeaderName::from_static("kas-hello");
 /// kas → agentk on the 101: [`crate::Welcome`] as JSON.
 pub const WELCOME: HeaderName = HeaderName::from_static("kas-welcome");
-/// kas → agentk in the tunnel: which service the request is for.
+/// kas → agentk in the tunnel: the service of the request.
 pub const SERVICE: HeaderName = HeaderName::from_static("kas-service");
-/// kas → agentk in the tunnel: the method of a request that asks for an upgrade; RFC 8441 occupies `:method`.
+/// kas → agentk in the tunnel: the method of an upgrade request, because its `:method` is CONNECT (RFC 8441).
 pub const UPGRADE_METHOD: HeaderName = HeaderName::from_static("kas-upgrade-method");
-/// agentk → kas in the tunnel: the cluster answered 101, raw bytes follow. The value is the upgrade's protocol.
+/// agentk → kas in the tunnel: the protocol of an upgrade that the cluster accepted with 101. Raw bytes follow.
 pub const UPGRADED: HeaderName = HeaderName::from_static("kas-upgraded");
-/// On an answer that is ours and not the cluster's: the machine-readable [`crate::Reason`].
+/// On an error response of kas or agentk: the [`crate::Reason`], for programs. Responses of the cluster have none.
 pub const ERROR: HeaderName = HeaderName::from_static("kas-error");
-/// agentk → kas in the tunnel, beside [`ERROR`]: the sentence for the caller.
+/// agentk → kas in the tunnel, beside [`ERROR`]: the message for the caller, percent-encoded.
 pub const ERROR_MESSAGE: HeaderName = HeaderName::from_static("kas-error-message");
-/// agentk → kas in the tunnel: microseconds from the request's head until the upstream's answer began.
+/// agentk → kas in the tunnel: microseconds from the head of the request to the head of the upstream's response.
 pub const UPSTREAM_TIME: HeaderName = HeaderName::from_static("kas-upstream-time");
-/// Names one request in the caller's answer and in both ends' logs.
+/// The id of one request, in the response to the caller and in the logs of kas and agentk.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// What all names of ours begin with, [`REQUEST_ID`] apart.
+/// The prefix of all these names except [`REQUEST_ID`].
 pub const PREFIX: &str = "kas-";

@@ -1,53 +1,53 @@
-//! What agentk says of itself when it opens a tunnel, and what kas answers.
+//! The hello, which agentk sends when it opens a tunnel, and the welcome, with which kas answers.
 
 use http::HeaderValue;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{InstanceId, ReplicaId, ServiceName, TunnelId};
 
-/// Longest hello or welcome, in bytes: a few dozen services fit, a memory attack does not.
+/// Longest hello or welcome, in bytes. A few dozen services fit into it.
 const MAX_LENGTH: usize = 4096;
 /// Most services that one agent may announce.
 const MAX_SERVICES: usize = 32;
 /// Longest free text (version, pod name, …), in bytes.
 const MAX_TEXT: usize = 253;
 
-/// The hello: the value of the header [`crate::header::HELLO`], as JSON.
+/// Describes agentk to kas: the value of the header [`crate::header::HELLO`], as JSON.
 ///
-/// Unknown fields are ignored, so that an older kas takes a newer agentk.
+/// Unknown fields are ignored, so that an older kas accepts a newer agentk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The agentk process.
+    /// The id of the agentk process.
     pub instance: InstanceId,
-    /// agentk's version.
+    /// The version of agentk.
     pub version: String,
-    /// The pod's name, where agentk runs in one.
+    /// The name of the pod that agentk runs in, if it runs in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_name: Option<String>,
-    /// The pod's namespace.
+    /// The namespace of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_namespace: Option<String>,
-    /// The cluster's version, once agentk has learned it.
+    /// The version of the cluster, once agentk has received it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubernetes_version: Option<String>,
     /// The request types that this agent serves.
     pub services: Vec<ServiceName>,
-    /// Which of the instance's tunnels this is, from 0.
+    /// The number of the tunnel among those of the process, from 0.
     pub tunnel_index: u16,
 }
 
-/// kas's answer: the value of the header [`crate::header::WELCOME`] on the 101, as JSON.
+/// The answer of kas to a [`Hello`]: the value of the header [`crate::header::WELCOME`] on the 101, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// The replica at the other end: agentk spreads its tunnels over distinct ones.
+    /// The replica at the other end. agentk spreads its tunnels over distinct replicas.
     pub replica: ReplicaId,
-    /// How many replicas there are, as far as this one knows: agentk looks for no more.
+    /// The number of replicas that this one has found. agentk searches for no more.
     #[serde(default = "one")]
     pub replicas: u16,
-    /// The tunnel's name in both ends' logs.
+    /// The id of the tunnel in the logs of both ends.
     pub tunnel: TunnelId,
-    /// The limits that kas will keep to.
-    pub limits: Limits,
+    /// The limits that kas keeps to.
+    pub limits: TunnelLimits,
 }
 
 fn one() -> u16 {
@@ -56,41 +56,45 @@ fn one() -> u16 {
 
 /// The limits of one tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct TunnelLimits {
     /// Most requests in flight at once.
     pub max_concurrent_streams: u32,
     /// Most bytes in the headers of one request, names and values.
     pub max_header_bytes: u32,
 }
 
-/// Why a hello or a welcome cannot be read.
+/// The reason why a hello or a welcome cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum HelloError {
-    /// Larger than any honest one.
+    /// The value is longer than 4096 bytes.
     #[error("it is longer than {MAX_LENGTH} bytes")]
     TooLong,
-    /// Bytes outside visible ASCII.
+    /// The value has bytes outside of visible ASCII.
     #[error("it is not visible ASCII")]
     NotAscii,
-    /// Not JSON, or not of this shape.
+    /// The value is not JSON, or a field is missing or has the wrong type.
     #[error("it is malformed: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// More services than kas keeps in mind.
+    /// The hello announces more than 32 services.
     #[error("it names more than {MAX_SERVICES} services")]
     TooManyServices,
-    /// A text field out of bounds.
+    /// A text field is too long, or is not printable.
     #[error("its field {0} is longer than {MAX_TEXT} bytes or holds control characters")]
     BadText(&'static str),
 }
 
 impl Hello {
-    /// The header value. Fails on a text that [`Hello::decode`] would refuse.
+    /// Returns the header value.
+    ///
+    /// # Errors
+    ///
+    /// If [`Hello::decode`] would refuse the value.
     pub fn encode(&self) -> Result<HeaderValue, HelloError> {
         self.validate()?;
         encode(self)
     }
 
-    /// Reads the header value, which is the agent's word and not trusted.
+    /// Parses a header value, which is untrusted.
     pub fn decode(value: &HeaderValue) -> Result<Self, HelloError> {
         let hello: Self = decode(value)?;
         hello.validate()?;
@@ -111,12 +115,12 @@ impl Hello {
 }
 
 impl Welcome {
-    /// The header value.
+    /// Returns the header value.
     pub fn encode(&self) -> Result<HeaderValue, HelloError> {
         encode(self)
     }
 
-    /// Reads the header value.
+    /// Parses a header value.
     pub fn decode(value: &HeaderValue) -> Result<Self, HelloError> {
         decode(value)
     }
@@ -140,7 +144,7 @@ fn decode<T: DeserializeOwned>(value: &HeaderValue) -> Result<T, HelloError> {
     Ok(serde_json::from_str(json)?)
 }
 
-/// Texts end up in logs and tables: printable ASCII only, so that none can forge a line or a colour.
+/// Checks a text field, which logs and tables show. With printable ASCII only, it cannot forge a line or a colour.
 fn text(field: &'static str, value: Option<&str>) -> Result<(), HelloError> {
     let printable = |b: u8| b == b' ' || b.is_ascii_graphic();
     match value {
@@ -168,20 +172,20 @@ mod tests {
     }
 
     #[test]
-    fn a_hello_survives_the_header() {
+    fn encoded_hello_is_decoded_to_the_same() {
         let hello = hello();
         assert_eq!(Hello::decode(&hello.encode().unwrap()).unwrap(), hello);
     }
 
     #[test]
-    fn a_field_of_a_newer_agentk_is_ignored() {
+    fn unknown_field_is_ignored() {
         let mut json = serde_json::to_value(hello()).unwrap();
         json["colour"] = "blue".into();
         assert!(Hello::decode(&HeaderValue::from_str(&json.to_string()).unwrap()).is_ok());
     }
 
     #[test]
-    fn a_kas_that_does_not_say_how_many_there_are_is_alone() {
+    fn welcome_without_number_of_replicas_means_one() {
         let [replica, tunnel] = [(); 2].map(|()| ReplicaId::random().to_string());
         let limits = serde_json::json!({"max_concurrent_streams": 100, "max_header_bytes": 65536});
         let json = serde_json::json!({"replica": replica, "tunnel": tunnel, "limits": limits});
@@ -191,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_hello_is_refused() {
+    fn hello_beyond_the_limits_is_refused() {
         let long = HeaderValue::from_str(&"x".repeat(MAX_LENGTH + 1)).unwrap();
         assert!(matches!(Hello::decode(&long), Err(HelloError::TooLong)));
 

@@ -1,4 +1,4 @@
-//! Newtypes for the things that are named on the wire.
+//! Ids and names on the wire, as newtypes.
 
 use std::{
     borrow::{Borrow, Cow},
@@ -10,10 +10,10 @@ use std::{
 use http::HeaderValue;
 use serde::{Deserialize, Serialize};
 
-/// Longest name of an agent or a service: a DNS label (RFC 1123).
+/// Longest name of an agent or a service, in bytes: that of a DNS label (RFC 1123).
 const MAX_NAME: usize = 63;
 
-/// The number of an agent: one logical cluster connection.
+/// The number of an agent, which is one logical cluster connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct AgentId(pub u64);
@@ -24,7 +24,7 @@ impl fmt::Display for AgentId {
     }
 }
 
-/// Not the number of an agent.
+/// A text that is no [`AgentId`].
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not the id of an agent: write the number without sign and leading zeros")]
 pub struct InvalidAgentId(String);
@@ -32,7 +32,7 @@ pub struct InvalidAgentId(String);
 impl FromStr for AgentId {
     type Err = InvalidAgentId;
 
-    /// Only as it is printed: `+7` and `007` would be other spellings of an agent that rules and logs call 7.
+    /// Parses an id in the form that `Display` writes. `+7` and `007` are errors: rules and logs name this agent 7.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let canonical = text == "0" || text.starts_with(|c: char| matches!(c, '1'..='9'));
         let id = text.parse().ok().filter(|_| canonical);
@@ -40,14 +40,14 @@ impl FromStr for AgentId {
     }
 }
 
-/// The name of an agent: an RFC 1123 label, so that it can stand in a URL as it is.
+/// The name of an agent: an RFC 1123 label, which needs no escaping in a URL. Cheap to clone.
 ///
-/// A name has at least one character that is not a digit: an id and a name are told apart by their look. Cheap to clone.
+/// A name has at least one character that is not a digit, so no text is both an id and a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AgentName(Arc<str>);
 
-/// Not a name that an agent can bear.
+/// A text that is no [`AgentName`].
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{0:?} is not an agent name: use at most 63 lower-case letters, digits and '-', with a letter or a '-' \
@@ -56,7 +56,7 @@ pub struct AgentName(Arc<str>);
 pub struct InvalidAgentName(String);
 
 impl AgentName {
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -80,7 +80,7 @@ impl FromStr for AgentName {
     }
 }
 
-/// A table by name is asked with the text of a URL.
+/// Maps with names as keys are searched with the text of a URL.
 impl Borrow<str> for AgentName {
     fn borrow(&self) -> &str {
         &self.0
@@ -112,7 +112,7 @@ impl fmt::Display for AgentName {
 #[serde(try_from = "String", into = "String")]
 pub struct ServiceName(Cow<'static, str>);
 
-/// Not the name of a service.
+/// A text that is no [`ServiceName`].
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{0:?} is not a service name: use at most 63 lower-case letters, digits, '-' and '.', starting with a letter"
@@ -120,14 +120,14 @@ pub struct ServiceName(Cow<'static, str>);
 pub struct InvalidServiceName(String);
 
 impl ServiceName {
-    /// Requests of kas itself to agentk; never reachable by a caller.
+    /// Requests of kas itself to agentk. Callers cannot reach this service.
     pub const CONTROL: &str = "control";
     /// The Kubernetes API of the agent's cluster.
     pub const KUBERNETES: &str = "kubernetes";
     /// A Prometheus server in the agent's cluster.
     pub const PROMETHEUS: &str = "prometheus";
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -145,7 +145,7 @@ impl FromStr for ServiceName {
             return Err(InvalidServiceName(text.to_owned()));
         }
 
-        // Nearly every request names one of these.
+        // Nearly every request names one of these, which then needs no allocation.
         let known = [Self::KUBERNETES, Self::PROMETHEUS].into_iter().find(|known| *known == text);
         Ok(Self(known.map_or_else(|| Cow::Owned(text.to_owned()), Cow::Borrowed)))
     }
@@ -180,12 +180,12 @@ impl fmt::Display for ServiceName {
     }
 }
 
-/// Orders what one replica said of one agent: a record with a lower epoch never replaces a higher one.
+/// Orders the records of one replica about one agent: a record never replaces one with a higher epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 
-/// Not an id of 32 hexadecimal digits.
+/// A text that is no id of 32 hexadecimal digits.
 #[derive(Debug, thiserror::Error)]
 #[error("an id has 32 hexadecimal digits")]
 pub struct InvalidId;
@@ -198,19 +198,19 @@ macro_rules! random_id {
         pub struct $name(u128);
 
         impl $name {
-            /// A new id from the operating system's randomness.
+            /// Creates a random id, with the random numbers of the operating system.
             pub fn random() -> Self {
                 let mut bytes = [0; 16];
                 getrandom::fill(&mut bytes).expect("the operating system has randomness");
                 Self::from_bytes(bytes)
             }
 
-            /// The id of these bytes.
+            /// Returns the id with these bytes, in big-endian order.
             pub const fn from_bytes(bytes: [u8; 16]) -> Self {
                 Self(u128::from_be_bytes(bytes))
             }
 
-            /// Its bytes.
+            /// Returns the bytes of the id, in big-endian order.
             pub const fn to_bytes(self) -> [u8; 16] {
                 self.0.to_be_bytes()
             }
@@ -258,15 +258,15 @@ macro_rules! random_id {
 }
 
 random_id! {
-    /// One agentk process, new at each start.
+    /// The id of one agentk process, new at each start.
     InstanceId
 }
 random_id! {
-    /// One kas process, new at each start.
+    /// The id of one kas process, new at each start.
     ReplicaId
 }
 random_id! {
-    /// One tunnel: one WebSocket carrying one HTTP/2 connection.
+    /// The id of one tunnel: one WebSocket that carries one HTTP/2 connection.
     TunnelId
 }
 
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_reads_back_what_it_prints() {
+    fn id_round_trips_through_text_and_bytes() {
         let id = ReplicaId::random();
         assert_eq!(id.to_string().parse::<ReplicaId>().unwrap(), id);
         assert_eq!(id.to_string().len(), 32);
@@ -283,14 +283,14 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_exactly_32_hexadecimal_digits() {
+    fn id_without_32_hexadecimal_digits_is_refused() {
         for bad in ["", "1", "+0000000000000000000000000000001", &"g".repeat(32), &"0".repeat(33)] {
             assert!(bad.parse::<TunnelId>().is_err(), "{bad:?}");
         }
     }
 
     #[test]
-    fn names_are_dns_labels_that_are_not_numbers() {
+    fn agent_name_is_a_dns_label_and_no_number() {
         for good in ["a", "prod-eu-1", "1a", &"x".repeat(63)] {
             assert!(good.parse::<AgentName>().is_ok(), "{good:?}");
         }
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_has_one_id_and_no_alias_of_it() {
+    fn agent_id_has_one_spelling() {
         for id in ["0", "7", "70", "18446744073709551615"] {
             assert_eq!(id.parse::<AgentId>().unwrap().to_string(), id);
         }
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_may_have_a_dotted_name() {
+    fn service_name_may_have_dots() {
         assert!("prometheus.thanos".parse::<ServiceName>().is_ok());
         for bad in ["", ".a", "1a", "a/b", "A", &"x".repeat(64)] {
             assert!(bad.parse::<ServiceName>().is_err(), "{bad:?}");

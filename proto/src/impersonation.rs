@@ -1,14 +1,15 @@
-//! Being somebody else in a cluster.
+//! Impersonation of a user in a cluster.
 //!
 //! <https://kubernetes.io/docs/reference/access-authn-authz/authentication/#user-impersonation>
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// What the names of all headers that say who somebody is begin with.
+/// The prefix of the impersonation headers.
 pub const PREFIX: &str = "impersonate-";
 
-/// What may stand in a header's name (RFC 9110 section 5.6.2), except `%`: client-go escapes the rest of an extra key.
+/// Characters that are percent-encoded in the key of an extra: all that are not allowed in a header name (RFC 9110 section
+/// 5.6.2), and `%`, as in client-go.
 const TOKEN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'!')
     .remove(b'#')
@@ -25,29 +26,33 @@ const TOKEN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'|')
     .remove(b'~');
 
-/// Who to be.
+/// A user to impersonate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Impersonation {
-    /// The user's name.
+    /// The name of the user.
     pub username: String,
-    /// The user's unique id.
+    /// The unique id of the user.
     pub uid: Option<String>,
-    /// The user's groups.
+    /// The groups of the user.
     pub groups: Vec<String>,
-    /// Further attributes: a key and its values.
+    /// Further attributes: keys and their values.
     pub extra: Vec<(String, Vec<String>)>,
 }
 
-/// A value that is empty, or that no header takes.
+/// A field that is empty, or that does not fit into a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} travels in a header: it must not be empty or hold control characters")]
 pub struct InvalidImpersonation {
-    /// Which one.
+    /// The name of the field.
     pub field: &'static str,
 }
 
 impl Impersonation {
-    /// The `Impersonate-*` headers.
+    /// Returns the `Impersonate-*` headers.
+    ///
+    /// # Errors
+    ///
+    /// If a field is empty or holds control characters.
     pub fn headers(&self) -> Result<HeaderMap, InvalidImpersonation> {
         let mut headers = HeaderMap::new();
         headers.insert(HeaderName::from_static("impersonate-user"), value("username", &self.username)?);
@@ -81,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_about_a_user_has_its_header() {
+    fn each_field_of_a_user_has_its_header() {
         let who = Impersonation {
             username: "alice".into(),
             uid: Some("7".into()),
@@ -96,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_header_takes_is_named() {
+    fn field_that_does_not_fit_into_a_header_is_named() {
         let alice = Impersonation { username: "alice".into(), ..Impersonation::default() };
         for (who, field) in [
             (Impersonation::default(), "username"),

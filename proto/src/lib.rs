@@ -1,4 +1,4 @@
-//! The words that kas and agentk share: ids, the hello and its answer, header names and error reasons.
+//! Data that kas and agentk exchange: ids, the hello and the welcome, header names, error reasons and configuration types.
 //!
 //! ```text
 //!  agentk                                                       kas
@@ -14,26 +14,30 @@
 //!    |      POST /…  Kas-Service: kubernetes, X-Request-Id: …    |
 //! ```
 //!
-//! Nothing here does I/O; every parser here reads foreign bytes and is bounded.
+//! The crate does no I/O. Every parser limits its input, because the bytes come from outside.
 #![warn(missing_docs)]
 
-pub mod border;
 pub mod control;
+mod delivery;
 pub mod duration;
+mod error_chain;
 pub mod header;
 mod hello;
+pub mod hop_by_hop;
 mod id;
 pub mod impersonation;
 mod reason;
 pub mod trailers;
 pub mod yaml;
 
-pub use self::hello::{Hello, HelloError, Limits, Welcome};
+pub use self::delivery::Delivery;
+pub use self::error_chain::ErrorChain;
+pub use self::hello::{Hello, HelloError, TunnelLimits, Welcome};
 pub use self::id::{
     AgentId, AgentName, Epoch, InstanceId, InvalidAgentId, InvalidAgentName, InvalidId, InvalidServiceName,
     ReplicaId, ServiceName, TunnelId,
 };
-pub use self::reason::{Blame, Reason};
+pub use self::reason::{Fault, Reason};
 
-/// The WebSocket subprotocol of the tunnel, and with it the version of everything in this crate.
+/// The WebSocket subprotocol of the tunnel. Its version is that of all messages in this crate.
 pub const SUBPROTOCOL: &str = "kas-tunnel.v1";

@@ -1,25 +1,26 @@
-//! Why a request failed, as one word that programs can compare and documentation can list.
+//! The reason of a failed request: one word, for programs and for the table in `docs/errors.md`.
 
 use std::{fmt, str::FromStr};
 
 use http::StatusCode;
 
-/// Whose fault a failure is.
+/// The component that caused a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blame {
-    /// The request is wrong or not allowed: sending it again does not help.
+pub enum Fault {
+    /// The request is wrong or not allowed. To send it again does not help.
     Caller,
-    /// The agent is away or misbehaves.
+    /// The agent is not connected, or breaks the protocol.
     Agent,
     /// The cluster, or the Prometheus server in it, failed behind a healthy agent.
     Cluster,
-    /// kas itself: a limit, a shutdown, a defect.
+    /// kas itself failed the request: a limit, a shutdown, a defect.
     Server,
 }
 
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $variant:ident = $word:literal, $status:ident, $blame:ident;)*) => {
-        /// A failure of the proxy itself, sent as the header `Kas-Error`. An answer of the cluster never has one.
+    ($($(#[$doc:meta])* $variant:ident = $word:literal, $status:ident, $fault:ident;)*) => {
+        /// The reason of a failure between caller and cluster, sent as the header `Kas-Error`. A response of the cluster
+        /// never has one.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Reason {
             $($(#[$doc])* $variant,)*
@@ -29,19 +30,19 @@ macro_rules! reasons {
             /// Every reason, for tables and tests.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The word on the wire.
+            /// Returns the value of the header.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $word,)* }
             }
 
-            /// The HTTP status that goes with it.
+            /// Returns the HTTP status of the response.
             pub const fn status(self) -> StatusCode {
                 match self { $(Self::$variant => StatusCode::$status,)* }
             }
 
-            /// Whose fault it is.
-            pub const fn blame(self) -> Blame {
-                match self { $(Self::$variant => Blame::$blame,)* }
+            /// Returns the component that caused the failure.
+            pub const fn fault(self) -> Fault {
+                match self { $(Self::$variant => Fault::$fault,)* }
             }
         }
 
@@ -58,39 +59,39 @@ macro_rules! reasons {
 reasons! {
     /// The path is neither `/k8s-proxy/…` nor `/agents/<agent>/<service>/…`.
     UnknownPath = "unknown-path", NOT_FOUND, Caller;
-    /// Malformed in a way that we refuse to pass on.
+    /// The request is malformed, and kas does not forward it.
     BadRequest = "bad-request", BAD_REQUEST, Caller;
-    /// No credential, or one that we do not know.
+    /// The request has no credential, or an unknown one.
     Unauthorized = "unauthorized", UNAUTHORIZED, Caller;
-    /// A known caller, who may not use this agent or service.
+    /// The caller is known and may not use this agent or service.
     Forbidden = "forbidden", FORBIDDEN, Caller;
-    /// A web page of an origin that is not listed.
+    /// The request comes from a web page whose origin is not allowed.
     OriginNotAllowed = "origin-not-allowed", FORBIDDEN, Caller;
-    /// The caller sent `Impersonate-*` although kas already sets who the caller is in the cluster.
+    /// The caller sent `Impersonate-*` headers, and kas already impersonates the caller.
     NestedImpersonation = "nested-impersonation", BAD_REQUEST, Caller;
-    /// There is no such agent among those the caller may use.
+    /// The agents that the caller may use do not include this one.
     UnknownAgent = "unknown-agent", NOT_FOUND, Caller;
-    /// The agent is connected but does not serve this request type.
+    /// The agent is connected and does not serve this service.
     UnknownService = "unknown-service", NOT_FOUND, Caller;
-    /// The service exists but not this path or method of it.
+    /// The service exists, and this path or method of it is not forwarded.
     NotProxied = "not-proxied", FORBIDDEN, Caller;
-    /// The service has this path, for other methods: `Allow` lists them.
+    /// The service has this path for other methods, which `Allow` lists.
     MethodNotAllowed = "method-not-allowed", METHOD_NOT_ALLOWED, Caller;
-    /// The caller sees only series with certain labels, which cannot be enforced in this request.
+    /// The caller may read only series with certain labels, and kas cannot enforce that in this request.
     NotEnforceable = "not-enforceable", FORBIDDEN, Caller;
-    /// agentk has a policy, which does not allow this request.
+    /// The policy of agentk does not allow this request.
     RefusedByPolicy = "refused-by-policy", FORBIDDEN, Caller;
-    /// No tunnel of this agent, nor did one come while the request waited.
+    /// The agent had no tunnel, and opened none while the request waited.
     AgentNotConnected = "agent-not-connected", SERVICE_UNAVAILABLE, Agent;
-    /// The tunnel ended before the agent answered.
+    /// The tunnel ended before the agent responded.
     TunnelLost = "tunnel-lost", BAD_GATEWAY, Agent;
-    /// The agent answered something that is not HTTP as we agreed on it.
+    /// The response of the agent breaks the tunnel protocol.
     AgentMisbehaved = "agent-misbehaved", BAD_GATEWAY, Agent;
     /// The agent cannot reach its cluster's API server, or Prometheus.
     ClusterUnreachable = "cluster-unreachable", BAD_GATEWAY, Cluster;
-    /// The upstream did not answer in time.
+    /// The upstream did not respond in time.
     ClusterTimeout = "cluster-timeout", GATEWAY_TIMEOUT, Cluster;
-    /// The upstream answered garbage, or closed the connection before it answered.
+    /// The response of the upstream is not HTTP, or the upstream closed the connection before it responded.
     ClusterMisbehaved = "cluster-misbehaved", BAD_GATEWAY, Cluster;
     /// agentk has no valid credential for its cluster.
     ClusterCredential = "cluster-credential", BAD_GATEWAY, Cluster;
@@ -98,13 +99,13 @@ reasons! {
     Draining = "draining", SERVICE_UNAVAILABLE, Server;
     /// A limit of kas was reached.
     TooManyRequests = "too-many-requests", TOO_MANY_REQUESTS, Server;
-    /// The request's head has more or longer fields than kas takes.
+    /// The head of the request has more or longer fields than kas accepts.
     HeadTooLarge = "head-too-large", REQUEST_HEADER_FIELDS_TOO_LARGE, Caller;
-    /// The request's body is larger than kas reads.
+    /// The body of the request is larger than kas accepts.
     BodyTooLarge = "body-too-large", PAYLOAD_TOO_LARGE, Caller;
-    /// The other end does not speak our subprotocol.
+    /// The other end does not support the subprotocol of the tunnel.
     UnsupportedProtocol = "unsupported-protocol", UPGRADE_REQUIRED, Caller;
-    /// A defect of ours.
+    /// A defect of kas or agentk.
     Internal = "internal", INTERNAL_SERVER_ERROR, Server;
 }
 
@@ -114,7 +115,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A word that is no [`Reason`] of this version.
+/// A text that is no [`Reason`] of this version.
 #[derive(Debug, thiserror::Error)]
 #[error("not a known reason")]
 pub struct UnknownReason;
@@ -124,17 +125,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_is_documented_with_its_status() {
+    fn each_reason_is_documented_with_status_and_fault() {
         let documentation = include_str!("../../docs/errors.md");
         for reason in Reason::ALL {
-            let blame = format!("{:?}", reason.blame()).to_lowercase();
-            let row = format!("| `{reason}` | {} | {blame} |", reason.status().as_u16());
+            let fault = format!("{:?}", reason.fault()).to_lowercase();
+            let row = format!("| `{reason}` | {} | {fault} |", reason.status().as_u16());
             assert!(documentation.contains(&row), "docs/errors.md has no row {row}");
         }
     }
 
     #[test]
-    fn every_reason_reads_back_its_word() {
+    fn each_reason_is_parsed_from_its_text() {
         for reason in Reason::ALL {
             assert_eq!(reason.as_str().parse::<Reason>().unwrap(), *reason);
             assert!(reason.status().is_client_error() || reason.status().is_server_error());

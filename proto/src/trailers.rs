@@ -1,4 +1,4 @@
-//! Fields after a body: what each hop does to them.
+//! Trailers: which fields after a body are forwarded.
 
 use http::{
     HeaderMap, HeaderName,
@@ -9,10 +9,10 @@ use http::{
     },
 };
 
-use crate::{border, header, impersonation};
+use crate::{header, hop_by_hop, impersonation};
 
-/// What a receiver must know before the body, or acts upon: framing, routing, authentication, caching
-/// (RFC 9110 section 6.5.1), and what a browser is told by.
+/// Fields for framing, routing, authentication and caching, which a receiver needs before the body (RFC 9110 section
+/// 6.5.1), and fields that control a browser.
 static FORBIDDEN: [HeaderName; 26] = [
     AGE,
     AUTHORIZATION,
@@ -42,9 +42,9 @@ static FORBIDDEN: [HeaderName; 26] = [
     WWW_AUTHENTICATE,
 ];
 
-/// What browsers, or proxies on the way to one, obey. None of them reads trailers; one that merges them into the headers
-/// would.
-const OBEYED: &[&str] = &[
+/// Fields that control a browser, or a proxy in front of it. Browsers ignore trailers, but a proxy may merge them into the
+/// headers.
+const BROWSER_CONTROL: &[&str] = &[
     "alt-svc",
     "authentication-info",
     "clear-site-data",
@@ -69,7 +69,7 @@ const OBEYED: &[&str] = &[
     "x-xss-protection",
 ];
 
-/// Families of both.
+/// Prefixes of further fields of both lists.
 const FORBIDDEN_PREFIXES: &[&str] = &[
     header::PREFIX,
     impersonation::PREFIX,
@@ -86,17 +86,17 @@ const FORBIDDEN_PREFIXES: &[&str] = &[
     "x-remote-",
 ];
 
-/// Computed over a body, and therefore made for what comes after it (RFC 9530 section 2).
+/// A field that begins like a forbidden one. It is computed from the body, so it is sent as a trailer (RFC 9530 section 2).
 const CONTENT_DIGEST: &str = "content-digest";
 
-/// Whether whoever sent these headers takes trailers in the answer (RFC 9110 section 10.1.4).
-pub fn wanted(headers: &HeaderMap) -> bool {
+/// Returns whether the sender of these headers accepts trailers in the response (RFC 9110 section 10.1.4).
+pub fn accepted(headers: &HeaderMap) -> bool {
     let coding =
         |token: &str| token.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("trailers");
-    border::tokens(headers, &TE).any(coding)
+    hop_by_hop::tokens(headers, &TE).any(coding)
 }
 
-/// Removes trailers that would be trusted if they were headers: some receivers merge the two.
+/// Removes trailers that a receiver would act on if they were headers: some receivers merge the two.
 pub fn strip(trailers: &mut HeaderMap) {
     let forbidden: Vec<HeaderName> = trailers.keys().filter(|name| is_forbidden(name)).cloned().collect();
     for name in forbidden {
@@ -105,12 +105,12 @@ pub fn strip(trailers: &mut HeaderMap) {
 }
 
 fn is_forbidden(name: &HeaderName) -> bool {
-    // Some servers take `X_Foo` for `X-Foo`.
-    let spelled = name.as_str().replace('_', "-");
-    let listed = FORBIDDEN.iter().any(|forbidden| forbidden.as_str() == spelled);
-    let obeyed = OBEYED.contains(&&*spelled);
-    let prefixed = FORBIDDEN_PREFIXES.iter().any(|prefix| spelled.starts_with(prefix));
-    (listed || obeyed || prefixed) && spelled != CONTENT_DIGEST
+    // Some servers treat `X_Foo` as `X-Foo`.
+    let name = name.as_str().replace('_', "-");
+    let listed =
+        FORBIDDEN.iter().any(|forbidden| forbidden.as_str() == name) || BROWSER_CONTROL.contains(&&*name);
+    let prefixed = FORBIDDEN_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    (listed || prefixed) && name != CONTENT_DIGEST
 }
 
 #[cfg(test)]
@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    fn left(names: &[&'static str]) -> Vec<String> {
+    fn stripped(names: &[&'static str]) -> Vec<String> {
         let field = |name: &&'static str| (HeaderName::from_static(name), HeaderValue::from_static("1"));
         let mut trailers: HeaderMap = names.iter().map(field).collect();
         strip(&mut trailers);
@@ -127,16 +127,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_the_body_passes() {
-        let fine = ["grpc-status", "content-digest", "x-checksum", "server-timing", "etag"];
-        assert_eq!(left(&fine).len(), fine.len());
+    fn fields_about_the_body_stay() {
+        let allowed = ["grpc-status", "content-digest", "x-checksum", "server-timing", "etag"];
+        assert_eq!(stripped(&allowed).len(), allowed.len());
     }
 
     #[test]
-    fn what_would_be_trusted_as_a_header_does_not() {
+    fn fields_that_are_trusted_as_headers_are_removed() {
         let none: Vec<String> = Vec::new();
         assert_eq!(
-            left(&[
+            stripped(&[
                 "authorization",
                 "content-length",
                 "content-type",

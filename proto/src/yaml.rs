@@ -1,4 +1,7 @@
-//! YAML files whose errors name file, line, column and key. Reading them is the programs' business: this sees text.
+//! Parses YAML text. Errors name file, line, column and key.
+
+mod keys;
+mod messages;
 
 use std::{
     fmt,
@@ -6,11 +9,14 @@ use std::{
 };
 
 use serde::de::DeserializeOwned;
-pub use serde_saphyr::{Location, Spanned};
+pub use serde_saphyr::{Budget, Location, Spanned};
 
-/// A file that cannot be used.
+pub use self::keys::KeyLocations;
+use self::messages::PlainMessages;
+
+/// The reason why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub struct Error {
+pub struct YamlError {
     file: PathBuf,
     /// Line and column, from 1.
     at: Option<(u64, u64)>,
@@ -18,46 +24,67 @@ pub struct Error {
     what: String,
 }
 
-impl Error {
-    /// About a value that was read, and turned out unusable.
+impl YamlError {
+    /// Creates an error about the value at a location.
     pub fn new(file: &Path, at: Location, key: impl Into<String>, what: impl Into<String>) -> Self {
         let at = Some((at.line(), at.column()));
         Self { file: file.to_owned(), at, key: Some(key.into()), what: what.into() }
     }
 
-    /// About the file as a whole.
+    /// Creates an error about a key. If the file does not set the key, the location is that of its section.
+    pub fn about(file: &Path, keys: &KeyLocations, key: impl Into<String>, what: impl Into<String>) -> Self {
+        let key = key.into();
+        Self { file: file.to_owned(), at: keys.locate(&key), key: Some(key), what: what.into() }
+    }
+
+    /// Creates an error about the file as a whole.
     pub fn whole(file: &Path, what: impl Into<String>) -> Self {
         Self { file: file.to_owned(), at: None, key: None, what: what.into() }
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for YamlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.file.display())?;
         if let Some((line, column)) = self.at {
             write!(f, ":{line}:{column}")?;
         }
         if let Some(key) = &self.key {
-            // A key is the file's word: it must not forge a line of a log.
+            // The key comes from the file, and must not forge a line of a log.
             write!(f, ": {}", key.escape_debug())?;
         }
         write!(f, ": {}", self.what)
     }
 }
 
-/// Parses a file's text; `file` is for errors.
-pub fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<T, Error> {
+/// Parses the text of a file within the default [`Budget`]. Errors name `file`.
+pub fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<T, YamlError> {
+    parse_with_budget(file, text, Budget::default())
+}
+
+/// Parses the text of a file with at most the nodes and bytes of `budget`. Errors name `file`.
+pub fn parse_with_budget<T: DeserializeOwned>(
+    file: &Path,
+    text: &str,
+    budget: Budget,
+) -> Result<T, YamlError> {
+    let options = serde_saphyr::options! { budget: Some(budget) };
+    if let Ok(parsed) = serde_saphyr::from_str_with_options(text, options.clone()) {
+        return Ok(parsed);
+    }
+
+    // Parsing with the path of the key takes twice the time, so only a text with an error is parsed that way.
     let mut track = serde_path_to_error::Track::new();
-    let parsed = serde_saphyr::with_deserializer_from_str(text, |deserializer| {
+    let parsed = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
         T::deserialize(serde_path_to_error::Deserializer::new(deserializer, &mut track))
     });
 
     parsed.map_err(|error| {
         let error = error.without_snippet();
-        let what = error.render();
-        // The location stands in front already.
+        let what = error.render_with_formatter(&PlainMessages);
+        // The location is displayed before the message.
         let what = what.rsplit_once(" at line ").map_or(&*what, |(what, _)| what);
-        Error {
+        YamlError {
             file: file.to_owned(),
             at: error.location().map(|at| (at.line(), at.column())),
             key: key(&track.path().to_string()),
@@ -66,7 +93,7 @@ pub fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<T, Error> {
     })
 }
 
-/// As it is in the file: `value` is where a [`Spanned`] keeps what it spans. No file of ours has such a key.
+/// Returns the key as it is in the file. [`Spanned`] adds a field `value` to the path, and no configuration has such a key.
 fn key(path: &str) -> Option<String> {
     let path = path.replace(".value[", "[");
     let keys: Vec<_> = path.split('.').filter(|key| !matches!(*key, "" | "?" | "value")).collect();
@@ -84,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_file_line_column_key_and_reason() {
+    fn error_names_file_line_column_key_and_reason() {
         let error = |text| parse::<Numbers>(Path::new("n.yaml"), text).unwrap_err().to_string();
         assert!(
             error("of: [1]\nor: [2]").starts_with("n.yaml:2:1: or: unknown field `or`"),
@@ -98,8 +125,8 @@ mod tests {
         );
 
         let parsed: Numbers = parse(Path::new("n.yaml"), "of: [1,\n  7]").unwrap();
-        let late = Error::new(Path::new("n.yaml"), parsed.of[1].referenced, "of[1]", "too large");
+        let late = YamlError::new(Path::new("n.yaml"), parsed.of[1].referenced, "of[1]", "too large");
         assert_eq!(late.to_string(), "n.yaml:2:3: of[1]: too large");
-        assert_eq!(Error::whole(Path::new("n.yaml"), "is missing").to_string(), "n.yaml: is missing");
+        assert_eq!(YamlError::whole(Path::new("n.yaml"), "is missing").to_string(), "n.yaml: is missing");
     }
 }

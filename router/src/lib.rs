@@ -1,27 +1,31 @@
-//! Who holds whom: which replica holds an agent, and which of its tunnels takes a request.
+//! Routing: which replica holds an agent, and which of its tunnels takes a request.
 //!
-//! * [`LocalTunnels`] is this replica's own table: exact, in memory, the only thing most requests ask.
-//! * [`RouteStore`] is the directory that all replicas share: a hint, possibly stale, never needed for a local agent.
-//!   [`MemoryStore`] is for one replica, [`redis::RedisStore`] for several.
-//! * [`RateLimit`] says how often somebody may come.
-//! * [`Attempt`] says whether a failed request may be tried again.
+//! * [`LocalTunnels`] is the exact table of the tunnels to this replica. Most requests need nothing else.
+//! * [`RouteStore`] is the directory that all replicas share. It is a hint, which may be stale, and an agent with a
+//!   local tunnel does not need it. [`MemoryStore`] serves one replica, [`redis::RedisStore`] serves several.
+//! * [`RetryPolicy`] decides whether a failed request may be sent again.
+//! * [`RateLimiter`] and [`KeyedRateLimiter`] limit how often agents may open tunnels.
 //!
-//! Knows nothing of connections: a tunnel is whatever handle the table was given.
+//! This crate opens no connections but those to Redis: the type of a tunnel is a parameter of [`LocalTunnels`].
 #![warn(missing_docs)]
 
-mod attempt;
 mod choice;
-mod limit;
+mod local_tunnels;
 mod memory;
+mod rate_limit;
 pub mod redis;
+mod retry;
 mod store;
-mod tunnels;
+mod waiters;
 
-pub use self::attempt::{Attempt, Progress};
-pub use self::choice::Class;
-pub use self::limit::RateLimit;
-pub use self::memory::MemoryStore;
-pub use self::store::{
-    BoxFuture, Health, Holding, Holdings, Instance, Record, Replica, Route, RouteStore, StoreError,
+pub use self::choice::RequestClass;
+pub use self::local_tunnels::{
+    LocalTunnels, RegistrationGuard, RequestPermit, RequestsInFlight, TunnelChoice, TunnelView,
 };
-pub use self::tunnels::{Choice, InFlight, Lease, LocalTunnels, Registration, View};
+pub use self::memory::MemoryStore;
+pub use self::rate_limit::{KeyedRateLimiter, RateLimiter};
+pub use self::retry::RetryPolicy;
+pub use self::store::{
+    AgentRoutes, BoxFuture, Instance, InstanceList, Replica, ReplicaInstances, Route, RouteStore, StoreError,
+    StoreHealth,
+};

@@ -1,63 +1,67 @@
-//! The embedded store: one replica, nothing to install. Forgets everything at exit.
+//! The embedded store: for one replica, in memory, without anything to install.
 
-use std::{collections::HashMap, future::ready, sync::Arc, time::SystemTime};
+use std::{collections::HashMap, future::ready, time::SystemTime};
 
 use parking_lot::Mutex;
 use proto::{AgentId, ReplicaId};
-use tokio::sync::Notify;
 
-use crate::store::{
-    BoxFuture, Health, Holding, Holdings, Instance, Record, Replica, Route, RouteStore, StoreError,
+use crate::{
+    store::{
+        AgentRoutes, BoxFuture, Instance, InstanceList, Replica, ReplicaInstances, Route, RouteStore,
+        StoreError, StoreHealth,
+    },
+    waiters::Waiters,
 };
 
-/// A [`RouteStore`] for the replicas of one process: one, except in tests.
+/// A [`RouteStore`] for the replicas of one process, which is one replica except in tests.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
-    agents: Mutex<HashMap<AgentId, Entry>>,
+    agents: Mutex<HashMap<AgentId, AgentEntry>>,
     replicas: Mutex<HashMap<ReplicaId, Replica>>,
     loads: Mutex<HashMap<ReplicaId, u32>>,
+    waiters: Waiters,
 }
 
 #[derive(Debug, Default)]
-struct Entry {
-    record: Record,
+struct AgentEntry {
+    routes: Vec<Route>,
+    disconnected_since: Option<SystemTime>,
     instances: HashMap<ReplicaId, Vec<Instance>>,
-    changed: Arc<Notify>,
 }
 
 impl MemoryStore {
-    /// Says where a replica is reached.
+    /// Adds a replica and its address.
     pub fn join(&self, replica: Replica) {
         self.replicas.lock().insert(replica.id, replica);
     }
 
-    /// A replica is gone.
+    /// Removes a replica.
     pub fn leave(&self, replica: ReplicaId) {
         self.replicas.lock().remove(&replica);
         self.loads.lock().remove(&replica);
     }
 
-    fn edit(&self, agent: AgentId, edit: impl FnOnce(&mut Entry) -> bool) {
-        let mut agents = self.agents.lock();
-        let entry = agents.entry(agent).or_default();
-        if edit(entry) {
-            entry.changed.notify_waiters();
+    /// Changes the entry of an agent, and wakes its waiters if `edit` returns true.
+    fn edit(&self, agent: AgentId, edit: impl FnOnce(&mut AgentEntry) -> bool) {
+        let changed = edit(self.agents.lock().entry(agent).or_default());
+        if changed {
+            self.waiters.wake(agent);
         }
     }
 }
 
 impl RouteStore for MemoryStore {
     fn announce(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.edit(agent, |Entry { record, .. }| {
-            record.gone_since = None;
-            match record.routes.iter_mut().find(|known| known.replica == route.replica) {
+        self.edit(agent, |entry| {
+            entry.disconnected_since = None;
+            match entry.routes.iter_mut().find(|known| known.replica == route.replica) {
                 Some(known) if known.epoch >= route.epoch => false,
                 Some(known) => {
                     *known = route;
                     true
                 }
                 None => {
-                    record.routes.push(route);
+                    entry.routes.push(route);
                     true
                 }
             }
@@ -65,41 +69,45 @@ impl RouteStore for MemoryStore {
         Box::pin(ready(Ok(())))
     }
 
-    fn describe(&self, agent: AgentId, replica: ReplicaId, instances: Vec<Instance>) {
+    fn set_instances(&self, agent: AgentId, replica: ReplicaId, instances: Vec<Instance>) {
         self.agents.lock().entry(agent).or_default().instances.insert(replica, instances);
     }
 
     fn withdraw(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.edit(agent, |Entry { record, instances, .. }| {
-            let before = record.routes.len();
-            record.routes.retain(|known| known.replica != route.replica || known.epoch > route.epoch);
-            let removed = record.routes.len() < before;
+        self.edit(agent, |entry| {
+            let before = entry.routes.len();
+            entry.routes.retain(|known| known.replica != route.replica || known.epoch > route.epoch);
+            let removed = entry.routes.len() < before;
             if removed {
-                instances.remove(&route.replica);
+                entry.instances.remove(&route.replica);
             }
-            if removed && record.routes.is_empty() {
-                record.gone_since = Some(SystemTime::now());
+            if removed && entry.routes.is_empty() {
+                entry.disconnected_since = Some(SystemTime::now());
             }
             removed
         });
         Box::pin(ready(Ok(())))
     }
 
-    fn lookup(&self, agent: AgentId) -> BoxFuture<'_, Result<Record, StoreError>> {
-        let record = self.agents.lock().get(&agent).map(|entry| entry.record.clone());
-        Box::pin(ready(Ok(record.unwrap_or_default())))
+    fn lookup(&self, agent: AgentId) -> BoxFuture<'_, Result<AgentRoutes, StoreError>> {
+        let agents = self.agents.lock();
+        let found = agents.get(&agent).map(|AgentEntry { routes, disconnected_since, .. }| AgentRoutes {
+            routes: routes.clone(),
+            disconnected_since: *disconnected_since,
+        });
+        Box::pin(ready(Ok(found.unwrap_or_default())))
     }
 
     fn replica(&self, id: ReplicaId) -> Option<Replica> {
         self.replicas.lock().get(&id).cloned()
     }
 
-    /// All of them: it speaks for each of its replicas.
+    /// Returns all replicas. They share this store, so that it cannot leave out the replica of the caller.
     fn replicas(&self) -> Vec<Replica> {
         self.replicas.lock().values().cloned().collect()
     }
 
-    fn tell_load(&self, replica: ReplicaId, tunnels: Option<u32>) {
+    fn set_load(&self, replica: ReplicaId, tunnels: Option<u32>) {
         let mut loads = self.loads.lock();
         loads.remove(&replica);
         loads.extend(tunnels.map(|tunnels| (replica, tunnels)));
@@ -109,24 +117,23 @@ impl RouteStore for MemoryStore {
         self.loads.lock().iter().map(|(replica, tunnels)| (*replica, *tunnels)).collect()
     }
 
-    fn change(&self, agent: AgentId) -> BoxFuture<'static, ()> {
-        let changed = Arc::clone(&self.agents.lock().entry(agent).or_default().changed);
-        Box::pin(changed.notified_owned())
+    fn changed(&self, agent: AgentId) -> BoxFuture<'static, ()> {
+        Box::pin(self.waiters.wait(agent))
     }
 
-    fn holdings<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, Holdings> {
-        let (mut holdings, known) = (Holdings::default(), self.agents.lock());
+    fn list_instances<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, InstanceList> {
+        let (mut list, known) = (InstanceList::default(), self.agents.lock());
         for (agent, entry) in agents.iter().filter_map(|agent| Some((*agent, known.get(agent)?))) {
-            for Route { replica, .. } in &entry.record.routes {
+            for Route { replica, .. } in &entry.routes {
                 let instances = entry.instances.get(replica).cloned().unwrap_or_default();
-                holdings.held.push(Holding { agent, replica: *replica, instances });
+                list.connected.push(ReplicaInstances { agent, replica: *replica, instances });
             }
-            holdings.gone.extend(entry.record.gone_since.map(|since| (agent, since)));
+            list.disconnected.extend(entry.disconnected_since.map(|since| (agent, since)));
         }
-        Box::pin(ready(holdings))
+        Box::pin(ready(list))
     }
 
-    fn health(&self) -> Health {
-        Health::Healthy
+    fn health(&self) -> StoreHealth {
+        StoreHealth::Healthy
     }
 }

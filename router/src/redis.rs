@@ -1,234 +1,186 @@
-//! The directory in Redis: for several replicas.
+//! [`RedisStore`]: the directory in Redis, for several replicas.
 //!
 //! ```text
-//!   announce, withdraw ──► Own, in memory ──► Keeper ──► {kas}:routes:<me>   what this replica holds
-//!                                              │  └────► {kas}:replica:<me>  that it lives
-//!                                              └──────► kas:events ─┐        what has changed
+//!   announce, withdraw ──► LocalRoutes ──► SyncTask ──► {kas}:routes:<id>    the routes of this replica
+//!                                             │ └─────► {kas}:replica:<id>   its heartbeat
+//!                                             └───────► kas:events ─┐        its changes
 //!                                                                   ▼
-//!   lookup ──► Answers ──(miss)──► {kas}:routes:<each other>    Members, Answers, Waiting of the others
+//!   lookup ──► LookupCache ──(miss)──► {kas}:routes:<others>        Members, LookupCache, Waiters of the others
 //! ```
 //!
-//! * **Each replica writes its own records only**, and all of its records have one life: nothing is refreshed for each
-//!   agent, a dead replica's records are dead with it, and no replica can touch what another one said. Within a
-//!   replica, one task writes, and each connection's writes are fenced off from those of the connection before.
-//! * **Redis is made to say what memory says.** Nobody waits for it to be told. After each connection the records are
-//!   written anew, beside the old ones, and take their place at once.
-//! * **Memory serves while Redis does not**: own agents, the replicas, old answers.
-//! * **Nobody polls.** What others say arrives as events; a missed one is noticed, and what is known is old then.
-//! * **Redis is not believed.** What is read from it is bounded in Redis, and parsed as foreign bytes.
+//! * **A replica writes only its own records**, and all of them expire together: no record of an agent is refreshed,
+//!   the records of a dead replica end with it, and no replica changes the records of another. Within a replica, one
+//!   task writes, and the writes of an earlier connection are rejected by their generation.
+//! * **Memory is the source of truth.** Callers do not wait until Redis has their change. After each connection all
+//!   records are written to a second key, which then replaces the first.
+//! * **Memory serves while Redis does not**: local agents, live replicas, earlier lookups.
+//! * **Nothing polls.** Changes of other replicas arrive as events. Events have sequence numbers; after a gap, every
+//!   cached lookup is invalid.
+//! * **Values in Redis are untrusted.** Their size is limited in Redis, and they are parsed as foreign bytes.
 //!
-//! The keys, and what they cost: [`SCHEMA`].
+//! | file | job |
+//! |---|---|
+//! | `routes` | the routes of this replica: announced, withdrawn, not yet in Redis |
+//! | `sync` | the task that connects, writes routes and heartbeats, and receives events |
+//! | `events` | the effect of an event: cache entries to invalidate, callers to wake |
+//! | `members` | which other replicas are alive |
+//! | `cleanup` | removes the records of dead replicas |
+//! | `lookup`, `cache` | read the routes of other replicas |
+//! | `client`, `settings` | connect to a server, to Sentinels or to a Cluster |
+//! | `wire`, `keys`, `scripts` | values, keys and Lua scripts in Redis; [`SCHEMA`] lists the keys and their cost |
+//! | `check` | tests a server for `kas check-config --live` |
 
-mod burial;
 mod cache;
-mod counts;
-mod examine;
-mod keeper;
+mod check;
+mod cleanup;
+mod client;
+mod events;
 mod keys;
-mod limiter;
-mod link;
-mod listing;
+mod lookup;
 mod members;
-mod own;
+mod metrics;
+mod routes;
 mod scripts;
 mod settings;
-mod waiting;
+mod sync;
 pub mod wire;
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use parking_lot::Mutex;
 use proto::{AgentId, ReplicaId};
 use tokio::sync::{Notify, watch};
 
-pub use self::counts::{Count, Counts};
-pub use self::examine::{Examination, Finding};
-pub use self::keeper::Keeper;
+pub use self::check::{RedisCheck, RedisReport};
 pub use self::keys::SCHEMA;
-pub use self::settings::{Address, InvalidAddress, Servers, Settings, Tls};
+pub use self::metrics::{RedisCounter, RedisMetrics};
+pub use self::settings::{RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisTlsFiles};
+pub use self::sync::SyncTask;
 use self::{
-    cache::{Answers, Found},
-    keys::Keys,
-    link::Link,
-    members::Members,
-    own::Own,
-    scripts::Scripts,
-    waiting::Waiting,
-    wire::{Heartbeat, Held, MAX_RECORD},
+    cache::LookupCache, client::Connection, keys::Keys, members::Members, routes::LocalRoutes,
+    scripts::Scripts, wire::Heartbeat,
 };
-use crate::store::{BoxFuture, Health, Holdings, Instance, Record, Replica, Route, RouteStore, StoreError};
+use crate::{
+    rate_limit::Gcra,
+    store::{
+        AgentRoutes, BoxFuture, Instance, InstanceList, Replica, Route, RouteStore, StoreError, StoreHealth,
+    },
+    waiters::Waiters,
+};
 
-/// A [`RouteStore`] that the replicas share through Redis. Cheap to clone.
+/// A [`RouteStore`] that replicas share through Redis. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RedisStore(Arc<Shared>);
 
-/// What the store and its keeper share.
+/// The state that the store shares with its [`SyncTask`].
 #[derive(Debug)]
 struct Shared {
-    me: ReplicaId,
-    /// As it was at the start.
+    /// The id of this replica.
+    replica: ReplicaId,
+    /// The heartbeat at the start, without the load.
     heartbeat: Heartbeat,
     load: Mutex<Option<u32>>,
-    settings: Settings,
+    settings: RedisSettings,
     keys: Keys,
     scripts: Scripts,
-    own: Mutex<Own>,
-    /// There is something that Redis is to be told.
-    unsaid: Notify,
+    routes: Mutex<LocalRoutes>,
+    /// Wakes the sync task when `routes` has dirty entries.
+    routes_changed: Notify,
     members: Mutex<Members>,
-    /// The dead who have left something behind.
-    unburied: Mutex<Vec<ReplicaId>>,
-    answers: Answers,
-    waiting: Waiting,
-    line: Mutex<Option<Line>>,
-    health: watch::Sender<Health>,
-    counts: Counts,
-}
-
-/// A connection to Redis, and a way to say that it is broken.
-#[derive(Clone, Debug)]
-struct Line {
-    link: Link,
-    broken: Arc<Notify>,
+    /// Dead replicas whose records are still in Redis.
+    dead: Mutex<Vec<ReplicaId>>,
+    cache: LookupCache,
+    waiters: Waiters,
+    /// The present connection; `None` while there is none.
+    connection: Mutex<Option<Connection>>,
+    health: watch::Sender<StoreHealth>,
+    metrics: RedisMetrics,
 }
 
 impl RedisStore {
-    /// A store that speaks for `replica`, of this version of kas. It talks to Redis as long as its keeper runs.
-    pub fn new(settings: Settings, replica: Replica, kas: &str) -> (Self, Keeper) {
-        let started = wire::seconds(SystemTime::now());
-        let fleet = settings.fleet.clone();
-        let heartbeat =
-            Heartbeat { url: replica.url, fleet: fleet.clone(), kas: kas.to_owned(), started, tunnels: None };
-        let why = "Redis was not reached yet".into();
+    /// Creates the store of `replica`, which runs version `kas`. It uses Redis only while its [`SyncTask`] runs.
+    pub fn new(settings: RedisSettings, replica: Replica, kas: &str) -> (Self, SyncTask) {
+        let now = SystemTime::now();
+        let heartbeat = Heartbeat {
+            url: replica.url,
+            fleet: settings.fleet.clone(),
+            kas: kas.to_owned(),
+            started: wire::unix_seconds(now),
+            tunnels: None,
+        };
+        let reason = "Redis was not reached yet".into();
         let shared = Arc::new(Shared {
-            me: replica.id,
-            heartbeat,
+            replica: replica.id,
             load: Mutex::new(None),
             keys: Keys::new(&settings.prefix),
-            settings,
             scripts: Scripts::new(),
-            own: Mutex::default(),
-            unsaid: Notify::new(),
-            members: Mutex::new(Members::new(replica.id, fleet)),
-            unburied: Mutex::default(),
-            answers: Answers::new(),
-            waiting: Waiting::default(),
-            line: Mutex::new(None),
-            health: watch::Sender::new(Health::Degraded { since: SystemTime::now(), why }),
-            counts: Counts::default(),
+            routes: Mutex::default(),
+            routes_changed: Notify::new(),
+            members: Mutex::new(Members::new(replica.id, heartbeat.fleet.clone())),
+            heartbeat,
+            settings,
+            dead: Mutex::default(),
+            cache: LookupCache::new(),
+            waiters: Waiters::default(),
+            connection: Mutex::new(None),
+            health: watch::Sender::new(StoreHealth::Degraded { since: now, reason }),
+            metrics: RedisMetrics::default(),
         });
-        (Self(Arc::clone(&shared)), Keeper::new(shared))
+        (Self(Arc::clone(&shared)), SyncTask::new(shared))
     }
 
-    /// What is counted.
-    pub fn counts(&self) -> &Counts {
-        &self.0.counts
+    /// Returns the counters of the store.
+    pub fn metrics(&self) -> &RedisMetrics {
+        &self.0.metrics
     }
 
-    /// Completes once Redis knows what this replica holds, at once if it does.
-    pub async fn healthy(&self) {
-        // The sender lives as long as `self`.
-        _ = self.0.health.subscribe().wait_for(|health| *health == Health::Healthy).await;
+    /// Completes once the store is healthy: Redis has all routes of this replica.
+    pub async fn wait_until_healthy(&self) {
+        // No error: the sender lives as long as `self`.
+        _ = self.0.health.subscribe().wait_for(|health| *health == StoreHealth::Healthy).await;
     }
 
-    /// How Redis fares, whenever that changes.
-    pub fn health_changes(&self) -> watch::Receiver<Health> {
+    /// Returns a receiver of every change of the store's health.
+    pub fn health_changes(&self) -> watch::Receiver<StoreHealth> {
         self.0.health.subscribe()
+    }
+
+    /// Applies the rate limit of a key over all replicas: admits an event, or returns how long to wait. The error is
+    /// that Redis did not answer.
+    pub(crate) async fn admit(&self, key: [u8; 16], gcra: Gcra) -> Result<Result<(), Duration>, StoreError> {
+        let shared = &self.0;
+        let key = format!("{:032x}", u128::from_be_bytes(key));
+        let mut script = shared.scripts.admit.key(shared.keys.limit(&key));
+        script.arg(micros(gcra.interval)).arg(micros(gcra.burst));
+        let wait: u64 = shared.query(&script).await?;
+        Ok(if wait == 0 { Ok(()) } else { Err(Duration::from_micros(wait)) })
     }
 }
 
 impl Shared {
-    /// As it is now.
+    /// Returns the heartbeat with the present load.
     fn heartbeat(&self) -> Heartbeat {
         Heartbeat { tunnels: *self.load.lock(), ..self.heartbeat.clone() }
     }
 
-    fn line(&self) -> Result<Line, StoreError> {
-        let line = self.line.lock().clone();
-        line.ok_or_else(|| match &*self.health.borrow() {
-            Health::Degraded { why, .. } => StoreError(why.to_string()),
-            Health::Healthy => StoreError("the connection to Redis was lost".to_owned()),
+    fn connection(&self) -> Result<Connection, StoreError> {
+        let connection = self.connection.lock().clone();
+        connection.ok_or_else(|| match &*self.health.borrow() {
+            StoreHealth::Degraded { reason, .. } => StoreError(reason.to_string()),
+            StoreHealth::Healthy => StoreError("the connection to Redis was lost".to_owned()),
         })
     }
 
-    /// Nothing more is asked over this line, and the keeper makes another.
-    fn give_up(&self, line: &Line) {
-        let mut current = self.line.lock();
-        if current.as_ref().is_some_and(|current| Arc::ptr_eq(&current.broken, &line.broken)) {
+    /// Stops using this connection. The sync task then makes another.
+    fn discard(&self, connection: &Connection) {
+        let mut current = self.connection.lock();
+        if current.as_ref().is_some_and(|current| current.is_same(connection)) {
             *current = None;
-            line.broken.notify_one();
+            connection.failed.notify_one();
         }
-    }
-
-    /// Asks Redis.
-    async fn ask(&self, agent: AgentId, before: Option<Found>) -> Result<Found, StoreError> {
-        let line = self.line()?;
-        let others = self.members.lock().ids();
-        let mut script = self.scripts.lookup.key(self.keys.gone());
-        for other in &others {
-            script.key(self.keys.routes(*other));
-        }
-        script.arg(agent.0).arg(MAX_RECORD);
-        let found: Vec<Vec<u8>> = line.link.run(&script, &self.counts).await.map_err(|error| {
-            self.give_up(&line);
-            StoreError(error)
-        })?;
-
-        let (gone, records) =
-            found.split_first().ok_or_else(|| StoreError("Redis said nothing".to_owned()))?;
-        let gone_since = self.number(gone).and_then(wire::time);
-        let mut routes = Vec::new();
-        let members = self.members.lock();
-        for (replica, record) in others.into_iter().zip(records) {
-            let before = || {
-                let known = before.iter().flat_map(|before| &before.routes);
-                known.copied().find(|route| route.replica == replica && members.is_uncertain(replica))
-            };
-            let said = self.record(record).map(|held| Route { replica, epoch: held.epoch });
-            routes.extend(said.or_else(before));
-        }
-        Ok(Found { routes, gone_since })
-    }
-
-    /// Reads a record, if there is one that can be read.
-    fn record(&self, text: &[u8]) -> Option<Held> {
-        if text.is_empty() {
-            return None;
-        }
-        Held::decode(text).inspect_err(|error| self.reject("a record", error)).ok()
-    }
-
-    fn number(&self, text: &[u8]) -> Option<u64> {
-        if text.is_empty() {
-            return None;
-        }
-        let number = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
-        if number.is_none() {
-            self.reject("a time", &"it is no number");
-        }
-        number
-    }
-
-    fn reject(&self, what: &'static str, why: &dyn std::fmt::Display) {
-        self.counts.rejected.add();
-        tracing::debug!(what, %why, "something in Redis cannot be used");
-    }
-
-    /// What was found, without the dead and with what is here.
-    fn judge(&self, agent: AgentId, found: Result<Found, StoreError>) -> Result<Record, StoreError> {
-        let own = self.own.lock();
-        let here = own.get(agent).map(|held| Route { replica: self.me, epoch: held.epoch });
-        let found = match (found, here) {
-            (Ok(found), _) => found,
-            (Err(_), Some(_)) => Found::default(),
-            (Err(error), None) => return Err(error),
-        };
-
-        let members = self.members.lock();
-        let live = found.routes.into_iter().filter(|route| members.get(route.replica).is_some());
-        let routes: Vec<Route> = live.chain(here).collect();
-        let gone_since = found.gone_since.max(own.left(agent)).filter(|_| routes.is_empty());
-        Ok(Record { routes, gone_since })
     }
 }
 
@@ -236,81 +188,81 @@ impl RouteStore for RedisStore {
     fn announce(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let shared = &self.0;
-            if route.replica != shared.me {
-                return Err(StoreError("a replica speaks for itself only".to_owned()));
+            if route.replica != shared.replica {
+                return Err(StoreError("a replica can announce only its own routes".to_owned()));
             }
-            if shared.own.lock().announce(agent, route.epoch) {
-                shared.unsaid.notify_one();
-                shared.waiting.wake(agent);
+            if shared.routes.lock().announce(agent, route.epoch) {
+                shared.routes_changed.notify_one();
+                shared.waiters.wake(agent);
             }
             Ok(())
         })
     }
 
-    fn describe(&self, agent: AgentId, replica: ReplicaId, instances: Vec<Instance>) {
-        if replica == self.0.me {
-            self.0.own.lock().describe(agent, instances);
-            self.0.unsaid.notify_one();
+    fn set_instances(&self, agent: AgentId, replica: ReplicaId, instances: Vec<Instance>) {
+        if replica == self.0.replica {
+            self.0.routes.lock().set_instances(agent, instances);
+            self.0.routes_changed.notify_one();
         }
     }
 
     fn withdraw(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let shared = &self.0;
-            let own = route.replica == shared.me;
-            if own && shared.own.lock().withdraw(agent, route.epoch, SystemTime::now()) {
-                shared.unsaid.notify_one();
-                shared.waiting.wake(agent);
+            let local = route.replica == shared.replica;
+            if local && shared.routes.lock().withdraw(agent, route.epoch, SystemTime::now()) {
+                shared.routes_changed.notify_one();
+                shared.waiters.wake(agent);
             }
             Ok(())
         })
     }
 
-    fn lookup(&self, agent: AgentId) -> BoxFuture<'_, Result<Record, StoreError>> {
-        Box::pin(async move {
-            let shared = &self.0;
-            let ask = |before| shared.ask(agent, before);
-            let found = shared.answers.get(agent, &shared.counts, ask).await;
-            shared.judge(agent, found)
-        })
+    fn lookup(&self, agent: AgentId) -> BoxFuture<'_, Result<AgentRoutes, StoreError>> {
+        Box::pin(self.0.lookup(agent))
     }
 
     fn replica(&self, id: ReplicaId) -> Option<Replica> {
-        if id == self.0.me {
+        if id == self.0.replica {
             return Some(Replica { id, url: self.0.heartbeat.url.clone() });
         }
         self.0.members.lock().get(id).cloned()
     }
 
     fn replicas(&self) -> Vec<Replica> {
-        self.0.members.lock().all()
+        self.0.members.lock().replicas()
     }
 
-    fn tell_load(&self, replica: ReplicaId, tunnels: Option<u32>) {
-        if replica == self.0.me {
+    fn set_load(&self, replica: ReplicaId, tunnels: Option<u32>) {
+        if replica == self.0.replica {
             *self.0.load.lock() = tunnels;
         }
     }
 
     fn loads(&self) -> Vec<(ReplicaId, u32)> {
-        if self.health() != Health::Healthy {
+        if self.health() != StoreHealth::Healthy {
             return Vec::new();
         }
         let own = *self.0.load.lock();
         let mut loads = self.0.members.lock().loads();
-        loads.extend(own.map(|own| (self.0.me, own)));
+        loads.extend(own.map(|own| (self.0.replica, own)));
         loads
     }
 
-    fn change(&self, agent: AgentId) -> BoxFuture<'static, ()> {
-        Box::pin(self.0.waiting.wait(agent))
+    fn changed(&self, agent: AgentId) -> BoxFuture<'static, ()> {
+        Box::pin(self.0.waiters.wait(agent))
     }
 
-    fn holdings<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, Holdings> {
-        Box::pin(self.0.holdings(agents))
+    fn list_instances<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, InstanceList> {
+        Box::pin(self.0.list_instances(agents))
     }
 
-    fn health(&self) -> Health {
+    fn health(&self) -> StoreHealth {
         self.0.health.borrow().clone()
     }
+}
+
+/// Converts a duration for the rate limit script, which counts whole microseconds and cannot use 0.
+fn micros(duration: Duration) -> u64 {
+    (duration.as_micros() as u64).max(1)
 }

@@ -1,144 +1,150 @@
-//! The directory: which replicas hold an agent.
+//! [`RouteStore`]: the directory that names the replicas that hold an agent.
 
 use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, time::SystemTime};
 
 use proto::{AgentId, Epoch, InstanceId, ReplicaId};
 
-/// A boxed future: a store is chosen at run time, and its round trip dwarfs the box.
+/// A boxed future. The store is chosen at run time, and its round trip costs far more than the box.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// One replica that says it holds an agent.
+/// An announcement of one replica that it holds an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// The replica.
+    /// The replica that holds the agent.
     pub replica: ReplicaId,
-    /// Orders what this replica says of this agent.
+    /// The order of this replica's announcements for this agent; a higher epoch is newer.
     pub epoch: Epoch,
 }
 
-/// A replica, as the others reach it.
+/// The address of a replica for its peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replica {
-    /// Names the process.
+    /// The id of the process.
     pub id: ReplicaId,
-    /// Of its listener for peers: scheme, host and port.
+    /// The URL of its private listener: scheme, host and port.
     pub url: String,
 }
 
-/// What the directory knows of an agent.
+/// The routes of one agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
-    /// Who says that they hold it; in no order.
+pub struct AgentRoutes {
+    /// The routes, one for each replica that holds the agent, in no order.
     pub routes: Vec<Route>,
-    /// When its last route was withdrawn; `None` if it has one, or never had.
-    pub gone_since: Option<SystemTime>,
+    /// The time when the last route was withdrawn; `None` if the agent has a route, or never had one.
+    pub disconnected_since: Option<SystemTime>,
 }
 
-/// One agentk process of an agent, as a replica sees it. What it says of itself is its word.
+/// One agentk process of an agent, as a replica sees it. Its versions and its pod come from the hello of the agent and
+/// are not verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// Names the process.
+    /// The id of the process.
     pub id: InstanceId,
-    /// agentk's version.
+    /// The version of agentk.
     pub version: String,
-    /// The pod's namespace.
+    /// The namespace of the pod.
     pub pod_namespace: Option<String>,
-    /// The pod's name.
+    /// The name of the pod.
     pub pod_name: Option<String>,
-    /// The version of its cluster.
+    /// The version of the cluster's Kubernetes.
     pub kubernetes_version: Option<String>,
-    /// When the oldest of its tunnels to this replica was opened, to the second.
+    /// The time when the oldest of its tunnels to this replica was opened, in whole seconds.
     pub since: SystemTime,
-    /// How many tunnels it has to this replica.
+    /// The number of its tunnels to this replica.
     pub tunnels: u16,
 }
 
-/// What one replica holds of one agent.
+/// The instances of one agent that have tunnels to one replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holding {
-    /// Whose.
+pub struct ReplicaInstances {
+    /// The agent.
     pub agent: AgentId,
-    /// Where.
+    /// The replica.
     pub replica: ReplicaId,
-    /// The agent's processes that have tunnels there; in no order.
+    /// The instances, in no order.
     pub instances: Vec<Instance>,
 }
 
-/// What the directory knows of some agents, for whoever lists them.
+/// The result of [`RouteStore::list_instances`].
 #[derive(Clone, Debug, Default)]
-pub struct Holdings {
-    /// What each live replica holds of them; in no order.
-    pub held: Vec<Holding>,
-    /// When they left some replica last, as far as it is known; of those that are held it means nothing.
-    pub gone: HashMap<AgentId, SystemTime>,
-    /// Why what other replicas hold is missing, if it is.
-    pub missing: Option<StoreError>,
+pub struct InstanceList {
+    /// One entry for each live replica and agent that it holds, in no order.
+    pub connected: Vec<ReplicaInstances>,
+    /// The times when agents last disconnected from a replica, where known. An entry for an agent that is in
+    /// `connected` has no meaning.
+    pub disconnected: HashMap<AgentId, SystemTime>,
+    /// The reason why the entries of other replicas are missing, or `None` if the list is complete.
+    pub error: Option<StoreError>,
 }
 
-/// How the directory fares.
+/// The health of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Health {
-    /// It knows what the other replicas know.
+pub enum StoreHealth {
+    /// The store has the routes of all replicas.
     Healthy,
-    /// It answers from memory.
+    /// The store answers from memory.
     Degraded {
-        /// Until then it was healthy, or had not started.
+        /// The time when the store was healthy last, or when it was created.
         since: SystemTime,
-        /// What is wrong, in a line.
-        why: Arc<str>,
+        /// The cause, in one line.
+        reason: Arc<str>,
     },
 }
 
-/// The directory did not answer.
+/// The error of a store that cannot answer.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("the route store is unavailable: {0}")]
 pub struct StoreError(pub String);
 
 /// The directory that replicas share.
 ///
-/// The contract, which the tests in `tests/stores/contract.rs` hold every store to:
+/// The contract, which `tests/stores/contract.rs` checks for every store:
 ///
-/// * **It is a hint.** A record may be stale: a route may name a replica that has lost the agent, or that is dead. A
-///   missing route is not an error. Whoever acts on a record is prepared for a refusal.
-/// * **Every call may be repeated.** Announcing or withdrawing twice is announcing or withdrawing once.
-/// * **Epochs fence.** Of what one replica says of one agent, a lower epoch never replaces or removes a higher one.
-///   What one replica says never touches what another said.
-/// * **Changes are pushed.** A future from [`RouteStore::change`] that was made before a change completes after it, and
-///   a lookup then knows of it.
+/// * **It is a hint.** Records may be stale: a route may name a replica that has lost the agent or that is dead. A
+///   missing route is no error. A replica refuses a request for an agent that it does not hold, and the sender handles
+///   the refusal.
+/// * **Every call is idempotent.** Announcing or withdrawing twice has the effect of once.
+/// * **Epochs fence.** Among the announcements of one replica for one agent, a lower epoch never replaces or removes a
+///   higher one. A replica never changes the routes of another replica.
+/// * **Changes are pushed.** A future from [`RouteStore::changed`] that was created before a change completes after it,
+///   and a lookup then returns the change.
 pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
-    /// This replica holds the agent.
+    /// Publishes that this replica holds the agent. Other replicas may see it later than the future completes.
     fn announce(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Which of the agent's processes the replica sees, for whoever lists agents. Told before [`RouteStore::announce`],
-    /// and again when it changes; forgotten with the route.
-    fn describe(&self, agent: AgentId, replica: ReplicaId, instances: Vec<Instance>);
+    /// Publishes the instances of the agent that have tunnels to the replica, for [`RouteStore::list_instances`].
+    ///
+    /// Call it before [`RouteStore::announce`] and after each change. [`RouteStore::withdraw`] removes them.
+    fn set_instances(&self, agent: AgentId, replica: ReplicaId, instances: Vec<Instance>);
 
-    /// This replica holds the agent no more.
+    /// Publishes that this replica no longer holds the agent.
     fn withdraw(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// What is known of the agent.
-    fn lookup(&self, agent: AgentId) -> BoxFuture<'_, Result<Record, StoreError>>;
+    /// Returns the routes of the agent, or an error if neither the directory nor memory has an answer.
+    fn lookup(&self, agent: AgentId) -> BoxFuture<'_, Result<AgentRoutes, StoreError>>;
 
-    /// The replica of this id, if it lives: from memory, so that a request asks without waiting.
+    /// Returns the replica with this id from memory, or `None` if it is not alive.
     fn replica(&self, id: ReplicaId) -> Option<Replica>;
 
-    /// Every other replica that lives: from memory.
+    /// Returns every other live replica from memory.
     fn replicas(&self) -> Vec<Replica>;
 
-    /// How many tunnels a replica has that are not about to leave, for [`RouteStore::loads`] of all; `None` if it takes
-    /// no more, as before the first word.
-    fn tell_load(&self, replica: ReplicaId, tunnels: Option<u32>);
+    /// Publishes the number of tunnels to the replica that do not drain, for [`RouteStore::loads`] of all replicas.
+    /// `None`, which is the initial value, means that the replica takes no more tunnels.
+    fn set_load(&self, replica: ReplicaId, tunnels: Option<u32>);
 
-    /// What live replicas said of themselves last, seconds ago; nothing where it is not known who lives.
+    /// Returns the number of tunnels of each live replica that takes more, a few seconds old. The list is empty while
+    /// the store is degraded.
     fn loads(&self) -> Vec<(ReplicaId, u32)>;
 
-    /// Completes when the agent's record changes after this call.
-    fn change(&self, agent: AgentId) -> BoxFuture<'static, ()>;
+    /// Completes when the routes of the agent change after this call.
+    fn changed(&self, agent: AgentId) -> BoxFuture<'static, ()>;
 
-    /// What every live replica holds of these agents: not from memory, and at a cost that does not grow with the agents
-    /// that were not asked for.
-    fn holdings<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, Holdings>;
+    /// Returns the instances of these agents at every live replica.
+    ///
+    /// The list is not read from memory. Its cost does not depend on the number of other agents.
+    fn list_instances<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, InstanceList>;
 
-    /// Whether it answers from memory only.
-    fn health(&self) -> Health;
+    /// Returns whether the store answers from memory only, and why.
+    fn health(&self) -> StoreHealth;
 }

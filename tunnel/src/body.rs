@@ -1,4 +1,4 @@
-//! The body of a request or response on its way through: one type, so that every hop hands frames on as they are.
+//! The body of a request or response. There is one type, so that every hop forwards frames as they are.
 
 use std::{
     fmt, mem,
@@ -14,12 +14,12 @@ use proto::trailers;
 
 use crate::{StreamMonitor, monitor::ReceiveStream, send_body::SendBody};
 
-/// A streaming body of [`Bytes`]. Its trailers are those that may travel (see [`trailers::strip`]).
+/// A streaming body of [`Bytes`]. [`trailers::strip`] is applied to its trailers.
 #[derive(Default)]
-pub struct Body(Kind);
+pub struct Body(BodyKind);
 
 #[derive(Default)]
-enum Kind {
+enum BodyKind {
     #[default]
     Empty,
     Full(Bytes),
@@ -30,7 +30,7 @@ enum Kind {
 /// A body that arrives on a stream of a tunnel.
 struct TunnelBody {
     stream: ReceiveStream,
-    /// Arrived together with the head.
+    /// The chunk that arrived together with the head.
     first: Option<Bytes>,
     state: ReadState,
 }
@@ -38,42 +38,42 @@ struct TunnelBody {
 enum ReadState {
     Data,
     Trailers,
-    /// It has failed, and the reader got a turn to write what came before.
+    /// The stream has failed. The next poll returns the error.
     Failing(BodyError),
 }
 
-/// Why a body ended before its end.
+/// The reason why a body is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
     /// The stream was reset by the other end, or the tunnel was lost.
     #[error("the tunnel ended in the middle of a body: {0}")]
     Tunnel(#[from] h2::Error),
-    /// [`StreamMonitor::cut`] reset the stream.
-    #[error("the body was cut")]
-    Cut,
-    /// Of a body made by [`Body::new`].
+    /// [`StreamMonitor::reset`] reset the stream.
+    #[error("this end reset the stream")]
+    Reset,
+    /// The error of the inner body of [`Body::new`].
     #[error("{0}")]
     Other(Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl Body {
-    /// No body.
+    /// Creates an empty body.
     pub const fn empty() -> Self {
-        Self(Kind::Empty)
+        Self(BodyKind::Empty)
     }
 
-    /// Any other body; boxed.
+    /// Wraps and boxes any other body.
     pub fn new<B>(body: B) -> Self
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        Self(Kind::Other(body.map_err(|error| BodyError::Other(error.into())).boxed_unsync()))
+        Self(BodyKind::Other(body.map_err(|error| BodyError::Other(error.into())).boxed_unsync()))
     }
 
-    /// Makes the body of a message whose head has just arrived. A body that is already here whole becomes plain bytes.
+    /// Makes the body of a message whose head has just arrived. A body that has arrived whole becomes plain bytes.
     ///
-    /// `sending` is the body that is still being sent on the same stream.
+    /// `sending` is the body of the request, if it is still being sent on the same stream.
     pub(crate) fn received(mut stream: RecvStream, sending: Option<SendBody>, cx: &mut Context<'_>) -> Self {
         if sending.is_some() {
             return Self::tunnel(ReceiveStream::new(stream, sending), None, ReadState::Data);
@@ -84,7 +84,7 @@ impl Body {
         match stream.poll_data(cx) {
             Poll::Ready(Some(Ok(data))) => {
                 if stream.is_end_stream() {
-                    // Fails only if the connection has ended, and nobody needs its window then.
+                    // Fails only if the connection has ended, and its window does not matter then.
                     let _ = stream.flow_control().release_capacity(data.len());
                     return data.into();
                 }
@@ -107,22 +107,22 @@ impl Body {
     }
 
     fn tunnel(stream: ReceiveStream, first: Option<Bytes>, state: ReadState) -> Self {
-        Self(Kind::Tunnel(Box::new(TunnelBody { stream, first, state })))
+        Self(BodyKind::Tunnel(Box::new(TunnelBody { stream, first, state })))
     }
 
-    /// Returns the whole body if it is here and has no trailers.
+    /// Returns the whole body if it has arrived and has no trailers.
     pub(crate) fn into_full(self) -> Result<Bytes, Self> {
         match self.0 {
-            Kind::Empty => Ok(Bytes::new()),
-            Kind::Full(bytes) => Ok(bytes),
+            BodyKind::Empty => Ok(Bytes::new()),
+            BodyKind::Full(bytes) => Ok(bytes),
             _ => Err(self),
         }
     }
 
-    /// Returns a monitor of the stream; `None` for a body that does not arrive through a tunnel, or that is here whole.
+    /// Returns a monitor of the stream, or `None` if the body has no stream or has arrived whole.
     pub fn monitor(&self) -> Option<StreamMonitor> {
         match &self.0 {
-            Kind::Tunnel(body) => Some(body.stream.monitor()),
+            BodyKind::Tunnel(body) => Some(body.stream.monitor()),
             _ => None,
         }
     }
@@ -130,7 +130,7 @@ impl Body {
 
 impl From<Bytes> for Body {
     fn from(bytes: Bytes) -> Self {
-        if bytes.is_empty() { Self::empty() } else { Self(Kind::Full(bytes)) }
+        if bytes.is_empty() { Self::empty() } else { Self(BodyKind::Full(bytes)) }
     }
 }
 
@@ -149,10 +149,10 @@ impl From<&'static str> for Body {
 impl fmt::Debug for Body {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.0 {
-            Kind::Empty => "empty",
-            Kind::Full(_) => "full",
-            Kind::Tunnel(_) => "tunnel",
-            Kind::Other(_) => "other",
+            BodyKind::Empty => "empty",
+            BodyKind::Full(_) => "full",
+            BodyKind::Tunnel(_) => "tunnel",
+            BodyKind::Other(_) => "other",
         };
         f.debug_tuple("Body").field(&kind).finish()
     }
@@ -167,17 +167,17 @@ impl http_body::Body for Body {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let polled = match &mut self.0 {
-            Kind::Empty => Poll::Ready(None),
-            Kind::Full(bytes) => {
+            BodyKind::Empty => Poll::Ready(None),
+            BodyKind::Full(bytes) => {
                 let bytes = mem::take(bytes);
-                self.0 = Kind::Empty;
+                self.0 = BodyKind::Empty;
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
-            Kind::Tunnel(body) => body.poll_frame(cx),
-            Kind::Other(body) => Pin::new(body).poll_frame(cx),
+            BodyKind::Tunnel(body) => body.poll_frame(cx),
+            BodyKind::Other(body) => Pin::new(body).poll_frame(cx),
         };
 
-        // Every body passes here at both ends, so no handler can forget to strip them.
+        // Every body is polled here at both ends, so no handler can forget to strip trailers.
         polled.map_ok(|mut frame| {
             if let Some(trailers) = frame.trailers_mut() {
                 trailers::strip(trailers);
@@ -188,19 +188,19 @@ impl http_body::Body for Body {
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Kind::Empty => true,
-            Kind::Full(_) => false,
-            Kind::Tunnel(body) => body.first.is_none() && body.stream.is_end_stream(),
-            Kind::Other(body) => body.is_end_stream(),
+            BodyKind::Empty => true,
+            BodyKind::Full(_) => false,
+            BodyKind::Tunnel(body) => body.first.is_none() && body.stream.is_end_stream(),
+            BodyKind::Other(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Kind::Empty => SizeHint::with_exact(0),
-            Kind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Kind::Tunnel(_) => SizeHint::default(),
-            Kind::Other(body) => body.size_hint(),
+            BodyKind::Empty => SizeHint::with_exact(0),
+            BodyKind::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            BodyKind::Tunnel(_) => SizeHint::default(),
+            BodyKind::Other(body) => body.size_hint(),
         }
     }
 }
@@ -215,13 +215,13 @@ impl TunnelBody {
         if let ReadState::Data = self.state {
             match ready!(self.stream.poll_data(cx)) {
                 Some(Ok(data)) => {
-                    // At once: the reader asks for a frame only when it has room for it.
+                    // Released at once, because the reader polls for a frame only when it has room for it.
                     self.stream.release(data.len())?;
                     return Poll::Ready(Some(Ok(Frame::data(data))));
                 }
                 Some(Err(error)) => {
-                    // The reader may discard what it has not written yet, even the head, when it gets an error. It gets
-                    // a turn to write that first.
+                    // At an error, the reader may discard data that it has not written yet, even the head. So it is polled
+                    // once more before, to write that data first.
                     self.state = ReadState::Failing(error);
                     cx.waker().wake_by_ref();
                     return Poll::Pending;

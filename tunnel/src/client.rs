@@ -1,4 +1,4 @@
-//! kas's end of a tunnel: the HTTP/2 client.
+//! The end of a tunnel at kas: the HTTP/2 client.
 
 use std::{
     future::poll_fn,
@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use cores::poll_on_wake;
 use h2::{
     RecvStream, SendStream,
     client::{Connection, ResponseFuture, SendRequest},
@@ -26,76 +27,91 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Body, CallError, CallErrorKind, Ended, Keepalive, Settings, Stalls,
-    keepalive::Liveness,
-    send_body::{SendBody, Sent},
-    settings, upgrade,
+    Body, CallError, CallErrorKind, CloseReason, KeepaliveConfig, StallCounter, TunnelConfig, config,
+    keepalive::KeepaliveState,
+    send_body::{SendBody, SendOutcome},
+    upgrade,
     websocket::WebSocket,
 };
 
-/// HTTP/2 requires an authority. A request in the tunnel is for a service, whose handler knows the real one.
+/// The authority of all requests, which HTTP/2 requires. The handler of the service sets the real one.
 static AUTHORITY: LazyLock<Authority> = LazyLock::new(|| Authority::from_static("agent"));
 
-/// A connection to one agentk. Cheap to clone; all clones share the connection.
+/// A handle to send requests to one agentk. Cheap to clone; all clones share the connection.
 #[derive(Clone, Debug)]
 pub struct Tunnel {
     sender: SendRequest<Bytes>,
-    liveness: Arc<Liveness>,
+    keepalive_state: Arc<KeepaliveState>,
     closing: CancellationToken,
-    stalls: Stalls,
+    stalls: StallCounter,
 }
 
-/// The connection behind a [`Tunnel`]. Nothing moves unless [`Driver::run`] is polled.
-#[must_use = "a tunnel moves nothing unless its driver runs"]
+/// The connection of a [`Tunnel`]. It makes progress only while [`Driver::run`] is polled.
+#[must_use = "a tunnel makes no progress unless its driver runs"]
 pub struct Driver<S: AsyncRead + AsyncWrite + Unpin> {
     connection: Connection<S, Bytes>,
-    keepalive: Keepalive,
-    liveness: Arc<Liveness>,
+    keepalive: KeepaliveConfig,
+    keepalive_state: Arc<KeepaliveState>,
     closing: CancellationToken,
 }
 
-/// Starts HTTP/2 on an accepted WebSocket. Returns the handle, and the driver that must run for anything to happen.
+/// Starts HTTP/2 on an accepted WebSocket. Returns the handle, and the driver, which must run.
 ///
-/// It writes HTTP/2's preface and waits for nothing.
-pub async fn open<T>(socket: WebSocket<T>, settings: &Settings) -> io::Result<(Tunnel, Driver<WebSocket<T>>)>
+/// It writes the preface of HTTP/2 and does not wait for the other end.
+///
+/// # Errors
+///
+/// If the preface cannot be written.
+pub async fn open<T>(
+    socket: WebSocket<T>,
+    config: &TunnelConfig,
+) -> io::Result<(Tunnel, Driver<WebSocket<T>>)>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    let liveness = socket.liveness();
-    start(socket, liveness, settings).await
+    let keepalive_state = socket.keepalive_state();
+    start(socket, keepalive_state, config).await
 }
 
-/// Starts HTTP/2 on a byte stream that counts what it receives in `liveness`.
+/// Starts HTTP/2 on a byte stream that counts the received bytes in `keepalive_state`.
 pub(crate) async fn start<S>(
     stream: S,
-    liveness: Arc<Liveness>,
-    settings: &Settings,
+    keepalive_state: Arc<KeepaliveState>,
+    config: &TunnelConfig,
 ) -> io::Result<(Tunnel, Driver<S>)>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let started = settings.client().handshake(stream).await;
+    let started = config.client().handshake(stream).await;
     let (sender, connection) =
         started.map_err(|error| error.into_io().unwrap_or_else(|| io::ErrorKind::InvalidData.into()))?;
     let closing = CancellationToken::new();
     let tunnel = Tunnel {
         sender,
-        liveness: Arc::clone(&liveness),
+        keepalive_state: Arc::clone(&keepalive_state),
         closing: closing.clone(),
-        stalls: settings.stalls.clone(),
+        stalls: config.stalls.clone(),
     };
-    Ok((tunnel, Driver { connection, keepalive: settings.keepalive, liveness, closing }))
+    Ok((tunnel, Driver { connection, keepalive: config.keepalive, keepalive_state, closing }))
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
-    /// Moves bytes until the tunnel ends. Dropping the future closes it.
-    pub async fn run(mut self) -> Ended {
-        let pings = self.connection.ping_pong().expect("nothing else takes it");
+    /// Reads from the connection and writes to it until the tunnel ends. Dropping the future closes the tunnel.
+    pub async fn run(mut self) -> CloseReason {
+        let pings = self.connection.ping_pong().expect("it is taken only once");
+        let end = poll_on_wake(async {
+            tokio::select! {
+                () = self.keepalive.watch(pings, Arc::clone(&self.keepalive_state)) => CloseReason::TimedOut,
+                () = self.closing.cancelled() => CloseReason::LocallyClosed,
+            }
+        });
         tokio::select! {
             biased;
-            result = &mut self.connection => result.into(),
-            () = self.keepalive.watch(pings, self.liveness) => Ended::Silent,
-            () = self.closing.cancelled() => Ended::Cut,
+            result = &mut self.connection => match result {
+                Ok(()) => CloseReason::Graceful,
+                Err(error) => CloseReason::from_error(error, self.keepalive_state.silence()),
+            },
+            ended = end => ended,
         }
     }
 }
@@ -103,9 +119,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
 impl Tunnel {
     /// Sends a request and waits for the head of its response.
     ///
-    /// A request with an `Upgrade` header travels as extended CONNECT (RFC 8441). If the cluster accepted the upgrade, the
-    /// response has status 101 and [`upgrade::take`] returns the raw stream. Dropping the future, or the body of the
-    /// response, resets the stream, which cancels the request at the other end.
+    /// A request with an `Upgrade` header is sent as extended CONNECT (RFC 8441). If the cluster accepted the upgrade, the
+    /// response has status 101 and [`upgrade::take`] returns the raw stream.
+    ///
+    /// Dropping the future, or the body of the response, resets the stream, which cancels the request at the other end.
+    ///
+    /// # Errors
+    ///
+    /// If there is no response. [`CallError::delivery`] is the basis of the decision about a retry.
     pub async fn call(&self, request: Request<Body>) -> Result<Response<Body>, CallError> {
         let (head, body) = request.into_parts();
         let wire = match wire_request(&head) {
@@ -127,30 +148,33 @@ impl Tunnel {
             return Err(CallError::unsent(CallErrorKind::Closed, head, body));
         };
         drop(sender);
+        // Boxed: most requests have no body and are no upgrade, and their futures stay small.
         match (upgrading, bodyless) {
-            (true, _) => response_to_upgrade(response, stream, head, body).await,
+            (true, _) => Box::pin(response_to_upgrade(response, stream, head, body)).await,
             (false, true) => response_to_head(response, head, body).await,
             (false, false) => {
                 let sending = SendBody::new(body, stream, self.stalls.clone());
-                response_to_body(response, sending, head).await
+                Box::pin(response_to_body(response, sending, head)).await
             }
         }
     }
 
-    /// Waits for agentk's first pong: its SETTINGS have arrived by then. Earlier, a request may be refused that would be
-    /// accepted later. Never completes if the tunnel ends first.
+    /// Waits for the first pong of agentk. Its SETTINGS have arrived by then; before, an upgrade would fail for want of
+    /// extended CONNECT.
+    ///
+    /// Never completes if the tunnel ends first.
     pub async fn ready(&self) {
-        self.liveness.answered().await;
+        self.keepalive_state.first_pong().await;
     }
 
-    /// Closes the tunnel: everything in flight is aborted.
+    /// Closes the tunnel, and aborts the requests in flight.
     pub fn close(&self) {
         self.closing.cancel();
     }
 
     /// Returns the round-trip time that the keepalive measured last.
     pub fn round_trip(&self) -> Option<Duration> {
-        self.liveness.round_trip()
+        self.keepalive_state.round_trip()
     }
 }
 
@@ -160,12 +184,12 @@ async fn response_to_head(
     head: Parts,
     body: Body,
 ) -> Result<Response<Body>, CallError> {
-    let answered =
-        poll_fn(|cx| Pin::new(&mut response).poll(cx).map_ok(|response| received(response, None, cx)));
-    answered.await.map_err(|error| CallError::sent(error, head, Some(body)))
+    let result =
+        poll_fn(|cx| Pin::new(&mut response).poll(cx).map_ok(|response| into_response(response, None, cx)));
+    result.await.map_err(|error| CallError::sent(error, head, Some(body)))
 }
 
-/// Sends the body while it waits for the response. A body that is not sent by then continues with the response's.
+/// Sends the body and waits for the response. The reader of the response sends the rest of the body.
 async fn response_to_body(
     mut response: ResponseFuture,
     sending: SendBody,
@@ -173,26 +197,26 @@ async fn response_to_body(
 ) -> Result<Response<Body>, CallError> {
     let mut sending = Some(sending);
     let mut complete = false;
-    let answered = poll_fn(|cx| {
+    let result = poll_fn(|cx| {
         if let Some(body) = &mut sending
             && !complete
         {
             match body.poll(cx) {
-                Poll::Ready(Sent::Failed(error)) => return Poll::Ready(Err(CallError::body(error))),
+                Poll::Ready(SendOutcome::Failed(error)) => return Poll::Ready(Err(CallError::body(error))),
                 polled => complete = polled.is_ready(),
             }
         }
-        Pin::new(&mut response).poll(cx).map(|answered| {
-            Ok(answered.map(|response| {
+        Pin::new(&mut response).poll(cx).map(|result| {
+            Ok(result.map(|response| {
                 let unfinished = sending.take_if(|_| !complete).map(|mut body| {
                     body.forget_replay();
                     body
                 });
-                received(response, unfinished, cx)
+                into_response(response, unfinished, cx)
             }))
         })
     });
-    match answered.await? {
+    match result.await? {
         Ok(response) => Ok(response),
         Err(error) => Err(CallError::sent(error, head, sending.and_then(SendBody::into_whole))),
     }
@@ -205,14 +229,14 @@ async fn response_to_upgrade(
     body: Body,
 ) -> Result<Response<Body>, CallError> {
     match response.await {
-        Ok(response) => Ok(upgrade::accepted(response, stream)),
+        Ok(response) => Ok(upgrade::into_response(response, stream)),
         Err(error) => Err(CallError::sent(error, head, Some(body))),
     }
 }
 
-/// Makes the response that the caller of [`Tunnel::call`] gets. HTTP/2 ends here: the version decides how a server of
-/// HTTP/1.1 treats its connection.
-fn received(
+/// Makes the response that [`Tunnel::call`] returns. Its version is HTTP/1.1, by which a server decides how it treats the
+/// connection of the caller.
+fn into_response(
     response: Response<RecvStream>,
     sending: Option<SendBody>,
     cx: &mut Context<'_>,
@@ -222,10 +246,10 @@ fn received(
     response
 }
 
-/// Returns the head as HTTP/2 has it. It is a copy, since a retry needs the original.
+/// Returns the head in the form of HTTP/2. It is a copy, because a retry needs the original.
 fn wire_request(head: &Parts) -> Result<Request<()>, &'static str> {
     let mut headers = head.headers.clone();
-    // RFC 9113 section 8.2.2: fields of the connection have no place in HTTP/2.
+    // RFC 9113 section 8.2.2 forbids these fields.
     for name in [&HOST, &CONNECTION, &UPGRADE, &TRANSFER_ENCODING] {
         headers.remove(name);
     }
@@ -236,15 +260,15 @@ fn wire_request(head: &Parts) -> Result<Request<()>, &'static str> {
     *wire.method_mut() = head.method.clone();
     if let Some(protocol) = head.headers.get(UPGRADE) {
         let protocol = protocol.to_str().map_err(|_| "the Upgrade header is not ASCII")?;
-        let method = head.method.as_str().parse().map_err(|_| "the method is no header value")?;
+        let method = head.method.as_str().parse().map_err(|_| "the method is not a header value")?;
         headers.insert(header::UPGRADE_METHOD, method);
         headers.remove(CONTENT_LENGTH);
         *wire.method_mut() = Method::CONNECT;
         wire.extensions_mut().insert(h2::ext::Protocol::from(protocol));
     } else if head.method == Method::CONNECT {
-        return Err("CONNECT is for forward proxies");
+        return Err("the method CONNECT is for forward proxies");
     }
-    settings::mark_unindexed(&mut headers);
+    config::mark_unindexed(&mut headers, &config::UNIQUE_IN_REQUESTS);
     *wire.headers_mut() = headers;
     Ok(wire)
 }
@@ -255,5 +279,5 @@ fn wire_uri(uri: &Uri) -> Result<Uri, &'static str> {
     parts.authority = Some(AUTHORITY.clone());
     let root = || PathAndQuery::from_static("/");
     parts.path_and_query = Some(uri.path_and_query().cloned().unwrap_or_else(root));
-    Uri::from_parts(parts).map_err(|_| "the path has no form in HTTP/2")
+    Uri::from_parts(parts).map_err(|_| "the path is not valid in HTTP/2")
 }

@@ -1,84 +1,74 @@
-//! A tunnel without a WebSocket: between two replicas of kas, with no HTTP proxy on the way.
+//! A tunnel without a WebSocket, between two replicas of kas. There is no HTTP proxy between them.
 
 use std::{
-    io::{self, IoSlice},
+    io::{self, ErrorKind},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::{DrainHandle, Driver, Session, Settings, Tunnel, client, keepalive::Liveness, server};
+use crate::{
+    DrainHandle, Driver, Tunnel, TunnelConfig, TunnelServer, client, forward_write,
+    keepalive::KeepaliveState, server,
+};
 
-/// A byte stream that counts what it receives.
+/// A byte stream that counts the bytes that it receives.
 #[derive(Debug)]
-pub struct Direct<T> {
+pub struct DirectStream<T> {
     io: T,
-    liveness: Arc<Liveness>,
+    keepalive_state: Arc<KeepaliveState>,
 }
 
-/// Starts the end that sends requests, as [`crate::open`] does.
-pub async fn open<T>(io: T, settings: &Settings) -> io::Result<(Tunnel, Driver<Direct<T>>)>
+/// Starts the end that sends requests, like [`crate::open`].
+///
+/// # Errors
+///
+/// If the preface of HTTP/2 cannot be written.
+pub async fn open<T>(io: T, config: &TunnelConfig) -> io::Result<(Tunnel, Driver<DirectStream<T>>)>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    let direct = Direct::new(io);
-    let liveness = Arc::clone(&direct.liveness);
-    client::start(direct, liveness, settings).await
+    let direct = DirectStream::new(io);
+    let keepalive_state = Arc::clone(&direct.keepalive_state);
+    client::start(direct, keepalive_state, config).await
 }
 
-/// Starts the end that serves requests, as [`crate::accept`] does.
-pub fn accept<T>(io: T, settings: &Settings) -> (Session<Direct<T>>, DrainHandle)
+/// Starts the end that serves requests, like [`crate::accept`].
+pub fn accept<T>(io: T, config: &TunnelConfig) -> (TunnelServer<DirectStream<T>>, DrainHandle)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    let direct = Direct::new(io);
-    let liveness = Arc::clone(&direct.liveness);
-    server::start(direct, liveness, settings)
+    let direct = DirectStream::new(io);
+    let keepalive_state = Arc::clone(&direct.keepalive_state);
+    server::start(direct, keepalive_state, config)
 }
 
-impl<T> Direct<T> {
+impl<T> DirectStream<T> {
     fn new(io: T) -> Self {
-        Self { io, liveness: Arc::default() }
+        Self { io, keepalive_state: Arc::default() }
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Direct<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for DirectStream<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let polled = Pin::new(&mut self.io).poll_read(cx, buffer);
-        if buffer.filled().len() > before {
-            self.liveness.received();
-        }
-        polled
+        let room = buffer.remaining();
+        ready!(Pin::new(&mut self.io).poll_read(cx, buffer))?;
+        let read = buffer.filled().len() - before;
+        self.keepalive_state.add_received(read);
+        // The client of h2 treats this error as a graceful end only after a GOAWAY, and the server always.
+        Poll::Ready(if read == 0 && room > 0 { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(()) })
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Direct<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, data)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
+impl<T: AsyncWrite + Unpin> AsyncWrite for DirectStream<T> {
+    forward_write!(io);
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(cx)

@@ -1,72 +1,69 @@
-//! Why a request got no response, and why a tunnel ended.
+//! The reasons why a request got no response, and why a tunnel ended.
 
-use std::io;
+use std::{io, time::Duration};
 
 use http::{Request, request::Parts};
+use proto::Delivery;
 
 use crate::{Body, BodyError};
 
-/// A request that got no response.
+/// A failed request.
 #[derive(Debug, thiserror::Error)]
 #[error("{kind}")]
 pub struct CallError {
-    /// What happened.
+    /// The reason of the failure.
     pub kind: CallErrorKind,
-    /// How far the request got.
+    /// The possibility that the other end has processed the request.
     pub delivery: Delivery,
-    /// The request as it was given, if its body is still whole.
+    /// The request as it was given to [`Tunnel::call`](crate::Tunnel::call), if its body is still whole.
     pub request: Option<Box<Request<Body>>>,
 }
 
-/// What happened to a request that got no response.
+/// The reason why a request got no response.
 #[derive(Debug, thiserror::Error)]
 pub enum CallErrorKind {
     /// The tunnel had ended, or was draining, before the request was sent.
-    #[error("the tunnel takes no more requests")]
+    #[error("the tunnel accepts no more requests")]
     Closed,
-    /// agentk refused the stream before it looked at the request.
-    #[error("the agent refused the request unseen")]
+    /// agentk refused the stream and did not process the request.
+    #[error("the agent refused the request without processing it")]
     Refused,
     /// The connection was lost while the request was in flight.
-    #[error("the tunnel was lost before the agent answered: {0}")]
+    #[error("the tunnel was lost before the agent responded: {0}")]
     Lost(#[source] h2::Error),
-    /// agentk reset the stream of this request.
+    /// agentk reset the stream of the request.
     #[error("the agent aborted the request ({0})")]
     Reset(h2::Reason),
-    /// The body of the request failed. The other end sees an abort.
+    /// The body of the request failed. The stream was reset.
     #[error("the request's body did not arrive whole: {0}")]
     Body(#[source] BodyError),
-    /// The request has no form in HTTP/2, or agentk does not support what its hello promised.
-    #[error("the request cannot travel through the tunnel: {0}")]
+    /// The request is not valid in HTTP/2, or agentk does not support extended CONNECT.
+    #[error("the tunnel cannot carry the request: {0}")]
     Unsupported(&'static str),
 }
 
-/// How far a failed request got: what a retry may rely on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
-    /// The other end has certainly not acted on it.
-    NotProcessed,
-    /// The other end may have acted on it.
-    Unknown,
-}
-
-/// Why a tunnel ended.
+/// The reason why a tunnel ended.
 #[derive(Debug, thiserror::Error)]
-pub enum Ended {
-    /// The other end closed it after it had finished the requests in flight.
-    #[error("left in good order")]
-    Gracefully,
-    /// This end closed it, by [`Tunnel::close`](crate::Tunnel::close) or at the end of a drain.
-    #[error("cut from this side")]
-    Cut,
+pub enum CloseReason {
+    /// One end announced the end with GOAWAY.
+    #[error("closed gracefully")]
+    Graceful,
+    /// This end closed the tunnel, by [`Tunnel::close`](crate::Tunnel::close) or at the end of a drain.
+    #[error("closed by this end")]
+    LocallyClosed,
     /// The other end did not answer a ping in time.
-    #[error("no sign of life from the other end")]
-    Silent,
-    /// The network failed, or the process at the other end is gone.
-    #[error("connection lost: {0}")]
-    Lost(io::Error),
-    /// One end broke HTTP/2 or exceeded a limit of it.
-    #[error("the connection was ended for a protocol error: {0}")]
+    #[error("the other end did not answer a ping in time")]
+    TimedOut,
+    /// The network failed, a proxy closed the connection, or the process at the other end ended.
+    #[error("connection lost after {silence:.1?} without a byte: {error}")]
+    Lost {
+        /// The error of the connection.
+        error: io::Error,
+        /// The time from the last byte received to the end.
+        silence: Duration,
+    },
+    /// One end violated HTTP/2 or exceeded a limit of it.
+    #[error("the connection ended with a protocol error: {0}")]
     Protocol(h2::Error),
 }
 
@@ -78,7 +75,7 @@ impl CallError {
 
     pub(crate) fn sent(error: h2::Error, head: Parts, body: Option<Body>) -> Self {
         let (kind, delivery) = match error.reason() {
-            // RFC 9113 section 8.7: both guarantee that the request was not processed.
+            // RFC 9113 section 8.7: REFUSED_STREAM and GOAWAY guarantee that the request was not processed.
             Some(h2::Reason::REFUSED_STREAM) => (CallErrorKind::Refused, Delivery::NotProcessed),
             Some(h2::Reason::NO_ERROR) if error.is_go_away() => {
                 (CallErrorKind::Closed, Delivery::NotProcessed)
@@ -95,43 +92,37 @@ impl CallError {
     }
 }
 
-impl Ended {
+impl CloseReason {
     /// Returns the label for metrics.
     pub fn label(&self) -> &'static str {
         match self {
-            Self::Gracefully => "graceful",
-            Self::Cut => "cut",
-            Self::Silent => "silent",
-            Self::Lost(_) => "lost",
+            Self::Graceful => "graceful",
+            Self::LocallyClosed => "closed",
+            Self::TimedOut => "timed-out",
+            Self::Lost { .. } => "lost",
             Self::Protocol(_) => "protocol",
         }
     }
-}
 
-impl From<Result<(), h2::Error>> for Ended {
-    fn from(result: Result<(), h2::Error>) -> Self {
-        match result {
-            Ok(()) => Self::Gracefully,
-            Err(error) => error.into(),
-        }
-    }
-}
-
-impl From<h2::Error> for Ended {
-    fn from(error: h2::Error) -> Self {
+    /// Classifies the error that ended a connection. `silence` is the time since the last byte received.
+    pub(crate) fn from_error(error: h2::Error, silence: Duration) -> Self {
         match error.reason() {
-            Some(h2::Reason::NO_ERROR) => Self::Gracefully,
-            _ if error.is_io() => Self::Lost(readable(error.into_io().expect("checked above"))),
+            Some(h2::Reason::NO_ERROR) => Self::Graceful,
+            _ if error.is_io() => {
+                let error = with_plain_text(error.into_io().expect("it is an I/O error"));
+                Self::Lost { error, silence }
+            }
             _ => Self::Protocol(error),
         }
     }
 }
 
-/// Replaces the text of rustls, which refers programmers to its documentation.
-fn readable(error: io::Error) -> io::Error {
+/// Replaces the texts of rustls, which refer programmers to its documentation, and of the standard library.
+fn with_plain_text(error: io::Error) -> io::Error {
     match error.kind() {
-        io::ErrorKind::UnexpectedEof => {
-            io::Error::new(error.kind(), "the other end closed the connection without announcing it")
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionAborted => {
+            let what = "it was closed without GOAWAY, by a proxy or by the end of the process";
+            io::Error::new(error.kind(), what)
         }
         _ => error,
     }

@@ -1,4 +1,4 @@
-//! The HTTP part of a WebSocket: pure functions over requests and responses, for both ends.
+//! The handshake of the WebSocket (RFC 6455 section 4): pure functions over requests and responses, for both ends.
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode,
@@ -10,40 +10,42 @@ use http::{
 use proto::SUBPROTOCOL;
 use tungstenite::handshake::{client::generate_key, derive_accept_key};
 
-/// Why a request on the agent listener is not the beginning of a tunnel.
+/// The reason why kas refuses the request for a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// An ordinary HTTP request.
+pub enum UpgradeRequestError {
+    /// The request is not a WebSocket upgrade.
     #[error(
-        "this address takes tunnels of agentk, which begin with a WebSocket upgrade; callers use kas's public address"
+        "this address accepts tunnels of agentk, which start with a WebSocket upgrade; callers use kas's public address"
     )]
     NotAnUpgrade,
-    /// RFC 6455 section 4.2.1.
+    /// The upgrade is malformed (RFC 6455 section 4.2.1).
     #[error(
         "the WebSocket upgrade is malformed: it needs GET, Sec-WebSocket-Version: 13 and one Sec-WebSocket-Key"
     )]
     Malformed,
-    /// None of ours among the offered subprotocols.
-    #[error("none of the offered WebSocket subprotocols is spoken here; this kas speaks {SUBPROTOCOL}")]
+    /// The offered subprotocols do not include [`SUBPROTOCOL`].
+    #[error("kas supports none of the offered WebSocket subprotocols; it supports {SUBPROTOCOL}")]
     Subprotocol,
 }
 
-/// Why the answer of the other end is not the beginning of a tunnel.
+/// The reason why agentk refuses the response to its request for a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Mismatch {
-    /// Not 101.
-    #[error("it answered {0} instead of switching to WebSocket")]
+pub enum UpgradeResponseError {
+    /// The status is not 101.
+    #[error("it responded with {0} instead of switching to WebSocket")]
     Status(StatusCode),
-    /// RFC 6455 section 4.1: something on the way answered, but not a WebSocket server.
-    #[error("it answered 101 without the headers of a WebSocket server")]
+    /// The 101 does not come from a WebSocket server (RFC 6455 section 4.1).
+    #[error("it responded with 101 without the headers of a WebSocket server")]
     NotWebSocket,
-    /// It is a WebSocket server, but not kas.
-    #[error("it is a WebSocket server that does not speak {SUBPROTOCOL}: is this the agent address of kas?")]
+    /// The WebSocket server is not kas.
+    #[error(
+        "it is a WebSocket server that does not support {SUBPROTOCOL}: is this the agent address of kas?"
+    )]
     Subprotocol,
 }
 
-impl Refusal {
-    /// The answer's status.
+impl UpgradeRequestError {
+    /// Returns the status of the response.
     pub fn status(self) -> StatusCode {
         match self {
             Self::NotAnUpgrade | Self::Subprotocol => StatusCode::UPGRADE_REQUIRED,
@@ -52,36 +54,36 @@ impl Refusal {
     }
 }
 
-/// kas: the headers of the 101 that accepts this request.
-pub fn accept<B>(request: &Request<B>) -> Result<HeaderMap, Refusal> {
+/// Returns the headers of the 101 that accepts the request, at kas.
+pub fn response_headers<B>(request: &Request<B>) -> Result<HeaderMap, UpgradeRequestError> {
     let headers = request.headers();
     if !has_token(headers, &CONNECTION, "upgrade") || !has_token(headers, &UPGRADE, "websocket") {
-        return Err(Refusal::NotAnUpgrade);
+        return Err(UpgradeRequestError::NotAnUpgrade);
     }
 
     let version = headers.get(SEC_WEBSOCKET_VERSION).is_some_and(|version| version == "13");
     let mut keys = headers.get_all(SEC_WEBSOCKET_KEY).iter();
     let (Some(key), None) = (keys.next(), keys.next()) else {
-        return Err(Refusal::Malformed);
+        return Err(UpgradeRequestError::Malformed);
     };
     if request.method() != Method::GET || !version {
-        return Err(Refusal::Malformed);
+        return Err(UpgradeRequestError::Malformed);
     }
     if !has_token(headers, &SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL) {
-        return Err(Refusal::Subprotocol);
+        return Err(UpgradeRequestError::Subprotocol);
     }
 
     let accept = derive_accept_key(key.as_bytes());
-    let mut answer = HeaderMap::new();
-    answer.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    answer.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    answer.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
-    answer.insert(SEC_WEBSOCKET_ACCEPT, HeaderValue::from_str(&accept).expect("base64 is a header value"));
-    Ok(answer)
+    let mut headers = HeaderMap::new();
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+    headers.insert(SEC_WEBSOCKET_ACCEPT, HeaderValue::from_str(&accept).expect("base64 is a header value"));
+    Ok(headers)
 }
 
-/// agentk: the headers that ask for a tunnel, and the key to check the answer with.
-pub fn ask() -> (HeaderMap, String) {
+/// Returns the headers of the request for a tunnel, at agentk, and the key for [`verify_response`].
+pub fn request_headers() -> (HeaderMap, String) {
     let key = generate_key();
     let mut headers = HeaderMap::new();
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -92,27 +94,27 @@ pub fn ask() -> (HeaderMap, String) {
     (headers, key)
 }
 
-/// agentk: whether the answer accepts the request that was made with `key`.
-pub fn check<B>(answer: &Response<B>, key: &str) -> Result<(), Mismatch> {
-    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return Err(Mismatch::Status(answer.status()));
+/// Checks that the response accepts the request with this `key`, at agentk.
+pub fn verify_response<B>(response: &Response<B>, key: &str) -> Result<(), UpgradeResponseError> {
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return Err(UpgradeResponseError::Status(response.status()));
     }
 
-    let headers = answer.headers();
+    let headers = response.headers();
     let accepted = headers
         .get(SEC_WEBSOCKET_ACCEPT)
         .is_some_and(|accept| accept.as_bytes() == derive_accept_key(key.as_bytes()).as_bytes());
     if !accepted || !has_token(headers, &UPGRADE, "websocket") {
-        return Err(Mismatch::NotWebSocket);
+        return Err(UpgradeResponseError::NotWebSocket);
     }
     if headers.get(SEC_WEBSOCKET_PROTOCOL).is_none_or(|protocol| protocol != SUBPROTOCOL) {
-        return Err(Mismatch::Subprotocol);
+        return Err(UpgradeResponseError::Subprotocol);
     }
 
     Ok(())
 }
 
-/// Whether a comma-separated header names a token, in whatever case.
+/// Returns whether a comma-separated header has a token. The case of letters is ignored.
 fn has_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
     headers
         .get_all(name)
@@ -127,7 +129,7 @@ mod tests {
     use super::*;
 
     fn request(edit: impl FnOnce(&mut HeaderMap)) -> (Request<()>, String) {
-        let (headers, key) = ask();
+        let (headers, key) = request_headers();
         let mut request = Request::new(());
         *request.headers_mut() = headers;
         edit(request.headers_mut());
@@ -135,48 +137,48 @@ mod tests {
     }
 
     #[test]
-    fn an_honest_handshake_is_accepted_by_both_ends() {
+    fn valid_handshake_is_accepted_by_both_ends() {
         let (request, key) = request(|_| {});
         let mut response = Response::new(());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        *response.headers_mut() = accept(&request).unwrap();
-        assert_eq!(check(&response, &key), Ok(()));
-        assert_eq!(check(&response, "another key"), Err(Mismatch::NotWebSocket));
+        *response.headers_mut() = response_headers(&request).unwrap();
+        assert_eq!(verify_response(&response, &key), Ok(()));
+        assert_eq!(verify_response(&response, "another key"), Err(UpgradeResponseError::NotWebSocket));
     }
 
     #[test]
-    fn several_subprotocols_and_tokens_may_be_offered() {
+    fn several_subprotocols_and_tokens_are_accepted() {
         let (request, _) = request(|headers| {
             headers.insert(CONNECTION, HeaderValue::from_static("keep-alive, Upgrade"));
             headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static("ws-tunnel, kas-tunnel.v1"));
         });
-        assert!(accept(&request).is_ok());
+        assert!(response_headers(&request).is_ok());
     }
 
     #[test]
-    fn each_refusal_says_what_is_wrong() {
-        let refusal = |edit: fn(&mut HeaderMap)| accept(&request(edit).0).unwrap_err();
-        assert_eq!(refusal(HeaderMap::clear), Refusal::NotAnUpgrade);
+    fn invalid_request_is_refused_with_its_reason() {
+        let refusal = |edit: fn(&mut HeaderMap)| response_headers(&request(edit).0).unwrap_err();
+        assert_eq!(refusal(HeaderMap::clear), UpgradeRequestError::NotAnUpgrade);
         assert_eq!(
             refusal(|h| {
                 h.remove(SEC_WEBSOCKET_KEY);
             }),
-            Refusal::Malformed
+            UpgradeRequestError::Malformed
         );
         assert_eq!(
             refusal(|h| {
                 h.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static("ws-tunnel"));
             }),
-            Refusal::Subprotocol
+            UpgradeRequestError::Subprotocol
         );
-        assert!(Refusal::Subprotocol.to_string().contains(SUBPROTOCOL));
+        assert!(UpgradeRequestError::Subprotocol.to_string().contains(SUBPROTOCOL));
     }
 
     #[test]
-    fn an_answer_of_something_else_is_told_apart() {
+    fn response_of_another_server_is_refused() {
         let mut response = Response::new(());
-        assert_eq!(check(&response, "key"), Err(Mismatch::Status(StatusCode::OK)));
+        assert_eq!(verify_response(&response, "key"), Err(UpgradeResponseError::Status(StatusCode::OK)));
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        assert_eq!(check(&response, "key"), Err(Mismatch::NotWebSocket));
+        assert_eq!(verify_response(&response, "key"), Err(UpgradeResponseError::NotWebSocket));
     }
 }

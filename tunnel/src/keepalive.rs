@@ -1,4 +1,4 @@
-//! Whether the other end is still there: a ping is sent only when nothing was received from it.
+//! Pings that detect a dead connection. They are sent only after a time without received bytes.
 
 use std::{
     future::{pending, poll_fn},
@@ -16,47 +16,82 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// When a ping is sent, and how long its answer may take.
+/// The interval and the timeout of pings.
 #[derive(Clone, Copy, Debug)]
-pub struct Keepalive {
-    /// Silence after which a ping is sent. A tunnel is never silent for more than twice this time, so load balancers that
-    /// cut idle connections after 55 s or later see traffic.
+pub struct KeepaliveConfig {
+    /// Time without received bytes after which a ping is sent. There are never more than two intervals between bytes, so
+    /// load balancers with an idle timeout of 55 s or more do not close the tunnel.
     pub interval: Duration,
-    /// How long the answer may take before the tunnel is closed.
+    /// Time that the answer to a ping may take before the tunnel is closed.
     pub timeout: Duration,
 }
 
-impl Default for Keepalive {
+impl Default for KeepaliveConfig {
     fn default() -> Self {
         Self { interval: Duration::from_secs(20), timeout: Duration::from_secs(10) }
     }
 }
 
-/// Shared by the byte stream, which counts what it receives, and the keepalive, which waits for silence.
-#[derive(Debug, Default)]
-pub(crate) struct Liveness {
-    /// Reads that brought bytes.
-    reads: AtomicU64,
+/// State that the byte stream, which counts received bytes, shares with [`KeepaliveConfig::watch`], which reads the counts.
+#[derive(Debug)]
+pub(crate) struct KeepaliveState {
+    /// Bytes of HTTP/2 received, with their framing.
+    received: AtomicU64,
+    started: Instant,
+    /// Milliseconds from `started` to the last read of bytes of any kind.
+    last_read: AtomicU64,
     /// The next flush of the WebSocket sends a ping.
     ping_due: AtomicBool,
     /// Microseconds of the last round trip that was measured; 0 before the first.
     round_trip: AtomicU64,
     /// Set by the first pong.
-    answered: SetOnce<()>,
+    first_pong: SetOnce<()>,
 }
 
-impl Liveness {
-    pub(crate) fn received(&self) {
-        self.reads.fetch_add(1, Relaxed);
+impl Default for KeepaliveState {
+    fn default() -> Self {
+        Self {
+            received: AtomicU64::new(0),
+            started: Instant::now(),
+            last_read: AtomicU64::new(0),
+            ping_due: AtomicBool::new(false),
+            round_trip: AtomicU64::new(0),
+            first_pong: SetOnce::new(),
+        }
+    }
+}
+
+impl KeepaliveState {
+    /// Counts bytes that were read. 0 bytes are the end of the stream.
+    pub(crate) fn add_received(&self, bytes: usize) {
+        if bytes > 0 {
+            self.received.fetch_add(bytes as u64, Relaxed);
+            self.last_read.store(self.now(), Relaxed);
+        }
     }
 
+    /// Subtracts received bytes that do not belong to HTTP/2.
+    pub(crate) fn subtract_received(&self, bytes: usize) {
+        self.received.fetch_sub(bytes as u64, Relaxed);
+    }
+
+    /// Returns the time since the last read of bytes of any kind.
+    pub(crate) fn silence(&self) -> Duration {
+        Duration::from_millis(self.now().saturating_sub(self.last_read.load(Relaxed)))
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Returns whether a WebSocket ping is due, and resets that.
     pub(crate) fn take_ping(&self) -> bool {
         self.ping_due.load(Relaxed) && self.ping_due.swap(false, Relaxed)
     }
 
     /// Waits for the first pong. Never completes if the connection ends before.
-    pub(crate) async fn answered(&self) {
-        self.answered.wait().await;
+    pub(crate) async fn first_pong(&self) {
+        self.first_pong.wait().await;
     }
 
     pub(crate) fn round_trip(&self) -> Option<Duration> {
@@ -67,46 +102,48 @@ impl Liveness {
     }
 }
 
-impl Keepalive {
-    /// Completes when the other end has not answered in time. The connection, which carries the pings, must be polled
-    /// beside it.
+impl KeepaliveConfig {
+    /// Completes when the other end has not answered a ping in time. The connection, which carries the pings, must be
+    /// polled in the same task.
     ///
-    /// A ping is an HTTP/2 PING, which only the other end's HTTP/2 answers and no intermediary, together with a WebSocket
-    /// ping for load balancers that count nothing else as traffic.
-    pub(crate) async fn watch(self, mut pings: PingPong, liveness: Arc<Liveness>) {
-        if !self.ping(&mut pings, &liveness).await {
+    /// A ping is an HTTP/2 PING, which only the other end answers and no intermediary, together with a WebSocket ping,
+    /// for load balancers that count no other frame as traffic.
+    pub(crate) async fn watch(self, mut pings: PingPong, keepalive_state: Arc<KeepaliveState>) {
+        if !self.ping(&mut pings, &keepalive_state).await {
             return;
         }
         loop {
-            let before = liveness.reads.load(Relaxed);
+            let before = keepalive_state.received.load(Relaxed);
             sleep(self.interval).await;
-            if liveness.reads.load(Relaxed) == before && !self.ping(&mut pings, &liveness).await {
+            if keepalive_state.received.load(Relaxed) == before
+                && !self.ping(&mut pings, &keepalive_state).await
+            {
                 return;
             }
         }
     }
 
-    /// Sends a ping. Returns false if nothing at all was received within the timeout.
-    async fn ping(self, pings: &mut PingPong, liveness: &Liveness) -> bool {
-        let before = liveness.reads.load(Relaxed);
+    /// Sends a ping. Returns false if no byte of HTTP/2 was received within the timeout.
+    async fn ping(self, pings: &mut PingPong, keepalive_state: &KeepaliveState) -> bool {
+        let before = keepalive_state.received.load(Relaxed);
         let sent = Instant::now();
-        liveness.ping_due.store(true, Relaxed);
-        // A pong that came after its timeout is not the answer to the next ping.
+        keepalive_state.ping_due.store(true, Relaxed);
+        // Takes a late pong of the ping before, which is not the answer to the next one.
         poll_fn(|cx| Poll::Ready(pings.poll_pong(cx).is_ready())).await;
-        // Fails while an earlier ping is unanswered, whose pong does as well, and after the end of the connection.
+        // Fails while an earlier ping is unanswered, whose pong has the same effect, and after the end of the connection.
         let _ = pings.send_ping(Ping::opaque());
         match timeout(self.timeout, poll_fn(|cx| pings.poll_pong(cx))).await {
             Ok(Ok(_)) => {
                 let micros = u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX);
-                liveness.round_trip.store(micros.max(1), Relaxed);
+                keepalive_state.round_trip.store(micros.max(1), Relaxed);
                 // Fails if it was set before.
-                let _ = liveness.answered.set(());
+                let _ = keepalive_state.first_pong.set(());
                 true
             }
-            // The connection has ended, and its result says why.
+            // The connection has ended, and its own result has the reason.
             Ok(Err(_)) => pending().await,
-            // A pong may wait behind bulk data; any byte shows that the other end is there.
-            Err(_) => liveness.reads.load(Relaxed) != before,
+            // A pong may wait behind bulk data. Any byte of HTTP/2 proves that the other end is alive.
+            Err(_) => keepalive_state.received.load(Relaxed) != before,
         }
     }
 }

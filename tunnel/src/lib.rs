@@ -1,50 +1,69 @@
-//! A connection to send requests into.
+//! A tunnel: a connection that an agent opens, and on which kas sends HTTP requests to the agent.
 //!
-//! agentk dials out and then *serves* HTTP/2 on that connection; kas is the HTTP/2 client:
+//! agentk dials kas, and then *serves* HTTP/2 on that connection. kas is the HTTP/2 client:
 //!
 //! ```text
-//!   kas                                                                    agentk
-//!   Tunnel::call ─┐                                            ┌─► IncomingRequest::answer(handler)
-//!   Tunnel::call ─┼─► h2 ─► WebSocket ═══ TCP or TLS ═══ WebSocket ─► h2 ─┼─► …
-//!   Tunnel::call ─┘   Driver::run                               Session::run └─► …
+//!   kas                                                             agentk
+//!   Tunnel::call ─┐                                               ┌─► IncomingRequest::respond(handler)
+//!   Tunnel::call ─┼─► h2 ─► WebSocket ═ TCP or TLS ═ WebSocket ─► h2 ─┼─► …
+//!   Tunnel::call ─┘  Driver::run                TunnelServer::run └─► …
 //! ```
 //!
-//! * [`websocket`] makes a byte stream of a WebSocket, by tungstenite; [`ReadAhead`] reads the socket below it.
-//! * [`Tunnel`] and [`Driver`] are kas's end, [`Session`] and [`IncomingRequest`] are agentk's.
-//! * `settings` holds every limit of HTTP/2 and WebSocket.
-//! * [`Body`] is the one type of body: frames move from one connection to the other and are never collected.
-//! * [`direct`] is a tunnel without a WebSocket, and [`IncomingRequest::relay`] passes a request on into another tunnel.
-//! * [`upgrade`] carries exec, attach and port-forward over extended CONNECT (RFC 8441).
+//! # Tasks
 //!
-//! The task that runs [`Driver::run`] or [`Session::run`] polls the socket in both directions. The crate does not dial,
-//! authenticate, route, retry or spawn.
+//! The crate spawns no task. The caller of the crate spawns and polls:
+//!
+//! * **One task per connection** at each end, which runs [`Driver::run`] at kas and [`TunnelServer::run`] at agentk. Only this
+//!   task reads from the socket and writes to it. It also sends pings, and ends the connection if they are not answered.
+//! * **The task of each request**. At kas it polls [`Tunnel::call`], then the [`Body`] of the response, which also sends the
+//!   rest of the request's body. At agentk it polls [`IncomingRequest::respond`]. These tasks exchange frames with h2,
+//!   which wakes the task of the connection.
+//!
+//! The crate does not dial, authenticate, route or retry either.
+//!
+//! # Modules
+//!
+//! * [`handshake`] has the headers of the WebSocket upgrade. [`websocket`] makes a byte stream of a WebSocket, by
+//!   tungstenite; [`ReadAhead`] reads the socket below it.
+//! * [`Tunnel`] and [`Driver`] are the end of kas, [`TunnelServer`] and [`IncomingRequest`] are the end of agentk.
+//! * [`TunnelConfig`] and its module hold every limit of HTTP/2 and WebSocket.
+//! * [`Body`] is the only type of body: frames move from one connection to the other and are never collected.
+//!   [`StreamMonitor`] observes the reader of a body.
+//! * [`upgrade`] carries exec, attach and port-forward over extended CONNECT (RFC 8441).
+//! * [`direct`] is a tunnel without a WebSocket between two replicas of kas. There, [`IncomingRequest::relay`] forwards a
+//!   request into the tunnel of the agent.
 #![warn(missing_docs)]
 
 mod body;
 mod client;
+mod config;
 pub mod direct;
 mod drain;
 mod error;
+mod forward_write;
 pub mod handshake;
+mod idle_timeout;
 mod keepalive;
 mod monitor;
 mod read_ahead;
 mod relay;
 mod send_body;
 mod server;
-mod settings;
 pub mod upgrade;
 pub mod websocket;
+
+pub use proto::Delivery;
 
 pub use self::{
     body::{Body, BodyError},
     client::{Driver, Tunnel, open},
+    config::TunnelConfig,
     drain::DrainHandle,
-    error::{CallError, CallErrorKind, Delivery, Ended},
-    keepalive::Keepalive,
+    error::{CallError, CallErrorKind, CloseReason},
+    idle_timeout::{IDLE_TIMEOUT_HINT, IdleTimeoutDetector},
+    keepalive::KeepaliveConfig,
     monitor::{StreamMonitor, StreamStats},
     read_ahead::ReadAhead,
-    send_body::Stalls,
-    server::{IncomingRequest, Session, accept},
-    settings::Settings,
+    send_body::StallCounter,
+    server::{IncomingRequest, TunnelServer, accept},
 };

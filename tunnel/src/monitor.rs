@@ -1,4 +1,4 @@
-//! The receiving half of a stream, and a handle on it for others than its reader.
+//! The receiving half of a stream, and a handle to observe and reset it.
 
 use std::{
     fmt,
@@ -16,12 +16,12 @@ use crate::{BodyError, send_body::SendBody};
 /// The receiving half of a stream. Dropping it resets the stream if the other end has not finished it.
 pub(crate) struct ReceiveStream(StreamMonitor);
 
-/// Observes a stream beside its reader, and can reset it. Cheap to clone; does not keep the stream open.
+/// Observes the reader of a stream, and can reset the stream. Cheap to clone. It does not keep the stream open.
 #[derive(Clone)]
-pub struct StreamMonitor(Arc<Mutex<State>>);
+pub struct StreamMonitor(Arc<Mutex<StreamState>>);
 
-struct State {
-    /// `None` once the stream was reset from here.
+struct StreamState {
+    /// `None` after [`StreamMonitor::reset`].
     stream: Option<RecvStream>,
     /// The body that is still being sent on the same stream. h2 resets a stream when both of its halves are dropped.
     sending: Option<SendBody>,
@@ -34,33 +34,33 @@ struct State {
 pub struct StreamStats {
     /// Bytes that have arrived and that the reader has not taken, or has not released yet.
     pub unread: usize,
-    /// How often the reader has taken something.
-    pub taken: u64,
-    /// The reader has taken everything and waits for more, or has finished: it is not slow.
-    pub awaited: bool,
+    /// Number of reads that returned data, an error or the end of the stream.
+    pub reads: u64,
+    /// The reader waits for more data, or has finished. It is not slow then.
+    pub reader_waiting: bool,
 }
 
 impl StreamMonitor {
-    /// Returns the present state.
+    /// Returns the state of the stream now.
     pub fn stats(&self) -> StreamStats {
         let state = &mut *self.0.lock();
         let unread = state.stream.as_mut().map_or(0, |stream| stream.flow_control().used_capacity());
-        StreamStats { unread, taken: state.reads, awaited: state.waiting }
+        StreamStats { unread, reads: state.reads, reader_waiting: state.waiting }
     }
 
-    /// Resets the stream and drops what is unread. The reader gets an error, even if it is not reading.
-    pub fn cut(&self) {
+    /// Resets the stream and drops the unread bytes. The next read returns an error.
+    pub fn reset(&self) {
         let mut state = self.0.lock();
         let halves = (state.stream.take(), state.sending.take());
         drop(state);
-        // Not under the lock: dropping a stream wakes others.
+        // Dropped without the lock, because dropping a stream wakes other tasks.
         drop(halves);
     }
 }
 
 impl ReceiveStream {
     pub(crate) fn new(stream: RecvStream, sending: Option<SendBody>) -> Self {
-        let state = State { stream: Some(stream), sending, reads: 0, waiting: false };
+        let state = StreamState { stream: Some(stream), sending, reads: 0, waiting: false };
         Self(StreamMonitor(Arc::new(Mutex::new(state))))
     }
 
@@ -73,8 +73,8 @@ impl ReceiveStream {
         state.sending.is_none() && state.stream.as_ref().is_some_and(RecvStream::is_end_stream)
     }
 
-    /// Polls the body that is sent on the same stream: a response may come before its request has ended, and the reader of
-    /// the response then drives the request.
+    /// Sends more of the body on the same stream: a response may arrive before its request has ended, and the reader of
+    /// the response then sends the rest of the request.
     pub(crate) fn poll_sending(&self, cx: &mut Context<'_>) {
         let state = &mut *self.0.0.lock();
         state.sending.take_if(|body| body.poll(cx).is_ready());
@@ -83,7 +83,7 @@ impl ReceiveStream {
     pub(crate) fn poll_data(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
         let state = &mut *self.0.0.lock();
         let Some(stream) = &mut state.stream else {
-            return Poll::Ready(Some(Err(BodyError::Cut)));
+            return Poll::Ready(Some(Err(BodyError::Reset)));
         };
         let polled = stream.poll_data(cx).map_err(BodyError::Tunnel);
         state.reads += u64::from(polled.is_ready());
@@ -91,11 +91,11 @@ impl ReceiveStream {
         polled
     }
 
-    /// Takes data before its reader asks for it: this counts neither as a read nor as a wait of the reader.
+    /// Takes data before the reader polls for it. This counts neither as a read nor as a wait of the reader.
     pub(crate) fn poll_data_ahead(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
         match &mut self.0.0.lock().stream {
             Some(stream) => stream.poll_data(cx).map_err(BodyError::Tunnel),
-            None => Poll::Ready(Some(Err(BodyError::Cut))),
+            None => Poll::Ready(Some(Err(BodyError::Reset))),
         }
     }
 
@@ -107,14 +107,14 @@ impl ReceiveStream {
     pub(crate) fn poll_trailers(&self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, BodyError>> {
         match &mut self.0.0.lock().stream {
             Some(stream) => stream.poll_trailers(cx).map_err(BodyError::Tunnel),
-            None => Poll::Ready(Err(BodyError::Cut)),
+            None => Poll::Ready(Err(BodyError::Reset)),
         }
     }
 
-    /// Allows the other end to send as many bytes more as the reader has taken.
+    /// Returns bytes that the reader has taken to the flow-control window, so that the other end may send as many more.
     pub(crate) fn release(&self, bytes: usize) -> Result<(), BodyError> {
         let mut state = self.0.0.lock();
-        let stream = state.stream.as_mut().ok_or(BodyError::Cut)?;
+        let stream = state.stream.as_mut().ok_or(BodyError::Reset)?;
         stream.flow_control().release_capacity(bytes).map_err(BodyError::Tunnel)
     }
 }
@@ -122,7 +122,7 @@ impl ReceiveStream {
 impl Drop for ReceiveStream {
     fn drop(&mut self) {
         self.0.0.lock().waiting = true;
-        self.0.cut();
+        self.0.reset();
     }
 }
 

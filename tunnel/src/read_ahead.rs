@@ -2,7 +2,7 @@
 
 use std::{
     cell::RefCell,
-    io::{self, IoSlice},
+    io,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -10,27 +10,29 @@ use std::{
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes that are read at once from a stream that has more than its reader asks for.
+use crate::forward_write;
+
+/// Bytes that are read at once from a stream.
 const CAPACITY: usize = 64 << 10;
 
 thread_local! {
-    /// A buffer that no stream of this thread uses now.
+    /// A buffer that no stream of this thread uses at the moment.
     static SPARE: RefCell<Option<Box<[u8]>>> = const { RefCell::new(None) };
 }
 
-/// Reads as much as is there, and holds no buffer while nothing is.
+/// Reads up to 64 KiB at once, and holds no buffer while there are no bytes.
 ///
-/// WebSocket and TLS libraries read a few KiB at once, which costs bulk data a system call each. A larger buffer of theirs
-/// would be held by every idle connection.
+/// WebSocket and TLS libraries read a few KiB at once, so bulk data costs many system calls. With larger buffers in these
+/// libraries, every idle connection would hold one.
 #[derive(Debug)]
 pub struct ReadAhead<T> {
     io: T,
-    /// Bytes that were read before this value was made.
+    /// Bytes that were read before the stream was wrapped.
     early: Bytes,
     ahead: Option<Ahead>,
 }
 
-/// Bytes between the stream and its reader. None at all stand for the end of the stream.
+/// Bytes that were read from the stream and not by the reader yet. Zero bytes mean the end of the stream.
 #[derive(Debug)]
 struct Ahead {
     buffer: Box<[u8]>,
@@ -39,18 +41,18 @@ struct Ahead {
 }
 
 impl<T> ReadAhead<T> {
-    /// Wraps a stream from which nothing was read yet.
+    /// Wraps a stream from which no bytes were read.
     pub fn new(io: T) -> Self {
         Self::with_early(io, Bytes::new())
     }
 
-    /// Wraps a stream from which `early` was read already; the reader gets these bytes first.
+    /// Wraps a stream from which `early` was read. The reader gets these bytes first.
     pub fn with_early(io: T, early: Bytes) -> Self {
         Self { io, early, ahead: None }
     }
 
-    /// Moves bytes that are here to the reader. Returns false if none are; at the end of the stream it moves nothing and
-    /// returns true.
+    /// Moves bytes that were read ahead to the reader. Returns false if there are none. At the end of the stream it moves no
+    /// bytes and returns true.
     pub(crate) fn read_buffered(&mut self, buf: &mut ReadBuf<'_>) -> bool {
         if !self.early.is_empty() {
             let early = self.early.split_to(self.early.len().min(buf.remaining()));
@@ -64,10 +66,13 @@ impl<T> ReadAhead<T> {
 }
 
 impl<T: AsyncRead + Unpin> ReadAhead<T> {
-    /// Waits until there are bytes for [`Self::read_buffered`], or the end of the stream.
-    pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.early.is_empty() || self.ahead.is_some() {
-            return Poll::Ready(Ok(()));
+    /// Waits for bytes for [`Self::read_buffered`], and returns their number, which is 0 at the end of the stream.
+    pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if !self.early.is_empty() {
+            return Poll::Ready(Ok(self.early.len()));
+        }
+        if let Some(ahead) = &self.ahead {
+            return Poll::Ready(Ok(ahead.end - ahead.start));
         }
         let mut buffer = SPARE.take().unwrap_or_else(|| vec![0; CAPACITY].into_boxed_slice());
         let mut read = ReadBuf::new(&mut buffer);
@@ -78,12 +83,12 @@ impl<T: AsyncRead + Unpin> ReadAhead<T> {
         } else {
             SPARE.set(Some(buffer));
         }
-        polled
+        polled.map_ok(|()| end)
     }
 }
 
 impl Ahead {
-    /// Moves bytes to the reader. Returns itself if some are left.
+    /// Moves bytes to the reader. Returns `None` if none are left.
     fn move_to(mut self, buf: &mut ReadBuf<'_>) -> Option<Self> {
         let moved = (self.end - self.start).min(buf.remaining());
         buf.put_slice(&self.buffer[self.start..self.start + moved]);
@@ -109,25 +114,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for ReadAhead<T> {
 }
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for ReadAhead<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, data)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
+    forward_write!(io);
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(cx)
@@ -141,7 +128,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn every_byte_arrives_in_order_for_each_size_of_the_reader() {
+    async fn bytes_arrive_in_order_for_each_size_of_read_buffer() {
         let sent: Vec<u8> = (0..=250).cycle().take(300_000).collect();
         for size in [1 << 10, 4 << 10, 70 << 10] {
             let (near, mut far) = duplex(200_000);

@@ -1,28 +1,35 @@
-//! From one connection into the next: a replica passes a request of its peer into the agent's tunnel.
+//! Forwards a request from a peer replica into the tunnel of the agent.
 
-use std::future::poll_fn;
+use std::{future::poll_fn, task::Poll};
 
 use h2::Reason;
 
 use crate::{
     CallError, Delivery, Tunnel,
     server::{IncomingRequest, send_response},
-    upgrade::{self, Upgraded},
+    upgrade::{self, UpgradedStream},
 };
 
 impl IncomingRequest {
-    /// Passes the request on into another connection, and its response back.
+    /// Forwards the request into another connection, and the response back.
     ///
-    /// A request without a response is reset with a reason that tells the sender how far it got: refused unseen, or not.
     /// When the sender resets its stream, the request is cancelled in the other connection.
+    ///
+    /// # Errors
+    ///
+    /// If there is no response. The stream of the sender is then reset: with REFUSED_STREAM if the request was not
+    /// processed, and with INTERNAL_ERROR otherwise.
     pub async fn relay(self, into: &Tunnel) -> Result<(), CallError> {
         let Self { request, mut respond, raw, stalls } = self;
-        let answered = tokio::select! {
+        if poll_fn(|cx| Poll::Ready(respond.poll_reset(cx).is_ready())).await {
+            return Ok(());
+        }
+        let result = tokio::select! {
             biased;
+            result = into.call(request) => result,
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return Ok(()),
-            answered = into.call(request) => answered,
         };
-        let mut response = match answered {
+        let mut response = match result {
             Ok(response) => response,
             Err(error) => {
                 respond.send_reset(match error.delivery {
@@ -42,9 +49,10 @@ impl IncomingRequest {
             respond.send_reset(Reason::INTERNAL_ERROR);
             return Ok(());
         };
-        let head = upgrade::accept(response.into_parts().0.headers);
+        let head = upgrade::connect_response(response.into_parts().0.headers);
         if let Ok(stream) = respond.send_response(head, false)
-            && let Err(error) = upgrade::join(Upgraded::new(stream, raw), inner).await
+            && let Err(error) =
+                Box::pin(upgrade::splice_streams(UpgradedStream::new(stream, raw), inner)).await
         {
             tracing::debug!(%error, "an upgraded connection was aborted");
         }

@@ -1,4 +1,4 @@
-//! Sends a body on a stream of the tunnel, as fast as the other end takes it.
+//! Sends a body on a stream of the tunnel, as fast as flow control allows.
 
 use std::{
     pin::Pin,
@@ -16,55 +16,55 @@ use http_body::{Body as _, Frame};
 
 use crate::{Body, BodyError};
 
-/// Most bytes of a body that are kept to be sent again. Most bodies of the Kubernetes API are smaller; a larger one is not
-/// retried.
+/// Longest body that is kept for a retry, in bytes. Most bodies of the Kubernetes API are smaller; a larger one is not
+/// sent again.
 const MAX_REPLAY: usize = 64 << 10;
 
-/// Chunks below this size are joined, if several are there. Each frame costs the other end some 256 bytes while it is
-/// unread, whatever it carries: 4 MiB of single bytes would cost 1 GiB.
-const SMALL_CHUNK: usize = 4 << 10;
+/// Chunks below this size are joined with others that are ready. Each unread frame costs the other end some 256 bytes
+/// besides its payload: 4 MiB of single bytes would cost 1 GiB.
+pub(crate) const SMALL_CHUNK: usize = 4 << 10;
 
-/// A body being sent: a future that is polled by hand, beside the one that waits for the other direction.
+/// A body that is being sent. [`SendBody::poll`] is polled together with the future that receives the other direction.
 pub(crate) struct SendBody {
     body: Body,
     stream: SendStream<Bytes>,
-    /// Taken from the body, and not yet accepted by flow control.
+    /// The chunk that was taken from the body and is not sent yet.
     chunk: Bytes,
     /// The result of the body that ended the joining of small chunks.
     next: Option<Option<Result<Frame<Bytes>, BodyError>>>,
     replay: Replay,
-    stalls: Stalls,
-    /// The chunk waits for flow control, and that was counted.
+    stalls: StallCounter,
+    /// The chunk waits for flow control, and this was counted as a stall.
     stalled: bool,
-    /// The body has failed, and the connection got a turn to write what came before.
+    /// The body has failed. The next poll resets the stream.
     failing: bool,
 }
 
-/// Counts how often a body had to wait for the other end to take more of it. Cheap to clone.
+/// Counts stalls: waits of a body for the flow-control window of the other end. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Stalls(Arc<AtomicU64>);
+pub struct StallCounter(Arc<AtomicU64>);
 
-/// Whether the body can be sent again.
+/// The ability to send the body again.
 enum Replay {
-    /// Nothing was taken from it yet.
+    /// No frame was taken from the body yet.
     Untouched,
-    /// It was small and is kept whole.
+    /// The body was small, and these are its bytes.
     Kept(Bytes),
     Impossible,
 }
 
-/// How sending ended.
+/// The result of sending a body.
 #[derive(Debug)]
-pub(crate) enum Sent {
-    /// The other end gets all of it.
+pub(crate) enum SendOutcome {
+    /// The whole body was given to h2.
     Complete,
     /// The other end has reset the stream, or the connection has ended.
-    Unwanted,
-    /// The body failed. The stream was reset, so that the other end sees an abort and no clean end.
+    Stopped,
+    /// The body failed. The stream was reset, so that the other end cannot take the body for complete.
     Failed(BodyError),
 }
 
-impl Stalls {
+impl StallCounter {
     /// Returns the number of stalls so far.
     pub fn count(&self) -> u64 {
         self.0.load(Relaxed)
@@ -72,7 +72,7 @@ impl Stalls {
 }
 
 impl SendBody {
-    pub(crate) fn new(body: Body, stream: SendStream<Bytes>, stalls: Stalls) -> Self {
+    pub(crate) fn new(body: Body, stream: SendStream<Bytes>, stalls: StallCounter) -> Self {
         Self {
             body,
             stream,
@@ -94,15 +94,15 @@ impl SendBody {
         }
     }
 
-    /// Drops what is kept for a retry.
+    /// Drops the bytes that are kept for a retry.
     pub(crate) fn forget_replay(&mut self) {
         self.replay = Replay::Impossible;
     }
 
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Sent> {
-        // This also registers the task: a reset is noticed while the body has nothing to send.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<SendOutcome> {
+        // This also registers the task, so that a reset is detected while the body has no data.
         if self.stream.poll_reset(cx).is_ready() {
-            return Poll::Ready(Sent::Unwanted);
+            return Poll::Ready(SendOutcome::Stopped);
         }
         loop {
             if !self.chunk.is_empty() {
@@ -126,7 +126,7 @@ impl SendBody {
             let untouched = matches!(self.replay, Replay::Untouched);
             self.replay = Replay::Impossible;
             match frame.into_data() {
-                // An empty chunk is not sent: h2 takes many empty DATA frames for an attack (CVE-2019-9518).
+                // An empty chunk is not sent: h2 treats many empty DATA frames as an attack (CVE-2019-9518).
                 Ok(data) => {
                     if untouched && data.len() <= MAX_REPLAY && self.body.is_end_stream() {
                         self.replay = Replay::Kept(data.clone());
@@ -142,21 +142,22 @@ impl SendBody {
         }
     }
 
-    /// Sends as much of the chunk as flow control allows. `None` if there is more to send.
-    fn poll_send_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Sent>> {
+    /// Sends as much of the chunk as flow control allows. Returns `None` if the body is not complete yet.
+    fn poll_send_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<SendOutcome>> {
         let Some(capacity) = ready!(self.poll_capacity(cx)) else {
-            return Poll::Ready(Some(Sent::Unwanted));
+            return Poll::Ready(Some(SendOutcome::Stopped));
         };
         let data = self.chunk.split_to(capacity.min(self.chunk.len()));
         let last = self.chunk.is_empty() && self.next.is_none() && self.body.is_end_stream();
         Poll::Ready(match self.stream.send_data(data, last) {
-            Err(_) => Some(Sent::Unwanted),
-            Ok(()) => last.then_some(Sent::Complete),
+            Err(_) => Some(SendOutcome::Stopped),
+            Ok(()) => last.then_some(SendOutcome::Complete),
         })
     }
 
-    /// A reset discards what h2 has not written yet, even the head. So the connection gets a turn to write it first.
-    fn poll_fail(&mut self, error: BodyError, cx: &mut Context<'_>) -> Poll<Sent> {
+    /// Resets the stream at the second call. A reset discards frames that h2 has not written yet, even the head, so the
+    /// connection is polled once before it.
+    fn poll_fail(&mut self, error: BodyError, cx: &mut Context<'_>) -> Poll<SendOutcome> {
         if !self.failing {
             self.failing = true;
             self.next = Some(Some(Err(error)));
@@ -164,19 +165,19 @@ impl SendBody {
             return Poll::Pending;
         }
         self.stream.send_reset(Reason::INTERNAL_ERROR);
-        Poll::Ready(Sent::Failed(error))
+        Poll::Ready(SendOutcome::Failed(error))
     }
 
-    fn finish(&mut self, trailers: Option<HeaderMap>) -> Sent {
+    fn finish(&mut self, trailers: Option<HeaderMap>) -> SendOutcome {
         let ended = match trailers {
             Some(trailers) => self.stream.send_trailers(trailers),
             None => self.stream.send_data(Bytes::new(), true),
         };
-        if ended.is_ok() { Sent::Complete } else { Sent::Unwanted }
+        if ended.is_ok() { SendOutcome::Complete } else { SendOutcome::Stopped }
     }
 
-    /// Appends small chunks that are there now to a small chunk. Returns true if the body has no more for now; it wakes
-    /// the task then.
+    /// Appends the small chunks that are ready to a small chunk. Returns true if the body is pending, and has registered the
+    /// task.
     fn join_small_chunks(&mut self, cx: &mut Context<'_>) -> bool {
         let mut joined = BytesMut::new();
         let mut exhausted = false;
@@ -207,7 +208,7 @@ impl SendBody {
         exhausted
     }
 
-    /// Waits until flow control allows a part of the chunk. `None` when the stream has ended.
+    /// Waits for capacity to send a part of the chunk, and returns it in bytes. Returns `None` if the stream has ended.
     fn poll_capacity(&mut self, cx: &mut Context<'_>) -> Poll<Option<usize>> {
         self.stream.reserve_capacity(self.chunk.len());
         loop {

@@ -1,8 +1,9 @@
-//! agentk's end of a tunnel: the HTTP/2 server.
+//! The end of a tunnel at agentk: the HTTP/2 server.
 
-use std::{future::poll_fn, sync::Arc, time::Duration};
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use bytes::Bytes;
+use cores::poll_on_wake;
 use h2::{
     Reason, RecvStream,
     server::{Connection, Handshake, SendResponse},
@@ -18,82 +19,86 @@ use tokio::{
 };
 
 use crate::{
-    Body, Ended, Keepalive, Settings, Stalls,
+    Body, CloseReason, KeepaliveConfig, StallCounter, TunnelConfig, config,
     drain::{self, DrainHandle, DrainSignal},
-    keepalive::Liveness,
-    send_body::{SendBody, Sent},
-    settings,
-    upgrade::{self, Outside, Upgraded},
+    keepalive::KeepaliveState,
+    send_body::{SendBody, SendOutcome},
+    upgrade::{self, UpgradedConnection, UpgradedStream},
     websocket::WebSocket,
 };
 
-/// How long kas may take for the preface of HTTP/2, which it sends right after its 101.
+/// Time that kas has for the preface of HTTP/2, which it sends right after its 101.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Bytes of a whole body that h2 queues without a wait for flow control.
+/// Longest whole body that is given to h2 at once, in bytes, so that it is written together with the head.
 const SMALL_BODY: usize = 16 << 10;
 
-/// The connection over which kas sends requests. Nothing moves unless [`Session::run`] is polled.
-#[must_use = "a tunnel serves nothing unless its session runs"]
-pub struct Session<S> {
+/// Serves the requests that kas sends. The connection makes progress only while [`TunnelServer::run`] is polled.
+#[must_use = "a tunnel makes no progress unless its server runs"]
+pub struct TunnelServer<S> {
     handshake: Handshake<S, Bytes>,
-    keepalive: Keepalive,
-    liveness: Arc<Liveness>,
+    keepalive: KeepaliveConfig,
+    keepalive_state: Arc<KeepaliveState>,
     drain: DrainSignal,
-    stalls: Stalls,
+    stalls: StallCounter,
 }
 
-/// A request and the means to respond to it.
+/// A request from the other end, to which one of its methods responds.
 pub struct IncomingRequest {
     pub(crate) request: Request<Body>,
     pub(crate) respond: SendResponse<Bytes>,
-    /// The caller's half of the raw stream, if the request is an extended CONNECT.
+    /// The receiving half of the raw stream, if the request is an extended CONNECT.
     pub(crate) raw: Option<RecvStream>,
-    pub(crate) stalls: Stalls,
+    pub(crate) stalls: StallCounter,
 }
 
 /// Starts HTTP/2 on a WebSocket that kas accepted.
-pub fn accept<T>(socket: WebSocket<T>, settings: &Settings) -> (Session<WebSocket<T>>, DrainHandle)
+pub fn accept<T>(socket: WebSocket<T>, config: &TunnelConfig) -> (TunnelServer<WebSocket<T>>, DrainHandle)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    let liveness = socket.liveness();
-    start(socket, liveness, settings)
+    let keepalive_state = socket.keepalive_state();
+    start(socket, keepalive_state, config)
 }
 
-/// Starts HTTP/2 on a byte stream that counts what it receives in `liveness`.
-pub(crate) fn start<S>(stream: S, liveness: Arc<Liveness>, settings: &Settings) -> (Session<S>, DrainHandle)
+/// Starts HTTP/2 on a byte stream that counts the received bytes in `keepalive_state`.
+pub(crate) fn start<S>(
+    stream: S,
+    keepalive_state: Arc<KeepaliveState>,
+    config: &TunnelConfig,
+) -> (TunnelServer<S>, DrainHandle)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (handle, drain) = drain::channel();
-    let session = Session {
-        handshake: settings.server().handshake(stream),
-        keepalive: settings.keepalive,
-        liveness,
+    let server = TunnelServer {
+        handshake: config.server().handshake(stream),
+        keepalive: config.keepalive,
+        keepalive_state,
         drain,
-        stalls: settings.stalls.clone(),
+        stalls: config.stalls.clone(),
     };
-    (session, handle)
+    (server, handle)
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
-    /// Passes every request to `on_request`, which should spawn [`IncomingRequest::answer`], until the tunnel ends.
+impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
+    /// Reads from the connection and writes to it until the tunnel ends. `on_request` gets each request, and should spawn a
+    /// task that runs [`IncomingRequest::respond`].
     ///
     /// Dropping the future closes the tunnel.
-    pub async fn run(self, mut on_request: impl FnMut(IncomingRequest)) -> Ended {
-        let Self { handshake, keepalive, liveness, drain, stalls } = self;
+    pub async fn run(self, mut on_request: impl FnMut(IncomingRequest)) -> CloseReason {
+        let Self { handshake, keepalive, keepalive_state, drain, stalls } = self;
         let mut connection: Connection<S, Bytes> = match timeout(PREFACE_TIMEOUT, handshake).await {
             Ok(Ok(connection)) => connection,
-            Ok(Err(error)) => return error.into(),
-            Err(_) => return Ended::Silent,
+            Ok(Err(error)) => return CloseReason::from_error(error, keepalive_state.silence()),
+            Err(_) => return CloseReason::TimedOut,
         };
-        let pings = connection.ping_pong().expect("nothing else takes it");
-        let silence = keepalive.watch(pings, liveness);
-        let drain_started = drain.started();
+        let pings = connection.ping_pong().expect("it is taken only once");
+        let mut keepalive_timeout = poll_on_wake(keepalive.watch(pings, Arc::clone(&keepalive_state)));
+        let mut drain_started = poll_on_wake(drain.started());
         let mut draining = false;
         let deadline = sleep(Duration::MAX);
-        tokio::pin!(silence, drain_started, deadline);
+        tokio::pin!(deadline);
         loop {
             tokio::select! {
                 biased;
@@ -101,30 +106,30 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Session<S> {
                     Some(Ok((request, respond))) => {
                         on_request(IncomingRequest::new(request, respond, stalls.clone()));
                     }
-                    // kas may close as soon as it has the last response, before it reads our last frame.
-                    Some(Err(_)) if draining && !connection.has_streams() => return Ended::Gracefully,
-                    Some(Err(error)) => return error.into(),
-                    None => return Ended::Gracefully,
+                    // kas may close as soon as it has the last response, before it reads the last frame of this end.
+                    Some(Err(_)) if draining && !connection.has_streams() => return CloseReason::Graceful,
+                    Some(Err(error)) => return CloseReason::from_error(error, keepalive_state.silence()),
+                    None => return CloseReason::Graceful,
                 },
-                () = &mut silence => return Ended::Silent,
-                // h2 sends a GOAWAY that excludes no stream, and the real one a round trip later (RFC 9113 section 6.8):
-                // a request that crosses it is still served.
+                () = &mut keepalive_timeout => return CloseReason::TimedOut,
+                // h2 sends a GOAWAY that excludes no stream, and the final one a round trip later (RFC 9113 section 6.8):
+                // a request that kas sends in between is still served.
                 grace = &mut drain_started, if !draining => {
                     draining = true;
                     connection.graceful_shutdown();
                     deadline.as_mut().reset(Instant::now() + grace);
                 }
-                () = &mut deadline, if draining => return Ended::Cut,
+                () = &mut deadline, if draining => return CloseReason::LocallyClosed,
             }
         }
     }
 }
 
 impl IncomingRequest {
-    fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>, stalls: Stalls) -> Self {
+    fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>, stalls: StallCounter) -> Self {
         let (mut head, received) = request.into_parts();
         head.version = Version::HTTP_11;
-        // HTTP/2 requires a scheme and an authority; the handler knows the real ones.
+        // The handler sets scheme and authority, which only HTTP/2 requires.
         head.uri = head.uri.path_and_query().cloned().map(Uri::from).unwrap_or_default();
         let method = head.headers.remove(header::UPGRADE_METHOD);
         let protocol = head.extensions.remove::<h2::ext::Protocol>();
@@ -148,34 +153,39 @@ impl IncomingRequest {
         &self.request
     }
 
-    /// Returns the request, to be changed before it is passed on.
+    /// Returns the request, which may be changed before it is forwarded.
     pub fn request_mut(&mut self) -> &mut Request<Body> {
         &mut self.request
     }
 
     /// Runs the handler and sends its response, to the last byte.
     ///
-    /// The handler answers an upgrade with a 101 that holds an [`Outside`]. When kas resets the stream, the handler's
-    /// future or the body of its response is dropped. A stream that was reset before this is polled for the first time
-    /// never reaches the handler (CVE-2023-44487).
-    pub async fn answer<F>(self, handler: impl FnOnce(Request<Body>) -> F)
+    /// The handler accepts an upgrade with a 101 whose extensions hold an [`UpgradedConnection`].
+    ///
+    /// When kas resets the stream, the future of the handler or the body of its response is dropped. The handler does not
+    /// run if the stream was reset before the first poll (CVE-2023-44487).
+    pub async fn respond<F>(self, handler: impl FnOnce(Request<Body>) -> F)
     where
         F: Future<Output = Response<Body>>,
     {
         let Self { request, mut respond, raw, stalls } = self;
+        if poll_fn(|cx| Poll::Ready(respond.poll_reset(cx).is_ready())).await {
+            return;
+        }
         let response = tokio::select! {
             biased;
+            response = handler(request) => response,
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-            response = async { handler(request).await } => response,
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return send_upgrade(response, respond, raw).await;
+            // Boxed: the future of an ordinary request stays small.
+            return Box::pin(send_upgrade(response, respond, raw)).await;
         }
 
         send_response(response, respond, stalls).await;
     }
 
-    /// Refuses the request: kas learns that nothing has processed it.
+    /// Refuses the request with REFUSED_STREAM: it was not processed (RFC 9113 section 8.7).
     pub fn refuse(mut self) {
         self.respond.send_reset(Reason::REFUSED_STREAM);
     }
@@ -185,7 +195,7 @@ impl IncomingRequest {
 pub(crate) async fn send_response(
     response: Response<Body>,
     mut respond: SendResponse<Bytes>,
-    stalls: Stalls,
+    stalls: StallCounter,
 ) {
     let (head, body) = response.into_parts();
     let mut head = Response::from_parts(head, ());
@@ -193,7 +203,7 @@ pub(crate) async fn send_response(
     for name in [&CONNECTION, &UPGRADE, &TRANSFER_ENCODING] {
         head.headers_mut().remove(name);
     }
-    settings::mark_unindexed(head.headers_mut());
+    config::mark_unindexed(head.headers_mut(), &config::UNIQUE_IN_RESPONSES);
     let full = body.into_full();
     let bodyless = full.as_ref().is_ok_and(Bytes::is_empty);
     let mut stream = match respond.send_response(head, bodyless) {
@@ -202,7 +212,7 @@ pub(crate) async fn send_response(
     };
     let body = match full {
         Ok(_) if bodyless => return,
-        // It leaves with the head, in one write.
+        // The body is written together with the head.
         Ok(bytes) if bytes.len() <= SMALL_BODY => {
             // Fails only if the stream has ended.
             let _ = stream.send_data(bytes, true);
@@ -212,8 +222,8 @@ pub(crate) async fn send_response(
         Err(body) => body,
     };
     let mut sending = SendBody::new(body, stream, stalls);
-    if let Sent::Failed(error) = poll_fn(|cx| sending.poll(cx)).await {
-        tracing::debug!(%error, "a response was aborted because its source was");
+    if let SendOutcome::Failed(error) = poll_fn(|cx| sending.poll(cx)).await {
+        tracing::debug!(%error, "a response was aborted because its source failed");
     }
 }
 
@@ -226,16 +236,16 @@ async fn send_upgrade(
         tracing::warn!("the cluster switched protocols without a request to do so");
         return respond.send_reset(Reason::INTERNAL_ERROR);
     };
-    let Some(outside) = Outside::take(&mut response) else {
+    let Some(outside) = UpgradedConnection::take(&mut response) else {
         tracing::warn!("a handler answered 101 without a connection");
         return respond.send_reset(Reason::INTERNAL_ERROR);
     };
 
-    let head = upgrade::accept(response.into_parts().0.headers);
+    let head = upgrade::connect_response(response.into_parts().0.headers);
     let Ok(stream) = respond.send_response(head, false) else {
         return;
     };
-    if let Err(error) = upgrade::splice(Upgraded::new(stream, raw), outside).await {
+    if let Err(error) = upgrade::splice(UpgradedStream::new(stream, raw), outside).await {
         tracing::debug!(%error, "an upgraded connection was aborted");
     }
 }

@@ -10,8 +10,8 @@
 //!    |<====================== raw bytes, each direction ends on its own ===>|
 //! ```
 //!
-//! Raw bytes flow only after the API server itself answered 101. Any other answer is an ordinary response, and the
-//! connections that it came over carry no raw bytes (CVE-2018-1002105).
+//! Raw bytes flow only after the API server itself responded with 101. Any other response is an ordinary one, and its stream
+//! carries no raw bytes (CVE-2018-1002105).
 
 use std::{
     future::{pending, poll_fn},
@@ -29,35 +29,32 @@ use parking_lot::Mutex;
 use proto::header;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use crate::{Body, BodyError, StreamMonitor, monitor::ReceiveStream};
+use crate::{Body, BodyError, StreamMonitor, monitor::ReceiveStream, send_body::SMALL_CHUNK};
 
-/// Bytes that are read at once from the connection outside of the tunnel.
+/// Bytes that are read at once from a connection outside of the tunnel.
 const READ_BYTES: usize = 32 << 10;
-
-/// Chunks below this size are copied out of larger buffers, and joined where they wait.
-const SMALL_CHUNK: usize = 4 << 10;
 
 /// The raw stream of an upgrade inside the tunnel.
 #[derive(Debug)]
-pub struct Upgraded {
+pub struct UpgradedStream {
     sending: SendStream<Bytes>,
     receiving: ReceiveStream,
 }
 
-/// Carries an [`Upgraded`] in the extensions of a 101, which must be `Clone`.
+/// Carries an [`UpgradedStream`] in the extensions of a 101, which must be `Clone`.
 #[derive(Clone)]
-struct UpgradedSlot(Arc<Mutex<Option<Upgraded>>>);
+struct UpgradedSlot(Arc<Mutex<Option<UpgradedStream>>>);
 
-/// A connection outside of the tunnel that has switched protocols. It travels in the extensions of a handler's 101, which
+/// A connection outside of the tunnel that has switched protocols. A handler puts it into the extensions of its 101, which
 /// must be `Clone`.
 #[derive(Clone)]
-pub struct Outside(Arc<Mutex<Option<Box<dyn Io>>>>);
+pub struct UpgradedConnection(Arc<Mutex<Option<Box<dyn RawIo>>>>);
 
-pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait RawIo: AsyncRead + AsyncWrite + Send + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> RawIo for T {}
 
-impl Outside {
+impl UpgradedConnection {
     /// Wraps the connection that carries the raw bytes.
     pub fn new(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
         Self(Arc::new(Mutex::new(Some(Box::new(io)))))
@@ -71,16 +68,20 @@ impl Outside {
     }
 }
 
-/// Takes the raw stream out of a 101 that [`Tunnel::call`](crate::Tunnel::call) returned.
-pub fn take<B>(response: &mut Response<B>) -> Option<Upgraded> {
+/// Takes the raw stream out of a 101 of [`Tunnel::call`](crate::Tunnel::call). Returns `None` for any other response.
+pub fn take<B>(response: &mut Response<B>) -> Option<UpgradedStream> {
     response.extensions_mut().remove::<UpgradedSlot>()?.0.lock().take()
 }
 
 /// Copies both ways between the tunnel and a connection outside of it, until both directions have ended.
 ///
-/// Each direction ends on its own: the end of one is passed on as a half-close. An abort of either side aborts both, and
-/// dropping the future does too.
-pub async fn splice<T>(upgraded: Upgraded, outside: T) -> io::Result<()>
+/// Each direction ends on its own: its end is forwarded as a half-close. An error of either side aborts both, and so does
+/// dropping the future.
+///
+/// # Errors
+///
+/// If either side is aborted.
+pub async fn splice<T>(upgraded: UpgradedStream, outside: T) -> io::Result<()>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
@@ -90,12 +91,12 @@ where
 }
 
 /// Copies both ways between two tunnels, until both directions have ended.
-pub(crate) async fn join(one: Upgraded, other: Upgraded) -> io::Result<()> {
+pub(crate) async fn splice_streams(one: UpgradedStream, other: UpgradedStream) -> io::Result<()> {
     tokio::try_join!(copy_across(one.receiving, other.sending), copy_across(other.receiving, one.sending))?;
     Ok(())
 }
 
-impl Upgraded {
+impl UpgradedStream {
     pub(crate) fn new(sending: SendStream<Bytes>, receiving: RecvStream) -> Self {
         Self { sending, receiving: ReceiveStream::new(receiving, None) }
     }
@@ -106,8 +107,11 @@ impl Upgraded {
     }
 }
 
-/// Reads agentk's response to an extended CONNECT, at kas.
-pub(crate) fn accepted(response: Response<RecvStream>, mut sending: SendStream<Bytes>) -> Response<Body> {
+/// Turns the response of agentk to an extended CONNECT into the response to an upgrade, at kas.
+pub(crate) fn into_response(
+    response: Response<RecvStream>,
+    mut sending: SendStream<Bytes>,
+) -> Response<Body> {
     let (mut head, receiving) = response.into_parts();
     head.version = Version::HTTP_11;
     match head.headers.remove(header::UPGRADED) {
@@ -115,23 +119,23 @@ pub(crate) fn accepted(response: Response<RecvStream>, mut sending: SendStream<B
             head.status = StatusCode::SWITCHING_PROTOCOLS;
             head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             head.headers.insert(UPGRADE, protocol);
-            let upgraded = Upgraded::new(sending, receiving);
+            let upgraded = UpgradedStream::new(sending, receiving);
             head.extensions.insert(UpgradedSlot(Arc::new(Mutex::new(Some(upgraded)))));
             Response::from_parts(head, Body::empty())
         }
         _ => {
-            // An ordinary response: the request has no body. This fails only if the stream has ended already.
+            // The upgrade was refused, and the request has no body. This fails only if the stream has ended already.
             let _ = sending.send_data(Bytes::new(), true);
             Response::from_parts(head, Body::from_stream(receiving))
         }
     }
 }
 
-/// Makes agentk's response to an extended CONNECT from the headers of the cluster's 101.
-pub(crate) fn accept(mut headers: HeaderMap) -> Response<()> {
+/// Makes the response of agentk to an extended CONNECT from the headers of the cluster's 101.
+pub(crate) fn connect_response(mut headers: HeaderMap) -> Response<()> {
     let protocol = headers.remove(UPGRADE).unwrap_or_else(|| HeaderValue::from_static(""));
     headers.remove(CONNECTION);
-    // The stream has no length (RFC 9110 section 8.6).
+    // A response to CONNECT has no length (RFC 9110 section 8.6).
     headers.remove(CONTENT_LENGTH);
     headers.insert(header::UPGRADED, protocol);
     let mut response = Response::new(());
@@ -140,7 +144,7 @@ pub(crate) fn accept(mut headers: HeaderMap) -> Response<()> {
 }
 
 async fn copy_outward(receiving: ReceiveStream, mut outside: impl AsyncWrite + Unpin) -> io::Result<()> {
-    let mut pending = Pending::default();
+    let mut pending = PendingChunks::default();
     while let Some(data) = pending.next(&receiving).await {
         let mut data = data.map_err(io::Error::other)?;
         while !data.is_empty() {
@@ -152,7 +156,7 @@ async fn copy_outward(receiving: ReceiveStream, mut outside: impl AsyncWrite + U
                         return Err(io::ErrorKind::WriteZero.into());
                     }
                     data.advance(written);
-                    // Only now: a slow connection outside slows its own stream and no other.
+                    // Released after the write: a slow connection slows its own stream and no other.
                     receiving.release(written).map_err(io::Error::other)?;
                 }
                 () = pending.join(&receiving) => {}
@@ -163,18 +167,18 @@ async fn copy_outward(receiving: ReceiveStream, mut outside: impl AsyncWrite + U
     outside.shutdown().await
 }
 
-/// What has arrived on a stream while the chunk before it is written.
+/// Chunks that arrived on a stream while an earlier one is written.
 ///
-/// h2 counts small frames that wait in it, and ends the connection when there are too many. So small chunks are taken
-/// out of it and joined; the window of the stream bounds them.
+/// h2 counts small frames in its buffer, and ends the connection when there are too many. So small chunks are taken out
+/// of it and joined; the window of the stream bounds them.
 #[derive(Default)]
-struct Pending {
+struct PendingChunks {
     joined: BytesMut,
     /// The first result that was not joined.
     next: Option<Option<Result<Bytes, BodyError>>>,
 }
 
-impl Pending {
+impl PendingChunks {
     /// Returns the next chunk, or `None` at the end of the stream.
     async fn next(&mut self, receiving: &ReceiveStream) -> Option<Result<Bytes, BodyError>> {
         if !self.joined.is_empty() {
@@ -190,7 +194,9 @@ impl Pending {
         }
     }
 
-    /// Joins small chunks as they arrive. Completes at the first other result, and never after that. Cancel safe.
+    /// Joins small chunks as they arrive. Completes at the first other result, and never after that.
+    ///
+    /// This is cancel safe: a chunk that was taken is stored.
     async fn join(&mut self, receiving: &ReceiveStream) {
         if self.next.is_some() {
             return pending().await;
@@ -213,14 +219,14 @@ async fn copy_inward(mut outside: impl AsyncRead + Unpin, mut sending: SendStrea
         buffer.reserve(READ_BYTES);
         let read = tokio::select! {
             read = outside.read_buf(&mut buffer) => read?,
-            // Without this, an abort of the other end is noticed only when there is something to send.
+            // Without this branch, a reset is detected only when there are bytes to send.
             reset = wait_reset(&mut sending) => return Err(reset),
         };
         if read == 0 {
             return sending.send_data(Bytes::new(), true).map_err(io::Error::other);
         }
         let data = if read < SMALL_CHUNK {
-            // A copy: a few bytes that wait in h2 would hold the whole buffer.
+            // Copied: a few bytes that wait in h2 would keep the whole buffer alive.
             let data = Bytes::copy_from_slice(&buffer);
             buffer.clear();
             data
@@ -243,12 +249,12 @@ async fn copy_across(receiving: ReceiveStream, mut sending: SendStream<Bytes>) -
         let data = data.map_err(io::Error::other)?;
         let length = data.len();
         send_all(data, &mut sending).await?;
-        // Only now: a slow receiver slows its own stream and no other.
+        // Released after the send: a slow receiver slows its own stream and no other.
         receiving.release(length).map_err(io::Error::other)?;
     }
 }
 
-/// Completes when the other end has reset the stream, or the connection has ended.
+/// Waits until the other end resets the stream or the connection ends. Returns the reason.
 async fn wait_reset(sending: &mut SendStream<Bytes>) -> io::Error {
     match poll_fn(|cx| sending.poll_reset(cx)).await {
         Ok(reason) => io::Error::other(h2::Error::from(reason)),

@@ -8,10 +8,14 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Sleep, sleep},
+};
 use tungstenite::{
     Error, Message,
     error::ProtocolError,
@@ -20,71 +24,87 @@ use tungstenite::{
 
 pub use tungstenite::protocol::Role;
 
-pub use crate::handshake;
-use crate::{ReadAhead, keepalive::Liveness, settings};
+use crate::{ReadAhead, config, keepalive::KeepaliveState};
 
-/// The bytes inside a WebSocket, over a byte stream on which its handshake is done.
+/// Time that the other end has to close after this end. It may still receive the last response.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The byte stream inside a WebSocket whose handshake is complete.
 ///
-/// Reads write, too: the answers to pings. So one task must poll both directions, as HTTP/2 does.
-/// [`WebSocketStream`](https://docs.rs/tokio-tungstenite) keeps two wakers for the other case; this is tungstenite
-/// without them.
+/// Reads also write, because they answer pings. So one task must poll both directions, as that of an HTTP/2 connection does.
+/// [`WebSocketStream`](https://docs.rs/tokio-tungstenite) has two wakers, for two tasks; this type has none.
 #[derive(Debug)]
 pub struct WebSocket<T> {
     io: ReadAhead<T>,
     context: WebSocketContext,
     /// tungstenite needs more bytes for the next message. It clears its buffer before each read, so it reads only when
-    /// there is something.
+    /// there are bytes.
     starved: bool,
     /// The part of a message that the reader has not taken yet.
     unread: Bytes,
-    /// The socket took less than it was given: what is left has to be flushed before the next write.
+    /// The socket accepted only a part of the queue, which must be flushed before the next write.
     blocked: bool,
-    /// The close frame of this end was sent.
-    closing: bool,
-    /// The other end sent its close frame, or its byte stream has ended.
-    ended: bool,
-    liveness: Arc<Liveness>,
+    /// Set once the close frame of this end is queued: the deadline for that of the other end.
+    closing: Option<Pin<Box<Sleep>>>,
+    /// The end of the bytes from the other end, if they have ended.
+    end: Option<StreamEnd>,
+    role: Role,
+    keepalive_state: Arc<KeepaliveState>,
+}
+
+/// The end of the bytes from the other end.
+#[derive(Clone, Copy, Debug)]
+enum StreamEnd {
+    /// A close frame with the code of a normal closure (RFC 6455 section 7.4.1).
+    Closed,
+    /// Another close frame, or the end of the byte stream below.
+    Aborted,
 }
 
 impl<T> WebSocket<T> {
-    /// Continues after the handshake. `early` holds the bytes that were read beyond it.
+    /// Wraps a byte stream after the handshake. `early` holds the bytes that were read after the head of the handshake.
     pub fn new(io: T, early: Bytes, role: Role) -> Self {
         Self {
             io: ReadAhead::with_early(io, early),
-            context: WebSocketContext::new(role, Some(settings::websocket())),
+            context: WebSocketContext::new(role, Some(config::websocket())),
             starved: true,
             unread: Bytes::new(),
             blocked: false,
-            closing: false,
-            ended: false,
-            liveness: Arc::default(),
+            closing: None,
+            end: None,
+            role,
+            keepalive_state: Arc::default(),
         }
     }
 
-    pub(crate) fn liveness(&self) -> Arc<Liveness> {
-        Arc::clone(&self.liveness)
+    pub(crate) fn keepalive_state(&self) -> Arc<KeepaliveState> {
+        Arc::clone(&self.keepalive_state)
     }
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
-    /// Runs an operation of tungstenite on the byte stream. `Pending` where the stream would block.
+    /// Runs an operation of tungstenite on the byte stream. Returns `Pending` if the stream would block.
     fn poll_with<R>(
         &mut self,
         cx: &mut Context<'_>,
-        operation: impl FnOnce(&mut WebSocketContext, &mut Polled<'_, '_, T>) -> Result<R, Error>,
+        operation: impl FnOnce(&mut WebSocketContext, &mut BlockingStream<'_, '_, T>) -> Result<R, Error>,
     ) -> Poll<Result<R, Error>> {
-        let mut stream = Polled { io: &mut self.io, cx, liveness: &self.liveness };
+        let mut stream = BlockingStream { io: &mut self.io, cx };
         match operation(&mut self.context, &mut stream) {
             Err(Error::Io(error)) if error.kind() == ErrorKind::WouldBlock => Poll::Pending,
             result => Poll::Ready(result),
         }
     }
 
-    /// Reads the next message that carries bytes. Empty at the end of the stream.
+    /// Reads the next message with a payload. Returns no bytes or an error at the end of the stream.
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        while !self.ended {
+        let end = loop {
+            if let Some(end) = self.end {
+                break end;
+            }
             if self.starved {
-                ready!(self.io.poll_fill(cx))?;
+                let filled = ready!(self.io.poll_fill(cx))?;
+                self.keepalive_state.add_received(filled);
                 self.starved = false;
             }
             let Poll::Ready(message) = self.poll_with(cx, |context, stream| context.read(stream)) else {
@@ -94,30 +114,38 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
             match message {
                 Ok(Message::Binary(payload)) if payload.is_empty() => {}
                 Ok(Message::Binary(payload)) => return Poll::Ready(Ok(payload)),
-                // tungstenite has queued the pong, and sends it with the next read.
-                Ok(Message::Ping(_) | Message::Pong(_)) => {}
-                Ok(Message::Close(_)) => {
-                    self.ended = true;
-                    // Sends the answer. If it cannot be sent now, nobody needs it.
+                // tungstenite has queued the pong, and sends it with the next read. A proxy may answer pings for an end
+                // that is gone, so neither ping nor pong proves that the other end is alive.
+                Ok(Message::Ping(payload) | Message::Pong(payload)) => {
+                    self.keepalive_state.subtract_received(control_frame_length(self.role, &payload));
+                }
+                Ok(Message::Close(frame)) => {
+                    self.end = Some(StreamEnd::from_close(frame.as_ref()));
+                    // Sends the close frame of this end. It does not matter if it cannot be sent now.
                     let _ = self.poll_with(cx, |context, stream| context.flush(stream));
                 }
                 Ok(Message::Text(_) | Message::Frame(_)) => {
-                    let error = "the other end sent a text message, which no tunnel carries";
+                    let error = "the other end sent a text message, and a tunnel has only binary messages";
                     return Poll::Ready(Err(io::Error::new(ErrorKind::InvalidData, error)));
                 }
-                // HTTP/2 above knows whether the end is one in the middle of something.
                 Err(
                     Error::ConnectionClosed
                     | Error::AlreadyClosed
                     | Error::Protocol(ProtocolError::ResetWithoutClosingHandshake),
-                ) => self.ended = true,
+                ) => self.end = Some(StreamEnd::Aborted),
                 Err(error) => return Poll::Ready(Err(into_io(error))),
             }
-        }
-        Poll::Ready(Ok(Bytes::new()))
+        };
+        Poll::Ready(match (self.role, end) {
+            // The client of h2 treats this error as a graceful end only after a GOAWAY.
+            (Role::Server, _) => Err(ErrorKind::UnexpectedEof.into()),
+            (Role::Client, StreamEnd::Closed) => Ok(Bytes::new()),
+            // The server of h2 always treats `UnexpectedEof` as a graceful end, so this is another error.
+            (Role::Client, StreamEnd::Aborted) => Err(ErrorKind::ConnectionAborted.into()),
+        })
     }
 
-    /// Gives everything that is queued to the byte stream, and flushes it.
+    /// Writes the queue to the byte stream, and flushes it.
     fn poll_flush_queue(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match ready!(self.poll_with(cx, |context, stream| context.flush(stream))) {
             Ok(()) | Err(Error::ConnectionClosed) => {
@@ -128,16 +156,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
         }
     }
 
-    /// Queues a message. `Pending` while the socket takes nothing; the message is dropped then.
+    /// Queues a message. Returns `Pending` while the queue is full; the message is dropped then.
     fn poll_send(&mut self, cx: &mut Context<'_>, message: Message) -> Poll<io::Result<()>> {
         match self.poll_with(cx, |context, stream| context.write(stream, message)) {
             Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
-            // It is queued, and the socket takes no more.
+            // The message is queued, and the socket accepts no more bytes.
             Poll::Pending => {
                 self.blocked = true;
                 Poll::Ready(Ok(()))
             }
-            // Pongs have filled the queue.
+            // Pongs have filled the queue, and the message was not queued.
             Poll::Ready(Err(Error::WriteBufferFull(_))) => {
                 self.blocked = true;
                 ready!(self.poll_flush_queue(cx))?;
@@ -145,6 +173,33 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
                 Poll::Pending
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(into_io(error))),
+        }
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
+    /// Writes the queue, ends this direction, and waits for the end of the other one.
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.end.is_none() {
+            ready!(self.poll_flush_queue(cx))?;
+        }
+        ready!(Pin::new(&mut self.io).poll_shutdown(cx))?;
+        // The kernel resets a socket that is closed with unread bytes, and the reset may destroy the last response. So
+        // bytes are read until the other end has closed, too (RFC 6455 section 7.1.1).
+        loop {
+            match ready!(self.poll_message(cx)) {
+                Ok(payload) if !payload.is_empty() => {}
+                _ => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+}
+
+impl StreamEnd {
+    fn from_close(frame: Option<&CloseFrame>) -> Self {
+        match frame.map(|frame| frame.code) {
+            None | Some(CloseCode::Normal) => Self::Closed,
+            Some(_) => Self::Aborted,
         }
     }
 }
@@ -160,7 +215,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocket<T> {
         }
         let length = self.unread.len().min(buf.remaining());
         buf.put_slice(&self.unread[..length]);
-        // The last part is dropped, and not cut to nothing: tungstenite can then use its buffer again.
+        // The last part is dropped instead of emptied: tungstenite can then reuse its buffer.
         if length == self.unread.len() {
             self.unread = Bytes::new();
         } else {
@@ -180,7 +235,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocket<T> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.closing {
+        if self.closing.is_some() {
             return Poll::Ready(Err(ErrorKind::BrokenPipe.into()));
         }
         if self.blocked {
@@ -200,58 +255,49 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocket<T> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.liveness.take_ping() && !self.closing {
-            // A ping that finds the queue full is dropped: bytes are on their way, which is all that a ping is for.
+        if self.keepalive_state.take_ping() && self.closing.is_none() {
+            // A ping is dropped if the queue is full: other bytes are then on their way, which have the same effect.
             let _ = self.poll_send(cx, Message::Ping(Bytes::new()))?;
         }
         self.poll_flush_queue(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.closing {
-            self.closing = true;
+        if self.closing.is_none() {
+            self.closing = Some(Box::pin(sleep(CLOSE_TIMEOUT)));
             let close = CloseFrame { code: CloseCode::Normal, reason: "".into() };
-            // The frame is queued whatever this returns; the flush below reports what goes wrong.
+            // The frame is queued in any case, and the flush below returns the error.
             let _ = self.poll_with(cx, |context, stream| context.close(stream, Some(close)));
         }
-        if !self.ended {
-            ready!(self.poll_flush_queue(cx))?;
-        }
-        ready!(Pin::new(&mut self.io).poll_shutdown(cx))?;
-        // The kernel resets a socket that is closed with unread bytes, and the reset may overtake the last response on its
-        // way to the other end. So bytes are read until the other end has closed, too (RFC 6455 section 7.1.1).
-        loop {
-            match ready!(self.poll_message(cx)) {
-                Ok(payload) if !payload.is_empty() => {}
-                _ => return Poll::Ready(Ok(())),
+        match self.poll_close(cx) {
+            Poll::Pending => {
+                self.closing.as_mut().map_or(Poll::Pending, |deadline| deadline.as_mut().poll(cx).map(Ok))
             }
+            closed => closed,
         }
     }
 }
 
-/// A byte stream as the blocking one that tungstenite expects: an operation that would wait fails with `WouldBlock`.
-/// Reads take what was read ahead; writes go to the stream, which wakes the task when it takes more.
-struct Polled<'a, 'b, T> {
+/// A byte stream with the blocking interface that tungstenite expects. An operation that would block fails with
+/// `WouldBlock`.
+///
+/// Reads take bytes that were read ahead. Writes go to the stream, which wakes the task when it accepts more.
+struct BlockingStream<'a, 'b, T> {
     io: &'a mut ReadAhead<T>,
     cx: &'a mut Context<'b>,
-    liveness: &'a Liveness,
 }
 
-impl<T> Read for Polled<'_, '_, T> {
+impl<T> Read for BlockingStream<'_, '_, T> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut buffer = ReadBuf::new(buffer);
         if !self.io.read_buffered(&mut buffer) {
             return Err(ErrorKind::WouldBlock.into());
         }
-        let read = buffer.filled().len();
-        if read > 0 {
-            self.liveness.received();
-        }
-        Ok(read)
+        Ok(buffer.filled().len())
     }
 }
 
-impl<T: AsyncWrite + Unpin> Write for Polled<'_, '_, T> {
+impl<T: AsyncWrite + Unpin> Write for BlockingStream<'_, '_, T> {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         match Pin::new(&mut *self.io).poll_write(self.cx, data) {
             Poll::Ready(result) => result,
@@ -267,9 +313,19 @@ impl<T: AsyncWrite + Unpin> Write for Polled<'_, '_, T> {
     }
 }
 
-/// Copies the first bytes of the slices into the payload of one message.
+/// Returns the length of a received ping or pong on the wire, in bytes (RFC 6455 section 5.2). Frames to the server are
+/// masked.
+fn control_frame_length(role: Role, payload: &[u8]) -> usize {
+    let mask = match role {
+        Role::Server => 4,
+        Role::Client => 0,
+    };
+    2 + mask + payload.len()
+}
+
+/// Copies the first bytes of the slices, up to the largest message, into one payload.
 fn gather(slices: &[IoSlice<'_>]) -> Bytes {
-    let length = slices.iter().map(|slice| slice.len()).sum::<usize>().min(settings::WEBSOCKET_MESSAGE);
+    let length = slices.iter().map(|slice| slice.len()).sum::<usize>().min(config::WEBSOCKET_MESSAGE);
     let mut payload = BytesMut::with_capacity(length);
     for slice in slices {
         let part = slice.len().min(length - payload.len());

@@ -1,4 +1,4 @@
-//! Our framing against tokio-tungstenite's, in both roles.
+//! `WebSocket` against tokio-tungstenite, in both roles.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use bytes::Bytes;
@@ -23,7 +23,7 @@ async fn ends(role: Role) -> (WebSocket<tokio::io::DuplexStream>, WebSocketStrea
 }
 
 #[tokio::test]
-async fn bytes_arrive_in_both_directions_whatever_the_message_sizes() {
+async fn bytes_of_any_message_size_arrive_in_both_directions() {
     for role in [Role::Client, Role::Server] {
         let (ours, theirs) = ends(role).await;
         let payload: Vec<u8> = (0..=255).cycle().take(300_000).collect();
@@ -64,14 +64,14 @@ async fn bytes_arrive_in_both_directions_whatever_the_message_sizes() {
             }
             assert!(received == expected, "as {role:?}");
             assert!(pongs > 0, "pings are answered");
-            assert!(closed, "the end is said");
+            assert!(closed, "a close frame is sent");
         };
         tokio::join!(send, read, async { tokio::join!(write, receive) });
     }
 }
 
 #[tokio::test]
-async fn a_close_frame_is_the_end_and_is_answered() {
+async fn close_frame_ends_the_stream_and_is_answered() {
     let (mut ours, mut theirs) = ends(Role::Client).await;
     theirs.send(Message::binary(b"last words".to_vec())).await.unwrap();
     theirs.close(None).await.unwrap();
@@ -83,7 +83,7 @@ async fn a_close_frame_is_the_end_and_is_answered() {
 }
 
 #[tokio::test]
-async fn text_is_refused() {
+async fn text_message_is_refused() {
     let (mut ours, mut theirs) = ends(Role::Server).await;
     theirs.send(Message::text("hello")).await.unwrap();
     let error = ours.read_u8().await.unwrap_err();

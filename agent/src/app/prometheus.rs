@@ -1,4 +1,4 @@
-//! What the flags about Prometheus come to: a server for each name.
+//! The Prometheus servers that flags configure.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -10,10 +10,10 @@ use anyhow::Context as _;
 use proto::ServiceName;
 
 use crate::{
-    cli::{Named, Run},
-    cluster::{Content, CredentialFile},
-    handlers::prometheus::Prometheus,
-    upstream::{Endpoint, Pem, Scheme, Settings, Tls, TlsOptions},
+    cli::{NamedValue, RunOptions},
+    cluster::{CredentialFile, CredentialKind},
+    services::PrometheusService,
+    upstream::{ClientTls, ClientTlsConfig, Pem, Scheme, ServerUrl, UpstreamConfig},
 };
 
 const URL: &str = "--prometheus-url";
@@ -22,35 +22,37 @@ const TOKEN: &str = "--prometheus-token-file";
 const PASSWORD: &str = "--prometheus-basic-auth-file";
 const DISCOVERY: &str = "--prometheus-discovery";
 
-/// A hello has room for 32 services (`proto::Hello`), of which one is Kubernetes.
-const MOST: usize = 31;
+/// The most servers: a hello has room for 32 services (`proto::Hello`), of which one is `kubernetes`.
+const MAX_SERVERS: usize = 31;
 
-/// The servers that flags name, by service. Reads every file that is named; it blocks.
-pub(crate) fn servers(run: &Run) -> anyhow::Result<BTreeMap<ServiceName, Prometheus>> {
-    let urls = by_service(URL, &run.prometheus_url)?;
-    let mut authorities = by_service(CA, &run.prometheus_ca_cert_file)?;
-    let mut tokens = by_service(TOKEN, &run.prometheus_token_file)?;
-    let mut passwords = by_service(PASSWORD, &run.prometheus_basic_auth_file)?;
-    if run.prometheus_discovery.is_some()
+/// Returns the services that flags configure, by name. It reads every file that is named, which blocks.
+pub(crate) fn prometheus_services(
+    options: &RunOptions,
+) -> anyhow::Result<BTreeMap<ServiceName, PrometheusService>> {
+    let urls = by_service(URL, &options.prometheus_url)?;
+    let mut authorities = by_service(CA, &options.prometheus_ca_cert_file)?;
+    let mut tokens = by_service(TOKEN, &options.prometheus_token_file)?;
+    let mut passwords = by_service(PASSWORD, &options.prometheus_basic_auth_file)?;
+    if options.prometheus_discovery.is_some()
         && urls.keys().any(|service| service.as_str() == ServiceName::PROMETHEUS)
     {
         anyhow::bail!(
             "{DISCOVERY} and {URL} without a name are both for the service prometheus: drop one of them"
         );
     }
-    if urls.len() + usize::from(run.prometheus_discovery.is_some()) > MOST {
-        anyhow::bail!("{URL}: agentk serves at most {MOST} of them");
+    if urls.len() + usize::from(options.prometheus_discovery.is_some()) > MAX_SERVERS {
+        anyhow::bail!("{URL}: agentk serves at most {MAX_SERVERS} of them");
     }
 
-    let mut servers = BTreeMap::new();
+    let mut services = BTreeMap::new();
     for (service, url) in urls {
         let tls = tls(&url, authorities.remove(&service))?;
-        let settings = Settings { tls: Arc::new(tls), ..Settings::default() };
+        let config = UpstreamConfig { tls: Arc::new(tls), ..UpstreamConfig::default() };
         let credential = credential(tokens.remove(&service), passwords.remove(&service))?;
         if credential.is_some() && url.scheme() == Scheme::Http {
-            tracing::warn!(%service, %url, "the credential for Prometheus is sent without TLS");
+            tracing::warn!(%service, %url, "the credential of a Prometheus server is sent without TLS");
         }
-        servers.insert(service, Prometheus::new(url, settings, credential));
+        services.insert(service, PrometheusService::new(url, config, credential));
     }
     for (flag, rest) in [(CA, authorities), (TOKEN, tokens), (PASSWORD, passwords)] {
         if let Some(service) = rest.keys().next() {
@@ -58,10 +60,10 @@ pub(crate) fn servers(run: &Run) -> anyhow::Result<BTreeMap<ServiceName, Prometh
         }
     }
 
-    Ok(servers)
+    Ok(services)
 }
 
-fn by_service<T: Clone>(flag: &str, values: &[Named<T>]) -> anyhow::Result<BTreeMap<ServiceName, T>> {
+fn by_service<T: Clone>(flag: &str, values: &[NamedValue<T>]) -> anyhow::Result<BTreeMap<ServiceName, T>> {
     let mut found = BTreeMap::new();
     for named in values {
         match found.entry(named.service()) {
@@ -73,12 +75,12 @@ fn by_service<T: Clone>(flag: &str, values: &[Named<T>]) -> anyhow::Result<BTree
     Ok(found)
 }
 
-fn tls(url: &Endpoint, authority: Option<PathBuf>) -> anyhow::Result<Tls> {
+fn tls(url: &ServerUrl, authority: Option<PathBuf>) -> anyhow::Result<ClientTls> {
     let ca = authority.map(Pem::File);
     Ok(match url.scheme() {
-        // Without TLS, a machine without root certificates will do.
-        Scheme::Http => Tls::system(),
-        Scheme::Https => Tls::new(TlsOptions { ca, ..TlsOptions::default() }).context(CA)?,
+        // Root certificates are needed for TLS only.
+        Scheme::Http => ClientTls::system(),
+        Scheme::Https => ClientTls::new(ClientTlsConfig { ca, ..ClientTlsConfig::default() }).context(CA)?,
     })
 }
 
@@ -87,8 +89,10 @@ fn credential(token: Option<PathBuf>, password: Option<PathBuf>) -> anyhow::Resu
         (Some(_), Some(_)) => {
             anyhow::bail!("{TOKEN} and {PASSWORD} are for the same {URL}: drop one of them")
         }
-        (Some(file), None) => Ok(Some(CredentialFile::open(file, Content::Token).context(TOKEN)?)),
-        (None, Some(file)) => Ok(Some(CredentialFile::open(file, Content::Password).context(PASSWORD)?)),
+        (Some(file), None) => Ok(Some(CredentialFile::open(file, CredentialKind::Token).context(TOKEN)?)),
+        (None, Some(file)) => {
+            Ok(Some(CredentialFile::open(file, CredentialKind::Password).context(PASSWORD)?))
+        }
         (None, None) => Ok(None),
     }
 }

@@ -1,13 +1,14 @@
-//! A credential that somebody else keeps fresh: the kubelet replaces a projected service account token when 80 % of
-//! its life is over.
+//! A credential in a file that another process replaces: the kubelet replaces a projected service account token when 80 % of
+//! its lifetime is over.
 
 use std::{
-    fmt, fs, io,
+    fmt,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
+use files::FileVersion;
 use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -17,23 +18,23 @@ use super::{
     credentials::{basic, bearer},
 };
 
-/// How often the file's time and length are looked at: often enough that nobody waits for a rotation done by hand,
-/// rarely enough to cost nothing.
-const CHECK_EVERY: Duration = Duration::from_secs(5);
+/// The time between two checks of the file's metadata: short enough for a rotation by hand, and long enough to be cheap.
+const CHECK_PERIOD: Duration = Duration::from_secs(5);
 
-/// How often the file is read even if it looks the same, as client-go does: not every file system keeps good time.
-const READ_EVERY: Duration = Duration::from_secs(60);
+/// The time after which the file is read even if its metadata is the same, as in client-go: some file systems have
+/// inaccurate timestamps.
+const READ_PERIOD: Duration = Duration::from_secs(60);
 
-/// Read again when it changes.
+/// A credential in a file, which is read again when it changes. While the file cannot be used, the last good credential is.
 pub struct CredentialFile {
     path: Arc<Path>,
-    content: Content,
+    kind: CredentialKind,
     state: Mutex<State>,
 }
 
-/// What a file holds.
+/// The kind of credential in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
+pub enum CredentialKind {
     /// A bearer token.
     Token,
     /// `user:password`, for basic authentication (RFC 7617).
@@ -42,56 +43,49 @@ pub enum Content {
 
 struct State {
     authorization: HeaderValue,
-    /// None until the file was read.
-    version: Option<Version>,
-    /// None if the next request is to look at once.
+    /// `None` until the file was read.
+    version: Option<FileVersion>,
+    /// `None` if the next request must check the file.
     checked: Option<Instant>,
     read: Option<Instant>,
 }
 
-/// What differs when a file is another one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Version {
-    modified: Option<SystemTime>,
-    length: u64,
-}
-
 impl CredentialFile {
-    /// Reads the file now; it blocks.
-    pub fn open(path: PathBuf, content: Content) -> Result<Self, ClusterError> {
+    /// Reads the file, which blocks.
+    pub fn open(path: PathBuf, kind: CredentialKind) -> Result<Self, ClusterError> {
         let now = Instant::now();
-        let (authorization, version) = read(&path, content)?;
+        let (authorization, version) = read(&path, kind)?;
         let state = State { authorization, version: Some(version), checked: Some(now), read: Some(now) };
 
-        Ok(Self { path: path.into(), content, state: Mutex::new(state) })
+        Ok(Self { path: path.into(), kind, state: Mutex::new(state) })
     }
 
-    /// A token's; uses `fallback` until the file can be read.
-    pub(super) fn open_or(path: PathBuf, fallback: HeaderValue) -> Self {
-        Self::open(path.clone(), Content::Token).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the kubeconfig's own token is used until its token file can be read");
+    /// Reads a token file, which blocks. While it has never been read successfully, `fallback` is used.
+    pub(super) fn open_or_fallback(path: PathBuf, fallback: HeaderValue) -> Self {
+        Self::open(path.clone(), CredentialKind::Token).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read the token file of the kubeconfig; its own token is used");
             let state = State { authorization: fallback, version: None, checked: None, read: None };
-            Self { path: path.into(), content: Content::Token, state: Mutex::new(state) }
+            Self { path: path.into(), kind: CredentialKind::Token, state: Mutex::new(state) }
         })
     }
 
-    /// The Authorization header, marked as sensitive.
+    /// Returns the Authorization header, marked as sensitive.
     pub(crate) async fn authorization(&self, now: Instant) -> HeaderValue {
-        let unless = {
+        let cached_version = {
             let mut state = self.state.lock();
-            if state.checked.is_some_and(|checked| now.duration_since(checked) < CHECK_EVERY) {
+            if state.checked.is_some_and(|checked| now.duration_since(checked) < CHECK_PERIOD) {
                 return state.authorization.clone();
             }
-            // Whoever comes meanwhile uses the token that is there.
+            // Concurrent requests use the credential that is cached.
             state.checked = Some(now);
-            let recent = state.read.is_some_and(|read| now.duration_since(read) < READ_EVERY);
+            let recent = state.read.is_some_and(|read| now.duration_since(read) < READ_PERIOD);
             state.version.filter(|_| recent)
         };
 
-        let (path, content) = (Arc::clone(&self.path), self.content);
-        let read = tokio::task::spawn_blocking(move || match unless {
-            Some(known) if Version::of(&path).is_ok_and(|found| found == known) => None,
-            _ => Some(read(&path, content)),
+        let (path, kind) = (Arc::clone(&self.path), self.kind);
+        let read = tokio::task::spawn_blocking(move || match cached_version {
+            Some(known) if FileVersion::of(&path).is_ok_and(|found| found == known) => None,
+            _ => Some(read(&path, kind)),
         });
         let read = read.await.unwrap_or_default();
         let mut state = self.state.lock();
@@ -101,22 +95,35 @@ impl CredentialFile {
                 *state =
                     State { authorization, version: Some(version), checked: state.checked, read: Some(now) };
             }
-            Some(Err(error)) => tracing::warn!(%error, "the last good credential stays in use"),
+            // The follower of the file reports it, once a minute.
+            Some(Err(error)) => {
+                tracing::debug!(%error, "cannot read a credential; the last good one is used")
+            }
         }
 
         state.authorization.clone()
     }
 
-    /// The server answered 401: the file is read before the next request.
-    pub(crate) fn rejected(&self) {
+    pub(super) fn path(&self) -> PathBuf {
+        self.path.to_path_buf()
+    }
+
+    /// Returns a function that checks whether the file can be used now; it blocks.
+    pub(super) fn check(&self) -> impl Fn() -> Result<(), ClusterError> + Clone + Send + 'static {
+        let (path, kind) = (Arc::clone(&self.path), self.kind);
+        move || read(&path, kind).map(drop)
+    }
+
+    /// Makes the next request read the file, after the server answered 401.
+    pub(crate) fn invalidate(&self) {
         let mut state = self.state.lock();
         state.checked = None;
         state.read = None;
     }
 }
 
-impl Content {
-    /// The header, or what is wrong with the text.
+impl CredentialKind {
+    /// Returns the header, or the problem of the text.
     fn header(self, text: &str) -> Result<HeaderValue, &'static str> {
         if text.is_empty() {
             return Err("is empty");
@@ -139,36 +146,31 @@ impl Content {
     }
 }
 
-/// For logs and errors: never the credential.
+/// Displays the path, never the credential.
 impl fmt::Display for CredentialFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in {}", self.content.describe(), self.path.display())
+        write!(f, "{} in {}", self.kind.describe(), self.path.display())
     }
 }
 
-impl Version {
-    fn of(path: &Path) -> io::Result<Self> {
-        let metadata = fs::metadata(path)?;
-        Ok(Self { modified: metadata.modified().ok(), length: metadata.len() })
-    }
-}
-
-/// The version is taken first: a file replaced in between is then read once more, not missed.
-fn read(path: &Path, content: Content) -> Result<(HeaderValue, Version), ClusterError> {
+/// Reads the file and its version. The version is read first, so that a file which is replaced in between is read again.
+fn read(path: &Path, kind: CredentialKind) -> Result<(HeaderValue, FileVersion), ClusterError> {
     let failed = |cause| ClusterError::Read { path: path.to_owned(), cause, hint: "" };
     let invalid = |problem| {
-        let what = content.describe();
+        let what = kind.describe();
         ClusterError::Credential { what, path: path.to_owned(), problem }
     };
-    let version = Version::of(path).map_err(failed)?;
-    let text = fs::read_to_string(path).map_err(failed)?;
-    let authorization = content.header(text.trim()).map_err(invalid)?;
+    let version = FileVersion::of(path).map_err(failed)?;
+    let text = files::read_text(path).map_err(failed)?;
+    let authorization = kind.header(text.trim()).map_err(invalid)?;
 
     Ok((authorization, version))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     struct Fixture {
@@ -183,16 +185,18 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("token");
             fs::write(&path, "one\n").unwrap();
-            let file = CredentialFile::open(path.clone(), Content::Token).unwrap();
+            let file = CredentialFile::open(path.clone(), CredentialKind::Token).unwrap();
             Self { _directory: directory, path, file, start: Instant::now() }
         }
 
-        /// With the time of modification unchanged unless asked for.
-        fn write(&self, token: &str, touch: bool) {
-            let modified = fs::metadata(&self.path).unwrap().modified().unwrap();
+        fn write(&self, token: &str) {
             fs::write(&self.path, token).unwrap();
-            let modified = if touch { modified + Duration::from_secs(1) } else { modified };
-            fs::File::options().write(true).open(&self.path).unwrap().set_modified(modified).unwrap();
+        }
+
+        /// Writes the file without a change of its version, as on a file system with inaccurate timestamps.
+        fn write_unnoticed(&self, token: &str) {
+            self.write(token);
+            self.file.state.lock().version = Some(FileVersion::of(&self.path).unwrap());
         }
 
         async fn after(&self, seconds: u64) -> String {
@@ -203,39 +207,37 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_new_version_is_read_at_the_next_check() {
+    async fn new_version_is_read_at_the_next_check() {
         let fixture = Fixture::new();
-        fixture.write("two", true);
+        fixture.write("two");
         assert_eq!(fixture.after(4).await, "Bearer one");
         assert_eq!(fixture.after(6).await, "Bearer two");
-        fixture.write("three", false);
-        assert_eq!(fixture.after(12).await, "Bearer three", "another length");
     }
 
     #[tokio::test]
-    async fn what_looks_the_same_is_read_every_minute() {
+    async fn unchanged_version_is_read_every_minute() {
         let fixture = Fixture::new();
-        fixture.write("two\n", false);
+        fixture.write_unnoticed("two");
         assert_eq!(fixture.after(50).await, "Bearer one");
         assert_eq!(fixture.after(59).await, "Bearer one");
         assert_eq!(fixture.after(65).await, "Bearer two");
     }
 
     #[tokio::test]
-    async fn a_rejected_token_is_read_at_once() {
+    async fn rejected_token_is_read_at_once() {
         let fixture = Fixture::new();
-        fixture.write("two\n", false);
+        fixture.write_unnoticed("two");
         assert_eq!(fixture.after(1).await, "Bearer one");
-        fixture.file.rejected();
+        fixture.file.invalidate();
         assert_eq!(fixture.after(1).await, "Bearer two");
     }
 
     #[tokio::test]
-    async fn the_last_good_token_survives_its_file() {
+    async fn last_good_token_is_used_while_its_file_is_unusable() {
         let fixture = Fixture::new();
         for broken in ["", "\n", "a\nb", "caf\u{7f}"] {
-            fixture.write(broken, true);
-            fixture.file.rejected();
+            fixture.write(broken);
+            fixture.file.invalidate();
             assert_eq!(fixture.after(100).await, "Bearer one");
         }
         fs::remove_file(&fixture.path).unwrap();
@@ -245,26 +247,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fallback_until_there_is_a_file() {
+    async fn fallback_is_used_until_the_file_can_be_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
-        let file = CredentialFile::open_or(path.clone(), bearer("fallback").unwrap());
+        let file = CredentialFile::open_or_fallback(path.clone(), bearer("fallback").unwrap());
         let start = Instant::now();
         assert_eq!(file.authorization(start).await, "Bearer fallback");
         fs::write(&path, "fresh").unwrap();
-        assert_eq!(file.authorization(start + CHECK_EVERY).await, "Bearer fresh");
+        assert_eq!(file.authorization(start + CHECK_PERIOD).await, "Bearer fresh");
     }
 
     #[tokio::test]
-    async fn a_password_is_sent_as_basic_authentication() {
+    async fn password_is_sent_as_basic_authentication() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("password");
         fs::write(&path, "ada:l:ovelace\n").unwrap();
-        let file = CredentialFile::open(path.clone(), Content::Password).unwrap();
+        let file = CredentialFile::open(path.clone(), CredentialKind::Password).unwrap();
         assert_eq!(file.authorization(Instant::now()).await, "Basic YWRhOmw6b3ZlbGFjZQ==");
         assert_eq!(file.to_string(), format!("the password in {}", path.display()));
         fs::write(&path, "ada").unwrap();
-        let error = CredentialFile::open(path.clone(), Content::Password).err().unwrap().to_string();
+        let error = CredentialFile::open(path.clone(), CredentialKind::Password).err().unwrap().to_string();
         assert_eq!(error, format!("the password in {} has no ':' after the user name", path.display()));
     }
 
@@ -272,7 +274,7 @@ mod tests {
     fn errors_name_the_file_and_not_the_token() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
-        let error = || CredentialFile::open(path.clone(), Content::Token).err().unwrap().to_string();
+        let error = || CredentialFile::open(path.clone(), CredentialKind::Token).err().unwrap().to_string();
         assert_eq!(
             error(),
             format!("cannot read {}: No such file or directory (os error 2)", path.display())

@@ -1,26 +1,35 @@
-//! The ways to say who we are.
+//! The kinds of credentials, and the impersonation of a kubeconfig.
 
 use std::{fmt, sync::Arc};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use http::HeaderValue;
+use http::{HeaderMap, HeaderValue};
+use proto::impersonation::{Impersonation, InvalidImpersonation};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::Instant;
 
-use super::{ClusterError, credential_file::CredentialFile, exec::Plugin};
-use crate::upstream::Identity;
+use super::{ClusterError, credential_file::CredentialFile, exec::ExecPlugin};
+use crate::upstream::ClientIdentity;
 
+/// The credentials of agentk for its API server.
 pub(super) enum Credentials {
     Anonymous,
-    /// From the TLS options alone.
+    /// The client certificate of the TLS configuration.
     ClientCertificate,
     Token(HeaderValue),
     Password(HeaderValue),
     File(CredentialFile),
-    Plugin(Arc<Plugin>),
+    Plugin(Arc<ExecPlugin>),
+}
+
+/// The headers for the `as*` fields of a kubeconfig's user.
+pub(super) struct ImpersonationHeaders {
+    user: String,
+    headers: HeaderMap,
 }
 
 impl Credentials {
+    /// Returns the Authorization header, marked as sensitive.
     pub(super) async fn authorization(&self) -> Result<Option<HeaderValue>, ClusterError> {
         match self {
             Self::Anonymous | Self::ClientCertificate => Ok(None),
@@ -30,23 +39,41 @@ impl Credentials {
         }
     }
 
-    /// A client certificate that is not in the TLS options.
-    pub(super) async fn identity(&self) -> Result<Option<Arc<Identity>>, ClusterError> {
+    /// Returns the client certificate that is not in the TLS configuration, if there is one.
+    pub(super) async fn identity(&self) -> Result<Option<Arc<ClientIdentity>>, ClusterError> {
         match self {
             Self::Plugin(plugin) => Ok(plugin.credential().await?.identity.clone()),
             _ => Ok(None),
         }
     }
 
-    pub(super) fn rejected(&self) {
+    /// Discards the cached credential.
+    pub(super) fn invalidate(&self) {
         match self {
-            Self::File(file) => file.rejected(),
-            Self::Plugin(plugin) => plugin.rejected(),
+            Self::File(file) => file.invalidate(),
+            Self::Plugin(plugin) => plugin.invalidate(),
             Self::Anonymous | Self::ClientCertificate | Self::Token(_) | Self::Password(_) => {}
         }
     }
 }
 
+impl ImpersonationHeaders {
+    pub(super) fn new(impersonation: Impersonation) -> Result<Self, InvalidImpersonation> {
+        Ok(Self { headers: impersonation.headers()?, user: impersonation.username })
+    }
+
+    /// Returns the name of the user, for logs.
+    pub(super) fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// Returns the `Impersonate-*` headers.
+    pub(super) fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+}
+
+/// Displays the kind, never the credential.
 impl fmt::Display for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -60,11 +87,12 @@ impl fmt::Display for Credentials {
     }
 }
 
-/// None if the token cannot be sent in a header.
+/// Returns the header of a bearer token, or `None` if the token cannot be sent in a header.
 pub(super) fn bearer(token: &str) -> Option<HeaderValue> {
     sensitive(&format!("Bearer {token}"))
 }
 
+/// Returns the header of basic authentication (RFC 7617), or `None` if it cannot be sent.
 pub(super) fn basic(user: &str, password: &SecretString) -> Option<HeaderValue> {
     let pair = format!("{user}:{}", password.expose_secret());
     sensitive(&format!("Basic {}", BASE64_STANDARD.encode(pair)))

@@ -1,4 +1,4 @@
-//! What is wrong with the configuration of a cluster, where, and what to do about it.
+//! The errors of a cluster's configuration. Each names the file or the variable, and a remedy.
 
 use std::{
     io,
@@ -7,34 +7,41 @@ use std::{
 
 use crate::upstream::TlsError;
 
+/// The error of a cluster's configuration, or of its credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
+    /// There is no configuration.
     #[error(
         "no Kubernetes API is configured. Tried: --kubeconfig (not given), KUBECONFIG (not set), this pod's service \
          account (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set), {}",
         tried_home(.home.as_deref())
     )]
     NotConfigured { home: Option<PathBuf> },
+    /// A context was given, and the configuration is a service account.
     #[error(
-        "context {context:?} was asked for, but the configuration is this pod's service account, which has no \
+        "context {context:?} was given, but the configuration is this pod's service account, which has no \
          contexts; name a kubeconfig too"
     )]
     ContextInCluster { context: String },
+    /// No file of `KUBECONFIG` exists.
     #[error("KUBECONFIG names no file that exists: {}", list(.files))]
     NoKubeconfig { files: Vec<PathBuf> },
+    /// A file cannot be read.
     #[error("cannot read {}: {cause}{hint}", .path.display())]
     Read { path: PathBuf, cause: io::Error, hint: &'static str },
-    /// A kubeconfig that cannot be used.
+    /// A kubeconfig is invalid.
     #[error("{}{}: {problem}", .file.display(), suffix(*.line))]
     Kubeconfig { file: PathBuf, line: Option<u64>, problem: String },
+    /// The variables of the pod have no valid address.
     #[error("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not a valid address: {address:?}")]
     ServiceAddress { address: String },
-    /// `what` is `the token` or `the password`.
+    /// A credential file is invalid; `what` is `the token` or `the password`.
     #[error("{what} in {} {problem}", .path.display())]
     Credential { what: &'static str, path: PathBuf, problem: &'static str },
+    /// A certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A credential plugin that did not give a credential.
+    /// A credential plugin printed no valid credential.
     #[error("the credential plugin {command}: {problem}")]
     Plugin { command: String, problem: String },
 }

@@ -1,4 +1,4 @@
-//! kubeconfig files: reading, merging and choosing a context, as kubectl does.
+//! kubeconfig files, which are read and merged as in kubectl.
 //!
 //! <https://kubernetes.io/docs/concepts/configuration/organize-cluster-access-kubeconfig/>
 
@@ -7,7 +7,7 @@ mod user;
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -16,28 +16,32 @@ use rustls::pki_types::ServerName;
 use secrecy::{ExposeSecret as _, SecretSlice, SecretString};
 use serde_saphyr::{MessageFormatter as _, Spanned, UserMessageFormatter};
 
-use self::model::{ClusterEntry, ContextEntry, File, Named, UserEntry};
-use super::{ClusterError, Found, Source};
-use crate::upstream::{Endpoint, Pem, Scheme, TlsOptions};
+use self::model::{ClusterEntry, ContextEntry, File, NamedEntry, UserEntry};
+use super::{ClusterError, ConfigSource, ResolvedCluster};
+use crate::upstream::{ClientTlsConfig, Pem, Scheme, ServerUrl};
 
-/// `hint` says what to do if it cannot be read.
-pub(super) fn load(path: &Path, context: Option<&str>, hint: &'static str) -> Result<Found, ClusterError> {
-    let text = fs::read_to_string(path).map_err(|cause| ClusterError::Read {
-        path: path.to_owned(),
-        cause,
-        hint,
-    })?;
+/// Reads one kubeconfig, which blocks. `hint` is a remedy for the error that it cannot be read.
+pub(super) fn load(
+    path: &Path,
+    context: Option<&str>,
+    hint: &'static str,
+) -> Result<ResolvedCluster, ClusterError> {
+    let text =
+        files::read_text(path).map_err(|cause| ClusterError::Read { path: path.to_owned(), cause, hint })?;
     let mut merged = Merged::default();
     merged.add(path, parse(path, &text)?);
 
-    merged.choose(context)
+    merged.resolve(context)
 }
 
-/// `KUBECONFIG` may name files that do not exist, as long as one does.
-pub(super) fn load_existing(files: &[PathBuf], context: Option<&str>) -> Result<Found, ClusterError> {
+/// Reads and merges the files of `KUBECONFIG`, which blocks. At least one of them must exist.
+pub(super) fn load_existing(
+    files: &[PathBuf],
+    context: Option<&str>,
+) -> Result<ResolvedCluster, ClusterError> {
     let mut merged = Merged::default();
     for path in files {
-        match fs::read_to_string(path) {
+        match files::read_text(path) {
             Ok(text) => merged.add(path, parse(path, &text)?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(cause) => {
@@ -49,11 +53,11 @@ pub(super) fn load_existing(files: &[PathBuf], context: Option<&str>) -> Result<
         return Err(ClusterError::NoKubeconfig { files: files.to_vec() });
     }
 
-    merged.choose(context)
+    merged.resolve(context)
 }
 
 fn parse(path: &Path, text: &str) -> Result<File, ClusterError> {
-    // A snippet of the file might show a token.
+    // A snippet of the file could contain a token.
     let options = serde_saphyr::options! { with_snippet: false };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| ClusterError::Kubeconfig {
         file: path.to_owned(),
@@ -62,7 +66,7 @@ fn parse(path: &Path, text: &str) -> Result<File, ClusterError> {
     })
 }
 
-/// Says what was expected, not what was found: that might be a token in the wrong place.
+/// Returns the expected type without the value, which could be a token in the wrong place.
 fn problem(error: &serde_saphyr::Error) -> String {
     use serde_saphyr::Error as E;
 
@@ -75,7 +79,7 @@ fn problem(error: &serde_saphyr::Error) -> String {
     }
 }
 
-/// Several files as one: of several entries of one name, the first counts.
+/// Merged files: of several entries with one name, the first is used.
 #[derive(Default)]
 struct Merged {
     files: Vec<PathBuf>,
@@ -85,7 +89,7 @@ struct Merged {
     users: BTreeMap<String, Entry<UserEntry>>,
 }
 
-/// An entry and where it is.
+/// An entry and its position.
 struct Entry<T> {
     file: PathBuf,
     line: u64,
@@ -104,7 +108,8 @@ impl Merged {
         insert(&mut self.users, path, file.users);
     }
 
-    fn choose(mut self, context: Option<&str>) -> Result<Found, ClusterError> {
+    /// Resolves a context: the given one, or the current context of the files.
+    fn resolve(mut self, context: Option<&str>) -> Result<ResolvedCluster, ClusterError> {
         let choices = match self
             .contexts
             .keys()
@@ -116,18 +121,18 @@ impl Merged {
             known => format!("choose one of: {known}"),
         };
         let file = self.files.first().cloned().unwrap_or_default();
-        let nowhere = |problem| ClusterError::Kubeconfig { file, line: None, problem };
+        let invalid = |problem| ClusterError::Kubeconfig { file, line: None, problem };
         let name = match (context, self.current) {
             (Some(name), _) => name.to_owned(),
             (None, Some(name)) => name,
             (None, None) => {
-                return Err(nowhere(format!("no current-context; {choices}")));
+                return Err(invalid(format!("no current-context; {choices}")));
             }
         };
         let context = self
             .contexts
             .remove(&name)
-            .ok_or_else(|| nowhere(format!("there is no context {name:?}; {choices}")))?;
+            .ok_or_else(|| invalid(format!("there is no context {name:?}; {choices}")))?;
         let cluster = context.value.cluster.as_deref().unwrap_or_default();
         let cluster =
             self.clusters.remove(cluster).ok_or_else(|| context.dangling("context", "cluster", cluster))?;
@@ -138,13 +143,13 @@ impl Merged {
             None => None,
         };
 
-        let (endpoint, mut tls) = cluster.resolve()?;
-        let user = user::resolve(user, &cluster, &endpoint)?;
+        let (url, mut tls) = cluster.resolve()?;
+        let user = user::resolve(user, &cluster, &url)?;
         tls.identity = user.identity;
         let namespace = context.value.namespace.filter(|name| !name.is_empty());
-        Ok(Found {
-            source: Source::Kubeconfig { file: context.file, context: name },
-            endpoint,
+        Ok(ResolvedCluster {
+            source: ConfigSource::Kubeconfig { file: context.file, context: name },
+            url,
             namespace: namespace.unwrap_or_else(|| "default".to_owned()),
             impersonation: user.impersonation,
             credentials: user.credentials,
@@ -153,8 +158,8 @@ impl Merged {
     }
 }
 
-fn insert<T>(entries: &mut BTreeMap<String, Entry<T>>, file: &Path, named: Option<Vec<Named<T>>>) {
-    for Named { name: Spanned { value: name, referenced, .. }, value } in named.into_iter().flatten() {
+fn insert<T>(entries: &mut BTreeMap<String, Entry<T>>, file: &Path, named: Option<Vec<NamedEntry<T>>>) {
+    for NamedEntry { name: Spanned { value: name, referenced, .. }, value } in named.into_iter().flatten() {
         let Some(value) = value else { continue };
         entries.entry(name.clone()).or_insert_with(|| Entry {
             file: file.to_owned(),
@@ -178,12 +183,12 @@ impl<T> Entry<T> {
         self.problem(kind, format!("there is no {field} {name:?}"))
     }
 
-    /// Relative paths start at the file that they are in, not where we were started.
+    /// Returns a path, which is relative to the directory of the file.
     fn path(&self, path: &Path) -> PathBuf {
         self.file.with_file_name("").join(path)
     }
 
-    /// `data`, which counts if both are given, or the content of `file`.
+    /// Returns the decoded `data`, or `file`. `data` takes precedence.
     fn pem(
         &self,
         kind: &str,
@@ -204,20 +209,21 @@ impl<T> Entry<T> {
 }
 
 impl Entry<ClusterEntry> {
-    fn resolve(&self) -> Result<(Endpoint, TlsOptions), ClusterError> {
+    fn resolve(&self) -> Result<(ServerUrl, ClientTlsConfig), ClusterError> {
         let problem = |problem: String| self.problem("cluster", problem);
         let entry = &self.value;
         if entry.proxy_url.as_deref().is_some_and(|url| !url.is_empty()) {
             return Err(problem(
-                "proxy-url is not supported; run the agent where it reaches the API server directly".into(),
+                "proxy-url is not supported; run agentk where it can connect to the API server directly"
+                    .into(),
             ));
         }
         let Some(server) = entry.server.as_deref().filter(|server| !server.is_empty()) else {
             return Err(problem("server is missing".into()));
         };
-        let endpoint: Endpoint = server.parse().map_err(|error| problem(format!("server: {error}")))?;
-        if endpoint.scheme() == Scheme::Http {
-            return Ok((endpoint, TlsOptions::default()));
+        let url: ServerUrl = server.parse().map_err(|error| problem(format!("server: {error}")))?;
+        if url.scheme() == Scheme::Http {
+            return Ok((url, ClientTlsConfig::default()));
         }
 
         let ca = self.pem(
@@ -234,8 +240,8 @@ impl Entry<ClusterEntry> {
         }
         if insecure {
             tracing::warn!(
-                %endpoint,
-                "insecure-skip-tls-verify: whoever answers there will be sent our credentials"
+                %url,
+                "insecure-skip-tls-verify: credentials are sent to a server that is not authenticated"
             );
         }
         let server_name = match entry.tls_server_name.clone().filter(|name| !name.is_empty()) {
@@ -246,6 +252,6 @@ impl Entry<ClusterEntry> {
             None => None,
         };
 
-        Ok((endpoint, TlsOptions { ca, identity: None, server_name, insecure }))
+        Ok((url, ClientTlsConfig { ca, identity: None, server_name, insecure }))
     }
 }

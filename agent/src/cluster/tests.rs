@@ -1,4 +1,4 @@
-//! Configuration as it is found on laptops and in pods.
+//! Tests of configurations as on laptops and in pods.
 
 mod auth;
 mod sources;
@@ -12,9 +12,9 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{Cluster, ClusterError, ClusterOptions, Environment};
+use super::{Cluster, ClusterEnvironment, ClusterError, KubeconfigOptions};
 
-/// A directory with files, and the variables of a process.
+/// A directory of files, and environment variables.
 struct Fixture {
     directory: TempDir,
     variables: BTreeMap<&'static str, OsString>,
@@ -43,18 +43,16 @@ impl Fixture {
     }
 
     fn load(&self, kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Cluster, ClusterError> {
-        let options = ClusterOptions {
-            kubeconfig: kubeconfig.map(Path::to_owned),
-            context: context.map(str::to_owned),
-        };
+        let options =
+            KubeconfigOptions { file: kubeconfig.map(Path::to_owned), context: context.map(str::to_owned) };
         let variable = |name: &str| self.variables.get(name).cloned();
         Cluster::load_in(
             &options,
-            &Environment { variable: &variable, service_account: self.path("service-account") },
+            &ClusterEnvironment { variable: &variable, service_account: self.path("service-account") },
         )
     }
 
-    /// With one cluster and one user, indented as entries of a mapping.
+    /// Loads a kubeconfig with one cluster and one user, whose entries are in flow style without braces.
     fn with(&self, cluster: &str, user: &str) -> Result<Cluster, ClusterError> {
         self.load(Some(&self.write("config", &kubeconfig(cluster, user))), None)
     }
@@ -66,7 +64,7 @@ impl Fixture {
 
 const SERVER: &str = "server: https://api.example:6443, insecure-skip-tls-verify: true";
 
-/// `cluster` and `user` in YAML's flow style, without the braces.
+/// Returns a kubeconfig. `cluster` and `user` are in YAML's flow style, without braces.
 fn kubeconfig(cluster: &str, user: &str) -> String {
     format!(
         "apiVersion: v1\n\
@@ -88,7 +86,7 @@ async fn authorization(cluster: &Cluster) -> Option<String> {
     Some(value.to_str().unwrap().to_owned())
 }
 
-/// The error's text, with the temporary directory as `DIR`.
+/// Returns the text of the error, with `DIR` for the temporary directory.
 fn error(fixture: &Fixture, result: Result<Cluster, ClusterError>) -> String {
     result.unwrap_err().to_string().replace(fixture.directory.path().to_str().unwrap(), "DIR")
 }

@@ -1,38 +1,32 @@
-//! The byte stream below a tunnel.
+//! Dials the byte stream below a tunnel.
 
 use std::{net::SocketAddr, sync::Arc};
 
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     time::{Duration, Instant, timeout},
 };
 
-use super::{DialError, Proxy};
-use crate::{
-    Address,
-    upstream::{Connector, Endpoint, Tls, TlsError, TlsOptions, UpstreamError},
-};
+use super::{DialError, HttpProxy, KasAddress};
+use crate::upstream::{ClientTls, ClientTlsConfig, Connector, Io, ServerUrl, TlsError, UpstreamError};
 
-/// For name, TCP and TLS.
+/// The time limit of DNS, TCP and TLS.
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// The time limit of DNS, TCP and CONNECT of a proxy. Less than [`TIMEOUT`], so that the error names a proxy that does not
+/// answer.
+const PROXY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a tunnel may run over.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
-
-/// Some byte stream.
+/// A byte stream of any type.
 pub type BoxIo = Box<dyn Io>;
 
-/// Makes byte streams to kas. The handshake of the tunnel is not its business.
+/// Connects byte streams to kas, without the WebSocket handshake.
 ///
-/// A closure that returns a stream dials, too: tests give one end of a `tokio::io::duplex`.
+/// Closures that return a stream implement it, too: tests return one end of a `tokio::io::duplex`.
 pub trait Dial: Send + Sync + 'static {
-    /// The stream.
+    /// The type of the streams.
     type Io: Io;
 
-    /// One more stream. Called for every attempt.
+    /// Connects a stream. Called for every attempt; dropping the future cancels it.
     fn dial(&self) -> impl Future<Output = Result<Self::Io, DialError>> + Send;
 }
 
@@ -49,60 +43,61 @@ where
     }
 }
 
-/// TCP, and TLS for `wss://`.
-pub struct TcpDial {
-    kas: Address,
+/// Dials TCP, and TLS for `wss://`.
+pub struct TcpDialer {
+    kas: KasAddress,
     connector: Connector,
-    proxy: Option<(Proxy, Connector)>,
+    proxy: Option<(HttpProxy, Connector)>,
 }
 
-impl TcpDial {
-    /// Reads the certificates once, to find out what is wrong with them; it blocks.
-    pub fn new(kas: Address, tls: TlsOptions) -> Result<Self, TlsError> {
-        // Without TLS, missing system roots are no reason to fail.
-        let tls = Arc::new(if kas.is_secure() { Tls::new(tls)? } else { Tls::system() });
-        Ok(Self { connector: Connector::new(kas.endpoint().clone(), TIMEOUT, tls), kas, proxy: None })
+impl TcpDialer {
+    /// Returns a dialer of `kas`. It reads the certificates once, so that they are checked, which blocks.
+    pub fn new(kas: KasAddress, tls: ClientTlsConfig) -> Result<Self, TlsError> {
+        // Root certificates are needed for TLS only.
+        let tls = Arc::new(if kas.is_secure() { ClientTls::new(tls)? } else { ClientTls::system() });
+        Ok(Self { connector: Connector::new(kas.url().clone(), TIMEOUT, tls), kas, proxy: None })
     }
 
-    /// Connects through this proxy, if there is one. It resolves kas's name, too.
+    /// Connects through this proxy, if there is one. The proxy resolves the name of kas.
     #[must_use]
-    pub fn through(mut self, proxy: Option<Proxy>) -> Self {
+    pub fn through(mut self, proxy: Option<HttpProxy>) -> Self {
         self.proxy = proxy.map(|proxy| {
-            let connector = proxy.connector(TIMEOUT);
+            let connector = proxy.connector(PROXY_TIMEOUT);
             (proxy, connector)
         });
         self
     }
 
-    /// What is connected to first: the proxy, or kas.
-    pub(crate) fn first(&self) -> &Endpoint {
-        self.proxy.as_ref().map_or_else(|| self.kas.endpoint(), |(proxy, _)| proxy.endpoint())
+    /// Returns the server that is connected to directly: the proxy, or kas.
+    pub(crate) fn first_hop(&self) -> &ServerUrl {
+        self.proxy.as_ref().map_or_else(|| self.kas.url(), |(proxy, _)| proxy.url())
     }
 
-    pub(crate) fn proxy(&self) -> Option<&Proxy> {
+    pub(crate) fn proxy(&self) -> Option<&HttpProxy> {
         self.proxy.as_ref().map(|(proxy, _)| proxy)
     }
 
-    /// The addresses that the name of the [first](Self::first) has.
+    /// Resolves the name of the [first hop](Self::first_hop).
     pub(crate) async fn resolve(&self) -> Result<Vec<SocketAddr>, DialError> {
         let connector = self.proxy.as_ref().map_or(&self.connector, |(_, connector)| connector);
-        self.in_time(async { Ok(connector.resolve().await?.collect()) }).await
+        self.with_timeout(async { Ok(connector.resolve().await?.collect()) }).await
     }
 
-    /// A connection, without TLS yet.
+    /// Connects to kas, without TLS.
     pub(crate) async fn tcp(&self) -> Result<TcpStream, DialError> {
-        let deadline = Instant::now() + TIMEOUT;
-        self.in_time(async {
+        self.with_timeout(async {
             match &self.proxy {
-                Some((proxy, connector)) => proxy.connect(connector, &self.kas, deadline).await,
-                None => Ok(self.connector.tcp(deadline).await?),
+                Some((proxy, connector)) => {
+                    proxy.connect(connector, &self.kas, Instant::now() + PROXY_TIMEOUT).await
+                }
+                None => Ok(self.connector.tcp(Instant::now() + TIMEOUT).await?),
             }
         })
         .await
     }
 
-    /// TLS on it, for `wss://`.
-    pub(crate) async fn secure(&self, tcp: TcpStream) -> Result<BoxIo, DialError> {
+    /// Performs the TLS handshake, for `wss://`.
+    pub(crate) async fn handshake(&self, tcp: TcpStream) -> Result<BoxIo, DialError> {
         if !self.kas.is_secure() {
             return Ok(Box::new(tcp));
         }
@@ -110,29 +105,39 @@ impl TcpDial {
             let (tls, name) = self.connector.tls().await?;
             match tls.connect(name, tcp).await {
                 Ok(stream) => Ok(Box::new(stream) as BoxIo),
-                Err(error) if speaks_no_tls(&error) => {
+                Err(error) if is_plain_text(&error) => {
                     Err(DialError::PlainText { address: self.kas.to_string() })
                 }
-                Err(error) => Err(UpstreamError::handshake(self.kas.endpoint().host(), &error).into()),
+                Err(error) => Err(UpstreamError::handshake(self.kas.url().host(), &error).into()),
             }
         };
-        self.in_time(connecting).await
+        self.with_timeout(connecting).await
     }
 
-    async fn in_time<T>(&self, dialling: impl Future<Output = Result<T, DialError>>) -> Result<T, DialError> {
-        timeout(TIMEOUT, dialling).await.unwrap_or_else(|_| Err(DialError::timed_out(&self.kas, TIMEOUT)))
+    async fn with_timeout<T>(
+        &self,
+        dialling: impl Future<Output = Result<T, DialError>>,
+    ) -> Result<T, DialError> {
+        timeout(TIMEOUT, dialling).await.unwrap_or_else(|_| {
+            let address = match &self.proxy {
+                Some((proxy, _)) => format!("{} through the proxy {proxy}", self.kas),
+                None => self.kas.to_string(),
+            };
+            Err(DialError::Timeout { address, after: TIMEOUT })
+        })
     }
 }
 
-impl Dial for TcpDial {
+impl Dial for TcpDialer {
     type Io = BoxIo;
 
     async fn dial(&self) -> Result<BoxIo, DialError> {
-        self.in_time(async { self.secure(self.tcp().await?).await }).await
+        self.with_timeout(async { self.handshake(self.tcp().await?).await }).await
     }
 }
 
-fn speaks_no_tls(error: &std::io::Error) -> bool {
+/// Returns true if the server sent something else than TLS.
+fn is_plain_text(error: &std::io::Error) -> bool {
     let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     matches!(error, Some(rustls::Error::InvalidMessage(_)))
 }

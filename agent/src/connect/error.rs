@@ -1,144 +1,145 @@
-//! Why there is no tunnel: one line each, with what to do about it.
+//! The errors of opening a tunnel. Each is one line that includes a remedy.
 
 use std::{io, time::Duration};
 
 use http::StatusCode;
-use proto::{HelloError, SUBPROTOCOL};
-use tunnel::websocket::handshake::Mismatch;
+use proto::{ErrorChain, HelloError, SUBPROTOCOL};
+use tunnel::handshake::UpgradeResponseError;
 
-use crate::{Address, TokenError, upstream::UpstreamError};
+use super::{AgentTokenError, KasAddress};
+use crate::upstream::UpstreamError;
 
-/// An attempt to open a tunnel that failed.
+/// The error of an attempt to open a tunnel.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// There is no token to show.
+    /// There is no usable token.
     #[error(transparent)]
-    Token(#[from] TokenError),
-    /// Name, TCP or TLS.
+    Token(#[from] AgentTokenError),
+    /// DNS, TCP or TLS failed.
     #[error(transparent)]
     Network(#[from] UpstreamError),
-    /// The proxy on the way.
-    #[error("the proxy {proxy}: {what}")]
+    /// The proxy did not connect to kas.
+    #[error("the proxy {proxy}: {problem}")]
     Proxy {
-        /// Its address, and which variable names it.
+        /// The address of the proxy, and the variable that names it.
         proxy: String,
-        /// What went wrong.
-        what: String,
+        /// The problem.
+        problem: String,
     },
-    /// The stream broke before kas answered.
-    #[error("the connection broke: {0}")]
+    /// The connection failed before kas answered.
+    #[error("the connection broke: {}", ErrorChain(.0))]
     Io(#[from] io::Error),
-    /// Somebody answered, but not in time.
+    /// The handshake took too long.
     #[error("no answer from {address} within {after:?}")]
     Timeout {
-        /// kas's.
+        /// The address of kas.
         address: String,
-        /// How long it had.
+        /// The time limit.
         after: Duration,
     },
-    /// `wss://` to a port without TLS.
+    /// The URL has `wss://`, and the port no TLS.
     #[error("{address} does not speak TLS: use ws:// for a kas without TLS, or its port with TLS")]
     PlainText {
-        /// kas's.
+        /// The address of kas.
         address: String,
     },
-    /// `ws://` to a port with TLS, or to something that is no web server.
-    #[error("{address} did not answer in HTTP ({cause}): if that port speaks TLS, use wss://")]
+    /// The URL has `ws://`, and the port TLS or another protocol.
+    #[error("{address} did not answer in HTTP ({}): if that port speaks TLS, use wss://", ErrorChain(cause))]
     NotHttp {
-        /// kas's.
+        /// The address of kas.
         address: String,
-        /// hyper's.
+        /// The error of hyper.
         cause: hyper::Error,
     },
-    /// 401.
+    /// The response was 401.
     #[error("kas refused the agent token: it is unknown or was revoked; renew {token}{}", after(message))]
     Unauthorized {
-        /// Where our token comes from.
+        /// The source of the token.
         token: String,
-        /// kas's own words.
+        /// The message of kas.
         message: String,
     },
-    /// 404.
+    /// The response was 404.
     #[error(
         "{address} has no agent listener there: check host, port and path of the address{}",
         after(message)
     )]
     NotFound {
-        /// kas's.
+        /// The address of kas.
         address: String,
-        /// The server's own words.
+        /// The message of the server.
         message: String,
     },
-    /// 426.
+    /// The response was 426.
     #[error(
-        "{address} does not take our tunnel ({SUBPROTOCOL}): is it the agent address of kas, and kas not of another version?{}",
+        "{address} does not support {SUBPROTOCOL}: is it the agent address of kas, and does kas have a compatible version?{}",
         after(message)
     )]
     Protocol {
-        /// kas's.
+        /// The address of kas.
         address: String,
-        /// The server's own words.
+        /// The message of the server.
         message: String,
     },
-    /// 429 and 503.
-    #[error("kas takes no tunnel now ({status}){}", after(message))]
+    /// The response was 429 or 503.
+    #[error("kas accepts no tunnel now ({status}){}", after(message))]
     Busy {
-        /// Which.
+        /// The status code.
         status: StatusCode,
-        /// kas's own words.
+        /// The message of kas.
         message: String,
-        /// When to come again.
+        /// The value of `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// 3xx, never followed: the token would go along.
+    /// The response was a redirect. It is not followed, since the token would be sent to another server.
     #[error(
         "{address} redirects to {location:?}, which is not followed: configure the address of kas itself"
     )]
     Redirect {
-        /// kas's.
+        /// The address of kas.
         address: String,
-        /// Where to.
+        /// The value of `Location`.
         location: String,
     },
-    /// Any other status.
+    /// The response has another status.
     #[error("{address} answered {status}{}", after(message))]
     Refused {
-        /// kas's.
+        /// The address of kas.
         address: String,
-        /// Which.
+        /// The status code.
         status: StatusCode,
-        /// The server's own words.
+        /// The message of the server.
         message: String,
     },
-    /// 101, but not from kas.
+    /// The response was a 101 of another server than kas.
     #[error("{address} is not the agent address of kas: {cause}")]
     NotKas {
-        /// kas's.
+        /// The address of kas.
         address: String,
-        /// What gives it away.
-        cause: Mismatch,
+        /// The mismatch of the handshake.
+        cause: UpgradeResponseError,
     },
-    /// 101 without a welcome.
-    #[error("{address} is not kas, or something on the way removes the header Kas-Welcome")]
+    /// The response was a 101 without a welcome.
+    #[error("{address} is not kas, or a proxy removes the header Kas-Welcome")]
     NoWelcome {
-        /// kas's.
+        /// The address of kas.
         address: String,
     },
-    /// 101 with something else in place of a welcome.
+    /// The response was a 101 with an invalid welcome.
     #[error("{address} sent a header Kas-Welcome that cannot be used: {cause}")]
     Welcome {
-        /// kas's.
+        /// The address of kas.
         address: String,
-        /// What is wrong with it.
+        /// The error of the welcome.
         cause: HelloError,
     },
-    /// What we would say of ourselves cannot be sent.
+    /// The hello header cannot be encoded.
     #[error("the hello cannot be sent: {0}; check POD_NAME and POD_NAMESPACE")]
     Hello(HelloError),
 }
 
 impl DialError {
-    /// What kas asked for.
+    /// Returns the `Retry-After` of kas.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Busy { retry_after, .. } => *retry_after,
@@ -146,7 +147,12 @@ impl DialError {
         }
     }
 
-    /// One word for metrics.
+    /// Returns true if the connection was refused, or failed before an answer.
+    pub fn is_refused_connection(&self) -> bool {
+        matches!(self, Self::Network(UpstreamError::Connect { .. }) | Self::Io(_))
+    }
+
+    /// Returns the label in metrics.
     pub fn label(&self) -> &'static str {
         match self {
             Self::Token(_) => "token",
@@ -171,13 +177,13 @@ impl DialError {
         }
     }
 
-    pub(super) fn timed_out(kas: &Address, after: Duration) -> Self {
+    pub(super) fn timed_out(kas: &KasAddress, after: Duration) -> Self {
         Self::Timeout { address: kas.to_string(), after }
     }
 
-    /// Sorts hyper's error of the handshake.
-    pub(super) fn http(kas: &Address, error: hyper::Error) -> Self {
-        // A TLS server that is spoken to without TLS answers with an alert, or hangs up.
+    /// Classifies hyper's error of the handshake.
+    pub(super) fn http(kas: &KasAddress, error: hyper::Error) -> Self {
+        // A TLS server answers plain text with an alert, or closes the connection.
         if error.is_parse() || (error.is_incomplete_message() && !kas.is_secure()) {
             return Self::NotHttp { address: kas.to_string(), cause: error };
         }
@@ -194,6 +200,6 @@ impl From<hyper::Error> for DialError {
 fn after(message: &str) -> String {
     match message {
         "" => String::new(),
-        message => format!(" (it says: {message})"),
+        message => format!(" (message: {message})"),
     }
 }

@@ -1,5 +1,5 @@
-//! The way out through an HTTP proxy, as the environment says: `HTTPS_PROXY`, `HTTP_PROXY`, `NO_PROXY`, also in lower
-//! case, with the rules of Go's `httpproxy`, which kubectl and helm follow.
+//! Connects to kas through the HTTP proxy of the environment: `HTTPS_PROXY`, `HTTP_PROXY`, `NO_PROXY`, also in lower case,
+//! with the rules of Go's `httpproxy`, which kubectl and helm use.
 
 use std::{ffi::OsString, fmt, net::IpAddr, sync::Arc};
 
@@ -13,38 +13,36 @@ use http_body_util::Empty;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
+use proto::ErrorChain;
 use tokio::{
     net::TcpStream,
-    time::{Duration, Instant},
+    time::{Duration, Instant, timeout_at},
 };
 
-use super::{AGENT, DialError, alongside};
-use crate::{
-    Address,
-    upstream::{Connector, Endpoint, Scheme, Tls},
-};
+use super::{DialError, KasAddress, USER_AGENT_VALUE, drive};
+use crate::upstream::{ClientTls, Connector, Io, Scheme, ServerUrl};
 
-/// An HTTP proxy that takes CONNECT.
-pub struct Proxy {
-    endpoint: Endpoint,
+/// An HTTP proxy that supports CONNECT.
+pub struct HttpProxy {
+    url: ServerUrl,
     variable: &'static str,
     authorization: Option<HeaderValue>,
 }
 
-/// A variable that cannot be used. Its value is not shown, since it may contain a password.
+/// The error for an invalid variable. It does not contain the value, which may have a password.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}: {problem}")]
-pub struct ProxyError {
+pub struct HttpProxyError {
     variable: &'static str,
     problem: &'static str,
 }
 
-impl Proxy {
-    /// The proxy for kas, if the environment names one and does not exempt kas.
-    pub fn of(
-        kas: &Address,
+impl HttpProxy {
+    /// Returns the proxy for kas, if the environment names one and does not exempt kas.
+    pub fn from_env(
+        kas: &KasAddress,
         variable: &dyn Fn(&str) -> Option<OsString>,
-    ) -> Result<Option<Self>, ProxyError> {
+    ) -> Result<Option<Self>, HttpProxyError> {
         let set = |names: [&'static str; 2]| {
             let set = |name: &'static str| Some((name, variable(name).filter(|value| !value.is_empty())?));
             let (name, value) = names.into_iter().find_map(set)?;
@@ -54,97 +52,114 @@ impl Proxy {
             if kas.is_secure() { ["HTTPS_PROXY", "https_proxy"] } else { ["HTTP_PROXY", "http_proxy"] };
         let Some((name, url)) = set(names) else { return Ok(None) };
         let (_, exempt) = set(["NO_PROXY", "no_proxy"]).unwrap_or_default();
-        if is_exempt(&exempt, kas.endpoint().host(), kas.endpoint().port()) {
+        if is_exempt(&exempt, kas.url().host(), kas.url().port()) {
             return Ok(None);
         }
 
         parse(name, url.trim()).map(Some)
     }
 
-    /// The proxy itself.
-    pub(super) fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+    /// Returns the URL of the proxy.
+    pub(super) fn url(&self) -> &ServerUrl {
+        &self.url
     }
 
-    /// How to connect to it.
+    /// Returns a connector to the proxy.
     pub(super) fn connector(&self, timeout: Duration) -> Connector {
-        Connector::new(self.endpoint.clone(), timeout, Arc::new(Tls::system()))
+        Connector::new(self.url.clone(), timeout, Arc::new(ClientTls::system()))
     }
 
-    /// A connection to kas through the proxy.
+    /// Connects to kas through the proxy.
     pub(super) async fn connect(
         &self,
         connector: &Connector,
-        kas: &Address,
+        kas: &KasAddress,
         deadline: Instant,
     ) -> Result<TcpStream, DialError> {
-        let failed = |what: String| DialError::Proxy { proxy: self.to_string(), what };
-        let tcp = connector.tcp(deadline).await.map_err(|error| failed(error.to_string()))?;
-        let host = kas.endpoint().host();
+        let tcp = connector.tcp(deadline).await.map_err(|error| self.failed(error.to_string()))?;
+        self.establish(tcp, kas, deadline).await
+    }
+
+    /// Sends CONNECT on an open connection to the proxy.
+    async fn establish<T: Io>(&self, io: T, kas: &KasAddress, deadline: Instant) -> Result<T, DialError> {
+        let failed = |problem| self.failed(problem);
+        let began = Instant::now();
+        let host = kas.url().host();
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-        let target = format!("{host}:{}", kas.endpoint().port());
+        let target = format!("{host}:{}", kas.url().port());
         let mut request = Request::new(Empty::<Bytes>::new());
         *request.method_mut() = http::Method::CONNECT;
         *request.uri_mut() = target.parse::<Uri>().map_err(|error| failed(error.to_string()))?;
         let headers = request.headers_mut();
         headers.insert(HOST, HeaderValue::from_str(&target).map_err(|error| failed(error.to_string()))?);
-        headers.insert(USER_AGENT, AGENT);
+        headers.insert(USER_AGENT, USER_AGENT_VALUE);
         if let Some(authorization) = &self.authorization {
             headers.insert(PROXY_AUTHORIZATION, authorization.clone());
         }
 
-        let broken = |error: hyper::Error| failed(format!("it did not answer in HTTP ({error})"));
-        let (mut sender, connection) = http1::handshake(TokioIo::new(tcp)).await.map_err(broken)?;
+        let broken =
+            |error: hyper::Error| failed(format!("it did not answer in HTTP ({})", ErrorChain(&error)));
+        let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(broken)?;
         let exchange = async {
             let mut response = sender.send_request(request).await.map_err(broken)?;
             if !response.status().is_success() {
                 return Err(failed(refusal(response.status(), &target, self.authorization.is_some())));
             }
             let upgraded = hyper::upgrade::on(&mut response).await.map_err(broken)?;
-            let parts = upgraded.downcast::<TokioIo<TcpStream>>().expect("the stream that was handed in");
-            // Neither TLS nor HTTP begins with the server.
+            let parts = upgraded.downcast::<TokioIo<T>>().expect("the type of the stream above");
+            // In TLS and HTTP, the client sends first.
             if !parts.read_buf.is_empty() {
-                return Err(failed("it sent bytes that kas cannot have sent yet".to_owned()));
+                return Err(failed("it sent bytes before agentk had sent any to kas".to_owned()));
             }
             Ok(parts.io.into_inner())
         };
 
-        alongside(connection.with_upgrades(), exchange).await
+        let exchange = drive(connection.with_upgrades(), exchange);
+        timeout_at(deadline, exchange).await.unwrap_or_else(|_| {
+            let after = deadline.saturating_duration_since(began).as_secs_f64().round();
+            Err(failed(format!(
+                "it accepted the connection, and did not answer CONNECT {target} within {after}s"
+            )))
+        })
+    }
+
+    fn failed(&self, problem: String) -> DialError {
+        DialError::Proxy { proxy: self.to_string(), problem }
     }
 }
 
 fn refusal(status: StatusCode, target: &str, authorized: bool) -> String {
     match (status, authorized) {
         (StatusCode::PROXY_AUTHENTICATION_REQUIRED, false) => {
-            "it wants a user name and password (407): write them into the URL, like http://user:password@host:port"
+            "it requires a user name and password (407): write them into the URL, like http://user:password@host:port"
                 .to_owned()
         }
         (StatusCode::PROXY_AUTHENTICATION_REQUIRED, true) => {
             "it refused the user name and password of the URL (407)".to_owned()
         }
         (StatusCode::FORBIDDEN, _) => {
-            format!("it does not allow connections to {target} (403): its owner must, or NO_PROXY exempt kas")
+            format!("it does not allow connections to {target} (403): allow them there, or exempt kas with NO_PROXY")
         }
         (status, _) => format!("it did not connect to {target}: {status}"),
     }
 }
 
-/// `[http://][user[:password]@]host[:port]`
-fn parse(variable: &'static str, url: &str) -> Result<Proxy, ProxyError> {
-    let refused = |problem| ProxyError { variable, problem };
+/// Parses `[http://][user[:password]@]host[:port]`.
+fn parse(variable: &'static str, url: &str) -> Result<HttpProxy, HttpProxyError> {
+    let refused = |problem| HttpProxyError { variable, problem };
     let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
     if !scheme.eq_ignore_ascii_case("http") {
-        return Err(refused("only proxies that speak HTTP are supported: write it like http://proxy:3128"));
+        return Err(refused("only HTTP proxies are supported: write it like http://proxy:3128"));
     }
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     let (user, host) = match rest.rsplit_once('@') {
         Some((user, host)) => (Some(user), host),
         None => (None, rest),
     };
-    let endpoint: Endpoint = format!("http://{host}")
+    let url: ServerUrl = format!("http://{host}")
         .parse()
         .ok()
-        .filter(|endpoint: &Endpoint| endpoint.scheme() == Scheme::Http && endpoint.base_path().is_empty())
+        .filter(|url: &ServerUrl| url.scheme() == Scheme::Http && url.base_path().is_empty())
         .ok_or_else(|| refused("it is not a URL of a proxy: write it like http://proxy:3128"))?;
     let authorization = user.map(|user| {
         let (name, password) = user.split_once(':').unwrap_or((user, ""));
@@ -157,10 +172,10 @@ fn parse(variable: &'static str, url: &str) -> Result<Proxy, ProxyError> {
         value
     });
 
-    Ok(Proxy { endpoint, variable, authorization })
+    Ok(HttpProxy { url, variable, authorization })
 }
 
-/// Whether no proxy is to be used for this host. What is on this machine is never reached through a proxy.
+/// Returns true if `list`, the value of `NO_PROXY`, exempts this host. Loopback addresses are always exempt.
 fn is_exempt(list: &str, host: &str, port: u16) -> bool {
     let host = host.trim_end_matches('.').to_ascii_lowercase();
     let address: Option<IpAddr> = host.parse().ok();
@@ -185,14 +200,14 @@ fn is_exempt(list: &str, host: &str, port: u16) -> bool {
         }
         let name = name.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(name);
         match name.strip_prefix('.') {
-            // Names below it only.
+            // The pattern matches subdomains only.
             Some(_) => host.ends_with(name),
             None => host == name || host.strip_suffix(name).is_some_and(|rest| rest.ends_with('.')),
         }
     })
 }
 
-/// `host:port`, `[address]:port`, or either without a port.
+/// Splits `host:port` or `[address]:port`; the port may be absent.
 fn split_port(entry: &str) -> (&str, Option<u16>) {
     let bare = |host: &'_ str| host.len() - host.trim_start_matches('[').len();
     if entry.parse::<IpAddr>().is_ok() {
@@ -219,16 +234,16 @@ fn contains(network: &str, bits: &str, address: IpAddr) -> bool {
     differ == Some(0)
 }
 
-/// Without the password.
-impl fmt::Display for Proxy {
+/// Displays the URL without the password.
+impl fmt::Display for HttpProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.endpoint, self.variable)
+        write!(f, "{} ({})", self.url, self.variable)
     }
 }
 
-impl fmt::Debug for Proxy {
+impl fmt::Debug for HttpProxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Proxy({self})")
+        write!(f, "HttpProxy({self})")
     }
 }
 
@@ -236,27 +251,27 @@ impl fmt::Debug for Proxy {
 mod tests {
     use super::*;
 
-    fn chosen(kas: &str, variables: &[(&str, &str)]) -> Result<Option<Proxy>, ProxyError> {
+    fn chosen(kas: &str, variables: &[(&str, &str)]) -> Result<Option<HttpProxy>, HttpProxyError> {
         let find = |name: &str| {
             variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| OsString::from(value))
         };
-        Proxy::of(&kas.parse().unwrap(), &find)
+        HttpProxy::from_env(&kas.parse().unwrap(), &find)
     }
 
     #[test]
-    fn the_environment_names_the_proxy() {
-        let of = |kas, variables: &[_]| chosen(kas, variables).unwrap().map(|proxy| proxy.to_string());
+    fn proxy_is_chosen_by_the_scheme_of_kas() {
+        let proxy = |kas, variables: &[_]| chosen(kas, variables).unwrap().map(|proxy| proxy.to_string());
         let both = [("HTTP_PROXY", "http://plain:1"), ("https_proxy", "secure:2/")];
-        assert_eq!(of("wss://kas.test", &both).unwrap(), "http://secure:2 (https_proxy)");
-        assert_eq!(of("ws://kas.test", &both).unwrap(), "http://plain:1 (HTTP_PROXY)");
-        assert_eq!(of("wss://kas.test", &both[..1]), None);
-        assert_eq!(of("wss://kas.test", &[("HTTPS_PROXY", "")]), None, "empty is not set");
-        assert_eq!(of("wss://localhost:1", &both), None);
-        assert_eq!(of("wss://kas.test", &[both[1], ("NO_PROXY", "kas.test")]), None);
+        assert_eq!(proxy("wss://kas.test", &both).unwrap(), "http://secure:2 (https_proxy)");
+        assert_eq!(proxy("ws://kas.test", &both).unwrap(), "http://plain:1 (HTTP_PROXY)");
+        assert_eq!(proxy("wss://kas.test", &both[..1]), None);
+        assert_eq!(proxy("wss://kas.test", &[("HTTPS_PROXY", "")]), None, "empty is not set");
+        assert_eq!(proxy("wss://localhost:1", &both), None);
+        assert_eq!(proxy("wss://kas.test", &[both[1], ("NO_PROXY", "kas.test")]), None);
     }
 
     #[test]
-    fn the_password_is_sent_and_not_shown() {
+    fn password_is_sent_and_not_shown() {
         let proxy =
             chosen("wss://kas.test", &[("HTTPS_PROXY", "http://ada:hunter%402@p:3128")]).unwrap().unwrap();
         let expected = format!("Basic {}", BASE64_STANDARD.encode("ada:hunter@2"));
@@ -274,8 +289,22 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn error_names_a_proxy_that_does_not_answer() {
+        let proxy = chosen("wss://kas.test", &[("HTTPS_PROXY", "http://p:3128")]).unwrap().unwrap();
+        let (io, _proxy) = tokio::io::duplex(1024);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let kas = "wss://kas.test".parse().unwrap();
+        let error = proxy.establish(io, &kas, deadline).await.unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the proxy http://p:3128 (HTTPS_PROXY): it accepted the connection, and did not answer CONNECT \
+             kas.test:443 within 10s"
+        );
+    }
+
     #[test]
-    fn what_no_proxy_exempts() {
+    fn no_proxy_exempts_matching_hosts() {
         for (list, host, port, expected) in [
             ("", "kas.test", 443, false),
             ("*", "kas.test", 443, true),

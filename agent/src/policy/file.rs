@@ -1,70 +1,53 @@
-//! The policy file: its shape, and what makes it invalid.
+//! Parses policy files.
 
 use std::{collections::HashSet, path::Path};
 
 use proto::{
     ServiceName,
-    yaml::{self, Error, Spanned},
+    yaml::{self, Spanned, YamlError},
 };
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    DEFAULT, Mode, Policy, UNCLEAR,
-    rule::{Action, Actors, Rule, Scope},
+    DEFAULT, Policy, PolicyMode, UNCLEAR, kubectl_names,
+    rule::{Action, Rule, Scope, UserPatterns},
+    validate::{self, TargetKind},
 };
 
-/// Most rules: each is a label of a metric, and is tried for every request.
+/// The most rules: each is a label value of a metric, and is tried for every request.
 const MAX_RULES: usize = 500;
-/// Longest name of a rule.
+/// The longest name of a rule, in bytes.
 const MAX_NAME: usize = 63;
 
-const VERBS: [&str; 15] = [
-    "*",
-    "create",
-    "delete",
-    "deletecollection",
-    "get",
-    "list",
-    "patch",
-    "proxy",
-    "update",
-    "watch",
-    "head",
-    "options",
-    "post",
-    "put",
-    "connect",
-];
-
-type Words = Spanned<Vec<Spanned<String>>>;
+type StringList = Spanned<Vec<Spanned<String>>>;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct PolicyFile {
     #[serde(default)]
-    mode: Mode,
-    rules: Vec<Entry>,
+    mode: PolicyMode,
+    rules: Vec<RuleEntry>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Entry {
+struct RuleEntry {
     name: Spanned<String>,
     action: Action,
-    services: Words,
-    #[serde(default, deserialize_with = "given")]
-    verbs: Option<Words>,
-    #[serde(default, deserialize_with = "given")]
-    api_groups: Option<Words>,
-    #[serde(default, deserialize_with = "given")]
-    resources: Option<Words>,
-    #[serde(default, deserialize_with = "given")]
-    namespaces: Option<Words>,
-    #[serde(default, deserialize_with = "given")]
-    resource_names: Option<Words>,
-    #[serde(default, deserialize_with = "given", rename = "nonResourceURLs")]
-    non_resource_urls: Option<Words>,
-    #[serde(default, deserialize_with = "given")]
+    services: StringList,
+    #[serde(default, deserialize_with = "non_null")]
+    verbs: Option<StringList>,
+    #[serde(default, deserialize_with = "non_null")]
+    api_groups: Option<StringList>,
+    #[serde(default, deserialize_with = "non_null")]
+    resources: Option<StringList>,
+    #[serde(default, deserialize_with = "non_null")]
+    namespaces: Option<StringList>,
+    #[serde(default, deserialize_with = "non_null")]
+    resource_names: Option<StringList>,
+    #[serde(default, deserialize_with = "non_null", rename = "nonResourceURLs")]
+    non_resource_urls: Option<StringList>,
+    #[serde(default, deserialize_with = "non_null")]
     impersonate: Option<Spanned<Impersonate>>,
 }
 
@@ -73,46 +56,51 @@ struct Entry {
 struct Impersonate {
     #[serde(default, rename = "self")]
     agentk: bool,
-    #[serde(default, deserialize_with = "given")]
-    users: Option<Words>,
-    #[serde(default, deserialize_with = "given")]
-    groups: Option<Words>,
+    #[serde(default, deserialize_with = "non_null")]
+    users: Option<StringList>,
+    #[serde(default, deserialize_with = "non_null")]
+    groups: Option<StringList>,
 }
 
-/// A key without a value is a mistake, and not a restriction that is absent.
-fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+/// Deserializes a key that must have a value if it is present: a key without a value is a mistake, not an absent restriction.
+fn non_null<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
 impl Policy {
-    /// Parses the text of a policy file; `file` is for errors.
-    pub fn parse(file: &Path, text: &str) -> Result<Self, Error> {
-        let parsed: File = yaml::parse(file, text)?;
+    /// Parses the text of a policy file. Errors contain the path `file`.
+    ///
+    /// # Errors
+    ///
+    /// The text is not valid, or a rule has a word that matches no request. The error has line, column and key.
+    pub fn parse(file: &Path, text: &str) -> Result<Self, YamlError> {
+        let parsed: PolicyFile = yaml::parse(file, text)?;
         if parsed.rules.len() > MAX_RULES {
-            return Err(Error::whole(file, format!("there are more than {MAX_RULES} rules")));
+            return Err(YamlError::whole(file, format!("there are more than {MAX_RULES} rules")));
         }
         let mut names = HashSet::new();
         let rules = parsed.rules.into_iter().enumerate().map(|(index, entry)| {
-            let at = At { file, key: format!("rules[{index}]") };
-            at.name(&entry.name, &mut names)?;
-            at.rule(entry)
+            let parser = RuleParser { file, key: format!("rules[{index}]") };
+            parser.name(&entry.name, &mut names)?;
+            parser.rule(entry)
         });
         Ok(Self { mode: parsed.mode, rules: rules.collect::<Result<_, _>>()? })
     }
 }
 
-/// Where in the file we are.
-struct At<'a> {
+/// Parses one rule.
+struct RuleParser<'a> {
     file: &'a Path,
+    /// The key of the rule, such as `rules[0]`.
     key: String,
 }
 
-impl At<'_> {
-    fn error<T>(&self, key: &str, value: &Spanned<T>, what: impl Into<String>) -> Error {
-        Error::new(self.file, value.referenced, format!("{}.{key}", self.key), what)
+impl RuleParser<'_> {
+    fn error<T>(&self, key: &str, value: &Spanned<T>, what: impl Into<String>) -> YamlError {
+        YamlError::new(self.file, value.referenced, format!("{}.{key}", self.key), what)
     }
 
-    fn name(&self, name: &Spanned<String>, taken: &mut HashSet<String>) -> Result<(), Error> {
+    fn name(&self, name: &Spanned<String>, taken: &mut HashSet<String>) -> Result<(), YamlError> {
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         let text = &name.value;
         if text.is_empty() || text.len() > MAX_NAME || !text.chars().all(plain) {
@@ -123,7 +111,7 @@ impl At<'_> {
             return Err(self.error(
                 "name",
                 name,
-                format!("{text:?} is what metrics call the absence of a rule"),
+                format!("{text:?} is reserved: metrics use it for requests without a rule"),
             ));
         }
         if !taken.insert(text.clone()) {
@@ -132,40 +120,45 @@ impl At<'_> {
         Ok(())
     }
 
-    fn rule(&self, entry: Entry) -> Result<Rule, Error> {
-        let services = self.words("services", Some(&entry.services), service)?.unwrap_or_default();
+    fn rule(&self, entry: RuleEntry) -> Result<Rule, YamlError> {
+        let services = self.words("services", Some(&entry.services), validate::service)?.unwrap_or_default();
+        let kind = entry.target_kind();
         let scope = Scope {
-            verbs: self.words("verbs", entry.verbs.as_ref(), verb)?,
-            groups: self.words("apiGroups", entry.api_groups.as_ref(), group)?,
-            resources: self.words("resources", entry.resources.as_ref(), resource)?,
-            namespaces: self.words("namespaces", entry.namespaces.as_ref(), namespace)?,
-            names: self.words("resourceNames", entry.resource_names.as_ref(), resource_name)?,
-            paths: self.words("nonResourceURLs", entry.non_resource_urls.as_ref(), path)?,
-            actors: entry.impersonate.as_ref().map(|entry_| self.actors(entry_, entry.action)).transpose()?,
+            verbs: self.words("verbs", entry.verbs.as_ref(), |word| validate::verb(word, kind))?,
+            groups: self.words("apiGroups", entry.api_groups.as_ref(), validate::group)?,
+            resources: self.words("resources", entry.resources.as_ref(), validate::resource)?,
+            namespaces: self.words("namespaces", entry.namespaces.as_ref(), validate::namespace)?,
+            names: self.words("resourceNames", entry.resource_names.as_ref(), validate::resource_name)?,
+            paths: self.words("nonResourceURLs", entry.non_resource_urls.as_ref(), validate::path)?,
+            users: entry.impersonate.as_ref().map(|value| self.users(value, entry.action)).transpose()?,
         };
-        let restricted = scope.actors.is_some()
+        let restricted = scope.users.is_some()
             || [&scope.verbs, &scope.groups, &scope.resources, &scope.namespaces, &scope.names, &scope.paths]
                 .into_iter()
                 .any(Option::is_some);
         if restricted && services != [ServiceName::KUBERNETES] {
-            let what = "the rule has keys that only requests to Kubernetes have: write services: [kubernetes], and \
+            let what = "the rule has keys that apply to Kubernetes only: write services: [kubernetes], and \
                         another rule for other services";
             return Err(self.error("services", &entry.services, what));
+        }
+        if scope.groups.as_ref().is_none_or(|groups| groups.iter().any(|group| validate::is_built_in(group)))
+        {
+            self.check_resource_names(entry.resources.as_ref())?;
         }
 
         Ok(Rule { name: entry.name.value, action: entry.action, services, scope })
     }
 
+    /// Returns the words of a list. `problem` returns the problem of a word, if it has one.
     fn words(
         &self,
         key: &str,
-        words: Option<&Words>,
+        words: Option<&StringList>,
         problem: impl Fn(&str) -> Option<&'static str>,
-    ) -> Result<Option<Vec<String>>, Error> {
+    ) -> Result<Option<Vec<String>>, YamlError> {
         let Some(words) = words else { return Ok(None) };
         if words.value.is_empty() {
-            let what =
-                "an empty list is about nothing: name something, or leave the key out to mean everything";
+            let what = "an empty list matches nothing: add an element, or remove the key to match everything";
             return Err(self.error(key, words, what));
         }
         let checked = words.value.iter().enumerate().map(|(index, word)| match problem(&word.value) {
@@ -175,97 +168,55 @@ impl At<'_> {
         checked.collect::<Result<_, _>>().map(Some)
     }
 
-    fn actors(&self, entry: &Spanned<Impersonate>, action: Action) -> Result<Actors, Error> {
-        let who = &entry.value;
-        let users = self.words("impersonate.users", who.users.as_ref(), pattern)?.unwrap_or_default();
-        let groups = self.words("impersonate.groups", who.groups.as_ref(), pattern)?.unwrap_or_default();
-        if !who.agentk && users.is_empty() && groups.is_empty() {
+    /// Refuses names of built-in resources that kubectl accepts, and that no request has.
+    fn check_resource_names(&self, resources: Option<&StringList>) -> Result<(), YamlError> {
+        let resources = resources.map(|resources| &*resources.value).unwrap_or_default();
+        let wrong = resources.iter().enumerate();
+        let mut wrong =
+            wrong.filter_map(|(at, word)| Some((at, word, kubectl_names::request_name(&word.value)?)));
+        match wrong.next() {
+            None => Ok(()),
+            Some((index, word, right)) => {
+                let what = format!("no request has the resource {:?}: write {right}", word.value);
+                Err(self.error(&format!("resources[{index}]"), word, what))
+            }
+        }
+    }
+
+    fn users(&self, entry: &Spanned<Impersonate>, action: Action) -> Result<UserPatterns, YamlError> {
+        let value = &entry.value;
+        let users =
+            self.words("impersonate.users", value.users.as_ref(), validate::pattern)?.unwrap_or_default();
+        let groups =
+            self.words("impersonate.groups", value.groups.as_ref(), validate::pattern)?.unwrap_or_default();
+        if !value.agentk && users.is_empty() && groups.is_empty() {
             return Err(self.error(
                 "impersonate",
                 entry,
-                "nobody is named: write self: true, users or groups",
+                "it has no user: write self: true, users or groups",
             ));
         }
         if action == Action::Allow && users.is_empty() && !groups.is_empty() {
-            let what = "whoever acts as a group acts as a user, too: name users, or users: ['*']";
+            let what =
+                "a request that impersonates a group also impersonates a user: name users, or users: ['*']";
             return Err(self.error("impersonate", entry, what));
         }
 
-        Ok(Actors { agentk: who.agentk, users, groups })
+        Ok(UserPatterns { agentk: value.agentk, users, groups })
     }
 }
 
-// What is wrong with a word.
-
-fn service(word: &str) -> Option<&'static str> {
-    match word {
-        "*" => None,
-        ServiceName::CONTROL => Some("the service 'control' is agentk's own, and no policy is about it"),
-        _ if word.parse::<ServiceName>().is_err() => {
-            Some("not the name of a service: write kubernetes, prometheus, prometheus.<name> or '*'")
+impl RuleEntry {
+    /// Returns the kind of requests that the keys restrict the rule to.
+    fn target_kind(&self) -> TargetKind {
+        let of_resources = [&self.api_groups, &self.resources, &self.namespaces, &self.resource_names];
+        let resources = of_resources.into_iter().any(Option::is_some);
+        match (resources, self.non_resource_urls.is_some()) {
+            (true, false) => TargetKind::Resources,
+            (false, true) => TargetKind::Paths,
+            _ => TargetKind::Both,
         }
-        _ => None,
     }
-}
-
-fn verb(word: &str) -> Option<&'static str> {
-    match VERBS.contains(&word) {
-        _ if word == "connect" => Some(
-            "exec and its like are subresources, like resources: [pods/exec], with the verbs get and create",
-        ),
-        true => None,
-        false => Some(
-            "not a verb: write get, list, watch, create, update, patch, delete, deletecollection or '*'; and for \
-             nonResourceURLs the method in lower case",
-        ),
-    }
-}
-
-fn group(word: &str) -> Option<&'static str> {
-    let plain = word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.');
-    (word != "*" && !plain)
-        .then_some("not an API group: write '' (the core group), like apps, or '*'; without a version")
-}
-
-fn resource(word: &str) -> Option<&'static str> {
-    let plain = |part: &str| {
-        part == "*"
-            || (!part.is_empty()
-                && part
-                    .bytes()
-                    .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.'))
-    };
-    let valid = match word.split_once('/') {
-        Some((resource, sub)) => plain(resource) && plain(sub),
-        None => plain(word),
-    };
-    (!valid).then_some(
-        "not a resource: write it in the plural and lower case, like pods, pods/log, '*/scale' or '*'",
-    )
-}
-
-fn namespace(word: &str) -> Option<&'static str> {
-    let plain =
-        !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-    (word != "*" && !plain)
-        .then_some("not a namespace: write its exact name, or '*' for all and for what has none")
-}
-
-fn resource_name(word: &str) -> Option<&'static str> {
-    let valid = !word.is_empty() && !word.contains(['*', '/', '%']);
-    (!valid).then_some("not an object's name: write it exactly; there are no patterns here")
-}
-
-fn path(word: &str) -> Option<&'static str> {
-    let inner = word.strip_suffix('*').unwrap_or(word);
-    let valid = word == "*" || (inner.starts_with('/') && !inner.contains(['*', '%']));
-    (!valid).then_some("not a path: write it like /version, or like /healthz* for all that begin so")
-}
-
-fn pattern(word: &str) -> Option<&'static str> {
-    let inner = word.strip_suffix('*').unwrap_or(word);
-    let valid = !word.is_empty() && !inner.contains('*') && word.trim() == word;
-    (!valid).then_some("not a name: write it exactly, or with a '*' at its end for all that begin so")
 }
 
 #[cfg(test)]
@@ -277,13 +228,13 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_with_its_place() {
+    fn invalid_policy_is_refused_with_line_and_key() {
         for (keys, expected) in [
             ("services: [kubernetes], verb: [get]", "p.yaml:1:58: rules[0].verb: unknown field `verb`"),
             ("services: [kubernetes], verbs: [read]", "rules[0].verbs[0]: not a verb"),
             ("services: [kubernetes], verbs: [GET]", "rules[0].verbs[0]: not a verb"),
-            ("services: [kubernetes], verbs: [connect]", "exec and its like are subresources"),
-            ("services: [kubernetes], verbs: []", "rules[0].verbs: an empty list is about nothing"),
+            ("services: [kubernetes], verbs: [connect]", "exec, attach and port-forward are subresources"),
+            ("services: [kubernetes], verbs: []", "rules[0].verbs: an empty list matches nothing"),
             ("services: [kubernetes], verbs: ", "rules[0].verbs: "),
             ("services: [kubernetes], resources: [Pods]", "rules[0].resources[0]: not a resource"),
             ("services: [kubernetes], resources: [pods/exec/x]", "not a resource"),
@@ -293,7 +244,7 @@ mod tests {
             ("services: [kubernetes], resourceNames: ['a*']", "there are no patterns here"),
             ("services: [kubernetes], nonResourceURLs: [version]", "not a path"),
             ("services: [kubernetes], nonResourceURLs: ['/a*b']", "not a path"),
-            ("services: [kubernetes], impersonate: {}", "nobody is named"),
+            ("services: [kubernetes], impersonate: {}", "it has no user"),
             ("services: [kubernetes], impersonate: {groups: [dev]}", "name users, or users: ['*']"),
             (
                 "services: [kubernetes], impersonate: {users: ['*x']}",
@@ -302,6 +253,38 @@ mod tests {
             ("services: [kubernetes], impersonate: {user: [x]}", "unknown field `user`"),
             ("services: ['*'], verbs: [get]", "another rule for other services"),
             ("services: [kubernetes, prometheus], verbs: [get]", "another rule for other services"),
+            ("services: [kubernetse]", "p.yaml:1:45: rules[0].services[0]: not the name of a service"),
+            ("services: [prometheus.]", "not the name of a service"),
+            (
+                "services: [kubernetes], resources: [pods], verbs: [get, post]",
+                "rules[0].verbs[1]: no request for",
+            ),
+            (
+                "services: [kubernetes], nonResourceURLs: [/api], verbs: [list]",
+                "rules[0].verbs[0]: no request for",
+            ),
+            (
+                "services: [kubernetes], resources: [secret]",
+                "rules[0].resources[0]: no request has the resource",
+            ),
+            (
+                "services: [kubernetes], resources: [pods, pods/logs]",
+                "[1]: no request has the resource \"pods/logs\"",
+            ),
+            ("services: [kubernetes], apiGroups: [''], resources: [svc]", ": write services"),
+            ("services: [kubernetes], resources: [deployments.apps]", "the group apps in apiGroups"),
+            (
+                "services: [kubernetes], nonResourceURLs: [/api/v1/secrets]",
+                "[0]: a request for this path is a request for a resource",
+            ),
+            (
+                "services: [kubernetes], nonResourceURLs: ['/apis/apps/v1/d*']",
+                "a request for this path is a request for a resource",
+            ),
+            (
+                "services: [kubernetes], nonResourceURLs: ['//x']",
+                "a request for this path is a request for a resource",
+            ),
             ("services: [Kubernetes]", "rules[0].services[0]: not the name of a service"),
             ("services: [control]", "agentk's own"),
             ("services: []", "rules[0].services: an empty list"),
@@ -310,25 +293,50 @@ mod tests {
             assert!(error(&text).contains(expected), "{keys}\n gave {}", error(&text));
         }
         for (text, expected) in [
-            ("mode: enforce", "missing field `rules`"),
+            ("mode: enforce", "the key rules is missing"),
             ("mode: warn\nrules: []", "p.yaml:1:7: mode: unknown variant `warn`"),
-            ("rules: [{name: a, services: ['*']}]", "missing field `action`"),
-            ("rules: [{name: a, action: deny}]", "missing field `services`"),
+            ("rules: [{name: a, services: ['*']}]", "the key action is missing"),
+            ("rules: [{name: a, action: deny}]", "the key services is missing"),
             ("rules: [{name: 'a b', action: deny, services: ['*']}]", "rules[0].name: a rule's name has"),
-            ("rules: [{name: default, action: deny, services: ['*']}]", "what metrics call the absence"),
+            ("rules: [{name: default, action: deny, services: ['*']}]", "\"default\" is reserved"),
             (
                 "rules:\n- {name: a, action: deny, services: ['*']}\n- {name: a, action: deny, services: ['*']}",
                 "p.yaml:3:10: rules[1].name: another rule has the name a",
             ),
-            ("rules: [{name: a, name: b, action: deny, services: ['*']}]", "duplicate"),
+            ("rules: [{name: a, name: b, action: deny, services: ['*']}]", "the key name is set twice"),
         ] {
             assert!(error(text).contains(expected), "{text}\n gave {}", error(text));
         }
     }
 
     #[test]
-    fn no_rule_is_a_policy_that_allows_nothing() {
+    fn word_that_may_match_is_accepted() {
+        for keys in [
+            "services: ['*', prometheus, prometheus.other]",
+            "services: [kubernetes], verbs: [get, post, list]",
+            "services: [kubernetes], resources: [pods], nonResourceURLs: [/api], verbs: [get, post, list]",
+            "services: [kubernetes], apiGroups: [example.com], resources: [secret]",
+            "services: [kubernetes], nonResourceURLs: ['*', '/*', /, /api/, '/api/v1/*', '/a b', '/apis/apps/v1']",
+        ] {
+            let text = format!("rules: [{{name: a, action: deny, {keys}}}]");
+            Policy::parse(Path::new("p.yaml"), &text).unwrap();
+        }
+    }
+
+    #[test]
+    fn policy_without_rules_or_with_unserved_services_has_warnings() {
+        let served = [ServiceName::KUBERNETES.parse().unwrap(), "prometheus.a".parse().unwrap()];
+        let warnings = |text: &str| Policy::parse(Path::new("p.yaml"), text).unwrap().warnings(&served);
+        assert_eq!(warnings("rules: []"), ["there are no rules: the policy refuses every request"]);
+        let rule =
+            |services: &str| warnings(&format!("rules: [{{name: a, action: deny, services: [{services}]}}]"));
+        assert!(rule("kubernetes, prometheus.a").is_empty() && rule("'*'").is_empty());
+        assert_eq!(rule("prometheus.b"), [r#"rule "a": this agentk does not serve prometheus.b"#]);
+    }
+
+    #[test]
+    fn policy_without_rules_is_valid() {
         let policy = Policy::parse(Path::new("p.yaml"), "rules: []").unwrap();
-        assert_eq!((policy.mode(), policy.rules().len()), (Mode::Enforce, 0));
+        assert_eq!((policy.mode(), policy.rules().len()), (PolicyMode::Enforce, 0));
     }
 }

@@ -1,32 +1,32 @@
-//! One rule, and whether it is about a request.
+//! One rule, and the requests that it matches.
 
 use super::{
-    actor::Actor,
-    request::{Asked, Resource, Target},
+    request_info::{RequestInfo, RequestTarget, ResourceTarget},
+    user::EffectiveUser,
 };
 
-/// What happens to a request that a rule is about.
+/// The action of a rule on the requests that it matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// It passes.
+    /// The request passes.
     Allow,
-    /// It does not.
+    /// The request is refused.
     Deny,
 }
 
-/// A rule. Of a list that may be absent, absence is no restriction.
+/// A rule of a policy. An absent list restricts nothing.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub(super) name: String,
     pub(super) action: Action,
-    /// Names, or `*`.
+    /// Service names, or `*`.
     pub(super) services: Vec<String>,
-    /// What only requests to the Kubernetes API have.
+    /// The restrictions that apply to requests to the Kubernetes API only.
     pub(super) scope: Scope,
 }
 
-/// Which requests to the Kubernetes API.
+/// Restrictions of requests to the Kubernetes API.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scope {
     pub(super) verbs: Option<Vec<String>>,
@@ -35,69 +35,71 @@ pub(super) struct Scope {
     pub(super) namespaces: Option<Vec<String>>,
     pub(super) names: Option<Vec<String>>,
     pub(super) paths: Option<Vec<String>>,
-    pub(super) actors: Option<Actors>,
+    pub(super) users: Option<UserPatterns>,
 }
 
-/// As whom.
+/// The effective users that a rule matches.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Actors {
+pub(super) struct UserPatterns {
     pub(super) agentk: bool,
     pub(super) users: Vec<String>,
     pub(super) groups: Vec<String>,
 }
 
 impl Rule {
-    /// Its name.
+    /// Returns the name of the rule.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it does.
+    /// Returns the action of the rule.
     pub fn action(&self) -> Action {
         self.action
     }
 
-    pub(super) fn is_for(&self, service: &str) -> bool {
+    pub(super) fn has_service(&self, service: &str) -> bool {
         self.services.iter().any(|name| name == "*" || name == service)
     }
 
-    /// A rule that allows is about a request if everything of the request is within it; one that denies, if anything
-    /// of the request may be: a list of all namespaces reaches into the one that is denied.
-    pub(super) fn is_about(&self, asked: &Asked<'_>, actor: &Actor<'_>) -> bool {
+    /// Returns true if the rule matches a request.
+    ///
+    /// A rule that allows matches if it covers the whole request. One that denies matches if the request may include
+    /// anything that it covers: a list of all namespaces includes the one that is denied.
+    pub(super) fn matches(&self, info: &RequestInfo<'_>, user: &EffectiveUser<'_>) -> bool {
         let scope = &self.scope;
-        let reaching = self.action == Action::Deny;
-        within(scope.verbs.as_deref(), |verb| verb == "*" || verb == asked.verb)
-            && scope.actors.as_ref().is_none_or(|actors| actors.include(actor, reaching))
-            && match &asked.target {
-                Target::Path(path) => scope.is_about_path(path),
-                Target::Resource(resource) => scope.is_about_resource(asked.verb, resource, reaching),
+        let partial = self.action == Action::Deny;
+        within(scope.verbs.as_deref(), |verb| verb == "*" || verb == info.verb)
+            && scope.users.as_ref().is_none_or(|users| users.include(user, partial))
+            && match &info.target {
+                RequestTarget::Path(path) => scope.matches_path(path),
+                RequestTarget::Resource(resource) => scope.matches_resource(info.verb, resource, partial),
             }
     }
 }
 
 impl Scope {
-    fn is_about_path(&self, path: &str) -> bool {
+    fn matches_path(&self, path: &str) -> bool {
         match &self.paths {
-            Some(paths) => paths.iter().any(|pattern| matches(pattern, path)),
+            Some(paths) => paths.iter().any(|pattern| matches_pattern(pattern, path)),
             None => !self.names_resources(),
         }
     }
 
-    fn is_about_resource(&self, verb: &str, asked: &Resource<'_>, reaching: bool) -> bool {
+    fn matches_resource(&self, verb: &str, requested: &ResourceTarget<'_>, partial: bool) -> bool {
         if self.paths.is_some() && !self.names_resources() {
             return false;
         }
-        // Anything else may concern objects of all namespaces, also where a field selector names them.
-        let single = asked.name.is_some() && matches!(verb, "get" | "update" | "patch" | "delete");
-        within(self.groups.as_deref(), |group| group == "*" || group == asked.group)
-            && within(self.resources.as_deref(), |pattern| resource(pattern, asked))
-            && within(self.namespaces.as_deref(), |name| match asked.namespace {
+        // Other requests may include objects of all namespaces, also if a field selector names one object.
+        let single = requested.name.is_some() && matches!(verb, "get" | "update" | "patch" | "delete");
+        within(self.groups.as_deref(), |group| group == "*" || group == requested.group)
+            && within(self.resources.as_deref(), |pattern| matches_resource_pattern(pattern, requested))
+            && within(self.namespaces.as_deref(), |name| match requested.namespace {
                 Some(namespace) => name == "*" || name == namespace,
-                None => name == "*" || (reaching && !single),
+                None => name == "*" || (partial && !single),
             })
-            && within(self.names.as_deref(), |name| match &asked.name {
-                Some(asked) => name == asked,
-                None => reaching,
+            && within(self.names.as_deref(), |name| match &requested.name {
+                Some(requested) => name == requested,
+                None => partial,
             })
     }
 
@@ -106,13 +108,14 @@ impl Scope {
     }
 }
 
-impl Actors {
-    fn include(&self, actor: &Actor<'_>, reaching: bool) -> bool {
-        let Actor::Other { user, groups } = actor else { return self.agentk };
-        let named = |patterns: &[String], name: &str| patterns.iter().any(|pattern| matches(pattern, name));
+impl UserPatterns {
+    fn include(&self, user: &EffectiveUser<'_>, partial: bool) -> bool {
+        let EffectiveUser::Impersonated { user, groups } = user else { return self.agentk };
+        let named =
+            |patterns: &[String], name: &str| patterns.iter().any(|pattern| matches_pattern(pattern, name));
         let user = named(&self.users, user);
         let mut groups = groups.iter().map(|group| named(&self.groups, group));
-        match reaching {
+        match partial {
             true => user || groups.any(|named| named),
             false => user && groups.all(|named| named),
         }
@@ -123,21 +126,22 @@ fn within(listed: Option<&[String]>, is: impl Fn(&str) -> bool) -> bool {
     listed.is_none_or(|listed| listed.iter().any(|each| is(each)))
 }
 
-/// RBAC's notation: `pods` is without its subresources, `pods/log` one of them, `*/scale` that of every resource, `*`
-/// everything. And `pods/*`, which admission webhooks know, for all subresources of one.
-fn resource(pattern: &str, asked: &Resource<'_>) -> bool {
-    match (pattern.split_once('/'), asked.subresource) {
+/// Returns true if a pattern in RBAC's notation matches: `pods` excludes its subresources, `pods/log` is one of them,
+/// `*/scale` is that of every resource, and `*` is everything. `pods/*`, as in admission webhooks, is all subresources of one
+/// resource.
+fn matches_resource_pattern(pattern: &str, requested: &ResourceTarget<'_>) -> bool {
+    match (pattern.split_once('/'), requested.subresource) {
         _ if pattern == "*" => true,
-        (None, None) => pattern == asked.resource,
+        (None, None) => pattern == requested.resource,
         (Some((resource, sub)), Some(subresource)) => {
-            (resource == "*" || resource == asked.resource) && (sub == "*" || sub == subresource)
+            (resource == "*" || resource == requested.resource) && (sub == "*" || sub == subresource)
         }
         _ => false,
     }
 }
 
-/// Exactly, or by what stands before a `*` at the end.
-fn matches(pattern: &str, text: &str) -> bool {
+/// Returns true if the texts are equal, or if the pattern ends in `*` and the text begins with the rest of the pattern.
+fn matches_pattern(pattern: &str, text: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(prefix) => text.starts_with(prefix),
         None => text == pattern,

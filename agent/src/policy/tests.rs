@@ -1,4 +1,4 @@
-//! Policies, as their owners write them.
+//! Whole policies, as the owners of clusters write them.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ fn policy(text: &str) -> Policy {
 }
 
 /// `[user[+group…]@] METHOD /path`.
-fn judge(policy: &Policy, line: &str) -> Verdict {
+fn evaluate(policy: &Policy, line: &str) -> PolicyDecision {
     let (who, line) = line.split_once('@').unwrap_or(("", line));
     let (method, path) = line.trim().split_once(' ').unwrap();
     let mut request = Request::builder().method(method).uri(path);
@@ -20,24 +20,24 @@ fn judge(policy: &Policy, line: &str) -> Verdict {
     for group in names {
         request = request.header("impersonate-group", group);
     }
-    policy.judge("kubernetes", &request.body(()).unwrap())
+    policy.evaluate("kubernetes", &request.body(()).unwrap())
 }
 
-/// Each line is a request, and the name of the rule that decides about it after `+` (it may pass) or `-`.
+/// Checks requests. Each is followed by `+` if it may pass, or `-`, and the name of the rule that decides.
 fn check(policy: &Policy, table: &[(&str, &str)]) {
     for (line, expected) in table {
-        let verdict = judge(policy, line);
-        let sign = if verdict.allowed { '+' } else { '-' };
-        assert_eq!(format!("{sign}{}", policy.name_of(verdict.by)), *expected, "{line}");
+        let decision = evaluate(policy, line);
+        let sign = if decision.allowed { '+' } else { '-' };
+        assert_eq!(format!("{sign}{}", policy.rule_name(decision.source)), *expected, "{line}");
     }
 }
 
-/// The file that the documentation shows and agentk's users copy.
+/// The documentation refers to this file.
 #[test]
-fn the_example_does_what_it_says() {
+fn example_file_decides_as_documented() {
     let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/policy.example.yaml"));
     let example = Policy::parse(file, &std::fs::read_to_string(file).unwrap()).unwrap();
-    assert_eq!(example.mode(), Mode::DryRun);
+    assert_eq!(example.mode(), PolicyMode::DryRun);
     check(
         &example,
         &[
@@ -63,13 +63,12 @@ fn the_example_does_what_it_says() {
         ],
     );
     let query = Request::get("/api/v1/query").body(()).unwrap();
-    assert!(example.judge("prometheus", &query).allowed);
-    assert!(!example.judge("prometheus.other", &query).allowed);
+    assert!(example.evaluate("prometheus", &query).allowed);
+    assert!(!example.evaluate("prometheus.other", &query).allowed);
 }
 
-/// Every policy in the documentation.
 #[test]
-fn the_documentation_is_valid() {
+fn policies_in_the_documentation_are_valid() {
     let documentation = include_str!("../../../docs/policy.md");
     let policies: Vec<_> =
         documentation.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
@@ -80,7 +79,7 @@ fn the_documentation_is_valid() {
 }
 
 #[test]
-fn the_first_rule_that_is_about_a_request_decides() {
+fn first_rule_that_matches_decides() {
     let policy = policy(
         "rules:
 - {name: one-secret, action: allow, services: [kubernetes], resources: [secrets], resourceNames: [public]}
@@ -106,7 +105,7 @@ fn the_first_rule_that_is_about_a_request_decides() {
 }
 
 #[test]
-fn what_is_allowed_is_within_what_is_named() {
+fn allow_rule_matches_requests_that_it_covers() {
     let policy = policy(
         "rules:
 - {name: pods, action: allow, services: [kubernetes], verbs: [get, list], apiGroups: [''], resources: [pods], namespaces: [a, b]}
@@ -148,9 +147,9 @@ fn what_is_allowed_is_within_what_is_named() {
     );
 }
 
-/// Or a list of everything would show what one rule hides.
+/// Otherwise a list of everything would contain objects that a rule denies.
 #[test]
-fn what_is_denied_is_whatever_may_reach_it() {
+fn deny_rule_matches_requests_that_may_include_it() {
     let policy = policy(
         "rules:
 - {name: system, action: deny, services: [kubernetes], namespaces: [kube-system]}
@@ -180,7 +179,7 @@ fn what_is_denied_is_whatever_may_reach_it() {
 }
 
 #[test]
-fn as_whom_a_request_may_act() {
+fn impersonation_is_matched_by_users_and_groups() {
     let policy = policy(
         "rules:
 - {name: no-root, action: deny, services: [kubernetes], impersonate: {users: ['system:*'], groups: ['system:masters']}}
@@ -203,21 +202,24 @@ fn as_whom_a_request_may_act() {
             ("ada@ GET /version", "+anybody"),
         ],
     );
-    let smuggled =
+    let ambiguous =
         Request::get("/api/v1/pods").header("impersonate-user", "ci").header("impersonate-user", "x");
-    assert!(matches!(policy.judge("kubernetes", &smuggled.body(()).unwrap()).by, By::Unclear(_)));
+    assert!(matches!(
+        policy.evaluate("kubernetes", &ambiguous.body(()).unwrap()).source,
+        DecisionSource::Unclear(_)
+    ));
 }
 
 #[test]
-fn other_services_are_judged_by_their_name() {
+fn other_services_are_matched_by_name() {
     let policy = policy(
         "rules:
 - {name: queries, action: allow, services: [prometheus, prometheus.long-term]}
 - {name: kubernetes, action: deny, services: [kubernetes]}",
     );
     let request = Request::post("/api/v1//query/../x%2f").header("impersonate-user", "").body(()).unwrap();
-    assert!(policy.judge("prometheus", &request).allowed);
-    assert!(policy.judge("prometheus.long-term", &request).allowed);
-    assert_eq!(policy.judge("prometheus.other", &request).by, By::Default);
-    assert_eq!(judge(&policy, "GET /version").by, By::Rule(1));
+    assert!(policy.evaluate("prometheus", &request).allowed);
+    assert!(policy.evaluate("prometheus.long-term", &request).allowed);
+    assert_eq!(policy.evaluate("prometheus.other", &request).source, DecisionSource::Default);
+    assert_eq!(evaluate(&policy, "GET /version").source, DecisionSource::Rule(1));
 }

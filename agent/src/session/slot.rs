@@ -1,204 +1,205 @@
-//! One slot: at any time one tunnel in use, or on the way to one.
+//! One slot: it has one tunnel in use at any time, or connects to get one.
 
 use std::sync::Arc;
 
 use proto::{
     ReplicaId,
-    control::{Drain, DrainReason},
+    control::{DrainReason, DrainRequest},
 };
 use tokio::time::{Duration, Instant, sleep, timeout};
 
 use super::{
-    Shared,
-    tunnels::{Event, Live},
+    AgentContext,
+    active_tunnel::{ActiveTunnel, TunnelEvent},
+    backoff::Backoff,
+    spread::ReplicaSearch,
 };
 use crate::{
     Dial, DialError,
-    backoff::Backoff,
-    connect::{self, Opened},
-    spread::Search,
+    connect::{self, PendingTunnel},
 };
 
-/// The longest time that a replica which stops is kept waiting for our next tunnel. There may be no other replica, and
-/// until we leave, this one cannot end.
-const STOPPING_PATIENCE: Duration = Duration::from_secs(5);
+/// The longest time that a stopping replica waits for the next tunnel of this slot. There may be no other replica, and the
+/// stopping one cannot end before agentk drains its tunnel.
+const STOPPING_REPLICA_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long streams may go on in a tunnel that is left for a better one: as long as kas, by default, lets them.
-const STREAMS: Duration = Duration::from_secs(3600);
+/// The time that streams may take in a tunnel that another one replaces: the default of kas for drained tunnels.
+const REPLACED_TUNNEL_TIMEOUT: Duration = Duration::from_secs(3600);
 
-pub(super) struct Slot<D> {
-    shared: Arc<Shared<D>>,
+pub(super) struct TunnelSlot<D> {
+    context: Arc<AgentContext<D>>,
     index: u16,
     backoff: Backoff,
 }
 
-impl<D: Dial> Slot<D> {
-    pub(super) fn new(shared: Arc<Shared<D>>, index: u16) -> Self {
-        Self { shared, index, backoff: Backoff::default() }
+impl<D: Dial> TunnelSlot<D> {
+    pub(super) fn new(context: Arc<AgentContext<D>>, index: u16) -> Self {
+        Self { context, index, backoff: Backoff::default() }
     }
 
-    /// Until shutdown.
+    /// Keeps a tunnel open until the shutdown.
     pub(super) async fn run(mut self) {
-        let shutdown = self.shared.shutdown.clone();
+        let shutdown = self.context.shutdown.clone();
         let mut next = self.connect(None).await;
-        while let Some(mut live) = next {
-            // Tunnels see to their own shutdown.
-            let Some(event) = shutdown.run_until_cancelled(self.attend(&mut live)).await else { return };
+        while let Some(mut tunnel) = next {
+            // At shutdown, the task of each tunnel drains it.
+            let event = shutdown.run_until_cancelled(self.next_event(&mut tunnel)).await;
+            let Some(event) = event else { return };
             next = match event {
-                Event::Ended => self.reconnect(live.age()).await,
-                Event::Drain(drain) => self.replace(live, drain).await,
-                Event::Better(better) => {
-                    live.leave(STREAMS);
-                    Some(better)
+                TunnelEvent::Ended => self.reconnect(tunnel.age()).await,
+                TunnelEvent::Drain(drain) => self.replace(tunnel, drain).await,
+                TunnelEvent::Replacement(replacement) => {
+                    tunnel.drain(REPLACED_TUNNEL_TIMEOUT);
+                    Some(replacement)
                 }
             };
         }
     }
 
-    /// Waits until the tunnel wants attention. If it shares its replica with another of ours, a better one is looked for
-    /// meanwhile: a replica that is frozen is not noticed at once by those who have no other.
-    async fn attend(&self, live: &mut Live) -> Event {
+    /// Waits for an event of the tunnel. While the tunnel shares its replica with another one of the agent, it also dials
+    /// other replicas: an agent whose tunnels all end at one replica is unreachable for as long as a freeze of that replica
+    /// is not noticed.
+    async fn next_event(&self, tunnel: &mut ActiveTunnel) -> TunnelEvent {
         for nth in 0.. {
-            let wait = self.shared.spread.lock().look(usize::from(self.index), nth, rand::random());
-            let Some(wait) = wait else { break };
-            let looking = async {
-                sleep(wait).await;
-                self.look().await
+            let delay = self.context.spread.lock().search_delay(usize::from(self.index), nth, rand::random());
+            let Some(delay) = delay else { break };
+            let searching = async {
+                sleep(delay).await;
+                self.dial_other_replica().await
             };
             tokio::select! {
-                event = live.event() => return event,
-                found = looking => {
-                    if let Some(better) = found {
-                        return Event::Better(better);
+                event = tunnel.event() => return event,
+                found = searching => {
+                    if let Some(replacement) = found {
+                        return TunnelEvent::Replacement(replacement);
                     }
                 }
             }
         }
-        live.event().await
+        tunnel.event().await
     }
 
-    /// One dial, which is no matter if it fails.
-    async fn look(&self) -> Option<Live> {
-        let (spread, slot) = (&self.shared.spread, usize::from(self.index));
+    /// Dials once. Returns a tunnel if it ends at a replica without one; errors are logged only.
+    async fn dial_other_replica(&self) -> Option<ActiveTunnel> {
+        let (spread, slot) = (&self.context.spread, usize::from(self.index));
         let dialled = async {
-            let opened = self.dial().await?;
-            let (replica, replicas) = (opened.welcome.replica, opened.welcome.replicas);
-            if !spread.lock().improve(slot, replica, replicas) {
-                self.decline(opened).await;
+            let pending = self.dial().await?;
+            let (replica, replicas) = (pending.welcome.replica, pending.welcome.replicas);
+            if !spread.lock().replace(slot, replica, replicas) {
+                self.decline(pending).await;
                 return Ok(None);
             }
-            Ok(Some(self.accept(opened)))
+            Ok(Some(self.accept(pending)))
         };
         dialled.await.unwrap_or_else(|error: DialError| {
-            tracing::debug!(%error, slot, "cannot look for another replica");
+            tracing::debug!(%error, slot, "the search for another replica failed");
             None
         })
     }
 
-    async fn reconnect(&mut self, lived: Duration) -> Option<Live> {
-        self.shared.spread.lock().release(usize::from(self.index));
-        self.backoff.lived(lived);
-        let wait = self.backoff.failed(None, rand::random());
+    async fn reconnect(&mut self, lifetime: Duration) -> Option<ActiveTunnel> {
+        self.context.spread.lock().release(usize::from(self.index));
+        let wait = self.backoff.lost(lifetime, rand::random());
         tracing::info!(slot = self.index, retry_in = ?wait, "opening another tunnel");
-        if !self.shared.pause(wait).await {
+        if !self.context.pause(wait).await {
             return None;
         }
 
         self.connect(None).await
     }
 
-    /// Make before break: the next tunnel first, then the old one is left and finishes by itself.
-    async fn replace(&mut self, old: Live, drain: Drain) -> Option<Live> {
-        let (tunnel, replica, reason) = (old.tunnel, old.replica, drain.reason);
-        tracing::info!(%tunnel, %replica, ?reason, within = ?drain.within, "kas asks us to leave a tunnel");
-        self.backoff.lived(old.age());
+    /// Opens the next tunnel, and then drains the old one (make before break).
+    async fn replace(&mut self, mut old: ActiveTunnel, drain: DrainRequest) -> Option<ActiveTunnel> {
+        let (tunnel, replica, reason) = (old.id, old.replica, drain.reason);
+        tracing::info!(%tunnel, %replica, ?reason, within = ?drain.within, "drain request of kas");
+        self.backoff.replaced(old.age());
         let deadline = Instant::now() + drain.within;
-        let (avoid, patience) = match reason {
+        let (avoid, connect_timeout) = match reason {
             DrainReason::MaxAge => (None, drain.within / 2),
             DrainReason::Rebalance => (Some(replica), drain.within / 2),
-            DrainReason::Shutdown => (Some(replica), STOPPING_PATIENCE.min(drain.within / 2)),
+            DrainReason::Shutdown => (Some(replica), STOPPING_REPLICA_TIMEOUT.min(drain.within / 2)),
         };
-        let next = timeout(patience, self.connect(avoid)).await;
-        old.leave(deadline.saturating_duration_since(Instant::now()));
+        let next = tokio::select! {
+            next = timeout(connect_timeout, self.connect(avoid)) => next,
+            // The waits so far were for a kas that was stopping. The next one may be running now.
+            () = old.ended() => return self.reconnect(old.age()).await,
+        };
+        old.drain(deadline.saturating_duration_since(Instant::now()));
         match next {
             Ok(next) => next,
             Err(_) => {
-                tracing::warn!(%tunnel, "no other tunnel could be opened in time; leaving nevertheless");
+                tracing::warn!(%tunnel, "no other tunnel was opened in time; draining without a replacement");
                 self.connect(avoid).await
             }
         }
     }
 
-    /// None if the agent is stopping.
-    async fn connect(&mut self, avoid: Option<ReplicaId>) -> Option<Live> {
-        let shutdown = self.shared.shutdown.clone();
-        let mut search = Search::new(usize::from(self.index), avoid);
+    /// Opens a tunnel, with as many attempts as it takes. Returns `None` if the agent is stopping.
+    async fn connect(&mut self, avoid: Option<ReplicaId>) -> Option<ActiveTunnel> {
+        let shutdown = self.context.shutdown.clone();
+        let mut search = ReplicaSearch::new(usize::from(self.index), avoid);
         loop {
-            let attempt = shutdown.run_until_cancelled(self.attempt(&mut search)).await?;
-            let error = match attempt {
-                Ok(live) => return Some(live),
+            let error = match shutdown.run_until_cancelled(self.open(&mut search)).await? {
+                Ok(pending) => return Some(self.accept(pending)),
                 Err(error) => error,
             };
-            search.failed();
-            let wait = self.backoff.failed(error.retry_after(), rand::random());
-            self.failed(&error, wait);
-            if !self.shared.pause(wait).await {
+            search.on_failure();
+            let wait = if error.is_refused_connection() {
+                self.backoff.refused(rand::random())
+            } else {
+                self.backoff.failed(error.retry_after(), rand::random())
+            };
+            self.report_failure(&error, wait);
+            if !self.context.pause(wait).await {
                 return None;
             }
         }
     }
 
-    async fn attempt(&self, search: &mut Search) -> Result<Live, DialError> {
-        let opened = self.open(search).await?;
-        Ok(self.accept(opened))
-    }
-
-    fn accept(&self, opened: Opened<D::Io>) -> Live {
-        let shared = &self.shared;
-        let (tunnel, replica) = (opened.welcome.tunnel, opened.welcome.replica);
-        let session = opened.accept(&shared.options.tunnel);
-        shared.telemetry.metrics.dial("connected");
-        shared.failures.lock().over();
-        tracing::info!(%tunnel, %replica, slot = self.index, "connected to kas");
-        Live::start(shared, (tunnel, replica), session)
-    }
-
-    /// Dials until `Spread` is content with the replica.
-    async fn open(&self, search: &mut Search) -> Result<Opened<D::Io>, DialError> {
+    /// Dials until the spread of replicas accepts the one that answered.
+    async fn open(&self, search: &mut ReplicaSearch) -> Result<PendingTunnel<D::Io>, DialError> {
         loop {
-            let opened = self.dial().await?;
-            let (replica, replicas) = (opened.welcome.replica, opened.welcome.replicas);
-            if self.shared.spread.lock().claim(search, replica, replicas) {
-                return Ok(opened);
+            let pending = self.dial().await?;
+            let (replica, replicas) = (pending.welcome.replica, pending.welcome.replicas);
+            if self.context.spread.lock().claim(search, replica, replicas) {
+                return Ok(pending);
             }
-            self.decline(opened).await;
+            self.decline(pending).await;
         }
     }
 
-    async fn dial(&self) -> Result<Opened<D::Io>, DialError> {
-        let (shared, options) = (&self.shared, &self.shared.options);
-        let hello = shared.hello(self.index);
-        connect::open(&shared.dial, &options.kas, &options.token, &options.headers, &hello).await
+    async fn dial(&self) -> Result<PendingTunnel<D::Io>, DialError> {
+        let config = &self.context.config;
+        let hello = self.context.hello(self.index);
+        connect::open(&self.context.dialer, &config.kas, &config.token, &config.headers, &hello).await
     }
 
-    async fn decline(&self, opened: Opened<D::Io>) {
-        let replica = opened.welcome.replica;
-        opened.decline().await;
-        self.shared.telemetry.metrics.dial("crowded");
-        tracing::debug!(%replica, slot = self.index, "another tunnel is at this replica");
+    fn accept(&self, pending: PendingTunnel<D::Io>) -> ActiveTunnel {
+        let context = &self.context;
+        let (tunnel, replica) = (pending.welcome.tunnel, pending.welcome.replica);
+        let session = pending.accept(&context.config.tunnel);
+        context.observability.metrics.record_dial("connected");
+        context.dial_errors.reset();
+        tracing::info!(%tunnel, %replica, slot = self.index, "tunnel opened");
+        ActiveTunnel::spawn(context, (tunnel, replica), session)
     }
 
-    fn failed(&self, error: &DialError, retry_in: Duration) {
-        let shared = &self.shared;
-        let what = error.to_string();
-        shared.telemetry.metrics.dial(error.label());
-        match shared.failures.lock().happened(&what, Instant::now()) {
-            Some(0) => tracing::warn!(error = what, ?retry_in, "cannot open a tunnel to kas"),
-            Some(repeated) => tracing::warn!(error = what, ?retry_in, repeated, "still no tunnel to kas"),
-            None => {
-                tracing::debug!(error = what, ?retry_in, slot = self.index, "cannot open a tunnel to kas")
+    async fn decline(&self, pending: PendingTunnel<D::Io>) {
+        let replica = pending.welcome.replica;
+        pending.decline().await;
+        self.context.observability.metrics.record_dial("same-replica");
+        tracing::debug!(%replica, slot = self.index, "tunnel declined: the agent has another one to this replica");
+    }
+
+    fn report_failure(&self, error: &DialError, retry_in: Duration) {
+        let (context, slot) = (&self.context, self.index);
+        context.observability.metrics.record_dial(error.label());
+        match context.dial_errors.admit(error.label(), Instant::now().into_std()) {
+            Some(suppressed) => {
+                tracing::warn!(%error, ?retry_in, suppressed, "cannot open a tunnel to kas");
             }
+            None => tracing::debug!(%error, ?retry_in, slot, "cannot open a tunnel to kas"),
         }
-        shared.telemetry.health.dial_failed(what);
+        context.observability.health.dial_failed(error.to_string());
     }
 }

@@ -1,4 +1,4 @@
-//! The body of a response, read from its connection by whichever future polls it.
+//! The body of a response, which reads from its connection when it is polled.
 
 use std::{
     collections::VecDeque,
@@ -16,22 +16,23 @@ use hyper::body::Incoming;
 use tokio::time::timeout;
 use tunnel::Body;
 
-use super::{error::ResponseBodyError, pool::Lease};
+use super::{error::ResponseBodyError, pool::PooledConnection};
 
-/// How long a request may still be written after its response was read to the end.
+/// The time that a request may still be written after its response was read to the end.
 ///
-/// 2 s: long enough for the last bytes of a request that the server did not wait for; a server that has stopped reading
-/// would otherwise hold the connection and the caller's body.
+/// 2 s: enough for the last bytes of a request that the server did not wait for. Without a limit, a server that has stopped
+/// reading would hold the connection and the caller's body.
 const UNFINISHED_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The body of a response. Dropping it before its end closes the connection, which is how HTTP/1.1 cancels.
+/// The body of a response. Dropping it before its end closes the connection, which is how HTTP/1.1 cancels a
+/// request.
 #[derive(Default)]
 pub struct ResponseBody(State);
 
 #[derive(Default)]
 enum State {
     #[default]
-    Ended,
+    CloseReason,
     /// The whole body arrived with the head.
     Full(Bytes),
     Streaming(Box<Streaming>),
@@ -39,7 +40,7 @@ enum State {
 
 struct Streaming {
     /// `None` once the body has ended or failed.
-    lease: Option<Lease>,
+    connection: Option<PooledConnection>,
     reusable: bool,
     incoming: Incoming,
     /// Frames that were read to find the end of the body.
@@ -47,18 +48,19 @@ struct Streaming {
 }
 
 impl ResponseBody {
-    /// Takes what has arrived of the body already. Never waits.
-    pub(super) async fn new(lease: Lease, incoming: Incoming, reusable: bool) -> Self {
+    /// Returns a body that contains the bytes which have arrived already. Never waits.
+    pub(super) async fn new(pooled: PooledConnection, incoming: Incoming, reusable: bool) -> Self {
         if incoming.is_end_stream() {
-            finish(lease, reusable);
+            finish(pooled, reusable);
             return Self::default();
         }
 
-        let mut body = Streaming { lease: Some(lease), reusable, incoming, read_ahead: VecDeque::new() };
+        let mut body =
+            Streaming { connection: Some(pooled), reusable, incoming, read_ahead: VecDeque::new() };
         let first = poll_fn(|cx| {
             let first = body.poll_next(cx);
             if let Poll::Ready(Some(Ok(_))) = &first {
-                body.look_for_end(cx);
+                body.detect_end(cx);
             }
             Poll::Ready(first)
         });
@@ -75,13 +77,13 @@ impl ResponseBody {
 }
 
 impl Streaming {
-    /// Reads the next frame from the connection, and gives the connection back after the last.
+    /// Reads the next frame from the connection, and returns the connection to its pool after the last frame.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ResponseBodyError>>> {
-        let Some(lease) = &mut self.lease else { return Poll::Ready(None) };
-        // The first poll tells hyper to read the body.
+        let Some(pooled) = &mut self.connection else { return Poll::Ready(None) };
+        // The first poll makes hyper read the body.
         let mut polled = Pin::new(&mut self.incoming).poll_frame(cx);
         if polled.is_pending() {
-            lease.connection.poll(cx);
+            pooled.connection.poll(cx);
             polled = Pin::new(&mut self.incoming).poll_frame(cx);
         }
         match ready!(polled) {
@@ -92,7 +94,7 @@ impl Streaming {
                 Poll::Ready(Some(Ok(frame)))
             }
             Some(Err(error)) => {
-                self.lease = None;
+                self.connection = None;
                 Poll::Ready(Some(Err(error.into())))
             }
             None => {
@@ -102,9 +104,9 @@ impl Streaming {
         }
     }
 
-    /// Reads one more frame of a body without `Content-Length`, since only that shows whether the last frame was the
+    /// Reads one more frame of a body without `Content-Length`: there is no other way to detect that the last frame was the
     /// end.
-    fn look_for_end(&mut self, cx: &mut Context<'_>) {
+    fn detect_end(&mut self, cx: &mut Context<'_>) {
         if self.read_ahead.is_empty()
             && self.incoming.size_hint().exact().is_none()
             && let Poll::Ready(Some(next)) = self.poll_next(cx)
@@ -114,39 +116,41 @@ impl Streaming {
     }
 
     fn finish(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            finish(lease, self.reusable);
+        if let Some(pooled) = self.connection.take() {
+            finish(pooled, self.reusable);
         }
     }
 
     fn is_over(&self) -> bool {
-        self.lease.is_none() && self.read_ahead.is_empty()
+        self.connection.is_none() && self.read_ahead.is_empty()
     }
 }
 
-/// Gives a connection back whose response was read to the end. If the request is still being written, a task waits for
-/// its end first.
-fn finish(mut lease: Lease, reusable: bool) {
+/// Returns the connection of a response that was read to the end to its pool. If the request is still being written, a task
+/// waits for its end first.
+fn finish(mut pooled: PooledConnection, reusable: bool) {
     if !reusable {
         return;
     }
-    if lease.connection.is_idle() {
-        return lease.give_back();
+    if pooled.connection.is_idle() {
+        return pooled.release();
     }
-    if lease.connection.is_closed() {
+    if pooled.connection.is_closed() {
         return;
     }
 
     tokio::spawn(async move {
-        let connection = &mut lease.connection;
+        let connection = &mut pooled.connection;
         let written = poll_fn(|cx| {
             connection.poll(cx);
             if connection.is_idle() || connection.is_closed() { Poll::Ready(()) } else { Poll::Pending }
         });
         if timeout(UNFINISHED_REQUEST_TIMEOUT, written).await.is_err() {
-            tracing::debug!("closing an upstream connection: the server does not read the answered request");
-        } else if lease.connection.is_idle() {
-            lease.give_back();
+            tracing::debug!(
+                "upstream connection closed: the server does not read the rest of an answered request"
+            );
+        } else if pooled.connection.is_idle() {
+            pooled.release();
         }
     });
 }
@@ -169,21 +173,21 @@ impl http_body::Body for ResponseBody {
             Some(frame) => Some(frame),
             None => ready!(body.poll_next(cx)),
         };
-        body.look_for_end(cx);
+        body.detect_end(cx);
         if body.is_over() {
-            self.0 = State::Ended;
+            self.0 = State::CloseReason;
         }
 
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self.0, State::Ended)
+        matches!(self.0, State::CloseReason)
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            State::Ended => SizeHint::with_exact(0),
+            State::CloseReason => SizeHint::with_exact(0),
             State::Full(data) => SizeHint::with_exact(data.len() as u64),
             State::Streaming(body) => {
                 let read_ahead = body.read_ahead.iter().flatten().filter_map(Frame::data_ref);
@@ -200,7 +204,7 @@ impl http_body::Body for ResponseBody {
 impl fmt::Debug for ResponseBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.0 {
-            State::Ended => "ended",
+            State::CloseReason => "ended",
             State::Full(_) => "full",
             State::Streaming(_) => "streaming",
         };
@@ -211,7 +215,7 @@ impl fmt::Debug for ResponseBody {
 impl From<ResponseBody> for Body {
     fn from(body: ResponseBody) -> Self {
         match body.0 {
-            State::Ended => Self::empty(),
+            State::CloseReason => Self::empty(),
             State::Full(data) => data.into(),
             State::Streaming(body) => Self::new(ResponseBody(State::Streaming(body))),
         }

@@ -1,4 +1,4 @@
-//! A new connection: name, TCP, TLS, HTTP/1.1.
+//! Opens connections: DNS, TCP, TLS, HTTP/1.1.
 
 use std::{
     io,
@@ -16,47 +16,49 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::{
-    Endpoint, Scheme, TlsSource, UpstreamError,
+    Scheme, ServerUrl, TlsConfigSource, UpstreamError,
     connection::Connection,
-    pool::{Lease, Pool},
+    pool::{Pool, PooledConnection},
 };
 
-/// A watch may be silent for hours, so only TCP can tell that the server is gone. Probes after 30 s of silence and
-/// every 30 s, as client-go does; with Linux's 9 probes a dead server is noticed after 5 minutes.
+/// The TCP keepalive time and interval. A watch may be silent for hours, so that only TCP can detect a lost server. client-go
+/// has the same 30 s; with the 9 probes of Linux, a lost server is detected after 5 minutes.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
+/// Connects to one server.
 pub(crate) struct Connector {
-    endpoint: Endpoint,
+    url: ServerUrl,
     timeout: Duration,
-    tls: Arc<dyn TlsSource>,
-    may_be_at: fn(&IpAddr) -> bool,
+    tls: Arc<dyn TlsConfigSource>,
+    address_filter: fn(&IpAddr) -> bool,
     write_timeout: Duration,
 }
 
 impl Connector {
-    pub(crate) fn new(endpoint: Endpoint, timeout: Duration, tls: Arc<dyn TlsSource>) -> Self {
-        Self { endpoint, timeout, tls, may_be_at: |_| true, write_timeout: timeout }
+    pub(crate) fn new(url: ServerUrl, timeout: Duration, tls: Arc<dyn TlsConfigSource>) -> Self {
+        Self { url, timeout, tls, address_filter: |_| true, write_timeout: timeout }
     }
 
-    /// Connects to these addresses only.
-    pub(super) fn only_at(self, may_be_at: fn(&IpAddr) -> bool) -> Self {
-        Self { may_be_at, ..self }
+    /// Connects only to addresses for which the filter returns true.
+    pub(super) fn with_address_filter(self, address_filter: fn(&IpAddr) -> bool) -> Self {
+        Self { address_filter, ..self }
     }
 
-    /// Sets how long a write on an HTTP connection may make no progress. By default the timeout for connecting.
+    /// Sets the time that a write on an HTTP connection may make no progress. The default is the timeout for connecting.
     pub(super) fn with_write_timeout(self, write_timeout: Duration) -> Self {
         Self { write_timeout, ..self }
     }
 
-    pub(super) fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+    pub(super) fn url(&self) -> &ServerUrl {
+        &self.url
     }
 
-    pub(super) async fn connect(&self, pool: &Arc<Pool>) -> Result<Lease, UpstreamError> {
+    /// Opens an HTTP connection for `pool`.
+    pub(super) async fn connect(&self, pool: &Arc<Pool>) -> Result<PooledConnection, UpstreamError> {
         let generation = pool.generation();
-        // Before the clock starts: a credential plugin may take longer to hand out a certificate than a server, or
-        // our own patience, waits for a handshake.
-        let tls = match self.endpoint.scheme() {
+        // Before the TCP connection and before the time starts: a credential plugin may take longer to print a certificate
+        // than the server or this timeout allow for a handshake.
+        let tls = match self.url.scheme() {
             Scheme::Http => None,
             Scheme::Https => Some(self.tls().await?),
         };
@@ -67,19 +69,20 @@ impl Connector {
                 None => Connection::new(tcp, self.write_timeout).await,
                 Some((tls, name)) => {
                     let tls = tls.connect(name, tcp).await;
-                    let tls = tls.map_err(|error| UpstreamError::handshake(self.endpoint.host(), &error))?;
+                    let tls = tls.map_err(|error| UpstreamError::handshake(self.url.host(), &error))?;
                     Connection::new(tls, self.write_timeout).await
                 }
             };
-            opened.map_err(|error| UpstreamError::exchange(&self.endpoint, error))
+            opened.map_err(|error| UpstreamError::exchange(&self.url, error))
         };
 
         let connection = timeout_at(deadline, connecting).await.unwrap_or_else(|_| Err(self.timed_out()))?;
-        Ok(pool.lend(generation, connection))
+        Ok(pool.add(generation, connection))
     }
 
+    /// Returns the TLS connector for the next connection, and the name in the server's certificate.
     pub(crate) async fn tls(&self) -> Result<(TlsConnector, ServerName<'static>), UpstreamError> {
-        let host = self.endpoint.host();
+        let host = self.url.host();
         let failed = |cause| UpstreamError::TlsSetup { host: host.to_owned(), cause };
         let name = match self.tls.server_name() {
             Some(name) => name,
@@ -89,8 +92,8 @@ impl Connector {
         Ok((TlsConnector::from(self.tls.config().await.map_err(failed)?), name))
     }
 
-    /// Tries every address of the host; each gets an equal share of the time that is left, so that one that
-    /// swallows packets does not hide the next.
+    /// Opens a TCP connection to any address of the host. Each address has an equal share of the time that is left, so that
+    /// one which drops packets does not prevent the attempt at the next.
     pub(crate) async fn tcp(&self, deadline: Instant) -> Result<TcpStream, UpstreamError> {
         let mut addresses = self.resolve().await?;
         let mut failure = None;
@@ -98,7 +101,7 @@ impl Connector {
             let others = u32::try_from(addresses.len()).unwrap_or(u32::MAX - 1);
             let share = deadline.saturating_duration_since(Instant::now()) / (others + 1);
             match timeout(share, TcpStream::connect(address)).await {
-                Ok(Ok(stream)) => return Ok(tuned(stream)),
+                Ok(Ok(stream)) => return Ok(with_options(stream)),
                 Ok(Err(cause)) => {
                     failure = Some(UpstreamError::Connect { address: self.describe(address), cause });
                 }
@@ -109,18 +112,20 @@ impl Connector {
         Err(failure.unwrap_or_else(|| self.timed_out()))
     }
 
+    /// Returns the addresses of the host; there is at least one.
     pub(crate) async fn resolve(&self) -> Result<std::vec::IntoIter<SocketAddr>, UpstreamError> {
-        let host = self.endpoint.host();
+        let host = self.url.host();
         let failed = |cause| UpstreamError::Resolve { host: host.to_owned(), cause };
-        let found: Vec<_> = lookup_host((host, self.endpoint.port())).await.map_err(failed)?.collect();
+        let found: Vec<_> = lookup_host((host, self.url.port())).await.map_err(failed)?.collect();
         if found.is_empty() {
             return Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
         }
 
         let count = found.len();
-        let allowed: Vec<_> = found.into_iter().filter(|address| (self.may_be_at)(&address.ip())).collect();
+        let allowed: Vec<_> =
+            found.into_iter().filter(|address| (self.address_filter)(&address.ip())).collect();
         if allowed.is_empty() {
-            let what = format!("none of its {count} addresses is one that a Service has");
+            let what = format!("none of its {count} addresses may belong to a Service");
             return Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, what)));
         }
 
@@ -128,24 +133,24 @@ impl Connector {
     }
 
     fn describe(&self, address: SocketAddr) -> String {
-        if self.endpoint.host().parse() == Ok(address.ip()) {
+        if self.url.host().parse() == Ok(address.ip()) {
             return address.to_string();
         }
 
-        format!("{} ({address})", self.endpoint.host())
+        format!("{} ({address})", self.url.host())
     }
 
     fn timed_out(&self) -> UpstreamError {
-        UpstreamError::ConnectTimeout { address: self.endpoint.to_string(), after: self.timeout }
+        UpstreamError::ConnectTimeout { address: self.url.to_string(), after: self.timeout }
     }
 }
 
-/// A socket that refuses an option still carries requests.
-fn tuned(stream: TcpStream) -> TcpStream {
+/// Sets TCP options. Errors are logged only, since the socket is usable without them.
+fn with_options(stream: TcpStream) -> TcpStream {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
     let options = [stream.set_nodelay(true), SockRef::from(&stream).set_tcp_keepalive(&keepalive)];
     for error in options.into_iter().filter_map(Result::err) {
-        tracing::debug!(%error, "a TCP option could not be set");
+        tracing::debug!(%error, "cannot set a TCP option");
     }
 
     stream

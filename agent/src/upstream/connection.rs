@@ -1,13 +1,17 @@
 //! One HTTP/1.1 connection of hyper, without a task of its own.
 //!
-//! hyper separates the sender of requests from the connection that moves bytes, so that a task can poll the latter. Here,
-//! both stay together, and the future of a request or the body of its response polls the connection. That saves two
-//! wake-ups per request, and dropping either closes the connection at once, even while hyper waits to write.
+//! hyper separates the sender of requests from the connection that reads and writes, so that a task can poll the latter. Here
+//! both stay together: the future of a request, or the body of its response, polls the connection. That saves two wake-ups
+//! per request, and dropping either closes the connection at once, even while hyper waits to write.
 //!
-//! While the holder of a response does not poll its body, the request is not written either.
+//! While the body of a response is not polled, the request is not written either.
 
 use std::{
     future::poll_fn,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -22,29 +26,30 @@ use hyper::{
     },
 };
 use hyper_util::rt::TokioIo;
+use proto::ErrorChain;
 use tunnel::Body;
 
-use super::{
-    error::Chain,
-    stream::{Io, ServerStream},
-};
+use super::stream::{Io, ServerStream};
 
-/// Most bytes that are read at once, and the longest head of a response.
+/// The most bytes that are read at once, and the longest head of a response.
 const MAX_BUFFER: usize = 256 << 10;
 
+/// hyper's connection and its sender of requests.
 pub(super) struct Connection {
     sender: SendRequest<Body>,
     /// Boxed, since connections move between the pool and requests.
     driver: Option<Box<http1::Connection<TokioIo<ServerStream>, Body>>>,
     /// The stream, once hyper has ended the connection.
     parts: Option<Parts<TokioIo<ServerStream>>>,
+    written: Arc<AtomicU64>,
 }
 
 impl Connection {
-    pub(super) async fn new(io: impl Io + 'static, write_timeout: Duration) -> hyper::Result<Self> {
-        let io = TokioIo::new(ServerStream::new(io, write_timeout));
+    pub(super) async fn new(io: impl Io, write_timeout: Duration) -> hyper::Result<Self> {
+        let stream = ServerStream::new(io, write_timeout);
+        let (written, io) = (stream.written(), TokioIo::new(stream));
         let (sender, driver) = http1::Builder::new().max_buf_size(MAX_BUFFER).handshake(io).await?;
-        Ok(Self { sender, driver: Some(Box::new(driver)), parts: None })
+        Ok(Self { sender, driver: Some(Box::new(driver)), parts: None, written })
     }
 
     /// Queues a request. The future makes no progress unless [`Self::poll`] is called.
@@ -60,13 +65,18 @@ impl Connection {
         let Some(driver) = &mut self.driver else { return };
         let Poll::Ready(ended) = driver.poll_without_shutdown(cx) else { return };
         if let Err(error) = ended {
-            tracing::debug!(error = %Chain(&error), "upstream connection failed");
+            tracing::debug!(error = %ErrorChain(&error), "upstream connection failed");
         }
         // Drops hyper's end of the queue of requests, so that an unsent request is returned.
         self.parts = self.driver.take().map(|driver| driver.into_parts());
     }
 
-    /// Returns true once the last exchange is complete in both directions: another may begin.
+    /// Returns the number of bytes written, over all exchanges.
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Relaxed)
+    }
+
+    /// Returns true once the last exchange is complete in both directions, so that another may begin.
     pub(super) fn is_idle(&self) -> bool {
         self.driver.is_some() && self.sender.is_ready()
     }

@@ -1,6 +1,6 @@
-//! One request, until the head of its response.
+//! One exchange: a request, until the head of its response.
 
-use std::{future::poll_fn, io::Cursor, pin::pin};
+use std::{future::poll_fn, io::Cursor, pin::pin, task::Poll, time::Duration};
 
 use http::{
     HeaderMap, HeaderValue, Request, Response, StatusCode,
@@ -9,45 +9,61 @@ use http::{
 use http_body::Body as _;
 use hyper::upgrade::OnUpgrade;
 use tokio::io::AsyncReadExt as _;
-use tunnel::{Body, upgrade::Outside};
+use tunnel::{Body, upgrade::UpgradedConnection};
 
-use super::{body::ResponseBody, pool::Lease};
+use super::{body::ResponseBody, pool::PooledConnection, response_timer::ResponseTimer};
 
-/// Why an exchange has no response.
+/// The error of an exchange without a response.
 pub(super) enum ExchangeError {
     /// hyper's error.
     Http {
         error: hyper::Error,
         /// The request, if hyper wrote no byte of it.
         unsent: Option<Box<Request<Body>>>,
-        /// Some bytes of a response have arrived.
+        /// True if some bytes of a response have arrived.
         response_began: bool,
     },
-    /// A response that hyper accepts and this client does not.
+    /// There was no response within this time.
+    Timeout(Duration),
+    /// hyper accepted the response, and this client refused it for this reason.
     Refused(&'static str),
 }
 
-/// Sends a request and waits for the head of its response. If `upgrading`, a 101 holds the raw connection.
+/// Sends a request and waits for the head of its response, for `response_timeout` at most. If `upgrading`, a 101 has the raw
+/// connection in its extensions.
 ///
 /// Dropping the future closes the connection.
 pub(super) async fn exchange(
-    mut lease: Lease,
+    mut pooled: PooledConnection,
     request: Request<Body>,
     upgrading: bool,
+    response_timeout: Option<Duration>,
 ) -> Result<Response<ResponseBody>, ExchangeError> {
-    let connection = &mut lease.connection;
+    let (mut timer, request) = match response_timeout {
+        None => (None, request),
+        Some(after) => {
+            let (timer, request) = ResponseTimer::new(after, request);
+            (Some(timer), request)
+        }
+    };
+    let connection = &mut pooled.connection;
     let mut response = pin!(connection.send(request));
     let response = poll_fn(|cx| {
         connection.poll(cx);
-        response.as_mut().poll(cx)
+        if let Poll::Ready(response) = response.as_mut().poll(cx) {
+            return Poll::Ready(Ok(response));
+        }
+        let Some(timer) = &mut timer else { return Poll::Pending };
+        timer.poll(cx, connection.written()).map(|()| Err(timer.after()))
     });
     let response = match response.await {
-        Ok(response) => response,
-        Err(mut error) => {
+        Err(after) => return Err(ExchangeError::Timeout(after)),
+        Ok(Ok(response)) => response,
+        Ok(Err(mut error)) => {
             return Err(ExchangeError::Http {
                 unsent: error.take_message().map(Box::new),
                 error: error.into_error(),
-                response_began: lease.connection.has_unparsed_bytes(),
+                response_began: pooled.connection.has_unparsed_bytes(),
             });
         }
     };
@@ -55,30 +71,31 @@ pub(super) async fn exchange(
     let (mut head, body) = response.into_parts();
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         if !upgrading {
-            return Err(ExchangeError::Refused("101 Switching Protocols, which was not asked for"));
+            return Err(ExchangeError::Refused("101 Switching Protocols without an upgrade request"));
         }
         head.extensions.remove::<OnUpgrade>();
-        head.extensions.insert(raw_stream(lease).await);
+        head.extensions.insert(raw_stream(pooled).await);
         return Ok(Response::from_parts(head, ResponseBody::default()));
     }
     let unambiguous = check_length(&mut head.headers).map_err(ExchangeError::Refused)?;
-    // The connection of an upgrade request is never used again, whatever the response is: request smuggling starts with
-    // bytes that follow a refused upgrade.
-    let body = ResponseBody::new(lease, body, unambiguous && !upgrading).await;
+    // The connection of an upgrade request is never used again, also if the response is not 101: bytes after a refused
+    // upgrade allow request smuggling.
+    let body = ResponseBody::new(pooled, body, unambiguous && !upgrading).await;
 
     Ok(Response::from_parts(head, body))
 }
 
-/// The raw stream after a 101. Bytes that arrived with the head come first.
-async fn raw_stream(lease: Lease) -> Outside {
-    let (stream, received) = lease.connection.into_stream().await;
+/// Returns the raw stream after a 101, beginning with the bytes that arrived with the head.
+async fn raw_stream(pooled: PooledConnection) -> UpgradedConnection {
+    let (stream, received) = pooled.connection.into_stream().await;
     let (reader, writer) = tokio::io::split(stream.without_write_timeout());
-    Outside::new(tokio::io::join(Cursor::new(received).chain(reader), writer))
+    UpgradedConnection::new(tokio::io::join(Cursor::new(received).chain(reader), writer))
 }
 
-/// Checks how a response announces its length. False if it does so twice, so that its connection must not be used again.
+/// Checks how a response announces its length. Returns false if it does so twice, so that its connection must not be used
+/// again.
 ///
-/// hyper has refused differing lengths by now. It reads every coding that ends in `chunked`, but does not decode the others.
+/// hyper has already refused differing lengths. It accepts every coding that ends in `chunked`, but does not decode the others.
 fn check_length(headers: &mut HeaderMap) -> Result<bool, &'static str> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     let Some(coding) = codings.next() else { return Ok(true) };
@@ -86,14 +103,13 @@ fn check_length(headers: &mut HeaderMap) -> Result<bool, &'static str> {
         return Err("its Transfer-Encoding is not `chunked` alone");
     }
 
-    // RFC 9112 section 6.3: the coding counts, and both together are a sign of request smuggling.
+    // RFC 9112 section 6.3: the coding takes precedence, and both together may be an attempt at request smuggling.
     Ok(headers.remove(CONTENT_LENGTH).is_none())
 }
 
-/// Makes the headers announce the body that will be sent.
+/// Sets the headers that announce the body.
 ///
-/// hyper does not compare `Content-Length` with an empty body, and would leave out the body of a GET whose length it does
-/// not know.
+/// hyper does not compare `Content-Length` with an empty body, and would omit the body of a GET of unknown length.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Connections that wait for their next request.
+//! The pool of unused connections.
 
 use std::{
     sync::{Arc, Weak},
@@ -10,11 +10,11 @@ use tokio::time::{Instant, sleep};
 
 use super::connection::Connection;
 
-/// How long unused connections beyond those that are kept may wait: in a burst each of them is used again at once, and
-/// closing it would make every request of the burst pay for a new one.
+/// The time that unused connections beyond `max_idle` are kept. In a burst, each of them is used again at once; if it were
+/// closed, every request of the burst would need a new one.
 const SURPLUS_TIMEOUT: Duration = Duration::from_secs(2);
-/// How many unused connections there may be at all.
-const MAX_SURPLUS: usize = 1024;
+/// The most unused connections.
+const MAX_UNUSED: usize = 1024;
 
 pub(super) struct Pool {
     max_idle: usize,
@@ -23,11 +23,11 @@ pub(super) struct Pool {
 }
 
 struct State {
-    /// Longest unused first. The last is taken first, so that after a burst the surplus expires.
+    /// In the order of their last use. The most recent one is used first, so that after a burst the surplus expires.
     idle: Vec<Idle>,
     generation: u64,
-    /// A task looks after those that wait.
-    watched: bool,
+    /// True while a task closes expired connections.
+    has_reaper: bool,
 }
 
 struct Idle {
@@ -35,10 +35,10 @@ struct Idle {
     connection: Connection,
 }
 
-/// A connection and the right to send one request on it. Dropping it closes the connection.
-pub(super) struct Lease {
+/// A connection of a pool that is in use for one request. Dropping it closes the connection.
+pub(super) struct PooledConnection {
     pub(super) connection: Connection,
-    /// How long the connection was unused; `None` if it is new.
+    /// The time that the connection was unused; `None` if it is new.
     pub(super) unused: Option<Duration>,
     generation: u64,
     pool: Arc<Pool>,
@@ -46,37 +46,37 @@ pub(super) struct Lease {
 
 impl Pool {
     pub(super) fn new(max_idle: usize, idle_timeout: Duration) -> Arc<Self> {
-        let state = Mutex::new(State { idle: Vec::new(), generation: 0, watched: false });
+        let state = Mutex::new(State { idle: Vec::new(), generation: 0, has_reaper: false });
         Arc::new(Self { max_idle, idle_timeout, state })
     }
 
-    /// A connection that is ready now.
-    pub(super) fn take(self: &Arc<Self>, now: Instant) -> Option<Lease> {
+    /// Returns an unused connection that can send a request now.
+    pub(super) fn checkout(self: &Arc<Self>, now: Instant) -> Option<PooledConnection> {
         let mut state = self.state.lock();
         state.expire(now, self.idle_timeout, self.max_idle);
         while let Some(mut idle) = state.idle.pop() {
             if idle.connection.is_ready() {
                 let unused = Some(now.duration_since(idle.since));
-                return Some(Lease { unused, ..self.lend(state.generation, idle.connection) });
+                return Some(PooledConnection { unused, ..self.add(state.generation, idle.connection) });
             }
         }
 
         None
     }
 
-    /// Lends out a new connection, made with the certificates of `generation`.
-    pub(super) fn lend(self: &Arc<Self>, generation: u64, connection: Connection) -> Lease {
-        Lease { connection, unused: None, generation, pool: Arc::clone(self) }
+    /// Returns a new connection as one of this pool. It was opened with the certificates of `generation`.
+    pub(super) fn add(self: &Arc<Self>, generation: u64, connection: Connection) -> PooledConnection {
+        PooledConnection { connection, unused: None, generation, pool: Arc::clone(self) }
     }
 
-    /// Closes every connection of the generations so far, those in use when their exchange is over.
+    /// Closes all connections of the generations so far. Those in use are closed when their exchange is complete.
     pub(super) fn renew(&self) {
         let mut state = self.state.lock();
         state.generation += 1;
         state.idle.clear();
     }
 
-    /// To be asked before the certificates for a new connection are.
+    /// Returns the current generation. It must be read before the certificates of a new connection.
     pub(super) fn generation(&self) -> u64 {
         self.state.lock().generation
     }
@@ -97,25 +97,25 @@ impl State {
     }
 }
 
-impl Lease {
-    /// To be called once the exchange is over: both messages have ended.
-    pub(super) fn give_back(self) {
+impl PooledConnection {
+    /// Returns the connection to its pool. The exchange must be complete in both directions.
+    pub(super) fn release(self) {
         let Self { connection, generation, pool, .. } = self;
         let now = Instant::now();
         let mut state = pool.state.lock();
         state.expire(now, pool.idle_timeout, pool.max_idle);
-        if generation == state.generation && state.idle.len() < MAX_SURPLUS {
+        if generation == state.generation && state.idle.len() < MAX_UNUSED {
             state.idle.push(Idle { since: now, connection });
-            if !state.watched {
-                state.watched = true;
-                tokio::spawn(watch(Arc::downgrade(&pool)));
+            if !state.has_reaper {
+                state.has_reaper = true;
+                tokio::spawn(reap(Arc::downgrade(&pool)));
             }
         }
     }
 }
 
-/// Closes what has waited for too long, and what its server has closed, for as long as anything waits.
-async fn watch(pool: Weak<Pool>) {
+/// Closes connections that have expired, or that their server has closed, until the pool is empty.
+async fn reap(pool: Weak<Pool>) {
     loop {
         sleep(SURPLUS_TIMEOUT).await;
         let Some(pool) = pool.upgrade() else { return };
@@ -123,7 +123,7 @@ async fn watch(pool: Weak<Pool>) {
         state.expire(Instant::now(), pool.idle_timeout, pool.max_idle);
         state.idle.retain_mut(|idle| idle.connection.is_ready());
         if state.idle.is_empty() {
-            state.watched = false;
+            state.has_reaper = false;
             return;
         }
     }

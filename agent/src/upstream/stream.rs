@@ -1,14 +1,17 @@
-//! The byte stream to a server: write timeout, and early responses.
+//! The byte stream to a server, with a write timeout and support for early responses.
 //!
-//! A server that refuses a large body responds, closes, and then resets the connection, since it has unread bytes. hyper
-//! takes the failed write for the end of the exchange, although the response has arrived and waits to be read; RFC 9112
-//! section 9.3 asks a client to look for it.
+//! A server that refuses a large body responds, closes, and then resets the connection, since it has unread bytes. hyper ends
+//! the exchange with the failed write, although the response has arrived; RFC 9112 section 9.3 requires a client to read it.
 
 use std::{
     error::Error as StdError,
     fmt,
     io::{self, ErrorKind, IoSlice},
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -18,16 +21,18 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+/// A byte stream: TCP, TLS, or a pipe in tests.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 
-/// TCP or TLS. Once the server has closed its read half, writes are discarded, and the reader finds the end of the
-/// connection after the last received byte.
+/// A stream to a server. Once the server has closed its read half, writes are discarded, and reads return the received bytes
+/// and then the end.
 pub(super) struct ServerStream {
     io: Box<dyn Io>,
     write_closed: bool,
     write_timeout: Option<WriteTimeout>,
+    written: Arc<AtomicU64>,
 }
 
 /// Fails a write that makes no progress for `after`.
@@ -38,20 +43,33 @@ struct WriteTimeout {
     waiting: bool,
 }
 
-/// The server took no bytes for this long.
+/// The server read no bytes for this time.
 #[derive(Debug)]
-pub(super) struct WriteStalled(pub(super) Duration);
+pub(super) struct WriteTimeoutError(pub(super) Duration);
 
 impl ServerStream {
-    pub(super) fn new(io: impl Io + 'static, write_timeout: Duration) -> Self {
+    pub(super) fn new(io: impl Io, write_timeout: Duration) -> Self {
         let write_timeout = WriteTimeout { after: write_timeout, timer: None, waiting: false };
-        Self { io: Box::new(io), write_closed: false, write_timeout: Some(write_timeout) }
+        let written = Arc::default();
+        Self { io: Box::new(io), write_closed: false, write_timeout: Some(write_timeout), written }
     }
 
-    /// Lifts the write timeout: after an upgrade, the application decides how long a peer may stop reading.
+    /// Returns the counter of written bytes.
+    pub(super) fn written(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.written)
+    }
+
+    /// Removes the write timeout: after an upgrade, the application decides how long a peer may stop reading.
     pub(super) fn without_write_timeout(mut self) -> Self {
         self.write_timeout = None;
         self
+    }
+
+    fn count(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Ok(bytes)) = &written {
+            self.written.fetch_add(*bytes as u64, Relaxed);
+        }
+        written
     }
 
     /// Runs one write; `discarded` is its result once the server has closed its read half.
@@ -87,7 +105,7 @@ impl ServerStream {
 }
 
 impl WriteTimeout {
-    /// Ready once writes have waited for too long.
+    /// Completes with an error when writes have waited for too long.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         if !self.waiting {
             let deadline = Instant::now() + self.after;
@@ -99,18 +117,18 @@ impl WriteTimeout {
         }
 
         let Some(timer) = &mut self.timer else { return Poll::Pending };
-        let stalled = || io::Error::new(ErrorKind::TimedOut, WriteStalled(self.after));
+        let stalled = || io::Error::new(ErrorKind::TimedOut, WriteTimeoutError(self.after));
         timer.as_mut().poll(cx).map(|()| stalled())
     }
 }
 
-impl fmt::Display for WriteStalled {
+impl fmt::Display for WriteTimeoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the server took no bytes for {:?}", self.0)
     }
 }
 
-impl StdError for WriteStalled {}
+impl StdError for WriteTimeoutError {}
 
 impl AsyncRead for ServerStream {
     fn poll_read(
@@ -124,7 +142,8 @@ impl AsyncRead for ServerStream {
 
 impl AsyncWrite for ServerStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_with(cx, bytes.len(), |io, cx| io.poll_write(cx, bytes))
+        let written = self.poll_write_with(cx, bytes.len(), |io, cx| io.poll_write(cx, bytes));
+        self.count(written)
     }
 
     fn poll_write_vectored(
@@ -133,7 +152,8 @@ impl AsyncWrite for ServerStream {
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let all = bytes.iter().map(|bytes| bytes.len()).sum();
-        self.poll_write_with(cx, all, |io, cx| io.poll_write_vectored(cx, bytes))
+        let written = self.poll_write_with(cx, all, |io, cx| io.poll_write_vectored(cx, bytes));
+        self.count(written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -179,7 +199,7 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        timeout(Duration::from_secs(10), upload).await.expect("the reset is noticed");
+        timeout(Duration::from_secs(10), upload).await.expect("the reset is detected");
         client.write_all(b"discarded").await.unwrap();
 
         let mut response = [0; 8];
@@ -204,7 +224,7 @@ mod tests {
         let error = client.write_all(b"123456789").await.unwrap_err();
         assert_eq!(error.to_string(), "the server took no bytes for 60s");
         let _server = slow_reader.await.unwrap();
-        assert_eq!(started.elapsed().as_secs(), 120, "each byte starts the time anew");
+        assert_eq!(started.elapsed().as_secs(), 120, "each byte restarts the timer");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! Against servers that speak raw TCP, so that what is on the wire is what is checked.
+//! Tests against servers that read and write raw TCP, so that they check the bytes on the wire.
 
 mod exchange;
 mod lifetime;
@@ -19,16 +19,16 @@ use tokio::{
 };
 use tunnel::Body;
 
-use super::{ResponseBody, Settings, Upstream, UpstreamError, connection::Connection};
+use super::{ResponseBody, Upstream, UpstreamConfig, UpstreamError, connection::Connection};
 
-fn upstream(url: &str, settings: Settings) -> Upstream {
-    Upstream::new(url.parse().unwrap(), settings)
+fn upstream(url: &str, config: UpstreamConfig) -> Upstream {
+    Upstream::new(url.parse().unwrap(), config)
 }
 
-/// A connection to `client` as if it had served a request before.
+/// Adds a connection over `client` to the pool, as if it had served a request before.
 async fn pooled(upstream: &Upstream, client: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
-    let connection = Connection::new(client, Settings::default().write_timeout).await.unwrap();
-    upstream.0.pools.here().lend(0, connection).give_back();
+    let connection = Connection::new(client, UpstreamConfig::default().write_timeout).await.unwrap();
+    upstream.0.pools.current().add(0, connection).release();
 }
 
 fn get(path: &str) -> Request<Body> {
@@ -43,10 +43,10 @@ async fn refused(upstream: &Upstream) -> UpstreamError {
     soon(upstream.send(get("/"))).await.unwrap_err()
 }
 
-/// Waits until this many connections are idle. A task may still give one back.
+/// Waits until this many connections are idle: a task may have to release one.
 async fn idle(upstream: &Upstream, expected: usize) {
     soon(async {
-        while upstream.0.pools.here().idle() != expected {
+        while upstream.0.pools.current().idle() != expected {
             tokio::task::yield_now().await;
         }
     })

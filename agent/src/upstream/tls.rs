@@ -1,8 +1,8 @@
-//! Whom to trust, and which certificate to show, at the next connection.
+//! The TLS configuration of the next connection: root certificates and a client certificate.
 //!
-//! Certificates in files are replaced while the agent runs (a rotated cluster CA, a renewed client certificate), so
-//! files are read at every new connection. The `ClientConfig` is rebuilt only if their content differs: it also holds
-//! the sessions that shorten later handshakes.
+//! Certificates in files are replaced while agentk runs (a rotated cluster CA, a renewed client certificate), so that files
+//! are read at every new connection. The `ClientConfig` is rebuilt only if their content differs, since it also has the
+//! sessions that shorten later handshakes.
 
 use std::{
     error::Error as StdError,
@@ -26,95 +26,126 @@ use rustls::{
 };
 use secrecy::{ExposeSecret as _, SecretSlice};
 
-/// Asked at every new connection.
-pub trait TlsSource: Send + Sync {
-    fn config(&self) -> ConfigFuture<'_>;
+/// A source of TLS configurations, which is called for every new connection.
+pub trait TlsConfigSource: Send + Sync {
+    /// Returns the configuration of the next connection.
+    fn config(&self) -> TlsConfigFuture<'_>;
 
-    /// To verify the server's certificate against, instead of the host connected to.
+    /// Returns the name that the server's certificate must have, if it is not the host of the URL.
     fn server_name(&self) -> Option<ServerName<'static>> {
         None
     }
 }
 
-pub type ConfigFuture<'a> =
+/// The future of [`TlsConfigSource::config`].
+pub type TlsConfigFuture<'a> =
     Pin<Box<dyn Future<Output = Result<Arc<ClientConfig>, Box<dyn StdError + Send + Sync>>> + Send + 'a>>;
 
-/// Certificates or a key as PEM.
-#[derive(Debug)]
+/// The source of certificates, or of a key, in PEM form.
+#[derive(Clone, Debug)]
 pub enum Pem {
+    /// A file, which is read at every use.
     File(PathBuf),
+    /// The PEM text itself.
     Inline(SecretSlice<u8>),
 }
 
-/// What a connection may be configured with. The default trusts the system's roots and shows no certificate.
+/// The configuration of [`ClientTls`]. The default trusts the system's root certificates and has no client certificate.
 #[derive(Debug, Default)]
-pub struct TlsOptions {
-    /// Trusted instead of the system's roots.
+pub struct ClientTlsConfig {
+    /// The certificates to trust instead of the system's root certificates.
     pub ca: Option<Pem>,
-    /// The client certificate's chain, and its key.
+    /// The chain of the client certificate, and its key.
     pub identity: Option<(Pem, Pem)>,
+    /// The name that the server's certificate must have, if it is not the host of the URL.
     pub server_name: Option<ServerName<'static>>,
-    /// Trust any certificate.
+    /// Trusts any certificate if true.
     pub insecure: bool,
 }
 
-/// A client certificate that comes from elsewhere than [`TlsOptions`].
-pub struct Identity {
+/// A client certificate that does not come from [`ClientTlsConfig`].
+pub struct ClientIdentity {
+    /// The certificate and its intermediate certificates, in PEM form.
     pub chain: SecretSlice<u8>,
+    /// The private key, in PEM form.
     pub key: SecretSlice<u8>,
 }
 
-/// The usual [`TlsSource`].
-pub struct Tls {
-    options: Arc<TlsOptions>,
-    built: Mutex<Option<Built>>,
+/// The [`TlsConfigSource`] of certificates in files.
+pub struct ClientTls {
+    options: Arc<ClientTlsConfig>,
+    cached: Mutex<Option<CachedConfig>>,
 }
 
-struct Built {
-    material: Material,
+struct CachedConfig {
+    material: TlsMaterial,
     config: Arc<ClientConfig>,
 }
 
+/// The error of certificates that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
+    /// A file cannot be read.
     #[error("cannot read {}: {cause}", .path.display())]
     Read { path: PathBuf, cause: io::Error },
+    /// A file has no certificate.
     #[error("{origin} contains no certificate in PEM form")]
     NoCertificate { origin: String },
+    /// A file is not in PEM form.
     #[error("{origin} is not valid PEM: {cause}")]
     Pem { origin: String, cause: String },
+    /// A root certificate is invalid.
     #[error("{origin}: a certificate cannot be used: {cause}")]
     Certificate { origin: String, cause: rustls::Error },
+    /// The client certificate is invalid, or does not match its key.
     #[error("the client certificate and its key cannot be used: {0}")]
     Identity(rustls::Error),
+    /// The system has no root certificates.
     #[error("no root certificates found on this system; name a certificate authority, or set SSL_CERT_FILE")]
     NoSystemRoots,
+    /// The cryptographic provider does not support the configuration.
     #[error("TLS cannot be set up: {0}")]
     Provider(rustls::Error),
 }
 
-impl Tls {
-    /// The system's roots, read at the first connection and kept.
+impl ClientTls {
+    /// Returns a source that trusts the system's root certificates. They are read once, at the first connection.
     pub fn system() -> Self {
-        Self { options: Arc::default(), built: Mutex::default() }
+        Self { options: Arc::default(), cached: Mutex::default() }
     }
 
-    /// Reads and checks everything once; it blocks.
-    pub fn new(options: TlsOptions) -> Result<Self, TlsError> {
+    /// Returns a source of this configuration. It reads and checks all files once, which blocks.
+    pub fn new(options: ClientTlsConfig) -> Result<Self, TlsError> {
         let material = options.material(None)?;
         let config = build(&options, &material)?;
 
-        Ok(Self { options: Arc::new(options), built: Mutex::new(Some(Built { material, config })) })
+        Ok(Self { options: Arc::new(options), cached: Mutex::new(Some(CachedConfig { material, config })) })
     }
 
-    /// The configuration for the next connection, with `identity` as the client certificate if there is one.
+    /// Returns the files of the configuration.
+    pub fn files(&self) -> Vec<PathBuf> {
+        self.options
+            .pems()
+            .filter_map(|pem| if let Pem::File(path) = pem { Some(path.clone()) } else { None })
+            .collect()
+    }
+
+    /// Returns a function that checks whether [`Self::files`] can be used now; it blocks.
+    pub fn check(&self) -> impl Fn() -> Result<(), TlsError> + Clone + Send + 'static {
+        let options = Arc::clone(&self.options);
+        move || build(&options, &options.material(None)?).map(drop)
+    }
+
+    /// Returns the configuration of the next connection, with `identity` as the client certificate if there is one.
     ///
-    /// Files that are unreadable or broken, perhaps half way through being replaced, leave the last good
-    /// configuration in use.
-    pub async fn config_with(&self, identity: Option<Arc<Identity>>) -> Result<Arc<ClientConfig>, TlsError> {
+    /// While the files cannot be used, it returns the last good configuration.
+    pub async fn config_with(
+        &self,
+        identity: Option<Arc<ClientIdentity>>,
+    ) -> Result<Arc<ClientConfig>, TlsError> {
         let options = Arc::clone(&self.options);
         let fixed = identity.is_none() && !options.reads_files();
-        let last = self.built.lock().as_ref().map(|built| Arc::clone(&built.config));
+        let last = self.cached.lock().as_ref().map(|cached| Arc::clone(&cached.config));
         if let Some(config) = last.filter(|_| fixed) {
             return Ok(config);
         }
@@ -124,27 +155,28 @@ impl Tls {
             tokio::task::spawn_blocking(move || options.material(identity.as_deref())).await
         };
         let read = read.map_err(|error| TlsError::Provider(rustls::Error::General(error.to_string())))?;
-        let mut built = self.built.lock();
-        let rebuilt = read.and_then(|material| match &*built {
-            Some(built) if built.material == material => Ok(None),
-            _ => build(&self.options, &material).map(|config| Some(Built { material, config })),
+        let mut cached = self.cached.lock();
+        let rebuilt = read.and_then(|material| match &*cached {
+            Some(cached) if cached.material == material => Ok(None),
+            _ => build(&self.options, &material).map(|config| Some(CachedConfig { material, config })),
         });
-        match (rebuilt, &*built) {
-            (Ok(Some(new)), _) => Ok(Arc::clone(&built.insert(new).config)),
+        match (rebuilt, &*cached) {
+            (Ok(Some(new)), _) => Ok(Arc::clone(&cached.insert(new).config)),
             (Ok(None), Some(last)) => Ok(Arc::clone(&last.config)),
-            // An identity that was handed in is new on purpose; an older one would be refused.
+            // The server refuses the last configuration if the caller has a newer client certificate.
             (Err(error), Some(last)) if identity.is_none() => {
-                tracing::warn!(%error, "certificates could not be read again; the last ones stay in use");
+                // The follower of the files reports it, once a minute.
+                tracing::debug!(%error, "certificates cannot be used; the last good ones stay in use");
                 Ok(Arc::clone(&last.config))
             }
             (Err(error), _) => Err(error),
-            (Ok(None), None) => unreachable!("nothing to be equal to"),
+            (Ok(None), None) => unreachable!("there is no cached configuration to equal"),
         }
     }
 }
 
-impl TlsSource for Tls {
-    fn config(&self) -> ConfigFuture<'_> {
+impl TlsConfigSource for ClientTls {
+    fn config(&self) -> TlsConfigFuture<'_> {
         Box::pin(async { Ok(self.config_with(None).await?) })
     }
 
@@ -153,24 +185,24 @@ impl TlsSource for Tls {
     }
 }
 
-impl fmt::Debug for Tls {
+impl fmt::Debug for ClientTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Tls").field(&self.options).finish()
+        f.debug_tuple("ClientTls").field(&self.options).finish()
     }
 }
 
-/// The bytes that a configuration is built from.
-struct Material {
+/// The bytes of a configuration's certificates and key.
+struct TlsMaterial {
     ca: Option<SecretSlice<u8>>,
     identity: Option<(SecretSlice<u8>, SecretSlice<u8>)>,
 }
 
-impl PartialEq for Material {
+impl PartialEq for TlsMaterial {
     fn eq(&self, other: &Self) -> bool {
-        fn pair(material: &Material) -> Option<(&[u8], &[u8])> {
+        fn pair(material: &TlsMaterial) -> Option<(&[u8], &[u8])> {
             material.identity.as_ref().map(|(chain, key)| (chain.expose_secret(), key.expose_secret()))
         }
-        fn ca(material: &Material) -> Option<&[u8]> {
+        fn ca(material: &TlsMaterial) -> Option<&[u8]> {
             material.ca.as_ref().map(|ca| ca.expose_secret())
         }
 
@@ -178,32 +210,41 @@ impl PartialEq for Material {
     }
 }
 
-impl TlsOptions {
+impl ClientTlsConfig {
     fn reads_files(&self) -> bool {
-        let identity = self.identity.iter().flat_map(|(chain, key)| [chain, key]);
-        self.ca.iter().chain(identity).any(|pem| matches!(pem, Pem::File(_)))
+        self.pems().any(|pem| matches!(pem, Pem::File(_)))
     }
 
-    fn material(&self, identity: Option<&Identity>) -> Result<Material, TlsError> {
+    fn pems(&self) -> impl Iterator<Item = &Pem> {
+        let identity = self.identity.iter().flat_map(|(chain, key)| [chain, key]);
+        self.ca.iter().chain(identity)
+    }
+
+    fn material(&self, identity: Option<&ClientIdentity>) -> Result<TlsMaterial, TlsError> {
         let identity = match (identity, &self.identity) {
             (Some(identity), _) => Some((identity.chain.clone(), identity.key.clone())),
             (None, Some((chain, key))) => Some((chain.read()?, key.read()?)),
             (None, None) => None,
         };
 
-        Ok(Material { ca: self.ca.as_ref().map(Pem::read).transpose()?, identity })
+        Ok(TlsMaterial { ca: self.ca.as_ref().map(Pem::read).transpose()?, identity })
     }
 }
 
 impl Pem {
-    /// Blocks.
+    /// Returns the PEM text. It reads the file, which blocks.
     pub fn read(&self) -> Result<SecretSlice<u8>, TlsError> {
         match self {
             Self::Inline(bytes) => Ok(bytes.clone()),
-            Self::File(path) => std::fs::read(path)
+            Self::File(path) => files::read(path)
                 .map(SecretSlice::from)
                 .map_err(|cause| TlsError::Read { path: path.clone(), cause }),
         }
+    }
+
+    /// Checks that it has root certificates that can be used. It reads the file, which blocks.
+    pub fn check_authorities(&self) -> Result<(), TlsError> {
+        roots(&self.origin("certificate authority"), self.read()?.expose_secret()).map(drop)
     }
 
     fn origin(&self, what: &str) -> String {
@@ -214,22 +255,20 @@ impl Pem {
     }
 }
 
-fn build(options: &TlsOptions, material: &Material) -> Result<Arc<ClientConfig>, TlsError> {
+fn build(options: &ClientTlsConfig, material: &TlsMaterial) -> Result<Arc<ClientConfig>, TlsError> {
     let provider = tls::provider();
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(TlsError::Provider)?;
     let builder = match (options.insecure, &options.ca, &material.ca) {
-        (true, ..) => {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
-        }
+        (true, ..) => builder.dangerous().with_custom_certificate_verifier(Arc::new(NoVerifier(provider))),
         (_, Some(pem), Some(ca)) => {
             builder.with_root_certificates(roots(&pem.origin("certificate authority"), ca.expose_secret())?)
         }
         _ => builder.with_root_certificates(system_roots()?),
     };
     let mut config = with_identity(builder, material)?;
-    // Without this, a server may choose HTTP/2, where the upgrades of SPDY and WebSocket do not exist.
+    // Without ALPN a server may choose HTTP/2, which has no upgrades to SPDY.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
 
     Ok(Arc::new(config))
@@ -237,7 +276,7 @@ fn build(options: &TlsOptions, material: &Material) -> Result<Arc<ClientConfig>,
 
 fn with_identity(
     builder: rustls::ConfigBuilder<ClientConfig, WantsClientCert>,
-    material: &Material,
+    material: &TlsMaterial,
 ) -> Result<ClientConfig, TlsError> {
     let Some((chain, key)) = &material.identity else { return Ok(builder.with_no_client_auth()) };
     let chain = certificates("the client certificate", chain.expose_secret())?;
@@ -271,9 +310,9 @@ fn system_roots() -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
     for error in &found.errors {
-        tracing::warn!(%error, "some of the system's root certificates could not be read");
+        tracing::warn!(%error, "cannot read some of the system's root certificates");
     }
-    // Systems ship certificates that no longer parse; the others are still good.
+    // Some systems have certificates that cannot be parsed; the others are usable.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         return Err(TlsError::NoSystemRoots);
@@ -282,11 +321,11 @@ fn system_roots() -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-/// `insecure-skip-tls-verify`: whoever answers is trusted, but must own the key of the certificate that it shows.
+/// Accepts any certificate (`insecure-skip-tls-verify`), but verifies that the server owns its key.
 #[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
+struct NoVerifier(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for AnyCertificate {
+impl ServerCertVerifier for NoVerifier {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

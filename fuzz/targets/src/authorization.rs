@@ -1,25 +1,23 @@
-//! `access::authorize` with any `Authorization` headers, at any path.
+//! `access::authenticate` and `access::authorize` with any `Authorization` headers, at any path.
 //!
 //! Input: the path, then the value of one `Authorization` header per line.
 //!
-//! * `authorize` grants access to the caller and the agent that a second implementation finds, and to no other.
+//! * The functions grant access to the caller and the agent that a second implementation finds, and to no other.
 //! * Neither a failure nor the response built from it contains a known token or the credential of the request.
 
 use std::{path::Path, sync::LazyLock};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use gateway::{
-    access::authorize,
-    failure::{Dialect, Failure, Reader},
     identity::Identity,
-    target::Target,
+    internals::{ErrorDialect, ErrorFormat, RequestError, Target, authenticate, authorize},
     token::TokenHash,
 };
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
 use secrecy::SecretString;
 
 /// A caller's token, name, agents and services.
-struct Known {
+struct KnownCaller {
     token: &'static str,
     name: &'static str,
     agents: &'static [u64],
@@ -27,10 +25,10 @@ struct Known {
 }
 
 /// One token contains `pat:2:`, the prefix of a credential that names an agent.
-const CALLERS: &[Known] = &[
-    Known { token: "caller-A-0123456789", name: "ci", agents: &[1], services: Some(&["kubernetes"]) },
-    Known { token: "caller-B-0123456789", name: "ops", agents: &[1, 2], services: None },
-    Known { token: "pat:2:caller-C-01234", name: "odd", agents: &[1, 2], services: None },
+const CALLERS: &[KnownCaller] = &[
+    KnownCaller { token: "caller-A-0123456789", name: "ci", agents: &[1], services: Some(&["kubernetes"]) },
+    KnownCaller { token: "caller-B-0123456789", name: "ops", agents: &[1, 2], services: None },
+    KnownCaller { token: "pat:2:caller-C-01234", name: "odd", agents: &[1, 2], services: None },
 ];
 const AGENT_TOKEN: &str = "agent-tok-0123456789";
 const AGENTS: &[(&str, u64)] = &[("prod", 1), ("test", 2)];
@@ -52,27 +50,27 @@ static IDENTITY: LazyLock<Identity> = LazyLock::new(|| {
 
 /// Texts of failures that do not depend on the credential. A generated token may be a part of them by chance.
 static VOCABULARY: LazyLock<String> = LazyLock::new(|| {
-    let ask = |path: &'static str, values: &[&'static str]| {
+    let failure_texts = |path: &'static str, values: &[&'static str]| {
         let path = PathAndQuery::from_static(path);
         let target = Target::parse(&path).expect("it is a target");
         let headers = values.iter().map(|value| (AUTHORIZATION, HeaderValue::from_static(value))).collect();
-        match authorize(&IDENTITY, &headers, &target) {
+        match access(&headers, &target) {
             Ok(_) => String::new(),
-            Err(failure) => everything(&failure),
+            Err(failure) => all_texts(&failure),
         }
     };
     let known = "Bearer caller-A-0123456789";
     [
-        ask("/k8s-proxy/", &[]),
-        ask("/k8s-proxy/", &["Bearer x", "Bearer x"]),
-        ask("/k8s-proxy/", &["x"]),
-        ask("/k8s-proxy/", &["Bearer"]),
-        ask("/k8s-proxy/", &["Bearer x"]),
-        ask("/k8s-proxy/", &[known]),
-        ask("/agents/nobody/kubernetes/", &[known]),
-        ask("/agents/prod/prometheus/", &[known]),
-        ask("/agents/prod/kubernetes/", &["Bearer ci:2:caller-A-0123456789"]),
-        ask("/agents/nobody/kubernetes/", &["Bearer caller-B-0123456789"]),
+        failure_texts("/k8s-proxy/", &[]),
+        failure_texts("/k8s-proxy/", &["Bearer x", "Bearer x"]),
+        failure_texts("/k8s-proxy/", &["x"]),
+        failure_texts("/k8s-proxy/", &["Bearer"]),
+        failure_texts("/k8s-proxy/", &["Bearer x"]),
+        failure_texts("/k8s-proxy/", &[known]),
+        failure_texts("/agents/nobody/kubernetes/", &[known]),
+        failure_texts("/agents/prod/prometheus/", &[known]),
+        failure_texts("/agents/prod/kubernetes/", &["Bearer ci:2:caller-A-0123456789"]),
+        failure_texts("/agents/nobody/kubernetes/", &["Bearer caller-B-0123456789"]),
     ]
     .concat()
 });
@@ -88,29 +86,35 @@ pub fn run(data: &[u8]) {
         headers.append(AUTHORIZATION, value);
     }
 
-    let expected = judge(&headers, &target);
-    match authorize(&IDENTITY, &headers, &target) {
-        Ok(access) => {
-            let granted = (&*access.grant.caller.name, access.agent.0);
+    let expected = expected_access(&headers, &target);
+    match access(&headers, &target) {
+        Ok((caller, agent)) => {
+            let granted = (&*caller, agent);
             assert_eq!(Some(granted), expected, "{path} {headers:?}");
         }
         Err(failure) => {
             assert_eq!(expected, None, "{path} {headers:?}: {failure}");
-            let said = everything(&failure);
+            let texts = all_texts(&failure);
             let known = CALLERS.iter().map(|known| known.token).chain([AGENT_TOKEN]).map(str::to_owned);
             for secret in known.chain(headers.values().flat_map(secrets)) {
                 let shown = secret.len() >= 8
-                    && said.contains(&secret)
+                    && texts.contains(&secret)
                     && !path.as_str().contains(&secret)
                     && !VOCABULARY.contains(&secret);
-                assert!(!shown, "{secret:?} is shown: {said}");
+                assert!(!shown, "{secret:?} is shown: {texts}");
             }
         }
     }
 }
 
+fn access(headers: &HeaderMap, target: &Target<'_>) -> Result<(String, u64), RequestError> {
+    let caller = authenticate(&IDENTITY, headers)?;
+    let agent = authorize(&IDENTITY, &caller, target)?;
+    Ok((caller.grant.caller.name.clone(), agent.0))
+}
+
 /// Returns the caller and the agent that may be accessed. This second implementation follows the documentation.
-fn judge(headers: &HeaderMap, target: &Target<'_>) -> Option<(&'static str, u64)> {
+fn expected_access(headers: &HeaderMap, target: &Target<'_>) -> Option<(&'static str, u64)> {
     let mut values = headers.values();
     let (Some(value), None) = (values.next(), values.next()) else { return None };
     let value = value.to_str().ok()?;
@@ -141,10 +145,10 @@ fn judge(headers: &HeaderMap, target: &Target<'_>) -> Option<(&'static str, u64)
         None => named?,
     };
     let service = target.service.as_str();
-    let may = known.agents.contains(&agent)
+    let allowed = known.agents.contains(&agent)
         && known.services.is_none_or(|services| services.contains(&service))
         && named.is_none_or(|named| named == agent);
-    may.then_some((known.name, agent))
+    allowed.then_some((known.name, agent))
 }
 
 /// Returns each part of a value that may be a token: the whole value, the text after the scheme, its base64 decoding, and
@@ -165,10 +169,10 @@ fn secrets(value: &HeaderValue) -> Vec<String> {
     secrets
 }
 
-fn everything(failure: &Failure) -> String {
+fn all_texts(failure: &RequestError) -> String {
     let id = HeaderValue::from_static("id-1");
-    let answers = [Dialect::Kubernetes, Dialect::Prometheus, Dialect::Plain].map(|dialect| {
-        format!("{:?}", failure.render(&Reader::of(dialect, &HeaderMap::new()), &id, None).headers())
+    let answers = [ErrorDialect::Kubernetes, ErrorDialect::Prometheus, ErrorDialect::Plain].map(|dialect| {
+        format!("{:?}", failure.render(&ErrorFormat::new(dialect, &HeaderMap::new()), &id, None).headers())
     });
     format!("{failure} {failure:?} {}", answers.concat())
 }

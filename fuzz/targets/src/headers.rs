@@ -18,14 +18,14 @@ use std::{
 };
 
 use gateway::{
-    headers::{ForwardedFor, Peer, ProxyHeaders, to_agent, to_caller},
     identity::AccessAs,
+    internals::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
     header::{CONNECTION, LOCATION, UPGRADE, VIA},
 };
-use proto::{Reason, ServiceName, border, impersonation::Impersonation, trailers};
+use proto::{Reason, ServiceName, hop_by_hop, impersonation::Impersonation, trailers};
 use url::Url;
 
 use crate::input;
@@ -103,13 +103,13 @@ pub fn run(data: &[u8]) {
 }
 
 fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
-    let twins = input.keys().any(is_twin);
+    let has_lookalike = input.keys().any(is_lookalike);
     let impersonating = input.keys().any(is_impersonation);
     let kas = match access_as {
         AccessAs::Agent => None,
         AccessAs::Impersonate { headers, .. } => Some(headers),
     };
-    let forwarded = ForwardedFor::of(input, &Peer::new(PEER), &[]);
+    let forwarded = ForwardedFor::new(input, &PeerAddress::new(PEER), &[]);
     let proxy_headers = ProxyHeaders {
         service: &SERVICE,
         access_as,
@@ -120,13 +120,13 @@ fn check_to_agent(input: &HeaderMap, access_as: &AccessAs) {
     let mut output = input.clone();
     if let Err(failure) = to_agent(&mut output, proxy_headers) {
         match failure.reason {
-            Reason::BadRequest => assert!(twins, "{failure}"),
+            Reason::BadRequest => assert!(has_lookalike, "{failure}"),
             Reason::NestedImpersonation => assert!(impersonating && kas.is_some(), "{failure}"),
             _ => panic!("{failure}"),
         }
         return;
     }
-    assert!(!twins, "an underscore passed: {input:?}");
+    assert!(!has_lookalike, "an underscore passed: {input:?}");
     assert!(!(impersonating && kas.is_some()), "two impersonations: {input:?}");
 
     assert_eq!(values(&output, "kas-service"), ["kubernetes"]);
@@ -195,9 +195,9 @@ fn check_agent(input: &HeaderMap) {
     };
 
     let mut request = input.clone();
-    let upgrade = agent::headers::to_upstream(&mut request);
+    let upgrade = agent::services::headers::to_upstream(&mut request);
     assert_eq!(upgrade, request.contains_key(UPGRADE));
-    let options = match (upgrade, trailers::wanted(input)) {
+    let options = match (upgrade, trailers::accepted(input)) {
         (true, _) => vec!["upgrade"],
         (false, true) => vec!["te"],
         (false, false) => vec![],
@@ -208,7 +208,7 @@ fn check_agent(input: &HeaderMap) {
     }
     check_upgrade(input, &request);
     let mut response = input.clone();
-    agent::headers::from_upstream(&mut response);
+    agent::services::headers::from_upstream(&mut response);
     check_upgrade(input, &response);
     let ours = |name: &str| matches!(name, "connection" | "te" | "upgrade" | "via");
     for name in input.keys().map(HeaderName::as_str).filter(|name| !ours(name)) {
@@ -222,20 +222,20 @@ fn check_agent(input: &HeaderMap) {
     assert!(!response.contains_key(CONNECTION));
 }
 
-/// Checks that at most one protocol is left, that it was offered, and that `Connection` asked for the upgrade.
+/// Checks that at most one protocol is left, that it was offered, and that `Connection` has `upgrade`.
 fn check_upgrade(input: &HeaderMap, output: &HeaderMap) {
-    let asked = connection_options(input).iter().any(|option| option == "upgrade");
-    let http = border::tokens(input, &UPGRADE).any(|protocol| protocol.eq_ignore_ascii_case("h2c"));
+    let requested = connection_options(input).iter().any(|option| option == "upgrade");
+    let h2c = hop_by_hop::tokens(input, &UPGRADE).any(|protocol| protocol.eq_ignore_ascii_case("h2c"));
     match *values(output, "upgrade") {
-        [] => assert!(!asked || http || !input.contains_key(UPGRADE), "an upgrade is lost: {input:?}"),
-        [protocol] => assert!(asked && !http && values(input, "upgrade").contains(&protocol), "{input:?}"),
+        [] => assert!(!requested || h2c || !input.contains_key(UPGRADE), "an upgrade is lost: {input:?}"),
+        [protocol] => assert!(requested && !h2c && values(input, "upgrade").contains(&protocol), "{input:?}"),
         [..] => panic!("several upgrades: {input:?}"),
     }
 }
 
 /// Checks that `TE` is `trailers` if trailers are wanted, and absent otherwise.
 fn check_te(input: &HeaderMap, output: &HeaderMap) {
-    assert_eq!(values(output, "te"), vec!["trailers"; usize::from(trailers::wanted(input))], "{input:?}");
+    assert_eq!(values(output, "te"), vec!["trailers"; usize::from(trailers::accepted(input))], "{input:?}");
 }
 
 fn values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a HeaderValue> {
@@ -256,7 +256,7 @@ fn is_impersonation(name: &HeaderName) -> bool {
 }
 
 /// Returns whether a server that treats `_` as `-` reads this name as an identity or framing header.
-fn is_twin(name: &HeaderName) -> bool {
+fn is_lookalike(name: &HeaderName) -> bool {
     let plain = name.as_str().replace('_', "-");
     let identity = ["impersonate-", "kas-", "x-forwarded-", "x-remote-"];
     plain != name.as_str()

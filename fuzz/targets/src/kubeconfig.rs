@@ -4,7 +4,7 @@
 //! * An error about the kubeconfig begins with the file's name. Every error is one line.
 //! * Neither an error nor the `Display` and `Debug` of a cluster contains a token, a password or a key.
 
-use agent::cluster::{Cluster, ClusterError, ClusterOptions, Environment};
+use agent::cluster::{Cluster, ClusterEnvironment, ClusterError, KubeconfigOptions};
 
 use crate::input::{CANARY, InputFile, canary_is_secret};
 
@@ -30,10 +30,10 @@ pub fn run(data: &[u8]) {
 
     let file = InputFile::new("kubeconfig", data);
     let file = file.path();
-    let nothing = Environment { variable: &|_| None, service_account: file.with_file_name("none") };
-    let options = ClusterOptions { kubeconfig: Some(file.to_owned()), context: None };
+    let nothing = ClusterEnvironment { variable: &|_| None, service_account: file.with_file_name("none") };
+    let options = KubeconfigOptions { file: Some(file.to_owned()), context: None };
     let shown = match Cluster::load_in(&options, &nothing) {
-        Ok(cluster) => format!("{cluster} {cluster:?} {:?}", cluster.endpoint()),
+        Ok(cluster) => format!("{cluster} {cluster:?} {:?}", cluster.url()),
         Err(error) => {
             let text = error.to_string();
             let named = match &error {

@@ -1,14 +1,12 @@
 //! Headers that replicas exchange, and the address of a replica, with any content.
 //!
-//! * A decoded stamp encodes to the same bytes: a sealed stamp has one spelling.
-//! * A verdict without a valid seal is rejected. The message of an unsealed verdict is one line of limited length.
+//! * A decoded header encodes to the same bytes: each content has one encoding.
+//! * A response without a valid MAC is rejected. The message of an unsigned response is one line of limited length.
 //! * An address that parses is written as one that parses to the same address, with scheme, host and port only.
 
-use gateway::peers::{
-    address::PeerUrl,
-    seal::{Seal, Secret},
-    stamp::{STAMP, Stamp},
-    verdict::{Doubt, Verdict},
+use gateway::{
+    peers::{DecodeError, Mac, PEER_HEADER, PeerHeader, PeerUrl, ProbeResponse, ResponseKey},
+    secret::Secret,
 };
 use http::{HeaderMap, HeaderValue};
 
@@ -17,18 +15,18 @@ pub fn run(data: &[u8]) {
     let mut lines = data.splitn(2, |byte| *byte == b'\n');
     let (first, second) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
     if let Ok(value) = HeaderValue::from_bytes(first) {
-        if let Ok(stamp) = Stamp::decode(&value) {
-            assert_eq!(stamp.encode(), value);
+        if let Ok(header) = PeerHeader::decode(&value) {
+            assert_eq!(header.encode(), value);
         }
-        let mut headers = HeaderMap::from_iter([(STAMP, value)]);
+        let mut headers = HeaderMap::from_iter([(PEER_HEADER, value)]);
         headers.extend(
             HeaderValue::from_bytes(second).ok().map(|message| (proto::header::ERROR_MESSAGE, message)),
         );
         let secret =
             Secret::parse("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=").expect("it is long enough");
-        let sealed = Verdict::decode(&headers, Some((&secret, &Seal([0; 32]))));
-        assert!(matches!(sealed, Err(Doubt::Garbage | Doubt::Untrusted)));
-        if let Ok(Verdict::Declines { message, .. }) = Verdict::decode(&headers, None) {
+        let signed = ProbeResponse::decode(&headers, ResponseKey::new(Some(&secret), Some(&Mac([0; 32]))));
+        assert!(matches!(signed, Err(DecodeError::Malformed | DecodeError::InvalidMac)));
+        if let Ok(ProbeResponse::Declined { message, .. }) = ProbeResponse::decode(&headers, None) {
             assert!(
                 message.chars().count() <= 512 && !message.contains(|c: char| c.is_control()),
                 "{message:?}"

@@ -10,7 +10,7 @@
 
 use std::path::Path;
 
-use agent::policy::{Action, By, Policy, Verdict, describe};
+use agent::policy::{Action, DecisionSource, Policy, PolicyDecision, describe};
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header::CONNECTION};
 
 use crate::input::headers;
@@ -31,16 +31,16 @@ pub fn run(data: &[u8]) {
             *request.method_mut() = method.clone();
             *request.uri_mut() = uri.clone();
             *request.headers_mut() = headers.clone();
-            (policy.judge(service, &request), describe(service, &request))
+            (policy.evaluate(service, &request), describe(service, &request))
         };
         let judged = judge(&uri, &headers);
         let verdict = judged.0;
-        assert!(!policy.name_of(verdict.by).is_empty());
-        match verdict.by {
-            By::Rule(number) => {
+        assert!(!policy.rule_name(verdict.source).is_empty());
+        match verdict.source {
+            DecisionSource::Rule(number) => {
                 assert_eq!(verdict.allowed, policy.rules()[number].action() == Action::Allow);
             }
-            By::Default | By::Unclear(_) => assert!(!verdict.allowed, "{verdict:?}"),
+            DecisionSource::Default | DecisionSource::Unclear(_) => assert!(!verdict.allowed, "{verdict:?}"),
         }
 
         let mut more = headers.clone();
@@ -59,7 +59,7 @@ pub fn run(data: &[u8]) {
 
         for other in encodings(&uri) {
             let encoded = judge(&other, &headers).0;
-            let same = (encoded.allowed, encoded.by) == (verdict.allowed, verdict.by);
+            let same = (encoded.allowed, encoded.source) == (verdict.allowed, verdict.source);
             assert!(same || is_unclear(&encoded), "{uri} {verdict:?}, but {other} {encoded:?}");
         }
         more.append(CONNECTION, HeaderValue::from_static("close, Impersonate-User"));
@@ -67,8 +67,8 @@ pub fn run(data: &[u8]) {
     }
 }
 
-fn is_unclear(verdict: &Verdict) -> bool {
-    matches!(verdict.by, By::Unclear(_))
+fn is_unclear(verdict: &PolicyDecision) -> bool {
+    matches!(verdict.source, DecisionSource::Unclear(_))
 }
 
 /// Returns the URI with an unrelated parameter before and after all others.

@@ -8,7 +8,7 @@
 //!   or a proxy might do: no allowed path becomes one that writes, deletes, stops the server or returns secrets.
 //! * `/api/v1/label/<name>/values` is allowed with GET only.
 
-use agent::handlers::prometheus::allow::{self, Verdict};
+use agent::services::prometheus::allowlist::{self, AllowlistMatch};
 use http::{Method, uri::PathAndQuery};
 use percent_encoding::percent_decode_str;
 
@@ -55,22 +55,22 @@ pub fn run(data: &[u8]) {
     let Ok(method) = Method::from_bytes(&data[..end]) else { return };
     let Ok(path) = PathAndQuery::try_from(&data[end + 1..]) else { return };
     let path = path.path();
-    let verdict = allow::judge(&method, path);
+    let verdict = allowlist::check(&method, path);
     let listed = |list: &[&str]| list.contains(&path);
     let (get, post, head) = (method == Method::GET, method == Method::POST, method == Method::HEAD);
     if (get || post) && listed(BOTH) || get && listed(GET) || post && listed(POST) || head && listed(HEAD) {
-        assert_eq!(verdict, Verdict::Allowed, "{method} {path} is on the list");
+        assert_eq!(verdict, AllowlistMatch::Allowed, "{method} {path} is on the list");
         return;
     }
     if listed(BOTH) || listed(GET) || listed(POST) {
-        assert!(matches!(verdict, Verdict::WrongMethod(_)), "{method} {path}: {verdict:?}");
+        assert!(matches!(verdict, AllowlistMatch::WrongMethod(_)), "{method} {path}: {verdict:?}");
         return;
     }
-    if verdict == Verdict::Refused {
+    if verdict == AllowlistMatch::NotListed {
         return;
     }
 
-    assert_eq!(verdict == Verdict::Allowed, get, "{method} {path}");
+    assert_eq!(verdict == AllowlistMatch::Allowed, get, "{method} {path}");
     let once = percent_decode_str(path).decode_utf8().expect("what is allowed is UTF-8");
     let twice = percent_decode_str(&once).decode_utf8().expect("what is allowed is UTF-8");
     for reading in [path, &once, &twice] {

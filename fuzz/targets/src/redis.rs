@@ -3,7 +3,7 @@
 //! * A decoded value keeps to the limits. It encodes to a value that decodes to the same.
 //! * The address in a heartbeat is an address that a replica can have.
 
-use router::redis::wire::{Event, Heartbeat, Held, News};
+use router::redis::wire::{Event, EventKind, Heartbeat, RouteRecord};
 
 /// Checks one input.
 pub fn run(data: &[u8]) {
@@ -11,15 +11,15 @@ pub fn run(data: &[u8]) {
         check_address(&beat);
         assert_eq!(Heartbeat::decode(beat.encode().as_bytes()).expect("what was written can be read"), beat);
     }
-    if let Ok(held) = Held::decode(data) {
-        let again = Held::decode(held.encode().as_bytes()).expect("what was written can be read");
+    if let Ok(record) = RouteRecord::decode(data) {
+        let again = RouteRecord::decode(record.encode().as_bytes()).expect("what was written can be read");
         // `encode` drops the instances that do not fit, because its spelling may be longer than the input's.
-        assert_eq!(again.epoch, held.epoch);
-        assert!(held.instances.starts_with(&again.instances));
+        assert_eq!(again.epoch, record.epoch);
+        assert!(record.instances.starts_with(&again.instances));
     }
     if let Ok(event) = Event::decode(data) {
-        if let News::Beat(beat) = &event.news {
-            check_address(beat);
+        if let EventKind::Heartbeat(heartbeat) = &event.kind {
+            check_address(heartbeat);
         }
         assert_eq!(Event::decode(event.encode().as_bytes()).expect("what was written can be read"), event);
     }

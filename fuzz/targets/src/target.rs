@@ -5,7 +5,7 @@
 //! * The service is never `control`. The agent contains neither `/` nor `?`.
 //! * The dialect of errors is that of the service. The path is valid in a request.
 
-use gateway::{failure::Dialect, target::Target};
+use gateway::internals::{ErrorDialect, Target};
 use http::uri::PathAndQuery;
 use proto::{AgentName, Reason};
 
@@ -33,12 +33,12 @@ pub fn run(data: &[u8]) {
             let rest = whole.strip_prefix(&front).expect("agent and service are what came");
             assert!(rest == target.path || rest.is_empty() && target.path == "/", "{target:?}");
             if reachable {
-                let expected = if service.starts_with("kubernetes") {
-                    Dialect::Kubernetes
-                } else if service.starts_with("prometheus") {
-                    Dialect::Prometheus
+                let expected = if service == "kubernetes" {
+                    ErrorDialect::Kubernetes
+                } else if service == "prometheus" || service.starts_with("prometheus.") {
+                    ErrorDialect::Prometheus
                 } else {
-                    Dialect::Plain
+                    ErrorDialect::Plain
                 };
                 assert_eq!(dialect, expected, "{whole}");
             }
@@ -46,7 +46,7 @@ pub fn run(data: &[u8]) {
         None => {
             assert_eq!(service, "kubernetes");
             assert_eq!(whole, format!("/k8s-proxy{}", target.path));
-            assert_eq!(dialect, Dialect::Kubernetes, "{whole}");
+            assert_eq!(dialect, ErrorDialect::Kubernetes, "{whole}");
         }
     }
     let sent = PathAndQuery::try_from(target.path).expect("the path can be sent on");

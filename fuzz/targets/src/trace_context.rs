@@ -6,7 +6,7 @@
 //! * It is written as version 00, which is read as the same context.
 
 use http::{HeaderMap, HeaderValue};
-use telemetry::context::{TRACEPARENT, TRACESTATE, read, write};
+use telemetry::context::{TRACEPARENT, TRACESTATE, extract, inject};
 
 /// The limit of `telemetry`, which does not export it.
 const STATE_MAX: usize = 512;
@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) {
     for state in lines.filter_map(|line| HeaderValue::from_bytes(line).ok()) {
         headers.append(TRACESTATE, state);
     }
-    let Some(context) = read(&headers) else { return };
+    let Some(context) = extract(&headers) else { return };
 
     let text = parent.as_ref().and_then(|parent| parent.to_str().ok()).expect("it was read");
     let parts: Vec<&str> = text.split('-').collect();
@@ -31,10 +31,10 @@ pub fn run(data: &[u8]) {
     assert!(parts[0] != "ff" && !text.bytes().any(|byte| parts[0] == "00" && byte.is_ascii_uppercase()));
 
     let mut written = HeaderMap::new();
-    write(&mut written, &context);
-    let again = read(&written).expect("what was written can be read");
+    inject(&mut written, &context);
+    let again = extract(&written).expect("what was written can be read");
     assert_eq!(again, context);
     let mut same = HeaderMap::new();
-    write(&mut same, &again);
+    inject(&mut same, &again);
     assert_eq!(same, written);
 }

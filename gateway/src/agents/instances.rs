@@ -1,13 +1,13 @@
-//! Which agentk processes of an agent have tunnels here: what other replicas learn of them.
+//! The agentk processes of an agent that have tunnels to this replica, as they are published to other replicas.
 
 use std::time::SystemTime;
 
-use router::{Instance, View};
+use router::{Instance, TunnelView};
 
-use crate::connected::Connected;
+use crate::tunnel_entry::TunnelEntry;
 
-/// One for each process, in order of their ids.
-pub(super) fn instances(tunnels: &[View<Connected>]) -> Vec<Instance> {
+/// Returns one instance per process, in order of their ids.
+pub(super) fn instances(tunnels: &[TunnelView<TunnelEntry>]) -> Vec<Instance> {
     let mut instances: Vec<Instance> = tunnels.iter().map(|view| instance(view.handle())).collect();
     instances.sort_by_key(|instance| instance.id);
     instances.dedup_by(|next, first| {
@@ -21,7 +21,7 @@ pub(super) fn instances(tunnels: &[View<Connected>]) -> Vec<Instance> {
     instances
 }
 
-fn instance(Connected { hello, since, .. }: &Connected) -> Instance {
+fn instance(TunnelEntry { hello, since, .. }: &TunnelEntry) -> Instance {
     Instance {
         id: hello.instance,
         version: hello.version.clone(),
@@ -33,7 +33,7 @@ fn instance(Connected { hello, since, .. }: &Connected) -> Instance {
     }
 }
 
-/// To the second, as other replicas read it.
+/// Truncates a time to seconds, the precision of the directory.
 fn seconds(time: SystemTime) -> SystemTime {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(since.as_secs())

@@ -1,56 +1,97 @@
-//! What an agent is told that gets no tunnel.
+//! The reasons for which kas refuses a tunnel, and the responses.
 
-use std::{fmt::Display, time::Duration};
+use std::time::Duration;
 
 use http::{
     HeaderValue, Response, StatusCode,
     header::{CONTENT_TYPE, RETRY_AFTER, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
 };
-use proto::SUBPROTOCOL;
+use proto::{AgentName, SUBPROTOCOL};
 use tunnel::Body;
 
-use super::Agents;
+/// `Retry-After` of a replica that stops: by then a load balancer has removed it.
+const RETRY_AFTER_DRAINING: Duration = Duration::from_secs(5);
 
-/// When to come back to a replica that is stopping: by then a load balancer has noticed.
-pub(super) const DRAINING: Duration = Duration::from_secs(5);
-/// When to come back to a replica that holds all the tunnels that an agent may have: another must end first.
-pub(super) const CROWDED: Duration = Duration::from_secs(30);
+/// `Retry-After` if the agent has all of its tunnels: another one must end first.
+const RETRY_AFTER_TUNNEL_LIMIT: Duration = Duration::from_secs(30);
 
-impl Agents {
-    /// For a reason that time mends.
-    pub(super) fn refuse_for(
-        &self,
-        wait: Duration,
-        result: &'static str,
-        status: StatusCode,
-        what: impl Display,
-        address: &str,
-    ) -> Response<Body> {
-        let mut answer = self.refuse(result, status, what, address);
-        let seconds = wait.as_millis().div_ceil(1000) as u64;
-        answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
-        answer
+/// The reason for which kas refuses a tunnel. The text is the body of the response.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HandshakeError {
+    #[error("{message}")]
+    Protocol { status: StatusCode, message: String },
+    #[error("this kas is stopping; try another replica")]
+    Draining,
+    #[error(
+        "the agent token is unknown or was revoked: create one with `kas token new`, put its hash into the identity file of \
+         kas and the token into agentk's secret"
+    )]
+    Unauthorized,
+    #[error("{0}")]
+    InvalidHello(String),
+    #[error(
+        "this kas opens as many tunnels per second as allowed (agent.listen.connections_per_second): many agents connect at \
+         the same time"
+    )]
+    ReplicaRateLimit { wait: Duration },
+    #[error(
+        "the token of agent {agent} has opened as many tunnels in this minute as allowed \
+         (agent.listen.connections_per_token_per_minute): wait, or run fewer agentk pods with it"
+    )]
+    TokenRateLimit { agent: AgentName, wait: Duration },
+    #[error(
+        "agent {agent} has as many tunnels to this kas as allowed (agent.listen.max_tunnels_per_agent): let others end, or \
+         run fewer agentk pods or tunnels"
+    )]
+    TunnelLimit { agent: AgentName },
+}
+
+impl HandshakeError {
+    /// Returns the value of the label `reason`.
+    pub(super) fn label(&self) -> &'static str {
+        match self {
+            Self::Protocol { .. } => "protocol",
+            Self::Draining => "draining",
+            Self::Unauthorized => "unauthorized",
+            Self::InvalidHello(_) => "invalid-hello",
+            Self::ReplicaRateLimit { .. } => "replica-rate-limit",
+            Self::TokenRateLimit { .. } => "token-rate-limit",
+            Self::TunnelLimit { .. } => "tunnel-limit",
+        }
     }
 
-    pub(super) fn refuse(
-        &self,
-        result: &'static str,
-        status: StatusCode,
-        what: impl Display,
-        address: &str,
-    ) -> Response<Body> {
-        self.metrics.handshake(result);
-        if let Some(suppressed) = self.refusals.admit(result, std::time::Instant::now()) {
-            tracing::warn!(peer = %address, %status, reason = %what, suppressed, "a tunnel was refused");
+    pub(super) fn status(&self) -> StatusCode {
+        match self {
+            Self::Protocol { status, .. } => *status,
+            Self::Draining | Self::ReplicaRateLimit { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::InvalidHello(_) => StatusCode::BAD_REQUEST,
+            Self::TokenRateLimit { .. } | Self::TunnelLimit { .. } => StatusCode::TOO_MANY_REQUESTS,
         }
-        let mut answer = Response::new(Body::from(format!("{what}\n")));
-        *answer.status_mut() = status;
-        let headers = answer.headers_mut();
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Draining => Some(RETRY_AFTER_DRAINING),
+            Self::ReplicaRateLimit { wait } | Self::TokenRateLimit { wait, .. } => Some(*wait),
+            Self::TunnelLimit { .. } => Some(RETRY_AFTER_TUNNEL_LIMIT),
+            Self::Protocol { .. } | Self::Unauthorized | Self::InvalidHello(_) => None,
+        }
+    }
+
+    pub(super) fn to_response(&self) -> Response<Body> {
+        let mut response = Response::new(Body::from(format!("{self}\n")));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        if status == StatusCode::UPGRADE_REQUIRED {
+        if let Some(wait) = self.retry_after() {
+            let seconds = wait.as_millis().div_ceil(1000) as u64;
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status() == StatusCode::UPGRADE_REQUIRED {
             headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
             headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
         }
-        answer
+        response
     }
 }

@@ -1,52 +1,52 @@
-//! Which agents a program asks for: pure.
+//! The query of a list of agents.
 
 use std::str::FromStr;
 
 use proto::AgentId;
 
-/// Most agents of the identity file that are looked at for one page: the directory is asked once for so many.
-const MOST: usize = 500;
-/// Most of them if the program does not say.
-const DEFAULT: usize = 100;
-/// Longest query.
+/// The most agents of one page, which is one lookup in the directory.
+const MAX_LIMIT: usize = 500;
+/// The agents of one page without `limit`.
+const DEFAULT_LIMIT: usize = 100;
+/// The longest query, in bytes.
 const MAX_LENGTH: usize = 8192;
 
-/// What stands behind `?`.
+/// The parameters of a list of agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
     project: Option<u64>,
     name: Option<String>,
-    /// These only, unless it is empty.
+    /// Only these agents, unless the list is empty.
     ids: Vec<AgentId>,
-    /// How many agents are looked at.
+    /// The most agents of the page.
     pub limit: usize,
-    /// Those behind this one only.
+    /// Only agents with a greater id.
     after: Option<AgentId>,
 }
 
-/// A query that cannot be answered.
+/// The error of an invalid query.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadQuery {
-    /// Of no honest program.
+pub enum QueryError {
+    /// The query is too long.
     #[error("the query is longer than {MAX_LENGTH} bytes")]
     TooLong,
-    /// A word that means nothing here.
-    #[error("{0:?} is no parameter: there are project, name, id, limit and continue")]
+    /// The parameter is unknown.
+    #[error("{0:?} is not a parameter: the parameters are project, name, id, limit and continue")]
     Unknown(String),
-    /// A value that cannot be used.
+    /// The value of a parameter is invalid.
     #[error("{0}: {1:?} is not {2}")]
     Value(&'static str, String, &'static str),
-    /// Which of them is meant?
+    /// The parameter occurs twice.
     #[error("{0} is given twice")]
     Twice(&'static str),
-    /// A path that has no parameters.
-    #[error("one agent is asked for without a query")]
-    Nothing,
+    /// The path has no parameters.
+    #[error("the path of one agent has no parameters")]
+    Unexpected,
 }
 
 impl Query {
-    /// Whether this agent is asked for, on this page or a later one.
-    pub fn admits(&self, id: AgentId, project: Option<u64>, name: &str) -> bool {
+    /// Returns whether an agent is on this page or on a later one.
+    pub fn matches(&self, id: AgentId, project: Option<u64>, name: &str) -> bool {
         self.after.is_none_or(|after| id > after)
             && self.project.is_none_or(|wanted| project == Some(wanted))
             && self.name.as_ref().is_none_or(|wanted| name == wanted)
@@ -55,51 +55,52 @@ impl Query {
 }
 
 impl FromStr for Query {
-    type Err = BadQuery;
+    type Err = QueryError;
 
-    /// Without percent-encoding: nothing that is asked for here needs it.
-    fn from_str(text: &str) -> Result<Self, BadQuery> {
+    /// Parses a query without percent-encoding, which no valid value needs.
+    fn from_str(text: &str) -> Result<Self, QueryError> {
         if text.len() > MAX_LENGTH {
-            return Err(BadQuery::TooLong);
+            return Err(QueryError::TooLong);
         }
         let (mut project, mut name, mut ids, mut limit, mut after) = (None, None, Vec::new(), None, None);
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             match key {
                 "project" => {
-                    once("project", &mut project, number("project", value, "the number of a project")?)?
+                    set_once("project", &mut project, number("project", value, "the number of a project")?)?
                 }
-                "name" => once("name", &mut name, value.to_owned())?,
+                "name" => set_once("name", &mut name, value.to_owned())?,
                 "id" => ids.push(AgentId(number("id", value, "the number of an agent")?)),
                 "limit" => {
                     let what = "a number between 1 and 500";
-                    let many = number("limit", value, what)?;
-                    let many = usize::try_from(many).ok().filter(|many| (1..=MOST).contains(many));
-                    once("limit", &mut limit, many.ok_or_else(|| bad("limit", value, what))?)?;
+                    let limit_value = number("limit", value, what)?;
+                    let limit_value =
+                        usize::try_from(limit_value).ok().filter(|many| (1..=MAX_LIMIT).contains(many));
+                    set_once("limit", &mut limit, limit_value.ok_or_else(|| bad("limit", value, what))?)?;
                 }
                 "continue" => {
-                    let last = AgentId(number("continue", value, "what a page has said")?);
-                    once("continue", &mut after, last)?;
+                    let last = AgentId(number("continue", value, "the value of a page")?);
+                    set_once("continue", &mut after, last)?;
                 }
-                _ => return Err(BadQuery::Unknown(key.chars().take(100).collect())),
+                _ => return Err(QueryError::Unknown(key.chars().take(100).collect())),
             }
         }
-        Ok(Self { project, name, ids, limit: limit.unwrap_or(DEFAULT), after })
+        Ok(Self { project, name, ids, limit: limit.unwrap_or(DEFAULT_LIMIT), after })
     }
 }
 
-fn once<T>(key: &'static str, place: &mut Option<T>, value: T) -> Result<(), BadQuery> {
-    if place.replace(value).is_some() { Err(BadQuery::Twice(key)) } else { Ok(()) }
+fn set_once<T>(key: &'static str, slot: &mut Option<T>, value: T) -> Result<(), QueryError> {
+    if slot.replace(value).is_some() { Err(QueryError::Twice(key)) } else { Ok(()) }
 }
 
-fn number(key: &'static str, value: &str, what: &'static str) -> Result<u64, BadQuery> {
-    // `+1` is a number to `parse`, and a space to some who decode.
+fn number(key: &'static str, value: &str, what: &'static str) -> Result<u64, QueryError> {
+    // `parse` accepts `+1`, which some clients decode as a space and a digit.
     let digits = value.bytes().all(|byte| byte.is_ascii_digit());
     value.parse().ok().filter(|_| digits).ok_or_else(|| bad(key, value, what))
 }
 
-fn bad(key: &'static str, value: &str, what: &'static str) -> BadQuery {
-    BadQuery::Value(key, value.chars().take(100).collect(), what)
+fn bad(key: &'static str, value: &str, what: &'static str) -> QueryError {
+    QueryError::Value(key, value.chars().take(100).collect(), what)
 }
 
 #[cfg(test)]
@@ -110,12 +111,12 @@ mod tests {
         let query: Query = query.parse().unwrap();
         let agents = [(1, Some(7), "a"), (2, Some(7), "b"), (3, Some(8), "c"), (4, None, "d")];
         let wanted =
-            agents.into_iter().filter(|(id, project, name)| query.admits(AgentId(*id), *project, name));
+            agents.into_iter().filter(|(id, project, name)| query.matches(AgentId(*id), *project, name));
         wanted.map(|(id, ..)| id).collect()
     }
 
     #[test]
-    fn each_parameter_narrows() {
+    fn each_parameter_filters() {
         assert_eq!(admitted(""), [1, 2, 3, 4]);
         assert_eq!(admitted("project=7"), [1, 2]);
         assert_eq!(admitted("project=7&continue=1"), [2]);
@@ -126,23 +127,23 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_bounded() {
+    fn limit_is_bounded() {
         let limit = |query: &str| query.parse().map(|query: Query| query.limit);
         assert_eq!((limit(""), limit("limit=1"), limit("limit=500")), (Ok(100), Ok(1), Ok(500)));
         for bad in ["limit=0", "limit=501", "limit=-1", "limit=+1", "limit=", "limit=99999999999999999999"] {
-            assert!(matches!(limit(bad), Err(BadQuery::Value("limit", ..))), "{bad}");
+            assert!(matches!(limit(bad), Err(QueryError::Value("limit", ..))), "{bad}");
         }
     }
 
     #[test]
-    fn what_means_nothing_is_refused() {
+    fn invalid_query_is_refused() {
         for (query, expected) in [
-            ("projects=7", "\"projects\" is no parameter"),
-            ("token=abc", "\"token\" is no parameter"),
+            ("projects=7", "\"projects\" is not a parameter"),
+            ("token=abc", "\"token\" is not a parameter"),
             ("project=mine", "project: \"mine\" is not the number of a project"),
             ("project=%37", "project: \"%37\" is not"),
             ("project=1&project=2", "project is given twice"),
-            ("continue=x", "continue: \"x\" is not what a page has said"),
+            ("continue=x", "continue: \"x\" is not the value of a page"),
             (&"&".repeat(9000), "longer than 8192 bytes"),
         ] {
             let error = query.parse::<Query>().unwrap_err().to_string();

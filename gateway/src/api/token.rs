@@ -1,14 +1,14 @@
-//! The token that a program shows: a JWT that is made with the shared secret, as GitLab makes it for its kas.
+//! The tokens of API clients: JWTs that are signed with the shared secret, as GitLab signs them for its kas.
 //!
-//! HS256, HS384 or HS512; `aud` is `gitlab-kas`; `exp` and `nbf` count where they are there, to the second. Who made it
-//! (`iss`) does not matter: whoever has the secret may ask.
+//! The algorithm is HS256, HS384 or HS512, and `aud` is `gitlab-kas`. `exp` and `nbf` are optional, and checked to the second.
+//! The issuer (`iss`) is not checked: every client with the secret may use the API.
 
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, header::AUTHORIZATION};
 use jsonwebtoken::{
-    Algorithm, AlgorithmFamily, DecodingKey, Validation,
+    Algorithm, AlgorithmFamily, DecodingKey, TokenData, Validation,
     crypto::{CryptoProvider, JwtVerifier, KeyUtils},
     decode,
     errors::{Error, ErrorKind},
@@ -17,79 +17,95 @@ use jsonwebtoken::{
 use serde::de::IgnoredAny;
 use sha2::{Sha256, Sha384, Sha512};
 
-use crate::peers::seal::Secret;
+use crate::secret::Secret;
 
-/// Whom tokens are for, as GitLab calls it.
+/// The expected `aud` claim, as GitLab sets it.
 const AUDIENCE: &str = "gitlab-kas";
 
-/// Longest token.
+/// The longest token, in bytes.
 const MAX_LENGTH: usize = 4096;
 
-/// Says whether a token is good. Cheap to clone.
+/// Verifies tokens. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Verifier(Arc<(DecodingKey, Validation)>);
+pub struct Verifier {
+    secret: Secret,
+    validation: Arc<Validation>,
+}
 
-/// Why a request is not from somebody who may ask.
+/// The reason for which a token is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
-    /// Nothing that could be good.
-    #[error("a token is missing: send `Authorization: Bearer <JWT>`, made with the secret of api.listen")]
-    NoToken,
-    /// One that is not.
-    #[error("the token is not good: {0}")]
-    Bad(&'static str),
+pub enum TokenError {
+    /// The request has no bearer token.
+    #[error("a token is missing: send `Authorization: Bearer <JWT>`, signed with the secret of api.listen")]
+    Missing,
+    /// The token is invalid.
+    #[error("the token is invalid: {0}")]
+    Invalid(&'static str),
 }
 
 impl Verifier {
-    /// Believes whoever has this secret.
-    pub fn new(secret: &Secret) -> Self {
-        // Fails if it was done before, which is as good.
+    /// Creates a verifier of tokens that were signed with one of the keys of the secret.
+    pub fn new(secret: Secret) -> Self {
+        // Fails if a provider is installed already, which has the same effect.
         let _ = PROVIDER.install_default();
         let mut validation = Validation::new_for_family(AlgorithmFamily::Hmac);
         validation.leeway = 0;
         validation.validate_nbf = true;
         validation.set_audience(&[AUDIENCE]);
         validation.set_required_spec_claims(&["aud"]);
-        Self(Arc::new((DecodingKey::from_secret(secret.bytes()), validation)))
+        Self { secret, validation: Arc::new(validation) }
     }
 
-    /// Whether these are the headers of somebody who may ask.
-    pub fn verify(&self, headers: &HeaderMap) -> Result<(), Denied> {
+    /// Verifies the token in the headers of a request.
+    pub fn verify(&self, headers: &HeaderMap) -> Result<(), TokenError> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let (Some(value), None) = (values.next(), values.next()) else {
-            return Err(Denied::NoToken);
+            return Err(TokenError::Missing);
         };
         let (scheme, token) =
-            value.to_str().ok().and_then(|value| value.split_once(' ')).ok_or(Denied::NoToken)?;
+            value.to_str().ok().and_then(|value| value.split_once(' ')).ok_or(TokenError::Missing)?;
         if !scheme.eq_ignore_ascii_case("bearer") {
-            return Err(Denied::NoToken);
+            return Err(TokenError::Missing);
         }
         self.check(token.trim())
     }
 
-    /// Whether a token is good.
-    pub fn check(&self, token: &str) -> Result<(), Denied> {
+    /// Verifies a token.
+    pub fn check(&self, token: &str) -> Result<(), TokenError> {
         if token.len() > MAX_LENGTH {
-            return Err(Denied::Bad("it is longer than 4096 bytes"));
+            return Err(TokenError::Invalid("it is longer than 4096 bytes"));
         }
-        let (key, validation) = &*self.0;
-        let token =
-            decode::<IgnoredAny>(token, key, validation).map_err(|error| Denied::Bad(reason(&error)))?;
+        let token = self.decode(token).map_err(|error| TokenError::Invalid(reason(&error)))?;
         match token.header.crit {
-            // RFC 7515 section 4.1.11: who does not understand these must refuse.
-            Some(_) => Err(Denied::Bad("its head names extensions that kas does not know")),
+            // RFC 7515 section 4.1.11: a token with unknown critical extensions must be refused.
+            Some(_) => {
+                Err(TokenError::Invalid("its header has critical extensions, which kas does not support"))
+            }
             None => Ok(()),
         }
+    }
+
+    /// Verifies the signature with one key after the other. Returns the error of the last key.
+    fn decode(&self, token: &str) -> Result<TokenData<IgnoredAny>, Error> {
+        let mut result = Err(ErrorKind::InvalidSignature.into());
+        for key in self.secret.keys().iter() {
+            let key = DecodingKey::from_secret(key.expose_bytes());
+            result = decode(token, &key, &self.validation);
+            if !matches!(&result, Err(error) if matches!(error.kind(), ErrorKind::InvalidSignature)) {
+                break;
+            }
+        }
+        result
     }
 }
 
 fn reason(error: &Error) -> &'static str {
     match error.kind() {
         ErrorKind::InvalidSignature => {
-            "it is not made with the secret of api.listen.authentication_secret_file"
+            "it is not signed with the secret of api.listen.authentication_secret_file"
         }
         ErrorKind::ExpiredSignature => "it has expired (exp)",
-        ErrorKind::ImmatureSignature => "it is not good yet (nbf)",
+        ErrorKind::ImmatureSignature => "it is not valid yet (nbf)",
         ErrorKind::InvalidAudience | ErrorKind::MissingRequiredClaim(_) => "it is not for gitlab-kas (aud)",
         ErrorKind::InvalidClaimFormat(_) => "its exp or nbf is not a number of seconds",
         ErrorKind::InvalidAlgorithm => "it is not signed with HS256, HS384 or HS512",
@@ -97,7 +113,7 @@ fn reason(error: &Error) -> &'static str {
     }
 }
 
-/// HMAC with what the rest of kas uses. Nothing is signed here.
+/// The HMAC implementation of kas. It cannot sign.
 static PROVIDER: CryptoProvider = CryptoProvider {
     signer_factory: |_, _| Err(ErrorKind::UnsupportedAlgorithm.into()),
     verifier_factory: |algorithm, key| match algorithm {
@@ -123,10 +139,10 @@ where
 }
 
 impl<M: Mac + Clone> signature::Verifier<Vec<u8>> for HmacVerifier<M> {
-    /// In constant time.
-    fn verify(&self, message: &[u8], seal: &Vec<u8>) -> Result<(), signature::Error> {
+    /// Compares in constant time.
+    fn verify(&self, message: &[u8], mac: &Vec<u8>) -> Result<(), signature::Error> {
         let computed = self.keyed.clone().chain_update(message);
-        computed.verify_slice(seal).map_err(|_| signature::Error::new())
+        computed.verify_slice(mac).map_err(|_| signature::Error::new())
     }
 }
 

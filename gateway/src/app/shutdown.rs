@@ -1,4 +1,4 @@
-//! Stops a replica in phases. Each phase has a deadline, so a task that hangs delays the end but cannot prevent it.
+//! Stops a replica in phases. Each phase has a deadline, so that a task that hangs delays the end but cannot prevent it.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::{admin::Readiness, tasks::TaskGroup};
 
-/// How long agents may take to leave once no request uses their tunnels. To open another tunnel takes a few round trips.
+/// The time that agents may take to leave after the requests in flight. An agent needs a few round trips for another tunnel.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time for agents after the last grace period, and as much again for background tasks. Both, and the exit of the process,
-/// fit into one second.
-const AFTERMATH: Duration = Duration::from_millis(400);
+/// The time for agents after the last grace period, and for background tasks after the agents. Both, and the exit of the
+/// process, fit into one second.
+const CLEANUP_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// The grace periods of the configuration.
 #[derive(Clone, Copy, Debug)]
@@ -20,11 +20,12 @@ pub(super) struct GracePeriods {
     pub(super) accept: Duration,
     /// `agent.kubernetes_api.listen.shutdown_grace_period`: after that, requests in flight may finish.
     pub(super) requests: Duration,
-    /// `private_api.listen.listen_grace_period`: in the same time, new requests of other replicas are still served.
+    /// `private_api.listen.listen_grace_period`: after `accept`, in parallel to `requests`, new requests of other replicas are
+    /// still served.
     pub(super) peers: Duration,
 }
 
-/// When each phase ends at the latest, as time since the shutdown began.
+/// The latest end of each phase, as time since the shutdown began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Deadlines {
     /// No more connections are accepted.
@@ -51,24 +52,24 @@ impl From<GracePeriods> for Deadlines {
             peer_requests,
             callers,
             peers: callers.max(peer_requests),
-            agents: sum + AFTERMATH,
-            end: sum + 2 * AFTERMATH,
+            agents: sum + CLEANUP_TIMEOUT,
+            end: sum + 2 * CLEANUP_TIMEOUT,
         }
     }
 }
 
-/// The parts of a replica that end, in their order:
+/// The parts of a replica, which end in this order:
 ///
-/// 1. The replica is not ready, so that load balancers send nothing new. It still accepts connections for
+/// 1. The replica is not ready, so that load balancers send no new connections. It still accepts them for
 ///    `listen_grace_period`.
 /// 2. It accepts no more connections of callers and agents. Callers' idle connections close. Agents are asked to leave:
-///    each opens a tunnel to another replica before it leaves this one.
-/// 3. Callers' requests finish. After `shutdown_grace_period` their connections are cut.
-/// 4. Meanwhile other replicas are served: new requests for `private_api.listen.listen_grace_period`, until these replicas
-///    know who holds the agents now; requests in flight until the later end of both periods. Then their connections are
-///    cut.
+///    each opens a tunnel to another replica before it closes the one to this replica.
+/// 3. Requests of callers finish. After `shutdown_grace_period` their connections are cut.
+/// 4. Meanwhile other replicas are served. Their new requests are accepted for `private_api.listen.listen_grace_period`,
+///    until their directory has the new owners of the agents. Their requests in flight may finish until the later end of both
+///    periods. Then their connections are cut.
 /// 5. Agents leave. After [`LEAVE_TIMEOUT`] their tunnels are cut: an agent without another replica may never leave.
-/// 6. Background tasks end: the last spans are sent, and Redis is told that this replica is gone. Then they are cut.
+/// 6. Background tasks end: the last spans are exported, and this replica is removed from Redis. Then they are cut.
 ///
 /// All of it takes at most the sum of the three periods and one second.
 #[derive(Debug)]
@@ -81,7 +82,7 @@ pub(super) struct Shutdown {
     pub(super) peers: TaskGroup,
     /// Tunnels, and connections that become tunnels.
     pub(super) agents: TaskGroup,
-    /// Accept loops, and whatever else runs as long as the replica.
+    /// Accept loops and other tasks that run as long as the replica.
     pub(super) background: TaskGroup,
 }
 
@@ -91,8 +92,8 @@ impl Shutdown {
         let Self { grace, readiness, callers, peers, agents, background } = self;
         let (start, deadlines) = (Instant::now(), Deadlines::from(grace));
 
-        readiness.leaving();
-        tracing::info!(grace = ?grace.accept, "stopping: not ready, still accepting");
+        readiness.set_stopping();
+        tracing::info!(grace = ?grace.accept, "stopping: not ready, but still accepting connections");
         sleep_until(start + deadlines.accept).await;
 
         tracing::info!(grace = ?grace.requests, "stopping: finishing requests in flight");
@@ -115,8 +116,8 @@ impl Shutdown {
 
         let leave = Instant::now() + LEAVE_TIMEOUT;
         match agents.drain_until(leave.min(start + deadlines.agents)).await {
-            true => tracing::info!("stopped: every agent has left"),
-            false => tracing::info!("stopped: agents that found no other replica are cut"),
+            true => tracing::info!("stopped: all agents have left"),
+            false => tracing::info!("stopped: tunnels of agents without another replica are cut"),
         }
         if !background.drain_until(start + deadlines.end).await {
             tracing::warn!("stopped: background tasks that did not end are cut");
@@ -168,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Tasks that take no notice of either step stand for whatever hangs.
+    /// The tasks ignore both steps, like a task that hangs.
     #[tokio::test(start_paused = true)]
     async fn hanging_tasks_are_cut_at_their_deadlines_in_each_order_of_periods() {
         for grace in orders() {

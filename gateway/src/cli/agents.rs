@@ -1,4 +1,4 @@
-//! `kas agents`: asks the running kas who is connected.
+//! The command `kas agents`, which lists the agents of the running kas.
 
 mod tables;
 
@@ -22,31 +22,31 @@ use tokio_util::task::AbortOnDropHandle;
 use self::tables::{summary, wide};
 use super::{
     ConfigFile,
-    outcome::{Outcome, Refusal, say, warn},
+    error::{CliError, CommandResult, print, warn},
 };
-use crate::{config::Config, roster::Listing};
+use crate::{agent_list::AgentList, config::Config};
 
 /// List the agents of a running kas, and their tunnels
 ///
-/// Asks the kas that runs with this configuration, at its observability.listen.address. It lists the agents of all
-/// replicas; of tunnels that end on others it knows no more than their number.
+/// The list comes from the kas that runs with this configuration, at its observability.listen.address. It has the agents of
+/// all replicas. Of tunnels to other replicas it has only the number.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Agents {
     #[command(flatten)]
     config: ConfigFile,
-    /// How to show them
-    #[arg(long, short, value_enum, value_name = "FORM", default_value_t = Form::Table)]
-    output: Form,
+    /// The format of the list
+    #[arg(long, short, value_enum, value_name = "FORMAT", default_value_t = Format::Table)]
+    output: Format,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Form {
-    /// A line for each agent
+enum Format {
+    /// One line per agent
     Table,
-    /// Everything, as docs/operations.md describes it
+    /// All fields, as described in docs/operations.md
     Json,
-    /// A line for each tunnel
+    /// One line per tunnel
     Wide,
 }
 
@@ -58,35 +58,34 @@ Examples:
     jq -r '.agents[] | select(.state != \"connected\").name'
 
 Columns:
-  STATE       connected, leaving (a tunnel about to be replaced), away,
+  STATE       connected, leaving (a draining tunnel), away,
               elsewhere (connected to other replicas only),
               never (since kas started),
-              unknown (other replicas' agents are not known now)
-  AWAY        for how long
-  REPLICAS    who holds it, the one that was asked first
-  IN-FLIGHT   requests whose answer has not ended, ordinary ones first:
-              2/3 is 2 of them and 3 watches, logs, exec or port-forward;
-              in tunnels to the replica that was asked
-  ROUND-TRIP  the slowest of those tunnels', as measured last
+              unknown (the directory is unavailable)
+  AWAY        time since the last tunnel ended
+  REPLICAS    owners of the agent, the queried one first
+  IN-FLIGHT   requests in flight on the queried replica: 2/3 is 2 short
+              ones and 3 watches, logs, exec or port-forward
+  ROUND-TRIP  the slowest last measurement of those tunnels
 
 Exit codes:
   0   listed
-  64  the configuration cannot be used
-  69  no kas answers";
+  64  the configuration is invalid
+  69  no kas responds";
 
-/// How long kas may take to answer.
+/// The time that kas may take for the response.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of an answer: a hundred thousand tunnels.
-const MAX_ANSWER: usize = 128 << 20;
+/// The most bytes of a response, which is enough for a hundred thousand tunnels.
+const MAX_RESPONSE: usize = 128 << 20;
 
 impl Agents {
-    /// Asks, and prints the answer.
-    pub(super) fn run(self) -> Outcome {
+    /// Requests the list and prints it.
+    pub(super) fn run(self) -> CommandResult {
         let listen = Config::read(&self.config.path)?.observability.listen.address;
         let address = reachable(listen);
         let named = format!("{address} (observability.listen.address of {})", self.config.path.display());
         if listen.port() == 0 {
-            return Err(Refusal::usage(format!(
+            return Err(CliError::usage(format!(
                 "{named} is a port that the system chooses: give kas a fixed one"
             )));
         }
@@ -95,25 +94,25 @@ impl Agents {
             .enable_all()
             .build()
             .expect("the operating system lets a runtime start");
-        let answer = runtime.block_on(async { timeout(TIMEOUT, ask(address)).await });
-        let body = answer
-            .unwrap_or_else(|_| Err(format!("no answer within {} s", TIMEOUT.as_secs())))
-            .map_err(|what| Refusal::unavailable(format!("no kas answers at {named}: {what}")))?;
-        let listing: Listing = serde_json::from_slice(&body).map_err(|error| {
-            Refusal::unavailable(format!("what answers at {named} is no kas of this version: {error}"))
+        let response = runtime.block_on(async { timeout(TIMEOUT, request_list(address)).await });
+        let body = response
+            .unwrap_or_else(|_| Err(format!("no response within {} s", TIMEOUT.as_secs())))
+            .map_err(|what| CliError::unavailable(format!("no kas responds at {named}: {what}")))?;
+        let listing: AgentList = serde_json::from_slice(&body).map_err(|error| {
+            CliError::unavailable(format!("the server at {named} is not a kas of this version: {error}"))
         })?;
         if let Some(missing) = &listing.missing {
             warn(&format!("agents of other replicas are not listed: {missing}"));
         }
         match self.output {
-            Form::Table => say(&summary(&listing)),
-            Form::Json => say(&String::from_utf8_lossy(&body)),
-            Form::Wide => say(&wide(&listing)),
+            Format::Table => print(&summary(&listing)),
+            Format::Json => print(&String::from_utf8_lossy(&body)),
+            Format::Wide => print(&wide(&listing)),
         }
     }
 }
 
-/// Where a program of this machine reaches a listener.
+/// Returns the address at which a program on this machine connects to a listener.
 fn reachable(listen: SocketAddr) -> SocketAddr {
     let address = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -123,9 +122,9 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(address, listen.port())
 }
 
-async fn ask(address: SocketAddr) -> Result<Bytes, String> {
+async fn request_list(address: SocketAddr) -> Result<Bytes, String> {
     let connection = TcpStream::connect(address).await.map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionRefused => "nothing listens there; is kas running?".to_owned(),
+        io::ErrorKind::ConnectionRefused => "no process listens there; is kas running?".to_owned(),
         _ => error.to_string(),
     })?;
     let (mut sender, connection) =
@@ -135,13 +134,16 @@ async fn ask(address: SocketAddr) -> Result<Bytes, String> {
         .header(HOST, address.to_string())
         .header(CONNECTION, "close")
         .body(Empty::<Bytes>::new())
-        .expect("it is a valid request");
-    let answer = sender.send_request(request).await.map_err(|error| error.to_string())?;
-    if answer.status() != StatusCode::OK {
-        return Err(format!("{} for /agents; another program, or another version of kas?", answer.status()));
+        .expect("valid request");
+    let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+    if response.status() != StatusCode::OK {
+        return Err(format!(
+            "{} for /agents; is it another program, or another version of kas?",
+            response.status()
+        ));
     }
 
-    let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
+    let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
     Ok(body.map_err(|error| error.to_string())?.to_bytes())
 }
 
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_address_is_reached_from_this_machine() {
+    fn unspecified_address_becomes_loopback() {
         for (listen, expected) in [
             ("0.0.0.0:8151", "127.0.0.1:8151"),
             ("[::]:8151", "[::1]:8151"),

@@ -1,26 +1,27 @@
-//! `kas check-config`.
+//! The command `kas check-config`.
 
 use std::path::PathBuf;
 
 use clap::ValueHint;
 
-use super::outcome::{Outcome, Refusal, say};
-use crate::app::{Checked, Tried};
+use super::error::{CliError, CommandResult, print, warn};
+use crate::app::{CheckResult, ValidatedConfig};
 
-/// Check a configuration and everything that it names
+/// Check a configuration and all files that it names
 ///
-/// Binds nothing. A mistake is one line with file, line, column, key and reason, and exit code 64.
+/// No listener is bound. An error is one line with file, line, column, key and reason, and exit code 64. A certificate that
+/// is expired or not yet valid is a warning.
 ///
-/// With --live, on the machine or in the pod where kas is to run, also tries out Redis, this replica's own address and
-/// every replica that lives: a line for each, and exit code 69 if one of them fails. For that, the private listener is
-/// bound for a moment, unless a kas runs there. No replica is disturbed.
+/// With --live, which is for the machine or the pod where kas will run, Redis, the address of this replica and every live
+/// replica are checked as well: one line each, and exit code 69 if a check fails. These checks bind the private listener
+/// briefly, unless a kas runs there, and do not disturb other replicas.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct CheckConfig {
     /// The configuration file
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     file: PathBuf,
-    /// Try out Redis and the way to other replicas
+    /// Check Redis and the connections to other replicas too
     #[arg(long)]
     live: bool,
 }
@@ -31,11 +32,14 @@ Examples:
   kubectl exec kas-0 -- kas check-config --live /etc/kas/kas.yaml";
 
 impl CheckConfig {
-    /// Checks, and says what was found.
-    pub(super) fn run(self) -> Outcome {
-        let checked = Checked::read(&self.file)?;
+    /// Runs the checks and prints the results.
+    pub(super) fn run(self) -> CommandResult {
+        let checked = ValidatedConfig::read(&self.file)?;
+        for error in checked.invalid_certificates() {
+            warn(&error.to_string());
+        }
         let (agents, tokens) = checked.counts();
-        say(&format!("{}: good; {agents} agents, {tokens} tokens of callers\n", self.file.display()))?;
+        print(&format!("{}: good; {agents} agents, {tokens} tokens of callers\n", self.file.display()))?;
         if !self.live {
             return Ok(());
         }
@@ -43,18 +47,18 @@ impl CheckConfig {
             .enable_all()
             .build()
             .expect("the operating system lets a runtime start");
-        let tried = runtime.block_on(checked.try_out());
-        tried.iter().try_for_each(|one| say(&line(one)))?;
-        match tried.iter().filter(|one| one.result.is_err()).count() {
+        let results = runtime.block_on(checked.run_live_checks());
+        results.iter().try_for_each(|one| print(&line(one)))?;
+        match results.iter().filter(|one| one.result.is_err()).count() {
             0 => Ok(()),
-            failed => Err(Refusal::unavailable(format!("{failed} of {} checks failed", tried.len()))),
+            failed => Err(CliError::unavailable(format!("{failed} of {} checks failed", results.len()))),
         }
     }
 }
 
-fn line(Tried { what, result }: &Tried) -> String {
+fn line(CheckResult { subject, result }: &CheckResult) -> String {
     match result {
-        Ok(how) => format!("{what}: good; {how}\n"),
-        Err(why) => format!("{what}: FAILED: {why}\n"),
+        Ok(how) => format!("{subject}: good; {how}\n"),
+        Err(why) => format!("{subject}: FAILED: {why}\n"),
     }
 }

@@ -1,28 +1,30 @@
-//! `kas serve`.
-
-use std::io::IsTerminal as _;
+//! The command `kas serve`.
 
 use cores::Cores;
-use tokio::{
-    runtime::Builder,
-    signal::unix::{SignalKind, signal},
+use process::{
+    descriptors,
+    logs::{LogFormat, LogGuard},
+    signals,
 };
-use tokio_util::sync::CancellationToken;
+use tokio::{runtime::Builder, sync::watch};
 use tracing::{field::display, level_filters::LevelFilter};
 use tracing_subscriber::EnvFilter;
 
-use super::{ConfigFile, outcome::Outcome};
+use super::{
+    ConfigFile,
+    error::{CliError, CommandResult},
+};
 use crate::{
-    app::Checked,
-    config::{Format, Level, Logging},
+    app::ValidatedConfig,
+    config::{LogLevel, LoggingConfig, LoggingFormat},
     listen::Listener,
 };
 
 /// Run the server until SIGTERM or Ctrl-C
 ///
-/// Everything that the configuration names is read before anything is bound. On SIGTERM or Ctrl-C kas asks its agents to
-/// go to another replica and finishes the requests in flight, within its grace periods and a second; asked a second time, it
-/// stops at once.
+/// All files of the configuration are read before a listener is bound. On SIGTERM or Ctrl-C kas asks its agents to move to
+/// another replica and finishes the requests in flight, within its grace periods and one second. A second signal stops it at
+/// once. On SIGHUP it reads the identity file, the certificates and the secrets again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Serve {
@@ -36,21 +38,34 @@ Examples:
   KAS_CONFIG=/etc/kas/kas.yaml kas serve
 
 Exit codes:
-  0   stopped in good order
-  1   asked to stop a second time
-  64  the configuration cannot be used
-  69  an address cannot be bound";
+  0   stopped normally
+  1   stopped by a second signal
+  64  the configuration is invalid
+  69  an address cannot be bound
+  70  a defect of kas: a background task panicked, and the log has the panic";
+
+/// The crates of the workspace in kas, which log with the configured level.
+const OURS: [&str; 9] =
+    ["cores", "files", "gateway", "process", "proto", "router", "telemetry", "tls", "tunnel"];
 
 impl Serve {
-    /// Runs until it is asked to stop.
-    pub(super) fn run(self) -> Outcome {
-        let checked = Checked::read(&self.config.path)?;
-        start_logging(checked.logging());
+    /// Runs until a signal stops it.
+    pub(super) fn run(self) -> CommandResult {
         let started = "the operating system lets a runtime start";
-        let (cores, threads) = Cores::start(cores::count()).expect(started);
         let runtime = Builder::new_current_thread().enable_all().build().expect(started);
-        let outcome = runtime.block_on(async {
-            let (app, listeners) = checked.bind().await?;
+        let reload = watch::Sender::new(());
+        // Before everything else: without the handler, SIGHUP ends the process.
+        let sighup = {
+            let _entered = runtime.enter();
+            files::reload_on_sighup(reload.clone()).expect("signals can be handled")
+        };
+        let checked = ValidatedConfig::read(&self.config.path)?;
+        let _log = start_logging(checked.logging());
+        let (cores, threads) = Cores::start(cores::count()).expect(started);
+        let result = runtime.block_on(async {
+            let stop = signals::stop_token(|| {}).expect("signals can be handled");
+            let open_files = descriptors::raise_limit().expect("the system tells its limits");
+            let (mut app, listeners) = checked.bind(open_files).await?;
             let address =
                 |listener: &Option<Listener>| listener.as_ref().map(|listener| display(listener.address()));
             tracing::info!(
@@ -63,55 +78,50 @@ impl Serve {
                 api = address(&listeners.api),
                 "kas is listening"
             );
-            app.run(listeners, &cores, stop_signal()).await;
-            Ok(())
+            app.reload = reload;
+            tokio::spawn(sighup);
+            app.run(listeners, &cores, stop).await.map_err(|panicked| CliError::defect(panicked.to_string()))
         });
-        // Whatever still runs was cut: it must not delay the end, not even by blocking a thread.
+        // The tasks that still run were cut. They must not delay the end, even if they block a thread.
         runtime.shutdown_background();
         threads.detach();
-        outcome
+        result
     }
 }
 
-/// Cancelled by the first SIGTERM or Ctrl-C; the second ends the process at once.
-fn stop_signal() -> CancellationToken {
-    let stop = CancellationToken::new();
-    let stopping = stop.clone();
-    let mut terminate = signal(SignalKind::terminate()).expect("signals can be handled");
-    let mut interrupt = signal(SignalKind::interrupt()).expect("signals can be handled");
-    tokio::spawn(async move {
-        for times in 0.. {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            if times > 0 {
-                tracing::warn!("asked to stop again: stopping at once");
-                std::process::exit(1);
-            }
-            stopping.cancel();
-        }
-    });
-    stop
+fn start_logging(logging: &LoggingConfig) -> LogGuard {
+    let level = match logging.level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+    };
+    // The crates of kas log with the configured level, and libraries only warnings: their debug level is one line per HTTP/2
+    // frame.
+    let ours = OURS.map(|name| format!("{name}={level}")).join(",");
+    let format = match logging.format {
+        LoggingFormat::Json => LogFormat::Json,
+        LoggingFormat::Text => LogFormat::Text,
+    };
+    process::logs::start(EnvFilter::new(format!("warn,{ours}")), format, false)
 }
 
-fn start_logging(logging: &Logging) {
-    let level = match logging.level {
-        Level::Error => LevelFilter::ERROR,
-        Level::Warn => LevelFilter::WARN,
-        Level::Info => LevelFilter::INFO,
-        Level::Debug => LevelFilter::DEBUG,
-    };
-    // Ours at the level asked for; of the libraries, whose debug level is a line for each HTTP/2 frame, the warnings.
-    let ours = ["gateway", "router", "telemetry", "tunnel"].map(|name| format!("{name}={level}")).join(",");
-    let filter = EnvFilter::new(format!("warn,{ours}"));
-    let builder = tracing_subscriber::fmt()
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_target(false);
-    match logging.format {
-        Format::Json => builder.json().flatten_event(true).init(),
-        Format::Text => builder.init(),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_crate_of_the_workspace_has_the_configured_level() {
+        let manifest = include_str!("../../Cargo.toml");
+        let (dependencies, _) = manifest.split_once("[dev-dependencies]").unwrap();
+        let members = include_str!("../../../Cargo.toml").lines().filter_map(|line| {
+            let (name, rest) = line.split_once(" = ")?;
+            rest.starts_with("{ path = ").then_some(name)
+        });
+        let mut used: Vec<_> =
+            members.filter(|name| dependencies.contains(&format!("\n{name}.workspace = true"))).collect();
+        used.push("gateway");
+        used.sort_unstable();
+        assert_eq!(used, OURS);
     }
 }

@@ -1,19 +1,19 @@
-//! Text in aligned columns, and numbers as people read them.
+//! Text in aligned columns, and numbers for people.
 
 use std::time::Duration;
 
-/// Two blanks between columns, none at the end of a line.
+/// A table with two spaces between columns and no trailing spaces.
 pub(super) struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with these heads.
+    /// Creates a table with these headings.
     pub(super) fn new(heads: &[&str]) -> Self {
         Self { rows: vec![heads.iter().map(|head| (*head).to_owned()).collect()] }
     }
 
-    /// Adds a line. What is empty is shown as `-`, so that every line has the same number of words.
+    /// Adds a row. An empty cell is shown as `-`, so that all lines have the same number of words.
     pub(super) fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.rows[0].len());
         self.rows.push(cells.into_iter().map(cell).collect());
@@ -35,7 +35,7 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// How long ago, in its two largest units.
+/// Formats a duration in its two largest units.
 pub(super) fn age(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
@@ -47,12 +47,12 @@ pub(super) fn age(duration: Duration) -> String {
     }
 }
 
-/// Milliseconds, with as many digits as matter.
+/// Formats milliseconds with one decimal below 10.
 pub(super) fn milliseconds(value: f64) -> String {
     if value < 10.0 { format!("{value:.1}ms") } else { format!("{value:.0}ms") }
 }
 
-/// What came over the network shall not move the cursor, whoever it came from, nor look like two columns.
+/// Replaces control characters, which could move the cursor, and whitespace, which would look like two columns.
 fn cell(text: String) -> String {
     match &*text {
         "" => "-".to_owned(),
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned_and_nothing_hangs_over() {
+    fn columns_are_aligned_without_trailing_spaces() {
         let mut table = Table::new(&["ID", "NAME", "POD"]);
         table.row(["1".into(), "production".into(), String::new()]);
         table.row(["1234".into(), "a".into(), "evil\u{1b}[31m pod".into()]);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trips_have_the_digits_that_matter() {
+    fn small_round_trips_have_one_decimal() {
         assert_eq!(
             [0.04, 0.51, 9.94, 10.2, 250.4].map(milliseconds),
             ["0.0ms", "0.5ms", "9.9ms", "10ms", "250ms"]

@@ -11,31 +11,31 @@ use super::bounds::{timeout, within};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentListen {
-    /// Where agents dial to.
+    /// The address for agents.
     pub address: SocketAddr,
-    /// Certificate chain, PEM; with `key_file`, the listener speaks TLS.
+    /// The certificate chain (PEM). With it and `key_file` the listener uses TLS.
     pub certificate_file: Option<Spanned<PathBuf>>,
-    /// Private key, PEM.
+    /// The private key (PEM).
     pub key_file: Option<Spanned<PathBuf>>,
-    /// After this, give or take 5 %, an agent is asked to open another tunnel and leave this one.
+    /// The time, ±5 %, after which an agent is asked to replace a tunnel.
     #[serde(deserialize_with = "timeout")]
     pub max_connection_age: Duration,
     /// Open connections of agents.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_connections: usize,
-    /// Tunnels that one agent may have on this replica, over all its pods.
+    /// Tunnels of one agent to this replica, over all of its pods.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_tunnels_per_agent: usize,
-    /// Tunnels that the holders of one token may open in a minute, over all replicas.
+    /// Tunnels that may be opened with one token per minute, over all replicas.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub connections_per_token_per_minute: u32,
-    /// Tunnels that may be opened here in a second.
+    /// Tunnels that may be opened to this replica per second.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub connections_per_second: u32,
-    /// How long each step of opening a tunnel may take: TLS, the request, the first round trip.
+    /// The time for each step of opening a tunnel: TLS, the request, the first round trip.
     #[serde(deserialize_with = "timeout")]
     pub handshake_timeout: Duration,
-    /// How long an agent may leave bytes unread that wait to be written; a tunnel that takes longer is closed.
+    /// The time for which an agent may leave written bytes unread. After it the tunnel is closed.
     #[serde(deserialize_with = "timeout")]
     pub write_stall_timeout: Duration,
 }
@@ -43,29 +43,29 @@ pub struct AgentListen {
 /// Section `agent.tunnel`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct TunnelConfig {
-    /// How long a request waits for a tunnel of an agent that has none.
+pub struct AgentTunnelConfig {
+    /// The time that a request waits for an agent without a tunnel.
     #[serde(with = "proto::duration")]
     pub reconnect_wait: Duration,
-    /// Most requests in flight in one tunnel; further ones wait.
+    /// Requests in flight in one tunnel. Further ones wait.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_concurrent_streams: u32,
-    /// Bytes of one response or request that may be under way or unread.
+    /// Bytes of one response or request that may be in flight or unread.
     #[serde(deserialize_with = "within::<_, _, 65_535, { 1 << 30 }>")]
     pub stream_window: u32,
-    /// Most bytes of headers in one request or response.
+    /// Bytes of the headers of one request or response.
     #[serde(deserialize_with = "within::<_, _, 16_384, { 1 << 20 }>")]
     pub max_header_bytes: u32,
-    /// Silence after which the other end is asked for a sign of life.
+    /// The time without a frame after which a PING is sent.
     #[serde(deserialize_with = "timeout")]
     pub keepalive_interval: Duration,
-    /// How long that may take.
+    /// The time for the response to a PING.
     #[serde(deserialize_with = "timeout")]
     pub keepalive_timeout: Duration,
-    /// How many tunnels more than the mean a replica has before it gives some away, in percent; 0 is never.
+    /// The percentage above the mean number of tunnels at which a replica moves some to others. 0 disables it.
     #[serde(deserialize_with = "within::<_, _, 0, 1000>")]
     pub rebalance_threshold: u32,
-    /// How many tunnels all replicas together move in a second.
+    /// Tunnels that all replicas together move per second.
     #[serde(deserialize_with = "within::<_, _, 1, 10_000>")]
     pub rebalance_rate: u32,
 }
@@ -87,9 +87,9 @@ impl Default for AgentListen {
     }
 }
 
-impl Default for TunnelConfig {
+impl Default for AgentTunnelConfig {
     fn default() -> Self {
-        let settings = tunnel::Settings::default();
+        let settings = tunnel::TunnelConfig::default();
         Self {
             reconnect_wait: Duration::from_secs(2),
             max_concurrent_streams: settings.max_concurrent_streams,

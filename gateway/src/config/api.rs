@@ -1,4 +1,4 @@
-//! Section `api`: where programs ask who is connected.
+//! Section `api`: the listener of the internal API.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -8,7 +8,7 @@ use serde_saphyr::Spanned;
 /// Section `api`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Api {
+pub struct ApiConfig {
     /// The listener.
     pub listen: ApiListen,
 }
@@ -17,19 +17,19 @@ pub struct Api {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApiListen {
-    /// Where programs connect.
+    /// The address for API clients.
     #[serde(default = "default_address")]
     pub address: SocketAddr,
-    /// What their tokens are made with: base64 of 32 bytes or more.
+    /// The secret with which their tokens are signed: base64 of 32 bytes or more.
     pub authentication_secret_file: Spanned<PathBuf>,
-    /// Certificate chain, PEM; without it the listener is plain.
+    /// The certificate chain (PEM). Without it the listener does not use TLS.
     pub certificate_file: Option<Spanned<PathBuf>>,
-    /// Private key, PEM.
+    /// The private key (PEM).
     pub key_file: Option<Spanned<PathBuf>>,
 }
 
-impl Api {
-    /// The files that the section names, to be made absolute.
+impl ApiConfig {
+    /// Iterates over the paths of the section.
     pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
         let ApiListen { authentication_secret_file, certificate_file, key_file, .. } = &mut self.listen;
         [certificate_file, key_file].into_iter().flatten().chain([authentication_secret_file])

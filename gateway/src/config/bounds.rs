@@ -1,10 +1,10 @@
-//! The least and the most of each number: a configuration that cannot work is refused before anything is bound.
+//! Bounds of numbers: an invalid configuration is refused before a listener is bound.
 
 use std::{fmt::Display, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-/// For `deserialize_with`: a whole number within bounds.
+/// Deserializes an integer from `LEAST` to `MOST`.
 pub(super) fn within<'de, D, T, const LEAST: u64, const MOST: u64>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -17,11 +17,11 @@ where
     }
 }
 
-/// For `deserialize_with`: how long something may take, which is more than nothing.
+/// Deserializes a duration above zero.
 pub(super) fn timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let duration = proto::duration::deserialize(deserializer)?;
     if duration.is_zero() {
-        return Err(D::Error::custom("it must be longer than nothing"));
+        return Err(D::Error::custom("the duration must be longer than zero"));
     }
     Ok(duration)
 }
@@ -30,10 +30,12 @@ pub(super) fn timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dura
 mod tests {
     use std::path::Path;
 
-    use crate::config::{Config, parse};
+    use proto::yaml::parse;
+
+    use crate::config::Config;
 
     #[test]
-    fn what_cannot_work_is_refused_with_its_key() {
+    fn number_out_of_bounds_is_refused_with_its_key() {
         for (section, key, bad, good) in [
             ("agent: {listen: ", "max_connections", "0", "1"),
             ("agent: {listen: ", "max_connections", "1000001", "1000000"),

@@ -1,4 +1,4 @@
-//! Section `agent.kubernetes_api`: the listener for callers, and what they may take.
+//! Section `agent.kubernetes_api`: the listener for callers, and the limits of callers.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -14,33 +14,33 @@ use crate::{cors::Origin, headers::ExtraHeader};
 /// Section `agent.kubernetes_api`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct KubernetesApi {
+pub struct KubernetesApiConfig {
     /// The listener for callers.
     pub listen: PublicListen,
     /// Web pages that may use this listener: exact origins, as browsers send them.
     pub allowed_origins: Vec<Origin>,
-    /// Headers of clusters that callers may see besides those that are known to be harmless.
+    /// Response headers that are allowed in addition to the harmless ones.
     pub extra_allowed_response_headers: Vec<ExtraHeader>,
-    /// What one caller, one agent and all together may take.
-    pub limits: Limits,
+    /// The limits of one caller, of one agent and of all callers together.
+    pub limits: CallerLimits,
 }
 
 /// Section `agent.kubernetes_api.listen`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PublicListen {
-    /// Where callers connect.
+    /// The address for callers.
     pub address: SocketAddr,
-    /// Certificate chain, PEM; with `key_file`, the listener speaks TLS.
+    /// The certificate chain (PEM). With it and `key_file` the listener uses TLS.
     pub certificate_file: Option<Spanned<PathBuf>>,
-    /// Private key, PEM.
+    /// The private key (PEM).
     pub key_file: Option<Spanned<PathBuf>>,
-    /// Addresses of proxies whose `X-Forwarded-For` is believed.
+    /// The addresses of proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<Network>,
-    /// How long connections are still accepted after SIGTERM, so that load balancers notice.
+    /// The time after SIGTERM in which connections are still accepted, until load balancers have removed the replica.
     #[serde(with = "proto::duration")]
     pub listen_grace_period: Duration,
-    /// How long requests in flight may take after that.
+    /// The time after that in which requests in flight may finish.
     #[serde(with = "proto::duration")]
     pub shutdown_grace_period: Duration,
 }
@@ -48,40 +48,39 @@ pub struct PublicListen {
 /// Section `agent.kubernetes_api.limits`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Limits {
+pub struct CallerLimits {
     /// Open connections of callers.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_connections: usize,
-    /// Requests in flight of one caller, counted by each replica on its own: a caller who connects to N replicas may have N
-    /// times as many.
+    /// Requests in flight of one caller on this replica. A caller that connects to N replicas may have N times as many.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_requests_per_caller: u32,
-    /// Requests in flight to one agent, counted by each replica for its own tunnels, whichever replica took the request: an
-    /// agent with tunnels to N replicas may have N times as many.
+    /// Requests in flight to one agent in the tunnels of this replica, including requests of other replicas. An agent with
+    /// tunnels to N replicas may have N times as many.
     #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
     pub max_requests_per_agent: u32,
     /// Header fields of one request.
     #[serde(deserialize_with = "within::<_, _, 1, 10_000>")]
     pub max_headers: usize,
-    /// Bytes of one request's head.
+    /// Bytes of the head of one request.
     #[serde(deserialize_with = "within::<_, _, 8192, { 1 << 20 }>")]
     pub max_head_bytes: usize,
-    /// How long a caller may take to send a request's head on HTTP/1.1, including the wait for its first byte.
+    /// The time that a caller may take for the head of a request on HTTP/1.1, including the wait for its first byte.
     #[serde(deserialize_with = "timeout")]
     pub head_timeout: Duration,
-    /// How long a connection may take until its TLS handshake is done, or to say its first byte.
+    /// The time that a connection may take for its TLS handshake, or for its first byte.
     #[serde(deserialize_with = "timeout")]
     pub handshake_timeout: Duration,
-    /// How long a connection may have no request; it is closed before half as long again.
+    /// The time after which a connection without requests is closed, and at most half of it more.
     #[serde(deserialize_with = "timeout")]
     pub idle_timeout: Duration,
-    /// How long a caller may stop reading its answer, or sending its request's body.
+    /// The time for which a caller may stop reading the response, or sending the body of the request.
     #[serde(deserialize_with = "timeout")]
     pub write_stall_timeout: Duration,
-    /// Bytes of answers that are here and that their callers have not taken.
+    /// Bytes of responses that callers have not read, over all callers.
     #[serde(deserialize_with = "within::<_, _, { 1 << 20 }, { 1 << 40 }>")]
     pub max_bytes_in_flight: u64,
-    /// Bytes of a form that has to be read whole, of a caller who sees only certain series.
+    /// Bytes of a form with PromQL, which is read as a whole if the caller may see only certain series.
     #[serde(deserialize_with = "within::<_, _, 1024, { 64 << 20 }>")]
     pub max_form_bytes: usize,
 }
@@ -99,7 +98,7 @@ impl Default for PublicListen {
     }
 }
 
-impl Default for Limits {
+impl Default for CallerLimits {
     fn default() -> Self {
         Self {
             max_connections: 10_000,

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
-use telemetry::{Endpoint, SampleRatio};
+use telemetry::{OtlpEndpoint, SampleRatio};
 
 /// Section `observability`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -12,75 +12,75 @@ use telemetry::{Endpoint, SampleRatio};
 pub struct ObservabilityConfig {
     /// The listener for `/liveness`, `/readiness`, `/metrics` and `/agents`.
     pub listen: ObservabilityListen,
-    /// Logs on standard error.
-    pub logging: Logging,
-    /// Traces, sent to an OpenTelemetry collector.
-    pub tracing: Tracing,
+    /// The log on standard error.
+    pub logging: LoggingConfig,
+    /// Traces for an OpenTelemetry collector.
+    pub tracing: TracingConfig,
 }
 
 /// Section `observability.listen`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ObservabilityListen {
-    /// Where probes and Prometheus connect.
+    /// The address for probes and Prometheus.
     pub address: SocketAddr,
 }
 
 /// Section `observability.logging`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Logging {
-    /// What is logged.
-    pub level: Level,
-    /// How it looks.
-    pub format: Format,
+pub struct LoggingConfig {
+    /// The least important level that is logged.
+    pub level: LogLevel,
+    /// The format of the lines.
+    pub format: LoggingFormat,
 }
 
 /// Section `observability.tracing`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Tracing {
-    /// The collector's URL for OTLP over HTTP; without it there are no traces.
+pub struct TracingConfig {
+    /// The URL of the collector for OTLP over HTTP. Without it there are no traces.
     #[serde(deserialize_with = "endpoint")]
-    pub otlp_endpoint: Option<Endpoint>,
-    /// Whom to trust that it is the collector, instead of the system's roots; PEM.
+    pub otlp_endpoint: Option<OtlpEndpoint>,
+    /// The authority of the collector (PEM), in place of those of the system.
     pub otlp_ca_certificate_file: Option<Spanned<PathBuf>>,
-    /// What the collector knows us by.
+    /// The token for the collector.
     pub otlp_token_secret_file: Option<Spanned<PathBuf>>,
-    /// Which part of the traces that begin here is recorded.
+    /// The fraction of the traces beginning at kas that is recorded.
     #[serde(deserialize_with = "ratio")]
     pub sample_ratio: SampleRatio,
-    /// Whether a caller's trace is continued, and its decision to record it obeyed.
+    /// If true, kas continues the trace of a caller, with its decision to record.
     pub trust_callers: bool,
 }
 
-/// The least important event that is still logged.
+/// The level of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
-    /// What stops something.
+pub enum LogLevel {
+    /// A failure that stops a function of kas.
     Error,
-    /// What somebody should look at in the morning.
+    /// A problem that needs attention, but not at once.
     Warn,
-    /// Changes of state.
+    /// A change of state.
     #[default]
     Info,
-    /// Each request.
+    /// A request.
     Debug,
 }
 
-/// The look of the log.
+/// The format of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Format {
-    /// One JSON object a line.
+pub enum LoggingFormat {
+    /// One JSON object per line.
     #[default]
     Json,
-    /// For people.
+    /// Text for people.
     Text,
 }
 
-fn endpoint<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Endpoint>, D::Error> {
+fn endpoint<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<OtlpEndpoint>, D::Error> {
     let url = Option::<String>::deserialize(deserializer)?;
     url.map(|url| url.parse().map_err(D::Error::custom)).transpose()
 }

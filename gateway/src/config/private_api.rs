@@ -1,4 +1,4 @@
-//! Section `private_api`: where other replicas connect.
+//! Section `private_api`: the listener for other replicas.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -8,7 +8,7 @@ use serde_saphyr::Spanned;
 /// Section `private_api`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct PrivateApi {
+pub struct PrivateApiConfig {
     /// The listener for other replicas.
     pub listen: PrivateListen,
 }
@@ -17,28 +17,28 @@ pub struct PrivateApi {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrivateListen {
-    /// What kind of address it is.
+    /// The kind of the address.
     #[serde(deserialize_with = "network")]
     pub network: ListenNetwork,
-    /// Where other replicas connect.
+    /// The address for other replicas.
     pub address: SocketAddr,
-    /// What all replicas know, and nobody else: base64 of 32 bytes or more.
+    /// The secret of all replicas: base64 of 32 bytes or more.
     pub authentication_secret_file: Option<Spanned<PathBuf>>,
-    /// Certificate chain, PEM; shown to replicas that connect here, and to those that we connect to.
+    /// The certificate chain (PEM), for both directions of mutual TLS.
     pub certificate_file: Option<Spanned<PathBuf>>,
-    /// Private key, PEM.
+    /// The private key (PEM).
     pub key_file: Option<Spanned<PathBuf>>,
-    /// Who signs the certificates of replicas, and of nobody else; PEM.
+    /// The authority that signs only certificates of replicas (PEM).
     pub ca_certificate_file: Option<Spanned<PathBuf>>,
-    /// How long other replicas are still served after agents were asked to leave.
+    /// The time for which new requests of other replicas are served after agents were asked to leave.
     #[serde(with = "proto::duration")]
     pub listen_grace_period: Duration,
 }
 
-/// GitLab's `network`.
+/// The kind of an address, as in the `network` key of GitLab.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ListenNetwork {
-    /// Either.
+    /// IPv4 or IPv6.
     #[default]
     Tcp,
     /// IPv4.
@@ -48,8 +48,8 @@ pub enum ListenNetwork {
 }
 
 impl ListenNetwork {
-    /// Whether an address is of this kind.
-    pub fn has(self, address: SocketAddr) -> bool {
+    /// Returns whether an address is of this kind.
+    pub fn contains(self, address: SocketAddr) -> bool {
         match self {
             Self::Tcp => true,
             Self::Tcp4 => address.is_ipv4(),
@@ -64,7 +64,9 @@ fn network<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ListenNetwork, 
         "tcp" => Ok(ListenNetwork::Tcp),
         "tcp4" => Ok(ListenNetwork::Tcp4),
         "tcp6" => Ok(ListenNetwork::Tcp6),
-        "unix" => Err(D::Error::custom("replicas do not share a file system: unix is not served, use tcp")),
+        "unix" => Err(D::Error::custom(
+            "unix is not supported, because replicas do not share a file system: use tcp",
+        )),
         _ => Err(D::Error::custom(format!("{word:?} is none of tcp, tcp4 and tcp6"))),
     }
 }

@@ -1,11 +1,12 @@
-//! Section `redis`: where replicas learn of each other's agents.
+//! Section `redis`: the directory that all replicas share.
 
 use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use router::redis::{Address, Servers, Settings, Tls};
+use proto::yaml::KeyLocations;
+use router::redis::{RedisAddress, RedisServers, RedisSettings, RedisTlsFiles};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 
@@ -14,7 +15,10 @@ use super::{
     bounds::{timeout, within},
 };
 
-/// Longest prefix and fleet.
+/// The message for a certificate without its key, and for a key without its certificate.
+const TOGETHER: &str = "certificate_file and key_file go together, and this one is missing";
+
+/// The longest key prefix and the longest fleet name.
 const MAX_NAME: usize = 64;
 
 /// Section `redis`. Names one of `server`, `sentinel` and `cluster`.
@@ -23,38 +27,38 @@ const MAX_NAME: usize = 64;
 pub struct RedisConfig {
     /// One server.
     #[serde(default)]
-    pub server: Option<RedisServer>,
-    /// Several, of which Sentinels name one.
+    pub server: Option<RedisServerConfig>,
+    /// Servers that are found through Sentinels.
     #[serde(default)]
     pub sentinel: Option<RedisSentinel>,
-    /// A Cluster.
+    /// A Redis Cluster.
     #[serde(default)]
     pub cluster: Option<RedisCluster>,
-    /// Who kas is to Redis; without it, Redis' default user.
+    /// The user name of kas. Without it, the default user of Redis.
     #[serde(default)]
     pub username: Option<String>,
-    /// What proves it.
+    /// The file with the password.
     #[serde(default)]
     pub password_file: Option<Spanned<PathBuf>>,
     /// The number of the database.
     #[serde(default, deserialize_with = "within::<_, _, 0, 65_535>")]
     pub database_index: u16,
-    /// TLS to all servers.
+    /// TLS for all servers.
     #[serde(default)]
     pub tls: RedisTls,
-    /// What all keys begin with.
+    /// The prefix of all keys.
     #[serde(default = "key_prefix", deserialize_with = "name")]
     pub key_prefix: String,
-    /// Which replicas belong together.
+    /// The name of the fleet: replicas with the same name belong together.
     #[serde(default = "fleet", deserialize_with = "name")]
     pub fleet: String,
-    /// How long connecting may take.
+    /// The time for connecting.
     #[serde(default = "dial_timeout", deserialize_with = "timeout")]
     pub dial_timeout: Duration,
-    /// How long a command may take.
+    /// The time for a command.
     #[serde(default = "response_timeout", deserialize_with = "timeout")]
     pub response_timeout: Duration,
-    /// Whether this replica is not ready before it has reached Redis once.
+    /// If true, the replica is not ready before its first connection to Redis.
     #[serde(default)]
     pub wait_at_start: bool,
 }
@@ -62,22 +66,22 @@ pub struct RedisConfig {
 /// Section `redis.server`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RedisServer {
-    /// Where it is.
+pub struct RedisServerConfig {
+    /// The address of the server.
     #[serde(deserialize_with = "address")]
-    pub address: Address,
+    pub address: RedisAddress,
 }
 
 /// Section `redis.sentinel`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RedisSentinel {
-    /// The name that Sentinels know the servers by.
+    /// The name of the servers in the configuration of the Sentinels.
     pub master_name: String,
-    /// Where the Sentinels are.
+    /// The addresses of the Sentinels.
     #[serde(deserialize_with = "addresses")]
-    pub addresses: Vec<Address>,
-    /// Their password, if they have one.
+    pub addresses: Vec<RedisAddress>,
+    /// The file with the password of the Sentinels.
     #[serde(default)]
     pub sentinel_password_file: Option<Spanned<PathBuf>>,
 }
@@ -86,27 +90,27 @@ pub struct RedisSentinel {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RedisCluster {
-    /// Where some of its nodes are.
+    /// The addresses of some of its nodes.
     #[serde(deserialize_with = "addresses")]
-    pub addresses: Vec<Address>,
+    pub addresses: Vec<RedisAddress>,
 }
 
 /// Section `redis.tls`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RedisTls {
-    /// Whether connections are TLS.
+    /// If true, connections use TLS.
     pub enabled: bool,
-    /// Certificate chain that kas shows, PEM.
+    /// The certificate chain of kas (PEM).
     pub certificate_file: Option<Spanned<PathBuf>>,
-    /// Its private key, PEM.
+    /// The private key of kas (PEM).
     pub key_file: Option<Spanned<PathBuf>>,
-    /// Whom to trust, instead of the system's authorities; PEM.
+    /// The authority of the servers (PEM), in place of those of the system.
     pub ca_certificate_file: Option<Spanned<PathBuf>>,
 }
 
 impl RedisConfig {
-    /// The files that the section names, to be made absolute.
+    /// Iterates over the paths of the section.
     pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
         let sentinels = self.sentinel.as_mut().map(|sentinel| &mut sentinel.sentinel_password_file);
         let tls = &mut self.tls;
@@ -119,28 +123,32 @@ impl RedisConfig {
         files.into_iter().chain(sentinels).flatten()
     }
 
-    /// What the router makes a store of; `file` is for errors. Reads what the section names.
-    pub fn settings(&self, file: &Path) -> Result<Settings, ConfigError> {
-        let wrong = |what: String| ConfigError::whole(file, format!("redis: {what}"));
+    /// Returns the settings of the store, after reading the files of the section. `file` and `keys` are for errors.
+    pub(crate) fn settings(&self, file: &Path, keys: &KeyLocations) -> Result<RedisSettings, ConfigError> {
+        let wrong = |what: String| ConfigError::about(file, keys, "redis", what);
         let servers = match (&self.server, &self.sentinel, &self.cluster) {
-            (Some(server), None, None) => Servers::One(server.address.clone()),
-            (None, Some(sentinel), None) => Servers::Sentinel {
+            (Some(server), None, None) => RedisServers::Single(server.address.clone()),
+            (None, Some(sentinel), None) => RedisServers::Sentinel {
                 master: sentinel.master_name.clone(),
                 sentinels: sentinel.addresses.clone(),
                 password_file: path(sentinel.sentinel_password_file.as_ref()),
             },
             (None, None, Some(_)) if self.database_index > 0 => {
-                return Err(wrong("database_index: a Cluster has database 0 only".to_owned()));
+                let what = "a Cluster has only database 0";
+                return Err(ConfigError::about(file, keys, "redis.database_index", what));
             }
-            (None, None, Some(cluster)) => Servers::Cluster(cluster.addresses.clone()),
+            (None, None, Some(cluster)) => RedisServers::Cluster(cluster.addresses.clone()),
             (None, None, None) => {
-                return Err(wrong("name a server, a sentinel or a cluster".to_owned()));
+                return Err(wrong("one of server, sentinel and cluster is required".to_owned()));
             }
             _ => return Err(wrong("server, sentinel and cluster exclude each other".to_owned())),
         };
-        let settings = Settings {
+        let settings = RedisSettings {
             servers,
-            tls: self.tls.lower().map_err(|what| wrong(format!("tls.{what}")))?,
+            tls: self
+                .tls
+                .settings()
+                .map_err(|(key, what)| ConfigError::about(file, keys, format!("redis.tls.{key}"), what))?,
             username: self.username.clone(),
             password_file: path(self.password_file.as_ref()),
             database: self.database_index,
@@ -149,30 +157,32 @@ impl RedisConfig {
             dial_timeout: self.dial_timeout,
             response_timeout: self.response_timeout,
         };
-        settings.check().map_err(wrong)?;
+        settings.validate().map_err(wrong)?;
         Ok(settings)
     }
 }
 
 impl RedisTls {
-    fn lower(&self) -> Result<Option<Tls>, &'static str> {
+    /// Returns the TLS settings, or a key and its error.
+    fn settings(&self) -> Result<Option<RedisTlsFiles>, (&'static str, &'static str)> {
         let ca_certificate_file = path(self.ca_certificate_file.as_ref());
         let pair = match (path(self.certificate_file.as_ref()), path(self.key_file.as_ref())) {
             (Some(chain), Some(key)) => Some((chain, key)),
             (None, None) => None,
             (Some(_), None) => {
-                return Err("key_file: certificate_file and key_file go together, and this one is missing");
+                return Err(("key_file", TOGETHER));
             }
             (None, Some(_)) => {
-                return Err(
-                    "certificate_file: certificate_file and key_file go together, and this one is missing",
-                );
+                return Err(("certificate_file", TOGETHER));
             }
         };
         if !self.enabled && (pair.is_some() || ca_certificate_file.is_some()) {
-            return Err("enabled: files are named, and TLS is not enabled: set it to true, or remove them");
+            return Err((
+                "enabled",
+                "files are configured, but TLS is not enabled: set it to true, or remove them",
+            ));
         }
-        Ok(self.enabled.then_some(Tls { ca_certificate_file, pair }))
+        Ok(self.enabled.then_some(RedisTlsFiles { ca_certificate_file, pair }))
     }
 }
 
@@ -196,19 +206,19 @@ fn response_timeout() -> Duration {
     Duration::from_secs(1)
 }
 
-fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Address, D::Error> {
+fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RedisAddress, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
 }
 
-fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Address>, D::Error> {
+fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RedisAddress>, D::Error> {
     let texts = Vec::<String>::deserialize(deserializer)?;
     if texts.is_empty() {
-        return Err(D::Error::custom("name one at least"));
+        return Err(D::Error::custom("at least one address is required"));
     }
     texts.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
 }
 
-/// What may stand in a key beside a hash tag.
+/// Deserializes a name whose characters are safe in a Redis key with a hash tag.
 fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let name = String::deserialize(deserializer)?;
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_.:/".contains(&b);
@@ -221,50 +231,58 @@ fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::config::{Config, parse};
+    use proto::yaml::parse;
 
-    fn read(section: &str) -> Result<Settings, String> {
+    use super::*;
+    use crate::config::Config;
+
+    fn read(section: &str) -> Result<RedisSettings, String> {
         let file = Path::new("kas.yaml");
         let text = format!("identity: {{file: i}}\nredis: {section}\n");
         let config: Config = parse(file, &text).map_err(|error| error.to_string())?;
-        config.redis.unwrap().settings(file).map_err(|error| error.to_string())
+        config.redis.unwrap().settings(file, &KeyLocations::parse(&text)).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn one_kind_of_redis_is_named() {
-        assert!(matches!(read("{server: {address: 'a:1'}}").unwrap().servers, Servers::One(_)));
+    fn kind_of_redis_is_selected() {
+        assert!(matches!(read("{server: {address: 'a:1'}}").unwrap().servers, RedisServers::Single(_)));
         let sentinel = "{sentinel: {master_name: m, addresses: ['a:1', 'b:2']}}";
-        assert!(matches!(read(sentinel).unwrap().servers, Servers::Sentinel { .. }));
-        assert!(matches!(read("{cluster: {addresses: ['a:1']}}").unwrap().servers, Servers::Cluster(_)));
+        assert!(matches!(read(sentinel).unwrap().servers, RedisServers::Sentinel { .. }));
+        assert!(matches!(read("{cluster: {addresses: ['a:1']}}").unwrap().servers, RedisServers::Cluster(_)));
     }
 
     #[test]
-    fn what_cannot_work_is_refused_with_its_key() {
+    fn invalid_section_is_refused_with_its_key() {
         for (section, expected) in [
-            ("{}", "name a server, a sentinel or a cluster"),
+            ("{}", "one of server, sentinel and cluster is required"),
             ("{server: {address: 'a:1'}, cluster: {addresses: ['a:1']}}", "exclude each other"),
             ("{server: {address: a}}", "redis.server.address: \"a\" is not the address of a Redis"),
             ("{server: {address: 'redis://a:1'}}", "redis.server.address"),
-            ("{sentinel: {master_name: m, addresses: []}}", "redis.sentinel.addresses: name one at least"),
-            ("{cluster: {addresses: ['a:1']}, database_index: 1}", "database 0 only"),
+            ("{sentinel: {master_name: m, addresses: []}}", "redis.sentinel.addresses: at least one"),
+            ("{cluster: {addresses: ['a:1']}, database_index: 1}", "only database 0"),
             ("{server: {address: 'a:1'}, key_prefix: '{a}'}", "redis.key_prefix"),
             ("{server: {address: 'a:1'}, fleet: ''}", "redis.fleet"),
             ("{server: {address: 'a:1'}, dial_timeout: 0s}", "redis.dial_timeout"),
             ("{server: {address: 'a:1'}, response_timeout: 0s}", "redis.response_timeout"),
             ("{server: {address: 'a:1'}, password_file: /nowhere/p}", "redis: /nowhere/p: No such file"),
-            ("{server: {address: 'a:1'}, tls: {enabled: true, key_file: k}}", "redis: tls.certificate_file"),
-            ("{server: {address: 'a:1'}, tls: {ca_certificate_file: c}}", "redis: tls.enabled"),
-            ("{server: {address: 'unix:/a'}, tls: {enabled: true}}", "unix:/a: TLS is for host and port"),
+            (
+                "{server: {address: 'a:1'}, tls: {enabled: true, key_file: k}}",
+                "redis.tls.certificate_file: certificate_file and",
+            ),
+            (
+                "{server: {address: 'a:1'}, tls: {ca_certificate_file: c}}",
+                "redis.tls.enabled: files are configured",
+            ),
+            ("{server: {address: 'unix:/a'}, tls: {enabled: true}}", "unix:/a: TLS needs a host and a port"),
         ] {
             let error = read(section).map(|_| ()).expect_err(section);
-            assert!(error.starts_with("kas.yaml") && error.contains(expected), "{error}");
+            assert!(error.starts_with("kas.yaml:2:") && error.contains(expected), "{error}");
         }
     }
 
     /// The section stands in the example as a comment, because kas runs without it.
     #[test]
-    fn the_example_and_the_reference_have_every_key_with_its_default() {
+    fn example_and_reference_have_every_key_with_its_default() {
         let example = include_str!("../../../deploy/kas.example.yaml");
         let section = example.split("\n\n").find(|block| block.starts_with("# redis:\n")).unwrap();
         let section: Vec<&str> = section.lines().map(|line| line.strip_prefix("# ").unwrap()).collect();

@@ -1,22 +1,21 @@
-//! Reads a YAML file so that every error names file, line and key.
+//! Reads the files of the configuration.
 
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
 
-pub use proto::yaml::Error as ConfigError;
-pub(crate) use proto::yaml::parse;
-use serde::de::DeserializeOwned;
+pub use proto::yaml::YamlError as ConfigError;
 
-/// Reads and parses a file.
-pub(crate) fn read<T: DeserializeOwned>(file: &Path) -> Result<T, ConfigError> {
-    let text = fs::read_to_string(file).map_err(|error| ConfigError::whole(file, unreadable(&error)))?;
-    parse(file, &text)
+/// Reads the text of a file.
+pub(crate) fn read_text(file: &Path) -> Result<String, ConfigError> {
+    files::read_text(file).map_err(|error| ConfigError::whole(file, unreadable(&error)))
 }
 
-/// What went wrong with a file, and what to do about it.
+/// Returns the cause and the remedy of an error with a file.
 pub(crate) fn unreadable(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "the file does not exist".to_owned(),
-        io::ErrorKind::PermissionDenied => "permission denied: kas's user may not read the file".to_owned(),
+        io::ErrorKind::PermissionDenied => {
+            "permission denied: the user of kas may not read the file".to_owned()
+        }
         _ => format!("cannot be read: {error}"),
     }
 }

@@ -1,32 +1,32 @@
-//! The addresses that a request came through, as far as trusted proxies name them.
+//! The addresses of the caller and of the trusted proxies in front of kas.
 
 use std::net::{IpAddr, SocketAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
 
-/// The list of addresses that a request came through. Other headers of this kind are removed.
+/// The header with the addresses. Other forwarding headers are removed.
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const PREFIX: &str = "x-forwarded-";
 
-/// The other end of a connection. One value serves all of its requests.
+/// The address of the peer of a connection, prepared for all requests of the connection.
 #[derive(Clone, Debug)]
-pub struct Peer {
+pub struct PeerAddress {
     address: IpAddr,
     text: HeaderValue,
 }
 
-/// The addresses that a request came through.
+/// The addresses of the caller and of the proxies in front of kas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardedFor {
-    /// The first trustworthy address: the caller's.
+    /// The address of the caller: the first trustworthy one.
     pub client: IpAddr,
-    /// All trustworthy addresses, the caller's first.
+    /// All trustworthy addresses, beginning with the caller.
     hops: HeaderValue,
 }
 
-impl Peer {
-    /// Makes the peer at an address.
+impl PeerAddress {
+    /// Prepares an address.
     pub fn new(address: IpAddr) -> Self {
         let address = address.to_canonical();
         Self { address, text: joined(&[address]) }
@@ -36,17 +36,17 @@ impl Peer {
 impl ForwardedFor {
     /// Reads the addresses of a request that came over a connection from `peer`.
     ///
-    /// `X-Forwarded-For` is read from its end: each entry was written by the proxy behind it, and is believed while
-    /// that proxy is `trusted`. What comes before is what a stranger wrote.
-    pub fn of(headers: &HeaderMap, peer: &Peer, trusted: &[IpNet]) -> Self {
-        let believed = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));
+    /// `X-Forwarded-For` is read from its end. Each entry was written by the proxy that follows it, and is used if that proxy is
+    /// `trusted`. The entries before an untrusted proxy may be forged.
+    pub fn new(headers: &HeaderMap, peer: &PeerAddress, trusted: &[IpNet]) -> Self {
+        let is_trusted = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));
         let mut client = peer.address;
-        if !believed(&client) {
+        if !is_trusted(&client) {
             return Self { client, hops: peer.text.clone() };
         }
         let mut hops = vec![client];
         for entry in entries(headers) {
-            let Some(address) = entry.filter(|_| believed(&client)) else { break };
+            let Some(address) = entry.filter(|_| is_trusted(&client)) else { break };
             client = address;
             hops.push(address);
         }
@@ -79,7 +79,7 @@ fn entries(headers: &HeaderMap) -> impl Iterator<Item = Option<IpAddr>> {
     })
 }
 
-/// Some proxies add the port.
+/// Parses an entry. Some proxies add the port.
 fn address(entry: &str) -> Option<IpAddr> {
     let address = entry.parse().ok().or_else(|| entry.parse::<SocketAddr>().ok().map(|socket| socket.ip()));
     address.map(|address: IpAddr| address.to_canonical())
@@ -87,7 +87,7 @@ fn address(entry: &str) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use proto::border;
+    use proto::hop_by_hop;
 
     use super::*;
 
@@ -101,22 +101,22 @@ mod tests {
         headers.insert("x-forwarded-host", "evil.example".parse().unwrap());
         headers.insert("x-real-ip", "1.1.1.1".parse().unwrap());
         headers.insert("accept", "*/*".parse().unwrap());
-        let forwarded = ForwardedFor::of(&headers, &Peer::new(peer.parse().unwrap()), &trusted);
-        border::remove_where(&mut headers, is_forwarded);
+        let forwarded = ForwardedFor::new(&headers, &PeerAddress::new(peer.parse().unwrap()), &trusted);
+        hop_by_hop::remove_if(&mut headers, is_forwarded);
         forwarded.write(&mut headers);
         assert_eq!(headers.len(), 2, "{headers:?}");
         (forwarded.client.to_string(), headers["x-forwarded-for"].to_str().unwrap().to_owned())
     }
 
     #[test]
-    fn a_stranger_is_not_believed() {
+    fn header_of_untrusted_peer_is_ignored() {
         for lines in [&[][..], &["1.1.1.1"], &["10.0.0.1, 10.0.0.2"], &["\"><script>"]] {
             assert_eq!(read("192.0.2.1", lines), ("192.0.2.1".into(), "192.0.2.1".into()), "{lines:?}");
         }
     }
 
     #[test]
-    fn each_trusted_proxy_names_who_came_to_it() {
+    fn entries_of_trusted_proxies_are_used() {
         for (lines, client, expected) in [
             (&[][..], "10.0.0.1", "10.0.0.1"),
             (&["192.0.2.1"], "192.0.2.1", "192.0.2.1, 10.0.0.1"),

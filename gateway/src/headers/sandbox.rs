@@ -1,17 +1,17 @@
-//! Answers that a browser would run.
+//! The sandbox for responses that a browser could execute.
 //!
-//! Whoever controls a cluster can answer with a page, and get somebody to open its address. On this listener's origin
-//! it must be able to do nothing (CVE-2025-11224 and its like in GitLab's kas).
+//! The owner of a cluster can serve a web page and lead a user to its address. The page must not run scripts in the origin of
+//! this listener (CVE-2025-11224 and similar ones in GitLab's kas).
 
 use http::{
     HeaderMap, HeaderValue,
     header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE},
 };
 
-/// No scripts, no forms, no frames, nothing loaded, an origin of its own.
+/// Forbids scripts, forms, frames and subresources, and gives the page an opaque origin.
 const SANDBOX: HeaderValue = HeaderValue::from_static("sandbox; default-src 'none'; frame-ancestors 'none'");
 
-/// What browsers show as it is, or not at all, when they may not guess (`nosniff`).
+/// Content types that browsers display as text or download, if they must not guess (`nosniff`).
 const INERT: [&str; 11] = [
     "application/json",
     "application/jwk-set+json",
@@ -26,7 +26,7 @@ const INERT: [&str; 11] = [
     "text/plain",
 ];
 
-/// Takes the life out of everything that is not known to have none.
+/// Adds the sandbox to a response unless its content type is inert.
 pub(super) fn apply(headers: &mut HeaderMap) {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let inert = match (types.next(), types.next()) {
@@ -41,7 +41,7 @@ pub(super) fn apply(headers: &mut HeaderMap) {
 fn is_inert(content_type: &HeaderValue) -> bool {
     let Ok(text) = content_type.to_str() else { return false };
     let kind = text.split(';').next().unwrap_or_default().trim();
-    // A list of types in one line: which one counts depends on the browser.
+    // Browsers differ in which type of a list they use.
     !text.contains(',') && INERT.iter().any(|known| kind.eq_ignore_ascii_case(known))
 }
 
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_known_to_be_inert_is_put_into_the_sandbox() {
+    fn types_that_are_not_inert_are_sandboxed() {
         for (types, sandboxed) in [
             (&["application/json"][..], false),
             (&["Application/JSON; charset=utf-8"], false),

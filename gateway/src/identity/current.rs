@@ -1,4 +1,4 @@
-//! The identities now in force.
+//! The current version of the identity file.
 
 use std::{path::Path, sync::Arc};
 
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use super::Identity;
 use crate::config::ConfigError;
 
-/// The identities now in force. Cheap to clone and to read.
+/// The current version of the identity file. Clones are cheap, and share the version.
 #[derive(Clone, Debug)]
 pub struct Identities {
     current: Arc<ArcSwap<Identity>>,
@@ -16,35 +16,35 @@ pub struct Identities {
 }
 
 impl Identities {
-    /// These, until replaced.
+    /// Starts with this version.
     pub fn new(identity: Identity) -> Self {
         Self { current: Arc::new(ArcSwap::from_pointee(identity)), changes: watch::Sender::new(()) }
     }
 
-    /// Those in force.
+    /// Returns the current version for a short use.
     pub fn load(&self) -> arc_swap::Guard<Arc<Identity>> {
         self.current.load()
     }
 
-    /// Those in force, to be kept for a while.
+    /// Returns the current version for a longer use.
     pub fn load_full(&self) -> Arc<Identity> {
         self.current.load_full()
     }
 
-    /// Puts others in force: tunnels of agents and streams of callers whose token is gone are cut.
+    /// Replaces the version. Tunnels of agents and streams of callers whose token was removed are cut.
     pub fn replace(&self, mut identity: Identity) {
-        identity.succeed(&self.load());
+        identity.inherit(&self.load());
         self.current.store(Arc::new(identity));
         self.changes.send_replace(());
     }
 
-    /// Puts those of a file in force, if it can be used.
+    /// Reads a new version. If the file is invalid, the current version stays.
     pub fn reload(&self, file: &Path) -> Result<(), ConfigError> {
         self.replace(Identity::read(file)?);
         Ok(())
     }
 
-    /// Sees every replacement after this call.
+    /// Returns a receiver of all replacements after this call.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }

@@ -1,4 +1,4 @@
-//! The identity file: its shape, and what makes it invalid.
+//! The identity file: its format and its validation.
 
 use std::{
     collections::{BTreeMap, hash_map::Entry},
@@ -6,7 +6,11 @@ use std::{
     sync::Arc,
 };
 
-use proto::{AgentId, AgentName, ServiceName, impersonation::Impersonation};
+use proto::{
+    AgentId, AgentName, ServiceName,
+    impersonation::Impersonation,
+    yaml::{Budget, parse_with_budget},
+};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 use tokio_util::sync::CancellationToken;
@@ -18,8 +22,21 @@ use crate::{
     token::TokenHash,
 };
 
-/// Tokens that one agent may have at a time: the one in use and the one that replaces it.
+/// The tokens that one agent may have: the current one and its replacement.
 const MAX_AGENT_TOKENS: usize = 2;
+
+/// The largest file, in bytes. An agent with two tokens takes about 230 bytes.
+const MAX_BYTES: u64 = 512 << 20;
+
+/// Returns the limits of the YAML parser: enough for a million agents with a project and two tokens (11 nodes each), and their
+/// callers.
+fn budget() -> Budget {
+    let mut budget = Budget::default();
+    budget.max_nodes = 16_000_000;
+    budget.max_events = 32_000_000;
+    budget.max_total_scalar_bytes = 512 << 20;
+    budget
+}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -95,22 +112,21 @@ struct ExtraEntry {
 impl Identity {
     /// Reads an identity file.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        build(path, config::read::<Option<File>>(path)?)
+        let text = files::read_text_at_most(path, MAX_BYTES);
+        let text = text.map_err(|error| ConfigError::whole(path, config::unreadable(&error)))?;
+        Self::parse(path, &text)
     }
 
     /// Parses the text of an identity file; `path` is for errors.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        build(path, config::parse::<Option<File>>(path, text)?)
+        build(path, parse_with_budget::<Option<File>>(path, text, budget())?)
     }
 }
 
 fn build(path: &Path, file: Option<File>) -> Result<Identity, ConfigError> {
-    // What an editor or `>` leaves for a moment, before it writes the rest, must revoke nobody.
+    // An editor or `>` may leave the file empty for a moment. That must not revoke any token.
     let file = file.ok_or_else(|| {
-        ConfigError::whole(
-            path,
-            "the file says nothing: to have neither agents nor callers, write agents: []",
-        )
+        ConfigError::whole(path, "the file is empty: to have neither agents nor callers, write agents: []")
     })?;
     let mut identity = Identity::default();
     for (index, agent) in file.agents.into_iter().enumerate() {
@@ -136,7 +152,8 @@ fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<
         ));
     }
     if agent.tokens.value.len() > MAX_AGENT_TOKENS {
-        let what = format!("an agent has at most {MAX_AGENT_TOKENS} tokens: the one in use and the next");
+        let what =
+            format!("an agent has at most {MAX_AGENT_TOKENS} tokens: the current one and its replacement");
         return Err(at.error("tokens", &agent.tokens, what));
     }
 
@@ -154,7 +171,7 @@ fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<
 
 fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Result<(), ConfigError> {
     if entry.name.value.is_empty() || entry.name.value.contains(|c: char| c == ':' || c.is_control()) {
-        let what = "a caller has a name, without ':' (basic authentication) and control characters";
+        let what = "a caller needs a name without ':' (basic authentication) and without control characters";
         return Err(at.error("name", &entry.name, what));
     }
 
@@ -164,7 +181,7 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
     let services = allowed(&entry.services, at, "services", |name| {
         let service: ServiceName = name.parse().map_err(|error| format!("{error}"))?;
         if service.as_str() == ServiceName::CONTROL {
-            return Err("the service 'control' is kas's own".to_owned());
+            return Err("the service 'control' is reserved for kas".to_owned());
         }
         Ok(service)
     })?;
@@ -181,7 +198,11 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
     let in_flight = Arc::default();
     for token in entry.tokens.value {
         if identity.agent_tokens.contains_key(&token.value) {
-            return Err(at.error("tokens", &token, "the token is an agent's; make another for the caller"));
+            return Err(at.error(
+                "tokens",
+                &token,
+                "the token belongs to an agent; create another one for the caller",
+            ));
         }
         match identity.caller_tokens.entry(token.value) {
             Entry::Vacant(vacant) => vacant.insert(Arc::new(Grant {
@@ -225,7 +246,7 @@ fn impersonation(entry: Spanned<ImpersonateEntry>, at: &At<'_>) -> Result<Access
     Ok(AccessAs::Impersonate { username: who.username, headers })
 }
 
-/// Where in the file we are.
+/// The position in the file, for errors.
 struct At<'a> {
     path: &'a Path,
     key: String,
@@ -265,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_is_found_by_what_they_hold() {
+    fn agents_and_callers_are_found_by_token() {
         let identity = parse(&example()).unwrap();
         assert_eq!(identity.agent(&"a".to_owned().into()).unwrap().0, AgentId(1));
         assert!(identity.agent(&"c".to_owned().into()).is_none(), "a caller is no agent");
@@ -275,7 +296,10 @@ mod tests {
 
         let ci = &identity.grant(&"c".to_owned().into()).unwrap().caller;
         assert!(ci.may_use(AgentId(1)) && !ci.may_use(AgentId(2)));
-        assert!(ci.may_ask(&"kubernetes".parse().unwrap()) && !ci.may_ask(&"prometheus".parse().unwrap()));
+        assert!(
+            ci.may_use_service(&"kubernetes".parse().unwrap())
+                && !ci.may_use_service(&"prometheus".parse().unwrap())
+        );
         assert!(matches!(&ci.access_as, AccessAs::Impersonate { username, .. } if username == "ci"));
         let ops = &identity.grant(&"d".to_owned().into()).unwrap().caller;
         assert!(ops.may_use(AgentId(2)));
@@ -284,14 +308,14 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_the_same_rights_keeps_its_streams() {
+    fn streams_continue_with_unchanged_rights() {
         let grant =
             |identity: &Identity, token: &str| identity.grant(&token.to_owned().into()).unwrap().clone();
         let former = parse(&example()).unwrap();
         let (ci, ops) = (grant(&former, "c"), grant(&former, "d"));
 
         let mut narrowed = parse(&example().replace("agents: ['*']", "agents: [test]")).unwrap();
-        narrowed.succeed(&former);
+        narrowed.inherit(&former);
         assert!(!ci.revoked.is_cancelled());
         assert!(ops.revoked.is_cancelled(), "it may use less than before");
         assert!(!grant(&narrowed, "d").revoked.is_cancelled(), "and may come back");
@@ -299,7 +323,7 @@ mod tests {
         let labels = "services: ['*'], prometheus: {labels: {ns: [a]}}";
         let (limited, wider) = (example().replace("services: ['*']", labels), example());
         let (limited, mut wider) = (parse(&limited).unwrap(), parse(&wider).unwrap());
-        wider.succeed(&limited);
+        wider.inherit(&limited);
         assert!(grant(&limited, "d").revoked.is_cancelled(), "other labels are other rights");
         let prometheus = "prometheus".parse().unwrap();
         assert!(grant(&limited, "d").caller.labels(&prometheus).is_some());
@@ -309,18 +333,28 @@ mod tests {
         let busy = Arc::clone(&grant(&former, "c").in_flight);
         let both = format!("{}', '{}", hash("c"), hash("new"));
         let mut rotated = parse(&example().replace(&hash("c").to_string(), &both)).unwrap();
-        rotated.succeed(&former);
+        rotated.inherit(&former);
         assert!(
             Arc::ptr_eq(&grant(&rotated, "new").in_flight, &busy),
             "one limit for all tokens of a caller"
         );
 
-        Identity::default().succeed(&narrowed);
+        Identity::default().inherit(&narrowed);
         assert!(ci.revoked.is_cancelled());
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_with_its_place() {
+    fn file_with_more_nodes_than_the_library_reads_by_default_is_read() {
+        let nodes = Budget::default().max_nodes + 1;
+        let text = format!(
+            "callers: [{{name: a, tokens: [], agents: [{}], services: []}}]",
+            "x,\n".repeat(nodes) + "'*'"
+        );
+        assert!(parse(&text).is_ok());
+    }
+
+    #[test]
+    fn invalid_entry_is_refused_with_its_position() {
         for (text, expected) in [
             ("agents: [{id: 1, name: UP, tokens: []}]", "agents[0].name"),
             ("agents: [{id: 1, name: a, tokens: [secret]}]", "sha256:"),
@@ -332,7 +366,7 @@ mod tests {
                 "callers: [{name: a, tokens: [], agents: [x], services: ['*']}]",
                 "callers[0].agents: there is no agent \"x\"",
             ),
-            ("callers: [{name: a, tokens: [], agents: ['*'], services: [control]}]", "kas's own"),
+            ("callers: [{name: a, tokens: [], agents: ['*'], services: [control]}]", "reserved for kas"),
             ("callers: [{name: 'a:b', tokens: [], agents: [], services: []}]", "without ':'"),
             (
                 "callers: [{name: a, tokens: [], agents: [], services: [], access_as: {impersonate: {username: ''}}}]",
@@ -344,7 +378,7 @@ mod tests {
             ),
             (
                 "callers: [{name: a, tokens: [], agents: [], services: [], prometheus: {labels: {}}}]",
-                "callers[0].prometheus.labels: name at least one label",
+                "callers[0].prometheus.labels: at least one label",
             ),
             (
                 "callers: [{name: a, tokens: [], agents: [], services: [], prometheus: {label: {a: [b]}}}]",

@@ -1,7 +1,7 @@
-//! A connection that is closed without a reset.
+//! Connections that are closed without a reset.
 
 use std::{
-    io::{self, IoSlice},
+    io,
     pin::Pin,
     sync::{
         Arc,
@@ -16,36 +16,36 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// How long the other end may go on sending after the shutdown.
+/// The time for which the peer may send after the shutdown.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The first bytes of HTTP/2 (RFC 9113 section 3.4). Its GOAWAY is no response that a caller waits for, and an attacker who
-/// was cut off gets no time to go on.
+/// The first bytes of HTTP/2 (RFC 9113 section 3.4). HTTP/2 connections do not linger: no caller waits for the GOAWAY, and an
+/// attack that was cut must not continue.
 const HTTP2: &[u8] = b"PRI * HTTP/2.0";
 
-/// Bytes that are discarded at once.
+/// The size of one read that is discarded.
 const DISCARD: usize = 4096;
 
-/// Discards what still arrives after a shutdown, until the other end closes or two seconds are over.
+/// Discards the bytes that arrive after a shutdown, until the peer closes or two seconds have passed.
 ///
-/// A TCP connection that is closed with unread bytes is reset, and the reset can destroy a response that was already
-/// written (RFC 9112 section 9.6). A caller whose upload was refused would then not see why.
+/// A TCP connection that is closed with unread bytes is reset, and the reset can discard a response that was already
+/// written (RFC 9112 section 9.6). A caller whose upload was refused would then not receive the reason.
 #[derive(Debug)]
-pub struct LingeringClose<T> {
+pub(crate) struct LingeringClose<T> {
     io: T,
-    /// Set once the connection has switched protocols: from then on a shutdown is a half-close, and what arrives after it
-    /// belongs to the new protocol.
+    /// Set once the connection was upgraded: from then on a shutdown is a half-close, and the bytes after it belong to the new
+    /// protocol.
     upgraded: Arc<AtomicBool>,
-    /// The connection is HTTP/1.1, as its first bytes show.
+    /// True if the connection is HTTP/1.1; `None` until its first bytes have arrived.
     lingers: Option<bool>,
-    /// The other end has closed.
+    /// The peer has closed.
     ended: bool,
     lingering: Option<Pin<Box<Sleep>>>,
 }
 
 impl<T> LingeringClose<T> {
-    /// Wraps a connection. Shutdowns are passed on as they are once `upgraded` is set.
-    pub fn new(io: T, upgraded: Arc<AtomicBool>) -> Self {
+    /// Wraps a connection. It does not linger once `upgraded` is set.
+    pub(crate) fn new(io: T, upgraded: Arc<AtomicBool>) -> Self {
         Self { io, upgraded, lingers: None, ended: false, lingering: None }
     }
 }
@@ -81,25 +81,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for LingeringClose<T> {
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for LingeringClose<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
+    tunnel::forward_write!(io);
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
@@ -136,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn shutdown_discards_until_the_other_end_closes() {
+    async fn shutdown_discards_until_the_peer_closes() {
         let (mut near, mut far) = pair(b"POST / ", false).await;
         let sending = tokio::spawn(async move {
             far.write_all(&[0; 4096]).await.unwrap();
@@ -148,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn shutdown_ends_although_the_other_end_stays() {
+    async fn shutdown_ends_although_the_peer_stays() {
         let (mut near, _far) = pair(b"PROPFIND", false).await;
         let started = Instant::now();
         near.shutdown().await.unwrap();

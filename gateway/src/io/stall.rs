@@ -1,4 +1,4 @@
-//! A connection whose other end must read.
+//! Timeouts for a peer that makes no progress.
 
 use std::{
     io::{self, IoSlice},
@@ -13,40 +13,70 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-/// Fails a write that has waited too long for the other end to read. Without it, a caller who stopped reading holds
-/// its share of a tunnel for ever.
+/// Measures for how long a peer has made no progress.
 #[derive(Debug)]
-pub struct StallGuard<T> {
-    io: T,
+pub(crate) struct StallTimer {
     limit: Duration,
-    /// Runs while a write waits. Made by the first wait: most connections never wait.
-    waiting: Option<Pin<Box<Sleep>>>,
+    /// Allocated when the timer is armed for the first time: most connections and bodies never wait.
+    sleep: Option<Pin<Box<Sleep>>>,
     armed: bool,
+}
+
+/// Fails a write for which the peer has not read within the limit. Without this guard, a caller that stops reading occupies
+/// its part of a tunnel until it closes the connection.
+#[derive(Debug)]
+pub(crate) struct StallGuard<T> {
+    io: T,
+    timer: StallTimer,
     stalls: Counter,
 }
 
-impl<T> StallGuard<T> {
-    /// Writes may wait for `limit`. Each that has to wait is counted.
-    pub fn new(io: T, limit: Duration, stalls: Counter) -> Self {
-        Self { io, limit, waiting: None, armed: false, stalls }
+impl StallTimer {
+    /// Returns a timer that expires `limit` after it was armed.
+    pub(crate) fn new(limit: Duration) -> Self {
+        Self { limit, sleep: None, armed: false }
     }
 
-    /// Passes on what a write came to, and fails it if it has waited too long.
+    /// Stops the timer: the peer has made progress.
+    pub(crate) fn disarm(&mut self) {
+        self.armed = false;
+    }
+
+    /// Returns whether the timer runs.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed
+    }
+
+    /// Arms the timer if it does not run, and completes when it expires.
+    pub(crate) fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let limit = self.limit;
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep(limit)));
+        if !self.armed {
+            self.armed = true;
+            sleep.as_mut().reset(Instant::now() + limit);
+        }
+        sleep.as_mut().poll(cx)
+    }
+}
+
+impl<T> StallGuard<T> {
+    /// Wraps a connection whose writes may wait for `limit`. `stalls` counts the writes that wait.
+    pub(crate) fn new(io: T, limit: Duration, stalls: Counter) -> Self {
+        Self { io, timer: StallTimer::new(limit), stalls }
+    }
+
+    /// Returns the result of a write, or an error if the write has waited for too long.
     fn guard<R>(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
         if polled.is_ready() {
-            self.armed = false;
+            self.timer.disarm();
             return polled;
         }
 
-        let limit = self.limit;
-        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(limit)));
-        if !self.armed {
-            self.armed = true;
+        if !self.timer.is_armed() {
             self.stalls.inc();
-            waiting.as_mut().reset(Instant::now() + limit);
         }
-        ready!(waiting.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the other end has stopped reading")))
+        ready!(self.timer.poll_expired(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer has stopped reading")))
     }
 }
 
@@ -102,7 +132,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
 
     #[tokio::test(start_paused = true)]
-    async fn a_write_that_nobody_reads_fails_after_the_limit_and_not_before() {
+    async fn unread_write_fails_after_the_limit() {
         let (near, _far) = duplex(16);
         let mut guarded = StallGuard::new(near, LIMIT, Counter::default());
         guarded.write_all(&[0; 16]).await.unwrap();
@@ -113,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_reader_is_not_a_stopped_one() {
+    async fn slow_reader_does_not_time_out() {
         let (near, mut far) = duplex(16);
         let mut guarded = StallGuard::new(near, LIMIT, Counter::default());
         let reading = tokio::spawn(async move {
@@ -127,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_is_not_a_stall() {
+    async fn idle_connection_does_not_time_out() {
         let (near, mut far) = duplex(16);
         let mut guarded = StallGuard::new(near, LIMIT, Counter::default());
         for _ in 0..3 {

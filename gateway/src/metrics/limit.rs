@@ -1,4 +1,4 @@
-//! Limits that were met.
+//! The limits of the configuration, as a metric.
 
 use std::{error::Error, io};
 
@@ -11,9 +11,11 @@ use prometheus_client::{
 /// A limit of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// `max_connections` of either listener: a connection waits.
+    /// `max_connections` of a listener: a connection waits.
     Connections,
-    /// `handshake_timeout` of either listener.
+    /// The limit of open files: a connection could not be accepted.
+    OpenFiles,
+    /// `handshake_timeout` of a listener.
     Handshake,
     /// `max_tunnels_per_agent`.
     TunnelsPerAgent,
@@ -47,9 +49,10 @@ struct Label {
 }
 
 impl Limit {
-    /// Every limit that is counted, in the order of their counters.
-    pub const ALL: [Self; 14] = [
+    /// All limits, in the order of their counters.
+    pub const ALL: [Self; 15] = [
         Self::Connections,
+        Self::OpenFiles,
         Self::Handshake,
         Self::TunnelsPerAgent,
         Self::ConnectionsPerToken,
@@ -65,8 +68,8 @@ impl Limit {
         Self::Form,
     ];
 
-    /// The limit that ended a caller's connection, if one did.
-    pub fn met_by(error: &(dyn Error + 'static)) -> Option<Self> {
+    /// Returns the limit that ended a connection of a caller, if the error is of a limit.
+    pub fn from_error(error: &(dyn Error + 'static)) -> Option<Self> {
         if let Some(error) = error.downcast_ref::<hyper::Error>() {
             if error.is_parse_too_large() {
                 return Some(Self::Head);
@@ -77,14 +80,15 @@ impl Limit {
         }
         match error.downcast_ref::<io::Error>() {
             Some(error) if error.kind() == io::ErrorKind::TimedOut => Some(Self::WriteStall),
-            _ => error.source().and_then(Self::met_by),
+            _ => error.source().and_then(Self::from_error),
         }
     }
 
-    /// Its label.
+    /// Returns the value of the label.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Connections => "connections",
+            Self::OpenFiles => "open-files",
             Self::Handshake => "handshake-timeout",
             Self::TunnelsPerAgent => "tunnels-per-agent",
             Self::ConnectionsPerToken => "connections-per-token",
@@ -102,9 +106,9 @@ impl Limit {
     }
 }
 
-/// One counter for each, there from the start: an alert on a counter that does not exist yet never fires.
+/// Registers one counter for each limit. All exist from the start: an alert on a missing counter never fires.
 pub(super) fn register(registry: &mut Registry) -> [Counter; Limit::ALL.len()] {
     let family = Family::<Label, Counter>::default();
-    registry.register("kas_limits", "Times that a limit was met", family.clone());
+    registry.register("kas_limits", "Times that a limit was reached", family.clone());
     Limit::ALL.map(|limit| family.get_or_create(&Label { limit: limit.as_str() }).clone())
 }

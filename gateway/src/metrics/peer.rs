@@ -1,4 +1,4 @@
-//! What is counted between replicas.
+//! Metrics of requests between replicas.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -6,78 +6,80 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// The handles. Cheap to clone.
+/// The handles of the metrics. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct PeerMetrics {
-    routes: [Counter; Route::WORDS.len()],
-    requests: [Counter; Passed::WORDS.len()],
-    questions: [Counter; Asked::WORDS.len()],
-    served: [Counter; Served::WORDS.len()],
+    routes: [Counter; RouteKind::LABELS.len()],
+    forwards: [Counter; ForwardResult::LABELS.len()],
+    probes: [Counter; ProbeResult::LABELS.len()],
+    served: [Counter; ServedResult::LABELS.len()],
     /// Open connections to other replicas.
     pub connections: Gauge,
-    /// Owners that were asked because the one before had not answered yet.
+    /// Owners that got a probe because the one before had not responded yet.
     pub hedges: Counter,
-    /// Whether other replicas reach this one: 1 or 0. Registered where there may be some.
+    /// 1 if other replicas reach this one, else 0. It is registered only if there can be other replicas.
     pub reachable: Gauge,
-    /// Times that a replica fell out of good standing.
+    /// Ejections of a replica that failed.
     pub outliers: Counter,
 }
 
-/// Which way a request was sent.
+/// The next hop of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
-    /// Into a tunnel that ends here.
+pub enum RouteKind {
+    /// A tunnel that ends on this replica.
     Local,
-    /// To another replica.
+    /// Another replica.
     Peer,
 }
 
-/// What became of a request that was sent to another replica.
+/// The result of a request that was forwarded to another replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Passed {
-    /// Its answer began.
+pub enum ForwardResult {
+    /// The head of the response arrived.
     Answered,
-    /// The replica does not hold the agent any more, and did not look at it.
+    /// The replica did not process the request: it does not hold the agent any more, or it stops.
     Refused,
-    /// Nobody knows.
+    /// The request failed, and the replica may have processed it.
     Lost,
 }
 
-/// What another replica answered to "do you hold this agent".
+/// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// It does.
-    Holds,
-    /// It does not: the directory was behind.
-    Absent,
-    /// It does, and does not take this request.
+pub enum ProbeResult {
+    /// The replica accepts the request.
+    Accepted,
+    /// The replica does not hold the agent: the directory was stale.
+    NotConnected,
+    /// The replica holds the agent, but declines this request.
     Declined,
-    /// No connection to it.
+    /// There is no connection to the replica.
     Unreachable,
-    /// Nothing, within the time that it had.
-    Silent,
-    /// Something that is no answer.
-    Garbage,
-    /// It did not prove who it is.
+    /// The replica did not respond in time.
+    Timeout,
+    /// The response is not that of a kas.
+    InvalidResponse,
+    /// The replicas have different secrets, or this replica refuses the certificate of the other one.
     Untrusted,
+    /// The replicas have the same secret, and different clocks.
+    ClockSkew,
 }
 
-/// What became of a request that another replica sent here.
+/// The result of a request that another replica sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Served {
-    /// A question, answered.
-    Asked,
-    /// Sent into a tunnel.
-    Passed,
-    /// No tunnel here takes it.
-    Absent,
-    /// Not something that a replica says.
+pub enum ServedResult {
+    /// A probe or a ping got a response.
+    Answered,
+    /// The request was sent into a tunnel.
+    Forwarded,
+    /// The request was refused, because no tunnel takes it.
+    NoTunnel,
+    /// The request was refused, because a header is missing or malformed.
     Malformed,
-    /// Without a seal, or with one that does not fit.
-    Forged,
-    /// Sent too long ago, or a clock is wrong.
+    /// The request was refused, because it has no valid MAC.
+    InvalidMac,
+    /// The request was refused, because it is too old, or a clock is wrong.
     Expired,
-    /// Seen before.
+    /// The request was refused, because it was accepted before.
     Replayed,
 }
 
@@ -91,47 +93,62 @@ struct ResultLabel {
     result: &'static str,
 }
 
-impl Route {
-    const WORDS: [&str; 2] = ["local", "peer"];
+impl RouteKind {
+    const LABELS: [&str; 2] = ["local", "peer"];
 }
 
-impl Passed {
-    const WORDS: [&str; 3] = ["answered", "refused", "lost"];
+impl ForwardResult {
+    const LABELS: [&str; 3] = ["answered", "refused", "lost"];
 }
 
-impl Asked {
-    const WORDS: [&str; 7] = ["holds", "absent", "declined", "unreachable", "silent", "garbage", "untrusted"];
+impl ProbeResult {
+    const LABELS: [&str; 8] = [
+        "accepted",
+        "not-connected",
+        "declined",
+        "unreachable",
+        "timeout",
+        "invalid-response",
+        "untrusted",
+        "clock-skew",
+    ];
 }
 
-impl Served {
-    const WORDS: [&str; 7] = ["asked", "passed", "absent", "malformed", "forged", "expired", "replayed"];
+impl ServedResult {
+    const LABELS: [&str; 7] =
+        ["answered", "forwarded", "no-tunnel", "malformed", "invalid-mac", "expired", "replayed"];
 
-    /// For logs.
+    /// Returns the label, which the log has too.
     pub const fn as_str(self) -> &'static str {
-        Self::WORDS[self as usize]
+        Self::LABELS[self as usize]
     }
 }
 
 impl PeerMetrics {
-    /// Registers everything; each counter is there from the start.
+    /// Registers the metrics. Each counter is 0 from the start.
     pub(super) fn register(registry: &mut Registry) -> Self {
         let routes = Family::<RouteLabel, Counter>::default();
-        registry.register("kas_routes", "Requests that were sent, by the way they went", routes.clone());
+        registry.register("kas_routes", "Requests that were sent, by their next hop", routes.clone());
         let metrics = Self {
-            routes: Route::WORDS.map(|kind| routes.get_or_create(&RouteLabel { kind }).clone()),
-            requests: results(
+            routes: RouteKind::LABELS.map(|kind| routes.get_or_create(&RouteLabel { kind }).clone()),
+            forwards: results(
                 registry,
                 "kas_peer_requests",
-                "Requests sent to other replicas",
-                Passed::WORDS,
+                "Requests that were forwarded to other replicas",
+                ForwardResult::LABELS,
             ),
-            questions: results(
+            probes: results(
                 registry,
-                "kas_peer_questions",
-                "Replicas asked whether they hold an agent",
-                Asked::WORDS,
+                "kas_peer_probes",
+                "Probes that were sent to other replicas",
+                ProbeResult::LABELS,
             ),
-            served: results(registry, "kas_peer_served", "Requests of other replicas", Served::WORDS),
+            served: results(
+                registry,
+                "kas_peer_served",
+                "Requests that other replicas sent",
+                ServedResult::LABELS,
+            ),
             connections: Gauge::default(),
             reachable: Gauge::default(),
             hedges: Counter::default(),
@@ -144,34 +161,34 @@ impl PeerMetrics {
         );
         registry.register(
             "kas_peer_hedges",
-            "Replicas asked because the one before had not answered yet",
+            "Probes that were sent because the owner before had not responded yet",
             metrics.hedges.clone(),
         );
         registry.register(
             "kas_peer_outliers",
-            "Times that a replica began to be passed over",
+            "Ejections of a replica that failed",
             metrics.outliers.clone(),
         );
         metrics
     }
 
-    /// A request was sent this way.
-    pub fn route(&self, route: Route) {
-        self.routes[route as usize].inc();
+    /// Counts a request by its next hop.
+    pub fn record_route(&self, kind: RouteKind) {
+        self.routes[kind as usize].inc();
     }
 
-    /// A request that was sent to another replica is over, or its answer began.
-    pub fn passed(&self, result: Passed) {
-        self.requests[result as usize].inc();
+    /// Counts a request that was forwarded to another replica.
+    pub fn record_forward(&self, result: ForwardResult) {
+        self.forwards[result as usize].inc();
     }
 
-    /// Another replica was asked.
-    pub fn asked(&self, result: Asked) {
-        self.questions[result as usize].inc();
+    /// Counts a probe.
+    pub fn record_probe(&self, result: ProbeResult) {
+        self.probes[result as usize].inc();
     }
 
-    /// Another replica sent something.
-    pub fn served(&self, result: Served) {
+    /// Counts a request that another replica sent.
+    pub fn record_served(&self, result: ServedResult) {
         self.served[result as usize].inc();
     }
 }
@@ -180,9 +197,9 @@ fn results<const N: usize>(
     registry: &mut Registry,
     name: &'static str,
     help: &'static str,
-    words: [&'static str; N],
+    labels: [&'static str; N],
 ) -> [Counter; N] {
     let family = Family::<ResultLabel, Counter>::default();
     registry.register(name, help, family.clone());
-    words.map(|result| family.get_or_create(&ResultLabel { result }).clone())
+    labels.map(|result| family.get_or_create(&ResultLabel { result }).clone())
 }

@@ -1,40 +1,39 @@
-//! What is counted of Redis; nothing of it is there without Redis.
+//! Metrics of Redis, which exist only if Redis is configured.
 
 use prometheus_client::registry::Registry;
 use router::{
-    Health, RouteStore as _,
-    redis::{Count, Counts, RedisStore},
+    RouteStore as _, StoreHealth,
+    redis::{RedisCounter, RedisMetrics, RedisStore},
 };
-use telemetry::Count as Collector;
+use telemetry::CallbackMetric;
 
-/// Name, help, and which of the store's counters it is.
-type Row = (&'static str, &'static str, fn(&Counts) -> &Count);
+/// The name, the help text and the counter of the store.
+type Row = (&'static str, &'static str, fn(&RedisMetrics) -> &RedisCounter);
 
 const COUNTERS: [Row; 8] = [
     ("kas_redis_commands", "Commands sent to Redis; a script is one", |counts| &counts.commands),
-    ("kas_redis_errors", "Commands that Redis did not answer, or answered with an error", |counts| {
-        &counts.errors
-    }),
-    ("kas_redis_connections", "Connections to Redis that were made or tried", |counts| &counts.connections),
-    ("kas_redis_rejected", "Texts in Redis that kas cannot use", |counts| &counts.rejected),
-    ("kas_lookups_hit", "Lookups of agents that were answered from memory", |counts| &counts.hits),
-    ("kas_lookups_miss", "Lookups of agents for which Redis was asked", |counts| &counts.misses),
-    ("kas_lookups_stale", "Misses that Redis did not answer and an old answer served", |counts| {
+    ("kas_redis_errors", "Commands that failed or timed out", |counts| &counts.errors),
+    ("kas_redis_connections", "Attempts to connect to Redis", |counts| &counts.connections),
+    ("kas_redis_rejected", "Invalid values in Redis", |counts| &counts.rejected),
+    ("kas_lookups_hit", "Lookups of agents answered from the cache", |counts| &counts.hits),
+    ("kas_lookups_miss", "Lookups of agents that queried Redis", |counts| &counts.misses),
+    ("kas_lookups_stale", "Misses answered from an expired cache entry because Redis failed", |counts| {
         &counts.stale
     }),
-    ("kas_lookups_unavailable", "Misses that Redis did not answer and nothing served", |counts| {
+    ("kas_lookups_unavailable", "Misses without an answer because Redis failed", |counts| {
         &counts.unavailable
     }),
 ];
 
-/// Registers everything.
-pub fn register(registry: &mut Registry, redis: &RedisStore) {
+/// Registers the metrics of a store.
+pub(crate) fn register(registry: &mut Registry, redis: &RedisStore) {
     for (name, help, counter) in COUNTERS {
         let redis = redis.clone();
-        registry.register_collector(Collector::new(name, help, move || counter(redis.counts()).get()));
+        registry
+            .register_collector(CallbackMetric::counter(name, help, move || counter(redis.metrics()).get()));
     }
     let redis = redis.clone();
-    let degraded = move || u64::from(redis.health() != Health::Healthy);
+    let degraded = move || u64::from(redis.health() != StoreHealth::Healthy);
     let help = "1 while routes are served from memory because Redis cannot be used, else 0";
-    registry.register_collector(Collector::gauge("kas_redis_degraded", help, degraded));
+    registry.register_collector(CallbackMetric::gauge("kas_redis_degraded", help, degraded));
 }

@@ -1,4 +1,4 @@
-//! What is counted for each service. Nothing is looked up while a request is under way.
+//! Metrics of each service. The handles are resolved before a request uses them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,43 +9,43 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use proto::ServiceName;
-use telemetry::Histogram;
+use telemetry::DurationHistogram;
 
-use crate::timing::Stages;
+use crate::timing::RequestTiming;
 
-/// Request types that a label may name. Agents invent names; labels must not grow with them.
-const KNOWN: [&str; 5] = ["kubernetes", "prometheus", "gitops", "resources", "other"];
+/// The values of the label `service`. Agents may announce any name, and the number of series must not grow with them.
+const KNOWN: [&str; 3] = ["kubernetes", "prometheus", "other"];
 
-/// Status classes that a label may name.
+/// The values of the label `result` for responses of the cluster.
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-/// One for each name of [`KNOWN`].
+/// The metrics of each name in [`KNOWN`].
 #[derive(Clone, Debug)]
 pub(super) struct Services {
     known: [Arc<ServiceMetrics>; KNOWN.len()],
     requests: Family<RequestLabels, Counter>,
 }
 
-/// What is counted for one service.
+/// The metrics of one service.
 #[derive(Debug)]
 pub struct ServiceMetrics {
     classes: [Counter; CLASSES.len()],
-    queue: Histogram,
-    tunnel: Histogram,
-    upstream: Histogram,
-    duration: Histogram,
-    /// Requests whose answer has not ended.
+    queue: DurationHistogram,
+    tunnel: DurationHistogram,
+    upstream: DurationHistogram,
+    duration: DurationHistogram,
+    /// Requests whose response has not ended.
     pub in_flight: Gauge,
-    /// Bytes of requests' bodies.
+    /// Bytes of request bodies.
     pub request_bytes: Counter,
-    /// Bytes of answers' bodies.
+    /// Bytes of response bodies.
     pub response_bytes: Counter,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
     service: &'static str,
-    /// `2xx`, …, or the reason of an answer of ours.
+    /// `2xx`, …, or the reason of an error of kas.
     result: &'static str,
 }
 
@@ -62,41 +62,45 @@ struct StageLabels {
 
 impl Services {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let histogram: fn() -> Histogram = || Histogram::new(&BUCKETS);
+        let histogram: fn() -> DurationHistogram = || DurationHistogram::new(&BUCKETS);
         let requests = Family::<RequestLabels, Counter>::default();
-        let stages = Family::<StageLabels, Histogram>::new_with_constructor(histogram);
-        let durations = Family::<ServiceLabel, Histogram>::new_with_constructor(histogram);
+        let stages = Family::<StageLabels, DurationHistogram>::new_with_constructor(histogram);
+        let durations = Family::<ServiceLabel, DurationHistogram>::new_with_constructor(histogram);
         let in_flight = Family::<ServiceLabel, Gauge>::default();
         let request_bytes = Family::<ServiceLabel, Counter>::default();
         let response_bytes = Family::<ServiceLabel, Counter>::default();
         registry.register(
             "kas_requests",
-            "Requests of callers by service and result: a status class of the cluster, or the reason of our own error",
+            "Requests of callers by service and result: a status class of the cluster, or the reason of an error of kas",
             requests.clone(),
         );
         registry.register_with_unit(
             "kas_request_stage",
-            "Time of answered requests by stage: queue (until a tunnel took it), tunnel (to the agent and back), \
-             upstream (until the cluster's answer began, as the agent says)",
+            "Time of answered requests by stage: queue (until it was sent), tunnel (to the agent and back), upstream (until the \
+             head of the cluster's response, as reported by the agent)",
             Unit::Seconds,
             stages.clone(),
         );
         registry.register_with_unit(
             "kas_request_duration",
-            "Time from a request's head to the last byte of its answer",
+            "Time from the head of a request to the last byte of its response",
             Unit::Seconds,
             durations.clone(),
         );
-        registry.register("kas_requests_in_flight", "Requests whose answer has not ended", in_flight.clone());
+        registry.register(
+            "kas_requests_in_flight",
+            "Requests whose response has not ended",
+            in_flight.clone(),
+        );
         registry.register_with_unit(
             "kas_request",
-            "Bytes of requests' bodies",
+            "Bytes of request bodies",
             Unit::Bytes,
             request_bytes.clone(),
         );
         registry.register_with_unit(
             "kas_response",
-            "Bytes of answers' bodies",
+            "Bytes of response bodies",
             Unit::Bytes,
             response_bytes.clone(),
         );
@@ -119,41 +123,36 @@ impl Services {
         Self { known, requests }
     }
 
-    pub(super) fn of(&self, service: &ServiceName) -> &Arc<ServiceMetrics> {
+    pub(super) fn service(&self, service: &ServiceName) -> &Arc<ServiceMetrics> {
         let name = service.as_str().split('.').next().unwrap_or_default();
         let index = KNOWN.iter().position(|known| *known == name).unwrap_or(KNOWN.len() - 1);
         &self.known[index]
     }
 
-    pub(super) fn refused(&self, reason: &'static str) {
+    pub(super) fn count_error(&self, reason: &'static str) {
         self.requests.get_or_create(&RequestLabels { service: "none", result: reason }).inc();
     }
 }
 
 impl ServiceMetrics {
-    /// An answer has begun.
-    pub fn answered(&self, status: StatusCode, stages: &Stages) {
+    /// Records the head of a response.
+    pub fn observe_head(&self, status: StatusCode, timing: &RequestTiming) {
         self.classes[class_index(status)].inc();
-        self.queue.observe(stages.queue);
-        self.tunnel.observe(stages.tunnel);
-        self.upstream.observe(stages.upstream);
+        self.queue.observe(timing.queue);
+        self.tunnel.observe(timing.tunnel);
+        self.upstream.observe(timing.upstream);
     }
 
-    /// An answer has ended.
-    pub fn ended(&self, after: Duration) {
-        self.duration.observe(after);
+    /// Records the end of a response. `duration` is the time since the head of the request.
+    pub fn observe_end(&self, duration: Duration) {
+        self.duration.observe(duration);
     }
-}
-
-/// The class of a status, as a label.
-pub fn class(status: StatusCode) -> &'static str {
-    CLASSES[class_index(status)]
 }
 
 fn class_index(status: StatusCode) -> usize {
     (usize::from(status.as_u16()) / 100).clamp(1, CLASSES.len()) - 1
 }
 
-/// Seconds: from a local request to a watch of an hour.
+/// Buckets in seconds: from a request in the same datacenter to a watch of one hour.
 static BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0];

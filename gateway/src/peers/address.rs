@@ -1,4 +1,4 @@
-//! Where this replica's peers find it, and what an address of a peer looks like: pure.
+//! The address that a replica publishes, and the syntax of such addresses. Pure but for [`NetworkEnv::from_process`].
 
 use std::{
     fmt,
@@ -10,80 +10,82 @@ use http::{Uri, uri::Scheme};
 use ipnet::IpNet;
 use rustls::pki_types::ServerName;
 
-/// A replica's whole address.
-pub const URL: &str = "OWN_PRIVATE_API_URL";
-/// The networks that this replica's address is in.
-pub const CIDR: &str = "OWN_PRIVATE_API_CIDR";
-/// The port, where the address comes from a network.
-pub const PORT: &str = "OWN_PRIVATE_API_PORT";
-/// The scheme, where the address comes from a network.
-pub const SCHEME: &str = "OWN_PRIVATE_API_SCHEME";
-/// The name in the certificates of all replicas.
-pub const HOST: &str = "OWN_PRIVATE_API_HOST";
+/// The variable with the whole address of this replica. The names of all variables are those of GitLab's kas.
+pub(super) const URL: &str = "OWN_PRIVATE_API_URL";
+/// The variable with the networks that contain the address of this replica.
+pub(super) const CIDR: &str = "OWN_PRIVATE_API_CIDR";
+/// The variable with the port. It goes with [`CIDR`].
+pub(super) const PORT: &str = "OWN_PRIVATE_API_PORT";
+/// The variable with the scheme. It goes with [`CIDR`].
+pub(super) const SCHEME: &str = "OWN_PRIVATE_API_SCHEME";
+/// The variable with the name in the certificates of all replicas.
+pub(super) const HOST: &str = "OWN_PRIVATE_API_HOST";
 
-/// `http://host:port` or `https://host:port`.
+/// The address of a replica: `http://host:port` or `https://host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerUrl {
-    /// Whether TLS is spoken there.
+    /// True if the replica requires TLS.
     pub tls: bool,
-    /// A name or an address; one of IPv6 without brackets.
+    /// A name or an IP address. An IPv6 address has no brackets.
     pub host: String,
-    /// Its port.
+    /// The port.
     pub port: u16,
 }
 
-/// A text that is no address of a peer.
+/// A text that is not the address of a replica.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no address of a replica: write it like http://10.0.0.1:8155, or https:// with TLS")]
-pub struct NotAPeerUrl(String);
+#[error(
+    "{0:?} is not the address of a replica: write it like http://10.0.0.1:8155, or like https://10.0.0.1:8155 with TLS"
+)]
+pub struct PeerUrlError(String);
 
-/// What the environment and the machine say.
+/// The environment variables and the addresses of this machine.
 #[derive(Clone, Debug, Default)]
-pub struct Surroundings {
-    /// [`URL`].
+pub struct NetworkEnv {
+    /// `OWN_PRIVATE_API_URL`.
     pub url: Option<String>,
-    /// [`CIDR`].
+    /// `OWN_PRIVATE_API_CIDR`.
     pub cidr: Option<String>,
-    /// [`PORT`].
+    /// `OWN_PRIVATE_API_PORT`.
     pub port: Option<String>,
-    /// [`SCHEME`].
+    /// `OWN_PRIVATE_API_SCHEME`.
     pub scheme: Option<String>,
-    /// [`HOST`].
+    /// `OWN_PRIVATE_API_HOST`.
     pub host: Option<String>,
     /// The addresses of this machine.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Why no address can be published.
+/// The reason why this replica has no address to publish.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoAddress {
-    /// Two ways to say it.
-    #[error("{0} and {1} are both set: {2}")]
-    Both(&'static str, &'static str, &'static str),
-    /// A variable that cannot be used.
-    #[error("{variable}: {what}")]
-    Unusable {
-        /// Which.
+pub enum OwnUrlError {
+    /// Both variables of the address are set.
+    #[error("{URL} and {CIDR} are both set: only one of them can set the address of this replica")]
+    Conflict,
+    /// A variable has an invalid value.
+    #[error("{variable}: {problem}")]
+    InvalidVariable {
+        /// The name of the variable.
         variable: &'static str,
-        /// Why.
-        what: String,
+        /// The problem with its value.
+        problem: String,
     },
-    /// The listener takes connections at any address, and the machine has none or several.
+    /// The listener is bound to all addresses, and the machine has none or several.
     #[error(
-        "private_api.listen.address is {listen}, which is no address that peers could reach, and this machine has {has}: set \
-         {URL} to this replica's own address, or {CIDR} to a network that it is in"
+        "private_api.listen.address is {listen}, to which other replicas cannot connect, and this machine has {candidates}: \
+         set {URL} to the address of this replica, or {CIDR} to a network that contains it"
     )]
-    Unspecified {
-        /// Of the listener.
+    Ambiguous {
+        /// The address of the listener.
         listen: SocketAddr,
-        /// What there is instead.
-        has: String,
+        /// The addresses of the machine.
+        candidates: String,
     },
 }
 
-impl Surroundings {
-    /// Of this process.
-    pub fn here() -> Self {
+impl NetworkEnv {
+    /// Reads the environment of this process. An empty variable counts as not set.
+    pub fn from_process() -> Self {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let addresses = if_addrs::get_if_addrs().unwrap_or_default();
         Self {
@@ -96,58 +98,54 @@ impl Surroundings {
         }
     }
 
-    /// What peers are told: exactly one of the variables says it, or else the listener at `listen`.
-    pub fn own_url(&self, listen: SocketAddr, tls: bool) -> Result<PeerUrl, NoAddress> {
-        let unusable = |variable, what: String| Err(NoAddress::Unusable { variable, what });
+    /// Returns the address that this replica publishes: that of [`URL`], or an address in the networks of [`CIDR`], or the
+    /// address of the listener, or the only address of the machine.
+    pub(super) fn own_url(&self, listen: SocketAddr, tls: bool) -> Result<PeerUrl, OwnUrlError> {
         if self.cidr.is_none() {
             for (variable, value) in [(PORT, &self.port), (SCHEME, &self.scheme)] {
                 if value.is_some() {
-                    return unusable(variable, format!("it goes with {CIDR}, which is not set"));
+                    return Err(invalid(variable, format!("it goes with {CIDR}, which is not set")));
                 }
             }
         }
         match (&self.url, &self.cidr) {
-            (Some(_), Some(_)) => {
-                Err(NoAddress::Both(URL, CIDR, "one of them says where peers find this replica"))
-            }
+            (Some(_), Some(_)) => Err(OwnUrlError::Conflict),
             (Some(url), None) => match url.parse() {
-                Ok(PeerUrl { tls: said, .. }) if said != tls => unusable(URL, mismatch(tls)),
+                Ok(PeerUrl { tls: url_tls, .. }) if url_tls != tls => Err(invalid(URL, mismatch(tls))),
                 Ok(url) => Ok(url),
-                Err(error) => unusable(URL, NotAPeerUrl::to_string(&error)),
+                Err(error) => Err(invalid(URL, PeerUrlError::to_string(&error))),
             },
-            (None, Some(networks)) => self.within(networks, listen, tls),
+            (None, Some(networks)) => self.url_in_networks(networks, listen, tls),
             (None, None) if !listen.ip().is_unspecified() => {
                 Ok(PeerUrl::new(listen.ip(), listen.port(), tls))
             }
             (None, None) => {
-                let reachable = |address: &&IpAddr| is_reachable(address) && fits(listen, address);
+                let reachable = |address: &&IpAddr| is_reachable(address) && accepts(listen, address);
                 let candidates: Vec<IpAddr> = self.addresses.iter().filter(reachable).copied().collect();
                 match candidates[..] {
                     [address] => Ok(PeerUrl::new(address, listen.port(), tls)),
-                    _ => Err(NoAddress::Unspecified { listen, has: listed(&candidates) }),
+                    _ => Err(OwnUrlError::Ambiguous { listen, candidates: listed(&candidates) }),
                 }
             }
         }
     }
 
-    fn within(&self, networks: &str, listen: SocketAddr, tls: bool) -> Result<PeerUrl, NoAddress> {
-        let unusable = |variable, what: String| Err(NoAddress::Unusable { variable, what });
-        let said = match self.scheme.as_deref().map(is_tls) {
-            None => tls,
-            Some(Some(said)) => said,
-            Some(None) => return unusable(SCHEME, "it is one of http, https, grpc and grpcs".to_owned()),
-        };
-        if said != tls {
-            return unusable(SCHEME, mismatch(tls));
+    fn url_in_networks(&self, networks: &str, listen: SocketAddr, tls: bool) -> Result<PeerUrl, OwnUrlError> {
+        match self.scheme.as_deref().map(is_tls) {
+            Some(None) => {
+                return Err(invalid(SCHEME, "it is not one of http, https, grpc and grpcs".to_owned()));
+            }
+            Some(Some(scheme_tls)) if scheme_tls != tls => return Err(invalid(SCHEME, mismatch(tls))),
+            Some(Some(_)) | None => {}
         }
         let port = match self.port.as_deref().map(str::parse) {
             None => listen.port(),
             Some(Ok(port)) if port != 0 => port,
-            Some(_) => return unusable(PORT, "it is a port, 1 to 65535".to_owned()),
+            Some(_) => return Err(invalid(PORT, "it is not a port from 1 to 65535".to_owned())),
         };
         for network in networks.split(',').map(str::trim) {
             let Ok(network) = network.parse::<IpNet>() else {
-                return unusable(CIDR, format!("{network:?} is not a network: write it like 10.0.0.0/8"));
+                return Err(invalid(CIDR, format!("{network:?} is not a network: write it like 10.0.0.0/8")));
             };
             let own = self.addresses.iter().find(|own| !own.is_loopback() && network.contains(*own));
             if let Some(own) = own {
@@ -155,7 +153,8 @@ impl Surroundings {
             }
         }
         let addresses: Vec<IpAddr> = self.addresses.iter().filter(|a| is_reachable(a)).copied().collect();
-        unusable(CIDR, format!("this machine has no address in {networks}; it has {}", listed(&addresses)))
+        let problem = format!("this machine has no address in {networks}; it has {}", listed(&addresses));
+        Err(invalid(CIDR, problem))
     }
 }
 
@@ -166,10 +165,10 @@ impl PeerUrl {
 }
 
 impl FromStr for PeerUrl {
-    type Err = NotAPeerUrl;
+    type Err = PeerUrlError;
 
-    fn from_str(text: &str) -> Result<Self, NotAPeerUrl> {
-        let malformed = || NotAPeerUrl(text.chars().take(256).collect());
+    fn from_str(text: &str) -> Result<Self, PeerUrlError> {
+        let malformed = || PeerUrlError(text.chars().take(256).collect());
         let uri: Uri = text.parse().map_err(|_| malformed())?;
         let bare = uri.path_and_query().is_none_or(|path| path == "/");
         let tls = uri.scheme().map(Scheme::as_str).and_then(is_tls);
@@ -195,7 +194,8 @@ impl fmt::Display for PeerUrl {
     }
 }
 
-/// A host as it is looked up: `http` lets anything stand before brackets, and finds a port behind them.
+/// Returns a host without the brackets of IPv6, or `None` if it is neither a name nor an address. The crate `http` accepts any
+/// text before the brackets, so a valid [`Uri`] is not enough.
 fn unbracketed(host: &str) -> Option<&str> {
     match host.strip_prefix('[') {
         Some(address) => address.strip_suffix(']').filter(|address| address.parse::<Ipv6Addr>().is_ok()),
@@ -203,7 +203,7 @@ fn unbracketed(host: &str) -> Option<&str> {
     }
 }
 
-/// What is spoken under a scheme. GitLab's kas speaks gRPC there, and so calls it.
+/// Returns true if the scheme requires TLS, or `None` if it is not supported. GitLab's kas has the schemes of gRPC here.
 fn is_tls(scheme: &str) -> Option<bool> {
     match scheme {
         "http" | "grpc" => Some(false),
@@ -212,9 +212,14 @@ fn is_tls(scheme: &str) -> Option<bool> {
     }
 }
 
+fn invalid(variable: &'static str, problem: String) -> OwnUrlError {
+    OwnUrlError::InvalidVariable { variable, problem }
+}
+
 fn mismatch(tls: bool) -> String {
-    let (listener, scheme) = if tls { ("speaks TLS", "https") } else { ("has no certificate", "http") };
-    format!("private_api.listen {listener}, so the scheme is {scheme}")
+    let (listener, scheme) =
+        if tls { ("has a certificate", "https") } else { ("has no certificate", "http") };
+    format!("private_api.listen {listener}, so the scheme must be {scheme}")
 }
 
 fn is_reachable(address: &IpAddr) -> bool {
@@ -225,8 +230,8 @@ fn is_reachable(address: &IpAddr) -> bool {
     !address.is_loopback() && !link_local
 }
 
-/// Whether a listener at any address takes connections to this one.
-fn fits(listen: SocketAddr, address: &IpAddr) -> bool {
+/// Returns true if a listener on all addresses accepts connections to this one: a listener on IPv6 accepts IPv4 too.
+fn accepts(listen: SocketAddr, address: &IpAddr) -> bool {
     listen.is_ipv6() || address.is_ipv4()
 }
 
@@ -243,15 +248,15 @@ mod tests {
 
     const LISTEN: &str = "0.0.0.0:8155";
 
-    /// A pod with one address.
-    fn pod(edit: impl FnOnce(&mut Surroundings)) -> Surroundings {
+    /// Returns the environment of a pod with one address.
+    fn pod(edit: impl FnOnce(&mut NetworkEnv)) -> NetworkEnv {
         let addresses = ["127.0.0.1", "::1", "fe80::1", "10.1.2.3"].map(|a| a.parse().unwrap()).to_vec();
-        let mut pod = Surroundings { addresses, ..Surroundings::default() };
+        let mut pod = NetworkEnv { addresses, ..NetworkEnv::default() };
         edit(&mut pod);
         pod
     }
 
-    fn url(listen: &str, tls: bool, edit: impl FnOnce(&mut Surroundings)) -> Result<String, String> {
+    fn url(listen: &str, tls: bool, edit: impl FnOnce(&mut NetworkEnv)) -> Result<String, String> {
         let url = pod(edit).own_url(listen.parse().unwrap(), tls);
         url.map(|url| url.to_string()).map_err(|error| error.to_string())
     }
@@ -261,16 +266,16 @@ mod tests {
     }
 
     #[test]
-    fn without_variables_it_is_the_listener() {
+    fn listener_is_published_without_variables() {
         assert_eq!(url("10.1.2.3:8155", false, |_| {}).unwrap(), "http://10.1.2.3:8155");
         assert_eq!(url("[fd00::1]:8155", true, |_| {}).unwrap(), "https://[fd00::1]:8155");
-        // At any address of a pod that has one.
+        // A listener on all addresses of a pod that has one address.
         assert_eq!(url(LISTEN, false, |_| {}).unwrap(), "http://10.1.2.3:8155");
         assert_eq!(url("[::]:8155", false, |_| {}).unwrap(), "http://10.1.2.3:8155");
     }
 
     #[test]
-    fn an_address_is_not_guessed() {
+    fn ambiguous_address_is_refused() {
         let error = url(LISTEN, false, |pod| pod.addresses.push("192.0.2.7".parse().unwrap())).unwrap_err();
         assert!(error.contains("10.1.2.3, 192.0.2.7") && error.contains("OWN_PRIVATE_API_URL"), "{error}");
         let error = url(LISTEN, false, |pod| pod.addresses.clear()).unwrap_err();
@@ -278,20 +283,20 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_url_is_taken_with_either_name_of_its_scheme() {
-        for (said, published) in [
+    fn url_variable_is_published_with_http_schemes() {
+        for (value, published) in [
             ("grpc://10.9.9.9:8155", "http://10.9.9.9:8155"),
             ("http://kas-0.kas:8155/", "http://kas-0.kas:8155"),
             ("grpc://[fd00::1]:8155", "http://[fd00::1]:8155"),
         ] {
-            assert_eq!(url(LISTEN, false, |pod| pod.url = text(said)).unwrap(), published);
+            assert_eq!(url(LISTEN, false, |pod| pod.url = text(value)).unwrap(), published);
         }
         let tls = url(LISTEN, true, |pod| pod.url = text("grpcs://10.9.9.9:8155"));
         assert_eq!(tls.unwrap(), "https://10.9.9.9:8155");
     }
 
     #[test]
-    fn a_network_finds_the_first_address_within_it() {
+    fn cidr_variable_selects_the_first_address_in_its_networks() {
         let found = |cidr: &str| url(LISTEN, false, |pod| pod.cidr = text(cidr));
         assert_eq!(found("10.0.0.0/8").unwrap(), "http://10.1.2.3:8155");
         assert_eq!(found("192.0.2.0/24, 10.0.0.0/8").unwrap(), "http://10.1.2.3:8155");
@@ -309,8 +314,8 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_its_variable() {
-        type Edit = fn(&mut Surroundings);
+    fn error_names_its_variable() {
+        type Edit = fn(&mut NetworkEnv);
         let cases: [(&str, bool, Edit); 9] = [
             ("OWN_PRIVATE_API_URL and OWN_PRIVATE_API_CIDR are both set", false, |pod| {
                 pod.url = text("http://10.1.2.3:1");
@@ -318,15 +323,17 @@ mod tests {
             }),
             ("OWN_PRIVATE_API_URL: \"10.1.2.3\"", false, |pod| pod.url = text("10.1.2.3")),
             ("OWN_PRIVATE_API_URL: \"unix:///run/kas\"", false, |pod| pod.url = text("unix:///run/kas")),
-            ("OWN_PRIVATE_API_URL: private_api.listen speaks TLS", true, |pod| pod.url = text("grpc://a:1")),
+            ("OWN_PRIVATE_API_URL: private_api.listen has a certificate", true, |pod| {
+                pod.url = text("grpc://a:1")
+            }),
             ("OWN_PRIVATE_API_CIDR: \"lan\"", false, |pod| pod.cidr = text("lan")),
             ("OWN_PRIVATE_API_PORT: it goes with", false, |pod| pod.port = text("1")),
             ("OWN_PRIVATE_API_SCHEME: it goes with", false, |pod| pod.scheme = text("grpc")),
-            ("OWN_PRIVATE_API_PORT: it is a port", false, |pod| {
+            ("OWN_PRIVATE_API_PORT: it is not a port", false, |pod| {
                 pod.cidr = text("10.0.0.0/8");
                 pod.port = text("0");
             }),
-            ("OWN_PRIVATE_API_SCHEME: it is one of", false, |pod| {
+            ("OWN_PRIVATE_API_SCHEME: it is not one of", false, |pod| {
                 pod.cidr = text("10.0.0.0/8");
                 pod.scheme = text("ftp");
             }),
@@ -338,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_a_peer_is_a_scheme_a_host_and_a_port() {
+    fn peer_url_has_a_scheme_a_host_and_a_port_only() {
         for bad in [
             "",
             "http://",

@@ -1,31 +1,31 @@
-//! Which endpoints can be limited to labels, and in which of their parameters.
+//! The endpoints that can be restricted to labels, and their parameters with PromQL.
 //!
-//! <https://prometheus.io/docs/prometheus/latest/querying/api/>. Not among them is what tells of all series and takes no
-//! selector: `metadata`, `targets`, `status`, remote read; and `rules` and `alerts`, whose `match[]` Prometheus before
-//! 2.54 does not know and ignores.
+//! See <https://prometheus.io/docs/prometheus/latest/querying/api/>. Endpoints that return all series without a selector are
+//! missing: `metadata`, `targets`, `status`, remote read; and `rules` and `alerts`, whose `match[]` is ignored by Prometheus
+//! before 2.54.
 
 use http::Method;
 
-use super::{Labels, Rewriter, bad_request, not_enforceable, parameters::Parameters};
-use crate::failure::Failure;
+use super::{labels::Labels, parameters::Parameters, selectors::Rewriter};
+use crate::error::RequestError;
 
 const QUERY: &str = "query";
 const MATCH: &str = "match[]";
 
-/// Where an endpoint is told which series to look at.
+/// The place of PromQL in the parameters of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
-    /// In `query`, an expression.
+    /// `query` is an expression.
     Expression,
-    /// In each `match[]`, a selector; without one it looks at all.
+    /// Each `match[]` is a selector. Without one, all series are selected.
     Selectors,
-    /// Nowhere: it looks at none.
+    /// The endpoint reads no series.
     Neutral,
 }
 
 impl Endpoint {
-    /// The endpoint at a path, compared byte by byte: another spelling is another path.
-    pub(super) fn of(method: &Method, path: &str) -> Result<Self, Failure> {
+    /// Returns the endpoint at a path, which is compared byte by byte.
+    pub(super) fn find(method: &Method, path: &str) -> Result<Self, RequestError> {
         let (endpoint, forms) = match path {
             "/api/v1/query" | "/api/v1/query_range" | "/api/v1/query_exemplars" => (Self::Expression, true),
             "/api/v1/series" | "/api/v1/labels" => (Self::Selectors, true),
@@ -34,9 +34,9 @@ impl Endpoint {
             "/federate" => (Self::Selectors, false),
             path if is_label_values(path) => (Self::Selectors, false),
             _ => {
-                return Err(not_enforceable(
-                    "this caller sees only series with certain labels, and what is at this path cannot be limited to \
-                     them: the query API, series, labels and federation can",
+                return Err(RequestError::not_enforceable(
+                    "this caller may see only series with certain labels, and this path cannot be restricted to them: use \
+                     the query API, series, labels or federation",
                 ));
             }
         };
@@ -45,16 +45,16 @@ impl Endpoint {
         }
 
         let methods = if forms { "GET and POST" } else { "GET" };
-        let what = "this caller sees only series with certain labels, which can be enforced here with";
-        Err(not_enforceable(format!("{what} {methods} only")))
+        let what = "this caller may see only series with certain labels, which can be enforced here with";
+        Err(RequestError::not_enforceable(format!("{what} {methods} only")))
     }
 
-    /// Rewrites what names series among these parameters, and says how many there were.
+    /// Rewrites the parameters with PromQL. Returns their number.
     pub(super) fn rewrite(
         self,
         parameters: &mut Parameters,
         rewriter: &mut Rewriter<'_>,
-    ) -> Result<usize, Failure> {
+    ) -> Result<usize, RequestError> {
         match self {
             Self::Expression => parameters.replace(QUERY, |query| rewriter.expression(query)),
             Self::Selectors => parameters.replace(MATCH, |selector| rewriter.selector(selector)),
@@ -62,11 +62,11 @@ impl Endpoint {
         }
     }
 
-    /// Adds what names the series that may be seen, where nothing named any.
-    pub(super) fn add(self, parameters: &mut Parameters, labels: &Labels) -> Result<(), Failure> {
+    /// Adds a selector of all allowed series, if the request has none.
+    pub(super) fn add(self, parameters: &mut Parameters, labels: &Labels) -> Result<(), RequestError> {
         match self {
-            Self::Expression => return Err(bad_request("the parameter query is missing")),
-            Self::Selectors => parameters.push(MATCH, &Rewriter::whole(labels)),
+            Self::Expression => return Err(RequestError::bad_request("the parameter query is missing")),
+            Self::Selectors => parameters.push(MATCH, &Rewriter::all(labels)),
             Self::Neutral => {}
         }
         Ok(())

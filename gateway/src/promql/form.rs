@@ -1,9 +1,9 @@
-//! The form of a POST.
+//! Reads the form of a POST.
 
 use std::time::Duration;
 
 use http::{
-    HeaderMap,
+    HeaderMap, HeaderValue,
     header::{CONTENT_ENCODING, CONTENT_TYPE},
 };
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
@@ -11,31 +11,35 @@ use proto::Reason;
 use tokio::time::timeout;
 use tunnel::Body;
 
-use super::{FORM, bad_request, not_enforceable};
-use crate::failure::Failure;
+use crate::error::RequestError;
 
-/// How long it may take to come.
+/// The content type of a form.
+pub(super) const CONTENT_TYPE_FORM: HeaderValue =
+    HeaderValue::from_static("application/x-www-form-urlencoded");
+
+/// The time that a form may take to arrive.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Reads it whole, if it has at most `limit` bytes.
-pub(super) async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Vec<u8>, Failure> {
+/// Reads a form of at most `limit` bytes.
+pub(super) async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Result<Vec<u8>, RequestError> {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
-    let form = types.next().is_some_and(|first| first.as_bytes().eq_ignore_ascii_case(FORM.as_bytes()));
+    let form =
+        types.next().is_some_and(|first| first.as_bytes().eq_ignore_ascii_case(CONTENT_TYPE_FORM.as_bytes()));
     if !form || types.next().is_some() || headers.contains_key(CONTENT_ENCODING) {
-        return Err(not_enforceable(
-            "this caller sees only series with certain labels, which can be enforced in a POST only if it is a plain \
+        return Err(RequestError::not_enforceable(
+            "this caller may see only series with certain labels, which can be enforced in a POST only if its body is \
              application/x-www-form-urlencoded",
         ));
     }
 
     let reading = timeout(TIMEOUT, Limited::new(body, limit).collect()).await;
-    let read = reading.map_err(|_| bad_request("the form did not arrive within 30 seconds"))?;
+    let read = reading.map_err(|_| RequestError::bad_request("the form did not arrive within 30 seconds"))?;
     read.map(|whole| whole.to_bytes().to_vec()).map_err(|error| {
         if error.is::<LengthLimitError>() {
             let what =
                 format!("the form has more than {limit} bytes (agent.kubernetes_api.limits.max_form_bytes)");
-            return Failure::new(Reason::BodyTooLarge, what);
+            return RequestError::new(Reason::BodyTooLarge, what);
         }
-        bad_request(format!("the form ended early: {error}"))
+        RequestError::bad_request(format!("the form ended early: {error}"))
     })
 }

@@ -1,24 +1,25 @@
-//! The parameters of a URL or a form, read as Go's `url.ParseQuery` reads them.
+//! The parameters of a URL or a form, parsed as by Go's `url.ParseQuery`.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
-use super::bad_request;
-use crate::failure::Failure;
+use crate::error::RequestError;
 
-/// RFC 3986 section 2.3: everything else is encoded.
+/// All characters but the unreserved ones (RFC 3986 section 2.3).
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// Names and values, decoded, in their order.
+/// Decoded names and values, in their order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Parameters(Vec<(Vec<u8>, Vec<u8>)>);
 
 impl Parameters {
-    /// Go refuses `;`, which it once took for `&`, and escapes that are none. So do we: there is nothing to guess.
-    pub(super) fn parse(text: &[u8]) -> Result<Self, Failure> {
+    /// Parses parameters. Like Go, it refuses `;`, which was once a separator, and invalid escapes.
+    pub(super) fn parse(text: &[u8]) -> Result<Self, RequestError> {
         let pairs = text.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty());
         let pairs = pairs.map(|pair| {
             if pair.contains(&b';') {
-                return Err(bad_request("a parameter has a ';': separate parameters by '&', or write %3B"));
+                return Err(RequestError::bad_request(
+                    "a parameter has a ';': separate parameters by '&', or write %3B",
+                ));
             }
             let (name, value) = match pair.iter().position(|byte| *byte == b'=') {
                 Some(at) => (&pair[..at], &pair[at + 1..]),
@@ -29,7 +30,7 @@ impl Parameters {
         pairs.collect::<Result<_, _>>().map(Self)
     }
 
-    /// As a query string or a form.
+    /// Encodes the parameters as a query string or a form.
     pub(super) fn encode(&self) -> String {
         let mut encoded = String::new();
         for (name, value) in &self.0 {
@@ -43,15 +44,16 @@ impl Parameters {
         encoded
     }
 
-    /// Replaces each value of a parameter, and says how many it had.
+    /// Replaces each value of a parameter. Returns the number of values.
     pub(super) fn replace(
         &mut self,
         name: &str,
-        mut replace: impl FnMut(&str) -> Result<String, Failure>,
-    ) -> Result<usize, Failure> {
+        mut replace: impl FnMut(&str) -> Result<String, RequestError>,
+    ) -> Result<usize, RequestError> {
         let mut count = 0;
         for (_, value) in self.0.iter_mut().filter(|(found, _)| found == name.as_bytes()) {
-            let text = str::from_utf8(value).map_err(|_| bad_request(format!("{name} is not UTF-8")))?;
+            let text = str::from_utf8(value)
+                .map_err(|_| RequestError::bad_request(format!("{name} is not UTF-8")))?;
             *value = replace(text)?.into_bytes();
             count += 1;
         }
@@ -63,8 +65,8 @@ impl Parameters {
     }
 }
 
-/// `application/x-www-form-urlencoded`: `+` is a space, `%` starts two hexadecimal digits.
-fn unescape(text: &[u8]) -> Result<Vec<u8>, Failure> {
+/// Decodes `application/x-www-form-urlencoded`: `+` is a space, `%` starts two hexadecimal digits.
+fn unescape(text: &[u8]) -> Result<Vec<u8>, RequestError> {
     let mut unescaped = Vec::with_capacity(text.len());
     let mut bytes = text.iter();
     while let Some(byte) = bytes.next() {
@@ -73,7 +75,9 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, Failure> {
             b'%' => {
                 let digits = (bytes.next().and_then(hexadecimal), bytes.next().and_then(hexadecimal));
                 let (Some(high), Some(low)) = digits else {
-                    return Err(bad_request("a parameter has a '%' without two hexadecimal digits"));
+                    return Err(RequestError::bad_request(
+                        "a parameter has a '%' without two hexadecimal digits",
+                    ));
                 };
                 high << 4 | low
             }
@@ -92,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_are_read_as_go_reads_them() {
+    fn parameters_are_parsed_as_by_go() {
         for (text, encoded) in [
             ("", ""),
             ("a", "a="),
@@ -111,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_refused() {
+    fn invalid_parameters_are_refused() {
         for text in ["a;b", "query=up;query=down", "a=%", "a=%4", "a=%4g", "%zz=a", "a=%+1"] {
             assert!(Parameters::parse(text.as_bytes()).is_err(), "{text}");
         }

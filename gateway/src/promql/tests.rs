@@ -16,7 +16,7 @@ fn team_a() -> Labels {
     labels(&[("ns", &["a"])])
 }
 
-fn rewrite(query: &str) -> Result<String, Failure> {
+fn rewrite(query: &str) -> Result<String, RequestError> {
     Rewriter::new(&team_a()).expression(query)
 }
 
@@ -87,13 +87,13 @@ fn every_selector_gets_the_matcher() {
         ("sum by (by) (by)", r#"sum by (by) (by{ns="a"})"#),
         ("or{}", r#"or{ns="a"}"#),
         ("start", r#"start{ns="a"}"#),
-        // What the caller asks for stays, and ours is added.
+        // The matchers of the caller stay, and those of the labels are added.
         (r#"up{ns="b"}"#, r#"up{ns="a",ns="b"}"#),
         (r#"up{ns=~".*"}"#, r#"up{ns="a",ns=~".*"}"#),
         (r#"up{ns!="a"}"#, r#"up{ns!="a",ns="a"}"#),
         (r#"up{ns!~"a|b"}"#, r#"up{ns!~"a|b",ns="a"}"#),
         (r#"up{ns="a"}"#, r#"up{ns="a",ns="a"}"#),
-        // What may hide a selector from a careless reader.
+        // Forms that a careless parser could read differently.
         ("up # {", r#"up{ns="a"}"#),
         ("# up{ns=\"a\"}\nsecret", r#"secret{ns="a"}"#),
         ("a # x\r+ b", r#"a{ns="a"} + b{ns="a"}"#),
@@ -112,14 +112,14 @@ fn every_selector_gets_the_matcher() {
 }
 
 #[test]
-fn several_values_and_labels_are_all_enforced() {
+fn several_labels_and_values_are_enforced() {
     let labels = labels(&[("ns", &["a.b", "c|d"]), ("cluster", &["x\"\\y"])]);
     let rewritten = Rewriter::new(&labels).expression("up").unwrap();
     assert_eq!(rewritten, r#"up{cluster="x\"\\y",ns=~"a\\.b|c\\|d"}"#);
 }
 
 #[test]
-fn what_is_no_promql_is_the_callers_mistake() {
+fn invalid_promql_is_a_bad_request() {
     for query in [
         "",
         " ",
@@ -160,12 +160,12 @@ fn what_is_no_promql_is_the_callers_mistake() {
         "up == 1 ;",
         "$up",
     ] {
-        assert_eq!(rewrite(query).map_err(|failure| failure.reason), Err(Reason::BadRequest), "{query:?}");
+        assert_eq!(rewrite(query).map_err(|error| error.reason), Err(Reason::BadRequest), "{query:?}");
     }
 }
 
 #[test]
-fn what_cannot_be_enforced_is_refused() {
+fn unenforceable_promql_is_refused() {
     for (query, why) in [
         (r#"{job="a" or job="b"}"#, "`or` between the matchers"),
         (r#"up{job="a" or job="b", x="y"}"#, "`or` between the matchers"),
@@ -176,30 +176,30 @@ fn what_cannot_be_enforced_is_refused() {
         ("up[0.0005]", "below a millisecond"),
         ("a + ignoring() group_left b", "empty `ignoring ()`"),
     ] {
-        let failure = rewrite(query).unwrap_err();
-        assert_eq!(failure.reason, Reason::NotEnforceable, "{query}");
-        assert!(failure.message.contains(why), "{query}: {failure}");
+        let error = rewrite(query).unwrap_err();
+        assert_eq!(error.reason, Reason::NotEnforceable, "{query}");
+        assert!(error.message.contains(why), "{query}: {error}");
     }
 }
 
 #[test]
-fn what_would_take_long_to_parse_is_not_parsed() {
+fn costly_promql_is_refused_before_parsing() {
     let most = format!("up{}", " or up".repeat(MAX_OPERATIONS));
     assert!(rewrite(&most).is_ok());
     for deep in ["(", "-", "sum(", "[", "up^", "up or ", "up{x=\"'\"} unless "] {
-        let failure = rewrite(&deep.repeat(MAX_OPERATIONS + 1)).unwrap_err();
-        assert!(failure.message.contains("operators and brackets"), "{deep}: {failure}");
+        let error = rewrite(&deep.repeat(MAX_OPERATIONS + 1)).unwrap_err();
+        assert!(error.message.contains("operators and brackets"), "{deep}: {error}");
     }
 
     let filled = |length| format!("up#{}", "x".repeat(length - 3));
     assert!(rewrite(&filled(complexity::MAX_BYTES)).is_ok());
-    let failure = rewrite(&filled(complexity::MAX_BYTES + 1)).unwrap_err();
-    assert!(failure.message.contains("bytes of PromQL"), "{failure}");
+    let error = rewrite(&filled(complexity::MAX_BYTES + 1)).unwrap_err();
+    assert!(error.message.contains("bytes of PromQL"), "{error}");
 
     assert!(rewrite(r#"up{pod=~"web-[a-z0-9]{8,10}-[a-z0-9]{5}|\\d+"}"#).is_ok());
     for regex in [r"\\w{500}", r"(a{1000}){1000}", r"\\w{60}|\\w{60}", r"\x5cw{500}", r"(?x)a"] {
-        let failure = rewrite(&format!("up{{pod=~ # x\n\"{regex}\"}}")).unwrap_err();
-        assert!(failure.message.contains("too costly"), "{regex}: {failure}");
+        let error = rewrite(&format!("up{{pod=~ # x\n\"{regex}\"}}")).unwrap_err();
+        assert!(error.message.contains("too costly"), "{regex}: {error}");
     }
 
     let labels = team_a();
@@ -210,7 +210,7 @@ fn what_would_take_long_to_parse_is_not_parsed() {
 }
 
 #[test]
-fn match_takes_a_selector_and_nothing_else() {
+fn match_must_be_a_selector() {
     let labels = team_a();
     let selector = |text: &str| Rewriter::new(&labels).selector(text);
     assert_eq!(selector("up").unwrap(), r#"up{ns="a"}"#);
@@ -223,12 +223,12 @@ fn match_takes_a_selector_and_nothing_else() {
 /// As the configuration has it by default.
 const MAX_FORM_BYTES: usize = 1 << 20;
 
-async fn ask(method: Method, path: &str, form: Option<&str>) -> Result<(String, String), Failure> {
+async fn ask(method: Method, path: &str, form: Option<&str>) -> Result<(String, String), RequestError> {
     let mut request = Request::new(Body::from(form.unwrap_or_default().to_owned()));
     *request.method_mut() = method;
     *request.uri_mut() = path.parse().unwrap();
     if form.is_some() {
-        request.headers_mut().insert(CONTENT_TYPE, FORM);
+        request.headers_mut().insert(CONTENT_TYPE, form::CONTENT_TYPE_FORM);
         request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("7"));
     }
     let request = enforce(&team_a(), request, MAX_FORM_BYTES).await?;
@@ -243,7 +243,7 @@ async fn ask(method: Method, path: &str, form: Option<&str>) -> Result<(String, 
 const ALL: &str = "%7Bns%3D%22a%22%7D";
 
 #[tokio::test]
-async fn parameters_are_rewritten_wherever_they_are() {
+async fn parameters_of_url_and_form_are_rewritten() {
     let up = format!("up{ALL}");
     for path in ["/api/v1/query", "/api/v1/query_range", "/api/v1/query_exemplars"] {
         let (uri, _) = ask(Method::GET, &format!("{path}?query=up&time=1&x"), None).await.unwrap();
@@ -275,18 +275,18 @@ async fn parameters_are_rewritten_wherever_they_are() {
 }
 
 #[tokio::test]
-async fn a_get_has_no_body() {
+async fn get_loses_its_body() {
     let mut request = Request::new(Body::from("query=secret"));
     *request.uri_mut() = "/api/v1/query?query=up".parse().unwrap();
     request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("12"));
-    request.headers_mut().insert(CONTENT_TYPE, FORM);
+    request.headers_mut().insert(CONTENT_TYPE, form::CONTENT_TYPE_FORM);
     let request = enforce(&team_a(), request, MAX_FORM_BYTES).await.unwrap();
     assert!(request.headers().is_empty(), "{:?}", request.headers());
     assert!(request.into_body().collect().await.unwrap().to_bytes().is_empty());
 }
 
 #[tokio::test]
-async fn endpoints_that_cannot_be_limited_are_refused() {
+async fn other_endpoints_are_refused() {
     for path in [
         "/api/v1/metadata",
         "/api/v1/rules",
@@ -324,13 +324,13 @@ async fn endpoints_that_cannot_be_limited_are_refused() {
         "/federate/",
     ] {
         for (method, form) in [(Method::GET, None), (Method::POST, Some("query=up"))] {
-            let failure = ask(method.clone(), &format!("{path}?query=up"), form).await.unwrap_err();
-            assert_eq!(failure.reason, Reason::NotEnforceable, "{method} {path}");
+            let error = ask(method.clone(), &format!("{path}?query=up"), form).await.unwrap_err();
+            assert_eq!(error.reason, Reason::NotEnforceable, "{method} {path}");
         }
     }
     for method in [Method::PUT, Method::PATCH, Method::DELETE, Method::HEAD, Method::OPTIONS] {
-        let failure = ask(method.clone(), "/api/v1/query?query=up", None).await.unwrap_err();
-        assert_eq!(failure.reason, Reason::NotEnforceable, "{method}");
+        let error = ask(method.clone(), "/api/v1/query?query=up", None).await.unwrap_err();
+        assert_eq!(error.reason, Reason::NotEnforceable, "{method}");
     }
     for path in ["/federate", "/api/v1/label/job/values", "/api/v1/status/buildinfo"] {
         assert!(ask(Method::POST, path, Some("")).await.is_err(), "{path} is only read with GET");
@@ -338,7 +338,7 @@ async fn endpoints_that_cannot_be_limited_are_refused() {
 }
 
 #[tokio::test]
-async fn parameters_that_go_would_not_read_are_refused() {
+async fn parameters_invalid_in_go_are_refused() {
     for (url, form) in [
         ("query=up;query=secret", ""),
         ("query=up%", ""),
@@ -353,13 +353,13 @@ async fn parameters_that_go_would_not_read_are_refused() {
         ("query=sum(", "query=up"),
         ("query=up&query=sum(", "query=up"),
     ] {
-        let failure = ask(Method::POST, &format!("/api/v1/query?{url}"), Some(form)).await.unwrap_err();
-        assert_eq!(failure.reason, Reason::BadRequest, "{url} {form}");
+        let error = ask(Method::POST, &format!("/api/v1/query?{url}"), Some(form)).await.unwrap_err();
+        assert_eq!(error.reason, Reason::BadRequest, "{url} {form}");
     }
 }
 
 #[tokio::test]
-async fn only_a_plain_form_is_read() {
+async fn other_content_types_are_refused() {
     for (types, encoding) in [
         (&[][..], None),
         (&["application/json"], None),
@@ -375,43 +375,43 @@ async fn only_a_plain_form_is_read() {
         if let Some(encoding) = encoding {
             request = request.header(CONTENT_ENCODING, encoding);
         }
-        let failure = enforce(&team_a(), request.body(Body::from("query=up")).unwrap(), MAX_FORM_BYTES)
+        let error = enforce(&team_a(), request.body(Body::from("query=up")).unwrap(), MAX_FORM_BYTES)
             .await
             .unwrap_err();
-        assert_eq!(failure.reason, Reason::NotEnforceable, "{types:?} {encoding:?}");
+        assert_eq!(error.reason, Reason::NotEnforceable, "{types:?} {encoding:?}");
     }
     let upper = Request::post("/api/v1/query").header(CONTENT_TYPE, "Application/X-WWW-Form-Urlencoded");
     assert!(enforce(&team_a(), upper.body(Body::from("query=up")).unwrap(), MAX_FORM_BYTES).await.is_ok());
 }
 
 #[tokio::test]
-async fn a_form_may_be_so_large_and_no_larger() {
+async fn large_form_is_refused() {
     let filled = |length| format!("query=up&x={}", "y".repeat(length - "query=up&x=".len()));
     assert!(ask(Method::POST, "/api/v1/query", Some(&filled(MAX_FORM_BYTES))).await.is_ok());
-    let failure = ask(Method::POST, "/api/v1/query", Some(&filled(MAX_FORM_BYTES + 1))).await.unwrap_err();
-    assert_eq!(failure.reason, Reason::BodyTooLarge);
-    assert_eq!(failure.reason.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    let error = ask(Method::POST, "/api/v1/query", Some(&filled(MAX_FORM_BYTES + 1))).await.unwrap_err();
+    assert_eq!(error.reason, Reason::BodyTooLarge);
+    assert_eq!(error.reason.status(), StatusCode::PAYLOAD_TOO_LARGE);
 }
 
 #[tokio::test]
-async fn a_url_that_becomes_too_long_is_to_be_a_form() {
+async fn long_url_is_refused() {
     let rest = MAX_URL_BYTES - format!("/api/v1/query?query=up{ALL}&x=").len();
     let path = |length| format!("/api/v1/query?query=up&x={}", "y".repeat(length));
     assert_eq!(ask(Method::GET, &path(rest), None).await.unwrap().0.len(), MAX_URL_BYTES);
-    let failure = ask(Method::GET, &path(rest + 1), None).await.unwrap_err();
-    assert_eq!(failure.reason, Reason::HeadTooLarge);
-    assert!(failure.message.contains("POST"), "{failure}");
+    let error = ask(Method::GET, &path(rest + 1), None).await.unwrap_err();
+    assert_eq!(error.reason, Reason::HeadTooLarge);
+    assert!(error.message.contains("POST"), "{error}");
 }
 
 #[test]
-fn labels_that_cannot_be_meant_are_refused() {
+fn invalid_labels_are_refused() {
     let refused = |name: &str, values: &[&str]| {
         let values = values.iter().map(|value| (*value).to_owned()).collect();
         Labels::new(&BTreeMap::from([(name.to_owned(), values)])).unwrap_err().to_string()
     };
-    assert!(refused("a.b", &["x"]).contains("no name of a label"));
-    assert!(refused("1a", &["x"]).contains("no name of a label"));
-    assert!(refused("", &["x"]).contains("no name of a label"));
+    assert!(refused("a.b", &["x"]).contains("not a label name"));
+    assert!(refused("1a", &["x"]).contains("not a label name"));
+    assert!(refused("", &["x"]).contains("not a label name"));
     assert!(refused("__name__", &["x"]).contains("metric's name"));
     assert!(refused("ns", &[]).contains("has no values"));
     assert!(refused("ns", &["a", ""]).contains("empty"));

@@ -1,11 +1,11 @@
-//! The memory of responses that are not read, and the time for which they may stay so.
+//! Limits of the memory and the time of unread responses.
 //!
-//! An agent may send as much of a response as the window of its stream allows before the caller reads any of it. That makes a
-//! distant cluster fast; thousands of callers that do not read could use up all memory with it. All responses therefore
-//! share a budget. When it is exceeded, the responses that hold the most are cut.
+//! An agent may send one stream window of a response before the caller reads any of it. Such windows make a distant cluster
+//! fast, and thousands of callers that do not read could exhaust the memory with them. All responses therefore share a
+//! budget. When it is exceeded, the largest unread responses are cut.
 //!
-//! A response that is not read for too long is cut as well. [`crate::io::StallGuard`] sees only whole connections, and on
-//! HTTP/2 a caller can keep a connection alive while it never opens the window of one stream.
+//! A response that is not read for too long is cut as well. [`crate::io::StallGuard`] monitors only whole connections, and an
+//! HTTP/2 caller can keep a connection alive while it never opens the window of one stream.
 
 use std::{
     collections::HashMap,
@@ -23,12 +23,12 @@ use tunnel::{StreamMonitor, StreamStats};
 
 use crate::metrics::{Limit, Metrics};
 
-/// How often the responses are checked. Between two checks the budget may be exceeded.
+/// The interval between two checks. The budget may be exceeded in the meantime.
 const PERIOD: Duration = Duration::from_millis(250);
 
 /// The responses in flight.
 #[derive(Debug)]
-pub struct Budget {
+pub struct ResponseBudget {
     limit: u64,
     read_timeout: Duration,
     responses: Mutex<HashMap<u64, WatchedResponse>>,
@@ -40,42 +40,42 @@ struct WatchedResponse {
     /// Releases the guards of the response.
     release: Box<dyn Fn() + Send>,
     last: StreamStats,
-    /// Since when the caller has neither read anything nor waited for more.
-    unread_since: Instant,
+    /// The last check at which the caller had read something, or had nothing left to read.
+    last_progress: Instant,
 }
 
-/// Counts a response in the budget until this is dropped.
+/// Counts a response in the budget until it is dropped.
 #[derive(Debug)]
-pub struct BudgetShare {
-    budget: Arc<Budget>,
+pub(super) struct BudgetGuard {
+    budget: Arc<ResponseBudget>,
     number: u64,
 }
 
-impl Budget {
-    /// `limit`: bytes that all responses together may hold. `read_timeout`: how long one may be left unread.
+impl ResponseBudget {
+    /// Returns a budget of `limit` bytes for all responses together. A response that is not read for `read_timeout` is cut.
     pub fn new(limit: u64, read_timeout: Duration) -> Self {
         Self { limit, read_timeout, responses: Mutex::default(), next: AtomicU64::new(0) }
     }
 
-    /// Adds a response. `release` is called when the response was cut, and must not block.
-    pub fn share(
+    /// Adds a response. `release` is called after the response was cut, and must not block.
+    pub(super) fn add(
         self: &Arc<Self>,
         monitor: StreamMonitor,
         release: impl Fn() + Send + 'static,
-    ) -> BudgetShare {
+    ) -> BudgetGuard {
         let number = self.next.fetch_add(1, Relaxed);
         let response = WatchedResponse {
             monitor,
             release: Box::new(release),
             last: StreamStats::default(),
-            unread_since: Instant::now(),
+            last_progress: Instant::now(),
         };
         self.responses.lock().insert(number, response);
-        BudgetShare { budget: Arc::clone(self), number }
+        BudgetGuard { budget: Arc::clone(self), number }
     }
 
-    /// Checks the responses and cuts the ones that exceed a limit. Never completes.
-    pub async fn keep(&self, metrics: &Metrics) {
+    /// Checks the responses regularly and cuts those above a limit. Never completes.
+    pub async fn run(&self, metrics: &Metrics) {
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -85,7 +85,7 @@ impl Budget {
         }
     }
 
-    /// Returns the bytes that all responses hold.
+    /// Cuts the responses above a limit. Returns the unread bytes of all responses before the cut.
     fn check(&self, now: Instant, metrics: &Metrics) -> u64 {
         let mut responses = self.responses.lock();
         let mut holders = Vec::with_capacity(responses.len());
@@ -93,7 +93,7 @@ impl Budget {
         let mut cut = Vec::new();
         for (number, response) in responses.iter_mut() {
             let bytes = response.check(now);
-            if now.saturating_duration_since(response.unread_since) >= self.read_timeout {
+            if now.saturating_duration_since(response.last_progress) >= self.read_timeout {
                 cut.push((*number, Limit::WriteStall));
                 continue;
             }
@@ -105,13 +105,14 @@ impl Budget {
             let over = over(&holders, held, self.limit);
             cut.extend(over.map(|(_, number)| (*number, Limit::BytesInFlight)));
         }
-        // Removed, so that nothing is cut twice, and dropped after the lock is released.
+        // Removed, so that no response is cut twice. Dropped after the lock is released: a response may own the last reference
+        // to a tunnel.
         let cut: Vec<_> =
             cut.into_iter().filter_map(|(number, limit)| Some((responses.remove(&number)?, limit))).collect();
         drop(responses);
         for (response, limit) in cut {
             response.cut();
-            metrics.limit(limit);
+            metrics.count_limit(limit);
         }
         held
     }
@@ -119,18 +120,18 @@ impl Budget {
 
 impl WatchedResponse {
     fn cut(&self) {
-        self.monitor.cut();
+        self.monitor.reset();
         (self.release)();
     }
 
-    /// Returns the bytes that it holds.
+    /// Returns the unread bytes.
     fn check(&mut self, now: Instant) -> u64 {
-        let look = self.monitor.stats();
-        if look.taken != self.last.taken || look.awaited {
-            self.unread_since = now;
+        let stats = self.monitor.stats();
+        if stats.reads != self.last.reads || stats.reader_waiting {
+            self.last_progress = now;
         }
-        self.last = look;
-        look.unread as u64
+        self.last = stats;
+        stats.unread as u64
     }
 }
 
@@ -140,7 +141,7 @@ impl fmt::Debug for WatchedResponse {
     }
 }
 
-/// Returns the greatest holders, as many as must be cut.
+/// Returns the first of `holders`, as many as must be cut so that the rest fits into `limit`.
 fn over<T>(holders: &[(u64, T)], held: u64, limit: u64) -> impl Iterator<Item = &(u64, T)> {
     let mut held = held;
     holders.iter().take_while(move |(bytes, _)| {
@@ -150,10 +151,10 @@ fn over<T>(holders: &[(u64, T)], held: u64, limit: u64) -> impl Iterator<Item = 
     })
 }
 
-impl Drop for BudgetShare {
+impl Drop for BudgetGuard {
     fn drop(&mut self) {
         let response = self.budget.responses.lock().remove(&self.number);
-        // After the lock is released: this may be the last reference to a tunnel.
+        // After the lock is released: the response may own the last reference to a tunnel.
         drop(response);
     }
 }

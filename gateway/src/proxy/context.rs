@@ -1,100 +1,123 @@
-//! A request on its way through the layers, and what is known of it.
+//! The state of a request, from its head to the end of its response.
 
 use std::{array, fmt, sync::Arc};
 
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
-use http_body::Body as _;
 use hyper::body::Incoming;
+use ipnet::IpNet;
 use parking_lot::Mutex;
-use proto::header;
+use process::LogLimiter;
+use proto::{Reason, header};
 use telemetry::TraceId;
 use tokio::time::Instant;
 
-use super::{Callers, connection::RequestGuard, request_body::RequestBody};
+use super::{budget::ResponseBudget, connection::RequestGuard, request_body::RequestBody};
 use crate::{
-    failure::Reader,
-    forward::Destination,
-    headers::{ForwardedFor, Peer},
-    identity::Grant,
+    config::CallerLimits,
+    cors::Cors,
+    destination::Destination,
+    error::ErrorFormat,
+    forward::Forwarder,
+    headers::{ExtraHeader, ForwardedFor, PeerAddress},
+    identity::{Grant, Identities},
+    metrics::Metrics,
     target::Target,
-    traces::RequestTrace,
+    tasks::TaskGroup,
+    traces::{RequestTrace, Traces},
 };
 
-/// Longest request id of a caller that is taken over.
+/// Longest request id of a caller that is kept.
 const MAX_REQUEST_ID: usize = 64;
 
-/// A request before it is authorized. Its body stays in the context: no layer reads it by mistake.
+/// Serves callers. This is the state that all requests share.
+#[derive(Debug)]
+pub struct ProxyServer {
+    /// The callers and their permissions.
+    pub identities: Identities,
+    /// Sends a request to its agent.
+    pub forwarder: Forwarder,
+    /// Connections and upgrades. Once the group drains, connections close when they are idle.
+    pub connections: TaskGroup,
+    /// The metrics of this replica.
+    pub metrics: Metrics,
+    /// Limits the log lines of failed requests.
+    pub log_limit: LogLimiter<Reason>,
+    /// The tracing of requests, if it is enabled.
+    pub traces: Option<Traces>,
+    /// The limits of `agent.kubernetes_api.limits`.
+    pub limits: CallerLimits,
+    /// The memory of all responses in flight.
+    pub budget: Arc<ResponseBudget>,
+    /// The web origins that may send requests.
+    pub cors: Cors,
+    /// Proxies whose `X-Forwarded-For` is trusted.
+    pub trusted_proxies: Vec<IpNet>,
+    /// Response headers that the operator allows in addition to the harmless ones.
+    pub extra_headers: Vec<ExtraHeader>,
+}
+
+/// A request as the layers pass it on. Its body is in the context, so that no layer reads it by mistake.
 #[derive(Debug)]
 pub(super) struct ProxyRequest {
     pub(super) head: Request<()>,
     pub(super) context: Arc<RequestContext>,
 }
 
-/// A request that its caller may send. `B` is the body: none yet, or the one that is sent to the agent.
-#[derive(Debug)]
-pub(super) struct AuthorizedRequest<B = ()> {
-    pub(super) request: Request<B>,
-    pub(super) context: Arc<RequestContext>,
-    pub(super) route: Arc<Route>,
-}
-
-/// Facts about a request that every layer may use, from its head to the end of its response.
+/// Facts about a request, from its head to the end of its response.
 pub(super) struct RequestContext {
-    /// The server of which the caller asks this.
-    pub(super) callers: Arc<Callers>,
-    /// Names the request in the response and in all logs.
+    /// The server that received the request.
+    pub(super) server: Arc<ProxyServer>,
+    /// Identifies the request in the response and in all logs.
     pub(super) id: HeaderValue,
-    /// When the head was complete.
+    /// The time at which the head was complete.
     pub(super) started: Instant,
-    /// How it came to kas.
+    /// The method of the request.
+    pub(super) method: Method,
+    /// The HTTP version between the caller and kas.
     pub(super) version: Version,
-    /// The address of the caller, and the proxies that it came through.
+    /// The address of the caller, and the proxies in front of kas.
     pub(super) forwarded: ForwardedFor,
     /// The dialect and encoding of an error.
-    pub(super) reader: Reader,
+    pub(super) error_format: ErrorFormat,
     /// The span of the request.
     pub(super) trace: Mutex<RequestTrace>,
-    /// The body while no layer and no agent has it.
-    pub(super) body: Mutex<RequestBody>,
+    /// The body of the request.
+    pub(super) body: RequestBody,
+    /// Counts the request on its connection.
     pub(super) guard: RequestGuard,
 }
 
-/// Where an authorized request goes, and on behalf of which caller.
+/// The result of authorization: the rights of the caller, and where its request goes.
 #[derive(Debug)]
-pub(super) struct Route {
-    pub(super) destination: Destination,
+pub(super) struct Access {
     pub(super) grant: Arc<Grant>,
-    pub(super) method: Method,
-    /// Path and query as the service gets them.
-    pub(super) target: Uri,
-    /// The caller asks for another protocol.
-    pub(super) upgrading: bool,
+    pub(super) destination: Destination,
+    /// Path and query as the service receives them.
+    pub(super) uri: Uri,
+    /// The caller asks for an upgrade to another protocol.
+    pub(super) upgrade: bool,
 }
 
 impl ProxyRequest {
     /// Takes a request over from the HTTP server.
     pub(super) fn new(
-        callers: &Arc<Callers>,
-        peer: &Peer,
+        server: &Arc<ProxyServer>,
+        peer: &PeerAddress,
         guard: RequestGuard,
         request: Request<Incoming>,
     ) -> Self {
         let (parts, body) = request.into_parts();
-        let body = if body.is_end_stream() {
-            RequestBody::Finished
-        } else {
-            RequestBody::Unread { body, expects_continue: parts.headers.contains_key(http::header::EXPECT) }
-        };
         let context = RequestContext {
-            callers: Arc::clone(callers),
+            server: Arc::clone(server),
             id: request_id(&parts.headers),
             started: Instant::now(),
+            method: parts.method.clone(),
             version: parts.version,
-            forwarded: ForwardedFor::of(&parts.headers, peer, &callers.trusted_proxies),
-            reader: Reader::of(Target::dialect(parts.uri.path()), &parts.headers)
+            forwarded: ForwardedFor::new(&parts.headers, peer, &server.trusted_proxies),
+            error_format: ErrorFormat::new(Target::dialect(parts.uri.path()), &parts.headers)
                 .with_discovery(Target::is_discovery(parts.uri.path())),
             trace: Mutex::default(),
-            body: Mutex::new(body),
+            body: RequestBody::new(body, parts.headers.contains_key(http::header::EXPECT)),
             guard,
         };
         Self { head: Request::from_parts(parts, ()), context: Arc::new(context) }
@@ -114,10 +137,10 @@ impl fmt::Debug for RequestContext {
     }
 }
 
-/// Returns the caller's own id, so that the caller finds its request in the logs of kas, or a new one if it has none that
-/// fits into a log line.
+/// Returns the id that the caller has sent, so that the caller finds its request in the logs of kas, or a new id if there
+/// is none that fits into a log line.
 ///
-/// tower-http's layer of request ids takes every id over, of any length.
+/// tower-http's layer of request ids accepts an id of any length.
 fn request_id(headers: &HeaderMap) -> HeaderValue {
     let plain = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
     let given = headers

@@ -1,7 +1,7 @@
 //! The limits of HTTP/1.1 and HTTP/2 for callers.
 //!
-//! Defaults of the libraries are set here too where an attack or a promise of kas depends on them, so that an update of a
-//! library does not change them.
+//! Defaults of the libraries that prevent an attack, or that kas documents, are set here as well, so that an update of a library
+//! does not change them.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use hyper_util::{
     server::conn::auto,
 };
 
-use crate::config::Limits;
+use crate::config::CallerLimits;
 
-/// The least buffer that hyper accepts.
+/// The smallest buffer that hyper accepts.
 const MIN_HEAD_BYTES: usize = 8192;
 
-/// Header fields for which hyper has room on its stack. A greater limit costs an allocation for each request.
+/// The header fields that hyper parses without an allocation.
 const HYPER_MAX_HEADERS: usize = 100;
 
 /// Concurrent requests of one connection: the default of a Kubernetes API server (`--http2-max-streams-per-connection`).
@@ -32,23 +32,23 @@ const MAX_PROVOKED_RESETS: usize = 1024;
 /// Bytes of one request body that are in flight or unread.
 const STREAM_WINDOW: u32 = 1 << 20;
 
-/// The same for one connection: one body that is not read must not stop the others.
+/// Bytes of all request bodies of one connection: one unread body must not stop the others.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
-/// Payload of one frame: the least of RFC 9113, so that small requests do not wait for a large frame.
+/// The payload of one frame: the minimum of RFC 9113, so that small requests do not wait behind a large frame.
 const MAX_FRAME_SIZE: u32 = 16 << 10;
 
-/// Bytes of one response that wait for the caller's window.
+/// Bytes of one response that wait for the window of the caller.
 const SEND_BUFFER: usize = 400 << 10;
 
-/// A connection that is silent for so long gets a ping …
+/// The silence after which a PING is sent.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// … and is closed if the answer takes longer than this.
+/// The time for the response to a PING, after which the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Builds the server side of connections that are HTTP/1.1 or HTTP/2, by their first bytes.
-pub(super) fn builder(limits: &Limits) -> auto::Builder<TokioExecutor> {
+/// Returns a builder of connections that detects HTTP/1.1 or HTTP/2 from the first bytes.
+pub(super) fn builder(limits: &CallerLimits) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     let mut http1 = builder.http1();
     http1
@@ -56,9 +56,9 @@ pub(super) fn builder(limits: &Limits) -> auto::Builder<TokioExecutor> {
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(limits.max_head_bytes.max(MIN_HEAD_BYTES))
         .keep_alive(true)
-        // A caller that ends its sending direction has left, and its request is cancelled.
+        // A caller that half-closes the connection cancels its request.
         .half_close(false)
-        // A response is written at once, although the next request is here already.
+        // A response is written at once, even if the next request has arrived.
         .pipeline_flush(false);
     // A lower limit is checked by `validate`, whose response has a body that gives the reason.
     if limits.max_headers > HYPER_MAX_HEADERS {

@@ -1,4 +1,4 @@
-//! The body of a request: it must keep coming, its bytes are counted, and what is left of it is drained.
+//! The body of a request: its bytes are counted, it must make progress, and the rest of it is drained.
 
 use std::{
     pin::Pin,
@@ -8,93 +8,118 @@ use std::{
 };
 
 use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Version, header::CONNECTION};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::timeout;
 use tunnel::{Body, BodyError};
 
-use super::context::RequestContext;
-use crate::metrics::{Limit, ServiceMetrics};
+use crate::{io::StallTimer, metrics::ServiceMetrics};
 
-/// The most bytes that are drained of a body whose request was refused.
+/// The most bytes that are drained from the body of a refused request.
 const MAX_DRAIN_BYTES: u64 = 64 << 10;
 
-/// How long the drain may take. A response waits for it.
+/// The time that a drain may take. The response waits for it.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// How much of a request body was read.
+/// The body of a request, which the context owns while neither kas nor the agent reads it. `None`: the request has no body.
 #[derive(Debug)]
-pub(super) enum RequestBody {
-    /// There is none, or all of it was read.
+pub(super) struct RequestBody(Option<Arc<Mutex<BodyState>>>);
+
+#[derive(Debug)]
+enum BodyState {
+    /// All of it was read.
     Finished,
-    /// It is not being read.
+    /// Its rest is not being read.
     Unread { body: Incoming, expects_continue: bool },
     /// It is being sent to the agent.
     Sending,
 }
 
-/// Fails when the caller has sent nothing for too long. Without it, a caller that announces a body and never sends it
-/// holds its place in the tunnel, and a connection in the cluster, for ever.
+/// Fails when the caller has sent nothing for too long. Without the timeout, a caller that announces a body and never sends
+/// it occupies a stream of the tunnel and a connection in the cluster.
 ///
-/// If it is dropped before its end, the rest goes back to the context.
+/// If it is dropped before its end, the rest of the body returns to the [`RequestBody`].
 struct IdleTimeoutBody {
-    /// None once it has ended or failed.
+    /// `None` once the body has ended or failed.
     body: Option<Incoming>,
     /// The caller waits for `100 Continue`, which hyper sends at the first poll.
     expects_continue: bool,
-    context: Arc<RequestContext>,
+    state: Arc<Mutex<BodyState>>,
     metrics: Arc<ServiceMetrics>,
     stalls: Counter,
-    limit: Duration,
-    /// Runs while the body is awaited. Made by the first wait: most bodies come with their head.
-    timer: Option<Pin<Box<Sleep>>>,
-    armed: bool,
+    timer: StallTimer,
 }
 
-/// Takes the body out of the context, to be sent to the agent. An empty body costs nothing.
-pub(super) fn take(context: &Arc<RequestContext>, metrics: &Arc<ServiceMetrics>) -> Body {
-    let mut slot = context.body.lock();
-    match std::mem::replace(&mut *slot, RequestBody::Sending) {
-        RequestBody::Unread { body, expects_continue } => {
-            let callers = &context.callers;
-            Body::new(IdleTimeoutBody {
+impl RequestBody {
+    /// Takes the body over from the HTTP server. `expects_continue`: the request has an `Expect` header.
+    pub(super) fn new(body: Incoming, expects_continue: bool) -> Self {
+        if body.is_end_stream() {
+            return Self(None);
+        }
+        Self(Some(Arc::new(Mutex::new(BodyState::Unread { body, expects_continue }))))
+    }
+
+    /// Takes the body, to be sent to the agent.
+    ///
+    /// The body fails after `timeout` without a byte, and counts that in `stalls`.
+    pub(super) fn take(&self, metrics: &Arc<ServiceMetrics>, timeout: Duration, stalls: &Counter) -> Body {
+        let Some(state) = &self.0 else { return Body::empty() };
+        let mut slot = state.lock();
+        match std::mem::replace(&mut *slot, BodyState::Sending) {
+            BodyState::Unread { body, expects_continue } => Body::new(IdleTimeoutBody {
                 body: Some(body),
                 expects_continue,
-                context: Arc::clone(context),
+                state: Arc::clone(state),
                 metrics: Arc::clone(metrics),
-                stalls: callers.forwarder.metrics.counter(Limit::WriteStall).clone(),
-                limit: callers.limits.write_stall_timeout,
-                timer: None,
-                armed: false,
-            })
-        }
-        other => {
-            *slot = other;
-            Body::empty()
-        }
-    }
-}
-
-/// Reads what is left of a small body, so that the connection can serve the next request. Returns whether all of it was
-/// read.
-pub(super) async fn drain(context: &RequestContext) -> bool {
-    let body = {
-        let mut slot = context.body.lock();
-        match std::mem::replace(&mut *slot, RequestBody::Sending) {
-            RequestBody::Unread { body, expects_continue: false } => body,
+                stalls: stalls.clone(),
+                timer: StallTimer::new(timeout),
+            }),
             other => {
-                let finished = matches!(other, RequestBody::Finished);
                 *slot = other;
-                return finished;
+                Body::empty()
             }
         }
-    };
-    if body.size_hint().lower() > MAX_DRAIN_BYTES {
-        return false;
     }
-    timeout(DRAIN_TIMEOUT, discard(body)).await.unwrap_or(false)
+
+    /// Reads the rest of a small body, so that the connection can serve the next request. Returns whether the whole body was
+    /// read.
+    pub(super) async fn drain(&self) -> bool {
+        let Some(state) = &self.0 else { return true };
+        let body = {
+            let mut slot = state.lock();
+            match std::mem::replace(&mut *slot, BodyState::Sending) {
+                BodyState::Unread { body, expects_continue: false } => body,
+                other => {
+                    let finished = matches!(other, BodyState::Finished);
+                    *slot = other;
+                    return finished;
+                }
+            }
+        };
+        if body.size_hint().lower() > MAX_DRAIN_BYTES {
+            return false;
+        }
+        timeout(DRAIN_TIMEOUT, discard(body)).await.unwrap_or(false)
+    }
+
+    /// Drains the body before the head of the response is sent, or announces that the connection closes.
+    ///
+    /// A connection with an unread body, or with one that is still sent to the agent, may be closed after the response, and
+    /// the response says so (RFC 9112 section 9.6). On HTTP/2 each stream ends by itself.
+    pub(super) async fn finish(&self, version: Version, response: &mut HeaderMap) {
+        // Boxed: most bodies are finished here, and their requests should not reserve memory for the drain.
+        if version < Version::HTTP_2 && !self.is_finished() && !Box::pin(self.drain()).await {
+            response.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        self.0.as_ref().is_none_or(|state| matches!(*state.lock(), BodyState::Finished))
+    }
 }
 
 async fn discard(mut body: Incoming) -> bool {
@@ -113,10 +138,10 @@ async fn discard(mut body: Incoming) -> bool {
 impl Drop for IdleTimeoutBody {
     fn drop(&mut self) {
         if let Some(body) = self.body.take() {
-            *self.context.body.lock() = if body.is_end_stream() {
-                RequestBody::Finished
+            *self.state.lock() = if body.is_end_stream() {
+                BodyState::Finished
             } else {
-                RequestBody::Unread { body, expects_continue: self.expects_continue }
+                BodyState::Unread { body, expects_continue: self.expects_continue }
             };
         }
     }
@@ -134,13 +159,13 @@ impl http_body::Body for IdleTimeoutBody {
         let Some(body) = &mut this.body else { return Poll::Ready(None) };
         this.expects_continue = false;
         if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
-            this.armed = false;
+            this.timer.disarm();
             match &frame {
                 Some(Ok(_)) => {}
                 Some(Err(_)) => this.body = None,
                 None => {
                     this.body = None;
-                    *this.context.body.lock() = RequestBody::Finished;
+                    *this.state.lock() = BodyState::Finished;
                 }
             }
             if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
@@ -149,16 +174,9 @@ impl http_body::Body for IdleTimeoutBody {
             return Poll::Ready(frame.map(|frame| frame.map_err(|error| BodyError::Other(error.into()))));
         }
 
-        let limit = this.limit;
-        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(limit)));
-        if !this.armed {
-            this.armed = true;
-            timer.as_mut().reset(Instant::now() + limit);
-        }
-        let late = timer.as_mut().poll(cx);
-        late.map(|()| {
+        this.timer.poll_expired(cx).map(|()| {
             this.stalls.inc();
-            Some(Err(BodyError::Other("nothing more of it came in time".into())))
+            Some(Err(BodyError::Other("the caller has stopped sending the body".into())))
         })
     }
 

@@ -1,4 +1,4 @@
-//! The body of a response: it holds what the response occupies, and counts its bytes.
+//! The body of a response: it holds the guards of the response, and counts its bytes.
 
 use std::{
     pin::Pin,
@@ -7,50 +7,58 @@ use std::{
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
-use router::Lease;
+use proto::Reason;
+use router::RequestPermit;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tunnel::{Body, BodyError, StreamMonitor};
 
 use super::{
-    budget::{Budget, BudgetShare},
-    context::RequestContext,
+    budget::{BudgetGuard, ResponseBudget},
+    context::{ProxyServer, RequestContext},
 };
-use crate::{connected::Connected, metrics::ServiceMetrics};
+use crate::{
+    error::RequestError,
+    identity::Grant,
+    metrics::{GaugeGuard, Limit, ServiceMetrics},
+    tunnel_entry::TunnelEntry,
+};
 
-/// A response body that keeps a [`ResponseGuard`] until the caller has the last byte or has left.
+/// A response body that holds a [`ResponseGuard`] until the caller has the last byte or has closed the stream.
 #[derive(Debug)]
 pub(super) struct TrackedBody {
     body: Body,
     metrics: Option<Arc<ServiceMetrics>>,
-    guard: HeldGuard,
-    /// Stays although the budget cuts the response: its unread bytes stay until the connection ends.
+    guard: GuardSlot,
+    /// Held even if the budget cuts the response: the unread bytes stay until the connection ends.
     _permit: Option<ConcurrencyPermit>,
-    share: Option<BudgetShare>,
+    budget: Option<BudgetGuard>,
     revoked: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
 /// The owner of the guard of a response.
 #[derive(Debug)]
-enum HeldGuard {
+enum GuardSlot {
     None,
     Body(ResponseGuard),
     /// The budget takes the guard when it cuts the response: a body that is not read is not dropped either.
     Shared(#[expect(dead_code, reason = "it is dropped")] Arc<Mutex<Option<ResponseGuard>>>),
 }
 
-/// What a response occupies until it has ended: a place in its tunnel, its connection and its span.
+/// The resources of a request until its response has ended: a stream of its tunnel, its connection and its span.
 #[derive(Debug)]
 pub(super) struct ResponseGuard {
-    /// Metrics of the service that answered.
+    /// Metrics of the service.
     pub(super) metrics: Arc<ServiceMetrics>,
     context: Arc<RequestContext>,
-    /// The place in the tunnel, if it ends at this replica.
-    _lease: Option<Lease<Connected>>,
+    /// The stream in the tunnel, if the tunnel ends at this replica.
+    _request_permit: Option<RequestPermit<TunnelEntry>>,
+    _in_flight: GaugeGuard,
 }
 
 /// One of the requests that a caller may have in flight.
@@ -61,25 +69,36 @@ impl ResponseGuard {
     pub(super) fn new(
         context: Arc<RequestContext>,
         metrics: Arc<ServiceMetrics>,
-        lease: Option<Lease<Connected>>,
+        request_permit: Option<RequestPermit<TunnelEntry>>,
     ) -> Self {
-        metrics.in_flight.inc();
-        Self { metrics, context, _lease: lease }
+        let in_flight = GaugeGuard::new(&metrics.in_flight);
+        Self { metrics, context, _request_permit: request_permit, _in_flight: in_flight }
     }
 }
 
 impl Drop for ResponseGuard {
     fn drop(&mut self) {
-        self.metrics.in_flight.dec();
-        self.metrics.ended(self.context.started.elapsed());
+        self.metrics.observe_end(self.context.started.elapsed());
     }
 }
 
 impl ConcurrencyPermit {
-    /// Takes a permit, or returns `None` if the caller has `limit` requests in flight.
-    pub(super) fn try_new(in_flight: &Arc<AtomicU32>, limit: u32) -> Option<Self> {
-        let permit = Self(Arc::clone(in_flight));
-        (in_flight.fetch_add(1, Relaxed) < limit).then_some(permit)
+    /// Takes a permit of the caller.
+    ///
+    /// # Errors
+    ///
+    /// Returns `too-many-requests` if `max_requests_per_caller` requests of the caller are in flight.
+    pub(super) fn acquire(server: &ProxyServer, grant: &Grant) -> Result<Self, RequestError> {
+        let permit = Self(Arc::clone(&grant.in_flight));
+        if grant.in_flight.fetch_add(1, Relaxed) < server.limits.max_requests_per_caller {
+            return Ok(permit);
+        }
+        server.metrics.count_limit(Limit::RequestsPerCaller);
+        let cause = format!(
+            "caller {} has as many requests in flight as allowed (agent.kubernetes_api.limits.max_requests_per_caller)",
+            grant.caller.name
+        );
+        Err(RequestError::new(Reason::TooManyRequests, cause).with_retry_after(Duration::from_secs(1)))
     }
 }
 
@@ -90,36 +109,37 @@ impl Drop for ConcurrencyPermit {
 }
 
 impl TrackedBody {
-    /// The body of a response that came through a tunnel.
+    /// Wraps the body of a response that came through a tunnel.
     pub(super) fn new(body: Body, guard: ResponseGuard, permit: ConcurrencyPermit) -> Self {
         let metrics = Some(Arc::clone(&guard.metrics));
         Self {
             body,
             metrics,
-            guard: HeldGuard::Body(guard),
+            guard: GuardSlot::Body(guard),
             _permit: Some(permit),
-            share: None,
+            budget: None,
             revoked: None,
         }
     }
 
-    /// The body of a response of kas itself, which occupies nothing.
+    /// Wraps the body of a response of kas itself, which needs no guard.
     pub(super) fn untracked(body: Body) -> Self {
-        Self { body, metrics: None, guard: HeldGuard::None, _permit: None, share: None, revoked: None }
+        Self { body, metrics: None, guard: GuardSlot::None, _permit: None, budget: None, revoked: None }
     }
 
-    /// Counts the response in the budget, which may cut it and release its guard, even if the caller never notices.
-    pub(super) fn with_budget(mut self, budget: &Arc<Budget>, monitor: StreamMonitor) -> Self {
-        if let HeldGuard::Body(guard) = std::mem::replace(&mut self.guard, HeldGuard::None) {
+    /// Counts the response in the budget. When the budget cuts the response, the guard is released although the caller may
+    /// never poll the body again.
+    pub(super) fn with_budget(mut self, budget: &Arc<ResponseBudget>, monitor: StreamMonitor) -> Self {
+        if let GuardSlot::Body(guard) = std::mem::replace(&mut self.guard, GuardSlot::None) {
             let guard = Arc::new(Mutex::new(Some(guard)));
             let released = Arc::clone(&guard);
-            self.share = Some(budget.share(monitor, move || drop(released.lock().take())));
-            self.guard = HeldGuard::Shared(guard);
+            self.budget = Some(budget.add(monitor, move || drop(released.lock().take())));
+            self.guard = GuardSlot::Shared(guard);
         }
         self
     }
 
-    /// Fails the body when the caller's right to the response ends.
+    /// Fails the body when the token of the caller is revoked.
     pub(super) fn with_revocation(mut self, revoked: CancellationToken) -> Self {
         self.revoked = Some(Box::pin(revoked.cancelled_owned()));
         self

@@ -1,4 +1,4 @@
-//! Raw bytes after a 101.
+//! Upgraded connections: raw bytes in both directions after a 101.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,52 +10,57 @@ use tokio_util::{
     sync::CancellationToken,
 };
 use tracing::Instrument as _;
-use tunnel::upgrade::{self, Upgraded};
+use tunnel::upgrade::{self, UpgradedStream};
 
 use super::{
-    budget::BudgetShare,
+    budget::BudgetGuard,
     context::RequestContext,
     response_body::{ConcurrencyPermit, ResponseGuard},
 };
 use crate::metrics::Limit;
 
-/// How long hyper may take to hand the caller's connection over after the 101.
+/// The time that hyper may take to hand over the caller's connection after the 101.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An upgrade that the cluster has accepted, until the caller's connection is free.
+/// An upgrade that the cluster has accepted, until hyper hands over the caller's connection.
 pub(super) struct PendingUpgrade {
     pub(super) context: Arc<RequestContext>,
     /// The stream to the agent.
-    pub(super) upgraded: Upgraded,
+    pub(super) upgraded: UpgradedStream,
     /// The caller's connection.
     pub(super) outside: OnUpgrade,
     pub(super) guard: ResponseGuard,
     pub(super) permit: ConcurrencyPermit,
-    pub(super) share: BudgetShare,
-    /// Cancelled when the caller's right to the upgrade ends, or the memory that it may take.
-    pub(super) cut: CancellationToken,
+    pub(super) budget: BudgetGuard,
+    /// Cancelled when the caller's token is revoked, or when the budget cuts the upgrade.
+    pub(super) request_cut: CancellationToken,
 }
 
 impl PendingUpgrade {
-    /// Moves bytes in both directions in a task of its own. The guards are released however the task ends.
+    /// Copies bytes in both directions in a new task. The guards are released however the task ends.
     pub(super) fn spawn(self) {
         let context = Arc::clone(&self.context);
         context.guard.set_upgraded();
-        let span = tracing::debug_span!("upgraded", request.id = ?context.id);
-        let cut = context.callers.cut.child_token();
-        let run = async move { cut.run_until_cancelled(self.run()).await };
-        context.callers.tasks.spawn(run.instrument(span));
+        let span = tracing::debug_span!("upgraded", request.id = context.id.to_str().ok());
+        let group_cut = context.server.connections.cut.child_token();
+        let run = async move { group_cut.run_until_cancelled(self.run()).await };
+        context.server.connections.tasks.spawn(run.instrument(span));
     }
 
     async fn run(self) {
-        let Self { context, upgraded, outside, guard, permit, share, cut } = self;
-        let _held = (permit, share);
+        let Self { context, upgraded, outside, guard, permit, budget, request_cut } = self;
+        let _held = (permit, budget);
         let splice = splice(&context, upgraded, outside, &guard);
-        cut.run_until_cancelled(splice).await;
+        request_cut.run_until_cancelled(splice).await;
     }
 }
 
-async fn splice(context: &RequestContext, upgraded: Upgraded, outside: OnUpgrade, guard: &ResponseGuard) {
+async fn splice(
+    context: &RequestContext,
+    upgraded: UpgradedStream,
+    outside: OnUpgrade,
+    guard: &ResponseGuard,
+) {
     let Ok(Ok(outside)) = timeout(UPGRADE_TIMEOUT, outside).await else {
         return;
     };
@@ -67,9 +72,9 @@ async fn splice(context: &RequestContext, upgraded: Upgraded, outside: OnUpgrade
         service.response_bytes.inc_by(bytes.len() as u64);
     });
     if let Err(error) = upgrade::splice(upgraded, outside).await {
-        if let Some(limit) = Limit::met_by(&error) {
-            context.callers.forwarder.metrics.limit(limit);
+        if let Some(limit) = Limit::from_error(&error) {
+            context.server.metrics.count_limit(limit);
         }
-        tracing::debug!(%error, "an upgraded connection was aborted");
+        tracing::debug!(%error, "upgraded connection aborted");
     }
 }

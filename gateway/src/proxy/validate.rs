@@ -1,36 +1,36 @@
-//! Checks of a request's head, before anything is looked up.
+//! Checks of the head of a request.
 //!
-//! A request is refused if another server could read it in another way (request smuggling). hyper has checked where its
-//! body ends; `docs/security.md` lists the decisions of hyper.
+//! A request is refused if another server could parse it differently (request smuggling). hyper has already checked the
+//! framing of the body; `docs/security.md` lists the decisions of hyper.
 
 use http::{
     HeaderMap, Method, Request, Version,
     header::{CONNECTION, HOST, TRANSFER_ENCODING},
 };
-use proto::{Reason, border};
+use proto::{Reason, hop_by_hop};
 
-use super::Callers;
-use crate::{failure::Failure, headers, metrics::Limit};
+use super::context::ProxyServer;
+use crate::{error::RequestError, headers, metrics::Limit};
 
-/// Refuses a head that kas does not serve, or that two servers could read differently.
-pub(super) fn validate<B>(callers: &Callers, request: &Request<B>) -> Result<(), Failure> {
+/// Returns an error if kas does not serve the request, or if two servers could parse its head differently.
+pub(super) fn validate<B>(server: &ProxyServer, request: &Request<B>) -> Result<(), RequestError> {
     let headers = request.headers();
-    if headers.len() > callers.limits.max_headers {
-        callers.forwarder.metrics.limit(Limit::Head);
-        return Err(Failure::new(
+    if headers.len() > server.limits.max_headers {
+        server.metrics.count_limit(Limit::Head);
+        return Err(RequestError::new(
             Reason::HeadTooLarge,
-            "the request has more header fields than agent.kubernetes_api.limits.max_headers",
+            "the request has more header fields than agent.kubernetes_api.limits.max_headers allows",
         ));
     }
     let defect = (request.method() == Method::CONNECT)
         .then_some("CONNECT is not served: this is no forward proxy")
         .or_else(|| ambiguous_coding(headers))
         .or_else(|| ambiguous_host(request))
-        .or_else(|| named_by_connection(headers));
-    defect.map_or(Ok(()), |defect| Err(Failure::new(Reason::BadRequest, defect)))
+        .or_else(|| listed_by_connection(headers));
+    defect.map_or(Ok(()), |defect| Err(RequestError::bad_request(defect)))
 }
 
-/// Finds codings other than one `chunked`: hyper takes the last one for the framing and leaves the others in the body
+/// Finds codings other than one `chunked`: hyper decodes the last one and leaves the others in the body
 /// (RFC 9112 section 6.1).
 fn ambiguous_coding(headers: &HeaderMap) -> Option<&'static str> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
@@ -65,14 +65,14 @@ fn is_host_byte(byte: u8) -> bool {
         )
 }
 
-/// Finds a `Connection` that names a header which identifies the caller: a proxy would remove that header
+/// Finds a `Connection` that lists a header of the caller's identity: a proxy would remove that header
 /// (CVE-2021-31999).
-fn named_by_connection(headers: &HeaderMap) -> Option<&'static str> {
-    // Every request over HTTP/1.0 or through nginx has one of these.
+fn listed_by_connection(headers: &HeaderMap) -> Option<&'static str> {
+    // Requests over HTTP/1.0 and requests of nginx have one of these options.
     let harmless =
         |token: &str| token.eq_ignore_ascii_case("keep-alive") || token.eq_ignore_ascii_case("close");
     let sensitive = |token: &str| !harmless(token) && headers::is_sensitive(&token.to_ascii_lowercase());
-    border::tokens(headers, &CONNECTION)
+    hop_by_hop::tokens(headers, &CONNECTION)
         .any(sensitive)
-        .then_some("Connection may not name a header that says who the caller is")
+        .then_some("Connection may not list a header that identifies the caller")
 }

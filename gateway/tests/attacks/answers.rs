@@ -1,7 +1,11 @@
-//! Answers of an agent that wants something of the caller's program, or of its browser.
+//! Responses that attack the client or the browser of a caller.
 
 use http::StatusCode;
 use proto::Reason;
+use testkit::{
+    server,
+    world::{World, text},
+};
 use tokio::{
     io::{AsyncWriteExt as _, DuplexStream},
     task::JoinHandle,
@@ -10,12 +14,10 @@ use tokio::{
 use crate::{
     http1::{self, exchange, read, status},
     http2::{DATA, END_STREAM, HEADERS, frame, headers},
-    server,
     tunnel_ends::{Tunnel, agent, asked, asked_for},
-    world::{World, text},
 };
 
-/// What no answer of a cluster may say on kas's origin, in the lower case of HTTP/2.
+/// Headers that a cluster may not send on the origin of kas, in lower case.
 const REFUSED: [(&str, &str); 36] = [
     ("nel", "{\"report_to\":\"x\",\"max_age\":1}"),
     ("report-to", "{\"group\":\"x\"}"),
@@ -55,7 +57,7 @@ const REFUSED: [(&str, &str); 36] = [
     ("kas-anything", "x"),
 ];
 
-/// What kas itself says under such a name.
+/// Headers with such a name that kas itself sends.
 fn is_ours(line: &str) -> bool {
     ["content-security-policy: sandbox;", "x-content-type-options: nosniff", "server-timing: queue;"]
         .iter()
@@ -63,7 +65,7 @@ fn is_ours(line: &str) -> bool {
         || (line.starts_with("x-request-id: ") && !line.contains("forged"))
 }
 
-/// Fields of a head.
+/// Returns a head with these fields.
 type Said = &'static [(&'static str, &'static str)];
 
 fn assert_clean(answer: &str) {
@@ -73,7 +75,7 @@ fn assert_clean(answer: &str) {
     }
 }
 
-/// A caller's request by hand, which the only tunnel was sent.
+/// Sends a request, and returns it as the only tunnel received it.
 async fn begun(world: &World, agent: &mut Tunnel, lines: &str) -> (DuplexStream, u32) {
     let mut caller = world.connect();
     let head = http1::head(world, "GET", "/kubernetes/page");
@@ -82,7 +84,7 @@ async fn begun(world: &World, agent: &mut Tunnel, lines: &str) -> (DuplexStream,
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_39_headers_that_an_agent_may_not_say_reach_nobody() {
+async fn attack_39_forbidden_response_headers_are_removed() {
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
     let (mut caller, stream) = begun(&world, &mut attacker, "").await;
@@ -117,14 +119,14 @@ async fn attack_39_headers_that_an_agent_may_not_say_reach_nobody() {
         begun(&world, &mut attacker, "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n").await;
     let switch = [(":status", "200"), ("kas-upgraded", "SPDY/3.1"), ("x-stream-protocol-version", "v4")];
     attacker.send(&headers(stream, 0, &[&switch[..], &REFUSED[..]].concat())).await;
-    let answer = server::head(&mut caller).await;
+    let answer = server::read_head(&mut caller).await;
     assert_eq!(status(&answer), 101, "{answer}");
     assert_clean(&answer);
     assert!(answer.contains("x-stream-protocol-version: v4"), "{answer}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_39_nobody_is_sent_to_another_origin() {
+async fn attack_39_foreign_location_is_removed() {
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
     for (location, kept) in [
@@ -149,7 +151,7 @@ async fn attack_39_nobody_is_sent_to_another_origin() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_40_what_a_browser_would_run_is_put_into_a_sandbox() {
+async fn attack_40_executable_content_is_sandboxed() {
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
     for kinds in [
@@ -200,9 +202,9 @@ async fn attack_40_what_a_browser_would_run_is_put_into_a_sandbox() {
     }
 }
 
-/// A caller who is told `unauthorized` throws its credential away, or sends its user to sign in again.
+/// A client that receives `unauthorized` discards its credential, or sends its user to sign in again.
 #[tokio::test(start_paused = true)]
-async fn attack_39_an_agent_cannot_say_that_kas_refused_a_credential() {
+async fn attack_39_agent_cannot_send_unauthorized() {
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
     for reason in [Reason::Unauthorized.as_str(), "no-such-reason", ""] {
@@ -236,9 +238,9 @@ async fn attack_39_an_agent_cannot_say_that_kas_refused_a_credential() {
     }
 }
 
-/// Every other failure of an agent's is one of its own, with its name on it.
+/// Every other error of an agent has the name of the agent.
 #[tokio::test(start_paused = true)]
-async fn attack_39_a_failure_of_an_agents_has_the_status_of_its_reason_and_no_more() {
+async fn attack_39_error_of_agent_has_the_status_of_its_reason() {
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
     for reason in Reason::ALL.iter().filter(|reason| **reason != Reason::Unauthorized) {
@@ -248,13 +250,16 @@ async fn attack_39_a_failure_of_an_agents_has_the_status_of_its_reason_and_no_mo
         attacker.send(&frame(DATA, END_STREAM, stream, b"<script>alert(1)</script>")).await;
         let (code, body) = asking.await.unwrap();
         assert_eq!(code, reason.status(), "{reason:?}");
-        assert!(body.contains("agent prod: it did not say why") && !body.contains("<script>"), "{body}");
+        assert!(
+            body.contains("agent prod: the agent gave no message") && !body.contains("<script>"),
+            "{body}"
+        );
     }
 }
 
-/// What ends where, of two answers on one connection of a caller's, is for kas to say.
+/// kas alone frames the responses on a connection.
 #[tokio::test(start_paused = true)]
-async fn attack_41_no_answer_of_an_agent_hides_another_one_in_it() {
+async fn attack_41_response_cannot_be_smuggled() {
     let hidden = "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nsmuggled";
     let forms: [(&str, &str, Said, &str); 10] = [
         ("HEAD", "a body of HEAD", &[(":status", "200")], hidden),
@@ -302,7 +307,7 @@ async fn attack_41_no_answer_of_an_agent_hides_another_one_in_it() {
     }
 }
 
-/// The heads of the answers on a connection, as a client takes them apart.
+/// Returns the heads of the responses on a connection, as a client parses them.
 fn heads(method: &str, mut rest: &str) -> Vec<String> {
     let mut heads = Vec::new();
     while let Some((head, after)) = rest.split_once("\r\n\r\n") {
@@ -322,7 +327,7 @@ fn heads(method: &str, mut rest: &str) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_39_an_answer_is_not_split_by_what_its_headers_hold() {
+async fn attack_39_header_values_cannot_split_a_response() {
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
     for value in ["a\r\nset-cookie: b", "a\nset-cookie: b", "a\0b", "a\rb"] {
@@ -330,7 +335,7 @@ async fn attack_39_an_answer_is_not_split_by_what_its_headers_hold() {
         attacker.send(&headers(stream, END_STREAM, &[(":status", "200"), ("etag", value)])).await;
         let (code, body) = asking.await.unwrap();
         assert!(code.is_server_error(), "{value:?}: {code} {body}");
-        // Who breaks HTTP/2 itself has no tunnel any more.
+        // A violation of HTTP/2 itself ends the tunnel.
         if world.kas.agents.metrics.tunnels.get() == 0 {
             attacker = agent(&world, &[]).await;
         }

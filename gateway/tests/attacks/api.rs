@@ -1,21 +1,20 @@
-//! Programs that want to know who is connected, and must not.
+//! API clients without a valid token.
 
 use std::time::{Duration, SystemTime};
 
-use gateway::api::{Denied, Verifier};
+use gateway::internals::{TokenError, Verifier};
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use serde_json::{Value, json};
+use testkit::{
+    fleet::secret,
+    internal_api::{connect, get, jwt, send, valid_token},
+    world::{World, text},
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::timeout,
 };
 use tunnel::Body;
-
-use crate::{
-    fleet::secret,
-    programs::{connect, get, good, jwt, send},
-    world::{World, text},
-};
 
 fn head() -> Value {
     json!({"alg": "HS256", "typ": "JWT"})
@@ -31,25 +30,25 @@ fn claims(key: &str, value: impl Into<Value>) -> Value {
     claims
 }
 
-/// Tokens that are not good, and what is said of them.
-fn bad() -> Vec<(String, &'static str)> {
+/// Returns invalid tokens with a part of their error.
+fn invalid() -> Vec<(String, &'static str)> {
     let ours = |claims: &Value| jwt(&[1; 32], &head(), claims);
     let under = |head: Value| jwt(&[1; 32], &head, &json!({"aud": "gitlab-kas"}));
-    let (whole, other) = (good(), ours(&claims("sub", "root")));
+    let (whole, other) = (valid_token(), ours(&claims("sub", "root")));
     let parts: Vec<&str> = whole.split('.').collect();
     let claims_of_other = other.split('.').nth(1).unwrap();
     vec![
         (under(json!({"alg": "none"})), "not a JWT"),
         (under(json!({"alg": "None"})), "not a JWT"),
-        (format!("{}.{}.", parts[0], parts[1]), "not made with the secret"),
+        (format!("{}.{}.", parts[0], parts[1]), "not signed with the secret"),
         (format!("{}.{}", parts[0], parts[1]), "not a JWT"),
         (under(json!({"alg": "RS256"})), "HS256, HS384 or HS512"),
         (under(json!({"alg": "ES256", "jwk": {"kty": "oct", "k": "AQEB"}})), "HS256, HS384 or HS512"),
-        (under(json!({"alg": "HS512"})), "not made with the secret"),
+        (under(json!({"alg": "HS512"})), "not signed with the secret"),
         (under(json!({"alg": "HS256", "crit": ["b64"], "b64": false})), "extensions"),
-        (jwt(&[2; 32], &head(), &claims("sub", "x")), "not made with the secret"),
-        (jwt(&[], &head(), &claims("sub", "x")), "not made with the secret"),
-        (format!("{}.{claims_of_other}.{}", parts[0], parts[2]), "not made with the secret"),
+        (jwt(&[2; 32], &head(), &claims("sub", "x")), "not signed with the secret"),
+        (jwt(&[], &head(), &claims("sub", "x")), "not signed with the secret"),
+        (format!("{}.{claims_of_other}.{}", parts[0], parts[2]), "not signed with the secret"),
         (ours(&claims("aud", "gitlab")), "aud"),
         (ours(&claims("aud", json!([]))), "aud"),
         (ours(&claims("aud", json!({"gitlab-kas": 1}))), "aud"),
@@ -70,9 +69,9 @@ fn bad() -> Vec<(String, &'static str)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_37_tokens_that_are_not_good_open_nothing() {
+async fn attack_37_invalid_tokens_are_refused() {
     let world = World::new();
-    for (token, expected) in bad() {
+    for (token, expected) in invalid() {
         let request = Request::get("/api/v1/agents").header(AUTHORIZATION, format!("Bearer {token}"));
         let answer = send(&world, request.body(Body::empty()).unwrap()).await;
         assert_eq!(answer.status(), StatusCode::UNAUTHORIZED, "{token}");
@@ -88,9 +87,9 @@ async fn attack_37_tokens_that_are_not_good_open_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_37_a_token_in_another_place_is_none() {
+async fn attack_37_misplaced_token_is_ignored() {
     let world = World::new();
-    let good = good();
+    let good = valid_token();
     let query = format!("?token={good}&access_token={good}&jwt={good}");
     for path in ["/api/v1/agents", "/api/v1/agents/prod", "/api/v1/agents/nobody", "/metrics"] {
         for (name, value) in [
@@ -115,7 +114,7 @@ async fn attack_37_a_token_in_another_place_is_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_37_a_token_that_is_longer_than_a_head_ends_its_connection() {
+async fn attack_37_oversized_token_ends_the_connection() {
     let world = World::new();
     let mut io = connect(&world);
     let head =
@@ -129,9 +128,9 @@ async fn attack_37_a_token_that_is_longer_than_a_head_ends_its_connection() {
 }
 
 #[test]
-fn attack_37_the_same_secret_in_other_words_is_another() {
-    let token = good();
-    assert_eq!(Verifier::new(&secret(1)).check(&token), Ok(()));
-    let denied = Verifier::new(&secret(2)).check(&token).unwrap_err();
-    assert!(matches!(denied, Denied::Bad(why) if why.contains("secret")), "{denied}");
+fn attack_37_other_encodings_of_the_secret_are_refused() {
+    let token = valid_token();
+    assert_eq!(Verifier::new(secret(1)).check(&token), Ok(()));
+    let denied = Verifier::new(secret(2)).check(&token).unwrap_err();
+    assert!(matches!(denied, TokenError::Invalid(why) if why.contains("secret")), "{denied}");
 }

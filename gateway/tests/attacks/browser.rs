@@ -1,9 +1,10 @@
-//! Web pages that ask in the name of whoever looks at them.
+//! Web pages that send requests in the name of their users.
+
+use testkit::world::World;
 
 use crate::{
     cluster::Seen,
     http1::{exchange, head, status},
-    world::World,
 };
 
 const LISTED: &str = "https://gitlab.example.com";
@@ -17,7 +18,7 @@ async fn attacked() -> (World, Seen, impl Sized) {
     (world, seen, agent)
 }
 
-/// None of which is the listed origin, or kas's own (`Host: kas`).
+/// Origins other than the listed one and that of kas (`Host: kas`).
 const FOREIGN: [&str; 18] = [
     "null",
     "",
@@ -40,7 +41,7 @@ const FOREIGN: [&str; 18] = [
 ];
 
 #[tokio::test(start_paused = true)]
-async fn attack_38_a_page_of_a_foreign_origin_is_refused_before_the_cluster_hears_of_it() {
+async fn attack_38_foreign_origin_is_refused_before_the_cluster() {
     let (world, seen, _agent) = attacked().await;
     let get = head(&world, "GET", "/kubernetes/page");
     let preflight = get.replacen("GET", "OPTIONS", 1);
@@ -64,7 +65,7 @@ async fn attack_38_a_page_of_a_foreign_origin_is_refused_before_the_cluster_hear
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_38_only_the_listed_origin_is_told_that_it_may_read() {
+async fn attack_38_only_listed_origins_get_cors_headers() {
     let (world, seen, _agent) = attacked().await;
     let get = head(&world, "GET", "/kubernetes/page");
     for origin in [LISTED, "HTTPS://GitLab.Example.com", "https://gitlab.example.com:443"] {
@@ -86,14 +87,14 @@ async fn attack_38_only_the_listed_origin_is_told_that_it_may_read() {
     assert!(answer.contains("access-control-allow-headers: authorization\r\n"), "{answer}");
     assert!(!answer.contains("private-network"), "{answer}");
     assert_eq!(seen.all().len(), before, "a preflight reaches no cluster");
-    // Who is no page is told nothing of pages.
+    // Clients other than browsers get no CORS headers.
     let answer = exchange(&world, format!("{get}\r\n")).await;
     assert!(status(&answer) == 200 && !answer.contains("access-control-"), "{answer}");
 }
 
-/// What a browser adds by itself is no credential, so that there is nothing to forge a request with (CSRF).
+/// Cookies are not a credential, so that a page cannot forge a request (CSRF).
 #[tokio::test(start_paused = true)]
-async fn attack_38_cookies_are_no_credential() {
+async fn attack_38_cookies_are_ignored() {
     let (world, seen, _agent) = attacked().await;
     let with = head(&world, "POST", "/kubernetes/page");
     let without: String =

@@ -1,4 +1,4 @@
-//! What the attacked world serves, and what its callers ask.
+//! The services of the attacked cluster, and requests to them.
 
 use std::sync::Arc;
 
@@ -7,13 +7,11 @@ use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use secrecy::ExposeSecret as _;
+use testkit::world::{World, endless, text};
 use tokio::io::DuplexStream;
 use tunnel::Body;
 
-use crate::{
-    http2::{END_STREAM, Peer, headers},
-    world::{World, endless, text},
-};
+use crate::http2::{END_STREAM, Peer, headers};
 
 /// `/watch` says a word and then nothing, `/large` is 64 MiB, `/never` reads no body and does not answer, `/collect`
 /// says how long the body was; everything else says what was asked.
@@ -48,7 +46,7 @@ async fn answer(request: Request<Body>) -> Response<Body> {
     }
 }
 
-/// A world with one agent, whose cluster writes down what reaches it.
+/// Returns a world with one agent, whose cluster records its requests.
 pub(crate) async fn attacked() -> (World, Seen, impl Sized) {
     let world = World::new();
     let seen = Seen::default();
@@ -56,19 +54,19 @@ pub(crate) async fn attacked() -> (World, Seen, impl Sized) {
     (world, seen, agent)
 }
 
-/// A caller who did no harm still gets its answer.
+/// Checks that another caller is still served.
 pub(crate) async fn assert_serves(world: &World) {
     let answer = world.get("/agents/prod/kubernetes/harmless").await;
     assert_eq!(answer.status(), http::StatusCode::OK);
     assert!(text(answer).await.starts_with("GET /harmless"));
 }
 
-/// A caller's HTTP/2 connection by hand.
+/// Opens a hand-made HTTP/2 connection of a caller.
 pub(crate) async fn caller(world: &World, settings: &[(u16, u32)]) -> Peer<DuplexStream> {
     Peer::client(world.connect(), settings).await
 }
 
-/// The HEADERS of a request that kas accepts, with these fields besides.
+/// Returns the HEADERS of a valid request with additional fields.
 pub(crate) fn ask(world: &World, stream: u32, flags: u8, path: &str, more: &[(&str, &str)]) -> Vec<u8> {
     let bearer = format!("Bearer {}", world.caller_token.expose_secret());
     let path = format!("/agents/prod/kubernetes{path}");
@@ -84,17 +82,17 @@ pub(crate) fn ask(world: &World, stream: u32, flags: u8, path: &str, more: &[(&s
     headers(stream, flags, &fields)
 }
 
-/// The odd numbers: the streams that a client opens.
+/// Iterates over odd numbers: the streams of a client.
 pub(crate) fn streams(count: u32) -> impl Iterator<Item = u32> {
     (0..count).map(|number| 2 * number + 1)
 }
 
-/// What reached the cluster: method and target of each request.
+/// The requests that reached the cluster, with method and target.
 #[derive(Clone, Default)]
 pub(crate) struct Seen(Arc<Mutex<Vec<String>>>);
 
 impl Seen {
-    /// The same services, watched.
+    /// Returns the same services, which record requests.
     pub(crate) fn services(&self) -> Services {
         let seen = self.clone();
         Services::new().with_fn("kubernetes", move |request: Request<Body>| {

@@ -1,10 +1,11 @@
-//! Agents that break the protocol of their tunnel, flood kas, say nothing, or are very many.
+//! Agents that violate the protocol, flood kas, are silent, or are very many.
 
 use std::time::Duration;
 
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use proto::InstanceId;
+use testkit::world::World;
 use tokio::{
     io::AsyncWriteExt as _,
     time::{Instant, sleep, timeout},
@@ -19,16 +20,15 @@ use crate::{
     },
     memory::Memory,
     tunnel_ends::{agent, agent_by, asked, asked_for, connect, switched, upgrade, upgrade_as},
-    world::World,
 };
 
 /// The code of a reset (RFC 9113 section 7).
 const FLOW_CONTROL_ERROR: u32 = 3;
-/// What each step of opening a tunnel may take.
+/// The time for each step of opening a tunnel.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[tokio::test(start_paused = true)]
-async fn attack_41_an_answer_that_is_more_than_its_window_is_cut() {
+async fn attack_41_response_beyond_its_window_is_cut() {
     let world = World::new();
     let memory = Memory::now();
     let mut attacker = agent(&world, &[]).await;
@@ -48,7 +48,7 @@ async fn attack_41_an_answer_that_is_more_than_its_window_is_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_41_frames_for_streams_that_nobody_opened_end_the_tunnel() {
+async fn attack_41_frames_of_unopened_streams_end_the_tunnel() {
     let world = World::new();
     for (name, bytes) in [
         ("an answer to nothing", headers(9, END_STREAM, &[(":status", "200")])),
@@ -75,7 +75,7 @@ async fn attack_41_frames_for_streams_that_nobody_opened_end_the_tunnel() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_41_answers_that_come_twice_out_of_turn_or_too_late_harm_nobody_else() {
+async fn attack_41_repeated_or_late_responses_do_not_affect_others() {
     let world = World::new();
     let mut agent = agent(&world, &[]).await;
     // In any order: each caller gets its own.
@@ -108,7 +108,7 @@ async fn attack_41_answers_that_come_twice_out_of_turn_or_too_late_harm_nobody_e
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_41_data_before_the_head_reaches_no_caller() {
+async fn attack_41_data_before_the_head_is_dropped() {
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
     let (asking, stream) = asked(&world, &mut attacker).await;
@@ -119,7 +119,7 @@ async fn attack_41_data_before_the_head_reaches_no_caller() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_42_a_flood_of_handshakes_is_refused_at_the_agents_own_limit() {
+async fn attack_42_handshake_flood_is_limited_per_agent() {
     let world = World::with(|config| {
         config.agent.listen.max_tunnels_per_agent = 4;
         config.agent.listen.connections_per_token_per_minute = 2000;
@@ -127,7 +127,7 @@ async fn attack_42_a_flood_of_handshakes_is_refused_at_the_agents_own_limit() {
     });
     let memory = Memory::now();
     let _honest = world.agent(services()).await;
-    // What the flood holds are places of its own agent's, and only for as long as a handshake may take.
+    // The flood takes only permits of its own agent, and only during a handshake.
     let held = [switched(&world).await, switched(&world).await];
     for _ in 0..1000 {
         let mut attacker = connect(&world);
@@ -136,7 +136,7 @@ async fn attack_42_a_flood_of_handshakes_is_refused_at_the_agents_own_limit() {
         assert_eq!(status(&answer), 429, "{answer}");
         assert!(answer.contains("retry-after: 30"), "{answer}");
     }
-    assert_eq!(world.limit_met("tunnels-per-agent"), 1000.0);
+    assert_eq!(world.limit_count("tunnels-per-agent"), 1000.0);
     assert_serves(&world).await;
     drop(held);
     sleep(HANDSHAKE_TIMEOUT).await;
@@ -147,7 +147,7 @@ async fn attack_42_a_flood_of_handshakes_is_refused_at_the_agents_own_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_42_a_token_that_is_tried_without_end_is_told_when_to_come_back() {
+async fn attack_42_repeated_handshakes_get_retry_after() {
     let world = World::with(|config| config.agent.listen.connections_per_token_per_minute = 6);
     let _honest = world.agent(services()).await;
     let mut refused = 0;
@@ -162,7 +162,7 @@ async fn attack_42_a_token_that_is_tried_without_end_is_told_when_to_come_back()
         }
     }
     assert!(refused >= 90, "{refused}");
-    assert!(world.limit_met("connections-per-token") >= 90.0);
+    assert!(world.limit_count("connections-per-token") >= 90.0);
     assert_serves(&world).await;
     sleep(Duration::from_secs(11)).await;
     let mut later = connect(&world);
@@ -171,7 +171,7 @@ async fn attack_42_a_token_that_is_tried_without_end_is_told_when_to_come_back()
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_42_hellos_that_cannot_be_used_are_refused_and_take_no_place() {
+async fn attack_42_invalid_hellos_take_no_permit() {
     let world = World::with(|config| config.agent.listen.max_tunnels_per_agent = 2);
     let good = upgrade(&world);
     let line = good.lines().find(|line| line.starts_with("kas-hello: ")).unwrap();
@@ -195,9 +195,9 @@ async fn attack_42_hellos_that_cannot_be_used_are_refused_and_take_no_place() {
     assert_serves(&world).await;
 }
 
-/// What an agent can say between its answers, from which nobody collects anything.
+/// Frames that an agent may send between its responses, and that kas does not store.
 #[tokio::test(start_paused = true)]
-async fn attack_42_control_frames_between_answers_cost_nothing() {
+async fn attack_42_control_frames_between_responses_are_cheap() {
     let world = World::new();
     let memory = Memory::now();
     let mut attacker = agent(&world, &[]).await;
@@ -218,10 +218,10 @@ async fn attack_42_control_frames_between_answers_cost_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_43_an_agent_that_never_answers_holds_nothing_of_a_caller_who_leaves() {
+async fn attack_43_unanswered_request_is_released_on_disconnect() {
     let world = World::new();
     let mut mute = agent(&world, &[]).await;
-    let tasks = world.kas.agents.tasks.len();
+    let tasks = world.kas.agents.connections.tasks.len();
     let mut asking = Vec::new();
     for _ in 0..100 {
         asking.push(asked_for(&world, &mut mute, "/never").await);
@@ -243,13 +243,13 @@ async fn attack_43_an_agent_that_never_answers_holds_nothing_of_a_caller_who_lea
     let held = world.kas.agents.tunnels.views();
     let services = held.first().unwrap().services().map(|(_, now)| now.short + now.long).sum::<u32>();
     assert_eq!(services, 0, "places are freed");
-    assert_eq!(world.kas.agents.tasks.len(), tasks);
-    assert!(world.kas.callers.tasks.is_empty());
-    assert_eq!(world.kas.callers.forwarder.metrics.connections.get(), 0);
+    assert_eq!(world.kas.agents.connections.tasks.len(), tasks);
+    assert!(world.kas.callers.connections.tasks.is_empty());
+    assert_eq!(world.kas.callers.metrics.connections.get(), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_43_agents_that_connect_and_say_nothing_leave_no_task_behind() {
+async fn attack_43_silent_connections_leave_no_task() {
     let world = World::new();
     let mut silent = Vec::new();
     for _ in 0..4 {
@@ -259,13 +259,13 @@ async fn attack_43_agents_that_connect_and_say_nothing_leave_no_task_behind() {
     let mut half = connect(&world);
     half.write_all(b"GET / HTTP/1.1\r\nHost: kas\r\n").await.unwrap();
     silent.push(half);
-    assert_eq!(world.kas.agents.tasks.len(), 4);
+    assert_eq!(world.kas.agents.connections.tasks.len(), 4);
     let started = Instant::now();
     for connection in &mut silent {
         read_to_end(connection).await;
     }
     assert!(started.elapsed() <= 3 * HANDSHAKE_TIMEOUT, "{:?}", started.elapsed());
-    assert!(world.kas.agents.tasks.is_empty());
+    assert!(world.kas.agents.connections.tasks.is_empty());
     assert_eq!(world.kas.agents.metrics.tunnels.get(), 0);
     // And the places of its agent are free.
     let _honest = world.agent(services()).await;
@@ -279,9 +279,9 @@ async fn read_to_end(connection: &mut tokio::io::DuplexStream) {
     timeout(6 * HANDSHAKE_TIMEOUT, connection.read_to_end(&mut rest)).await.expect("hung up").ok();
 }
 
-/// Both ends of each tunnel, the pipe between them and what the test keeps of its frames are in this figure.
+/// The limit includes both ends of each tunnel, the pipe between them and the frames that the test stores.
 #[tokio::test(start_paused = true)]
-async fn attack_44_a_thousand_idle_tunnels_cost_little() {
+async fn attack_44_thousand_idle_tunnels_need_little_memory() {
     const TUNNELS: u64 = 1000;
     const EACH: u64 = 256 << 10;
 

@@ -1,25 +1,24 @@
-//! HTTP/1.1 by hand, so that it can be broken (RFC 9112).
+//! Hand-made HTTP/1.1, which may be malformed (RFC 9112).
 
 use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
+use testkit::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     time::timeout,
 };
 
-use crate::world::World;
-
-/// Longer than an answer takes, shorter than any limit.
+/// Longer than a response takes, and shorter than any limit.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The beginning of a request that kas accepts: the line, `Host` and the credential.
+/// Returns the beginning of a valid request: the request line, `Host` and the credential.
 pub(crate) fn head(world: &World, method: &str, path: &str) -> String {
     let bearer = world.caller_token.expose_secret();
     format!("{method} /agents/prod{path} HTTP/1.1\r\nHost: kas\r\nAuthorization: Bearer {bearer}\r\n")
 }
 
-/// What comes until the connection is closed, or silent.
+/// Reads until the connection is closed or silent.
 pub(crate) async fn read(connection: &mut DuplexStream) -> String {
     let mut all = Vec::new();
     let mut some = [0; 4096];
@@ -33,7 +32,7 @@ pub(crate) async fn read(connection: &mut DuplexStream) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
-/// Sends bytes on a connection of their own, and reads what comes back.
+/// Sends bytes on a new connection, and reads the response.
 pub(crate) async fn exchange(world: &World, bytes: impl AsRef<[u8]>) -> String {
     let (mut reading, mut writing) = tokio::io::split(world.connect());
     let sent = bytes.as_ref().to_vec();
@@ -51,7 +50,7 @@ pub(crate) async fn exchange(world: &World, bytes: impl AsRef<[u8]>) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
-/// The status of the first answer; 0 if there is none.
+/// Returns the status of the first response, or 0.
 pub(crate) fn status(answer: &str) -> u16 {
     answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default()
 }

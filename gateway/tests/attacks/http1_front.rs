@@ -1,9 +1,10 @@
-//! HTTP/1.1 of callers, and of whoever finds the agents' listener.
+//! HTTP/1.1 of callers, and on the listener for agents.
 
 use std::time::Duration;
 
 use agent::Services;
 use http::{Request, Response};
+use testkit::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},
@@ -15,17 +16,16 @@ use crate::{
     http1::{exchange, head, read, status},
     memory::Memory,
     tunnel_ends,
-    world::World,
 };
 
-/// The defaults of the configuration.
+/// The default of the configuration.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 const STALL_TIMEOUT: Duration = Duration::from_secs(300);
-/// Not configurable: agents are programs of ours.
+/// A constant of kas.
 const AGENT_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[tokio::test(start_paused = true)]
-async fn attack_13_a_head_that_trickles_in_is_cut_off() {
+async fn attack_13_slow_head_times_out() {
     let (world, _seen, _agent) = attacked().await;
     for (mut attacker, limit) in
         [(world.connect(), HEAD_TIMEOUT), (tunnel_ends::connect(&world), AGENT_HEAD_TIMEOUT)]
@@ -45,7 +45,7 @@ async fn attack_13_a_head_that_trickles_in_is_cut_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_14_a_body_that_stops_coming_frees_the_tunnel() {
+async fn attack_14_stalled_body_releases_the_tunnel() {
     let (world, _seen, _agent) = attacked().await;
     let mut attacker = world.connect();
     let head = head(&world, "POST", "/kubernetes/collect");
@@ -55,13 +55,15 @@ async fn attack_14_a_body_that_stops_coming_frees_the_tunnel() {
     attacker.read_exact(&mut line).await.unwrap();
     assert_eq!(&line, b"HTTP/1.1 400");
     assert_eq!(started.elapsed().as_secs(), STALL_TIMEOUT.as_secs());
-    assert!(read(&mut attacker).await.contains("did not arrive whole: nothing more of it came in time"));
-    assert_eq!(world.limit_met("write-stall-timeout"), 1.0);
+    assert!(
+        read(&mut attacker).await.contains("did not arrive whole: the caller has stopped sending the body")
+    );
+    assert_eq!(world.limit_count("write-stall-timeout"), 1.0);
     assert_serves(&world).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_14_a_slow_body_is_not_a_stopped_one() {
+async fn attack_14_slow_body_does_not_time_out() {
     let (world, _seen, _agent) = attacked().await;
     let mut slow = world.connect();
     let head = head(&world, "POST", "/kubernetes/collect");
@@ -74,7 +76,7 @@ async fn attack_14_a_slow_body_is_not_a_stopped_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_15_pipelined_requests_whose_answers_nobody_reads_are_held_back_and_cut_off() {
+async fn attack_15_unread_pipelined_responses_close_the_connection() {
     let (world, seen, _agent) = attacked().await;
     let memory = Memory::now();
     let mut attacker = world.connect();
@@ -94,7 +96,7 @@ async fn attack_15_pipelined_requests_whose_answers_nobody_reads_are_held_back_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_16_no_second_request_hides_in_the_first() {
+async fn attack_16_smuggled_request_is_refused() {
     let (world, seen, _agent) = attacked().await;
     let first = head(&world, "POST", "/kubernetes/collect");
     let hidden = format!("{}\r\n", head(&world, "GET", "/kubernetes/smuggled"));
@@ -148,9 +150,9 @@ async fn attack_16_no_second_request_hides_in_the_first() {
     assert_serves(&world).await;
 }
 
-/// RFC 9112 section 2.2 allows it, and everybody behind kas gets frames and no lines.
+/// RFC 9112 section 2.2 allows bare line feeds, and the tunnel has frames in place of lines.
 #[tokio::test(start_paused = true)]
-async fn attack_16_bare_line_feeds_are_lines_to_kas_alone() {
+async fn attack_16_bare_line_feeds_are_normalized() {
     let (world, seen, _agent) = attacked().await;
     let plain = format!("{}X: y\r\n\r\n", head(&world, "GET", "/kubernetes/fed")).replace("\r\n", "\n");
     let answer = exchange(&world, plain).await;
@@ -158,7 +160,7 @@ async fn attack_16_bare_line_feeds_are_lines_to_kas_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_17_bytes_behind_a_refused_upgrade_reach_nobody() {
+async fn attack_17_bytes_after_a_refused_upgrade_are_dropped() {
     let world = World::new();
     let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         use http_body_util::BodyExt as _;
@@ -182,7 +184,7 @@ async fn attack_17_bytes_behind_a_refused_upgrade_reach_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_11_http2_by_upgrade_is_an_ordinary_request() {
+async fn attack_11_h2c_upgrade_is_ignored() {
     let (world, _seen, _agent) = attacked().await;
     let head = head(&world, "GET", "/kubernetes/plain");
     let upgrade =

@@ -1,18 +1,18 @@
-//! Headers, paths and trailers of callers that mean more than they say.
+//! Ambiguous headers, paths and trailers of callers.
 
 use agent::Services;
 use http::{Request, Response};
+use testkit::world::World;
 use tokio::io::AsyncWriteExt as _;
 use tunnel::Body;
 
 use crate::{
     cluster::attacked,
     http1::{exchange, head, read, status},
-    world::World,
 };
 
 #[tokio::test(start_paused = true)]
-async fn attack_19_connection_names_no_header_that_says_who_the_caller_is() {
+async fn attack_19_connection_cannot_list_identity_headers() {
     let (world, seen, _agent) = attacked().await;
     let head = head(&world, "GET", "/kubernetes/named");
     for name in [
@@ -42,7 +42,7 @@ async fn attack_19_connection_names_no_header_that_says_who_the_caller_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_20_no_header_has_a_twin() {
+async fn attack_20_underscore_spellings_are_refused() {
     let (world, seen, _agent) = attacked().await;
     let head = head(&world, "GET", "/kubernetes/twin");
     for name in [
@@ -71,7 +71,7 @@ async fn attack_20_no_header_has_a_twin() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_21_the_cluster_sees_the_bytes_of_the_path_or_no_request() {
+async fn attack_21_path_is_forwarded_byte_for_byte_or_refused() {
     let (world, seen, _agent) = attacked().await;
     for path in [
         "//api",
@@ -97,7 +97,7 @@ async fn attack_21_the_cluster_sees_the_bytes_of_the_path_or_no_request() {
             refused => assert!((400..500).contains(&refused) && after.is_empty(), "{path}: {answer}"),
         }
     }
-    // What authorization would have to normalize to read is nobody's.
+    // A path that authorization would have to normalize is refused.
     for path in [
         "/agents/other/../prod/kubernetes/a",
         "/agents/prod/control/../kubernetes/a",
@@ -122,7 +122,7 @@ async fn attack_21_the_cluster_sees_the_bytes_of_the_path_or_no_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_22_a_body_is_asked_for_only_if_it_is_wanted() {
+async fn attack_22_continue_is_sent_only_if_the_body_is_read() {
     let (world, seen, _agent) = attacked().await;
     let expecting = |path: &str| {
         format!("{}Content-Length: 4\r\nExpect: 100-continue\r\n\r\n", head(&world, "POST", path))
@@ -146,7 +146,7 @@ async fn attack_22_a_body_is_asked_for_only_if_it_is_wanted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_24_trailers_of_a_caller_say_nothing_that_headers_may_not() {
+async fn attack_24_trailers_of_callers_are_filtered() {
     let world = World::new();
     let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         use http_body_util::BodyExt as _;
@@ -171,7 +171,7 @@ async fn attack_24_trailers_of_a_caller_say_nothing_that_headers_may_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_24_trailers_of_an_agent_say_nothing_that_headers_may_not() {
+async fn attack_24_trailers_of_agents_are_filtered() {
     let world = World::new();
     let services = Services::new().with_fn("kubernetes", async |_: Request<Body>| {
         use http_body_util::BodyExt as _;

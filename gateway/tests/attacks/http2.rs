@@ -1,4 +1,4 @@
-//! HTTP/2 by hand, so that it can be broken (RFC 9113, RFC 7541).
+//! Hand-made HTTP/2, which may be malformed (RFC 9113, RFC 7541).
 #![expect(clippy::disallowed_types, reason = "whole frames are written by the test and by what acknowledges")]
 
 use std::{sync::Arc, time::Duration};
@@ -32,7 +32,7 @@ pub(crate) const REFUSED_STREAM: u32 = 7;
 pub(crate) const CANCEL: u32 = 8;
 pub(crate) const ENHANCE_YOUR_CALM: u32 = 11;
 
-/// How long one write may wait before the other end counts as holding back.
+/// The time after which a blocked write counts as held back.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
@@ -62,32 +62,32 @@ pub(crate) struct Peer<T> {
     reading: Option<AbortOnDropHandle<()>>,
 }
 
-/// What became of bytes that were sent.
+/// The result of a write.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     All,
-    /// The other end takes no more for now.
+    /// The peer does not read now.
     HeldBack,
-    /// The other end is gone.
+    /// The peer has closed the connection.
     Closed,
 }
 
 impl<T: AsyncRead + AsyncWrite + Send + 'static> Peer<T> {
-    /// A client that says its preface and these settings.
+    /// Creates a client that sends its preface and these settings.
     pub(crate) async fn client(io: T, settings: &[(u16, u32)]) -> Self {
         let mut peer = Self::over(io, 0);
         assert_eq!(peer.send(&[PREFACE, &settings_frame(settings)].concat()).await, Sent::All);
         peer
     }
 
-    /// A server that says these settings.
+    /// Creates a server that sends these settings.
     pub(crate) async fn server(io: T, settings: &[(u16, u32)]) -> Self {
         let mut peer = Self::over(io, PREFACE.len());
         assert_eq!(peer.send(&settings_frame(settings)).await, Sent::All);
         peer
     }
 
-    /// Reads all that comes, acknowledges what wants to be, and keeps the rest for the test.
+    /// Reads all frames, acknowledges SETTINGS and PING, and stores the rest.
     fn over(io: T, preface: usize) -> Self {
         let (mut reader, writer) = tokio::io::split(io);
         let writer = Arc::new(Mutex::new(writer));
@@ -116,7 +116,7 @@ impl<T: AsyncRead + AsyncWrite + Send + 'static> Peer<T> {
         Self { writer, frames, reading: Some(AbortOnDropHandle::new(reading)) }
     }
 
-    /// Reads no more.
+    /// Stops reading.
     pub(crate) fn go_deaf(&mut self) {
         self.reading = None;
     }
@@ -134,7 +134,7 @@ impl<T: AsyncRead + AsyncWrite + Send + 'static> Peer<T> {
         }
     }
 
-    /// Sends each of them, as long as they are taken.
+    /// Sends the frames until the peer stops reading.
     pub(crate) async fn flood(&mut self, bytes: &[u8], times: usize) -> Sent {
         for _ in 0..times {
             match self.send(bytes).await {
@@ -145,12 +145,12 @@ impl<T: AsyncRead + AsyncWrite + Send + 'static> Peer<T> {
         Sent::All
     }
 
-    /// The next frame that is no SETTINGS and no PING; `None` at the end of the connection.
+    /// Returns the next frame other than SETTINGS and PING, or `None` at the end of the connection.
     pub(crate) async fn next(&mut self) -> Option<Frame> {
         self.frames.recv().await
     }
 
-    /// The next frame of this kind.
+    /// Returns the next frame of this kind.
     pub(crate) async fn next_of(&mut self, kind: u8) -> Option<Frame> {
         loop {
             let next = self.next().await?;
@@ -160,7 +160,7 @@ impl<T: AsyncRead + AsyncWrite + Send + 'static> Peer<T> {
         }
     }
 
-    /// Waits for the end of the connection; the code of the last GOAWAY, if there was one.
+    /// Waits for the end of the connection. Returns the code of the last GOAWAY.
     pub(crate) async fn goaway(&mut self) -> Option<u32> {
         let mut code = None;
         while let Some(next) = self.next().await {
@@ -171,7 +171,7 @@ impl<T: AsyncRead + AsyncWrite + Send + 'static> Peer<T> {
         code
     }
 
-    /// Waits for the end of a stream: its body, or the code of its reset.
+    /// Waits for the end of a stream. Returns its body, or the code of its reset.
     pub(crate) async fn body(&mut self, stream: u32) -> Result<Vec<u8>, u32> {
         let mut body = Vec::new();
         while let Some(next) = self.next().await {
@@ -226,7 +226,7 @@ pub(crate) fn goaway(last: u32, code: u32) -> Vec<u8> {
     frame(GOAWAY, 0, 0, &[last.to_be_bytes(), code.to_be_bytes()].concat())
 }
 
-/// A header block of literals that are not indexed (RFC 7541 section 6.2.2).
+/// Returns a header block of literals without indexing (RFC 7541 section 6.2.2).
 pub(crate) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
@@ -238,7 +238,7 @@ pub(crate) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     block
 }
 
-/// A string literal without Huffman coding (RFC 7541 section 5.2).
+/// Appends a string literal without Huffman coding (RFC 7541 section 5.2).
 pub(crate) fn string(block: &mut Vec<u8>, text: &[u8]) {
     if text.len() < 127 {
         block.push(u8::try_from(text.len()).unwrap());

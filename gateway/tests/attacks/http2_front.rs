@@ -1,7 +1,8 @@
-//! HTTP/2 of callers.
+//! HTTP/2 attacks of callers.
 
 use std::time::Duration;
 
+use testkit::world::World;
 use tokio::time::sleep;
 
 use crate::{
@@ -12,7 +13,6 @@ use crate::{
         settings_frame, string, window_update,
     },
     memory::Memory,
-    world::World,
 };
 
 /// SETTINGS_INITIAL_WINDOW_SIZE.
@@ -92,7 +92,7 @@ async fn attack_02_provoked_resets_end_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_03_a_head_that_never_ends_ends_the_connection() {
+async fn attack_03_endless_head_ends_the_connection() {
     let (world, _agent) = attacked().await;
     let memory = Memory::now();
     for size in [1, 16 << 10] {
@@ -108,7 +108,7 @@ async fn attack_03_a_head_that_never_ends_ends_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_04_a_head_that_unpacks_to_a_thousand_times_its_size_is_refused() {
+async fn attack_04_hpack_bomb_is_refused() {
     let (world, _agent) = attacked().await;
     let memory = Memory::now();
     let mut attacker = caller(&world, &[]).await;
@@ -141,12 +141,12 @@ async fn attack_04_a_head_that_unpacks_to_a_thousand_times_its_size_is_refused()
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_05_a_flood_of_tiny_data_ends_the_connection() {
+async fn attack_05_tiny_data_ends_the_connection() {
     let world = World::with(|config| config.agent.tunnel.reconnect_wait = Duration::from_secs(3600));
     let memory = Memory::now();
     for (name, data) in [("empty", &b""[..]), ("a byte", b"x")] {
         let mut attacker = caller(&world, &[]).await;
-        // Nobody reads a body whose request waits for its agent.
+        // The body of a request that waits for its agent is not read.
         attacker.send(&ask(&world, 1, 0, "/", &[])).await;
         assert_eq!(attacker.flood(&frame(DATA, 0, 1, data).repeat(1000), 1000).await, Sent::Closed, "{name}");
         assert_eq!(attacker.goaway().await, Some(ENHANCE_YOUR_CALM), "{name}");
@@ -157,7 +157,7 @@ async fn attack_05_a_flood_of_tiny_data_ends_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_05_tiny_data_that_the_cluster_does_not_read_costs_little_anywhere() {
+async fn attack_05_unread_tiny_data_needs_little_memory() {
     let (world, _agent) = attacked().await;
     let memory = Memory::now();
     let mut attacker = caller(&world, &[]).await;
@@ -168,7 +168,7 @@ async fn attack_05_tiny_data_that_the_cluster_does_not_read_costs_little_anywher
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_06_control_frames_whose_answers_nobody_reads_are_held_back() {
+async fn attack_06_unread_control_responses_are_held_back() {
     let (world, _agent) = attacked().await;
     let floods = [
         ("SETTINGS", settings_frame(&[(INITIAL_WINDOW, 1)]), Sent::HeldBack),
@@ -189,7 +189,7 @@ async fn attack_06_control_frames_whose_answers_nobody_reads_are_held_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_08_a_farewell_with_settings_behind_it_harms_nobody() {
+async fn attack_08_settings_after_goaway_are_harmless() {
     let (world, _agent) = attacked().await;
     let mut attacker = caller(&world, &[]).await;
     attacker.send(&ask(&world, 1, END_STREAM, "/before", &[])).await;
@@ -201,7 +201,7 @@ async fn attack_08_a_farewell_with_settings_behind_it_harms_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_08_the_last_stream_ids_are_served_and_no_earlier_ones_after_them() {
+async fn attack_08_last_stream_ids_are_served() {
     let (world, _agent) = attacked().await;
     let mut attacker = caller(&world, &[]).await;
     let last = (1 << 31) - 1;
@@ -232,7 +232,7 @@ async fn attack_09_streams_beyond_the_limit_are_refused_one_by_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_12_abuse_of_pseudo_headers_never_reaches_the_cluster() {
+async fn attack_12_invalid_pseudo_headers_are_refused() {
     let (world, _agent) = attacked().await;
     let path = "/agents/prod/kubernetes/abused";
     let honest = [(":method", "GET"), (":scheme", "http"), (":authority", "kas"), (":path", path)]

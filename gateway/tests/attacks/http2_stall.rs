@@ -1,7 +1,8 @@
-//! Callers over HTTP/2 who wait: for whoever waits with them.
+//! HTTP/2 callers that stall.
 
 use std::time::Duration;
 
+use testkit::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},
@@ -10,7 +11,6 @@ use tokio::{
 use crate::{
     cluster::{ask, assert_serves, caller, services},
     http2::{DATA, END_STREAM, HEADERS, PING, PREFACE, Sent, frame, settings_frame, window_update},
-    world::World,
 };
 
 /// SETTINGS_INITIAL_WINDOW_SIZE.
@@ -27,7 +27,7 @@ async fn attacked() -> (World, impl Sized) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_06_answers_that_nobody_reads_end_the_connection() {
+async fn attack_06_unread_responses_end_the_connection() {
     let (world, _agent) = attacked().await;
     let before = world.kas.agents.metrics.connections.get();
     let mut attacker = caller(&world, &[]).await;
@@ -39,7 +39,7 @@ async fn attack_06_answers_that_nobody_reads_end_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_07_a_window_that_never_opens_frees_the_tunnel() {
+async fn attack_07_closed_window_releases_the_tunnel() {
     let (world, _agent) = attacked().await;
     let mut attacker = caller(&world, &[(INITIAL_WINDOW, 0)]).await;
     attacker.send(&ask(&world, 1, END_STREAM, "/large", &[])).await;
@@ -51,11 +51,11 @@ async fn attack_07_a_window_that_never_opens_frees_the_tunnel() {
     assert_eq!(world.in_flight(), 2);
     sleep(Duration::from_secs(2)).await;
     assert_eq!(world.in_flight(), 0);
-    assert_eq!(world.limit_met("write-stall-timeout"), 2.0);
+    assert_eq!(world.limit_count("write-stall-timeout"), 2.0);
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(world.limit_met("write-stall-timeout"), 2.0, "each is cut once");
+    assert_eq!(world.limit_count("write-stall-timeout"), 2.0, "each is cut once");
 
-    // What the caller gets when it wakes up is an abort, and never a clean end.
+    // The caller receives an abort, and not a clean end.
     attacker.send(&window_update(1, 1 << 30)).await;
     attacker.send(&window_update(0, 1 << 30)).await;
     assert!(attacker.body(1).await.is_err());
@@ -63,7 +63,7 @@ async fn attack_07_a_window_that_never_opens_frees_the_tunnel() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_07_a_window_that_opens_by_single_bytes_frees_the_tunnel() {
+async fn attack_07_window_of_single_bytes_releases_the_tunnel() {
     let (world, _agent) = attacked().await;
     let mut attacker = caller(&world, &[(INITIAL_WINDOW, 0)]).await;
     attacker.send(&ask(&world, 1, END_STREAM, "/large", &[])).await;
@@ -79,7 +79,7 @@ async fn attack_07_a_window_that_opens_by_single_bytes_frees_the_tunnel() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_10_a_connection_that_is_only_begun_is_closed() {
+async fn attack_10_unfinished_connection_is_closed() {
     let world = World::new();
     for begun in [&b""[..], b"P", b"PRI * HT", PREFACE, &[PREFACE, &settings_frame(&[])].concat()] {
         let started = Instant::now();
@@ -93,7 +93,7 @@ async fn attack_10_a_connection_that_is_only_begun_is_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_10_a_connection_that_only_answers_pings_is_closed() {
+async fn attack_10_connection_with_only_pings_is_closed() {
     let (world, _agent) = attacked().await;
     let started = Instant::now();
     let mut attacker = caller(&world, &[]).await;

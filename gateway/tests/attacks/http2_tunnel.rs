@@ -1,14 +1,15 @@
-//! HTTP/2 inside of a tunnel: agents that attack kas, and a kas that attacks agentk.
+//! HTTP/2 in a tunnel: agents that attack kas, and a kas that attacks agentk.
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use http::{Method, StatusCode};
+use testkit::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tunnel::{Body, Ended};
+use tunnel::{Body, CloseReason};
 
 use crate::{
     cluster::{assert_serves, services, streams},
@@ -22,11 +23,10 @@ use crate::{
         INITIAL_WINDOW, agent, ask, asked, assert_agentk_serves, assert_failed, bomb, connect, counting_kas,
         kas, switched, upgrade,
     },
-    world::World,
 };
 
 #[tokio::test(start_paused = true)]
-async fn attack_01_rapid_reset_by_kas_costs_agentk_little() {
+async fn attack_01_rapid_reset_by_kas_is_cheap_for_agentk() {
     let memory = Memory::now();
     let (mut kas, _agentk) = kas(&[]).await;
     let streams: Vec<u32> = streams(100_000).collect();
@@ -57,13 +57,13 @@ async fn attack_01_resets_beyond_the_budget_end_the_connection() {
     let pairs = streams(6000).flat_map(|stream| [ask(stream, 0, "/", &[]), reset(stream, CANCEL)].concat());
     kas.send(&pairs.collect::<Vec<u8>>()).await;
     assert_eq!(kas.goaway().await, Some(ENHANCE_YOUR_CALM));
-    assert!(matches!(agentk.await.unwrap(), Ended::Protocol(_)));
+    assert!(matches!(agentk.await.unwrap(), CloseReason::Protocol(_)));
     assert_eq!(handled.load(Relaxed), 0);
     assert_agentk_serves().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_02_resets_that_kas_provokes_and_does_not_read_cost_agentk_little() {
+async fn attack_02_provoked_resets_are_cheap_for_agentk() {
     let memory = Memory::now();
     let (mut kas, _agentk) = kas(&[]).await;
     kas.go_deaf();
@@ -85,7 +85,7 @@ async fn attack_02_resets_that_kas_provokes_and_does_not_read_cost_agentk_little
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_02_malformed_answers_of_an_agent_fail_their_requests_only() {
+async fn attack_02_malformed_responses_fail_only_their_requests() {
     let world = World::new();
     let mut agent = agent(&world, &[]).await;
     for _ in 0..2000 {
@@ -101,18 +101,18 @@ async fn attack_02_malformed_answers_of_an_agent_fail_their_requests_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_03_a_head_of_kas_that_never_ends_ends_the_tunnel() {
+async fn attack_03_endless_head_of_kas_ends_the_tunnel() {
     let memory = Memory::now();
     let (mut kas, agentk) = kas(&[]).await;
     kas.send(&frame(HEADERS, 0, 1, &block(&[(":method", "GET")]))).await;
     assert_eq!(kas.flood(&frame(CONTINUATION, 0, 1, &block(&[("x", "y")])), 1 << 20).await, Sent::Closed);
-    assert!(matches!(agentk.await.unwrap(), Ended::Protocol(_)));
+    assert!(matches!(agentk.await.unwrap(), CloseReason::Protocol(_)));
     assert_agentk_serves().await;
     memory.assert_bounded();
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_03_a_head_of_an_agent_that_never_ends_ends_its_tunnel() {
+async fn attack_03_endless_head_of_agent_ends_its_tunnel() {
     let world = World::new();
     let memory = Memory::now();
     let mut attacker = agent(&world, &[]).await;
@@ -128,11 +128,11 @@ async fn attack_03_a_head_of_an_agent_that_never_ends_ends_its_tunnel() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_04_a_head_that_unpacks_to_a_thousand_times_its_size_ends_the_tunnel() {
+async fn attack_04_hpack_bomb_ends_the_tunnel() {
     let memory = Memory::now();
     let (mut kas, agentk) = kas(&[]).await;
     kas.send(&bomb(1, &[(":method", "GET"), (":scheme", "http"), (":path", "/")])).await;
-    assert!(matches!(agentk.await.unwrap(), Ended::Protocol(_)));
+    assert!(matches!(agentk.await.unwrap(), CloseReason::Protocol(_)));
 
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
@@ -150,14 +150,14 @@ async fn attack_05_tiny_unread_data_ends_the_tunnel() {
     kas.send(&ask(1, 0, "/never", &[])).await;
     assert_eq!(kas.flood(&frame(DATA, 0, 1, b"x").repeat(1000), 4000).await, Sent::Closed);
     assert_eq!(kas.goaway().await, Some(ENHANCE_YOUR_CALM));
-    assert!(matches!(agentk.await.unwrap(), Ended::Protocol(_)));
+    assert!(matches!(agentk.await.unwrap(), CloseReason::Protocol(_)));
     assert_agentk_serves().await;
     // `DATA_FRAME_BUDGET`, twice because of the allocator.
     memory.assert_below(2 * (128 << 20));
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_05_empty_data_of_an_agent_ends_its_tunnel() {
+async fn attack_05_empty_data_of_agent_ends_its_tunnel() {
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
     let (asking, stream) = asked(&world, &mut attacker).await;
@@ -170,7 +170,7 @@ async fn attack_05_empty_data_of_an_agent_ends_its_tunnel() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_06_control_frames_whose_answers_an_end_does_not_read_are_held_back() {
+async fn attack_06_control_frames_with_unread_responses_are_held_back() {
     let floods = [settings_frame(&[(INITIAL_WINDOW, 1)]), frame(PING, 0, 0, b"12345678")];
     for one in &floods {
         let memory = Memory::now();
@@ -193,7 +193,7 @@ async fn attack_06_control_frames_whose_answers_an_end_does_not_read_are_held_ba
     }
 }
 
-/// Callers whose requests have a head of 60 kB, on connections of their own.
+/// Sends requests with heads of 60 kB, each on a new connection.
 fn ask_with_large_heads(world: &World, count: usize) -> JoinSet<StatusCode> {
     let ask = |_| {
         let mut request = world.request("/agents/prod/kubernetes/");
@@ -214,7 +214,7 @@ fn world_with_large_heads() -> World {
 
 /// A reset frees the slot of its stream. The head, which still waits for the socket, must go as well.
 #[tokio::test(start_paused = true)]
-async fn attack_06_agent_that_stops_reading_and_resets_streams_holds_no_memory() {
+async fn attack_06_stalled_agent_with_resets_needs_no_memory() {
     let memory = Memory::now();
     let world = world_with_large_heads();
     let mut attacker = agent(&world, &[]).await;
@@ -240,7 +240,7 @@ async fn attack_06_agent_that_stops_reading_and_resets_streams_holds_no_memory()
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_06_agent_that_stops_reading_and_shows_life_loses_its_tunnel() {
+async fn attack_06_stalled_agent_with_pings_loses_its_tunnel() {
     let world = world_with_large_heads();
     let mut attacker = agent(&world, &[]).await;
     attacker.go_deaf();
@@ -253,7 +253,7 @@ async fn attack_06_agent_that_stops_reading_and_shows_life_loses_its_tunnel() {
     world.tunnels(1).await;
     sleep(Duration::from_secs(5)).await;
     world.tunnels(0).await;
-    assert_eq!(world.limit_met("tunnel-write-stall-timeout"), 1.0);
+    assert_eq!(world.limit_count("tunnel-write-stall-timeout"), 1.0);
     while let Some(status) = callers.join_next().await {
         assert_eq!(status.unwrap(), StatusCode::BAD_GATEWAY);
     }
@@ -262,7 +262,7 @@ async fn attack_06_agent_that_stops_reading_and_shows_life_loses_its_tunnel() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_06_an_agent_that_answers_no_ping_is_given_up_once_it_is_silent() {
+async fn attack_06_silent_agent_loses_its_tunnel() {
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
     attacker.go_deaf();
@@ -276,7 +276,7 @@ async fn attack_06_an_agent_that_answers_no_ping_is_given_up_once_it_is_silent()
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_07_an_agent_that_never_takes_a_body_holds_no_caller_who_leaves() {
+async fn attack_07_unread_upload_is_released_on_disconnect() {
     let world = World::new();
     let mut attacker = agent(&world, &[(INITIAL_WINDOW, 0)]).await;
     let mut request = world.request("/agents/prod/kubernetes/upload");
@@ -293,7 +293,7 @@ async fn attack_07_an_agent_that_never_takes_a_body_holds_no_caller_who_leaves()
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_08_a_farewell_of_an_agent_loses_no_request() {
+async fn attack_08_goaway_of_agent_loses_no_request() {
     let world = World::new();
     let mut leaving = agent(&world, &[]).await;
     let (first, finished) = asked(&world, &mut leaving).await;
@@ -337,7 +337,7 @@ async fn attack_09_streams_beyond_agentks_limit_are_refused_one_by_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_10_an_agent_that_goes_silent_in_the_handshake_is_given_up() {
+async fn attack_10_silent_handshake_times_out() {
     let world = World::new();
     let silent = switched(&world).await;
     assert!(hung_up(silent).await, "after the 101");
@@ -354,7 +354,7 @@ async fn hung_up(mut connection: DuplexStream) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_12_answers_that_are_not_http_reach_no_caller() {
+async fn attack_12_malformed_responses_reach_no_caller() {
     let world = World::new();
     let abuses: [(&str, &[(&str, &str)]); 8] = [
         ("no status", &[("content-type", "text/plain")]),
@@ -377,7 +377,7 @@ async fn attack_12_answers_that_are_not_http_reach_no_caller() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_12_a_pushed_answer_ends_the_tunnel() {
+async fn attack_12_server_push_ends_the_tunnel() {
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
     let (asking, stream) = asked(&world, &mut attacker).await;
@@ -388,7 +388,7 @@ async fn attack_12_a_pushed_answer_ends_the_tunnel() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_23_interim_answers_of_an_agent_are_dropped() {
+async fn attack_23_interim_responses_of_agent_are_dropped() {
     let world = World::new();
     let memory = Memory::now();
     let mut attacker = agent(&world, &[]).await;

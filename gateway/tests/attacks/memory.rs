@@ -1,9 +1,9 @@
-//! What an attack costs this process.
+//! The memory that an attack uses.
 
-/// Bytes that may come with noise: the allocator's caches, the attack's own copies.
+/// The tolerance in bytes, for caches of the allocator and copies of the attack.
 const NOISE: u64 = 96 << 20;
 
-/// Bytes of memory in use, as Linux counts them.
+/// The resident memory of the process, in bytes.
 pub(crate) struct Memory(u64);
 
 impl Memory {
@@ -11,24 +11,24 @@ impl Memory {
         Self(resident())
     }
 
-    /// Far less than an attack that is not bounded would have cost.
+    /// Checks that the memory grew far less than by an unbounded attack.
     pub(crate) fn assert_bounded(&self) {
         self.assert_below(NOISE);
     }
 
-    /// Bytes since then.
+    /// Returns the growth in bytes.
     pub(crate) fn grown(&self) -> u64 {
         resident().saturating_sub(self.0)
     }
 
-    /// Where some memory is the price.
+    /// Checks the growth against a given limit.
     pub(crate) fn assert_below(&self, limit: u64) {
         let grown = self.grown();
         assert!(grown < limit, "memory grew by {} MiB", grown >> 20);
     }
 }
 
-/// 0 where it cannot be known: tests share a process unless nextest runs them.
+/// Returns 0 if the value is meaningless: without nextest, tests share a process.
 fn resident() -> u64 {
     if std::env::var_os("NEXTEST").is_none() {
         return 0;

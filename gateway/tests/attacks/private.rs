@@ -1,4 +1,4 @@
-//! Strangers at the private listener, and replicas' words in the wrong hands.
+//! Attacks on the private listener: by strangers, and with captured requests of replicas.
 
 use std::{
     sync::{
@@ -9,67 +9,75 @@ use std::{
 };
 
 use agent::Services;
-use gateway::peers::{
-    seal::{Secret, Subject},
-    stamp::{Kind, STAMP, Stamp},
+use gateway::{
+    peers::{PEER_HEADER, PeerHeader, PeerRequestKind, ProbeResponse, ResponseKey, SignedRequest},
+    secret::Secret,
 };
 use http::{Method, Request, Response, Uri};
-use proto::{AgentId, ReplicaId, header};
-use router::Class;
+use proto::{AgentId, ReplicaId};
+use router::RequestClass;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tunnel::{Body, CallError, CallErrorKind, Settings, Tunnel, direct};
+use tunnel::{Body, CallError, CallErrorKind, Tunnel, TunnelConfig, direct};
 
-use crate::{
-    fleet::{AGENT, Several, secret},
+use testkit::{
+    fleet::{AGENT, TestFleet, secret},
     world::{RunningAgent, text},
 };
 
-/// Two replicas, an agent at the second, and how many requests it has seen.
-struct Attacked {
-    fleet: Several,
-    seen: Arc<AtomicUsize>,
+/// Two replicas, an agent at the second one, and the number of requests that reached it.
+struct Target {
+    fleet: TestFleet,
+    received: Arc<AtomicUsize>,
     _agent: RunningAgent,
 }
 
-/// A request of the first replica to the second, as it should be.
+/// A valid request of the first replica to the second one.
 #[derive(Clone)]
-struct Letter {
+struct PeerRequest {
     secret: Option<Secret>,
     to: ReplicaId,
-    stamp: Stamp,
+    header: PeerHeader,
     service: &'static str,
     method: Method,
     uri: Uri,
 }
 
-impl Attacked {
+impl Target {
     async fn new() -> Self {
-        let fleet = Several::new(2);
-        let seen = Arc::new(AtomicUsize::new(0));
-        let counting = Arc::clone(&seen);
+        let fleet = TestFleet::new(2);
+        let received = Arc::new(AtomicUsize::new(0));
+        let counting = Arc::clone(&received);
         let services = Services::new().with_fn("kubernetes", move |_: Request<Body>| {
             counting.fetch_add(1, Relaxed);
             async { Response::new(Body::from("cluster")) }
         });
         let agent = fleet.agent(1, services).await;
-        Self { fleet, seen, _agent: agent }
+        Self { fleet, received, _agent: agent }
     }
 
     async fn connect(&self) -> Tunnel {
-        let settings = Settings::default();
+        let settings = TunnelConfig::default();
         let (tunnel, driver) = direct::open(self.fleet.pipes.connect(1), &settings).await.unwrap();
         tokio::spawn(driver.run());
         tunnel.ready().await;
         tunnel
     }
 
-    fn letter(&self, number: u64) -> Letter {
-        let sent = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
-        let (from, class) = (self.fleet.id(0), Class::Short);
-        Letter {
+    fn request(&self, sequence: u64) -> PeerRequest {
+        let sent_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64;
+        let (from, class) = (self.fleet.id(0), RequestClass::Short);
+        PeerRequest {
             secret: Some(secret(1)),
             to: self.fleet.id(1),
-            stamp: Stamp { kind: Kind::Pass, from, agent: AGENT, class, sent, number, seal: None },
+            header: PeerHeader {
+                kind: PeerRequestKind::Forward,
+                from,
+                agent: AGENT,
+                class,
+                sent_ms,
+                sequence,
+                mac: None,
+            },
             service: "kubernetes",
             method: Method::DELETE,
             uri: Uri::from_static("/api/v1/pods?x=1"),
@@ -80,23 +88,22 @@ impl Attacked {
         self.fleet.replicas[1].metric(&format!("kas_peer_served_total{{result=\"{result}\"}}"))
     }
 
-    /// Whoever did no harm is still served.
-    async fn others_are_served(&self) {
-        let before = self.seen.load(Relaxed);
+    /// Asserts that other callers are still served.
+    async fn assert_served(&self) {
+        let before = self.received.load(Relaxed);
         assert_eq!(text(self.fleet.replicas[0].get("/agents/prod/kubernetes/").await).await, "cluster");
-        assert_eq!(self.seen.load(Relaxed), before + 1);
+        assert_eq!(self.received.load(Relaxed), before + 1);
     }
 }
 
-impl Letter {
-    fn sealed(mut self) -> Request<Body> {
-        let Self { secret, to, stamp, service, method, uri } = &self;
-        let seal =
-            secret.as_ref().map(|secret| secret.seal(Subject { stamp, to: *to, service, method, uri }));
-        self.stamp.seal = seal;
+impl PeerRequest {
+    fn into_request(mut self) -> Request<Body> {
+        let Self { secret, to, header, service, method, uri } = &self;
+        let signed = SignedRequest { header, to: *to, service, method, uri };
+        self.header.mac = secret.as_ref().map(|secret| signed.sign(secret));
         let request =
-            Request::builder().method(self.method).uri(self.uri).header(header::SERVICE, self.service);
-        request.header(STAMP, self.stamp.encode()).body(Body::empty()).unwrap()
+            Request::builder().method(self.method).uri(self.uri).header(proto::header::SERVICE, self.service);
+        request.header(PEER_HEADER, self.header.encode()).body(Body::empty()).unwrap()
     }
 }
 
@@ -105,80 +112,89 @@ fn refused(answer: Result<Response<Body>, CallError>) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn private_a_sealed_request_is_good_once() {
-    let attacked = Attacked::new().await;
-    let tunnel = attacked.connect().await;
-    let letter = attacked.letter(7);
-    assert!(tunnel.call(letter.clone().sealed()).await.unwrap().status().is_success());
-    assert_eq!(attacked.seen.load(Relaxed), 1);
-    // On the same connection, and on another.
-    assert!(refused(tunnel.call(letter.clone().sealed()).await));
-    assert!(refused(attacked.connect().await.call(letter.sealed()).await));
-    assert_eq!((attacked.seen.load(Relaxed), attacked.served("replayed")), (1, 2.0));
-    attacked.others_are_served().await;
+async fn private_signed_request_is_accepted_once() {
+    let target = Target::new().await;
+    let tunnel = target.connect().await;
+    let request = target.request(7);
+    assert!(tunnel.call(request.clone().into_request()).await.unwrap().status().is_success());
+    assert_eq!(target.received.load(Relaxed), 1);
+    // Neither the same connection nor another one accepts it again.
+    assert!(refused(tunnel.call(request.clone().into_request()).await));
+    assert!(refused(target.connect().await.call(request.into_request()).await));
+    assert_eq!((target.received.load(Relaxed), target.served("replayed")), (1, 2.0));
+    target.assert_served().await;
 }
 
-/// A call makes a replica dial: for those only that belong to it, and nowhere but where the directory says.
+/// A ping-back makes a replica connect: only for another replica, and only to its address in the directory.
 #[tokio::test(start_paused = true)]
-async fn private_strangers_make_a_replica_dial_nobody() {
-    let attacked = Attacked::new().await;
-    let tunnel = attacked.connect().await;
-    let call = |number| {
-        let mut letter = attacked.letter(number);
-        letter.stamp.kind = Kind::Call;
-        Letter { service: "control", method: Method::GET, uri: Uri::from_static("/"), ..letter }
+async fn private_stranger_causes_no_connection() {
+    let target = Target::new().await;
+    let tunnel = target.connect().await;
+    let ping_back = |sequence| {
+        let mut request = target.request(sequence);
+        request.header.kind = PeerRequestKind::PingBack;
+        PeerRequest { service: "control", method: Method::GET, uri: Uri::from_static("/"), ..request }
     };
     for secret in [None, Some(secret(2))] {
-        assert!(refused(tunnel.call(Letter { secret, ..call(1) }.sealed()).await));
+        assert!(refused(tunnel.call(PeerRequest { secret, ..ping_back(1) }.into_request()).await));
     }
-    let greeted = || attacked.fleet.replicas[0].metric("kas_peer_served_total{result=\"asked\"}");
-    assert_eq!((greeted(), attacked.served("forged")), (0.0, 2.0));
+    let pings = || target.fleet.replicas[0].metric("kas_peer_served_total{result=\"answered\"}");
+    assert_eq!((pings(), target.served("invalid-mac")), (0.0, 2.0));
 
-    let mut nobody = call(1);
-    nobody.stamp.from = ReplicaId::random();
-    let answer = tunnel.call(nobody.sealed()).await.unwrap();
-    assert!(answer.headers()[&STAMP].to_str().unwrap().starts_with("v1 agent-not-connected "), "{answer:?}");
-    let answer = tunnel.call(call(2).sealed()).await.unwrap();
-    assert!(answer.headers()[&STAMP].to_str().unwrap().starts_with("v1 holds "), "{answer:?}");
-    assert_eq!(greeted(), 1.0, "where the directory says");
-    attacked.others_are_served().await;
+    let mut unknown = ping_back(1);
+    unknown.header.from = ReplicaId::random();
+    let answer = tunnel.call(unknown.into_request()).await.unwrap();
+    assert!(
+        answer.headers()[&PEER_HEADER].to_str().unwrap().starts_with("v1 agent-not-connected "),
+        "{answer:?}"
+    );
+    let answer = tunnel.call(ping_back(2).into_request()).await.unwrap();
+    assert!(answer.headers()[&PEER_HEADER].to_str().unwrap().starts_with("v1 holds "), "{answer:?}");
+    assert_eq!(pings(), 1.0, "at the address in the directory");
+    target.assert_served().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn private_nobody_without_the_secret_reaches_an_agent() {
-    let attacked = Attacked::new().await;
-    let tunnel = attacked.connect().await;
-    let letter = attacked.letter(1);
-    for (what, secret) in [("no seal", None), ("another secret", Some(secret(2)))] {
-        assert!(refused(tunnel.call(Letter { secret, ..letter.clone() }.sealed()).await), "{what}");
+async fn private_request_without_the_secret_is_refused() {
+    let target = Target::new().await;
+    let tunnel = target.connect().await;
+    let request = target.request(1);
+    for (what, secret) in [("no MAC", None), ("another secret", Some(secret(2)))] {
+        assert!(
+            refused(tunnel.call(PeerRequest { secret, ..request.clone() }.into_request()).await),
+            "{what}"
+        );
     }
-    assert_eq!(attacked.served("forged"), 2.0);
+    assert_eq!(target.served("invalid-mac"), 2.0);
 
-    let good = letter.sealed();
-    let stamp = good.headers()[&STAMP].clone();
-    let bare = || Request::get("/").header(header::SERVICE, "kubernetes");
+    let good = request.into_request();
+    let header = good.headers()[&PEER_HEADER].clone();
+    let bare = || Request::get("/").header(proto::header::SERVICE, "kubernetes");
     for (what, request) in [
-        ("no stamp", bare().body(Body::empty())),
-        ("an empty one", bare().header(STAMP, "").body(Body::empty())),
-        ("half of one", bare().header(STAMP, &stamp.as_bytes()[..40]).body(Body::empty())),
-        ("bytes", bare().header(STAMP, &[0xff; 300][..]).body(Body::empty())),
-        ("no service", Request::get("/").header(STAMP, &stamp).body(Body::empty())),
+        ("no header", bare().body(Body::empty())),
+        ("an empty header", bare().header(PEER_HEADER, "").body(Body::empty())),
+        ("half of a header", bare().header(PEER_HEADER, &header.as_bytes()[..40]).body(Body::empty())),
+        ("bytes that are not text", bare().header(PEER_HEADER, &[0xff; 300][..]).body(Body::empty())),
+        ("no service", Request::get("/").header(PEER_HEADER, &header).body(Body::empty())),
         (
-            "no name",
-            Request::get("/").header(STAMP, &stamp).header(header::SERVICE, "/..").body(Body::empty()),
+            "an invalid service",
+            Request::get("/")
+                .header(PEER_HEADER, &header)
+                .header(proto::header::SERVICE, "/..")
+                .body(Body::empty()),
         ),
     ] {
         assert!(refused(tunnel.call(request.unwrap()).await), "{what}");
     }
-    assert_eq!((attacked.served("malformed"), attacked.seen.load(Relaxed)), (6.0, 0));
-    attacked.others_are_served().await;
+    assert_eq!((target.served("malformed"), target.received.load(Relaxed)), (6.0, 0));
+    target.assert_served().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn private_a_seal_is_for_one_request_to_one_replica_now() {
-    let attacked = Attacked::new().await;
-    let tunnel = attacked.connect().await;
-    let good = attacked.letter(1).sealed();
+async fn private_mac_is_valid_for_one_request_to_one_replica() {
+    let target = Target::new().await;
+    let tunnel = target.connect().await;
+    let good = target.request(1).into_request();
     let resent = |edit: fn(&mut Request<Body>)| {
         let mut request = Request::new(Body::empty());
         *request.method_mut() = good.method().clone();
@@ -191,65 +207,84 @@ async fn private_a_seal_is_for_one_request_to_one_replica_now() {
         ("another path", (|r| *r.uri_mut() = Uri::from_static("/api/v1/secrets")) as fn(&mut Request<Body>)),
         ("another query", |r| *r.uri_mut() = Uri::from_static("/api/v1/pods?x=2")),
         ("another method", |r| *r.method_mut() = Method::GET),
-        ("another service", |r| drop(r.headers_mut().insert(header::SERVICE, "prometheus".parse().unwrap()))),
-        ("another agent", |r| {
-            let stamp = Stamp::decode(&r.headers()[&STAMP]).unwrap();
-            r.headers_mut().insert(STAMP, Stamp { agent: AgentId(2), ..stamp }.encode());
+        ("another service", |r| {
+            drop(r.headers_mut().insert(proto::header::SERVICE, "prometheus".parse().unwrap()))
         }),
-        ("a question made a request", |r| {
-            let stamp = Stamp::decode(&r.headers()[&STAMP]).unwrap();
-            r.headers_mut().insert(STAMP, Stamp { kind: Kind::Ask, ..stamp }.encode());
+        ("another agent", |r| {
+            let header = PeerHeader::decode(&r.headers()[&PEER_HEADER]).unwrap();
+            r.headers_mut().insert(PEER_HEADER, PeerHeader { agent: AgentId(2), ..header }.encode());
+        }),
+        ("another kind", |r| {
+            let header = PeerHeader::decode(&r.headers()[&PEER_HEADER]).unwrap();
+            r.headers_mut()
+                .insert(PEER_HEADER, PeerHeader { kind: PeerRequestKind::Probe, ..header }.encode());
         }),
     ] {
         assert!(refused(tunnel.call(resent(edit)).await), "{what}");
     }
-    let elsewhere = Letter { to: attacked.fleet.id(0), ..attacked.letter(2) };
-    assert!(refused(tunnel.call(elsewhere.sealed()).await), "meant for another replica");
-    assert_eq!(attacked.served("forged"), 7.0);
+    let elsewhere = PeerRequest { to: target.fleet.id(0), ..target.request(2) };
+    assert!(refused(tunnel.call(elsewhere.into_request()).await), "another receiver");
+    assert_eq!(target.served("invalid-mac"), 7.0);
 
-    for (number, milliseconds) in [(3, -6000), (4, 6000), (5, -3_600_000)] {
-        let mut late = attacked.letter(number);
-        late.stamp.sent = late.stamp.sent.saturating_add_signed(milliseconds);
-        assert!(refused(tunnel.call(late.sealed()).await), "{milliseconds} ms");
+    for (sequence, milliseconds) in [(3, -6000), (4, 6000), (5, -3_600_000)] {
+        let mut late = target.request(sequence);
+        late.header.sent_ms = late.header.sent_ms.saturating_add_signed(milliseconds);
+        assert!(refused(tunnel.call(late.into_request()).await), "{milliseconds} ms");
     }
-    assert_eq!((attacked.served("expired"), attacked.seen.load(Relaxed)), (3.0, 0));
-    // None of these has used the number up.
+    assert_eq!((target.served("expired"), target.received.load(Relaxed)), (3.0, 0));
+    // A probe gets a signed response with the time; that of a stranger is refused.
+    let mut late = target.request(6);
+    late.header.kind = PeerRequestKind::Probe;
+    late.header.sent_ms -= 6000;
+    let probe = late.clone().into_request();
+    let mac = PeerHeader::decode(&probe.headers()[&PEER_HEADER]).unwrap().mac.unwrap();
+    let (sent_ms, secret_of_both) = (late.header.sent_ms, secret(1));
+    let answer = tunnel.call(probe).await.unwrap();
+    let key = ResponseKey::new(Some(&secret_of_both), Some(&mac));
+    let response = ProbeResponse::decode(answer.headers(), key).unwrap();
+    assert!(
+        matches!(response, ProbeResponse::ClockSkew { now_ms } if now_ms >= sent_ms + 6000),
+        "{response:?}"
+    );
+    late.secret = Some(secret(2));
+    assert!(refused(tunnel.call(late.into_request()).await));
+    // None of these requests used up the sequence number.
     assert!(tunnel.call(resent(|_| {})).await.unwrap().status().is_success());
 }
 
 #[tokio::test(start_paused = true)]
-async fn private_a_replica_cannot_control_agents() {
-    let attacked = Attacked::new().await;
-    let tunnel = attacked.connect().await;
-    let control = Letter {
+async fn private_control_request_is_refused() {
+    let target = Target::new().await;
+    let tunnel = target.connect().await;
+    let control = PeerRequest {
         service: "control",
         method: Method::POST,
         uri: Uri::from_static(proto::control::DRAIN_PATH),
-        ..attacked.letter(1)
+        ..target.request(1)
     };
-    assert!(refused(tunnel.call(control.sealed()).await));
-    assert_eq!(attacked.served("passed"), 0.0);
+    assert!(refused(tunnel.call(control.into_request()).await));
+    assert_eq!(target.served("forwarded"), 0.0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn private_connections_of_strangers_end() {
-    let attacked = Attacked::new().await;
-    for words in [&b""[..], b"GET / HTTP/1.1\r\nHost: kas\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
-        let mut stranger = attacked.fleet.pipes.connect(1);
-        stranger.write_all(words).await.unwrap();
-        let mut heard = Vec::new();
-        let ended = tokio::time::timeout(Duration::from_secs(30), stranger.read_to_end(&mut heard));
-        assert!(ended.await.is_ok(), "{words:?}");
+async fn private_connection_without_verified_request_is_closed() {
+    let target = Target::new().await;
+    for bytes in [&b""[..], b"GET / HTTP/1.1\r\nHost: kas\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
+        let mut stranger = target.fleet.pipes.connect(1);
+        stranger.write_all(bytes).await.unwrap();
+        let mut received = Vec::new();
+        let ended = tokio::time::timeout(Duration::from_secs(30), stranger.read_to_end(&mut received));
+        assert!(ended.await.is_ok(), "{bytes:?}");
     }
-    // One that goes on and on with forgeries, too.
-    let settings = Settings::default();
-    let (tunnel, driver) = direct::open(attacked.fleet.pipes.connect(1), &settings).await.unwrap();
+    // A connection that keeps sending invalid requests is closed, too.
+    let settings = TunnelConfig::default();
+    let (tunnel, driver) = direct::open(target.fleet.pipes.connect(1), &settings).await.unwrap();
     let driving = tokio::spawn(driver.run());
     tunnel.ready().await;
     let forging = async {
         loop {
-            let forged = Letter { secret: Some(secret(2)), ..attacked.letter(1) };
-            if matches!(tunnel.call(forged.sealed()).await, Err(error) if !matches!(error.kind, CallErrorKind::Refused))
+            let forged = PeerRequest { secret: Some(secret(2)), ..target.request(1) };
+            if matches!(tunnel.call(forged.into_request()).await, Err(error) if !matches!(error.kind, CallErrorKind::Refused))
             {
                 return;
             }
@@ -258,29 +293,31 @@ async fn private_connections_of_strangers_end() {
     };
     tokio::time::timeout(Duration::from_secs(30), forging).await.unwrap();
     driving.await.unwrap();
-    attacked.others_are_served().await;
+    target.assert_served().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn private_a_flood_of_forgeries_delays_nobody() {
-    let attacked = Attacked::new().await;
-    let tunnel = attacked.connect().await;
-    let flood = (0..5000).map(|number| {
-        let (tunnel, letter) = (tunnel.clone(), attacked.letter(number));
-        async move { refused(tunnel.call(Letter { secret: Some(secret(2)), ..letter }.sealed()).await) }
+async fn private_flood_of_invalid_requests_delays_no_caller() {
+    let target = Target::new().await;
+    let tunnel = target.connect().await;
+    let flood = (0..5000).map(|sequence| {
+        let (tunnel, request) = (tunnel.clone(), target.request(sequence));
+        async move {
+            refused(tunnel.call(PeerRequest { secret: Some(secret(2)), ..request }.into_request()).await)
+        }
     });
-    let (refusals, ()) = tokio::join!(futures_util::future::join_all(flood), attacked.others_are_served());
+    let (refusals, ()) = tokio::join!(futures_util::future::join_all(flood), target.assert_served());
     assert!(refusals.into_iter().all(|refused| refused));
-    attacked.others_are_served().await;
+    target.assert_served().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn private_words_between_replicas_come_from_no_caller_and_no_agent() {
-    let attacked = Attacked::new().await;
-    let good = attacked.letter(1).sealed();
-    for replica in &attacked.fleet.replicas {
+async fn private_headers_of_a_caller_are_ignored() {
+    let target = Target::new().await;
+    let good = target.request(1).into_request();
+    for replica in &target.fleet.replicas {
         let mut request = replica.request("/agents/prod/kubernetes/");
-        request.headers_mut().insert(STAMP, good.headers()[&STAMP].clone());
+        request.headers_mut().insert(PEER_HEADER, good.headers()[&PEER_HEADER].clone());
         request.headers_mut().insert("kas-service", "control".parse().unwrap());
         let answer = replica.send(request).await;
         assert_eq!(text(answer).await, "cluster");

@@ -1,6 +1,7 @@
-//! What of item 67 needs memory to be looked at. The rest is in the scenarios and in the tests against a real Prometheus.
+//! The memory part of item 67. The rest is in the scenarios and in the tests with a real Prometheus.
 
 use http_body_util::BodyExt as _;
+use testkit::server::{self, PATH, SOON, post, send_query};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -8,10 +9,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{
-    memory::Memory,
-    server::{self, PATH, SOON, ask, post},
-};
+use crate::memory::Memory;
 
 /// In Snappy's block format (<https://github.com/google/snappy/blob/main/format_description.txt>): it says to be of 4 GiB,
 /// and each three bytes of it copy 64.
@@ -21,14 +19,14 @@ fn bomb() -> Vec<u8> {
     bomb
 }
 
-/// CVE-2026-42154: remote read unpacks before it looks. Neither kas nor agentk does.
+/// CVE-2026-42154: remote read unpacks before it checks the size. kas and agentk do not unpack.
 #[tokio::test]
-async fn attack_67_a_compressed_bomb_stays_packed_in_both_directions() {
+async fn attack_67_compressed_bomb_is_not_unpacked() {
     let (heard, mut bodies) = mpsc::unbounded_channel();
     let (world, _running) = server::world(move |mut server: TcpStream| {
         let heard = heard.clone();
         async move {
-            let head = server::head(&mut server).await;
+            let head = server::read_head(&mut server).await;
             let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
             let mut body = vec![0; length.parse().unwrap()];
             server.read_exact(&mut body).await.unwrap();
@@ -46,7 +44,7 @@ async fn attack_67_a_compressed_bomb_stays_packed_in_both_directions() {
     .await;
     let memory = Memory::now();
     for over_http2 in [false, true] {
-        let answer = ask(&world, over_http2, |request| {
+        let answer = send_query(&world, over_http2, |request| {
             post(request, bytes::Bytes::from(bomb()).into());
             let path = request.uri().to_string().replace(PATH, &PATH.replace("query", "read"));
             *request.uri_mut() = path.parse().unwrap();
@@ -61,6 +59,6 @@ async fn attack_67_a_compressed_bomb_stays_packed_in_both_directions() {
         let (head, body) = bodies.recv().await.unwrap();
         assert!(head.contains("content-encoding: snappy") && body == bomb());
     }
-    // What the test itself holds of it is 12 MiB a copy; unpacked, it is 256 MiB.
+    // One copy of the test has 12 MiB; unpacked, it has 256 MiB.
     memory.assert_below(192 << 20);
 }

@@ -1,31 +1,31 @@
-//! Rights that are taken away, and identity files that cannot be used.
+//! Revoked rights and invalid identity files.
 
 use std::{path::Path, time::Duration};
 
 use futures_util::future::join_all;
-use gateway::reload;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use testkit::{
+    server,
+    world::{World, parse},
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     time::{Instant, timeout},
 };
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     cluster::{Seen, assert_serves, services},
     http1::{head, status},
     http2::{HEADERS, headers},
-    server,
     tunnel_ends::{Tunnel, agent, switched},
-    world::World,
 };
 
-/// By then everything that a right opened is over: the look at the file, and no more.
+/// The time until a revocation takes effect: one check of the file.
 const BOUND: Duration = Duration::from_secs(3);
 
-/// A watch, by whatever an API server takes for one.
+/// Returns a watch, in a spelling that the API server accepts.
 async fn watch(world: &World, query: &str) -> Incoming {
     let mut watch = world.get(&format!("/agents/prod/kubernetes/watch{query}")).await.into_body();
     watch.frame().await.unwrap().unwrap();
@@ -37,7 +37,7 @@ async fn assert_cut(mut watch: Incoming) {
     assert!(matches!(end, Some(Err(_))), "{end:?}");
 }
 
-/// An exec that was begun through the only tunnel.
+/// Starts an exec through the only tunnel.
 async fn exec(world: &World, agent: &mut Tunnel) -> DuplexStream {
     let mut caller = world.connect();
     let upgrade = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
@@ -47,7 +47,7 @@ async fn exec(world: &World, agent: &mut Tunnel) -> DuplexStream {
         .unwrap();
     let stream = agent.next_of(HEADERS).await.unwrap().stream;
     agent.send(&headers(stream, 0, &[(":status", "200"), ("kas-upgraded", "SPDY/3.1")])).await;
-    let answer = server::head(&mut caller).await;
+    let answer = server::read_head(&mut caller).await;
     assert_eq!(status(&answer), 101, "{answer}");
     caller
 }
@@ -58,7 +58,7 @@ async fn assert_hung_up(mut exec: DuplexStream) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_34_a_revoked_agent_is_cut_off_with_everything_that_it_serves() {
+async fn attack_34_revoked_agent_is_cut() {
     let world = World::new();
     let mut by_hand = agent(&world, &[]).await;
     let exec = exec(&world, &mut by_hand).await;
@@ -87,15 +87,30 @@ async fn attack_34_a_revoked_agent_is_cut_off_with_everything_that_it_serves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_34_a_token_that_leaves_the_file_is_revoked_within_seconds() {
+async fn attack_34_token_that_moves_to_another_agent_loses_its_tunnels() {
+    let world = World::new();
+    let _agent = world.agent(services()).await;
+    let watch = watch(&world, "?watch=true").await;
+    let moved = world.identity_file("services: ['*']").replace(
+        "agents: [{id: 1, name: prod,",
+        "agents: [{id: 1, name: prod, tokens: []}, {id: 2, name: other,",
+    );
+    assert!(moved.contains("name: other"), "{moved}");
+    world.kas.identities.replace(parse(&moved));
+    assert_cut(watch).await;
+    let response = timeout(BOUND, world.get("/agents/prod/kubernetes/api")).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_34_removed_token_is_revoked_within_seconds() {
     let world = World::new();
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("identity.yaml");
     std::fs::write(&file, world.identity_file("services: ['*']")).unwrap();
-    let stop = CancellationToken::new();
     let (identities, read) = (world.kas.identities.clone(), file.clone());
-    let reading =
-        reload::on_change("identity", vec![file.clone()], stop.clone(), move || identities.reload(&read));
+    let (followed, requests) = (world.kas.admin.files.file("identity.file"), world.kas.reload.subscribe());
+    let reading = files::follow(followed, vec![file.clone()], requests, move || identities.reload(&read));
     let _reading = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(reading));
     let _agent = world.agent(services()).await;
     let watch = watch(&world, "?watch=true").await;
@@ -110,7 +125,7 @@ async fn attack_34_a_token_that_leaves_the_file_is_revoked_within_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_35_a_right_that_is_taken_away_is_gone_at_once_with_what_it_opened() {
+async fn attack_35_revoked_right_cuts_its_streams() {
     for (rights, refused) in [
         ("services: [prometheus]", "forbidden"),
         ("services: ['*'], access_as: {impersonate: {username: nobody}}", "nested-impersonation"),
@@ -125,7 +140,7 @@ async fn attack_35_a_right_that_is_taken_away_is_gone_at_once_with_what_it_opene
         for query in ["?watch=true", "?watch", "?watch=", "?watch=yes", "?w%61tch=1", "?follow=TRUE", ""] {
             watches.push(watch_through_either(&world, query, &mut by_hand).await);
         }
-        world.identify(rights);
+        world.set_caller_rights(rights);
         for watch in watches {
             assert_cut(watch).await;
         }
@@ -136,7 +151,7 @@ async fn attack_35_a_right_that_is_taken_away_is_gone_at_once_with_what_it_opene
     }
 }
 
-/// A watch that either tunnel serves.
+/// Starts a watch in one of the tunnels.
 async fn watch_through_either(world: &World, query: &str, by_hand: &mut Tunnel) -> Incoming {
     let asking = watch(world, query);
     tokio::pin!(asking);
@@ -155,7 +170,7 @@ async fn watch_through_either(world: &World, query: &str, by_hand: &mut Tunnel) 
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_35_an_identity_file_that_cannot_be_used_changes_nothing() {
+async fn attack_35_invalid_identity_file_is_ignored() {
     let world = World::new();
     let _agent = world.agent(services()).await;
     let mut watch = watch(&world, "?watch=true").await;
@@ -190,9 +205,9 @@ async fn attack_35_an_identity_file_that_cannot_be_used_changes_nothing() {
     assert_serves(&world).await;
 }
 
-/// Who may do what is in a file of kas's own: a herd of callers makes nobody else decide.
+/// Permissions are in a file of kas: many callers cause no requests to another system.
 #[tokio::test(start_paused = true)]
-async fn attack_35_a_herd_of_callers_asks_the_cluster_what_it_asked_and_nothing_else() {
+async fn attack_35_many_callers_cause_no_additional_requests() {
     let world = World::new();
     let seen = Seen::default();
     let _agent = world.agent(seen.services()).await;
@@ -209,6 +224,6 @@ async fn exec_ends_when_a_stopping_kas_cuts_its_callers() {
     let world = World::new();
     let mut agent = agent(&world, &[]).await;
     let exec = exec(&world, &mut agent).await;
-    world.kas.callers.cut.cancel();
+    world.kas.callers.connections.cut.cancel();
     assert_hung_up(exec).await;
 }

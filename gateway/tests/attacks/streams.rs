@@ -1,4 +1,4 @@
-//! Answers that stay: watches whose agent dies, and readers who stop reading.
+//! Long responses: watches whose agent dies, and stalled readers.
 
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Incoming;
+use testkit::world::{World, text};
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::Body;
 
@@ -17,15 +18,14 @@ use crate::{
     http2::{DATA, frame, headers},
     memory::Memory,
     tunnel_ends::{agent, asked_for},
-    world::{World, text},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
-/// How long a dead tunnel may look alive: keepalive's interval, once more for what was heard in it, and its timeout.
+/// The longest time until a dead tunnel is detected: twice the interval of the keepalive, and its timeout.
 const NOTICED: Duration = Duration::from_secs(20 + 20 + 10);
 
-/// A watch that says something each minute.
+/// Returns a watch that sends an event each minute.
 fn watched() -> Services {
     Services::new().with_fn("kubernetes", async |_: Request<Body>| {
         let events = stream::unfold((), async |()| {
@@ -45,7 +45,7 @@ async fn watch_for(world: &World, duration: Duration) -> Incoming {
     watch
 }
 
-/// A clean end would say that the watch is over as the API server ends it, and silence nothing at all.
+/// A clean end would look like the end of the watch by the API server, and silence like a watch without events.
 async fn assert_cut(mut watch: Incoming, within: Duration) {
     let cut = async {
         loop {
@@ -60,7 +60,7 @@ async fn assert_cut(mut watch: Incoming, within: Duration) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_29_a_watch_of_hours_is_cut_when_its_agent_dies_or_loses_its_connection() {
+async fn attack_29_watch_is_cut_when_its_agent_dies() {
     for dies in [false, true] {
         let world = World::with(|config| {
             config.agent.listen.max_connection_age = HOUR;
@@ -79,7 +79,7 @@ async fn attack_29_a_watch_of_hours_is_cut_when_its_agent_dies_or_loses_its_conn
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_29_a_watch_is_cut_when_its_agents_host_vanishes_without_a_word() {
+async fn attack_29_watch_is_cut_when_the_host_vanishes() {
     let world = World::new();
     let mut vanishing = agent(&world, &[]).await;
     let (watch, stream) = asked_for(&world, &mut vanishing, "/watch?watch=true").await;
@@ -93,7 +93,7 @@ async fn attack_29_a_watch_is_cut_when_its_agents_host_vanishes_without_a_word()
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_30_readers_of_logs_who_stop_reading_block_nobody() {
+async fn attack_30_stalled_log_readers_do_not_block_others() {
     let world = World::new();
     let _agent = world.agent(services()).await;
     let memory = Memory::now();

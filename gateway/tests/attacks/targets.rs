@@ -1,7 +1,11 @@
-//! Requests that want to be sent elsewhere: to another server of the cluster, or to the ends of the tunnel themselves.
+//! Requests that try to reach another server of the cluster, or kas and agentk themselves.
 
 use http::StatusCode;
 use secrecy::ExposeSecret as _;
+use testkit::{
+    server::{self, SOON},
+    world::World,
+};
 use tokio::{
     io::AsyncWriteExt as _,
     net::TcpStream,
@@ -13,12 +17,10 @@ use crate::{
     cluster::{Seen, caller},
     http1::{exchange, head, status},
     http2::{END_STREAM, HEADERS, headers},
-    server::{self, SOON},
     tunnel_ends::connect,
-    world::World,
 };
 
-/// What the services of either end's own listeners are called.
+/// The names of the endpoints of kas and agentk.
 const ADMIN: [&str; 9] = [
     "/metrics",
     "/agents",
@@ -31,13 +33,13 @@ const ADMIN: [&str; 9] = [
     "/agents/prod/control",
 ];
 
-/// A Prometheus that tells the test every head that reaches it.
+/// Returns a Prometheus that reports each received head.
 async fn listening() -> (World, UnboundedReceiver<String>, impl Sized) {
     let (heard, heads) = unbounded_channel();
     let (world, running) = server::world(move |mut server: TcpStream| {
         let heard = heard.clone();
         async move {
-            heard.send(server::head(&mut server).await).unwrap();
+            heard.send(server::read_head(&mut server).await).unwrap();
             let answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nup";
             server.write_all(answer).await.unwrap();
         }
@@ -47,14 +49,14 @@ async fn listening() -> (World, UnboundedReceiver<String>, impl Sized) {
 }
 
 #[tokio::test]
-async fn attack_46_no_request_chooses_the_server_that_it_is_sent_to() {
+async fn attack_46_request_cannot_select_the_server() {
     let (world, mut heads, _running) = listening().await;
     let plain = head(&world, "GET", "/prometheus/api/v1/query");
     let close = "Connection: close\r\n\r\n";
     let ask = async |request: String| {
         let mut caller = world.connect();
         caller.write_all(request.as_bytes()).await.unwrap();
-        let answer = timeout(SOON, server::head(&mut caller)).await.unwrap();
+        let answer = timeout(SOON, server::read_head(&mut caller)).await.unwrap();
         status(&answer)
     };
     assert_eq!(ask(format!("{plain}{close}")).await, 200);
@@ -108,7 +110,7 @@ async fn attack_46_no_request_chooses_the_server_that_it_is_sent_to() {
 
 /// CVE-2024-40632.
 #[tokio::test(start_paused = true)]
-async fn attack_48_what_kas_and_agentk_answer_about_themselves_is_under_no_path_of_a_callers() {
+async fn attack_48_own_endpoints_are_unreachable_for_callers() {
     let world = World::new();
     let seen = Seen::default();
     let _agent = world.agent(seen.services()).await;
@@ -150,7 +152,7 @@ async fn attack_48_what_kas_and_agentk_answer_about_themselves_is_under_no_path_
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_48_no_header_makes_a_request_one_to_agentk_itself() {
+async fn attack_48_header_cannot_select_the_control_service() {
     let world = World::new();
     let seen = Seen::default();
     let _agent = world.agent(seen.services()).await;
@@ -192,7 +194,7 @@ async fn attack_48_no_header_makes_a_request_one_to_agentk_itself() {
         assert!(body.contains(expected) && !body.contains("kas-service"), "{path}: {body}");
     }
     assert_eq!(seen.all(), ["POST /drain", "POST /drain", "GET /drain"]);
-    // Nobody was asked to leave.
+    // No agent was asked to leave.
     assert!(world.kas.agents.tunnels.views().iter().all(|tunnel| !tunnel.is_draining()));
     world.tunnels(2).await;
     assert_eq!(world.get("/agents/prod/kubernetes/fine").await.status(), StatusCode::OK);

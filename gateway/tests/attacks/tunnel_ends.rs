@@ -1,4 +1,4 @@
-//! Both ends of a tunnel by hand: an agent that does what a test says to kas, and a kas that does so to agentk.
+//! Hand-made ends of a tunnel: a scripted agent for kas, and a scripted kas for agentk.
 
 use std::sync::{
     Arc,
@@ -10,31 +10,29 @@ use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use proto::{Hello, InstanceId};
 use secrecy::{ExposeSecret as _, SecretString};
+use testkit::world::{World, text};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     task::JoinHandle,
 };
 use tunnel::{
-    Body, Ended, IncomingRequest, Settings,
-    websocket::{Role, WebSocket, handshake},
+    Body, CloseReason, IncomingRequest, TunnelConfig, handshake,
+    websocket::{Role, WebSocket},
 };
 
-use crate::{
-    http2::{END_HEADERS, END_STREAM, HEADERS, Peer, block, frame, headers, string},
-    world::{World, text},
-};
+use crate::http2::{END_HEADERS, END_STREAM, HEADERS, Peer, block, frame, headers, string};
 
 pub(crate) const INITIAL_WINDOW: u16 = 4;
 const ENABLE_CONNECT: u16 = 8;
 
 pub(crate) type Tunnel = Peer<WebSocket<DuplexStream>>;
 
-/// What an agent says to become a tunnel.
+/// Returns the handshake request of an agent.
 pub(crate) fn upgrade(world: &World) -> String {
     upgrade_as(&world.agent_token, InstanceId::random())
 }
 
-/// The same for any agent, who says to be this process.
+/// Returns the handshake request of an agent with this instance id.
 pub(crate) fn upgrade_as(token: &SecretString, instance: InstanceId) -> String {
     let hello = Hello {
         instance,
@@ -45,7 +43,7 @@ pub(crate) fn upgrade_as(token: &SecretString, instance: InstanceId) -> String {
         services: vec!["kubernetes".parse().unwrap()],
         tunnel_index: 0,
     };
-    let (mut headers, _) = handshake::ask();
+    let (mut headers, _) = handshake::request_headers();
     headers.insert(proto::header::HELLO, hello.encode().unwrap());
     let bearer = format!("Bearer {}", token.expose_secret());
     headers.insert("authorization", bearer.parse().unwrap());
@@ -54,7 +52,7 @@ pub(crate) fn upgrade_as(token: &SecretString, instance: InstanceId) -> String {
     format!("GET / HTTP/1.1\r\nHost: kas\r\n{}\r\n", lines.concat())
 }
 
-/// A connection to the agents' listener.
+/// Opens a connection to the listener for agents.
 pub(crate) fn connect(world: &World) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
@@ -62,7 +60,7 @@ pub(crate) fn connect(world: &World) -> DuplexStream {
     near
 }
 
-/// One that kas has switched to WebSocket.
+/// Opens a connection and upgrades it to WebSocket.
 pub(crate) async fn switched(world: &World) -> DuplexStream {
     switched_by(world, &upgrade(world)).await
 }
@@ -78,12 +76,12 @@ async fn switched_by(world: &World, upgrade: &str) -> DuplexStream {
     near
 }
 
-/// An agent's end of a tunnel by hand.
+/// Opens a tunnel and returns the hand-made end of the agent.
 pub(crate) async fn agent(world: &World, settings: &[(u16, u32)]) -> Tunnel {
     agent_by(world, &upgrade(world), settings).await
 }
 
-/// The same for what it says to become one.
+/// Opens a tunnel with this handshake request.
 pub(crate) async fn agent_by(world: &World, upgrade: &str, settings: &[(u16, u32)]) -> Tunnel {
     let before = world.kas.agents.metrics.tunnels.get();
     let socket = WebSocket::new(switched_by(world, upgrade).await, Bytes::new(), Role::Client);
@@ -92,7 +90,7 @@ pub(crate) async fn agent_by(world: &World, upgrade: &str, settings: &[(u16, u32
     peer
 }
 
-/// A caller's request that is sent to the only tunnel, and its stream there.
+/// Sends a request into the only tunnel. Returns it with its stream.
 pub(crate) async fn asked(world: &World, agent: &mut Tunnel) -> (JoinHandle<(StatusCode, String)>, u32) {
     let (asking, stream) = asked_for(world, agent, "/attacked").await;
     let reading = tokio::spawn(async move {
@@ -103,7 +101,7 @@ pub(crate) async fn asked(world: &World, agent: &mut Tunnel) -> (JoinHandle<(Sta
     (reading, stream)
 }
 
-/// The same for a path, and an answer that is not read yet.
+/// Sends a request for a path into the only tunnel. The response is not read yet.
 pub(crate) async fn asked_for(
     world: &World,
     agent: &mut Tunnel,
@@ -114,14 +112,14 @@ pub(crate) async fn asked_for(
     (asking, agent.next_of(HEADERS).await.unwrap().stream)
 }
 
-/// The caller is told that the agent failed it. A safe request was sent once more, and waited for another tunnel.
+/// Checks that the caller receives an error of the agent. A safe request was retried and has waited for another tunnel.
 pub(crate) async fn assert_failed(asking: JoinHandle<(StatusCode, String)>) {
     let (status, body) = asking.await.unwrap();
     assert!(matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE), "{status} {body}");
 }
 
-/// kas's end of a tunnel by hand, and how agentk's ends.
-pub(crate) async fn kas(settings: &[(u16, u32)]) -> (Tunnel, JoinHandle<Ended>) {
+/// Returns the hand-made end of kas, and the end of agentk's side.
+pub(crate) async fn kas(settings: &[(u16, u32)]) -> (Tunnel, JoinHandle<CloseReason>) {
     let (tunnel, agentk, _) = counting_kas(settings, 64 << 10).await;
     (tunnel, agentk)
 }
@@ -130,13 +128,13 @@ pub(crate) async fn kas(settings: &[(u16, u32)]) -> (Tunnel, JoinHandle<Ended>) 
 pub(crate) async fn counting_kas(
     settings: &[(u16, u32)],
     network: usize,
-) -> (Tunnel, JoinHandle<Ended>, Arc<AtomicUsize>) {
+) -> (Tunnel, JoinHandle<CloseReason>, Arc<AtomicUsize>) {
     let (near, far) = tokio::io::duplex(network);
     let handled = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&handled);
     let agentk = tokio::spawn(async move {
         let socket = WebSocket::new(far, Bytes::new(), Role::Client);
-        let (session, _leave) = tunnel::accept(socket, &Settings::default());
+        let (session, _leave) = tunnel::accept(socket, &TunnelConfig::default());
         let answer = move |request: Request<Body>| async move {
             match request.uri().path() {
                 "/never" => std::future::pending().await,
@@ -145,7 +143,7 @@ pub(crate) async fn counting_kas(
         };
         let on_request = |request: IncomingRequest| {
             let counter = Arc::clone(&counter);
-            tokio::spawn(request.answer(move |request| {
+            tokio::spawn(request.respond(move |request| {
                 counter.fetch_add(1, Relaxed);
                 answer(request)
             }));
@@ -161,14 +159,14 @@ pub(crate) fn ask(stream: u32, flags: u8, path: &str, more: &[(&str, &str)]) -> 
     headers(stream, flags, &[&fields, more].concat())
 }
 
-/// A tunnel that kas opens next to the one it attacked.
+/// Opens another tunnel beside the attacked one.
 pub(crate) async fn assert_agentk_serves() {
     let (mut kas, _agentk) = kas(&[]).await;
     kas.send(&ask(1, END_STREAM, "/", &[])).await;
     assert_eq!(kas.body(1).await.unwrap(), b"answered");
 }
 
-/// A head of 60 MB in 16 kB.
+/// Returns a head of 60 MB in 16 kB.
 pub(crate) fn bomb(stream: u32, first: &[(&str, &str)]) -> Vec<u8> {
     let mut bomb = block(first);
     bomb.push(0x40);

@@ -1,4 +1,4 @@
-//! Agents who want to be another agent, and tokens at the wrong door.
+//! Agents with the identity of another agent, and tokens at other listeners.
 
 use std::time::Duration;
 
@@ -6,6 +6,7 @@ use gateway::token::{self, Holder, TokenHash};
 use http::{StatusCode, header::AUTHORIZATION};
 use proto::InstanceId;
 use secrecy::{ExposeSecret as _, SecretString};
+use testkit::world::{World, parse, text};
 use tokio::{io::AsyncWriteExt as _, time::sleep};
 
 use crate::{
@@ -13,10 +14,9 @@ use crate::{
     http1::{read, status},
     http2::{END_STREAM, HEADERS, headers},
     tunnel_ends::{agent, agent_by, connect, upgrade, upgrade_as},
-    world::{World, parse, text},
 };
 
-/// A kas with another agent, whose token this is, and a caller of both.
+/// Returns a kas with another agent, whose token this is, and a caller of both.
 fn with_another() -> (World, SecretString) {
     let world = World::new();
     let other = token::new(Holder::Agent);
@@ -29,7 +29,7 @@ fn with_another() -> (World, SecretString) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_33_an_agent_serves_what_is_asked_of_it_and_of_nobody_else() {
+async fn attack_33_agent_receives_only_its_own_requests() {
     let (world, other) = with_another();
     let instance = InstanceId::random();
     let mut test = agent_by(&world, &upgrade_as(&other, instance), &[]).await;
@@ -50,7 +50,7 @@ async fn attack_33_an_agent_serves_what_is_asked_of_it_and_of_nobody_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_33_a_hello_that_is_said_again_takes_nothing_from_who_said_it_first() {
+async fn attack_33_repeated_hello_does_not_replace_the_first() {
     let (world, _other) = with_another();
     let said = upgrade(&world);
     let _honest = world.agent(services()).await;
@@ -63,7 +63,7 @@ async fn attack_33_a_hello_that_is_said_again_takes_nothing_from_who_said_it_fir
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_33_an_agent_asks_nothing_of_kas() {
+async fn attack_33_agent_cannot_send_requests() {
     let (world, _other) = with_another();
     for stream in [1, 2, 7] {
         let mut attacker = agent(&world, &[]).await;
@@ -82,7 +82,7 @@ async fn attack_33_an_agent_asks_nothing_of_kas() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_33_a_token_opens_no_door_but_its_own() {
+async fn attack_33_token_is_refused_at_other_listeners() {
     let (world, other) = with_another();
     let _agent = world.agent(services()).await;
     for token in [&world.agent_token, &other] {

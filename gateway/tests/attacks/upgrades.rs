@@ -1,13 +1,17 @@
-//! Upgrades through kas and agentk, to an API server that does what a test says.
+//! Upgrades through kas and agentk to a scripted API server.
 
 use std::{sync::Arc, time::Duration};
 
 use agent::{
     Services,
-    cluster::{Cluster, ClusterOptions},
-    handlers::kubernetes::Kubernetes,
+    cluster::{Cluster, KubeconfigOptions},
+    services::KubernetesService,
 };
 use parking_lot::Mutex;
+use testkit::{
+    server::{self, SOON},
+    world::World,
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     net::TcpStream,
@@ -15,11 +19,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{
-    http1::{self, status},
-    server::{self, SOON},
-    world::World,
-};
+use crate::http1::{self, status};
 
 const EXEC: &str = "/kubernetes/api/v1/namespaces/a/pods/b/exec?command=sh&stdin=true&stdout=true";
 const SPDY: &str =
@@ -28,7 +28,7 @@ const WEBSOCKET: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSoc
                          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
                          Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n";
 
-/// A kas whose agent's API server does to each connection what `serve` says.
+/// Returns a kas whose agent has an API server that handles each connection with `serve`.
 async fn world<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> (World, impl Sized)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -41,10 +41,10 @@ where
          clusters: [{{name: c, cluster: {{server: '{url}'}}}}], users: [{{name: u, user: {{token: agentks-own}}}}]}}"
     );
     std::fs::write(&kubeconfig, text).unwrap();
-    let options = ClusterOptions { kubeconfig: Some(kubeconfig), context: None };
-    let kubernetes = Kubernetes::new(Arc::new(Cluster::load(&options).unwrap()));
+    let options = KubeconfigOptions { file: Some(kubeconfig), context: None };
+    let kubernetes = KubernetesService::new(Arc::new(Cluster::load(&options).unwrap()));
     let world = World::new();
-    let agent = world.agent(Services::new().with("kubernetes", kubernetes)).await;
+    let agent = world.agent(Services::new().with_handler("kubernetes", kubernetes)).await;
     (world, (agent, serving, directory))
 }
 
@@ -52,18 +52,18 @@ fn upgrade(world: &World, protocol: &str) -> String {
     format!("{}{protocol}\r\n", http1::head(world, "POST", EXEC))
 }
 
-/// A caller's connection that was switched, and the head that said so.
+/// An upgraded connection of a caller, and the head of its 101.
 async fn switched(world: &World, protocol: &str) -> (DuplexStream, String) {
     let mut caller = world.connect();
     caller.write_all(upgrade(world, protocol).as_bytes()).await.unwrap();
-    let head = timeout(SOON, server::head(&mut caller)).await.unwrap();
+    let head = timeout(SOON, server::read_head(&mut caller)).await.unwrap();
     assert_eq!(status(&head), 101, "{head}");
     (caller, head)
 }
 
-/// What an API server says that switches to what it was asked for.
+/// Returns the 101 of an API server.
 async fn switch(server: &mut TcpStream) {
-    let head = server::head(server).await;
+    let head = server::read_head(server).await;
     let more = match head.contains("upgrade: websocket") {
         true => {
             "Upgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\
@@ -80,10 +80,10 @@ fn large() -> Vec<u8> {
     (0..1u32 << 20).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
 }
 
-/// Each connection of agentk's, and all the bytes that came over it.
+/// The connections of agentk, with all received bytes.
 type Connections = Arc<Mutex<Vec<Vec<u8>>>>;
 
-/// Answers every request with this.
+/// Sends this response to every request.
 async fn refusing(answer: &'static str) -> (World, Connections, impl Sized) {
     let connections = Connections::default();
     let all = Arc::clone(&connections);
@@ -106,7 +106,7 @@ async fn refusing(answer: &'static str) -> (World, Connections, impl Sized) {
 }
 
 #[tokio::test]
-async fn attack_17_the_body_of_an_upgrade_is_not_read_as_the_new_protocol() {
+async fn attack_17_body_of_an_upgrade_is_not_forwarded_as_raw_bytes() {
     let (received, mut seen) = mpsc::channel(1);
     let (world, _running) = world(move |mut server: TcpStream| {
         let received = received.clone();
@@ -124,7 +124,7 @@ async fn attack_17_the_body_of_an_upgrade_is_not_read_as_the_new_protocol() {
         let mut caller = world.connect();
         let request = format!("{}{SPDY}{body}", http1::head(&world, "POST", EXEC));
         caller.write_all(request.as_bytes()).await.unwrap();
-        let head = timeout(SOON, server::head(&mut caller)).await.unwrap();
+        let head = timeout(SOON, server::read_head(&mut caller)).await.unwrap();
         assert_eq!(status(&head), 101, "{head}");
         caller.write_all(b"ping").await.unwrap();
         assert_eq!(timeout(SOON, seen.recv()).await.unwrap().as_ref(), Some(b"ping"));
@@ -133,13 +133,13 @@ async fn attack_17_the_body_of_an_upgrade_is_not_read_as_the_new_protocol() {
     let mut caller = world.connect();
     let request = format!("{}{SPDY}Content-Length: 5\r\n\r\nbody", http1::head(&world, "POST", EXEC));
     caller.write_all(request.as_bytes()).await.unwrap();
-    let head = timeout(SOON, server::head(&mut caller)).await.unwrap();
+    let head = timeout(SOON, server::read_head(&mut caller)).await.unwrap();
     assert!(status(&head) == 400 && head.contains("\r\nconnection: close\r\n"), "{head}");
 }
 
 /// CVE-2018-1002105.
 #[tokio::test]
-async fn attack_25_an_upgrade_that_is_refused_opens_no_raw_connection_and_its_connection_is_not_used_again() {
+async fn attack_25_refused_upgrade_opens_no_raw_connection() {
     for (code, answer) in [
         (403, "HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno"),
         (500, "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 2\r\n\r\nno"),
@@ -154,7 +154,7 @@ async fn attack_25_an_upgrade_that_is_refused_opens_no_raw_connection_and_its_co
         let raw = "GET /api/v1/secrets HTTP/1.1\r\nHost: kas\r\n\r\n";
         let attack = format!("{}{raw}", upgrade(&world, SPDY));
         caller.write_all(attack.as_bytes()).await.unwrap();
-        let head = timeout(SOON, server::head(&mut caller)).await.unwrap();
+        let head = timeout(SOON, server::read_head(&mut caller)).await.unwrap();
         assert_eq!(status(&head), code, "{head}");
         assert!(!head.contains("upgrade"), "{head}");
         caller.write_all(raw.as_bytes()).await.ok();
@@ -162,7 +162,7 @@ async fn attack_25_an_upgrade_that_is_refused_opens_no_raw_connection_and_its_co
         for _ in 0..2 {
             let plain = timeout(SOON, world.get("/agents/prod/kubernetes/harmless")).await.unwrap();
             assert_eq!(plain.status(), code);
-            assert_eq!(crate::world::text(plain).await, "no");
+            assert_eq!(testkit::world::text(plain).await, "no");
         }
         let connections: Vec<String> =
             connections.lock().iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect();
@@ -172,9 +172,9 @@ async fn attack_25_an_upgrade_that_is_refused_opens_no_raw_connection_and_its_co
     }
 }
 
-/// CVE-2020-8559: a kubelet that is not honest sends the agent's credentials elsewhere.
+/// CVE-2020-8559: a hostile kubelet redirects the credentials of the agent.
 #[tokio::test]
-async fn attack_26_a_redirect_of_an_upgrade_is_passed_on_and_never_followed() {
+async fn attack_26_redirect_of_an_upgrade_is_not_followed() {
     for (answer, location) in [
         ("HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n", Some("/elsewhere")),
         (
@@ -186,7 +186,7 @@ async fn attack_26_a_redirect_of_an_upgrade_is_passed_on_and_never_followed() {
         let (world, connections, _running) = refusing(answer).await;
         let mut caller = world.connect();
         caller.write_all(upgrade(&world, WEBSOCKET).as_bytes()).await.unwrap();
-        let head = timeout(SOON, server::head(&mut caller)).await.unwrap();
+        let head = timeout(SOON, server::read_head(&mut caller)).await.unwrap();
         assert_eq!(status(&head) / 100, 3, "{head}");
         let said = head.lines().find_map(|line| line.strip_prefix("location: "));
         assert_eq!(said, location, "{head}");
@@ -197,7 +197,7 @@ async fn attack_26_a_redirect_of_an_upgrade_is_passed_on_and_never_followed() {
 }
 
 #[tokio::test]
-async fn attack_27_input_ends_while_output_goes_on_and_each_byte_arrives() {
+async fn attack_27_half_closed_input_keeps_the_output() {
     let (world, _running) = world(async |mut server: TcpStream| {
         switch(&mut server).await;
         let mut input = Vec::new();
@@ -227,7 +227,7 @@ async fn attack_27_input_ends_while_output_goes_on_and_each_byte_arrives() {
 }
 
 #[tokio::test]
-async fn attack_27_output_ends_while_input_goes_on_and_each_byte_arrives() {
+async fn attack_27_half_closed_output_keeps_the_input() {
     let (heard, mut inputs) = mpsc::unbounded_channel();
     let (world, _running) = world(move |mut server: TcpStream| {
         let heard = heard.clone();
@@ -251,7 +251,7 @@ async fn attack_27_output_ends_while_input_goes_on_and_each_byte_arrives() {
 }
 
 #[tokio::test]
-async fn attack_27_both_directions_flow_at_once() {
+async fn attack_27_both_directions_flow_concurrently() {
     let (world, _running) = world(async |mut server: TcpStream| {
         switch(&mut server).await;
         let (mut reader, mut writer) = server.split();
@@ -272,7 +272,7 @@ async fn attack_27_both_directions_flow_at_once() {
 }
 
 #[tokio::test]
-async fn attack_28_a_caller_who_vanishes_ends_the_process_that_it_runs() {
+async fn attack_28_disconnect_ends_the_exec() {
     let (ended, mut noticed) = mpsc::unbounded_channel();
     let (world, _running) = world(move |mut server: TcpStream| {
         let ended = ended.clone();
@@ -295,14 +295,14 @@ async fn attack_28_a_caller_who_vanishes_ends_the_process_that_it_runs() {
         caller.write_all(&talks).await.unwrap();
         if talks == [1] {
             caller.read_exact(&mut [0; 4096]).await.unwrap();
-            assert_eq!(world.kas.callers.forwarder.metrics.connections.get(), 1, "it is a connection still");
+            assert_eq!(world.kas.callers.metrics.connections.get(), 1, "it is a connection still");
         }
         drop(caller);
         let ended = timeout(SOON, noticed.recv()).await.expect("the process ends").unwrap();
         assert_eq!(ended, talks);
     }
     let freed = async {
-        while world.in_flight() != 0 || world.kas.callers.forwarder.metrics.connections.get() != 0 {
+        while world.in_flight() != 0 || world.kas.callers.metrics.connections.get() != 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };

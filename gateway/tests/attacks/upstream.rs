@@ -1,28 +1,26 @@
-//! Servers in the cluster that attack agentk.
+//! Attacks of servers in the cluster on agentk.
 
 use http::StatusCode;
 use http_body::Frame;
 use http_body_util::BodyExt as _;
+use testkit::server::{PATH, SOON, channel_body, post, read_head, read_until, send_query, world};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, sync::mpsc, time::timeout};
 
-use crate::{
-    memory::Memory,
-    server::{PATH, SOON, ask, head, post, until, world, written},
-};
+use crate::memory::Memory;
 
 #[tokio::test]
-async fn attack_22_a_server_never_sees_an_expectation_and_may_refuse_before_the_body() {
+async fn attack_22_expectation_is_not_forwarded() {
     let (world, _agent) = world(async |mut server: TcpStream| {
-        assert!(!head(&mut server).await.contains("expect"));
+        assert!(!read_head(&mut server).await.contains("expect"));
         server.write_all(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno").await.unwrap();
         // And reads nothing of it.
         std::future::pending::<()>().await;
     })
     .await;
     for over_http2 in [false, true] {
-        let (writing, body) = written();
+        let (writing, body) = channel_body();
         writing.send(Frame::data("begun".into())).unwrap();
-        let answer = ask(&world, over_http2, |request| {
+        let answer = send_query(&world, over_http2, |request| {
             post(request, body);
             request.headers_mut().insert("expect", "100-continue".parse().unwrap());
         })
@@ -33,24 +31,24 @@ async fn attack_22_a_server_never_sees_an_expectation_and_may_refuse_before_the_
 }
 
 #[tokio::test]
-async fn attack_22_a_server_that_says_100_anyway_is_understood() {
+async fn attack_22_unexpected_100_is_accepted() {
     let (world, _agent) = world(async |mut server: TcpStream| {
-        head(&mut server).await;
+        read_head(&mut server).await;
         server.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.unwrap();
-        until(&mut server, "body").await;
+        read_until(&mut server, "body").await;
         server.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
     })
     .await;
     for over_http2 in [false, true] {
-        let answer = ask(&world, over_http2, |request| post(request, "body".into())).await;
+        let answer = send_query(&world, over_http2, |request| post(request, "body".into())).await;
         assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "ok");
     }
 }
 
 #[tokio::test]
-async fn attack_23_a_flood_of_interim_answers_costs_nothing() {
+async fn attack_23_interim_response_flood_is_cheap() {
     let (world, _agent) = world(async |mut server: TcpStream| {
-        head(&mut server).await;
+        read_head(&mut server).await;
         let hints = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n".repeat(1000);
         for _ in 0..100 {
             server.write_all(hints.as_bytes()).await.unwrap();
@@ -60,7 +58,7 @@ async fn attack_23_a_flood_of_interim_answers_costs_nothing() {
     .await;
     let memory = Memory::now();
     for over_http2 in [false, true] {
-        let answer = ask(&world, over_http2, |_| {}).await;
+        let answer = send_query(&world, over_http2, |_| {}).await;
         assert_eq!(answer.status(), StatusCode::OK);
         assert!(!answer.headers().contains_key("link"));
         assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "ok");
@@ -69,12 +67,12 @@ async fn attack_23_a_flood_of_interim_answers_costs_nothing() {
 }
 
 #[tokio::test]
-async fn attack_23_interim_answers_without_end_hold_up_nobody_and_end_with_their_caller() {
+async fn attack_23_endless_interim_responses_end_with_their_caller() {
     let (noticed, mut left) = mpsc::unbounded_channel();
     let (world, _agent) = world(move |mut server: TcpStream| {
         let noticed = noticed.clone();
         async move {
-            if head(&mut server).await.contains("query?harmless") {
+            if read_head(&mut server).await.contains("query?harmless") {
                 server.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
                 return;
             }

@@ -1,4 +1,4 @@
-//! Callers who leave.
+//! Callers that disconnect before the end of a response.
 
 use crate::{
     streams::{TWO_LINES, follow},
@@ -6,12 +6,12 @@ use crate::{
 };
 
 #[test]
-fn a_follower_who_leaves_ends_its_request() {
+fn disconnected_follower_ends_its_request() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("leave");
     namespace.pod("two-lines", TWO_LINES);
-    let through = world.kubectl().within(&namespace.name);
+    let through = world.kubectl().in_namespace(&namespace.name);
 
     let mut logs = follow(&through, "two-lines");
     let mut watch = through.start(&["get", "pods", "--watch"]);
@@ -25,23 +25,24 @@ fn a_follower_who_leaves_ends_its_request() {
     assert_eq!(through.ok(&["logs", "two-lines"]), "one\n");
 }
 
-/// What becomes of a remote process is not kas's to decide: it is what it is without the tunnel.
+/// The cluster decides whether a remote process survives its session, so the direct session is the reference.
 #[test]
-fn a_killed_exec_leaves_what_it_leaves_without_the_tunnel() {
+fn killed_exec_leaves_the_same_remote_processes() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("kill-exec");
     namespace.pod("shell", "exec sleep 1000");
 
-    let through = world.kubectl().within(&namespace.name);
+    let through = world.kubectl().in_namespace(&namespace.name);
     let left = [(&namespace.kubectl, "2001"), (&through, "2002")].map(|(kubectl, seconds)| {
-        // It reads its standard input, so that it notices when that ends.
+        // `cat` ends with the standard input, and the script ends with `cat`.
         let script = format!("sleep {seconds} & echo started; cat; kill $!; wait");
-        let mut exec = kubectl.start_listening(&["exec", "--stdin", "shell", "--", "sh", "-c", &script]);
+        let mut exec =
+            kubectl.start_with_open_stdin(&["exec", "--stdin", "shell", "--", "sh", "-c", &script]);
         exec.line("started", |line| line == "started");
         assert!(sleeps(&namespace, seconds));
         exec.kill();
-        eventually("the remote process is gone", || !sleeps(&namespace, seconds));
+        eventually("the remote process has ended", || !sleeps(&namespace, seconds));
         sleeps(&namespace, seconds)
     });
     assert_eq!(left[0], left[1]);

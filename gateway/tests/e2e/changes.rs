@@ -1,44 +1,44 @@
-//! Verbs that change something: done twice, in two namespaces, with and without the tunnel.
+//! kubectl verbs that change objects, run in two namespaces: with and without the tunnel.
 
 use serde_json::json;
 
-use crate::support::{Cluster, Kubectl, KubectlVersion, Namespace, World, eventually, normal};
+use crate::support::{Cluster, Kubectl, KubectlVersion, Namespace, World, eventually, normalize};
 
-/// The managed fields without their times. `--show-managed-fields` is not in kubectl before 1.21.
+/// Prints the managed fields without their times. kubectl before 1.21 has no `--show-managed-fields`.
 const MANAGED_FIELDS: &str = "--output=jsonpath={range .items[*].metadata.managedFields[*]}{.manager} {.operation} {.fieldsV1}{\"\\n\"}{end}";
 
-/// The same work at two places.
-struct Twice {
+/// Two namespaces for the same commands: one without the tunnel, one through it.
+struct Comparison {
     direct: Kubectl,
     through: Kubectl,
     names: [String; 2],
     _namespaces: [Namespace; 2],
 }
 
-impl Twice {
+impl Comparison {
     fn new(cluster: &Cluster, topic: &str, through: &Kubectl) -> Self {
         let namespaces = [cluster.namespace(&format!("{topic}-direct")), cluster.namespace(topic)];
         let [direct, tunnel] = &namespaces;
         let names = [direct.name.clone(), tunnel.name.clone()];
         Self {
             direct: direct.kubectl.clone(),
-            through: through.within(&tunnel.name),
+            through: through.in_namespace(&tunnel.name),
             names,
             _namespaces: namespaces,
         }
     }
 
-    fn same(&self, arguments: &[&str]) -> (i32, String) {
-        self.same_with(arguments, "")
+    fn assert_same(&self, arguments: &[&str]) -> (i32, String) {
+        self.assert_same_with_stdin(arguments, "")
     }
 
-    /// Both did, printed and complained the same; says what.
-    fn same_with(&self, arguments: &[&str], stdin: &str) -> (i32, String) {
+    /// Asserts that a command has the same result at both ends. Returns the exit code and the output.
+    fn assert_same_with_stdin(&self, arguments: &[&str], stdin: &str) -> (i32, String) {
         let [direct, through] = [(&self.direct, 0), (&self.through, 1)].map(|(kubectl, place)| {
-            let answer = kubectl.pipe(arguments, stdin.as_bytes());
+            let output = kubectl.run_with_stdin(arguments, stdin.as_bytes());
             let [stdout, stderr] =
-                [answer.text(), answer.stderr].map(|text| normal(&text, &self.names[place]));
-            (answer.code, stdout, stderr)
+                [output.text(), output.stderr].map(|text| normalize(&text, &self.names[place]));
+            (output.code, stdout, stderr)
         });
         assert_eq!(through, direct, "kubectl {arguments:?}");
         (through.0, through.1 + &through.2)
@@ -46,61 +46,63 @@ impl Twice {
 }
 
 #[test]
-fn changing_verbs_do_and_print_the_same() {
+fn changing_verbs_have_the_same_effect_and_output() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let configmap = |colour: &str| {
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "applied"}, "data": {"sky": colour}})
             .to_string()
     };
     for (topic, through) in [("changes", world.kubectl()), ("changes-ci", world.kubectl_in_ci())] {
-        let twice = Twice::new(&cluster, topic, &through);
-        let good = |arguments: &[&str]| assert_eq!(twice.same(arguments).0, 0, "{arguments:?}");
+        let comparison = Comparison::new(&cluster, topic, &through);
+        let succeeds =
+            |arguments: &[&str]| assert_eq!(comparison.assert_same(arguments).0, 0, "{arguments:?}");
         let apply = |flags: &[&str], colour: &str| {
-            twice.same_with(&[&["apply", "--filename=-"], flags].concat(), &configmap(colour))
+            comparison
+                .assert_same_with_stdin(&[&["apply", "--filename=-"], flags].concat(), &configmap(colour))
         };
 
-        good(&["create", "configmap", "made", "--from-literal=a=1"]);
-        let (code, said) = twice.same(&["create", "configmap", "made"]);
-        assert!(code == 1 && said.contains("already exists"), "{said}");
+        succeeds(&["create", "configmap", "created", "--from-literal=a=1"]);
+        let (code, output) = comparison.assert_same(&["create", "configmap", "created"]);
+        assert!(code == 1 && output.contains("already exists"), "{output}");
         assert_eq!(apply(&[], "blue"), (0, "configmap/applied created".to_owned()));
         assert_eq!(apply(&[], "blue"), (0, "configmap/applied unchanged".to_owned()));
         assert_eq!(apply(&["--dry-run=server"], "grey").0, 0);
-        assert_eq!(twice.same_with(&["diff", "--filename=-"], &configmap("blue")).0, 0);
+        assert_eq!(comparison.assert_same_with_stdin(&["diff", "--filename=-"], &configmap("blue")).0, 0);
         assert_eq!(apply(&[], "grey"), (0, "configmap/applied configured".to_owned()));
-        let (code, said) = apply(&["--server-side", "--field-manager=other"], "red");
-        assert!(code == 1 && said.contains("conflict"), "{said}");
+        let (code, output) = apply(&["--server-side", "--field-manager=other"], "red");
+        assert!(code == 1 && output.contains("conflict"), "{output}");
         assert_eq!(apply(&["--server-side", "--field-manager=other", "--force-conflicts"], "red").0, 0);
-        good(&["patch", "configmap", "made", "--patch", r#"{"data":{"b":"2"}}"#]);
-        good(&["patch", "configmap", "made", "--type=merge", "--patch", r#"{"data":{"a":null}}"#]);
-        good(&[
+        succeeds(&["patch", "configmap", "created", "--patch", r#"{"data":{"b":"2"}}"#]);
+        succeeds(&["patch", "configmap", "created", "--type=merge", "--patch", r#"{"data":{"a":null}}"#]);
+        succeeds(&[
             "patch",
             "configmap",
-            "made",
+            "created",
             "--type=json",
             "--patch",
             r#"[{"op":"add","path":"/data/c","value":"3"}]"#,
         ]);
-        good(&["label", "configmap", "made", "tier=front"]);
-        good(&["annotate", "configmap", "made", "note=a longer text, with a comma"]);
-        let replacement = configmap("green").replace("applied", "made");
-        assert_eq!(twice.same_with(&["replace", "--filename=-"], &replacement).0, 0);
-        good(&["get", "configmaps", "--output=yaml"]);
-        let (code, fields) = twice.same(&["get", "configmaps", MANAGED_FIELDS]);
+        succeeds(&["label", "configmap", "created", "tier=front"]);
+        succeeds(&["annotate", "configmap", "created", "note=a longer text, with a comma"]);
+        let replacement = configmap("green").replace("applied", "created");
+        assert_eq!(comparison.assert_same_with_stdin(&["replace", "--filename=-"], &replacement).0, 0);
+        succeeds(&["get", "configmaps", "--output=yaml"]);
+        let (code, fields) = comparison.assert_same(&["get", "configmaps", MANAGED_FIELDS]);
         assert!(code == 0 && fields.contains("other Apply"), "{fields}");
-        good(&["delete", "configmap", "made"]);
-        let (code, said) = twice.same(&["delete", "configmap", "made"]);
-        assert!(code == 1 && said.contains("NotFound"), "{said}");
-        good(&["delete", "configmap", "applied", "--cascade=foreground"]);
+        succeeds(&["delete", "configmap", "created"]);
+        let (code, output) = comparison.assert_same(&["delete", "configmap", "created"]);
+        assert!(code == 1 && output.contains("NotFound"), "{output}");
+        succeeds(&["delete", "configmap", "applied", "--cascade=foreground"]);
     }
 }
 
 #[test]
-fn a_deployment_is_rolled_out_scaled_and_waited_for() {
+fn deployment_rollout_scale_and_wait_work() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("rollout");
-    let through = world.kubectl().within(&namespace.name);
+    let through = world.kubectl().in_namespace(&namespace.name);
     let pod = json!({
         "metadata": {"labels": {"app": "web"}},
         "spec": {
@@ -117,11 +119,11 @@ fn a_deployment_is_rolled_out_scaled_and_waited_for() {
         "metadata": {"name": "web"},
         "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "web"}}, "template": pod},
     });
-    through.ok_with(&["apply", "--filename=-"], &deployment.to_string());
+    through.ok_with_stdin(&["apply", "--filename=-"], &deployment.to_string());
 
     let done = "deployment \"web\" successfully rolled out\n";
-    let said = through.ok(&["rollout", "status", "deployment/web", "--timeout=40s"]);
-    assert!(said.ends_with(done), "{said}");
+    let output = through.ok(&["rollout", "status", "deployment/web", "--timeout=40s"]);
+    assert!(output.ends_with(done), "{output}");
     assert_eq!(namespace.kubectl.ok(&["rollout", "status", "deployment/web"]), done);
     // Kubernetes 1.20, built by today's Go, panics at this one.
     if namespace.kubectl.run(&["scale", "deployment/web", "--replicas=3"]).code == 0 {

@@ -1,4 +1,6 @@
-//! Programs written with a client library: Python's, and kube-rs. Their kubeconfig is written by `kas kubeconfig`.
+//! Programs with a client library: the Kubernetes client for Python, and kube-rs.
+//!
+//! `kas kubeconfig` writes their kubeconfig.
 
 use std::{
     fs,
@@ -23,14 +25,14 @@ use secrecy::ExposeSecret as _;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::support::{AGENT, Cluster, Kas, Namespace, World, eventually, file, run, skipped};
+use crate::support::{AGENT, Cluster, Kas, Namespace, World, eventually, path_argument, run, skipped};
 
 const SERVER: &str =
     "mkdir -p /www; echo the page >/www/page; echo first; echo ready; exec httpd -f -p 8080 -h /www";
 
-/// A pod to talk to, and the file that `kas kubeconfig` writes for its cluster.
+/// Starts kas, agentk and a pod, and returns them with the kubeconfig that `kas kubeconfig` writes.
 fn prepare(cluster: &Cluster, topic: &str) -> (World, Namespace, PathBuf) {
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace(topic);
     namespace.pod("server", SERVER);
     let directory = world.directory();
@@ -45,14 +47,14 @@ fn prepare(cluster: &Cluster, topic: &str) -> (World, Namespace, PathBuf) {
     (world, namespace, kubeconfig)
 }
 
-/// Where `.ci/install-tools` puts the client.
+/// Returns the Python interpreter with the client that `.ci/install-tools` installs.
 fn python() -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     Some(target.join("clients/bin/python")).filter(|python| python.is_file())
 }
 
 #[test]
-fn the_python_client_works_through_the_tunnel() {
+fn python_client_works_through_the_tunnel() {
     let Some(cluster) = Cluster::or_skip() else { return };
     let Some(python) = python() else {
         skipped("there is no Kubernetes client for Python: run `make tools`");
@@ -60,17 +62,22 @@ fn the_python_client_works_through_the_tunnel() {
     };
     let (world, namespace, kubeconfig) = prepare(&cluster, "python");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/clients/python_client.py");
-    let said = [&cluster.kubeconfig, &kubeconfig].map(|kubeconfig| {
+    let printed = [&cluster.kubeconfig, &kubeconfig].map(|kubeconfig| {
         let mut command = Command::new("timeout");
-        command.arg("60").arg(&python).args([file(&script), file(kubeconfig), &namespace.name, "server"]);
+        command.arg("60").arg(&python).args([
+            path_argument(&script),
+            path_argument(kubeconfig),
+            &namespace.name,
+            "server",
+        ]);
         let output = run(command.env_remove("KUBECONFIG"), b"");
-        let [said, errors] =
+        let [printed, errors] =
             [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-        assert!(output.status.success(), "{said}\n{errors}");
-        said
+        assert!(output.status.success(), "{printed}\n{errors}");
+        printed
     });
-    assert!(said[0].contains("did port-forward"), "{}", said[0]);
-    assert_eq!(said[1], said[0]);
+    assert!(printed[0].contains("did port-forward"), "{}", printed[0]);
+    assert_eq!(printed[1], printed[0]);
     eventually("nothing is in flight", || world.in_flight() == 0.0);
 }
 
@@ -78,7 +85,7 @@ fn the_python_client_works_through_the_tunnel() {
 fn kube_rs_works_through_the_tunnel() {
     let Some(cluster) = Cluster::or_skip() else { return };
     let (world, namespace, kubeconfig) = prepare(&cluster, "kube-rs");
-    // The same without the tunnel, or a refusal of the cluster would count as one of ours.
+    // The run without the tunnel shows that the cluster itself accepts these requests.
     for kubeconfig in [&cluster.kubeconfig, &kubeconfig] {
         tokio::runtime::Runtime::new().unwrap().block_on(async {
             let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
@@ -102,8 +109,8 @@ async fn objects(api: &Api<ConfigMap>) {
         api.watch(&WatchParams::default().fields("metadata.name=crab").timeout(20), &start).await.unwrap();
     let crab = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "crab"}, "data": {"sky": "blau, grün"}});
     let crab: ConfigMap = serde_json::from_value(crab).unwrap();
-    let made = api.create(&PostParams::default(), &crab).await.unwrap();
-    assert_eq!(made.data.unwrap()["sky"], "blau, grün");
+    let created = api.create(&PostParams::default(), &crab).await.unwrap();
+    assert_eq!(created.data.unwrap()["sky"], "blau, grün");
     let twice = api.create(&PostParams::default(), &crab).await.unwrap_err();
     assert!(matches!(&twice, Error::Api(status) if status.code == 409), "{twice}");
     let merge = Patch::Merge(json!({"data": {"sea": "blue"}}));
@@ -152,9 +159,9 @@ async fn forward(api: &Api<Pod>) {
     let mut forward = api.portforward("server", &[8080]).await.unwrap();
     let mut stream = forward.take_stream(8080).unwrap();
     stream.write_all(b"GET /page HTTP/1.0\r\nHost: pod\r\n\r\n").await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.contains(" 200 OK") && answer.ends_with("the page\n"), "{answer}");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    assert!(response.contains(" 200 OK") && response.ends_with("the page\n"), "{response}");
     drop(stream);
     forward.abort();
 }

@@ -1,14 +1,14 @@
-//! What should not stand in Redis, and who should not share it.
+//! Invalid records in Redis, and replicas that must not share it.
 
-use crate::support::{Fleet, Kas, Recorder, Redis, Simulator, eventually, secret};
+use crate::support::{Fleet, Kas, RecordingServer, Redis, Simulator, eventually, write_secret};
 
-const STRANGER: &str = "00000000000000000000000000000001";
+const WRONG_ADDRESS: &str = "00000000000000000000000000000001";
 
-/// Makes a replica that there is not, which is said to be at `url` and to hold the agent.
-fn plant(redis: &Redis, id: &str, heartbeat: &str, record: &str) {
-    redis.says(&["SET", &format!("{{kas}}:replica:{id}"), heartbeat]);
-    redis.says(&["SADD", "{kas}:replicas", id]);
-    redis.says(&["HSET", &format!("{{kas}}:routes:{id}"), "7", record]);
+/// Writes the records of a replica that does not exist, with a route to the agent.
+fn write_fake_replica(redis: &Redis, id: &str, heartbeat: &str, record: &str) {
+    redis.run(&["SET", &format!("{{kas}}:replica:{id}"), heartbeat]);
+    redis.run(&["SADD", "{kas}:replicas", id]);
+    redis.run(&["HSET", &format!("{{kas}}:routes:{id}"), "7", record]);
 }
 
 fn heartbeat(url: &str) -> String {
@@ -20,102 +20,116 @@ fn rejected(replica: &Kas) -> f64 {
 }
 
 #[test]
-fn a_record_with_a_wrong_address_is_passed_over_and_named_if_there_is_no_other() {
+fn route_with_wrong_address_is_skipped_and_reported() {
     let (Some(redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
-    let somebody = Recorder::start();
-    let nobody = "00000000000000000000000000000002";
-    plant(&redis, STRANGER, &heartbeat(&format!("http://{}", somebody.address)), "[1,1,[]]");
-    plant(&redis, nobody, &heartbeat("http://127.0.0.1:1"), "[1,1,[]]");
+    let server = RecordingServer::start();
+    let unreachable = "00000000000000000000000000000002";
+    write_fake_replica(&redis, WRONG_ADDRESS, &heartbeat(&format!("http://{}", server.address)), "[1,1,[]]");
+    write_fake_replica(&redis, unreachable, &heartbeat("http://127.0.0.1:1"), "[1,1,[]]");
     let fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
-    let [holder, asked] = fleet.replicas();
+    let [owner, entry] = fleet.start_replicas();
 
-    let reply = fleet.ask(&asked);
-    assert_eq!((reply.status, reply.header("kas-error")), (503, Some("agent-not-connected")));
-    let text = reply.text();
-    assert!(text.contains(STRANGER) && text.contains(nobody), "it says who is said to hold it: {text}");
-    let _agent = fleet.agent_at(&holder);
+    let response = fleet.get_version(&entry);
+    assert_eq!((response.status, response.header("kas-error")), (503, Some("agent-not-connected")));
+    let text = response.text();
+    assert!(
+        text.contains(WRONG_ADDRESS) && text.contains(unreachable),
+        "the error names both replicas: {text}"
+    );
+    let _agent = fleet.start_agent_at(&owner);
     for _ in 0..10 {
-        let reply = fleet.ask(&asked);
-        assert_eq!(reply.status, 200, "{}", reply.text());
+        let response = fleet.get_version(&entry);
+        assert_eq!(response.status, 200, "{}", response.text());
     }
-    let sent = somebody.requests();
+    let sent = server.requests();
     let token = secrecy::ExposeSecret::expose_secret(&fleet.tokens.ops);
     assert!(
         !sent.iter().any(|sent| sent.head.iter().any(|line| line.contains(token))),
-        "no request reached it"
+        "no request was sent to the wrong address"
     );
 
-    redis.says(&["DEL", &format!("{{kas}}:replica:{STRANGER}"), &format!("{{kas}}:replica:{nobody}")]);
-    eventually("what nobody stands for is removed", || {
-        let left = redis.says(&["SMEMBERS", "{kas}:replicas"]);
-        !left.contains(STRANGER) && !left.contains(nobody)
+    redis.run(&[
+        "DEL",
+        &format!("{{kas}}:replica:{WRONG_ADDRESS}"),
+        &format!("{{kas}}:replica:{unreachable}"),
+    ]);
+    eventually("replicas without heartbeat are removed", || {
+        let left = redis.run(&["SMEMBERS", "{kas}:replicas"]);
+        !left.contains(WRONG_ADDRESS) && !left.contains(unreachable)
     });
-    assert_eq!(redis.says(&["EXISTS", &format!("{{kas}}:routes:{STRANGER}")]), "0");
+    assert_eq!(redis.run(&["EXISTS", &format!("{{kas}}:routes:{WRONG_ADDRESS}")]), "0");
 }
 
 #[test]
-fn garbage_and_a_future_version_are_counted_and_harm_nobody() {
+fn invalid_redis_records_are_counted_and_ignored() {
     let (Some(redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
-    plant(&redis, STRANGER, r#"[2,{"url":"http://127.0.0.1:1","fleet":"default","new":true}]"#, "[2,{}]");
-    redis.says(&["LPUSH", "{kas}:gone", "of another type"]);
+    write_fake_replica(
+        &redis,
+        WRONG_ADDRESS,
+        r#"[2,{"url":"http://127.0.0.1:1","fleet":"default","new":true}]"#,
+        "[2,{}]",
+    );
+    redis.run(&["LPUSH", "{kas}:gone", "of another type"]);
     let fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
-    let [mut holder, mut asked] = fleet.replicas();
-    assert!(rejected(&asked) > 0.0, "a heartbeat of a future version");
-    let _agent = fleet.agent_at(&holder);
-    assert_eq!(fleet.ask(&asked).status, 200);
+    let [mut owner, mut entry] = fleet.start_replicas();
+    assert!(rejected(&entry) > 0.0, "a heartbeat of a future version is rejected");
+    let _agent = fleet.start_agent_at(&owner);
+    assert_eq!(fleet.get_version(&entry).status, 200);
 
-    let routes = format!("{{kas}}:routes:{}", holder.replica);
+    let routes = format!("{{kas}}:routes:{}", owner.replica);
     for record in ["garbage", "[2,1,[]]", "[1,-1,[]]", "{}", "[[[[[[[[[["] {
-        let before = rejected(&asked);
-        redis.says(&["HSET", &routes, "8", record]);
-        redis.says(&["PUBLISH", "kas:events", record]);
-        eventually("it is counted", || rejected(&asked) > before);
-        let absent = fleet.get(&asked, "/agents/absent/kubernetes/version");
+        let before = rejected(&entry);
+        redis.run(&["HSET", &routes, "8", record]);
+        redis.run(&["PUBLISH", "kas:events", record]);
+        eventually("the record is counted as rejected", || rejected(&entry) > before);
+        let absent = fleet.get(&entry, "/agents/absent/kubernetes/version");
         assert_eq!((absent.status, absent.header("kas-error")), (503, Some("agent-not-connected")));
-        assert_eq!(fleet.ask(&asked).status, 200);
+        assert_eq!(fleet.get_version(&entry).status, 200);
     }
-    redis.says(&["DEL", &routes]);
-    redis.says(&["SET", &routes, "of another type"]);
-    eventually("it says again what it holds", || redis.says(&["TYPE", &routes]) == "hash");
-    assert_eq!(fleet.ask(&asked).status, 200);
-    assert!(holder.process.runs() && asked.process.runs());
+    redis.run(&["DEL", &routes]);
+    redis.run(&["SET", &routes, "of another type"]);
+    eventually("the replica publishes its routes again", || redis.run(&["TYPE", &routes]) == "hash");
+    assert_eq!(fleet.get_version(&entry).status, 200);
+    assert!(owner.process.runs() && entry.process.runs());
 }
 
 #[test]
-fn a_replica_with_another_secret_is_given_no_request() {
+fn replica_with_another_secret_gets_no_request() {
     let (Some(redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
     let mut fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
-    let [asked] = fleet.replicas();
-    fleet.membership().secret = secret(fleet.directory(), "another-secret");
-    let [stranger] = fleet.replicas();
-    let _agent = fleet.agent_at(&stranger);
-    let reply = fleet.ask(&asked);
-    assert_eq!((reply.status, reply.header("kas-error")), (503, Some("agent-not-connected")));
-    assert!(reply.text().contains("do not trust one another"), "{}", reply.text());
-    assert!(asked.metric_with("kas_peer_questions_total", "untrusted") > 0.0);
-    assert!(stranger.metric_with("kas_peer_served_total", "forged") > 0.0);
-    assert_eq!(stranger.metric_with("kas_peer_served_total", "passed"), 0.0);
+    let [entry] = fleet.start_replicas();
+    fleet.membership().secret = write_secret(fleet.directory(), "another-secret");
+    let [untrusted] = fleet.start_replicas();
+    let _agent = fleet.start_agent_at(&untrusted);
+    let response = fleet.get_version(&entry);
+    assert_eq!((response.status, response.header("kas-error")), (503, Some("agent-not-connected")));
+    assert!(response.text().contains("do not trust one another"), "{}", response.text());
+    assert!(entry.metric_with("kas_peer_probes_total", "untrusted") > 0.0);
+    assert!(untrusted.metric_with("kas_peer_served_total", "invalid-mac") > 0.0);
+    assert_eq!(untrusted.metric_with("kas_peer_served_total", "forwarded"), 0.0);
 }
 
 #[test]
-fn a_second_fleet_that_shares_redis_by_mistake_is_refused_and_says_so() {
+fn second_fleet_on_same_redis_is_refused() {
     let (Some(redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
     let mut fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
-    let [holder, asked] = fleet.replicas();
-    let _agent = fleet.agent_at(&holder);
+    let [owner, entry] = fleet.start_replicas();
+    let _agent = fleet.start_agent_at(&owner);
     fleet.membership().redis["fleet"] = "green".into();
-    let intruder = fleet.replica();
-    eventually("it does not use that Redis", || {
-        let text = intruder.readiness().text();
+    let second_fleet = fleet.start_replica();
+    eventually("the second fleet does not use that Redis", || {
+        let text = second_fleet.readiness().text();
         text.contains("this Redis is used by another fleet, \"default\"")
             && text.contains("this one is \"green\"")
             && text.contains("give each fleet its own redis.key_prefix")
     });
-    intruder.process.line("its log says it too", |line| line.contains("used by another fleet"));
-    let reply = fleet.ask(&intruder);
-    assert_eq!(reply.status, 503, "{}", reply.text());
-    assert!(reply.text().contains("used by another fleet"), "{}", reply.text());
-    assert_eq!(fleet.ask(&asked).status, 200);
-    assert_eq!(asked.readiness().text(), "ready\n");
-    assert_eq!(redis.says(&["SCARD", "{kas}:replicas"]), "2");
+    second_fleet
+        .process
+        .line("a log line reports the other fleet", |line| line.contains("used by another fleet"));
+    let response = fleet.get_version(&second_fleet);
+    assert_eq!(response.status, 503, "{}", response.text());
+    assert!(response.text().contains("used by another fleet"), "{}", response.text());
+    assert_eq!(fleet.get_version(&entry).status, 200);
+    assert_eq!(entry.readiness().text(), "ready\n");
+    assert_eq!(redis.run(&["SCARD", "{kas}:replicas"]), "2");
 }

@@ -1,8 +1,10 @@
-//! What replicas do without Redis, with one that knows nothing, with a slow one and with another one.
+//! Replicas whose Redis is lost, emptied, slow or failed over.
 
 use std::time::Duration;
 
-use crate::support::{Fleet, Kas, Redis, Sentinel, Simulator, eventually, flow, section, slow};
+use crate::support::{
+    Fleet, Kas, Redis, Sentinel, Simulator, eventually, run_under_load, socket_section, start_delayed_socket,
+};
 
 fn routes(replica: &Kas) -> String {
     format!("{{kas}}:routes:{}", replica.replica)
@@ -14,128 +16,137 @@ fn is_degraded(replica: &Kas) -> bool {
     readiness.text().contains("\nredis since ")
 }
 
-/// Waits until each of them says so.
-fn without_redis(replicas: [&Kas; 3]) {
+/// Waits until each replica reports that Redis is unavailable.
+fn wait_until_degraded(replicas: [&Kas; 3]) {
     for replica in replicas {
-        eventually("it says that Redis is gone", || is_degraded(replica));
+        eventually("the replica is degraded", || is_degraded(replica));
     }
 }
 
-/// The same, the other way round.
-fn with_redis(replicas: [&Kas; 3]) {
+/// Waits until each replica uses Redis again.
+fn wait_until_recovered(replicas: [&Kas; 3]) {
     for replica in replicas {
         eventually("Redis is in use again", || !is_degraded(replica));
     }
 }
 
 #[test]
-fn redis_is_killed_and_comes_back_empty() {
+fn killed_and_emptied_redis_fails_no_request() {
     let (Some(mut redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
     let fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
-    let [holder, newcomer, asked] = fleet.replicas();
-    let _agent = fleet.agent_at(&holder);
-    let replies = flow(
-        || fleet.ask(&asked),
-        |more| {
-            redis.process.kill();
-            without_redis([&holder, &newcomer, &asked]);
-            assert_eq!(fleet.ask(&holder).status, 200);
-            more();
+    let [owner, newcomer, entry] = fleet.start_replicas();
+    let _agent = fleet.start_agent_at(&owner);
+    let responses = run_under_load(
+        || fleet.get_version(&entry),
+        |wait_for_more| {
+            redis.server.kill();
+            wait_until_degraded([&owner, &newcomer, &entry]);
+            assert_eq!(fleet.get_version(&owner).status, 200);
+            wait_for_more();
 
-            let _agent = fleet.agent_at(&newcomer);
-            assert_eq!(fleet.ask(&newcomer).status, 200, "an agent that comes meanwhile is served here");
-            redis.restart();
-            with_redis([&holder, &newcomer, &asked]);
-            for replica in [&holder, &newcomer] {
-                assert_eq!(redis.says(&["HEXISTS", &routes(replica), "7"]), "1", "it says all that it holds");
+            let _agent = fleet.start_agent_at(&newcomer);
+            assert_eq!(
+                fleet.get_version(&newcomer).status,
+                200,
+                "a replica without Redis serves its own new agents"
+            );
+            redis.server.restart();
+            wait_until_recovered([&owner, &newcomer, &entry]);
+            for replica in [&owner, &newcomer] {
+                assert_eq!(
+                    redis.run(&["HEXISTS", &routes(replica), "7"]),
+                    "1",
+                    "the replica publishes all its routes"
+                );
             }
-            more();
+            wait_for_more();
         },
     );
-    for reply in replies {
-        assert_eq!(reply.status, 200, "{}", reply.text());
+    for response in responses {
+        assert_eq!(response.status, 200, "{}", response.text());
     }
 }
 
 #[test]
-fn a_redis_that_freezes_is_one_that_is_lost() {
+fn frozen_redis_fails_no_request() {
     let (Some(redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
     let fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
-    let [holder, newcomer, asked] = fleet.replicas();
-    let _agent = fleet.agent_at(&holder);
-    let replies = flow(
-        || fleet.ask(&asked),
-        |more| {
-            redis.process.signal("STOP");
-            without_redis([&holder, &newcomer, &asked]);
-            let _agent = fleet.agent_at(&newcomer);
+    let [owner, newcomer, entry] = fleet.start_replicas();
+    let _agent = fleet.start_agent_at(&owner);
+    let responses = run_under_load(
+        || fleet.get_version(&entry),
+        |wait_for_more| {
+            redis.server.signal("STOP");
+            wait_until_degraded([&owner, &newcomer, &entry]);
+            let _agent = fleet.start_agent_at(&newcomer);
             assert_eq!(
-                fleet.ask(&newcomer).status,
+                fleet.get_version(&newcomer).status,
                 200,
-                "an agent that comes meanwhile is let in and served"
+                "a replica without Redis serves its own new agents"
             );
-            more();
-            redis.process.signal("CONT");
-            with_redis([&holder, &newcomer, &asked]);
-            more();
+            wait_for_more();
+            redis.server.signal("CONT");
+            wait_until_recovered([&owner, &newcomer, &entry]);
+            wait_for_more();
         },
     );
-    for reply in replies {
-        assert_eq!(reply.status, 200, "{}", reply.text());
+    for response in responses {
+        assert_eq!(response.status, 200, "{}", response.text());
     }
 }
 
 #[test]
-fn a_replica_that_starts_without_redis_runs_alone_until_it_comes() {
+fn replica_started_without_redis_joins_later() {
     let (Some(mut redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
-    redis.process.kill();
+    redis.server.kill();
     let fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
-    let [holder, asked] = [fleet.replica(), fleet.replica()];
-    assert!(is_degraded(&holder) && is_degraded(&asked));
-    let _agent = fleet.agent_at(&holder);
-    assert_eq!(fleet.ask(&holder).status, 200);
-    let reply = fleet.ask(&asked);
-    assert_eq!((reply.status, reply.header("kas-error")), (503, Some("agent-not-connected")));
-    assert!(reply.text().contains("the route store is unavailable"), "{}", reply.text());
-    redis.restart();
-    eventually("the other replica finds it", || fleet.ask(&asked).status == 200);
+    let [owner, entry] = [fleet.start_replica(), fleet.start_replica()];
+    assert!(is_degraded(&owner) && is_degraded(&entry));
+    let _agent = fleet.start_agent_at(&owner);
+    assert_eq!(fleet.get_version(&owner).status, 200);
+    let response = fleet.get_version(&entry);
+    assert_eq!((response.status, response.header("kas-error")), (503, Some("agent-not-connected")));
+    assert!(response.text().contains("the route store is unavailable"), "{}", response.text());
+    redis.server.restart();
+    eventually("the other replica finds the agent", || fleet.get_version(&entry).status == 200);
 }
 
 #[test]
-fn a_slow_redis_slows_down_nothing_but_the_first_request() {
+fn slow_redis_delays_only_the_first_request() {
     let (Some(redis), Some(cluster)) = (Redis::or_skip(), Simulator::or_skip()) else { return };
     let directory = tempfile::tempdir().unwrap();
-    let far = slow(directory.path(), redis.socket(), Duration::from_millis(100));
-    let fleet = Fleet::new(section(&far), &cluster.kubeconfig);
-    let [holder, asked] = fleet.replicas();
-    let _agent = fleet.agent_at(&holder);
-    let replies = flow(|| fleet.ask(&asked), |more| (0..3).for_each(|_| more()));
-    for reply in replies {
-        assert_eq!(reply.status, 200, "{}", reply.text());
+    let delayed = start_delayed_socket(directory.path(), redis.server.socket(), Duration::from_millis(100));
+    let fleet = Fleet::new(socket_section(&delayed), &cluster.kubeconfig);
+    let [owner, entry] = fleet.start_replicas();
+    let _agent = fleet.start_agent_at(&owner);
+    let responses =
+        run_under_load(|| fleet.get_version(&entry), |wait_for_more| (0..3).for_each(|_| wait_for_more()));
+    for response in responses {
+        assert_eq!(response.status, 200, "{}", response.text());
     }
-    assert!(!is_degraded(&holder) && !is_degraded(&asked));
-    assert!(asked.metric("kas_lookups_miss_total") < 10.0, "others are answered from memory");
+    assert!(!is_degraded(&owner) && !is_degraded(&entry));
+    assert!(entry.metric("kas_lookups_miss_total") < 10.0, "later lookups are answered from the cache");
 }
 
 #[test]
-fn sentinels_choose_another_redis_under_load() {
+fn sentinel_failover_fails_no_request() {
     let (Some(mut redis), Some(cluster)) = (Sentinel::or_skip(), Simulator::or_skip()) else { return };
     let fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
-    let [holder, asked] = fleet.replicas();
-    let _agent = fleet.agent_at(&holder);
-    let replies = flow(
-        || fleet.ask(&asked),
-        |more| {
-            redis.first.process.kill();
-            eventually("the second takes over", || redis.has_failed_over());
-            let held = || redis.second.says(&["HEXISTS", &routes(&holder), "7"]) == "1";
-            eventually("it is in use", || !is_degraded(&holder) && !is_degraded(&asked) && held());
-            more();
+    let [owner, entry] = fleet.start_replicas();
+    let _agent = fleet.start_agent_at(&owner);
+    let responses = run_under_load(
+        || fleet.get_version(&entry),
+        |wait_for_more| {
+            redis.primary.server.kill();
+            eventually("the standby takes over", || redis.has_failed_over());
+            let held = || redis.standby.run(&["HEXISTS", &routes(&owner), "7"]) == "1";
+            eventually("the standby is in use", || !is_degraded(&owner) && !is_degraded(&entry) && held());
+            wait_for_more();
         },
     );
-    for reply in replies {
-        assert_eq!(reply.status, 200, "{}", reply.text());
+    for response in responses {
+        assert_eq!(response.status, 200, "{}", response.text());
     }
-    let [newcomer] = fleet.replicas();
-    assert_eq!(fleet.ask(&newcomer).status, 200, "what it knows, it has from the second");
+    let [newcomer] = fleet.start_replicas();
+    assert_eq!(fleet.get_version(&newcomer).status, 200, "a new replica reads the routes from the standby");
 }

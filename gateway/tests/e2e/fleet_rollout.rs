@@ -1,4 +1,4 @@
-//! A new version of kas is rolled out under load: nobody notices.
+//! A rolling update of kas under load fails no request.
 
 use std::{
     process::Command,
@@ -10,113 +10,117 @@ use secrecy::ExposeSecret as _;
 use serde_json::Value;
 
 use crate::support::{
-    AGENT, AgentOptions, Certificates, Cluster, Fleet, Kas, Kubectl, Process, Redis, Relay, eventually,
+    AGENT, AgentOptions, Certificates, Cluster, Fleet, Kas, Kubectl, LoadBalancer, Process, Redis, eventually,
 };
 
-/// Ten of these make two hundred requests a second.
+/// The number of callers. Ten callers at [`RATE`] send two hundred requests per second.
 const CALLERS: usize = 10;
 const RATE: &str = "20/s";
-/// How long streams may go on at a replica that stops, in seconds.
+/// The shutdown grace period in seconds.
 const GRACE: u32 = 20;
-/// How long a watch lasts, in seconds; less than [`GRACE`].
+/// The duration of a watch in seconds, less than [`GRACE`].
 const WATCH: u32 = 4;
 
-/// What somebody who watches has seen.
+/// The events that a caller with repeated watches received.
 #[derive(Default)]
-struct Informed {
-    /// Names of what was added, in order.
+struct WatchEvents {
+    /// The names of added objects, in order.
     added: Vec<String>,
-    /// Watches that have ended.
+    /// The number of watches that have ended.
     watches: usize,
 }
 
 #[test]
-fn three_replicas_are_restarted_under_two_hundred_requests_a_second() {
+fn rolling_update_under_load_fails_no_request() {
     let (Some(redis), Some(cluster)) = (Redis::or_skip(), Cluster::or_skip()) else { return };
     let namespace = cluster.namespace("rollout");
     namespace.pod("ticker", "n=0; while true; do n=$((n + 1)); echo tick $n; sleep 0.2; done");
     let mut fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
-    fleet.options.public_tls = Some(Certificates::make(fleet.directory()));
+    fleet.options.public_tls = Some(Certificates::generate(fleet.directory()));
     (fleet.options.listen_grace, fleet.options.shutdown_grace) = (2, GRACE);
-    let mut old: [Kas; 3] = fleet.replicas();
-    let (for_agents, for_callers) =
-        (Relay::start(agents(&old.each_ref())), Relay::start(callers(&old.each_ref())));
+    let mut old: [Kas; 3] = fleet.start_replicas();
+    let (agent_balancer, caller_balancer) =
+        (LoadBalancer::start(agents(&old.each_ref())), LoadBalancer::start(callers(&old.each_ref())));
     let options = AgentOptions {
-        kas: format!("ws://{}", for_agents.address),
+        kas: format!("ws://{}", agent_balancer.address),
         tunnels: 2,
         ..fleet.agent_options.clone()
     };
-    let _agent = fleet.agent(&options);
+    let _agent = fleet.start_agent(&options);
     let tunnels = |replicas: &[&Kas]| replicas.iter().map(|kas| kas.metric("kas_tunnels")).sum::<f64>();
     eventually("the tunnels are open", || tunnels(&old.each_ref()) == 2.0);
 
     let script = "n=0; while true; do n=$((n + 1)); echo exec $n; sleep 0.2; done";
-    let at_first = fleet.kubectl(old[0].public).within(&namespace.name);
+    let at_first = fleet.kubectl(old[0].public).in_namespace(&namespace.name);
     let mut exec = at_first.start(&["exec", "ticker", "--", "sh", "-c", script]);
     let mut logs = at_first.start(&["logs", "--follow", "ticker"]);
-    exec.line("it runs", |line| line == "exec 1");
-    let mut load: Vec<_> = (0..CALLERS).map(|_| caller(&fleet, &for_callers)).collect();
-    let kubectl = fleet.kubectl(for_callers.address).within(&namespace.name);
+    exec.line("exec prints its first line", |line| line == "exec 1");
+    let mut load: Vec<_> = (0..CALLERS).map(|_| spawn_caller(&fleet, &caller_balancer)).collect();
+    let kubectl = fleet.kubectl(caller_balancer.address).in_namespace(&namespace.name);
     let done = AtomicBool::new(false);
-    let (informed, made) = thread::scope(|scope| {
-        let _end = End(&done);
-        let version = version_of(&kubectl, &namespace.name);
-        let watching = scope.spawn(|| watch(&kubectl, &namespace.name, version, &done));
-        let mut made = Vec::new();
-        let mut make = |kubectl: &Kubectl| {
-            let name = format!("made-{}", made.len());
+    let (events, created) = thread::scope(|scope| {
+        let _end = StopGuard(&done);
+        let version = list_version(&kubectl, &namespace.name);
+        let watching = scope.spawn(|| watch_repeatedly(&kubectl, &namespace.name, version, &done));
+        let mut created = Vec::new();
+        let mut create = |kubectl: &Kubectl| {
+            let name = format!("created-{}", created.len());
             kubectl.ok(&["create", "configmap", &name]);
-            made.push(name);
+            created.push(name);
         };
         let mut new = Vec::new();
-        for retired in 0..old.len() {
-            make(&kubectl);
-            answered(&load, 200);
-            // As a Deployment does it: first the new one, which load balancers then know.
-            new.push(fleet.replica());
-            let all: Vec<_> = old[retired..].iter().chain(&new).collect();
-            for_agents.lead(agents(&all));
-            for_callers.lead(callers(&all));
-            old[retired].process.terminate();
-            eventually("it is not ready", || !old[retired].is_ready());
-            let left: Vec<_> = old[retired + 1..].iter().chain(&new).collect();
-            for_agents.lead(agents(&left));
-            for_callers.lead(callers(&left));
-            make(&kubectl);
-            old[retired]
-                .process
-                .line("it stops", |line| line.contains("stopping: finishing requests in flight"));
+        for index in 0..old.len() {
+            create(&kubectl);
+            wait_for_responses(&load, 200);
+            // A Deployment starts the new replica first, too, and load balancers use it before the old one stops.
+            new.push(fleet.start_replica());
+            let all: Vec<_> = old[index..].iter().chain(&new).collect();
+            agent_balancer.set_servers(agents(&all));
+            caller_balancer.set_servers(callers(&all));
+            old[index].process.terminate();
+            eventually("the stopping replica is not ready", || !old[index].is_ready());
+            let left: Vec<_> = old[index + 1..].iter().chain(&new).collect();
+            agent_balancer.set_servers(agents(&left));
+            caller_balancer.set_servers(callers(&left));
+            create(&kubectl);
+            old[index].process.line("the replica finishes requests", |line| {
+                line.contains("stopping: finishing requests in flight")
+            });
         }
-        make(&kubectl);
+        create(&kubectl);
         eventually("the tunnels have moved", || tunnels(&new.iter().collect::<Vec<_>>()) == 2.0);
-        answered(&load, 400);
-        let ticks = count(&exec, "exec ");
-        eventually("exec goes on at a replica that stops", || count(&exec, "exec ") > ticks + 2);
+        wait_for_responses(&load, 400);
+        let ticks = count_lines(&exec, "exec ");
+        eventually("exec continues on the stopping replica", || count_lines(&exec, "exec ") > ticks + 2);
         for replica in &mut old {
             assert_eq!(replica.process.exit_code(), 0);
         }
-        make(&kubectl);
-        answered(&load, 200);
+        create(&kubectl);
+        wait_for_responses(&load, 200);
         load.iter_mut().for_each(Process::kill);
-        // kubectl says nothing of an exec session whose connection is gone.
+        // kubectl reports no error if the connection of an exec session is closed.
         exec.exit_code();
-        assert_ne!(logs.exit_code(), 0, "a log that was cut does not look like a whole one");
+        assert_ne!(logs.exit_code(), 0, "an aborted log stream is an error");
         done.store(true, Relaxed);
-        (watching.join().unwrap(), made)
+        (watching.join().unwrap(), created)
     });
     for caller in load {
         let printed = caller.printed();
         let failed: Vec<_> = printed.lines().filter(|line| *line != "200").collect();
         assert!(failed.is_empty(), "{failed:?}");
     }
-    assert_eq!(informed.added, made, "each once, in order, over {} watches", informed.watches);
-    assert!(informed.watches >= 3, "{}", informed.watches);
+    assert_eq!(
+        events.added, created,
+        "each object is added once and in order, over {} watches",
+        events.watches
+    );
+    assert!(events.watches >= 3, "{}", events.watches);
 }
 
-/// Set at the end, whatever it is.
-struct End<'a>(&'a AtomicBool);
+/// Sets the flag when it is dropped, also by a panic.
+struct StopGuard<'a>(&'a AtomicBool);
 
-impl Drop for End<'_> {
+impl Drop for StopGuard<'_> {
     fn drop(&mut self) {
         self.0.store(true, Relaxed);
     }
@@ -130,54 +134,54 @@ fn callers(replicas: &[&Kas]) -> Vec<std::net::SocketAddr> {
     replicas.iter().map(|kas| kas.public).collect()
 }
 
-/// Asks at a steady pace, and prints each status. Like any HTTP client, curl tries another connection where one that it
-/// kept was closed.
-fn caller(fleet: &Fleet, relay: &Relay) -> Process {
+/// Starts a curl that sends requests at [`RATE`] and prints each status. Like any HTTP client, curl retries on a new
+/// connection if an idle one was closed.
+fn spawn_caller(fleet: &Fleet, balancer: &LoadBalancer) -> Process {
     let mut curl = Command::new("curl");
     curl.args(["--silent", "--no-buffer", "--max-time", "30", "--rate", RATE, "--cacert"]);
     curl.arg(&fleet.options.public_tls.as_ref().unwrap().authority);
     curl.arg("--header").arg(format!("Authorization: Bearer {}", fleet.tokens.ops.expose_secret()));
     curl.args(["--output", "/dev/null", "--write-out", "%{stderr}%{http_code}%{errormsg}\n"]);
-    // A range of URLs, of which this run sees only the first.
-    curl.arg(format!("https://{}/agents/{AGENT}/kubernetes/version?n=[1-100000]", relay.address));
+    // curl expands the range to more URLs than the test needs.
+    curl.arg(format!("https://{}/agents/{AGENT}/kubernetes/version?n=[1-100000]", balancer.address));
     Process::start("a caller", &mut curl)
 }
 
-fn count(process: &Process, beginning: &str) -> usize {
+fn count_lines(process: &Process, beginning: &str) -> usize {
     process.printed().lines().filter(|line| line.starts_with(beginning)).count()
 }
 
-/// Waits until so many more requests have been answered.
-fn answered(load: &[Process], more: usize) {
-    let answers = || load.iter().map(|caller| count(caller, "")).sum::<usize>();
-    let before = answers();
-    eventually("requests are answered", || answers() >= before + more);
+/// Waits until `more` further requests have been answered.
+fn wait_for_responses(load: &[Process], more: usize) {
+    let completed = || load.iter().map(|caller| count_lines(caller, "")).sum::<usize>();
+    let before = completed();
+    eventually("requests are answered", || completed() >= before + more);
 }
 
-/// Of the list that watches go on from.
-fn version_of(kubectl: &Kubectl, namespace: &str) -> String {
+/// Returns the resource version of the list of ConfigMaps.
+fn list_version(kubectl: &Kubectl, namespace: &str) -> String {
     let list = kubectl.raw(&configmaps(namespace));
     version(&serde_json::from_slice(&list.stdout).unwrap())
 }
 
-/// Watches what comes after a version, again and again, as informers do. Each watch must end as one does without kas.
-fn watch(kubectl: &Kubectl, namespace: &str, mut last: String, done: &AtomicBool) -> Informed {
-    let (path, mut informed) = (configmaps(namespace), Informed::default());
+/// Watches repeatedly, each time from the last resource version, as informers do. Each watch must end without an error.
+fn watch_repeatedly(kubectl: &Kubectl, namespace: &str, mut last: String, done: &AtomicBool) -> WatchEvents {
+    let (path, mut events) = (configmaps(namespace), WatchEvents::default());
     while !done.load(Relaxed) {
         let query = format!("{path}?watch=true&timeoutSeconds={WATCH}&resourceVersion={last}");
-        let answer = kubectl.raw(&query);
-        assert_eq!((answer.code, &*answer.stderr), (0, ""), "a watch ended badly");
-        informed.watches += 1;
-        for event in answer.text().lines() {
+        let output = kubectl.raw(&query);
+        assert_eq!((output.code, &*output.stderr), (0, ""), "a watch ended with an error");
+        events.watches += 1;
+        for event in output.text().lines() {
             let event: Value = serde_json::from_str(event).unwrap();
             last = version(&event["object"]);
             let name = event["object"]["metadata"]["name"].as_str().unwrap();
-            if event["type"] == "ADDED" && name.starts_with("made-") {
-                informed.added.push(name.to_owned());
+            if event["type"] == "ADDED" && name.starts_with("created-") {
+                events.added.push(name.to_owned());
             }
         }
     }
-    informed
+    events
 }
 
 fn configmaps(namespace: &str) -> String {

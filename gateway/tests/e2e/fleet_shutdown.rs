@@ -13,15 +13,15 @@ fn stopping_replica_exits_while_another_replica_watches() {
     for (requests, peers) in [(1, 5), (5, 1)] {
         fleet.options.shutdown_grace = requests;
         fleet.membership().private_grace = Some(peers);
-        let [mut owner, other] = fleet.replicas();
-        let _agent = fleet.agent_at(&owner);
+        let [mut owner, other] = fleet.start_replicas();
+        let _agent = fleet.start_agent_at(&owner);
         let path = format!("/agents/{AGENT}/kubernetes/api/v1/pods?watch=true");
         let mut curl = Command::new("curl");
         curl.args(["--silent", "--no-buffer", "--header"]);
         curl.arg(format!("Authorization: Bearer {}", fleet.tokens.ops.expose_secret())).arg(other.url(&path));
         let mut watch = Process::start("a watch", &mut curl);
         eventually("the owner serves the watch", || {
-            owner.metric_with("kas_peer_served_total", "passed") > 0.0
+            owner.metric_with("kas_peer_served_total", "forwarded") > 0.0
                 && other.metric("kas_requests_in_flight") == 1.0
         });
 

@@ -1,13 +1,13 @@
-//! Grafana as a client: the requests of its Prometheus data source (version 11), recorded, each sent to Prometheus
-//! itself and through the tunnel (item 67 of the fault list).
+//! Grafana as a client: recorded requests of its Prometheus data source (version 11), each sent to Prometheus
+//! itself and through the tunnel.
 
 use secrecy::ExposeSecret as _;
 
-use crate::support::{AGENT, Prometheus, Reply, World, curl};
+use crate::support::{AGENT, CurlResponse, Prometheus, World, curl};
 
 const FORM: &str = "application/x-www-form-urlencoded";
 
-/// What Grafana adds to every request.
+/// The header fields that Grafana adds to every request.
 const HEADERS: [&str; 6] = [
     "User-Agent: Grafana/11.3.0",
     "Accept-Encoding: gzip",
@@ -17,7 +17,7 @@ const HEADERS: [&str; 6] = [
     "X-Datasource-Uid: ae2zgrr4h7oxsb",
 ];
 
-/// One request; a body is a form.
+/// A request of Grafana, with an optional form as body.
 struct Recorded {
     method: &'static str,
     path: String,
@@ -33,8 +33,8 @@ fn post(path: &str, form: impl Into<String>) -> Recorded {
 }
 
 impl Recorded {
-    /// Sends it to a server, with further arguments for curl.
-    fn send(&self, server: &str, more: &[&str]) -> Reply {
+    /// Sends the request to a server, with additional arguments for curl.
+    fn send(&self, server: &str, more: &[&str]) -> CurlResponse {
         let url = format!("{server}{}", self.path);
         let content_type = format!("Content-Type: {FORM}");
         let mut arguments = vec!["--globoff", "--request", self.method];
@@ -48,28 +48,30 @@ impl Recorded {
     }
 }
 
-/// As a data source is set up: the URL of the agent, basic authentication with the caller's name and token.
+/// Asserts that requests have the same response through kas.
+///
+/// The data source is set up with the URL of the agent, and basic authentication with the caller's name and token.
 fn compare(world: &World, prometheus: &Prometheus, requests: &[Recorded]) {
     let credential = format!("ops:{}", world.tokens.ops.expose_secret());
     let through = world.kas.url(&format!("/agents/{AGENT}/prometheus"));
     for request in requests {
         let what = format!("{} {} {:?}", request.method, request.path, request.form);
         let direct = request.send(&prometheus.url, &[]);
-        let reply = request.send(&through, &["--user", &credential]);
-        assert_eq!(reply.status, direct.status, "{what}: {}", reply.text());
+        let response = request.send(&through, &["--user", &credential]);
+        assert_eq!(response.status, direct.status, "{what}: {}", response.text());
         for header in ["content-type", "content-encoding", "vary"] {
-            assert_eq!(reply.header(header), direct.header(header), "{what}: {header}");
+            assert_eq!(response.header(header), direct.header(header), "{what}: {header}");
         }
-        assert_eq!(reply.header("kas-error"), None, "{what}");
-        // Compressed as it is: nobody on the way unpacked it.
-        assert_eq!(reply.body, direct.body, "{what}");
+        assert_eq!(response.header("kas-error"), None, "{what}");
+        // The bodies are compared compressed: kas and agentk must not decompress them.
+        assert_eq!(response.body, direct.body, "{what}");
     }
 }
 
 #[test]
-fn save_and_test() {
+fn grafana_data_source_test_succeeds() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::of_prometheus(&prometheus.url);
+    let world = World::with_prometheus(&prometheus.url);
     let sum = post("/api/v1/query", "query=1%2B1&time=4");
     compare(
         &world,
@@ -79,8 +81,8 @@ fn save_and_test() {
 
     let credential = format!("ops:{}", world.tokens.ops.expose_secret());
     let through = world.kas.url(&format!("/agents/{AGENT}/prometheus"));
-    let answer = sum.send(&through, &["--user", &credential, "--compressed"]).json();
-    assert_eq!(answer["data"]["result"], serde_json::json!([4, "2"]));
+    let response = sum.send(&through, &["--user", &credential, "--compressed"]).json();
+    assert_eq!(response["data"]["result"], serde_json::json!([4, "2"]));
     let info = get("/api/v1/status/buildinfo").send(&through, &["--user", &credential, "--compressed"]);
     assert_eq!(info.json()["data"]["features"], serde_json::Value::Null, "Grafana would take it for Mimir");
 
@@ -89,9 +91,9 @@ fn save_and_test() {
 }
 
 #[test]
-fn explore() {
+fn grafana_explore_responses_are_unchanged() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::of_prometheus(&prometheus.url);
+    let world = World::with_prometheus(&prometheus.url);
     let time = prometheus.time;
     let (start, end) = (format!("{:.9}", time - 1.0), format!("{time:.9}"));
     let span = format!("end={end}&start={start}");
@@ -122,9 +124,9 @@ fn explore() {
 }
 
 #[test]
-fn variables_and_annotations() {
+fn grafana_variable_and_annotation_responses_are_unchanged() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::of_prometheus(&prometheus.url);
+    let world = World::with_prometheus(&prometheus.url);
     let time = prometheus.time;
     let (start, end) = (time - 1.0, time);
     compare(
@@ -138,7 +140,7 @@ fn variables_and_annotations() {
             get(format!("/api/v1/label/__name__/values?start={start}&end={end}")),
             post("/api/v1/query", format!("query=topk%283%2C+scrape_samples_scraped%29&time={end}")),
             get(format!("/api/v1/query?query=scrape_samples_scraped&time={end}")),
-            // An annotation is a range whose points are marked.
+            // Grafana marks the points of this range as annotations.
             post("/api/v1/query_range", format!("end={end}&query=up+%3D%3D+1&start={start}&step=60")),
         ],
     );

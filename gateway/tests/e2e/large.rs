@@ -1,6 +1,6 @@
-//! Streams that are larger than what may be kept of them in memory.
+//! Streams that are larger than the memory that kas and agentk may use for them.
 //!
-//! `E2E_LARGE_MIB` says how large; `make e2e-large` sends a gibibyte each way.
+//! `E2E_LARGE_MIB` is the size of each stream; `make e2e-large` sends a gibibyte each way.
 
 use std::{
     io::{Read, Write},
@@ -15,27 +15,27 @@ use sha2::{Digest as _, Sha256};
 
 use crate::support::{AGENT, Cluster, World, eventually};
 
-/// What kas and agentk may take besides what they had before. With windows of a few MiB and buffers at each hop, it
+/// The limit for the growth of kas and agentk, each. With windows of a few MiB and buffers at each hop, the growth
 /// does not depend on the size of the stream.
 const GROWTH: u64 = 64 << 20;
 const MIB: usize = 1 << 20;
 
-/// The size of the streams.
-fn size() -> usize {
+/// Returns the size of the streams in bytes.
+fn stream_size() -> usize {
     std::env::var("E2E_LARGE_MIB").map_or(64, |mib| mib.parse::<usize>().expect("a number of MiB")) * MIB
 }
 
-/// Peaks of memory, before.
-struct Memory([u64; 2]);
+/// The peak memory of kas and agentk at one moment, in bytes.
+struct PeakMemory([u64; 2]);
 
-impl Memory {
-    fn of(world: &World) -> Self {
+impl PeakMemory {
+    fn read(world: &World) -> Self {
         Self([world.kas.process.peak_memory(), world.agent.process.peak_memory()])
     }
 
-    /// Says what was sent, and how much more memory that took.
-    fn judge(&self, world: &World, what: &str, bytes: usize, started: Instant) {
-        let after = Self::of(world);
+    /// Prints the throughput and the growth of both processes, and asserts that the growth is below [`GROWTH`].
+    fn assert_growth(&self, world: &World, what: &str, bytes: usize, started: Instant) {
+        let after = Self::read(world);
         let [kas, agentk] = [0, 1].map(|end| after.0[end] - self.0[end]);
         let seconds = started.elapsed().as_secs_f64();
         println!(
@@ -46,15 +46,15 @@ impl Memory {
             after.0[1] >> 20,
             agentk >> 20
         );
-        assert!(kas < GROWTH, "kas took {kas} bytes more");
-        assert!(agentk < GROWTH, "agentk took {agentk} bytes more");
+        assert!(kas < GROWTH, "kas used {kas} more bytes");
+        assert!(agentk < GROWTH, "agentk used {agentk} more bytes");
     }
 }
 
-/// Bytes that are no repetition of anything, the same each time.
-struct Noise(u64);
+/// A generator of incompressible bytes, seeded so that each run is the same.
+struct RandomBytes(u64);
 
-impl Noise {
+impl RandomBytes {
     fn fill(&mut self, chunk: &mut [u8]) {
         for word in chunk.chunks_mut(8) {
             // SplitMix64.
@@ -66,7 +66,7 @@ impl Noise {
         }
     }
 
-    /// Writes this much of it, and says its digest.
+    /// Writes this many bytes and returns their digest.
     fn write(mut self, to: &mut impl Write, bytes: usize) -> String {
         let (mut digest, mut chunk) = (Sha256::new(), vec![0; MIB]);
         for _ in 0..bytes / MIB {
@@ -84,7 +84,7 @@ fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The digest and the length of all that comes.
+/// Reads to the end and returns the digest and the length.
 fn digest(from: &mut impl Read) -> (String, usize) {
     let (mut digest, mut chunk, mut length) = (Sha256::new(), vec![0; MIB], 0);
     loop {
@@ -98,60 +98,60 @@ fn digest(from: &mut impl Read) -> (String, usize) {
 }
 
 #[test]
-fn large_streams_go_in_and_out_through_exec_with_bounded_memory() {
+fn large_exec_streams_use_bounded_memory() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("large-exec");
     namespace.pod("shell", "exec sleep 10000");
-    let through = world.kubectl().within(&namespace.name);
+    let through = world.kubectl().in_namespace(&namespace.name);
     through.ok(&["exec", "shell", "--", "true"]);
-    let memory = Memory::of(&world);
+    let memory = PeakMemory::read(&world);
 
     let started = Instant::now();
     let mut into = through.command(&["exec", "--stdin", "shell", "--", "sha256sum"]);
     let mut into = into.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let sent = Noise(1).write(&mut into.stdin.take().unwrap(), size());
-    let said = into.wait_with_output().unwrap();
-    assert!(said.status.success());
-    assert_eq!(String::from_utf8_lossy(&said.stdout).split(' ').next(), Some(&*sent));
-    memory.judge(&world, "exec, in", size(), started);
+    let sent = RandomBytes(1).write(&mut into.stdin.take().unwrap(), stream_size());
+    let output = into.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stdout).split(' ').next(), Some(&*sent));
+    memory.assert_growth(&world, "exec, in", stream_size(), started);
 
     let started = Instant::now();
-    let zeros = format!("head -c {} /dev/zero", size());
+    let zeros = format!("head -c {} /dev/zero", stream_size());
     let mut out = through.command(&["exec", "shell", "--", "sh", "-c", &zeros]);
     let mut out = out.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let received = digest(out.stdout.as_mut().unwrap());
     assert!(out.wait().unwrap().success());
-    assert_eq!(received, digest(&mut std::io::repeat(0).take(size() as u64)));
-    memory.judge(&world, "exec, out", size(), started);
+    assert_eq!(received, digest(&mut std::io::repeat(0).take(stream_size() as u64)));
+    memory.assert_growth(&world, "exec, out", stream_size(), started);
     eventually("nothing is in flight", || world.in_flight() == 0.0);
 }
 
-/// As `cp` does it: an archive, out and in at once.
+/// `kubectl cp` streams an archive in the same way.
 #[test]
-fn a_large_stream_goes_both_ways_at_once_with_bounded_memory() {
+fn large_bidirectional_stream_uses_bounded_memory() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("large-cat");
     namespace.pod("shell", "exec sleep 10000");
-    let through = world.kubectl().within(&namespace.name);
+    let through = world.kubectl().in_namespace(&namespace.name);
     through.ok(&["exec", "shell", "--", "true"]);
-    let memory = Memory::of(&world);
+    let memory = PeakMemory::read(&world);
 
     let started = Instant::now();
     let mut cat = through.command(&["exec", "--stdin", "shell", "--", "cat"]);
     let mut cat = cat.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (mut stdin, mut stdout) = (cat.stdin.take().unwrap(), cat.stdout.take().unwrap());
-    let sender = thread::spawn(move || Noise(2).write(&mut stdin, size()));
+    let sender = thread::spawn(move || RandomBytes(2).write(&mut stdin, stream_size()));
     let (received, length) = digest(&mut stdout);
-    assert_eq!((received, length), (sender.join().unwrap(), size()));
+    assert_eq!((received, length), (sender.join().unwrap(), stream_size()));
     assert!(cat.wait().unwrap().success());
-    memory.judge(&world, "exec, both ways", 2 * size(), started);
+    memory.assert_growth(&world, "exec, both ways", 2 * stream_size(), started);
 }
 
-/// What a cluster of many objects answers to a list, from an API server that makes it up as it goes.
+/// A fake API server generates the list while it is read.
 #[test]
-fn a_large_list_passes_with_bounded_memory() {
+fn large_list_uses_bounded_memory() {
     let api = TcpListener::bind("127.0.0.1:0").unwrap();
     let kubeconfig = tempfile::NamedTempFile::new().unwrap();
     let cluster = serde_json::json!({
@@ -161,7 +161,7 @@ fn a_large_list_passes_with_bounded_memory() {
         "current-context": "c",
     });
     std::fs::write(kubeconfig.path(), cluster.to_string()).unwrap();
-    let bytes = size().max(100 * MIB);
+    let bytes = stream_size().max(100 * MIB);
     let serve = move |mut stream: std::net::TcpStream| {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -174,7 +174,7 @@ fn a_large_list_passes_with_bounded_memory() {
         let list = head.starts_with(b"GET /api/v1/configmaps");
         let length = if list { bytes } else { 0 };
         let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
-        Noise(3).write(&mut stream, length);
+        RandomBytes(3).write(&mut stream, length);
     };
     thread::spawn(move || {
         while let Ok((stream, _)) = api.accept() {
@@ -183,7 +183,7 @@ fn a_large_list_passes_with_bounded_memory() {
     });
 
     let world = World::start(kubeconfig.path(), |_, _| {});
-    let memory = Memory::of(&world);
+    let memory = PeakMemory::read(&world);
     let started = Instant::now();
     let url = world.kas.url(&format!("/agents/{AGENT}/kubernetes/api/v1/configmaps"));
     let mut curl = Command::new("curl");
@@ -192,6 +192,6 @@ fn a_large_list_passes_with_bounded_memory() {
     let mut curl = curl.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let received = digest(curl.stdout.as_mut().unwrap());
     assert!(curl.wait().unwrap().success());
-    assert_eq!(received, (Noise(3).write(&mut std::io::sink(), bytes), bytes));
-    memory.judge(&world, "list", bytes, started);
+    assert_eq!(received, (RandomBytes(3).write(&mut std::io::sink(), bytes), bytes));
+    memory.assert_growth(&world, "list", bytes, started);
 }

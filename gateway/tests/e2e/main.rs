@@ -1,18 +1,19 @@
-//! The real programs, end to end: kubectl, promtool and curl against a real cluster and a real Prometheus, through
+//! End-to-end tests with the real programs: kubectl, promtool and curl use a real cluster and a real Prometheus through
 //! kas and agentk as users start them.
 //!
-//! The reference is always the same command without a tunnel: output and exit code must not differ.
+//! The reference is the same command without the tunnel: output and exit code must be equal.
 //!
 //! ```text
 //! cargo build --workspace --bins && KUBECONFIG=... cargo test -p gateway --test e2e
 //! ```
 //!
-//! A test whose cluster or program is missing says so on standard error and passes; with `E2E_REQUIRE=1` it fails.
+//! A test without its cluster or program reports on standard error that it is skipped, and passes. With `E2E_REQUIRE=1`
+//! it fails.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
     clippy::print_stdout,
-    reason = "every failure is the test's; and the tests run programs, not a runtime whose threads could be blocked"
+    reason = "a failed step is a failed test, and the tests run programs without a runtime whose threads could block"
 )]
 
 mod cancellation;
@@ -30,7 +31,7 @@ mod fleet_shutdown;
 mod grafana;
 mod impersonation;
 mod large;
-mod large_answers;
+mod large_responses;
 mod lifecycle;
 mod policy;
 mod prometheus;

@@ -13,7 +13,7 @@ use secrecy::ExposeSecret as _;
 use crate::support::{AGENT, Prometheus, World, curl, run};
 
 const SERIES: &str = "prometheus_http_requests_total";
-/// Data, and not how long it took to find it.
+/// A metric whose values do not depend on the duration of scrapes.
 const STABLE: &str = "scrape_samples_scraped";
 
 fn through(path: &str) -> String {
@@ -21,9 +21,9 @@ fn through(path: &str) -> String {
 }
 
 #[test]
-fn answers_are_those_of_prometheus() {
+fn query_responses_equal_those_of_prometheus() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::of_prometheus(&prometheus.url);
+    let world = World::with_prometheus(&prometheus.url);
     let time = prometheus.time;
     let range = format!("start={}&end={time}&step=0.2", time - 1.0);
     for path in [
@@ -42,37 +42,37 @@ fn answers_are_those_of_prometheus() {
         "/api/v1/rules".to_owned(),
         "/api/v1/alerts".to_owned(),
     ] {
-        let reply = world.curl(&through(&path), &[]);
-        assert_eq!(reply.status, 200, "{path}: {}", reply.text());
-        assert_eq!(reply.json(), prometheus.answer(&path), "{path}");
-        assert_eq!(reply.header("content-type"), Some("application/json"), "{path}");
+        let response = world.curl(&through(&path), &[]);
+        assert_eq!(response.status, 200, "{path}: {}", response.text());
+        assert_eq!(response.json(), prometheus.get_json(&path), "{path}");
+        assert_eq!(response.header("content-type"), Some("application/json"), "{path}");
     }
 
-    // And there is something to compare.
+    // The responses above are not empty.
     let gzip = world.curl(&through(&format!("/api/v1/query?query=up&time={time}")), &["--compressed"]);
     assert_eq!(gzip.json()["data"]["result"][0]["value"][1], "1");
 }
 
 #[test]
-fn forms_may_be_posted() {
+fn posted_forms_are_forwarded() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::of_prometheus(&prometheus.url);
+    let world = World::with_prometheus(&prometheus.url);
     let time = format!("time={}", prometheus.time);
     let long = format!("query=up{}", " or up".repeat(2000));
     for query in ["query=sum(up)", "query=up * 2 + 1", &long] {
         let form = ["--data-urlencode", query, "--data-urlencode", &time];
         let url = format!("{}/api/v1/query", prometheus.url);
         let direct = curl(&[&[&*url], &form[..]].concat());
-        let reply = world.curl(&through("/api/v1/query"), &form);
-        assert_eq!(reply.status, 200, "{}", reply.text());
-        assert_eq!(reply.json(), direct.json());
+        let response = world.curl(&through("/api/v1/query"), &form);
+        assert_eq!(response.status, 200, "{}", response.text());
+        assert_eq!(response.json(), direct.json());
     }
 }
 
 #[test]
-fn errors_of_prometheus_arrive_as_they_are() {
+fn prometheus_errors_are_forwarded_unchanged() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::of_prometheus(&prometheus.url);
+    let world = World::with_prometheus(&prometheus.url);
     for (path, status) in [
         ("/api/v1/query?query=sum(", 400),
         ("/api/v1/query", 400),
@@ -80,22 +80,26 @@ fn errors_of_prometheus_arrive_as_they_are() {
         ("/api/v1/series", 400),
         ("/api/v1/label/no-such%2Dlabel!/values", 400),
     ] {
-        let reply = world.curl(&through(path), &[]);
+        let response = world.curl(&through(path), &[]);
         let direct = curl(&[&format!("{}{path}", prometheus.url)]);
-        assert_eq!((reply.status, direct.status), (status, status), "{path}: {}", direct.text());
-        assert_eq!(reply.body, direct.body, "{path}");
-        assert_eq!(reply.header("kas-error"), None, "it is not ours");
+        assert_eq!((response.status, direct.status), (status, status), "{path}: {}", direct.text());
+        assert_eq!(response.body, direct.body, "{path}");
+        assert_eq!(response.header("kas-error"), None, "the error is not of kas");
     }
 
-    let reply = world.curl(&through("/api/v1/query?query=up&timeout=0.0000001"), &[]);
-    assert_eq!((reply.status, reply.header("kas-error")), (503, None));
-    assert_eq!(reply.json()["errorType"], "timeout", "in its queue, or later");
+    let response = world.curl(&through("/api/v1/query?query=up&timeout=0.0000001"), &[]);
+    assert_eq!((response.status, response.header("kas-error")), (503, None));
+    assert_eq!(
+        response.json()["errorType"],
+        "timeout",
+        "the query timed out in the queue of Prometheus or during its execution"
+    );
 }
 
 #[test]
-fn promtool_prints_the_same() {
+fn promtool_has_the_same_output() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::of_prometheus(&prometheus.url);
+    let world = World::with_prometheus(&prometheus.url);
     let token = world.tokens.ops.expose_secret();
     let url = world.kas.url(&through("")).replace("http://", &format!("http://ops:{token}@"));
     let (time, earlier) = (prometheus.time, prometheus.time - 1.0);
@@ -117,9 +121,9 @@ fn promtool_prints_the_same() {
 }
 
 #[test]
-fn what_is_not_a_query_is_refused() {
+fn requests_other_than_queries_are_refused() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::of_prometheus(&prometheus.url);
+    let world = World::with_prometheus(&prometheus.url);
     for (method, path) in [
         ("POST", "/api/v1/write"),
         ("POST", "/api/v1/admin/tsdb/snapshot"),
@@ -133,37 +137,48 @@ fn what_is_not_a_query_is_refused() {
         ("POST", "/api/v1/%61dmin/tsdb/snapshot"),
         ("POST", "//-/quit"),
     ] {
-        let reply = world.curl(&through(path), &["--globoff", "--path-as-is", "--request", method]);
-        assert_eq!((reply.status, reply.header("kas-error")), (403, Some("not-proxied")), "{method} {path}");
-        let envelope = reply.json();
+        let response = world.curl(&through(path), &["--globoff", "--path-as-is", "--request", method]);
+        assert_eq!(
+            (response.status, response.header("kas-error")),
+            (403, Some("not-proxied")),
+            "{method} {path}"
+        );
+        let envelope = response.json();
         assert_eq!((&envelope["status"], &envelope["errorType"]), (&"error".into(), &"forbidden".into()));
     }
     let delete = ["--globoff", "--request", "DELETE"];
-    let reply = world.curl(&through("/api/v1/series?match[]=up"), &delete);
-    assert_eq!((reply.status, reply.header("kas-error")), (405, Some("method-not-allowed")));
-    assert_eq!((reply.header("allow"), &reply.json()["errorType"]), (Some("GET, POST"), &"bad_data".into()));
-    assert_eq!(prometheus.answer("/api/v1/query?query=vector(1)")["status"], "success", "it still runs");
+    let response = world.curl(&through("/api/v1/series?match[]=up"), &delete);
+    assert_eq!((response.status, response.header("kas-error")), (405, Some("method-not-allowed")));
+    assert_eq!(
+        (response.header("allow"), &response.json()["errorType"]),
+        (Some("GET, POST"), &"bad_data".into())
+    );
+    assert_eq!(
+        prometheus.get_json("/api/v1/query?query=vector(1)")["status"],
+        "success",
+        "Prometheus still runs"
+    );
 }
 
 #[test]
-fn an_absent_agent_is_unavailable_in_the_words_of_prometheus() {
-    let nowhere = World::of_prometheus("http://127.0.0.1:1");
-    let absent = nowhere.curl("/agents/absent/prometheus/api/v1/query?query=up", &[]);
+fn absent_agent_gets_503_in_prometheus_envelope() {
+    let world = World::with_prometheus("http://127.0.0.1:1");
+    let absent = world.curl("/agents/absent/prometheus/api/v1/query?query=up", &[]);
     assert_eq!((absent.status, absent.header("kas-error")), (503, Some("agent-not-connected")));
     assert!(absent.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok()));
     let envelope = absent.json();
     assert_eq!((&envelope["status"], &envelope["errorType"]), (&"error".into(), &"unavailable".into()));
-    assert!(envelope["error"].as_str().unwrap().contains("agent absent has not connected"), "{envelope}");
+    assert!(envelope["error"].as_str().unwrap().contains("agent absent is not connected"), "{envelope}");
 
-    let down = nowhere.curl(&through("/api/v1/query?query=up"), &[]);
+    let down = world.curl(&through("/api/v1/query?query=up"), &[]);
     assert_eq!((down.status, down.header("kas-error")), (502, Some("cluster-unreachable")));
     let what = down.json()["error"].as_str().unwrap().to_owned();
     assert!(what.contains("127.0.0.1:1") && what.contains("refused"), "{what}");
 }
 
-/// Longer than any patience that kas and agentk have for other things.
+/// The query takes longer than all other timeouts of kas and agentk.
 #[test]
-fn a_slow_query_is_waited_for() {
+fn slow_query_does_not_time_out() {
     const SLOW: Duration = Duration::from_secs(35);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -174,6 +189,6 @@ fn a_slow_query_is_waited_for() {
         thread::sleep(SLOW);
         connection.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nslowly").unwrap();
     });
-    let reply = World::of_prometheus(&url).curl(&through("/api/v1/query?query=up"), &[]);
-    assert_eq!((reply.status, &*reply.text()), (200, "slowly"));
+    let response = World::with_prometheus(&url).curl(&through("/api/v1/query?query=up"), &[]);
+    assert_eq!((response.status, &*response.text()), (200, "slowly"));
 }

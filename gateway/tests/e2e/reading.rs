@@ -1,11 +1,11 @@
-//! Verbs that only read.
+//! kubectl verbs that only read.
 
-use crate::support::{Cluster, World, assert_same_among};
+use crate::support::{Cluster, World, assert_same_output};
 
 #[test]
-fn reading_verbs_print_the_same() {
+fn reading_verbs_have_the_same_output() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("reading");
     namespace.pod("web", "echo ready; exec sleep 1000");
     namespace.kubectl.ok(&[
@@ -17,7 +17,7 @@ fn reading_verbs_print_the_same() {
     ]);
 
     let [agents, gitlab] =
-        [world.kubectl(), world.kubectl_in_ci()].map(|kubectl| kubectl.within(&namespace.name));
+        [world.kubectl(), world.kubectl_in_ci()].map(|kubectl| kubectl.in_namespace(&namespace.name));
     for arguments in [
         &["version", "--output=json"][..],
         &["api-resources"],
@@ -40,7 +40,7 @@ fn reading_verbs_print_the_same() {
         &["auth", "can-i", "--list"],
         &["get", "events", "--output=name"],
     ] {
-        let code = assert_same_among(&namespace.kubectl, &[&agents, &gitlab], arguments, "");
+        let code = assert_same_output(&namespace.kubectl, &[&agents, &gitlab], arguments, "");
         assert_eq!(code, 0, "{arguments:?}");
     }
     for path in ["/healthz", "/api/v1", "/openapi/v2", "/no/such/path"] {
@@ -52,9 +52,9 @@ fn reading_verbs_print_the_same() {
 }
 
 #[test]
-fn errors_of_the_cluster_are_the_same() {
+fn cluster_errors_have_the_same_output() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let [agents, gitlab] = [world.kubectl(), world.kubectl_in_ci()];
     for arguments in [
         &["get", "pod", "no-such-pod"][..],
@@ -67,17 +67,17 @@ fn errors_of_the_cluster_are_the_same() {
         &["auth", "can-i", "list", "pods", "--as=nobody"],
         &["get", "pods", "--as=nobody"],
     ] {
-        let code = assert_same_among(&cluster.kubectl, &[&agents, &gitlab], arguments, "");
+        let code = assert_same_output(&cluster.kubectl, &[&agents, &gitlab], arguments, "");
         assert_ne!(code, 0, "{arguments:?}");
     }
 }
 
 #[test]
-fn ten_megabytes_of_configmaps_arrive_whole() {
+fn ten_megabyte_list_is_complete() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("large");
-    let through = world.kubectl().within(&namespace.name);
+    let through = world.kubectl().in_namespace(&namespace.name);
     let line = "0123456789abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ äöü\n";
     for number in 0..12 {
         let text = line.repeat(900_000 / line.len());
@@ -87,13 +87,13 @@ fn ten_megabytes_of_configmaps_arrive_whole() {
             "metadata": {"name": format!("large-{number}")},
             "data": {"text": text},
         });
-        // Half of them go up through the tunnel.
+        // Half of the objects are created through the tunnel.
         let kubectl = if number % 2 == 0 { &through } else { &namespace.kubectl };
-        kubectl.ok_with(&["create", "--filename=-"], &manifest.to_string());
+        kubectl.ok_with_stdin(&["create", "--filename=-"], &manifest.to_string());
     }
 
     let path = format!("/api/v1/namespaces/{}/configmaps", namespace.name);
-    // A list begins with the version of the whole cluster, which other tests change.
+    // A list starts with the resource version of the whole cluster, which other tests change.
     let [direct, through] = [&namespace.kubectl, &through].map(|kubectl| {
         let mut list = kubectl.raw(&path).stdout;
         let items = list.windows(8).position(|word| word == b"\"items\":").unwrap();

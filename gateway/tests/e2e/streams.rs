@@ -1,4 +1,4 @@
-//! Answers that go on.
+//! Responses that continue: watches and followed logs.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -7,10 +7,10 @@ use std::{
 
 use crate::support::{Cluster, Kubectl, Process, World, eventually};
 
-/// Says "one", then "two" once `/go` is there, and ends.
+/// A script that prints "one", then "two" once `/go` exists, and exits.
 pub(crate) const TWO_LINES: &str = "echo one; until [ -e /go ]; do sleep 0.1; done; echo two";
 
-/// `logs --follow` of a pod, which has shown its first line.
+/// Starts `kubectl logs --follow` and waits for the first line.
 pub(crate) fn follow(kubectl: &Kubectl, pod: &str) -> Process {
     let logs = kubectl.start(&["logs", "--follow", pod]);
     logs.line("one", |line| line == "one");
@@ -18,12 +18,12 @@ pub(crate) fn follow(kubectl: &Kubectl, pod: &str) -> Process {
 }
 
 #[test]
-fn a_watch_sees_events_as_they_happen() {
+fn watch_receives_events_immediately() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("watch");
     for kubectl in [world.kubectl(), world.kubectl_in_ci()] {
-        let kubectl = kubectl.within(&namespace.name);
+        let kubectl = kubectl.in_namespace(&namespace.name);
         let watch = kubectl.start(&["get", "configmaps", "--watch", "--output-watch-events"]);
         let saw = |event: &str| {
             let words = |line: &str| line.split_whitespace().take(2).map(str::to_owned).collect::<Vec<_>>();
@@ -39,28 +39,28 @@ fn a_watch_sees_events_as_they_happen() {
 }
 
 #[test]
-fn a_watch_ends_with_its_timeout_as_it_does_without_the_tunnel() {
+fn watch_timeout_ends_it_cleanly() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("watch-end");
     let watch = format!("/api/v1/namespaces/{}/pods?watch=true&timeoutSeconds=1", namespace.name);
     for kubectl in [&namespace.kubectl, &world.kubectl(), &world.kubectl_in_ci()] {
-        let answer = kubectl.raw(&watch);
-        assert_eq!((answer.code, &*answer.stderr), (0, ""), "{}", kubectl.name);
+        let output = kubectl.raw(&watch);
+        assert_eq!((output.code, &*output.stderr), (0, ""), "{}", kubectl.name);
     }
     assert_eq!(world.in_flight(), 0.0);
 }
 
-/// Tunnels are replaced at their maximum age; a watch goes on in the old one, and another finds the new.
+/// Tunnels are replaced at their maximum age. A watch continues in its old tunnel, and new requests use the new one.
 #[test]
-fn a_watch_goes_on_while_tunnels_are_replaced() {
+fn watch_continues_while_tunnels_are_replaced() {
     let Some(cluster) = Cluster::or_skip() else { return };
     let world = World::start(&cluster.kubeconfig, |options, certificates| {
         options.public_tls = Some(certificates);
         options.max_age = Some(2);
     });
     let namespace = cluster.namespace("watch-age");
-    let through = world.kubectl().within(&namespace.name);
+    let through = world.kubectl().in_namespace(&namespace.name);
     let watch = through.start(&["get", "configmaps", "--watch", "--output=name"]);
     for number in 0..6 {
         let replaced = world.kas.metric("kas_handshakes_total");
@@ -71,20 +71,20 @@ fn a_watch_goes_on_while_tunnels_are_replaced() {
     }
 }
 
-/// What a client needs to know that it missed nothing, and to start over if it did.
+/// Clients use bookmarks to resume a watch, and start over after an expiry (410).
 #[test]
-fn bookmarks_and_expiry_of_a_watch_arrive() {
+fn watch_receives_bookmarks_and_expiry() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("bookmarks");
     let events = |kubectl: &Kubectl, query: &str| -> Vec<serde_json::Value> {
         let path = format!("/api/v1/namespaces/{}/configmaps?watch=true&{query}", namespace.name);
-        let answer = kubectl.raw(&path);
-        assert_eq!(answer.code, 0, "{}", answer.stderr);
-        answer.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        let output = kubectl.raw(&path);
+        assert_eq!(output.code, 0, "{}", output.stderr);
+        output.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     let through = world.kubectl();
-    // The API server sends one shortly before the end of the watch, if something has changed since its beginning.
+    // The API server sends a bookmark shortly before the end of a watch if an object has changed since its start.
     let over = AtomicBool::new(false);
     let seen = thread::scope(|scope| {
         scope.spawn(|| {
@@ -100,22 +100,22 @@ fn bookmarks_and_expiry_of_a_watch_arrive() {
         seen
     });
     assert!(seen.iter().any(|event| event["type"] == "BOOKMARK"), "{seen:?}");
-    // Whether the beginning is still known depends on when the cluster compacted its history last.
-    let gone = [&namespace.kubectl, &through].map(|kubectl| {
+    // Version 1 has expired only if the cluster has compacted its history, so the direct watch is the reference.
+    let expired = [&namespace.kubectl, &through].map(|kubectl| {
         let events = events(kubectl, "timeoutSeconds=2&resourceVersion=1");
         events.iter().any(|event| event["type"] == "ERROR" && event["object"]["code"] == 410)
     });
-    assert_eq!(gone[0], gone[1]);
+    assert_eq!(expired[0], expired[1]);
 }
 
 #[test]
-fn logs_follow_a_pod_to_its_end() {
+fn followed_logs_end_with_the_pod() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("logs");
     namespace.pod("two-lines", TWO_LINES);
     let mut logs = [world.kubectl(), world.kubectl_in_ci(), cluster.kubectl.clone()]
-        .map(|kubectl| follow(&kubectl.within(&namespace.name), "two-lines"));
+        .map(|kubectl| follow(&kubectl.in_namespace(&namespace.name), "two-lines"));
 
     namespace.kubectl.ok(&["exec", "two-lines", "--", "touch", "/go"]);
     for logs in &mut logs {

@@ -1,4 +1,4 @@
-//! The vocabulary of the tests.
+//! Fixtures of the tests: the programs as processes, and their clients.
 
 mod agent;
 mod cluster;
@@ -8,32 +8,33 @@ mod kas;
 mod kubeconfig;
 mod kubectl;
 mod networks;
-mod process;
 mod prometheus;
 mod recorder;
 mod redis;
 mod relay;
 mod simulator;
-mod skip;
 mod tls;
 mod version;
 mod world;
 
+pub(crate) use testkit::{
+    process::{Process, code, eventually, run},
+    skip::skipped,
+};
+
 pub(crate) use self::{
     agent::{Agent, AgentOptions},
-    cluster::{Cluster, Namespace, file, pod},
-    curl::{Reply, curl},
-    fleet::{Fleet, flow, secret},
+    cluster::{Cluster, Namespace, path_argument, pod_manifest},
+    curl::{CurlResponse, curl},
+    fleet::{Fleet, run_under_load, write_secret},
     kas::{Kas, KasOptions, Tokens},
-    kubectl::{Kubectl, assert_same_among, normal},
-    networks::{Networks, address},
-    process::{Process, code, eventually, run},
-    prometheus::{Prometheus, Server},
-    recorder::Recorder,
-    redis::{Redis, Sentinel, section},
-    relay::{Relay, slow},
+    kubectl::{Kubectl, assert_same_output, normalize},
+    networks::{NetworkNamespaces, namespace_address},
+    prometheus::{Prometheus, PrometheusServer},
+    recorder::RecordingServer,
+    redis::{Redis, Sentinel, socket_section},
+    relay::{LoadBalancer, start_delayed_socket},
     simulator::Simulator,
-    skip::skipped,
     tls::Certificates,
     version::KubectlVersion,
     world::{AGENT, World},

@@ -1,4 +1,4 @@
-//! Callers who see only the series with certain labels of a real Prometheus, which watches itself: its tenants are the
+//! Callers that may only read series with certain labels. Prometheus scrapes itself, and its tenants are the
 //! handlers of its own HTTP server.
 
 use std::fs;
@@ -7,17 +7,17 @@ use gateway::token::{self, Holder, TokenHash};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 
-use crate::support::{AGENT, Prometheus, Reply, World, curl, eventually};
+use crate::support::{AGENT, CurlResponse, Prometheus, World, curl, eventually};
 
 const SERIES: &str = "prometheus_http_requests_total";
 
-/// A caller who sees the series of some handlers.
+/// A caller that may read the series of certain handlers.
 struct Tenant {
     token: SecretString,
 }
 
 impl Tenant {
-    /// Writes it into the identity file, and waits until kas knows it.
+    /// Adds a tenant to the identity file, and waits until kas has reloaded the file.
     fn new(world: &World, handlers: &[&str]) -> Self {
         let token = token::new(Holder::Caller);
         let file = world.directory().join("identity.yaml");
@@ -33,19 +33,19 @@ impl Tenant {
         fs::write(&new, identity.to_string()).unwrap();
         fs::rename(new, file).unwrap();
         let tenant = Self { token };
-        eventually("kas knows the tenant", || {
-            tenant.ask(world, "/api/v1/status/buildinfo", &[]).status == 200
+        eventually("kas accepts the token of the tenant", || {
+            tenant.get(world, "/api/v1/status/buildinfo", &[]).status == 200
         });
         tenant
     }
 
-    fn ask(&self, world: &World, path: &str, arguments: &[&str]) -> Reply {
+    fn get(&self, world: &World, path: &str, arguments: &[&str]) -> CurlResponse {
         let path = format!("/agents/{AGENT}/prometheus{path}");
         world.curl_as(&self.token, &path, &[&["--globoff"], arguments].concat())
     }
 }
 
-/// What tenants ask, and what it is to be for somebody who sees only `OURS`.
+/// Expressions of tenants, and the expected rewritten expressions with the matcher `OURS`.
 const EXPRESSIONS: &[(&str, &str)] = &[
     ("prometheus_http_requests_total", "prometheus_http_requests_total{OURS}"),
     ("prometheus_http_requests_total{}", "prometheus_http_requests_total{OURS}"),
@@ -110,9 +110,9 @@ const EXPRESSIONS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn a_tenant_sees_its_series_whatever_it_asks() {
+fn tenant_queries_return_only_its_series() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::of_prometheus(&prometheus.url);
+    let world = World::with_prometheus(&prometheus.url);
     let time = format!("time={}", prometheus.time);
     for (handlers, matcher) in [
         (&["/metrics"][..], "handler='/metrics'"),
@@ -120,7 +120,7 @@ fn a_tenant_sees_its_series_whatever_it_asks() {
     ] {
         let tenant = Tenant::new(&world, handlers);
         for (expression, allowed) in EXPRESSIONS {
-            let asked = format!("query={expression}");
+            let requested = format!("query={expression}");
             let allowed = format!("query={}", allowed.replace("OURS", matcher));
             let direct = curl(&[
                 "--data-urlencode",
@@ -130,20 +130,20 @@ fn a_tenant_sees_its_series_whatever_it_asks() {
                 &format!("{}/api/v1/query", prometheus.url),
             ]);
             assert_eq!(direct.status, 200, "{allowed}: {}", direct.text());
-            let form = ["--data-urlencode", &asked, "--data-urlencode", &time];
+            let form = ["--data-urlencode", &requested, "--data-urlencode", &time];
             for method in [&[][..], &["--get"]] {
-                let reply = tenant.ask(&world, "/api/v1/query", &[&form, method].concat());
-                assert_eq!(reply.status, 200, "{expression}: {}", reply.text());
-                assert_eq!(reply.json(), direct.json(), "{expression}");
+                let response = tenant.get(&world, "/api/v1/query", &[&form, method].concat());
+                assert_eq!(response.status, 200, "{expression}: {}", response.text());
+                assert_eq!(response.json(), direct.json(), "{expression}");
             }
         }
     }
 
-    // And there is something to see, and something that is not seen.
-    let all = prometheus.answer(&format!("/api/v1/query?query=count({SERIES})%20by%20(handler)&{time}"));
+    // Prometheus has series of several handlers, and the tenant sees those of its own only.
+    let all = prometheus.get_json(&format!("/api/v1/query?query=count({SERIES})%20by%20(handler)&{time}"));
     assert!(all["data"]["result"].as_array().unwrap().len() > 1, "{all}");
     let tenant = Tenant::new(&world, &["/metrics"]);
-    let seen = tenant.ask(&world, &format!("/api/v1/query?query={SERIES}&{time}"), &[]).json();
+    let seen = tenant.get(&world, &format!("/api/v1/query?query={SERIES}&{time}"), &[]).json();
     let handlers: Vec<_> = seen["data"]["result"]
         .as_array()
         .unwrap()
@@ -154,13 +154,13 @@ fn a_tenant_sees_its_series_whatever_it_asks() {
 }
 
 #[test]
-fn lists_of_series_and_labels_are_those_of_the_tenant() {
+fn tenant_lists_contain_only_its_series() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::of_prometheus(&prometheus.url);
+    let world = World::with_prometheus(&prometheus.url);
     let tenant = Tenant::new(&world, &["/metrics"]);
     let end = format!("end={}", prometheus.time);
     let own = "%7Bhandler%3D%22/metrics%22%7D";
-    for (asked, direct) in [
+    for (requested, direct) in [
         (
             format!("/api/v1/series?match[]={SERIES}&{end}"),
             format!("/api/v1/series?match[]={SERIES}{own}&{end}"),
@@ -199,29 +199,29 @@ fn lists_of_series_and_labels_are_those_of_the_tenant() {
             "/api/v1/format_query?query=sum(up)by(job)".to_owned(),
         ),
     ] {
-        let reply = tenant.ask(&world, &asked, &[]);
-        assert_eq!(reply.status, 200, "{asked}: {}", reply.text());
+        let response = tenant.get(&world, &requested, &[]);
+        assert_eq!(response.status, 200, "{requested}: {}", response.text());
         let direct = curl(&["--globoff", &format!("{}{direct}", prometheus.url)]).json();
-        assert_eq!(reply.json(), direct, "{asked}");
+        assert_eq!(response.json(), direct, "{requested}");
     }
-    let values = tenant.ask(&world, &format!("/api/v1/label/handler/values?{end}"), &[]).json();
+    let values = tenant.get(&world, &format!("/api/v1/label/handler/values?{end}"), &[]).json();
     assert_eq!(values["data"], json!(["/metrics"]));
 
-    let federated = tenant.ask(&world, "/federate?match[]=%7B__name__=~%22.%2B%22%7D", &[]).text();
+    let federated = tenant.get(&world, "/federate?match[]=%7B__name__=~%22.%2B%22%7D", &[]).text();
     let samples: Vec<_> =
         federated.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
     assert!(
         !samples.is_empty() && samples.iter().all(|line| line.contains("handler=\"/metrics\"")),
         "{federated}"
     );
-    let bare = tenant.ask(&world, "/federate", &[]).text();
+    let bare = tenant.get(&world, "/federate", &[]).text();
     assert!(bare.contains("handler=\"/metrics\"") && !bare.contains("handler=\"/api"), "{bare}");
 }
 
 #[test]
-fn what_tells_of_all_series_is_refused() {
+fn unenforceable_tenant_requests_are_refused() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::of_prometheus(&prometheus.url);
+    let world = World::with_prometheus(&prometheus.url);
     let tenant = Tenant::new(&world, &["/metrics"]);
     for (path, arguments) in [
         ("/api/v1/metadata", &[][..]),
@@ -235,15 +235,15 @@ fn what_tells_of_all_series_is_refused() {
         ("/api/v1/query/?query=up", &[]),
         ("/api/v1/label/job%2F..%2F..%2Ftargets%3F/values", &[]),
     ] {
-        let reply = tenant.ask(&world, path, arguments);
-        assert_eq!((reply.status, reply.header("kas-error")), (403, Some("not-enforceable")), "{path}");
-        assert_eq!(reply.json()["errorType"], "forbidden", "{path}");
+        let response = tenant.get(&world, path, arguments);
+        assert_eq!((response.status, response.header("kas-error")), (403, Some("not-enforceable")), "{path}");
+        assert_eq!(response.json()["errorType"], "forbidden", "{path}");
     }
     for path in
         ["/api/v1/query?query=up;x", "/api/v1/query?query=sum(", "/api/v1/query?query=up%", "/api/v1/query"]
     {
-        let reply = tenant.ask(&world, path, &[]);
-        assert_eq!((reply.status, reply.header("kas-error")), (400, Some("bad-request")), "{path}");
-        assert_eq!(reply.json()["errorType"], "bad_data", "{path}");
+        let response = tenant.get(&world, path, &[]);
+        assert_eq!((response.status, response.header("kas-error")), (400, Some("bad-request")), "{path}");
+        assert_eq!(response.json()["errorType"], "bad_data", "{path}");
     }
 }

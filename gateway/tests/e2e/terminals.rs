@@ -1,28 +1,33 @@
-//! What a session is besides its bytes: the size of its terminal, the end of each direction, many at a time.
+//! Sessions of exec and port-forward: terminal size, half-close and concurrency.
 
 use std::{fs, process::Stdio, thread};
 
 use crate::support::{
-    Cluster, Kubectl, KubectlVersion, Process, Simulator, World, assert_same_among, curl, eventually, file,
+    Cluster, Kubectl, KubectlVersion, Process, Simulator, World, assert_same_output, curl, eventually,
+    path_argument,
 };
 
 const IDLE: &str = "exec sleep 1000";
 const SIMULATED: &str = "deployment/web";
 
 #[test]
-fn a_terminal_that_is_resized_is_resized_at_the_other_end() {
+fn terminal_resize_reaches_the_pod() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("resize");
     namespace.pod("shell", IDLE);
     let remote = "while [ \"$(stty size)\" != \"33 101\" ]; do sleep 0.1; done; echo first size; \
                   while [ \"$(stty size)\" != \"22 77\" ]; do sleep 0.1; done; echo second size; exit 4";
-    for kubectl in [&namespace.kubectl, &world.kubectl().within(&namespace.name)] {
+    for kubectl in [&namespace.kubectl, &world.kubectl().in_namespace(&namespace.name)] {
         let resize = world.directory().join(format!("resize-{}", kubectl.name));
-        let before =
-            format!("(until [ -e {} ]; do sleep 0.1; done; stty cols 77 rows 22) </dev/tty &", file(&resize));
-        let mut command = kubectl
-            .terminal(&before, &["exec", "--stdin", "--tty", "shell", "--", "sh", "-c", &quoted(remote)]);
+        let before = format!(
+            "(until [ -e {} ]; do sleep 0.1; done; stty cols 77 rows 22) </dev/tty &",
+            path_argument(&resize)
+        );
+        let mut command = kubectl.terminal_command(
+            &before,
+            &["exec", "--stdin", "--tty", "shell", "--", "sh", "-c", &quoted(remote)],
+        );
         let mut session = Process::start("a session at a terminal", command.stdin(Stdio::piped()));
         session.line("the first size", |line| line.contains("first size"));
         fs::write(&resize, "").unwrap();
@@ -31,39 +36,40 @@ fn a_terminal_that_is_resized_is_resized_at_the_other_end() {
     }
 }
 
-/// Within the single quotes that arguments of a terminal are given.
+/// Escapes a script for the single quotes around the arguments of [`Kubectl::terminal_command`].
 fn quoted(script: &str) -> String {
     script.replace('\'', "'\\''")
 }
 
 #[test]
-fn the_end_of_standard_input_ends_one_direction_only() {
+fn stdin_eof_closes_one_direction() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("half-close");
     namespace.pod("shell", IDLE);
-    let through = [world.kubectl(), world.kubectl_in_ci()].map(|kubectl| kubectl.within(&namespace.name));
+    let through =
+        [world.kubectl(), world.kubectl_in_ci()].map(|kubectl| kubectl.in_namespace(&namespace.name));
     let script = "wc -c; sleep 1; seq 20000; echo end >&2; exit 6";
     let arguments = ["exec", "--stdin", "shell", "--", "sh", "-c", script];
     for input in ["", "words\n"] {
-        let code = assert_same_among(&namespace.kubectl, &[&through[0], &through[1]], &arguments, input);
+        let code = assert_same_output(&namespace.kubectl, &[&through[0], &through[1]], &arguments, input);
         assert_eq!(code, 6);
     }
 }
 
-/// A cluster of today speaks WebSocket with kubectl, in whose fifth version either direction ends by itself.
+/// Clusters of today use WebSocket with kubectl. Its protocol `v5.channel.k8s.io` has a half-close.
 #[test]
-fn exec_over_the_fifth_version_of_websocket_has_ends_and_exit_codes() {
+fn exec_v5_websocket_has_half_close_and_exit_codes() {
     let Some(simulator) = Simulator::or_skip() else { return };
     if !KubectlVersion::WEBSOCKET_EXEC.or_skip("exec over WebSocket") {
         return;
     }
-    let world = World::of_cluster(&simulator.kubeconfig);
-    let direct = Kubectl::of_cluster(&simulator.kubeconfig, world.directory());
+    let world = World::with_cluster(&simulator.kubeconfig);
+    let direct = Kubectl::direct(&simulator.kubeconfig, world.directory());
     let exec = |kubectl: &Kubectl, command: &[&str], stdin: &str| {
         let arguments = [&["exec", "--stdin", SIMULATED, "--namespace=demo", "--"], command].concat();
-        let answer = kubectl.pipe(&arguments, stdin.as_bytes());
-        (answer.code, answer.text(), answer.stderr)
+        let output = kubectl.run_with_stdin(&arguments, stdin.as_bytes());
+        (output.code, output.text(), output.stderr)
     };
     let many = "line after line\n".repeat(200_000);
     for (command, stdin, code, output) in [
@@ -88,22 +94,24 @@ fn exec_over_the_fifth_version_of_websocket_has_ends_and_exit_codes() {
 }
 
 #[test]
-fn twenty_sessions_at_a_time_do_not_mix() {
+fn concurrent_exec_sessions_do_not_mix() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("sessions");
     namespace.pod("shell", IDLE);
-    let through = world.kubectl().within(&namespace.name);
+    let through = world.kubectl().in_namespace(&namespace.name);
     thread::scope(|scope| {
         for number in 0..20 {
             let through = &through;
             scope.spawn(move || {
                 let words = format!("words of {number}\n").repeat(2000);
                 let script = format!("cat; exit {number}");
-                let answer =
-                    through.pipe(&["exec", "--stdin", "shell", "--", "sh", "-c", &script], words.as_bytes());
-                assert_eq!(answer.code, number, "{}", answer.stderr);
-                assert!(answer.text() == words, "{number}: {} bytes", answer.stdout.len());
+                let output = through.run_with_stdin(
+                    &["exec", "--stdin", "shell", "--", "sh", "-c", &script],
+                    words.as_bytes(),
+                );
+                assert_eq!(output.code, number, "{}", output.stderr);
+                assert!(output.text() == words, "{number}: {} bytes", output.stdout.len());
             });
         }
     });
@@ -113,20 +121,20 @@ fn twenty_sessions_at_a_time_do_not_mix() {
 #[test]
 fn fifty_connections_share_one_port_forward() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("fifty");
     namespace.pod("web", "mkdir -p /www; seq 50000 >/www/page; exec httpd -f -p 8080 -h /www");
     let page = namespace.kubectl.run(&["exec", "web", "--", "cat", "/www/page"]).stdout;
-    let through = world.kubectl().within(&namespace.name);
+    let through = world.kubectl().in_namespace(&namespace.name);
     let mut forward = through.start(&["port-forward", "pod/web", ":8080"]);
     let line = forward.line("Forwarding", |line| line.starts_with("Forwarding from 127.0.0.1:"));
     let url = format!("http://127.0.0.1:{}/page", line.split([':', ' ']).nth(3).unwrap());
     thread::scope(|scope| {
         let all: Vec<_> = (0..50).map(|_| scope.spawn(|| curl(&[&url]))).collect();
-        for reply in all {
-            let reply = reply.join().unwrap();
-            assert_eq!(reply.status, 200, "{}", reply.error);
-            assert!(reply.body == page, "{} bytes of {}", reply.body.len(), page.len());
+        for response in all {
+            let response = response.join().unwrap();
+            assert_eq!(response.status, 200, "{}", response.error);
+            assert!(response.body == page, "{} bytes of {}", response.body.len(), page.len());
         }
     });
     forward.terminate();

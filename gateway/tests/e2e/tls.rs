@@ -1,14 +1,14 @@
-//! TLS at both ends of kas, and what somebody sees who forgets it.
+//! TLS on both listeners of kas, and the errors where one end does not use it.
 
 use std::fs;
 
 use crate::{
     streams::{TWO_LINES, follow},
-    support::{Agent, Cluster, World, assert_same_among, curl},
+    support::{Agent, Cluster, World, assert_same_output, curl},
 };
 
 #[test]
-fn everything_works_with_tls_at_both_ends() {
+fn kubectl_works_with_tls_on_both_listeners() {
     let Some(cluster) = Cluster::or_skip() else { return };
     let world = World::start(&cluster.kubeconfig, |options, certificates| {
         options.public_tls = Some(certificates.clone());
@@ -18,9 +18,9 @@ fn everything_works_with_tls_at_both_ends() {
     let namespace = cluster.namespace("tls");
     namespace.pod("two-lines", TWO_LINES);
     let [agents, gitlab] =
-        [world.kubectl(), world.kubectl_in_ci()].map(|kubectl| kubectl.within(&namespace.name));
+        [world.kubectl(), world.kubectl_in_ci()].map(|kubectl| kubectl.in_namespace(&namespace.name));
     for arguments in [&["get", "pods"][..], &["exec", "two-lines", "--", "sh", "-c", "echo out; exit 3"]] {
-        assert_same_among(&namespace.kubectl, &[&agents, &gitlab], arguments, "");
+        assert_same_output(&namespace.kubectl, &[&agents, &gitlab], arguments, "");
     }
     let mut logs = follow(&agents, "two-lines");
     agents.ok(&["exec", "two-lines", "--", "touch", "/go"]);
@@ -28,60 +28,63 @@ fn everything_works_with_tls_at_both_ends() {
 }
 
 #[test]
-fn an_agent_that_does_not_know_the_authority_says_so() {
-    let nowhere = tempfile::tempdir().unwrap();
+fn agent_without_ca_certificate_logs_the_reason() {
+    let directory = tempfile::tempdir().unwrap();
     let world = World::without_cluster(|options, certificates| {
         options.agent_tls = Some(certificates);
     });
     let mut options = world.agent_options.clone();
     options.kas_authority = None;
-    let mut stranger = Agent::start(nowhere.path(), &options);
+    let mut agent = Agent::start(directory.path(), &options);
     let reason = "not signed by a trusted certificate authority";
-    let line = stranger.process.line(reason, |line| line.contains(reason));
+    let line = agent.process.line(reason, |line| line.contains(reason));
     assert!(line.contains("127.0.0.1"), "{line}");
-    assert!(stranger.process.runs(), "it tries again");
+    assert!(agent.process.runs(), "agentk retries");
 
-    fs::write(nowhere.path().join("empty.pem"), "").unwrap();
-    options.kas_authority = Some(nowhere.path().join("empty.pem"));
-    let mut mistaken = Agent::start(nowhere.path(), &options);
+    fs::write(directory.path().join("empty.pem"), "").unwrap();
+    options.kas_authority = Some(directory.path().join("empty.pem"));
+    let mut mistaken = Agent::start(directory.path(), &options);
     assert_ne!(mistaken.process.exit_code(), 0);
     assert!(mistaken.process.printed().contains("empty.pem"), "{}", mistaken.process.printed());
 }
 
 #[test]
-fn plain_http_on_a_tls_port_is_told_to_use_tls() {
-    let nowhere = tempfile::tempdir().unwrap();
+fn plain_http_on_tls_port_gets_400() {
+    let directory = tempfile::tempdir().unwrap();
     let world = World::without_cluster(|options, certificates| {
         options.public_tls = Some(certificates.clone());
         options.agent_tls = Some(certificates);
     });
     for address in [world.kas.public, world.kas.agents] {
-        let reply = curl(&[&format!("http://{address}/")]);
-        assert_eq!((reply.status, &*reply.text()), (400, "this port speaks TLS: use https:// or wss://\n"));
+        let response = curl(&[&format!("http://{address}/")]);
+        assert_eq!(
+            (response.status, &*response.text()),
+            (400, "this port speaks TLS: use https:// or wss://\n")
+        );
     }
 
     let mut options = world.agent_options.clone();
     options.kas = options.kas.replace("wss://", "ws://");
     options.kas_authority = None;
-    let plain = Agent::start(nowhere.path(), &options);
+    let plain = Agent::start(directory.path(), &options);
     plain.process.line("use wss://", |line| line.contains("wss://"));
 }
 
 #[test]
-fn tls_on_a_plain_port_is_noticed_at_both_ends() {
-    let nowhere = tempfile::tempdir().unwrap();
+fn tls_on_plain_port_is_logged_at_both_ends() {
+    let directory = tempfile::tempdir().unwrap();
     let world = World::without_cluster(|_, _| {});
     for (name, address) in [("public", world.kas.public), ("agent", world.kas.agents)] {
-        let reply = curl(&["--insecure", &format!("https://{address}/")]);
-        assert!(reply.status == 0 && !reply.error.is_empty(), "{reply:?}");
+        let response = curl(&["--insecure", &format!("https://{address}/")]);
+        assert!(response.status == 0 && !response.error.is_empty(), "{response:?}");
         let listener = format!("\"listener\":\"{name}\"");
         world.kas.process.line("the other end speaks TLS", |line| {
-            line.contains(&listener) && line.contains("the other end speaks TLS, and this listener does not")
+            line.contains(&listener) && line.contains("the peer uses TLS, but this listener does not")
         });
     }
 
     let mut options = world.agent_options.clone();
     options.kas = options.kas.replace("ws://", "wss://");
-    let encrypted = Agent::start(nowhere.path(), &options);
+    let encrypted = Agent::start(directory.path(), &options);
     encrypted.process.line("a failed TLS handshake", |line| line.contains("TLS"));
 }

@@ -1,4 +1,4 @@
-//! Traces of the real programs, as a collector gets them.
+//! Traces of the real programs, as a collector receives them.
 
 use opentelemetry_proto::tonic::{
     collector::trace::v1::ExportTraceServiceRequest,
@@ -7,10 +7,10 @@ use opentelemetry_proto::tonic::{
 };
 use prost::Message as _;
 
-use crate::support::{AGENT, Recorder, World, eventually};
+use crate::support::{AGENT, RecordingServer, World, eventually};
 
-/// The span of one program, if it has come.
-fn span_of(collector: &Recorder, program: &str) -> Option<(Vec<KeyValue>, Span)> {
+/// Returns the resource and the first span of a program, or `None` before the collector has received it.
+fn span_of(collector: &RecordingServer, program: &str) -> Option<(Vec<KeyValue>, Span)> {
     let batches = collector.requests();
     let batches = batches.iter().map(|sent| ExportTraceServiceRequest::decode(&*sent.body).unwrap());
     batches.flat_map(|batch| batch.resource_spans).find_map(|spans| {
@@ -33,19 +33,19 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn one_request_is_one_trace_through_both_programs_into_the_cluster() {
-    let (collector, upstream) = (Recorder::start(), Recorder::start());
+fn request_has_one_trace_from_kas_to_the_cluster() {
+    let (collector, upstream) = (RecordingServer::start(), RecordingServer::start());
     let url = format!("http://{}", upstream.address);
-    let mut world = World::traced(&url, &format!("http://{}", collector.address));
+    let mut world = World::with_traces(&url, &format!("http://{}", collector.address));
     let traceparent = "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let path = format!("/agents/{AGENT}/prometheus/api/v1/query?query=secret");
     assert_eq!(world.curl(&path, &["--header", traceparent]).status, 200);
 
-    eventually("both spans are with the collector", || {
+    eventually("the collector has received both spans", || {
         span_of(&collector, "kas").is_some() && span_of(&collector, "agentk").is_some()
     });
-    let (kas_is, kas) = span_of(&collector, "kas").unwrap();
-    let (agentk_is, agentk) = span_of(&collector, "agentk").unwrap();
+    let (kas_resource, kas) = span_of(&collector, "kas").unwrap();
+    let (agentk_resource, agentk) = span_of(&collector, "agentk").unwrap();
     assert_eq!(agentk.parent_span_id, kas.span_id);
     assert_eq!(agentk.trace_id, kas.trace_id);
     assert!(kas.parent_span_id.is_empty());
@@ -53,7 +53,7 @@ fn one_request_is_one_trace_through_both_programs_into_the_cluster() {
     let seen = upstream.requests();
     let expected = format!("00-{}-{}-01", hex(&agentk.trace_id), hex(&agentk.span_id));
     assert_eq!(seen[0].header("traceparent"), Some(&*expected));
-    for (resource, span) in [(&kas_is, &kas), (&agentk_is, &agentk)] {
+    for (resource, span) in [(&kas_resource, &kas), (&agentk_resource, &agentk)] {
         assert_eq!(span.name, "GET prometheus");
         assert!(
             text(resource, "service.version").is_some() && text(resource, "service.instance.id").is_some()
@@ -70,7 +70,7 @@ fn one_request_is_one_trace_through_both_programs_into_the_cluster() {
         process.line("its trace", |line| line.contains("trace_id") && line.contains(&id));
     }
 
-    // The last spans are not lost: both programs send them before they end.
+    // Both programs export their last spans before they exit.
     let refused = world.curl(&format!("/agents/{AGENT}/prometheus/api/v1/admin/tsdb/snapshot"), &[]);
     assert_eq!(refused.header("kas-error"), Some("not-proxied"));
     world.agent.process.terminate();
@@ -85,16 +85,16 @@ fn one_request_is_one_trace_through_both_programs_into_the_cluster() {
 }
 
 #[test]
-fn a_collector_that_is_away_hurts_nobody() {
-    let upstream = Recorder::start();
-    let mut world = World::traced(&format!("http://{}", upstream.address), "http://127.0.0.1:1");
+fn unreachable_collector_fails_no_request() {
+    let upstream = RecordingServer::start();
+    let mut world = World::with_traces(&format!("http://{}", upstream.address), "http://127.0.0.1:1");
     for _ in 0..3 {
         assert_eq!(world.curl(&format!("/agents/{AGENT}/prometheus/api/v1/query"), &[]).status, 200);
     }
-    let said = |line: &str| line.contains("spans were not taken by the collector");
-    world.kas.process.line("the collector is away", said);
+    let is_export_error = |line: &str| line.contains("the collector did not accept spans");
+    world.kas.process.line("the collector is away", is_export_error);
     world.kas.process.terminate();
     assert_eq!(world.kas.process.exit_code(), 0);
-    let lines = world.kas.process.printed().lines().filter(|line| said(line)).count();
-    assert!(lines <= 2, "it tried at least four times, and says so once in ten seconds: {lines}");
+    let lines = world.kas.process.printed().lines().filter(|line| is_export_error(line)).count();
+    assert!(lines <= 2, "kas failed at least four times, and logs this once in ten seconds: {lines}");
 }

@@ -13,16 +13,18 @@ use secrecy::ExposeSecret as _;
 use sha2::{Digest as _, Sha256};
 
 use crate::support::{
-    AGENT, Cluster, Kubectl, Namespace, World, assert_same_among, curl, eventually, file, normal, pod,
+    AGENT, Cluster, Kubectl, Namespace, World, assert_same_output, curl, eventually, normalize,
+    path_argument, pod_manifest,
 };
 
 const IDLE: &str = "exec sleep 1000";
 
-fn with_a_shell(cluster: &Cluster, topic: &str) -> (World, Namespace, [Kubectl; 2]) {
-    let world = World::of_cluster(&cluster.kubeconfig);
+fn with_shell_pod(cluster: &Cluster, topic: &str) -> (World, Namespace, [Kubectl; 2]) {
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace(topic);
     namespace.pod("shell", IDLE);
-    let through = [world.kubectl(), world.kubectl_in_ci()].map(|kubectl| kubectl.within(&namespace.name));
+    let through =
+        [world.kubectl(), world.kubectl_in_ci()].map(|kubectl| kubectl.in_namespace(&namespace.name));
     (world, namespace, through)
 }
 
@@ -33,11 +35,11 @@ fn random(bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn exec_brings_output_and_exit_code() {
+fn exec_returns_output_and_exit_code() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let (world, namespace, [agents, gitlab]) = with_a_shell(&cluster, "exec");
+    let (world, namespace, [agents, gitlab]) = with_shell_pod(&cluster, "exec");
     let same = |arguments: &[&str], stdin: &str| {
-        assert_same_among(&namespace.kubectl, &[&agents, &gitlab], arguments, stdin);
+        assert_same_output(&namespace.kubectl, &[&agents, &gitlab], arguments, stdin);
     };
     same(&["exec", "shell", "--", "sh", "-c", "echo out; echo error >&2"], "");
     same(&["exec", "shell", "--", "sh", "-c", "echo out; exit 3"], "");
@@ -49,28 +51,28 @@ fn exec_brings_output_and_exit_code() {
 }
 
 #[test]
-fn a_megabyte_comes_back_through_exec_as_it_went() {
+fn exec_echoes_a_megabyte_unchanged() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let (_world, namespace, [agents, gitlab]) = with_a_shell(&cluster, "megabyte");
+    let (_world, namespace, [agents, gitlab]) = with_shell_pod(&cluster, "megabyte");
     let sent = random(1 << 20);
     for kubectl in [&namespace.kubectl, &agents, &gitlab] {
-        let answer = kubectl.pipe(&["exec", "--stdin", "shell", "--", "cat"], &sent);
-        assert_eq!((answer.code, &*answer.stderr), (0, ""), "{}", kubectl.name);
-        assert!(answer.stdout == sent, "{}: {} bytes came back", kubectl.name, answer.stdout.len());
+        let output = kubectl.run_with_stdin(&["exec", "--stdin", "shell", "--", "cat"], &sent);
+        assert_eq!((output.code, &*output.stderr), (0, ""), "{}", kubectl.name);
+        assert!(output.stdout == sent, "{}: {} bytes came back", kubectl.name, output.stdout.len());
     }
 }
 
 #[test]
-fn a_terminal_is_one_at_the_other_end() {
+fn exec_with_tty_allocates_a_terminal() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let (_world, namespace, [agents, _]) = with_a_shell(&cluster, "terminal");
+    let (_world, namespace, [agents, _]) = with_shell_pod(&cluster, "terminal");
     let script = "tty; echo width; sleep 1; stty size; exit 4";
     let [direct, through] = [&namespace.kubectl, &agents].map(|kubectl| {
-        let answer =
-            kubectl.at_terminal(&["exec", "--stdin", "--tty", "shell", "--", "sh", "-c", script], "");
-        assert!(answer.text().contains("/dev/pts/"), "{answer:?}");
-        // `script` passes the end of its own input on, sooner or later.
-        (answer.code, normal(&answer.text().replace("^@", ""), &namespace.name))
+        let output =
+            kubectl.run_in_terminal(&["exec", "--stdin", "--tty", "shell", "--", "sh", "-c", script], "");
+        assert!(output.text().contains("/dev/pts/"), "{output:?}");
+        // `script` writes `^@` at the end of its own input, at an unpredictable position.
+        (output.code, normalize(&output.text().replace("^@", ""), &namespace.name))
     });
     assert!(direct.1.contains("33 101"), "{direct:?}");
     assert_eq!(direct.0, 4);
@@ -78,45 +80,50 @@ fn a_terminal_is_one_at_the_other_end() {
 }
 
 #[test]
-fn files_are_copied_both_ways() {
+fn cp_copies_files_both_ways() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let (world, namespace, [agents, gitlab]) = with_a_shell(&cluster, "copy");
+    let (world, namespace, [agents, gitlab]) = with_shell_pod(&cluster, "copy");
     let sent = world.directory().join("sent");
     fs::write(&sent, random(3 << 20)).unwrap();
     let sum = |path: &std::path::Path| format!("{:x?}", Sha256::digest(fs::read(path).unwrap()));
     for (number, kubectl) in [&agents, &gitlab].into_iter().enumerate() {
         let there = format!("shell:/tmp/there-{number}");
         let back = world.directory().join(format!("back-{number}"));
-        kubectl.ok(&["cp", file(&sent), &there]);
+        kubectl.ok(&["cp", path_argument(&sent), &there]);
         namespace.kubectl.ok(&["exec", "shell", "--", "test", "-s", &there["shell:".len()..]]);
-        kubectl.ok(&["cp", &there, file(&back)]);
+        kubectl.ok(&["cp", &there, path_argument(&back)]);
         assert_eq!(sum(&back), sum(&sent), "{}", kubectl.name);
-        let missing = kubectl.run(&["cp", "shell:/no/such/file", file(&back)]);
-        let direct = namespace.kubectl.run(&["cp", "shell:/no/such/file", file(&back)]);
+        let missing = kubectl.run(&["cp", "shell:/no/such/file", path_argument(&back)]);
+        let direct = namespace.kubectl.run(&["cp", "shell:/no/such/file", path_argument(&back)]);
         assert_eq!((missing.code, missing.stderr), (direct.code, direct.stderr));
     }
 }
 
 #[test]
-fn ports_are_forwarded_for_several_at_once() {
+fn port_forward_serves_concurrent_connections() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::of_cluster(&cluster.kubeconfig);
+    let world = World::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("forward");
     let page = "mkdir /www; head -c 300000 /dev/urandom > /www/page; exec httpd -f -p 8080 -h /www";
     namespace.pod("web", page);
     let read = ["exec", "web", "--", "cat", "/www/page"];
     let expected = namespace.kubectl.run(&read).stdout;
     for kubectl in [world.kubectl(), world.kubectl_in_ci()] {
-        let mut forward = kubectl.within(&namespace.name).start(&["port-forward", "pod/web", ":8080"]);
+        let mut forward = kubectl.in_namespace(&namespace.name).start(&["port-forward", "pod/web", ":8080"]);
         let line = forward.line("Forwarding", |line| line.starts_with("Forwarding from 127.0.0.1:"));
         let port = line.split([':', ' ']).nth(3).unwrap();
         let url = format!("http://127.0.0.1:{port}/page");
         thread::scope(|scope| {
             let all: Vec<_> = (0..8).map(|_| scope.spawn(|| curl(&[&url]))).collect();
-            for reply in all {
-                let reply = reply.join().unwrap();
-                assert_eq!((reply.status, reply.body.len()), (200, expected.len()), "{}", reply.error);
-                assert!(reply.body == expected);
+            for response in all {
+                let response = response.join().unwrap();
+                assert_eq!(
+                    (response.status, response.body.len()),
+                    (200, expected.len()),
+                    "{}",
+                    response.error
+                );
+                assert!(response.body == expected);
             }
         });
         assert_eq!(curl(&[&format!("http://127.0.0.1:{port}/none")]).status, 404);
@@ -127,34 +134,34 @@ fn ports_are_forwarded_for_several_at_once() {
 }
 
 #[test]
-fn a_pod_is_run_and_attached_to() {
+fn run_and_attach_reach_the_pod() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let (_world, namespace, [agents, _]) = with_a_shell(&cluster, "attach");
-    namespace.kubectl.ok_with(&["create", "--filename=-"], &pod_that_reads("echoer"));
+    let (_world, namespace, [agents, _]) = with_shell_pod(&cluster, "attach");
+    namespace.kubectl.ok_with_stdin(&["create", "--filename=-"], &pod_that_reads("echoer"));
     namespace.kubectl.ok(&["wait", "--for=condition=Ready", "pod/echoer", "--timeout=40s"]);
-    let attached = agents.pipe(&["attach", "--stdin", "echoer"], b"some words\n");
+    let attached = agents.run_with_stdin(&["attach", "--stdin", "echoer"], b"some words\n");
     assert_eq!((attached.code, attached.text()), (0, "heard some words\n".to_owned()), "{}", attached.stderr);
 
     let script = "read line; echo heard $line; exit 5";
     let run = ["run", "runner", "--image=busybox:1.35", "--image-pull-policy=Never", "--restart=Never"];
     let rest =
         ["--stdin", "--rm", "--quiet", "--pod-running-timeout=40s", "--command", "--", "sh", "-c", script];
-    let ran = agents.pipe(&[&run[..], &rest].concat(), b"more words\n");
+    let ran = agents.run_with_stdin(&[&run[..], &rest].concat(), b"more words\n");
     assert_eq!((ran.code, ran.text()), (5, "heard more words\n".to_owned()), "{}", ran.stderr);
 }
 
 fn pod_that_reads(name: &str) -> String {
     let mut manifest: serde_json::Value =
-        serde_json::from_str(&pod(name, "read line; echo heard $line")).unwrap();
+        serde_json::from_str(&pod_manifest(name, "read line; echo heard $line")).unwrap();
     let container = &mut manifest["spec"]["containers"][0];
     container["stdin"] = true.into();
     container["stdinOnce"] = true.into();
     manifest.to_string()
 }
 
-/// kubectl asks for `v5.channel.k8s.io`, which old clusters do not speak; other clients ask for v4.
+/// kubectl requests `v5.channel.k8s.io`, which old clusters do not support; other clients request v4.
 #[test]
-fn exec_over_websocket_brings_channels() {
+fn exec_over_websocket_separates_channels() {
     let Some(cluster) = Cluster::or_skip() else { return };
     let world = World::start(&cluster.kubeconfig, |_, _| {});
     let namespace = cluster.namespace("websocket");
@@ -170,20 +177,20 @@ fn exec_over_websocket_brings_channels() {
          Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Protocol: v4.channel.k8s.io\r\n\r\n"
     );
     connection.write_all(request.as_bytes()).unwrap();
-    let mut answer = Vec::new();
-    connection.read_to_end(&mut answer).unwrap();
+    let mut response = Vec::new();
+    connection.read_to_end(&mut response).unwrap();
 
-    let end = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
-    let head = String::from_utf8_lossy(&answer[..end]).to_lowercase();
+    let end = response.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+    let head = String::from_utf8_lossy(&response[..end]).to_lowercase();
     assert!(head.starts_with("http/1.1 101") && head.contains("v4.channel.k8s.io"), "{head}");
-    let channels = channels(&answer[end..]);
+    let channels = channels(&response[end..]);
     assert_eq!(&*channels[1], b"out\n");
     assert_eq!(&*channels[2], b"error\n");
     let status: serde_json::Value = serde_json::from_slice(&channels[3]).unwrap();
     assert_eq!(status["details"]["causes"][0]["message"], "3", "{status}");
 }
 
-/// The data of each channel, out of unmasked frames (RFC 6455 section 5.2).
+/// Returns the data of each channel from unmasked frames (RFC 6455 section 5.2).
 fn channels(mut frames: &[u8]) -> [Vec<u8>; 4] {
     let mut channels = [const { Vec::new() }; 4];
     while let [first, length, rest @ ..] = frames {

@@ -1,14 +1,16 @@
-//! What happens when an agent, or kas, dies or is turned away.
+//! Death, revocation and shutdown of agents and of kas.
 
 use std::{sync::Arc, time::Duration};
 
 use agent::Services;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
+use testkit::{
+    logs::Logs,
+    world::{World, endless, text},
+};
 use tokio::sync::Semaphore;
 use tunnel::Body;
-
-use crate::world::{World, endless, text};
 
 fn services() -> Services {
     Services::new().with_fn("kubernetes", async |request: Request<Body>| match request.uri().path() {
@@ -18,7 +20,7 @@ fn services() -> Services {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_dies_in_the_middle_of_an_answer_aborts_it() {
+async fn death_of_agent_aborts_the_response() {
     let world = World::new();
     let agent = world.agent(services()).await;
     let mut body = world.get("/agents/prod/kubernetes/watch").await.into_body();
@@ -30,7 +32,41 @@ async fn an_agent_that_dies_in_the_middle_of_an_answer_aborts_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kas_that_dies_in_the_middle_of_an_answer_is_dialled_again() {
+async fn cut_connection_is_counted_as_lost_and_stopped_agent_as_graceful() {
+    let world = World::new();
+    let agent = world.agent(services()).await;
+    world.cut_tunnels();
+    world.tunnels(0).await;
+    world.tunnels(2).await;
+    assert_eq!(world.metric(r#"kas_tunnel_lifetime_seconds_count{reason="lost"}"#), 2.0);
+
+    agent.stop().await;
+    world.tunnels(0).await;
+    assert_eq!(world.metric(r#"kas_tunnel_lifetime_seconds_count{reason="lost"}"#), 2.0);
+    assert_eq!(world.metric(r#"kas_tunnel_lifetime_seconds_count{reason="graceful"}"#), 2.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn repeated_idle_cuts_of_a_proxy_name_the_key_to_set() {
+    let (world, logs) = (World::new(), Logs::capture());
+    let _agent = world.agent(services()).await;
+    for cuts in 1..=3 {
+        assert!(!logs.text().contains("agent.tunnel.keepalive_interval"), "after {} cuts", cuts - 1);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        world.cut_tunnels();
+        world.tunnels(0).await;
+        world.tunnels(2).await;
+    }
+    let logs = logs.text();
+    let hints = logs.lines().filter(|line| line.contains("agent.tunnel.keepalive_interval"));
+    let (kas, agentk): (Vec<_>, Vec<_>) = hints.partition(|line| line.contains("agent.name=prod"));
+    assert_eq!((kas.len(), agentk.len()), (2, 2), "{logs}");
+    assert!(kas.iter().chain(&agentk).all(|line| line.contains("WARN") && line.contains("tunnel lost")));
+    assert_eq!(world.metric(r#"kas_tunnel_lifetime_seconds_count{reason="lost"}"#), 6.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_reconnects_after_death_of_kas() {
     let world = World::new();
     let _agent = world.agent(services()).await;
     let mut body = world.get("/agents/prod/kubernetes/watch").await.into_body();
@@ -43,7 +79,7 @@ async fn a_kas_that_dies_in_the_middle_of_an_answer_is_dialled_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_revoked_token_cuts_the_tunnels_and_opens_no_new_ones() {
+async fn revoked_agent_token_cuts_its_tunnels() {
     let world = World::new();
     let _agent = world.agent(services()).await;
     let mut body = world.get("/agents/prod/kubernetes/watch").await.into_body();
@@ -59,20 +95,20 @@ async fn a_revoked_token_cuts_the_tunnels_and_opens_no_new_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_callers_revoked_token_cuts_its_watches() {
+async fn revoked_caller_token_cuts_its_watches() {
     let world = World::new();
     let _agent = world.agent(services()).await;
     let mut watch = world.get("/agents/prod/kubernetes/watch?watch=true").await.into_body();
     watch.frame().await.unwrap().unwrap();
 
-    world.dismiss_caller();
+    world.revoke_caller();
     assert!(watch.frame().await.unwrap().is_err());
     assert_eq!(world.get("/agents/prod/kubernetes/").await.status(), StatusCode::UNAUTHORIZED);
     world.tunnels(2).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_stops_finishes_what_it_has_begun() {
+async fn stopping_agent_finishes_requests_in_flight() {
     let world = World::new();
     let (begun, finish) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let (has_begun, may_finish) = (Arc::clone(&begun), Arc::clone(&finish));

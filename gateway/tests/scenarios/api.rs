@@ -1,4 +1,4 @@
-//! What programs learn of the agents at the internal API.
+//! The internal API.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{path::Path, sync::Arc, time::Duration};
@@ -9,62 +9,26 @@ use base64::{
     prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
 };
 use gateway::{
-    api::{Api, Verifier},
     identity::Identity,
-    peers::Fleet,
+    internals::Verifier,
+    peers::ReplicaContext,
     token::{self, Holder, TokenHash},
 };
-use hmac::{Hmac, KeyInit as _, Mac as _};
-use http::{Request, Response, StatusCode, header::AUTHORIZATION};
-use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
+use hmac::Hmac;
+use http::{Request, StatusCode, header::AUTHORIZATION};
 use proto::ReplicaId;
 use router::{
     Replica,
-    redis::{Address, RedisStore, Servers, Settings},
+    redis::{RedisAddress, RedisServers, RedisSettings, RedisStore},
 };
 use serde_json::{Value, json};
 use sha2::Sha256;
-use tokio::io::DuplexStream;
-use tunnel::Body;
-
-use crate::{
-    fleet::{Several, secret},
-    world::{CALLER, World, configuration, text},
+use testkit::{
+    fleet::TestFleet,
+    internal_api::{get, send, valid_token},
+    world::{World, configuration, text},
 };
-
-/// A token as its maker makes it.
-pub(crate) fn jwt(secret: &[u8], head: &Value, claims: &Value) -> String {
-    let part = |value: &Value| BASE64_URL_SAFE_NO_PAD.encode(value.to_string());
-    let message = format!("{}.{}", part(head), part(claims));
-    let seal = Hmac::<Sha256>::new_from_slice(secret).unwrap().chain_update(&message).finalize().into_bytes();
-    format!("{message}.{}", BASE64_URL_SAFE_NO_PAD.encode(seal))
-}
-
-/// One that is good.
-pub(crate) fn good() -> String {
-    jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &json!({"aud": "gitlab-kas"}))
-}
-
-/// A connection to a replica's internal API.
-pub(crate) fn connect(world: &World) -> DuplexStream {
-    let (near, far) = tokio::io::duplex(64 << 10);
-    let api = Arc::new(Api::of(&world.kas.agents, Verifier::new(&secret(1))));
-    tokio::spawn(api.server().serve(far, CALLER));
-    near
-}
-
-pub(crate) async fn send(world: &World, request: Request<Body>) -> Response<Incoming> {
-    let io = TokioIo::new(connect(world));
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
-    tokio::spawn(connection);
-    sender.send_request(request).await.unwrap()
-}
-
-pub(crate) async fn get(world: &World, path: &str) -> Response<Incoming> {
-    let authorization = format!("Bearer {}", good());
-    send(world, Request::get(path).header(AUTHORIZATION, authorization).body(Body::empty()).unwrap()).await
-}
+use tunnel::Body;
 
 async fn read(world: &World, path: &str) -> Value {
     let answer = get(world, path).await;
@@ -82,7 +46,7 @@ fn names(page: &Value) -> Vec<&str> {
 
 #[tokio::test(start_paused = true)]
 async fn any_replica_tells_who_is_connected_and_where() {
-    let fleet = Several::new(3);
+    let fleet = TestFleet::new(3);
     let _agent = fleet.agent(1, Services::new()).await;
     let _again = fleet.agent(2, Services::new()).await;
     for world in &fleet.replicas {
@@ -143,8 +107,8 @@ async fn agents_are_listed_by_project_and_page_by_page() {
 async fn without_the_directory_the_answer_is_partial_and_says_so() {
     let id = ReplicaId::random();
     let config = configuration();
-    let settings = Settings {
-        servers: Servers::One(Address::Unix("/nowhere/redis.sock".into())),
+    let settings = RedisSettings {
+        servers: RedisServers::Single(RedisAddress::Unix("/nowhere/redis.sock".into())),
         tls: None,
         username: None,
         password_file: None,
@@ -154,9 +118,10 @@ async fn without_the_directory_the_answer_is_partial_and_says_so() {
         dial_timeout: Duration::from_secs(1),
         response_timeout: Duration::from_secs(1),
     };
-    let (store, _keeper) = RedisStore::new(settings, Replica { id, url: "http://a:1".into() }, "0.1.0");
+    let (store, _sync) = RedisStore::new(settings, Replica { id, url: "http://a:1".into() }, "0.1.0");
     let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
-    let world = World::replica(Fleet::alone(id, Arc::new(store), &config), config, tokens, None, None);
+    let world =
+        World::replica(ReplicaContext::standalone(id, Arc::new(store), &config), config, tokens, None, None);
     let file = format!(
         "agents: [{{id: 1, name: prod, tokens: ['{}']}}, {{id: 2, name: other, tokens: []}}]",
         TokenHash::of(&world.agent_token)
@@ -169,21 +134,21 @@ async fn without_the_directory_the_answer_is_partial_and_says_so() {
     assert!(page["missing"].as_str().unwrap().contains("Redis was not reached"), "{page}");
     let other: Value = serde_json::from_str(&text(get(&world, "/api/v1/agents/2").await).await).unwrap();
     assert_eq!(other["agent"]["state"], "unknown", "{other}");
-    assert_eq!(world.kas.admin.roster.list().await.missing.as_deref(), page["missing"].as_str());
+    assert_eq!(world.kas.admin.agent_lister.list().await.missing.as_deref(), page["missing"].as_str());
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_answered_is_refused_with_its_reason() {
+async fn invalid_request_is_refused_with_its_reason() {
     let world = World::new();
     for (path, status, error, message) in [
         ("/api/v1/agents/nobody", 404, "not-found", "no agent \"nobody\""),
-        ("/api/v1/agents/%ff", 404, "not-found", "there are /api/v1/agents"),
-        ("/api/v1/agents/", 404, "not-found", "there are /api/v1/agents"),
-        ("/api/v1/agents/prod/tunnels", 404, "not-found", "there are /api/v1/agents"),
-        ("/api/v1/agentsx", 404, "not-found", "there are /api/v1/agents"),
-        ("/", 404, "not-found", "there are /api/v1/agents"),
+        ("/api/v1/agents/%ff", 404, "not-found", "the paths are /api/v1/agents"),
+        ("/api/v1/agents/", 404, "not-found", "the paths are /api/v1/agents"),
+        ("/api/v1/agents/prod/tunnels", 404, "not-found", "the paths are /api/v1/agents"),
+        ("/api/v1/agentsx", 404, "not-found", "the paths are /api/v1/agents"),
+        ("/", 404, "not-found", "the paths are /api/v1/agents"),
         ("/api/v1/agents?limit=9999", 400, "bad-request", "between 1 and 500"),
-        ("/api/v1/agents/prod?project=7", 400, "bad-request", "without a query"),
+        ("/api/v1/agents/prod?project=7", 400, "bad-request", "has no parameters"),
     ] {
         let answer = get(&world, path).await;
         assert_eq!(answer.status(), status, "{path}");
@@ -195,7 +160,7 @@ async fn what_cannot_be_answered_is_refused_with_its_reason() {
         [("POST", "/api/v1/agents"), ("HEAD", "/api/v1/agents"), ("DELETE", "/api/v1/agents/1")]
     {
         let request = Request::builder().method(method).uri(path);
-        let request = request.header(AUTHORIZATION, format!("Bearer {}", good()));
+        let request = request.header(AUTHORIZATION, format!("Bearer {}", valid_token()));
         let answer = send(&world, request.body(Body::empty()).unwrap()).await;
         assert_eq!(
             (answer.status(), &answer.headers()["allow"]),
@@ -210,7 +175,7 @@ async fn what_cannot_be_answered_is_refused_with_its_reason() {
 #[tokio::test(start_paused = true)]
 async fn tokens_of_every_length_of_hmac_are_good() {
     let secret = [1; 32];
-    let verifier = Verifier::new(&crate::fleet::secret(1));
+    let verifier = Verifier::new(testkit::fleet::secret(1));
     let claims =
         BASE64_URL_SAFE_NO_PAD.encode(r#"{"aud":["other","gitlab-kas"],"iss":"gitlab.example.com"}"#);
     let sealed = |algorithm: &str, seal: fn(&[u8], &[u8]) -> Vec<u8>| {

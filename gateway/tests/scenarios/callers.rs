@@ -1,20 +1,19 @@
-//! What a caller sees.
+//! Requests of callers and their responses.
 
 use std::{sync::Arc, time::Duration};
 
 use agent::Services;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
+use testkit::world::{World, endless, text};
 use tokio::{
     sync::Notify,
     time::{Instant, timeout},
 };
 use tunnel::Body;
 
-use crate::world::{World, endless, text};
-
 #[tokio::test(start_paused = true)]
-async fn a_request_reaches_the_cluster_and_its_answer_comes_back() {
+async fn request_reaches_the_cluster_and_is_answered() {
     let world = World::new();
     let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         assert!(!request.headers().contains_key("authorization"), "the caller's credential stays at kas");
@@ -32,7 +31,7 @@ async fn a_request_reaches_the_cluster_and_its_answer_comes_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_who_reads_slowly_stalls_nobody() {
+async fn slow_caller_does_not_stall_others() {
     let world = World::new();
     let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         if request.uri().path() != "/large" {
@@ -58,7 +57,7 @@ async fn a_caller_who_reads_slowly_stalls_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_who_leaves_is_noticed_in_the_cluster() {
+async fn disconnect_of_caller_cancels_the_request() {
     let world = World::new();
     let left = Arc::new(Notify::new());
     let noticed = Arc::clone(&left);
@@ -82,7 +81,7 @@ async fn a_caller_who_leaves_is_noticed_in_the_cluster() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_waits_for_an_agent_that_reconnects() {
+async fn request_waits_for_reconnecting_agent() {
     let world = World::new();
     let caller = {
         let world = world.clone();
@@ -94,7 +93,7 @@ async fn a_request_waits_for_an_agent_that_reconnects() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_absent_agent_is_explained_after_a_short_wait() {
+async fn absent_agent_is_503_after_the_wait() {
     let world = World::new();
     let started = Instant::now();
     let answer = world.get("/agents/prod/kubernetes/").await;
@@ -102,7 +101,7 @@ async fn an_absent_agent_is_explained_after_a_short_wait() {
     assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(answer.headers()["kas-error"], "agent-not-connected");
     assert_eq!(answer.headers()["retry-after"], "5");
-    assert!(text(answer).await.contains("has not connected since this kas started"));
+    assert!(text(answer).await.contains("has not connected to this kas since it started"));
 
     let agent = world.agent(hello()).await;
     agent.stop().await;
@@ -110,11 +109,11 @@ async fn an_absent_agent_is_explained_after_a_short_wait() {
     let answer = world.get("/agents/prod/prometheus/api/v1/query").await;
     let envelope: serde_json::Value = serde_json::from_str(&text(answer).await).unwrap();
     assert_eq!(envelope["errorType"], "unavailable");
-    assert!(envelope["error"].as_str().unwrap().contains("agent prod is not connected since"));
+    assert!(envelope["error"].as_str().unwrap().contains("agent prod disconnected"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_that_the_agent_lacks_is_named_with_those_it_has() {
+async fn unknown_service_error_lists_the_services() {
     let world = World::new();
     let _agent = world.agent(hello()).await;
     let answer = world.get("/agents/prod/prometheus/api/v1/query").await;
@@ -124,7 +123,7 @@ async fn a_service_that_the_agent_lacks_is_named_with_those_it_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upgrade_that_the_cluster_refuses_is_an_ordinary_answer() {
+async fn refused_upgrade_is_an_ordinary_response() {
     let world = World::new();
     let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         assert_eq!(request.headers()["upgrade"], "SPDY/3.1");
@@ -143,10 +142,10 @@ async fn an_upgrade_that_the_cluster_refuses_is_an_ordinary_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_of_the_agent_is_told_in_the_callers_language() {
+async fn error_of_agent_has_the_dialect_of_the_caller() {
     let world = World::new();
     let services = Services::new().with_fn("kubernetes", async |_: Request<Body>| {
-        agent::Failure::new(proto::Reason::ClusterUnreachable, "cannot connect to 10.0.0.1:443: refused")
+        agent::ServiceError::new(proto::Reason::ClusterUnreachable, "cannot connect to 10.0.0.1:443: refused")
             .into_response()
     });
     let _agent = world.agent(services).await;

@@ -1,4 +1,4 @@
-//! Tunnels are replaced before they are left.
+//! Drains: a tunnel is replaced before it is closed.
 
 use std::time::Duration;
 
@@ -6,10 +6,9 @@ use agent::Services;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
+use testkit::world::{World, endless, text};
 use tokio::time::{Instant, sleep};
 use tunnel::Body;
-
-use crate::world::{World, endless, text};
 
 fn services() -> Services {
     Services::new().with_fn("kubernetes", async |request: Request<Body>| {
@@ -46,7 +45,7 @@ async fn draining_under_load_loses_no_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tunnel_at_its_maximum_age_is_replaced_and_its_streams_live_on() {
+async fn tunnel_at_maximum_age_is_replaced_and_its_streams_continue() {
     let world = World::with(|config| config.agent.listen.max_connection_age = Duration::from_secs(60));
     let _agent = world.agent(services()).await;
     let mut watch = world.get("/agents/prod/kubernetes/watch").await.into_body();
@@ -68,10 +67,10 @@ async fn tunnel_with_stream_in_flight_ends_when_agents_are_cut() {
     let mut watch = world.get("/agents/prod/kubernetes/watch").await.into_body();
     watch.frame().await.unwrap().unwrap();
 
-    world.kas.agents.leaving.cancel();
+    world.kas.agents.connections.draining.cancel();
     sleep(Duration::from_secs(60)).await;
     world.tunnels(1).await;
-    world.kas.agents.cut.cancel();
+    world.kas.agents.connections.cut.cancel();
     world.tunnels(0).await;
     assert!(watch.frame().await.unwrap().is_err());
 }

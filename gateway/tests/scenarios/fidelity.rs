@@ -1,12 +1,11 @@
-//! What passes through kas and agentk as it is: trailers, aborts, both directions at once, over both versions of HTTP.
+//! Transparency of kas and agentk: trailers, aborts and concurrent directions, over both versions of HTTP.
 
 use http::{HeaderMap, Request, StatusCode, header::TRAILER};
 use http_body::Frame;
 use http_body_util::BodyExt as _;
+use testkit::server::{PATH, SOON, channel_body, http2, post, read_head, read_until, send_query, world};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, sync::mpsc, time::timeout};
 use tunnel::Body;
-
-use crate::server::{PATH, SOON, ask, head, http2, post, until, world, written};
 
 #[tokio::test]
 async fn trailers_of_a_caller_reach_a_server_if_they_were_announced() {
@@ -14,21 +13,21 @@ async fn trailers_of_a_caller_reach_a_server_if_they_were_announced() {
     let (world, _agent) = world(move |mut server: TcpStream| {
         let heard = heard.clone();
         async move {
-            let head = head(&mut server).await;
-            let body = until(&mut server, "\r\n\r\n").await;
+            let head = read_head(&mut server).await;
+            let body = read_until(&mut server, "\r\n\r\n").await;
             heard.send((head, body)).unwrap();
             server.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
         }
     })
     .await;
     for (over_http2, announced) in [(false, true), (true, true), (true, false)] {
-        let (writing, body) = written();
+        let (writing, body) = channel_body();
         writing.send(Frame::data("body".into())).unwrap();
         let fields = [("digest", "1"), ("impersonate-user", "root")];
         let fields = fields.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
         writing.send(Frame::trailers(HeaderMap::from_iter(fields))).unwrap();
         drop(writing);
-        let answer = ask(&world, over_http2, |request| {
+        let answer = send_query(&world, over_http2, |request| {
             post(request, body);
             if announced {
                 let names = "digest, impersonate-user".parse().unwrap();
@@ -47,14 +46,14 @@ async fn trailers_of_a_caller_reach_a_server_if_they_were_announced() {
 #[tokio::test]
 async fn trailers_of_a_server_reach_who_takes_them() {
     let (world, _agent) = world(async |mut server: TcpStream| {
-        let wanted = head(&mut server).await.contains("te: trailers\r\n");
+        let wanted = read_head(&mut server).await.contains("te: trailers\r\n");
         let answer = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: Digest\r\n\r\n\
                       2\r\nok\r\n0\r\nDigest: 1\r\nSet-Cookie: a=b\r\nX-Wanted: ";
         server.write_all(format!("{answer}{wanted}\r\n\r\n").as_bytes()).await.unwrap();
     })
     .await;
     for over_http2 in [false, true] {
-        let answer = ask(&world, over_http2, |request| {
+        let answer = send_query(&world, over_http2, |request| {
             request.headers_mut().insert("te", "trailers".parse().unwrap());
             if !over_http2 {
                 request.headers_mut().insert("connection", "te".parse().unwrap());
@@ -69,14 +68,14 @@ async fn trailers_of_a_server_reach_who_takes_them() {
         assert_eq!(trailers.get("x-wanted").map(|wanted| wanted == "true"), over_http2.then_some(true));
         assert_eq!(body.to_bytes(), "ok");
     }
-    let plain = ask(&world, false, |_| {}).await;
+    let plain = send_query(&world, false, |_| {}).await;
     assert_eq!(plain.into_body().collect().await.unwrap().to_bytes(), "ok");
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_off_is_never_a_clean_end() {
+async fn truncated_response_is_not_a_clean_end() {
     let (world, _agent) = world(async |mut server: TcpStream| {
-        let answer = match head(&mut server).await.contains("query?chunked") {
+        let answer = match read_head(&mut server).await.contains("query?chunked") {
             true => "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nbegun\r\n",
             false => "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nbegun",
         };
@@ -85,7 +84,7 @@ async fn an_answer_that_breaks_off_is_never_a_clean_end() {
     .await;
     for framing in ["chunked", "length"] {
         for over_http2 in [false, true] {
-            let answer = ask(&world, over_http2, |request| {
+            let answer = send_query(&world, over_http2, |request| {
                 let path = format!("{}?{framing}", request.uri());
                 *request.uri_mut() = path.parse().unwrap();
             })
@@ -97,9 +96,24 @@ async fn an_answer_that_breaks_off_is_never_a_clean_end() {
 }
 
 #[tokio::test]
+async fn length_of_an_answer_without_content_is_dropped() {
+    let (world, _agent) = world(async |mut server: TcpStream| {
+        read_head(&mut server).await;
+        server.write_all(b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n").await.unwrap();
+    })
+    .await;
+    for over_http2 in [false, true] {
+        let answer = send_query(&world, over_http2, |_| {}).await;
+        assert_eq!(answer.status(), StatusCode::NO_CONTENT);
+        assert_eq!(answer.headers().get("content-length"), None);
+        assert!(answer.into_body().collect().await.unwrap().to_bytes().is_empty());
+    }
+}
+
+#[tokio::test]
 async fn both_directions_of_an_exchange_flow_at_the_same_time() {
     let (world, _agent) = world(async |mut server: TcpStream| {
-        head(&mut server).await;
+        read_head(&mut server).await;
         let answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n";
         server.write_all(answer).await.unwrap();
         // Chunks come back as they are, the last one included.
@@ -108,8 +122,8 @@ async fn both_directions_of_an_exchange_flow_at_the_same_time() {
     })
     .await;
     for over_http2 in [false, true] {
-        let (writing, body) = written();
-        let answer = ask(&world, over_http2, |request| post(request, body)).await;
+        let (writing, body) = channel_body();
+        let answer = send_query(&world, over_http2, |request| post(request, body)).await;
         let mut body = answer.into_body();
         for word in ["one", "two", "three"] {
             assert!(writing.send(Frame::data(word.into())).is_ok(), "{word}, over HTTP/2: {over_http2}");
@@ -123,17 +137,17 @@ async fn both_directions_of_an_exchange_flow_at_the_same_time() {
 }
 
 #[tokio::test]
-async fn a_caller_who_resets_its_stream_is_noticed_at_once() {
+async fn stream_reset_cancels_the_request() {
     let (noticed, mut left) = mpsc::unbounded_channel();
     let (world, _agent) = world(move |mut server: TcpStream| {
         let noticed = noticed.clone();
         async move {
-            head(&mut server).await;
+            read_head(&mut server).await;
             server
                 .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n")
                 .await
                 .unwrap();
-            assert_eq!(until(&mut server, "never").await, "");
+            assert_eq!(read_until(&mut server, "never").await, "");
             noticed.send(()).unwrap();
         }
     })
@@ -155,7 +169,7 @@ async fn a_caller_who_resets_its_stream_is_noticed_at_once() {
 }
 
 #[tokio::test]
-async fn an_upgrade_over_http2_is_refused() {
+async fn upgrade_over_http2_is_refused() {
     let (world, _agent) = world(async |_| panic!("nothing is asked of the cluster")).await;
     let mut connection = http2(&world).await;
     let mut request = world.request(&format!("http://kas{PATH}"));

@@ -6,13 +6,12 @@ use agent::Services;
 use gateway::config::Config;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
+use testkit::world::{World, endless, text};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, timeout},
 };
 use tunnel::Body;
-
-use crate::world::{World, endless, text};
 
 fn services() -> Services {
     Services::new().with_fn("kubernetes", async |request: Request<Body>| match request.uri().path() {
@@ -27,7 +26,7 @@ fn services() -> Services {
     })
 }
 
-/// Opens three watches, of which the third is one too many, and ends one of the others.
+/// Opens three watches, of which the third exceeds the limit, and then ends one of the others.
 async fn the_third_is_too_many(edit: impl FnOnce(&mut Config), whose: &str, limit: &str) {
     let world = World::with(edit);
     let _agent = world.agent(services()).await;
@@ -41,7 +40,7 @@ async fn the_third_is_too_many(edit: impl FnOnce(&mut Config), whose: &str, limi
     assert_eq!(third.headers()["kas-error"], "too-many-requests");
     assert_eq!(third.headers()["retry-after"], "1");
     assert!(text(third).await.contains(whose));
-    assert_eq!(world.limit_met(limit), 1.0);
+    assert_eq!(world.limit_count(limit), 1.0);
 
     drop(first);
     // The caller's leaving travels to kas while the clock stands.
@@ -50,7 +49,7 @@ async fn the_third_is_too_many(edit: impl FnOnce(&mut Config), whose: &str, limi
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_has_so_many_requests_in_flight_and_no_more() {
+async fn requests_per_caller_are_limited() {
     the_third_is_too_many(
         |config| config.agent.kubernetes_api.limits.max_requests_per_caller = 2,
         "caller me",
@@ -60,7 +59,7 @@ async fn a_caller_has_so_many_requests_in_flight_and_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_has_so_many_requests_in_flight_and_no_more() {
+async fn requests_per_agent_are_limited() {
     the_third_is_too_many(
         |config| config.agent.kubernetes_api.limits.max_requests_per_agent = 2,
         "agent prod",
@@ -70,7 +69,7 @@ async fn an_agent_has_so_many_requests_in_flight_and_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_has_so_many_header_fields_and_no_more() {
+async fn header_fields_are_limited() {
     let world = World::with(|config| config.agent.kubernetes_api.limits.max_headers = 20);
     let _agent = world.agent(services()).await;
     for (count, expected) in [(20, StatusCode::OK), (21, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)] {
@@ -81,11 +80,11 @@ async fn a_request_has_so_many_header_fields_and_no_more() {
         }
         assert_eq!(world.send(request).await.status(), expected, "{count} fields");
     }
-    assert_eq!(world.limit_met("head"), 1.0);
+    assert_eq!(world.limit_count("head"), 1.0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_requests_head_has_so_many_bytes_and_no_more() {
+async fn head_bytes_are_limited() {
     let world = World::with(|config| config.agent.kubernetes_api.limits.max_head_bytes = 16 << 10);
     let _agent = world.agent(services()).await;
     for (length, expected) in
@@ -95,11 +94,11 @@ async fn a_requests_head_has_so_many_bytes_and_no_more() {
         request.headers_mut().insert("x-large", "x".repeat(length).parse().unwrap());
         assert_eq!(world.send(request).await.status(), expected, "{length} bytes");
     }
-    assert_eq!(world.limit_met("head"), 1.0);
+    assert_eq!(world.limit_count("head"), 1.0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_says_nothing_is_hung_up_on() {
+async fn connection_without_a_head_is_closed() {
     let world =
         World::with(|config| config.agent.kubernetes_api.limits.head_timeout = Duration::from_secs(7));
     let mut connection = world.connect();
@@ -108,11 +107,11 @@ async fn a_caller_that_says_nothing_is_hung_up_on() {
     let mut rest = Vec::new();
     connection.read_to_end(&mut rest).await.unwrap();
     assert_eq!(started.elapsed().as_secs(), 7);
-    assert_eq!(world.limit_met("head-timeout"), 1.0);
+    assert_eq!(world.limit_count("head-timeout"), 1.0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_without_requests_is_closed() {
+async fn idle_connection_is_closed() {
     let world =
         World::with(|config| config.agent.kubernetes_api.limits.idle_timeout = Duration::from_secs(7));
     let _agent = world.agent(services()).await;
@@ -133,7 +132,7 @@ async fn a_connection_without_requests_is_closed() {
     silent.read_to_end(&mut Vec::new()).await.unwrap();
     let after = started.elapsed().as_secs();
     assert!((7..14).contains(&after), "{after} s");
-    assert_eq!(world.limit_met("idle-timeout"), 1.0);
+    assert_eq!(world.limit_count("idle-timeout"), 1.0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -146,12 +145,12 @@ async fn callers_who_do_not_read_share_so_much_memory_and_no_more() {
         world.get("/agents/prod/kubernetes/large").await,
     ];
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(world.limit_met("bytes-in-flight"), 0.0);
+    assert_eq!(world.limit_count("bytes-in-flight"), 0.0);
     assert!(world.metric("kas_in_flight_bytes") > 6e6);
 
     answers.push(world.get("/agents/prod/kubernetes/large").await);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(world.limit_met("bytes-in-flight"), 1.0);
+    assert_eq!(world.limit_count("bytes-in-flight"), 1.0);
     let mut whole = 0;
     for answer in answers {
         whole += usize::from(answer.into_body().collect().await.is_ok());
@@ -160,26 +159,26 @@ async fn callers_who_do_not_read_share_so_much_memory_and_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_has_so_many_tunnels_and_no_more() {
+async fn tunnels_per_agent_are_limited() {
     for (limit, refused) in [(2, 0.0), (1, 1.0)] {
         let world = World::with(|config| config.agent.listen.max_tunnels_per_agent = limit);
         let _agent = world.start_agent(services());
         world.tunnels(i64::try_from(limit).unwrap()).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(world.limit_met("tunnels-per-agent").min(1.0), refused, "{limit}");
+        assert_eq!(world.limit_count("tunnels-per-agent").min(1.0), refused, "{limit}");
         assert_eq!(text(world.get("/agents/prod/kubernetes/").await).await, "hello");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_opens_so_many_tunnels_in_a_minute_and_no_more() {
+async fn tunnels_per_token_and_minute_are_limited() {
     // agentk gives some up, looking for another replica.
     for (limit, tunnels, refused) in [(100, 2, 0.0), (1, 1, 1.0)] {
         let world = World::with(|config| config.agent.listen.connections_per_token_per_minute = limit);
         let _agent = world.start_agent(services());
         world.tunnels(tunnels).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(world.limit_met("connections-per-token").min(1.0), refused, "{limit}");
+        assert_eq!(world.limit_count("connections-per-token").min(1.0), refused, "{limit}");
         assert_eq!(text(world.get("/agents/prod/kubernetes/").await).await, "hello");
     }
 }
@@ -189,12 +188,12 @@ async fn agents_that_come_at_once_are_let_in_one_after_the_other() {
     let world = World::with(|config| config.agent.listen.connections_per_second = 1);
     let _agent = world.start_agent(services());
     world.tunnels(2).await;
-    assert!(world.limit_met("connection-rate") >= 1.0);
+    assert!(world.limit_count("connection-rate") >= 1.0);
     assert_eq!(text(world.get("/agents/prod/kubernetes/").await).await, "hello");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_stops_reading_is_hung_up_on() {
+async fn connection_of_stalled_reader_is_closed() {
     let world = World::with(|config| {
         config.agent.kubernetes_api.limits.write_stall_timeout = Duration::from_secs(70)
     });
@@ -206,5 +205,5 @@ async fn a_caller_that_stops_reading_is_hung_up_on() {
     assert_eq!(world.in_flight(), 0);
     let body = timeout(Duration::from_secs(1), answer.into_body().collect()).await.unwrap();
     assert!(body.is_err(), "cut in the middle");
-    assert_eq!(world.limit_met("write-stall-timeout"), 1.0);
+    assert_eq!(world.limit_count("write-stall-timeout"), 1.0);
 }

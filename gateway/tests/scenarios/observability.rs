@@ -1,4 +1,4 @@
-//! What the observability listener answers to probes and to Prometheus.
+//! The observability listener.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::sync::Arc;
@@ -6,9 +6,8 @@ use std::sync::Arc;
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use testkit::world::{CALLER, World, text};
 use tunnel::Body;
-
-use crate::world::{CALLER, World, text};
 
 async fn send(world: &World, method: Method, path: &str) -> Response<Incoming> {
     let (near, far) = tokio::io::duplex(64 << 10);
@@ -29,8 +28,8 @@ async fn each_path_has_its_status_and_content_type() {
         ("/readiness", 503, plain, "not ready: starting\n"),
         ("/metrics", 200, metrics, "# HELP "),
         ("/agents", 200, "application/json", "{\n"),
-        ("/", 404, plain, "there are /liveness, /readiness, /metrics and /agents\n"),
-        ("/metrics/", 404, plain, "there are /liveness"),
+        ("/", 404, plain, "the paths are /liveness, /readiness, /metrics and /agents\n"),
+        ("/metrics/", 404, plain, "the paths are /liveness"),
     ] {
         let response = send(&world, Method::GET, path).await;
         assert_eq!(
@@ -55,6 +54,6 @@ async fn head_has_no_body_and_other_methods_are_refused() {
             (405, &b"GET,HEAD"[..]),
             "{path}"
         );
-        assert_eq!(text(refused).await, "only GET and HEAD\n");
+        assert_eq!(text(refused).await, "the methods are GET and HEAD\n");
     }
 }

@@ -1,4 +1,4 @@
-//! Any replica answers, whichever of them holds the agent. What goes wrong is in peers_trouble.rs.
+//! A request may arrive at any replica. Failures of replicas are in peers_failures.rs.
 
 use std::time::Duration;
 
@@ -7,20 +7,19 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
+use testkit::{
+    fleet::TestFleet,
+    world::{endless, text},
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{sleep, timeout},
 };
-use tunnel::{Body, upgrade::Outside};
-
-use crate::{
-    fleet::Several,
-    world::{endless, text},
-};
+use tunnel::{Body, upgrade::UpgradedConnection};
 
 pub(crate) const PATH: &str = "/agents/prod/kubernetes/api";
 
-/// A cluster that says who it is, echoes, and watches.
+/// Returns a cluster that responds with its name, echoes bodies, lists headers, or sends an endless watch.
 pub(crate) fn cluster(name: &'static str) -> Services {
     Services::new().with_fn("kubernetes", move |request: Request<Body>| async move {
         match request.uri().path() {
@@ -36,8 +35,8 @@ pub(crate) fn cluster(name: &'static str) -> Services {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_at_any_replica_reaches_the_agent() {
-    let fleet = Several::new(3);
+async fn request_at_any_replica_reaches_the_agent() {
+    let fleet = TestFleet::new(3);
     let _agent = fleet.agent(1, cluster("here")).await;
     for replica in &fleet.replicas {
         let answer = replica.get(PATH).await;
@@ -47,29 +46,29 @@ async fn a_request_at_any_replica_reaches_the_agent() {
     }
     assert_eq!(fleet.replicas[0].metric("kas_routes_total{kind=\"peer\"}"), 1.0);
     assert_eq!(fleet.replicas[1].metric("kas_routes_total{kind=\"local\"}"), 1.0);
-    assert_eq!(fleet.replicas[1].metric("kas_peer_served_total{result=\"passed\"}"), 2.0);
-    // The agent's limits count where its tunnels are, and nothing is left behind.
+    assert_eq!(fleet.replicas[1].metric("kas_peer_served_total{result=\"forwarded\"}"), 2.0);
+    // Requests in flight count on the replica that has the tunnel, and none is left.
     assert_eq!(fleet.replicas[0].in_flight(), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_has_just_answered_is_not_asked_again() {
-    let fleet = Several::new(2);
+async fn recent_owner_gets_no_probe() {
+    let fleet = TestFleet::new(2);
     let _agent = fleet.agent(1, cluster("here")).await;
     for _ in 0..10 {
         assert_eq!(text(fleet.replicas[0].get(PATH).await).await, "here");
     }
-    let asked = || fleet.replicas[0].metric("kas_peer_questions_total{result=\"holds\"}");
-    assert_eq!(asked(), 1.0);
+    let probes = || fleet.replicas[0].metric("kas_peer_probes_total{result=\"accepted\"}");
+    assert_eq!(probes(), 1.0);
     sleep(Duration::from_secs(2)).await;
     assert_eq!(text(fleet.replicas[0].get(PATH).await).await, "here");
-    assert_eq!(asked(), 2.0);
+    assert_eq!(probes(), 2.0);
     assert_eq!(fleet.replicas[0].metric("kas_peer_connections"), 1.0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_agent_sees_nothing_of_the_way_between_replicas() {
-    let fleet = Several::new(2);
+async fn agent_gets_the_same_headers_through_another_replica() {
+    let fleet = TestFleet::new(2);
     let _agent = fleet.agent(1, cluster("here")).await;
     let direct = text(fleet.replicas[1].get("/agents/prod/kubernetes/headers").await).await;
     let through = text(fleet.replicas[0].get("/agents/prod/kubernetes/headers").await).await;
@@ -78,8 +77,8 @@ async fn the_agent_sees_nothing_of_the_way_between_replicas() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upload_and_its_echo_pass_with_their_trailers() {
-    let fleet = Several::new(2);
+async fn large_body_with_trailers_is_forwarded() {
+    let fleet = TestFleet::new(2);
     let _agent = fleet.agent(1, cluster("here")).await;
     let mut trailers = HeaderMap::new();
     trailers.insert("sum", "42".parse().unwrap());
@@ -97,13 +96,13 @@ async fn an_upload_and_its_echo_pass_with_their_trailers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_lives_on_and_its_end_is_noticed() {
-    let fleet = Several::new(2);
+async fn watch_stays_open_and_its_cancellation_is_forwarded() {
+    let fleet = TestFleet::new(2);
     let _agent = fleet.agent(1, cluster("here")).await;
     let mut watch = fleet.replicas[0].get("/agents/prod/kubernetes/watch?watch=1").await.into_body();
     assert_eq!(watch.frame().await.unwrap().unwrap().into_data().unwrap(), "watching");
     assert!(timeout(Duration::from_secs(3600), watch.frame()).await.is_err());
-    // The short requests have a connection of their own.
+    // Short requests have another connection.
     assert_eq!(text(fleet.replicas[0].get(PATH).await).await, "here");
     assert_eq!(fleet.replicas[0].metric("kas_peer_connections"), 2.0);
     drop(watch);
@@ -114,8 +113,8 @@ async fn a_watch_lives_on_and_its_end_is_noticed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn exec_passes_both_replicas_and_each_direction_ends_on_its_own() {
-    let fleet = Several::new(2);
+async fn exec_through_another_replica_preserves_half_close() {
+    let fleet = TestFleet::new(2);
     let services = Services::new().with_fn("kubernetes", async |_| {
         let (near, mut far) = tokio::io::duplex(1024);
         tokio::spawn(async move {
@@ -128,7 +127,7 @@ async fn exec_passes_both_replicas_and_each_direction_ends_on_its_own() {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         response.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
-        response.extensions_mut().insert(Outside::new(near));
+        response.extensions_mut().insert(UpgradedConnection::new(near));
         response
     });
     let _agent = fleet.agent(1, services).await;
@@ -152,8 +151,8 @@ async fn exec_passes_both_replicas_and_each_direction_ends_on_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_comes_to_another_replica_is_noticed_by_whoever_waits() {
-    let fleet = Several::new(2);
+async fn agent_that_connects_to_another_replica_wakes_waiting_request() {
+    let fleet = TestFleet::new(2);
     let waiting = {
         let world = fleet.replicas[0].clone();
         tokio::spawn(async move { text(world.get(PATH).await).await })
@@ -164,8 +163,8 @@ async fn an_agent_that_comes_to_another_replica_is_noticed_by_whoever_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_agent_does_not_serve_is_said_at_any_replica() {
-    let fleet = Several::new(2);
+async fn unknown_service_is_refused_at_any_replica() {
+    let fleet = TestFleet::new(2);
     let _agent = fleet.agent(1, cluster("here")).await;
     let answer = fleet.replicas[0].get("/agents/prod/prometheus/api/v1/query?query=up").await;
     assert_eq!(answer.status(), StatusCode::NOT_FOUND);
@@ -175,8 +174,8 @@ async fn what_the_agent_does_not_serve_is_said_at_any_replica() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_agents_limit_is_one_at_any_replica() {
-    let fleet = Several::with(2, |config| config.agent.kubernetes_api.limits.max_requests_per_agent = 2);
+async fn limit_of_the_agent_applies_at_any_replica() {
+    let fleet = TestFleet::with(2, |config| config.agent.kubernetes_api.limits.max_requests_per_agent = 2);
     let _agent = fleet.agent(1, cluster("here")).await;
     let watch = async || fleet.replicas[0].get("/agents/prod/kubernetes/watch?watch=1").await;
     let (_first, _second) = (watch().await, watch().await);
@@ -186,8 +185,8 @@ async fn the_agents_limit_is_one_at_any_replica() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_that_fills_the_tunnel_fits_between_replicas_too() {
-    let fleet = Several::with(2, |config| {
+async fn largest_head_of_a_tunnel_is_forwarded() {
+    let fleet = TestFleet::with(2, |config| {
         config.agent.kubernetes_api.limits.max_head_bytes = 1 << 20;
         config.agent.tunnel.max_header_bytes = 65_536;
     });
@@ -201,28 +200,28 @@ async fn a_head_that_fills_the_tunnel_fits_between_replicas_too() {
         let direct = fleet.replicas[1].send(request(1)).await;
         let through = fleet.replicas[0].send(request(0)).await;
         assert_eq!(through.status(), direct.status(), "{size}");
-        // And the connection lives on.
+        // The connection stays open.
         assert_eq!(text(fleet.replicas[0].get(PATH).await).await, "here");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_revoked_caller_is_cut_off_two_replicas_away() {
-    let fleet = Several::new(2);
+async fn revoked_caller_loses_watch_through_another_replica() {
+    let fleet = TestFleet::new(2);
     let _agent = fleet.agent(1, cluster("here")).await;
     let mut watch = fleet.replicas[0].get("/agents/prod/kubernetes/watch?watch=1").await.into_body();
     watch.frame().await.unwrap().unwrap();
-    fleet.replicas[0].dismiss_caller();
+    fleet.replicas[0].revoke_caller();
     assert!(watch.frame().await.unwrap().is_err());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_without_a_right_is_refused_before_anybody_is_asked() {
-    let fleet = Several::new(2);
+async fn unauthorized_caller_causes_no_probe() {
+    let fleet = TestFleet::new(2);
     let _agent = fleet.agent(1, cluster("here")).await;
     let mut request = fleet.replicas[0].request(PATH);
     request.headers_mut().insert(AUTHORIZATION, "Bearer nobody".parse().unwrap());
     let answer = fleet.replicas[0].send(request).await;
     assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
-    assert_eq!(fleet.replicas[1].metric("kas_peer_served_total{result=\"asked\"}"), 0.0);
+    assert_eq!(fleet.replicas[1].metric("kas_peer_served_total{result=\"answered\"}"), 0.0);
 }

@@ -4,7 +4,7 @@
 
 use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
-use agent::{Services, handlers::prometheus::Prometheus, upstream::Settings};
+use agent::{Services, services::PrometheusService, upstream::UpstreamConfig};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::{Method, Request, Response, StatusCode, header::HeaderMap};
@@ -12,6 +12,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use testkit::world::{RunningAgent, World, endless, text};
 use tokio::{
     net::TcpListener,
     sync::{Notify, mpsc},
@@ -19,19 +20,17 @@ use tokio::{
 };
 use tunnel::Body;
 
-use crate::world::{RunningAgent, World, endless, text};
-
-/// What reached the stand-in: method, target, headers, body.
+/// A request that reached the stand-in: method, target, headers, body.
 type Seen = (Method, String, HeaderMap, Bytes);
 
-/// Only for what goes wrong.
+/// A timeout for failures of the test.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A kas, an agent, and behind it what answers in the place of Prometheus.
+/// A kas and an agent with a stand-in for Prometheus.
 struct Behind {
     world: World,
     seen: Arc<Mutex<Vec<Seen>>>,
-    /// Told when a connection of agentk ends.
+    /// Notified when a connection of agentk ends.
     closed: Arc<Notify>,
     _agent: RunningAgent,
 }
@@ -66,8 +65,8 @@ impl Behind {
         });
 
         let world = World::new();
-        let prometheus = Prometheus::new(url.parse().unwrap(), Settings::default(), None);
-        let _agent = world.agent(Services::new().with("prometheus", prometheus)).await;
+        let prometheus = PrometheusService::new(url.parse().unwrap(), UpstreamConfig::default(), None);
+        let _agent = world.agent(Services::new().with_handler("prometheus", prometheus)).await;
         Self { world, seen, closed, _agent }
     }
 
@@ -83,7 +82,7 @@ impl Behind {
     }
 }
 
-/// A body of what comes through the channel, a frame each.
+/// Returns a body with one frame per message of the channel.
 fn frames(receiver: mpsc::Receiver<Bytes>) -> Body {
     let frames = stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)));
     let frames = frames.map(|bytes| Ok::<_, Infallible>(http_body::Frame::data(bytes)));
@@ -95,7 +94,7 @@ async fn success(_: Seen) -> Response<Body> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_server_of_an_agent_has_its_name() {
+async fn named_servers_of_an_agent_are_served() {
     let world = World::new();
     let named = |name: &'static str| move |_: Request<Body>| async move { Response::new(Body::from(name)) };
     let services = Services::new()
@@ -112,9 +111,9 @@ async fn each_server_of_an_agent_has_its_name() {
     assert!(envelope.contains("it serves: prometheus, prometheus.thanos"), "{envelope}");
 }
 
-/// Of item 67: a 2-minute evaluation, of which Prometheus says nothing until it ends.
+/// Item 67: an evaluation of 2 minutes without a byte of the response.
 #[tokio::test(start_paused = true)]
-async fn an_evaluation_of_two_minutes_is_waited_for() {
+async fn slow_evaluation_does_not_time_out() {
     let prometheus = Behind::new(async |seen| {
         sleep(Duration::from_secs(120)).await;
         success(seen).await
@@ -128,9 +127,9 @@ async fn an_evaluation_of_two_minutes_is_waited_for() {
     }
 }
 
-/// Of item 67: SSE and NDJSON flush; and so do the frames of a streamed remote read, and a federation.
+/// Item 67: SSE and NDJSON are flushed, as are the frames of a streamed remote read and of a federation.
 #[tokio::test]
-async fn each_event_arrives_before_the_next_is_sent() {
+async fn server_sent_events_are_flushed() {
     for (method, path, content_type) in [
         ("GET", "/api/v1/notifications/live", "text/event-stream"),
         ("GET", "/api/v1/search/metric_names", "application/x-ndjson"),
@@ -160,9 +159,9 @@ async fn each_event_arrives_before_the_next_is_sent() {
     }
 }
 
-/// Of item 67: client cancel reaches Prometheus, which ends a query when its connection closes.
+/// Item 67: a disconnect reaches Prometheus, which ends a query when its connection closes.
 #[tokio::test]
-async fn a_caller_who_leaves_closes_the_connection_to_prometheus() {
+async fn disconnect_of_caller_closes_the_connection_to_prometheus() {
     let evaluating = Behind::new(async |_| std::future::pending().await).await;
     let asking = evaluating.request("POST", "/api/v1/query", "query=slow");
     let world = evaluating.world.clone();
@@ -184,7 +183,7 @@ async fn a_caller_who_leaves_closes_the_connection_to_prometheus() {
     closed.expect("closed in the middle of an answer");
 }
 
-/// Of item 67: gzip passes byte-equal. These bytes are no gzip at all: nobody on the way looks.
+/// Item 67: gzip is forwarded byte for byte. These bytes are not valid gzip: kas and agentk do not decode them.
 #[tokio::test(start_paused = true)]
 async fn compressed_answers_pass_byte_for_byte() {
     const BYTES: &[u8] = b"\x1f\x8b\x08\x00 not really gzip \xff\x00";
@@ -203,9 +202,9 @@ async fn compressed_answers_pass_byte_for_byte() {
     assert_eq!(prometheus.seen.lock()[0].2["accept-encoding"], "gzip;q=0.9, snappy");
 }
 
-/// Of item 46.
+/// Item 46.
 #[tokio::test(start_paused = true)]
-async fn a_redirect_is_passed_on_and_never_followed() {
+async fn redirect_is_forwarded_not_followed() {
     for (location, kept) in [("/base/graph", true), ("http://169.254.169.254/latest/meta-data", false)] {
         let prometheus = Behind::new(move |_| async move {
             Response::builder().status(302).header("location", location).body(Body::empty()).unwrap()
@@ -221,7 +220,7 @@ async fn a_redirect_is_passed_on_and_never_followed() {
 /// Of item 67: query in body and URL. Prometheus reads the body first; which one counts is not for us to say. And a
 /// snappy bomb: what nobody on the way unpacks does not go off there.
 #[tokio::test(start_paused = true)]
-async fn what_is_posted_arrives_untouched() {
+async fn posted_form_is_forwarded_unchanged() {
     let prometheus = Behind::new(success).await;
     let form = "query=1%2B1&time=4&query=second&&match[]=a%7Bb%3D%22%C3%BC%22%7D&x=%zz;y=+";
     let bomb: &[u8] = b"\xff\xff\xff\xff\x0f\x00\x01 4 GiB, says the length";
@@ -241,9 +240,9 @@ async fn what_is_posted_arrives_untouched() {
     }
 }
 
-/// Of item 67: GET and POST are equal wherever Prometheus takes both.
+/// Item 67: GET and POST are equal on all endpoints that accept both.
 #[tokio::test(start_paused = true)]
-async fn what_may_be_asked_by_get_may_be_asked_by_post() {
+async fn get_endpoints_accept_post() {
     let prometheus = Behind::new(success).await;
     for name in [
         "query",
@@ -266,7 +265,7 @@ async fn what_may_be_asked_by_get_may_be_asked_by_post() {
     }
 }
 
-/// Grafana asks again by GET when a POST is answered with 405.
+/// Grafana retries with GET after a 405 to a POST.
 #[tokio::test(start_paused = true)]
 async fn another_method_is_answered_with_those_that_would_do() {
     let prometheus = Behind::new(success).await;
@@ -290,9 +289,9 @@ async fn another_method_is_answered_with_those_that_would_do() {
     assert_eq!(prometheus.send("HEAD", "/-/ready").await.status(), StatusCode::OK);
 }
 
-/// Of items 48 and 67: denied endpoints, by whatever spelling.
+/// Items 48 and 67: denied endpoints in every spelling.
 #[tokio::test(start_paused = true)]
-async fn what_is_not_for_callers_reaches_prometheus_in_no_spelling() {
+async fn denied_endpoints_are_refused_in_every_spelling() {
     let prometheus = Behind::new(success).await;
     let denied = [
         "/api/v1/write",

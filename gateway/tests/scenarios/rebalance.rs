@@ -1,4 +1,4 @@
-//! Tunnels go where there are few.
+//! Rebalancing of tunnels.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{
@@ -10,27 +10,27 @@ use std::{
 };
 
 use agent::{Dial, DialError};
-use gateway::agents::Balance;
+use gateway::internals::Rebalancer;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
+use testkit::{
+    fleet::TestFleet,
+    world::{RunningAgent, World, text},
+};
 use tokio::{
     io::DuplexStream,
     time::{sleep, timeout},
 };
 
-use crate::{
-    fleet::Several,
-    peers::{PATH, cluster},
-    world::{RunningAgent, World, text},
-};
+use crate::peers::{PATH, cluster};
 
-/// agentk processes, each with two tunnels.
+/// The agentk processes, each with two tunnels.
 const AGENTS: usize = 12;
-/// Tunnels in a second.
+/// The tunnels that move per second.
 const RATE: i64 = 10;
 
-/// In front of the replicas.
+/// The load balancer in front of the replicas.
 #[derive(Clone)]
 struct LoadBalancer {
     replicas: Arc<Mutex<Vec<World>>>,
@@ -49,16 +49,17 @@ impl Dial for LoadBalancer {
     }
 }
 
-/// Three replicas, of which the third is yet to start.
+/// Three replicas, of which the third starts later.
 struct Scaled {
-    fleet: Several,
+    fleet: TestFleet,
     balancer: LoadBalancer,
     _agents: Vec<RunningAgent>,
 }
 
 impl Scaled {
     async fn new() -> Self {
-        let fleet = Several::with(3, |config| config.agent.listen.connections_per_token_per_minute = 10_000);
+        let fleet =
+            TestFleet::with(3, |config| config.agent.listen.connections_per_token_per_minute = 10_000);
         fleet.store.leave(fleet.id(2));
         let replicas = Arc::new(Mutex::new(fleet.replicas[..2].to_vec()));
         let balancer = LoadBalancer { replicas, turn: Arc::default() };
@@ -72,10 +73,10 @@ impl Scaled {
         scaled
     }
 
-    /// As a running kas does.
+    /// Starts the rebalancing, as a running kas does.
     fn balance(&self, index: usize) {
         let agents = Arc::clone(&self.fleet.replicas[index].kas.agents);
-        tokio::spawn(async move { agents.rebalance(Balance::new(20, RATE as u32)).await });
+        tokio::spawn(async move { agents.rebalance(Rebalancer::new(20, RATE as u32)).await });
     }
 
     fn third_starts(&self) {
@@ -94,7 +95,7 @@ impl Scaled {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_replica_receives_its_share_at_a_bounded_rate_and_nothing_fails() {
+async fn new_replica_receives_its_share_at_a_bounded_rate() {
     let scaled = Scaled::new().await;
     assert_eq!(scaled.tunnels(), [12, 12, 0], "each agent is at two replicas");
     let mut watch = scaled.fleet.replicas[0].get("/agents/prod/kubernetes/watch?watch=1").await.into_body();
@@ -133,7 +134,7 @@ async fn replicas_that_leave_or_are_dead_do_not_count() {
     // It has no tunnels, and says that it takes none.
     scaled.third_starts();
     sleep(Duration::from_secs(10)).await;
-    scaled.fleet.replicas[2].kas.agents.leaving.cancel();
+    scaled.fleet.replicas[2].kas.agents.connections.draining.cancel();
     sleep(Duration::from_secs(300)).await;
     assert_eq!((scaled.moved(), scaled.tunnels()), (0.0, vec![12, 12, 0]));
 }

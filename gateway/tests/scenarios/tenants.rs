@@ -1,4 +1,4 @@
-//! Callers who see only the series with certain labels.
+//! Callers that may see only series with certain labels.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{path::Path, sync::Arc};
@@ -8,11 +8,10 @@ use gateway::{identity::Identity, token::TokenHash};
 use http::{Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
+use testkit::world::{RunningAgent, World, endless, text};
 use tunnel::Body;
 
-use crate::world::{RunningAgent, World, endless, text};
-
-/// What the agent was sent: method, path, `Content-Length` and form.
+/// A request that reached the agent: method, path, `Content-Length` and form.
 type Received = Arc<Mutex<Vec<String>>>;
 
 /// The caller of this world may see `ns="a"`, in every Prometheus of its agent.
@@ -58,7 +57,7 @@ fn post(world: &World, path: &str, form: impl Into<Body>) -> Request<Body> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_agent_receives_rewritten_queries_only() {
+async fn agent_receives_only_rewritten_queries() {
     let (world, _agent, received) = world().await;
     for service in ["prometheus", "prometheus.thanos"] {
         let path = |rest: &str| format!("/agents/prod/{service}/api/v1/{rest}");
@@ -86,7 +85,7 @@ async fn the_agent_receives_rewritten_queries_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_enforced_is_refused_in_the_words_of_prometheus() {
+async fn unenforceable_query_is_a_prometheus_error() {
     let (world, _agent, received) = world().await;
     let long = format!("query=up&x={}", "y".repeat(1 << 20));
     let prometheus = |rest: &str| format!("/agents/prod/prometheus{rest}");
@@ -108,11 +107,11 @@ async fn what_cannot_be_enforced_is_refused_in_the_words_of_prometheus() {
         assert_eq!((&envelope["status"], &envelope["errorType"]), (&"error".into(), &kind.into()), "{uri}");
     }
     assert!(received.lock().is_empty(), "nothing was sent: {received:?}");
-    assert_eq!(world.limit_met("form"), 1.0);
+    assert_eq!(world.limit_count("form"), 1.0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_form_that_does_not_come_is_not_waited_for() {
+async fn slow_form_times_out() {
     let (world, _agent, received) = world().await;
     let answer = world.send(post(&world, "/agents/prod/prometheus/api/v1/query", endless("query=up"))).await;
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
@@ -121,7 +120,7 @@ async fn a_form_that_does_not_come_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn other_services_and_other_callers_are_left_alone() {
+async fn other_services_and_callers_are_not_rewritten() {
     let (world, _agent, received) = world().await;
     let path = "/agents/prod/kubernetes/api/v1/query?query=up;x";
     assert_eq!(world.get(path).await.status(), StatusCode::OK);

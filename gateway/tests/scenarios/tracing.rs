@@ -1,10 +1,10 @@
-//! Whose trace a request belongs to, in kas, in agentk and in the cluster.
+//! Traces of requests in kas, agentk and the cluster.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{sync::Arc, time::Duration};
 
 use agent::Services;
-use gateway::traces::Traces;
+use gateway::internals::Traces;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use opentelemetry::{
@@ -17,16 +17,15 @@ use opentelemetry_sdk::{
 };
 use parking_lot::Mutex;
 use telemetry::{Program, SampleRatio, Tracer};
+use testkit::world::{World, endless, text};
 use tunnel::Body;
-
-use crate::world::{World, endless, text};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-/// The caller's system does not record this trace.
+/// A trace that the caller does not record.
 const UNSAMPLED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
 
-/// The spans that have ended.
+/// Returns the ended spans.
 #[derive(Clone, Debug, Default)]
 struct Spans(Arc<Mutex<Vec<SpanData>>>);
 
@@ -52,7 +51,7 @@ impl Spans {
         Tracer::new(&program, SampleRatio::try_from(ratio).unwrap(), self.clone())
     }
 
-    /// The span of one program, once it has ended.
+    /// Returns the span of one program, once it has ended.
     async fn of(&self, program: &str) -> SpanData {
         loop {
             let of = |span: &&SpanData| span.instrumentation_scope.name() == program;
@@ -69,13 +68,13 @@ impl Spans {
     }
 }
 
-/// kas and agentk that trace this part of the requests.
+/// Starts a kas and an agentk that trace this fraction of the requests.
 fn world(spans: &Spans, ratio: f64, trust_callers: bool) -> World {
     let traces = Traces { tracer: spans.tracer("kas", ratio), trust_callers };
     World::traced(traces, spans.tracer("agentk", 1.0))
 }
 
-/// A cluster that answers with the context that it was sent.
+/// Returns a cluster that echoes the trace context.
 fn echo() -> Services {
     Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         if request.uri().path() == "/watch" {
@@ -88,7 +87,7 @@ fn echo() -> Services {
     })
 }
 
-/// Sends a caller's request with a context, and returns the one that the cluster saw.
+/// Sends a request with a context. Returns the context that reached the cluster.
 async fn ask(world: &World, traceparent: &str) -> (String, String) {
     let mut request = world.request("/agents/prod/kubernetes/api/v1/secrets?fieldSelector=hidden");
     request.headers_mut().insert("traceparent", traceparent.parse().unwrap());
@@ -115,7 +114,7 @@ async fn without_tracing_a_callers_context_passes_unchanged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_is_a_span_of_kas_and_below_it_one_of_agentk() {
+async fn request_has_a_span_of_kas_with_a_child_of_agentk() {
     let spans = Spans::default();
     let world = world(&spans, 1.0, false);
     let _agent = world.agent(echo()).await;
@@ -142,7 +141,7 @@ async fn a_request_is_a_span_of_kas_and_below_it_one_of_agentk() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_strangers_trace_is_linked_to_and_not_continued() {
+async fn trace_of_untrusted_caller_is_linked() {
     let spans = Spans::default();
     let world = world(&spans, 1.0, false);
     let _agent = world.agent(echo()).await;
@@ -155,7 +154,7 @@ async fn a_strangers_trace_is_linked_to_and_not_continued() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_trusted_callers_trace_is_continued() {
+async fn trace_of_trusted_caller_is_continued() {
     let spans = Spans::default();
     let world = world(&spans, 0.0, true);
     let _agent = world.agent(echo()).await;
@@ -167,7 +166,7 @@ async fn a_trusted_callers_trace_is_continued() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_sampled_is_recorded_nowhere_and_still_passed_on() {
+async fn unsampled_trace_is_propagated_but_not_recorded() {
     let spans = Spans::default();
     let world = world(&spans, 0.0, false);
     let _agent = world.agent(echo()).await;
@@ -177,7 +176,7 @@ async fn what_is_not_sampled_is_recorded_nowhere_and_still_passed_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broken_context_is_none() {
+async fn invalid_trace_context_is_ignored() {
     let spans = Spans::default();
     let world = world(&spans, 1.0, true);
     let _agent = world.agent(echo()).await;
@@ -187,7 +186,7 @@ async fn a_broken_context_is_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_span_lasts_until_the_last_byte() {
+async fn span_ends_with_the_last_byte() {
     let spans = Spans::default();
     let world = world(&spans, 1.0, false);
     let _agent = world.agent(echo()).await;
@@ -201,7 +200,7 @@ async fn a_span_lasts_until_the_last_byte() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn our_failure_names_its_trace() {
+async fn error_has_the_trace_id() {
     let spans = Spans::default();
     let world = world(&spans, 1.0, false);
     let response = world.get("/agents/prod/kubernetes/version").await;
@@ -216,7 +215,7 @@ async fn our_failure_names_its_trace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_who_leaves_is_not_an_answer() {
+async fn disconnect_is_not_recorded_as_a_response() {
     let spans = Spans::default();
     let world = world(&spans, 1.0, false);
     let services =

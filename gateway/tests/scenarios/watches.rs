@@ -1,4 +1,4 @@
-//! Answers that go on for hours.
+//! Watches that last for hours.
 
 use std::time::Duration;
 
@@ -8,15 +8,14 @@ use futures_util::stream;
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
+use testkit::world::{World, text};
 use tokio::time::{Instant, sleep};
 use tunnel::Body;
-
-use crate::world::{World, text};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A watch that says something each minute for six hours, and then ends as an API server ends it.
+/// Returns a watch that sends an event each minute for six hours, and then ends like that of an API server.
 fn services() -> Services {
     Services::new().with_fn("kubernetes", async |request: Request<Body>| {
         if request.uri().path() != "/watch" {
@@ -35,7 +34,7 @@ fn services() -> Services {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_of_six_hours_outlives_the_tunnels_that_replace_its_own() {
+async fn watch_of_six_hours_outlives_tunnel_replacements() {
     let world = World::with(|config| {
         config.agent.listen.max_connection_age = HOUR;
         config.agent.kubernetes_api.listen.shutdown_grace_period = 12 * HOUR;
@@ -61,7 +60,7 @@ async fn a_watch_of_six_hours_outlives_the_tunnels_that_replace_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_outstays_its_tunnel_is_cut_and_can_be_asked_for_again() {
+async fn watch_longer_than_the_grace_period_is_cut() {
     let world = World::with(|config| {
         config.agent.listen.max_connection_age = HOUR;
         config.agent.kubernetes_api.listen.shutdown_grace_period = HOUR;

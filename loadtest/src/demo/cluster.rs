@@ -1,29 +1,28 @@
-//! The cluster behind the demo.
+//! The cluster of the demo.
 
 use std::{net::SocketAddr, time::Duration};
 
 use agent::{
-    cluster::{Cluster, ClusterOptions},
-    upstream::{Settings, Upstream},
+    cluster::{Cluster, KubeconfigOptions},
+    upstream::{Upstream, UpstreamConfig},
 };
 use http::{Request, header::AUTHORIZATION};
+use simulator::Simulator;
 use tokio::time::timeout;
 use tunnel::Body;
 
-use crate::simulator::Simulator;
-
-/// Real or simulated.
+/// A real or a simulated cluster.
 #[derive(Debug)]
 pub(super) enum DemoCluster {
-    /// The one that the current kubeconfig names; agentk finds it by the same rules.
+    /// The cluster of the current kubeconfig, which agentk finds by the same rules.
     Real {
         what: String,
     },
     Simulated(Simulator),
 }
 
-/// How long a real cluster may take to answer before it counts as absent.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The timeout after which a real cluster counts as absent.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 impl DemoCluster {
     pub(super) async fn find(simulate: bool) -> std::io::Result<Self> {
@@ -41,7 +40,7 @@ impl DemoCluster {
         }
     }
 
-    /// The kubeconfig for agentk, where it would not find the cluster by itself.
+    /// Returns the kubeconfig for agentk, if it does not find the cluster itself.
     pub(super) fn kubeconfig(&self) -> Option<String> {
         match self {
             Self::Real { .. } => None,
@@ -56,12 +55,12 @@ impl DemoCluster {
     }
 }
 
-/// The cluster of the current kubeconfig, if it answers.
+/// Returns the description of the cluster of the current kubeconfig, if it responds.
 async fn real() -> Option<String> {
-    let cluster = Cluster::load(&ClusterOptions::default()).ok()?;
-    let settings = Settings { tls: cluster.tls(), ..Settings::default() };
-    let api = Upstream::new(cluster.endpoint(), settings);
-    let answered = timeout(PATIENCE, async {
+    let cluster = Cluster::load(&KubeconfigOptions::default()).ok()?;
+    let settings = UpstreamConfig { tls: cluster.tls(), ..UpstreamConfig::default() };
+    let api = Upstream::new(cluster.url(), settings);
+    let answered = timeout(TIMEOUT, async {
         let mut request = Request::get("/version").body(Body::empty()).ok()?;
         if let Some(value) = cluster.authorization().await.ok()? {
             request.headers_mut().insert(AUTHORIZATION, value);

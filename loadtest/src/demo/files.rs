@@ -1,4 +1,4 @@
-//! What a user would write by hand: configuration, identity, tokens, a certificate, a kubeconfig.
+//! The generated files of the demo: configuration, identity, tokens, certificate, kubeconfig.
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -12,25 +12,25 @@ use tokio::{fs, process::Command};
 
 use crate::stack::child::find;
 
-/// The agent's name in the demo.
+/// The name of the agent.
 pub(super) const AGENT: &str = "demo";
 
-/// The generated files. Tokens are in memory only, apart from the files of those who hold them.
+/// The generated files. kas has only the hashes of the tokens.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct DemoFiles {
     directory: PathBuf,
     certificate: String,
     caller_token: String,
 }
 
-impl Files {
+impl DemoFiles {
     pub(super) async fn write(directory: &Path) -> anyhow::Result<Self> {
         let cannot = || format!("cannot write to {}", directory.display());
         fs::create_dir_all(directory).await.with_context(cannot)?;
         fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700)).await.with_context(cannot)?;
         let directory = fs::canonicalize(directory).await.with_context(cannot)?;
 
-        // kubectl sends no token over plain HTTP: even a demo needs a certificate.
+        // kubectl sends no token over plain HTTP, so the demo needs a certificate.
         let key = KeyPair::generate()?;
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
         let certificate = CertificateParams::new(names)?.self_signed(&key)?.pem();
@@ -38,12 +38,12 @@ impl Files {
         let (caller_token, caller_hash) = new_token("caller").await?;
 
         let files = Self { directory, certificate, caller_token };
-        files.put("kas.crt", &files.certificate).await?;
-        files.put("kas.key", &key.serialize_pem()).await?;
-        files.put("agent-token", &agent_token).await?;
-        files.put("kas.yaml", CONFIG).await?;
+        files.write_file("kas.crt", &files.certificate).await?;
+        files.write_file("kas.key", &key.serialize_pem()).await?;
+        files.write_file("agent-token", &agent_token).await?;
+        files.write_file("kas.yaml", CONFIG).await?;
         let identity = IDENTITY.replace("AGENT_HASH", &agent_hash).replace("CALLER_HASH", &caller_hash);
-        files.put("identity.yaml", &identity).await?;
+        files.write_file("identity.yaml", &identity).await?;
         Ok(files)
     }
 
@@ -55,24 +55,24 @@ impl Files {
         &self.caller_token
     }
 
-    pub(super) async fn put(&self, name: &str, text: &str) -> anyhow::Result<()> {
+    pub(super) async fn write_file(&self, name: &str, text: &str) -> anyhow::Result<()> {
         let path = self.path(name);
         fs::write(&path, text).await.with_context(|| format!("cannot write {}", path.display()))?;
         fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).await?;
         Ok(())
     }
 
-    /// A kubeconfig for kubectl and helm.
-    pub(super) async fn put_kubeconfig(&self, public: std::net::SocketAddr) -> anyhow::Result<()> {
+    /// Writes the kubeconfig for kubectl and helm.
+    pub(super) async fn write_kubeconfig(&self, public: std::net::SocketAddr) -> anyhow::Result<()> {
         let text = KUBECONFIG
             .replace("SERVER", &format!("https://{public}/agents/{AGENT}/kubernetes"))
             .replace("AUTHORITY", &STANDARD.encode(&self.certificate))
             .replace("TOKEN", &self.caller_token);
-        self.put("kubeconfig", &text).await
+        self.write_file("kubeconfig", &text).await
     }
 }
 
-/// Asks kas for a token, as an operator does.
+/// Runs `kas token new`. Returns the token and its hash.
 async fn new_token(holder: &str) -> anyhow::Result<(String, String)> {
     let kas = find("kas", None)?;
     let output = Command::new(&kas).args(["token", "new", holder]).output().await?;

@@ -5,20 +5,20 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::Context as _;
 use tokio::process::Command;
 
-use super::{DemoCluster, Files};
-use crate::stack::child::{Child, find};
+use super::{DemoCluster, DemoFiles};
+use crate::stack::child::{ChildProcess, find};
 
-/// The running programs. Dropping them kills them.
+/// The running programs. Dropping this kills them.
 #[derive(Debug)]
-pub(super) struct Programs {
-    kas: Child,
-    agentk: Child,
+pub(super) struct DemoPrograms {
+    kas: ChildProcess,
+    agentk: ChildProcess,
     public: SocketAddr,
 }
 
-impl Programs {
+impl DemoPrograms {
     pub(super) async fn start(
-        files: &Files,
+        files: &DemoFiles,
         cluster: &DemoCluster,
         prometheus: Option<&str>,
         within: Duration,
@@ -26,13 +26,13 @@ impl Programs {
         let mut kas = Command::new(find("kas", None)?);
         kas.arg("serve").arg("--config").arg(files.path("kas.yaml"));
         let (kas, listening) =
-            Child::start(kas, &files.path("kas.log"), Some("kas is listening"), within).await?;
+            ChildProcess::start(kas, &files.path("kas.log"), Some("kas is listening"), within).await?;
         let address = |name: &str| {
             let address = listening[name].as_str().and_then(|text| text.parse::<SocketAddr>().ok());
-            address.with_context(|| format!("kas did not say its {name} address"))
+            address.with_context(|| format!("kas did not log its {name} address"))
         };
         let (public, agent) = (address("public")?, address("agent")?);
-        files.put_kubeconfig(public).await?;
+        files.write_kubeconfig(public).await?;
 
         let mut agentk = Command::new(find("agentk", None)?);
         agentk
@@ -45,22 +45,22 @@ impl Programs {
             .args(["--observability-listen-address", "127.0.0.1:0", "--shutdown-grace-period", "2s"])
             .env_remove("AGENTK_TOKEN");
         if let Some(kubeconfig) = cluster.kubeconfig() {
-            files.put("cluster-kubeconfig", &kubeconfig).await?;
+            files.write_file("cluster-kubeconfig", &kubeconfig).await?;
             agentk.arg("--kubeconfig").arg(files.path("cluster-kubeconfig"));
         }
         if let Some(url) = prometheus {
             agentk.args(["--prometheus-url", url]);
         }
-        let (agentk, _) = Child::start(agentk, &files.path("agentk.log"), None, within).await?;
+        let (agentk, _) = ChildProcess::start(agentk, &files.path("agentk.log"), None, within).await?;
         Ok(Self { kas, agentk, public })
     }
 
-    /// Where callers connect.
+    /// Returns the address for callers.
     pub(super) fn public(&self) -> SocketAddr {
         self.public
     }
 
-    /// Stops both as Kubernetes would: the agent first, so that it leaves in good order.
+    /// Stops both, agentk first, so that it can close its tunnels.
     pub(super) async fn stop(self) -> anyhow::Result<()> {
         self.agentk.stop().await?;
         self.kas.stop().await

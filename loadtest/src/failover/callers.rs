@@ -1,10 +1,10 @@
-//! Callers behind a load balancer: an open loop of requests, each at a replica that is ready.
+//! Callers behind a load balancer: an open loop of requests, each to a replica that is ready.
 
 use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -17,45 +17,51 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::outcome::Sent;
-use crate::load::{Failure, Target, client::Connection, progress::Counter};
+use super::outcome::SentRequest;
+use crate::load::{
+    LoadError, Target,
+    client::{self, Connection},
+    progress::Counter,
+};
 
-/// How often a load balancer looks whether a replica is ready, and how long that may take.
+/// The interval and the timeout of the load balancer's readiness probes.
 const CHECK: Duration = Duration::from_secs(1);
-/// The longest head of an answer.
+/// The size limit of the response head of a readiness probe, in bytes.
 const HEAD: usize = 16 * 1024;
 
-/// A replica, as a load balancer sees it.
+/// A replica behind the load balancer.
 #[derive(Debug)]
 pub(super) struct Backend {
-    /// For agents.
+    /// The address for agents.
     pub(super) agents: SocketAddr,
     ready: AtomicBool,
 }
 
-/// A replica, as callers see it.
-pub(super) struct Door {
-    /// A request for each agent.
+/// A replica with the connections of callers to it.
+pub(super) struct Endpoint {
+    /// The requests, one for each agent.
     pub(super) target: Target,
-    /// Whether it should be sent any.
+    /// The readiness of the replica.
     pub(super) backend: Arc<Backend>,
-    /// Connections that have been used and may be used again.
+    /// The number of the replica; 0 is the affected one.
+    replica: usize,
+    /// Idle connections that can be used again.
     idle: Mutex<Vec<Connection>>,
 }
 
-/// What they send.
+/// The load of the callers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
-    /// Requests a second.
+pub(super) struct CallerConfig {
+    /// Requests per second.
     pub(super) rate: f64,
-    /// How long an answer may take.
+    /// The timeout of a response.
     pub(super) timeout: Duration,
-    /// Of the choice among agents.
+    /// The seed of the choice among agents.
     pub(super) seed: u64,
 }
 
 impl Backend {
-    /// One that is ready, until `readiness` says that it is not.
+    /// Creates a backend that is ready until a probe of `readiness` fails.
     pub(super) fn watch(agents: SocketAddr, readiness: Target) -> Arc<Self> {
         let backend = Arc::new(Self { agents, ready: AtomicBool::new(true) });
         let watched = Arc::downgrade(&backend);
@@ -67,7 +73,7 @@ impl Backend {
                 let asking = async {
                     let mut connection = Connection::open(&readiness, HEAD, Counter::default()).await?;
                     let (head, _) = connection.exchange(&readiness.requests()[0]).await?;
-                    Ok::<_, Failure>(head.status == 200)
+                    Ok::<_, LoadError>(head.status == 200)
                 };
                 backend.ready.store(matches!(timeout(CHECK, asking).await, Ok(Ok(true))), Relaxed);
             }
@@ -75,66 +81,53 @@ impl Backend {
         backend
     }
 
-    /// What the last look said.
+    /// Returns the result of the last probe.
     pub(super) fn is_ready(&self) -> bool {
         self.ready.load(Relaxed)
     }
 }
 
-impl Door {
-    /// Nobody has used it yet.
-    pub(super) fn new(target: Target, backend: Arc<Backend>) -> Self {
-        Self { target, backend, idle: Mutex::default() }
+impl Endpoint {
+    /// Creates an endpoint without connections.
+    pub(super) fn new(target: Target, backend: Arc<Backend>, replica: usize) -> Self {
+        Self { target, backend, replica, idle: Mutex::default() }
     }
 
-    /// One request and its whole answer: its status.
-    async fn ask(&self, request: &[u8]) -> Result<u16, Failure> {
-        loop {
-            let used = self.idle.lock().pop();
-            let is_used = used.is_some();
-            let mut connection = match used {
-                Some(connection) => connection,
-                None => Connection::open(&self.target, HEAD, Counter::default()).await?,
-            };
-            let asking = async {
-                connection.send(request).await?;
-                connection.head().await
-            };
-            let head = match asking.await {
-                Ok(head) => head,
-                // The other end has closed it meanwhile: any HTTP client tries another connection then.
-                Err(Failure::Closed) if is_used => continue,
-                Err(failure) => return Err(failure),
-            };
-            connection.body(head).await?;
-            if head.reusable {
-                self.idle.lock().push(connection);
-            }
-            return Ok(head.status);
-        }
+    /// Sends a request, reads the whole response and returns its status.
+    async fn send(&self, request: &[u8]) -> Result<u16, LoadError> {
+        let used = self.idle.lock().pop();
+        let (head, connection) = client::send_over(used, &self.target, request).await?;
+        self.idle.lock().extend(connection);
+        Ok(head.status)
     }
 }
 
-/// Sends requests until `until`, and waits for what is under way then.
-pub(super) async fn call(doors: Vec<Door>, pace: Pace, until: CancellationToken) -> Vec<Sent> {
-    let doors: Arc<[Door]> = doors.into();
-    let mut random = SmallRng::seed_from_u64(pace.seed);
+/// Sends requests until `until` is cancelled, and waits for the responses.
+pub(super) async fn send_requests(
+    endpoints: Vec<Endpoint>,
+    config: CallerConfig,
+    until: CancellationToken,
+) -> Vec<SentRequest> {
+    let endpoints: Arc<[Endpoint]> = endpoints.into();
+    let mut random = SmallRng::seed_from_u64(config.seed);
     let (begin, mut requests, mut done) = (Instant::now(), JoinSet::new(), Vec::new());
     for number in 0usize.. {
-        let due = begin + Duration::from_secs_f64(number as f64 / pace.rate);
+        let due = begin + Duration::from_secs_f64(number as f64 / config.rate);
         if until.run_until_cancelled(sleep_until(due.into())).await.is_none() {
             break;
         }
-        let agent = random.random_range(0..doors[0].target.requests().len());
-        let doors = Arc::clone(&doors);
+        let agent = random.random_range(0..endpoints[0].target.requests().len());
+        let endpoints = Arc::clone(&endpoints);
         requests.spawn(async move {
-            let answer = timeout(pace.timeout, anywhere(&doors, number, agent)).await;
-            let failure = match answer.unwrap_or(Err(Failure::TimedOut)) {
+            let asked = AtomicUsize::new(0);
+            let answer = timeout(config.timeout, send_to_any(&endpoints, number, agent, &asked)).await;
+            let replica = asked.into_inner();
+            let failure = match answer.unwrap_or(Err(LoadError::TimedOut)) {
                 Ok(status) if status < 400 => None,
                 Ok(status) => Some(format!("status {status}")),
                 Err(failure) => Some(failure.to_string()),
             };
-            Sent { at: due, took: due.elapsed(), failure }
+            SentRequest { at: due, took: due.elapsed(), replica, failure }
         });
         while let Some(sent) = requests.try_join_next() {
             done.extend(sent);
@@ -144,14 +137,22 @@ pub(super) async fn call(doors: Vec<Door>, pace: Pace, until: CancellationToken)
     done
 }
 
-/// At one replica after the other, those that are ready first, until one accepts the connection.
-async fn anywhere(doors: &[Door], turn: usize, agent: usize) -> Result<u16, Failure> {
-    let mut order: Vec<_> = (0..doors.len()).map(|nth| &doors[(turn + nth) % doors.len()]).collect();
-    order.sort_by_key(|door| !door.backend.is_ready());
-    let mut last = Failure::Connect("there is no replica".to_owned());
-    for door in order {
-        match door.ask(&door.target.requests()[agent]).await {
-            Err(failure @ Failure::Connect(_)) => last = failure,
+/// Sends a request to one replica after the other, ready ones first, until one accepts the connection. Sets `asked` to the
+/// number of the last replica.
+async fn send_to_any(
+    endpoints: &[Endpoint],
+    turn: usize,
+    agent: usize,
+    asked: &AtomicUsize,
+) -> Result<u16, LoadError> {
+    let mut order: Vec<_> =
+        (0..endpoints.len()).map(|nth| &endpoints[(turn + nth) % endpoints.len()]).collect();
+    order.sort_by_key(|endpoint| !endpoint.backend.is_ready());
+    let mut last = LoadError::Connect("there is no replica".to_owned());
+    for endpoint in order {
+        asked.store(endpoint.replica, Relaxed);
+        match endpoint.send(&endpoint.target.requests()[agent]).await {
+            Err(failure @ LoadError::Connect(_)) => last = failure,
             answer => return answer,
         }
     }

@@ -1,4 +1,4 @@
-//! What became of the requests around a fault: pure.
+//! The results of the requests around a fault.
 
 use std::{
     collections::BTreeMap,
@@ -7,42 +7,53 @@ use std::{
 
 use serde::Serialize;
 
-/// An answer that took longer was noticed by somebody.
+/// Slower responses are counted as slow.
 const SLOW: Duration = Duration::from_secs(1);
 
 /// One request.
 #[derive(Clone, Debug)]
-pub(super) struct Sent {
-    /// When it was sent.
+pub(super) struct SentRequest {
+    /// The moment when it was sent.
     pub(super) at: Instant,
-    /// How long until its answer was whole, or it was given up.
+    /// The time until the response was complete or the request failed.
     pub(super) took: Duration,
-    /// Why it failed, if it did.
+    /// The number of the replica that the last attempt went to.
+    pub(super) replica: usize,
+    /// The reason of the failure, if the request failed.
     pub(super) failure: Option<String>,
 }
 
-/// All of them together.
+/// The summary of all requests around a fault.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(super) struct Outcome {
-    /// Requests.
+pub(super) struct FaultOutcome {
+    /// The number of requests.
     pub(super) sent: usize,
-    /// Those without an answer, or with one of 400 and above.
+    /// The number of requests without a response, or with a status of 400 and above.
     pub(super) failed: usize,
-    /// From the moment that the first of them was sent until the last one was.
+    /// The number of failed requests that were in flight at the affected replica when the fault began.
+    pub(super) failed_in_flight: usize,
+    /// The time between the first and the last failed request.
     pub(super) window_seconds: f64,
-    /// When the last of them was sent, counted from the fault; `null` if none failed.
+    /// The time from the fault to the last failed request; `null` if none failed.
     pub(super) last_failed_seconds: Option<f64>,
-    /// Requests that were answered, and took more than a second.
+    /// The number of successful requests that took more than a second.
     pub(super) slow: usize,
-    /// The longest that any request took.
+    /// The duration of the slowest request.
     pub(super) worst_seconds: f64,
-    /// How many failed for which reason.
+    /// The number of failed requests by reason.
     pub(super) causes: BTreeMap<String, usize>,
 }
 
-impl Outcome {
-    /// Sums up the requests around a fault.
-    pub(super) fn of(requests: &[Sent], fault: Instant) -> Self {
+impl SentRequest {
+    /// Returns whether the first replica had this request when the fault began.
+    fn was_in_flight(&self, fault: Instant, fault_end: Instant) -> bool {
+        self.replica == 0 && self.at <= fault_end && self.at + self.took >= fault
+    }
+}
+
+impl FaultOutcome {
+    /// Summarizes the requests around a fault that was injected between `fault` and `fault_end`.
+    pub(super) fn of(requests: &[SentRequest], fault: Instant, fault_end: Instant) -> Self {
         let failed: Vec<_> = requests.iter().filter(|sent| sent.failure.is_some()).collect();
         let times = || failed.iter().map(|sent| sent.at);
         let (first, last) = (times().min(), times().max());
@@ -57,6 +68,7 @@ impl Outcome {
         Self {
             sent: requests.len(),
             failed: failed.len(),
+            failed_in_flight: failed.iter().filter(|sent| sent.was_in_flight(fault, fault_end)).count(),
             window_seconds: first.zip(last).map_or(0.0, |(first, last)| seconds(first, last)),
             last_failed_seconds: last.map(|last| seconds(fault, last)),
             slow: requests.iter().filter(|sent| sent.failure.is_none() && sent.took > SLOW).count(),
@@ -71,11 +83,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_is_from_the_first_request_that_failed_to_the_last() {
+    fn window_spans_first_to_last_failed_request() {
         let begin = Instant::now();
-        let sent = |at: u64, took: u64, failure: Option<&str>| Sent {
+        let sent = |at: u64, took: u64, failure: Option<&str>| SentRequest {
             at: begin + Duration::from_millis(at),
             took: Duration::from_millis(took),
+            replica: 0,
             failure: failure.map(str::to_owned),
         };
         let requests = [
@@ -86,15 +99,32 @@ mod tests {
             sent(2500, 1500, Some("status 503")),
             sent(9000, 1000, None),
         ];
-        let outcome = Outcome::of(&requests, begin + Duration::from_secs(2));
+        let at = |millis: u64| begin + Duration::from_millis(millis);
+        let outcome = FaultOutcome::of(&requests, at(2000), at(2000));
         assert_eq!((outcome.sent, outcome.failed, outcome.slow), (6, 2, 1));
         assert_eq!((outcome.window_seconds, outcome.last_failed_seconds), (1.0, Some(0.5)));
         assert_eq!(outcome.worst_seconds, 1.5);
         assert_eq!(outcome.causes.keys().collect::<Vec<_>>(), ["closed", "status 503"]);
 
-        let none = Outcome::of(&requests[..1], begin);
+        let none = FaultOutcome::of(&requests[..1], begin, begin);
         assert_eq!((none.failed, none.window_seconds, none.last_failed_seconds), (0, 0.0, None));
-        let before = Outcome::of(&requests[..2], begin + Duration::from_secs(2));
-        assert_eq!(before.last_failed_seconds, Some(-0.5), "it was under way when the fault came");
+        let before = FaultOutcome::of(&requests[..2], at(2000), at(2000));
+        assert_eq!(before.last_failed_seconds, Some(-0.5), "it was in flight when the fault began");
+    }
+
+    #[test]
+    fn failure_in_flight_needs_the_replica_and_time_of_the_fault() {
+        let begin = Instant::now();
+        let at = |millis: u64| begin + Duration::from_millis(millis);
+        let failed = |start: u64, took: u64, replica| SentRequest {
+            at: at(start),
+            took: Duration::from_millis(took),
+            replica,
+            failure: Some("closed".to_owned()),
+        };
+        let in_flight = |sent| FaultOutcome::of(&[sent], at(1000), at(1010)).failed_in_flight == 1;
+        assert!(in_flight(failed(990, 15, 0)) && in_flight(failed(1005, 3, 0)));
+        assert!(!in_flight(failed(990, 15, 1)), "at another replica");
+        assert!(!in_flight(failed(900, 50, 0)) && !in_flight(failed(1011, 5, 0)), "before or after it");
     }
 }

@@ -1,13 +1,17 @@
-//! One HTTP/1.1 connection, as cheap as it can be: prepared bytes out, a head and a counted body in.
+//! A minimal HTTP/1.1 client connection: it writes prepared bytes, parses the response head and counts the body.
 //!
-//! A general client would cost more than what is measured, and would share its core with it.
+//! A general client would use more CPU than the programs that are measured, on the same cores.
 
 use agent::connect::{BoxIo, Dial as _};
+use proto::{Reason, header};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{Failure, Target, progress::Counter};
+use super::{LoadError, Target, progress::Counter};
 
-/// The most header fields of an answer.
+/// The size limit of a response head in [`send_over`], in bytes.
+const HEAD: usize = 16 * 1024;
+
+/// The maximum number of header fields in a response.
 const MAX_HEADERS: usize = 128;
 
 /// A connection that carries one request at a time.
@@ -15,19 +19,21 @@ pub struct Connection {
     io: BoxIo,
     buffer: Box<[u8]>,
     received: Counter,
-    /// What of the buffer was read and not yet used.
+    /// The range of the buffer that was read but not parsed yet.
     start: usize,
     end: usize,
 }
 
-/// The beginning of an answer.
+/// The head of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct ResponseHead {
     /// The status code.
     pub status: u16,
     framing: Framing,
-    /// Whether another request may follow on this connection.
+    /// True if another request may follow on this connection.
     pub reusable: bool,
+    /// The reason in the header `Kas-Error`, if the response is an error of kas.
+    pub reason: Option<Reason>,
 }
 
 /// How the end of a body is found (RFC 9112 section 6.3).
@@ -39,9 +45,11 @@ enum Framing {
 }
 
 impl Connection {
-    /// Dials the target. `buffer` is the most that is read at once, and the longest head of an answer. The bytes of
-    /// bodies are counted as they arrive.
-    pub async fn open(target: &Target, buffer: usize, received: Counter) -> Result<Self, Failure> {
+    /// Dials the target.
+    ///
+    /// `buffer` is the size of one read and the size limit of a response head, in bytes. `received` counts the bytes of
+    /// bodies as they wait_until_connected.
+    pub async fn open(target: &Target, buffer: usize, received: Counter) -> Result<Self, LoadError> {
         Ok(Self::over(target.dial().dial().await?, buffer, received))
     }
 
@@ -50,13 +58,13 @@ impl Connection {
     }
 
     /// Writes a whole request.
-    pub async fn send(&mut self, request: &[u8]) -> Result<(), Failure> {
+    pub async fn send(&mut self, request: &[u8]) -> Result<(), LoadError> {
         self.io.write_all(request).await?;
         Ok(self.io.flush().await?)
     }
 
-    /// Reads the head of the final answer; interim ones (100, 103) are passed over.
-    pub async fn head(&mut self) -> Result<Head, Failure> {
+    /// Reads the head of the final response and skips interim responses (100, 103).
+    pub async fn head(&mut self) -> Result<ResponseHead, LoadError> {
         loop {
             if let Some((head, length)) = parse(&self.buffer[self.start..self.end])? {
                 self.start += length;
@@ -69,8 +77,8 @@ impl Connection {
         }
     }
 
-    /// Reads the rest of the answer and forgets it. The number of bytes, without those of the framing.
-    pub async fn body(&mut self, head: Head) -> Result<u64, Failure> {
+    /// Reads and discards the body. Returns its length in bytes, without chunk framing.
+    pub async fn body(&mut self, head: ResponseHead) -> Result<u64, LoadError> {
         match head.framing {
             Framing::Length(length) => self.discard(length).await,
             Framing::Chunked => self.chunks().await,
@@ -78,19 +86,19 @@ impl Connection {
         }
     }
 
-    /// One request and its whole answer.
-    pub async fn exchange(&mut self, request: &[u8]) -> Result<(Head, u64), Failure> {
+    /// Sends a request and reads its whole response. Returns the head and the length of the body in bytes.
+    pub async fn exchange(&mut self, request: &[u8]) -> Result<(ResponseHead, u64), LoadError> {
         self.send(request).await?;
         let head = self.head().await?;
         Ok((head, self.body(head).await?))
     }
 
-    /// The stream after a 101, and what of it was read with the head.
+    /// Returns the stream after a 101, and the bytes of it that were read with the head.
     pub fn into_parts(self) -> (BoxIo, Vec<u8>) {
         (self.io, self.buffer[self.start..self.end].to_vec())
     }
 
-    async fn discard(&mut self, length: u64) -> Result<u64, Failure> {
+    async fn discard(&mut self, length: u64) -> Result<u64, LoadError> {
         let mut left = length;
         loop {
             let here = (self.end - self.start).min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -104,13 +112,13 @@ impl Connection {
         }
     }
 
-    async fn chunks(&mut self) -> Result<u64, Failure> {
+    async fn chunks(&mut self) -> Result<u64, LoadError> {
         let mut total = 0;
         loop {
             let size = self.line().await?;
             let size = size.split(';').next().unwrap_or_default().trim();
             let size = u64::from_str_radix(size, 16)
-                .map_err(|_| Failure::Malformed(format!("a chunk of size {size:?}")))?;
+                .map_err(|_| LoadError::Malformed(format!("a chunk of size {size:?}")))?;
             if size == 0 {
                 break;
             }
@@ -121,19 +129,19 @@ impl Connection {
         Ok(total)
     }
 
-    async fn rest(&mut self) -> Result<u64, Failure> {
+    async fn rest(&mut self) -> Result<u64, LoadError> {
         let mut total = 0;
         loop {
             total += self.discard((self.end - self.start) as u64).await?;
             match self.fill().await {
                 Ok(()) => {}
-                Err(Failure::Closed) => return Ok(total),
+                Err(LoadError::Closed) => return Ok(total),
                 Err(failure) => return Err(failure),
             }
         }
     }
 
-    async fn line(&mut self) -> Result<String, Failure> {
+    async fn line(&mut self) -> Result<String, LoadError> {
         loop {
             let unread = &self.buffer[self.start..self.end];
             if let Some(length) = unread.windows(2).position(|pair| pair == b"\r\n") {
@@ -145,19 +153,19 @@ impl Connection {
         }
     }
 
-    /// Reads more behind what is there.
-    async fn fill(&mut self) -> Result<(), Failure> {
+    /// Reads more bytes into the buffer.
+    async fn fill(&mut self) -> Result<(), LoadError> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.end == self.buffer.len() {
             if self.start == 0 {
-                return Err(Failure::Malformed("a head or a line that never ends".to_owned()));
+                return Err(LoadError::Malformed("a head or a line that never ends".to_owned()));
             }
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
         match self.io.read(&mut self.buffer[self.end..]).await? {
-            0 => Err(Failure::Closed),
+            0 => Err(LoadError::Closed),
             read => {
                 self.end += read;
                 Ok(())
@@ -166,14 +174,43 @@ impl Connection {
     }
 }
 
-/// A head and its length, or `None` while it is incomplete.
-fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, Failure> {
+/// Sends a request over `kept` and reads the whole response. Opens a new connection if there is none, or if the server has
+/// closed it meanwhile, as any HTTP client does. Returns the head, and the connection if another request may follow on it.
+/// Dropping the future closes the connection.
+pub(crate) async fn send_over(
+    kept: Option<Connection>,
+    target: &Target,
+    request: &[u8],
+) -> Result<(ResponseHead, Option<Connection>), LoadError> {
+    let mut kept = kept;
+    loop {
+        let is_kept = kept.is_some();
+        let mut connection = match kept.take() {
+            Some(connection) => connection,
+            None => Connection::open(target, HEAD, Counter::default()).await?,
+        };
+        let responded = async {
+            connection.send(request).await?;
+            connection.head().await
+        };
+        let head = match responded.await {
+            Ok(head) => head,
+            Err(LoadError::Closed) if is_kept => continue,
+            Err(failure) => return Err(failure),
+        };
+        connection.body(head).await?;
+        return Ok((head, head.reusable.then_some(connection)));
+    }
+}
+
+/// Parses a response head. Returns it with its length, or `None` while it is incomplete.
+fn parse(bytes: &[u8]) -> Result<Option<(ResponseHead, usize)>, LoadError> {
     if bytes.is_empty() {
         return Ok(None);
     }
     let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut response = httparse::Response::new(&mut fields);
-    let parsed = response.parse(bytes).map_err(|error| Failure::Malformed(error.to_string()))?;
+    let parsed = response.parse(bytes).map_err(|error| LoadError::Malformed(error.to_string()))?;
     let httparse::Status::Complete(length) = parsed else { return Ok(None) };
     let status = response.code.unwrap_or_default();
     let value = |name: &str| {
@@ -186,7 +223,7 @@ fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, Failure> {
         Framing::Chunked
     } else if let Some(length) = value("content-length") {
         let length =
-            length.trim().parse().map_err(|_| Failure::Malformed(format!("Content-Length {length:?}")))?;
+            length.trim().parse().map_err(|_| LoadError::Malformed(format!("Content-Length {length:?}")))?;
         Framing::Length(length)
     } else {
         Framing::UntilClose
@@ -194,15 +231,17 @@ fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, Failure> {
     let closes = value("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
     let reusable = !closes && framing != Framing::UntilClose && response.version == Some(1);
 
-    Ok(Some((Head { status, framing, reusable }, length)))
+    let reason = value(header::ERROR.as_str()).and_then(|reason| reason.parse().ok());
+
+    Ok(Some((ResponseHead { status, framing, reusable, reason }, length)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What a connection makes of these bytes, which arrive in pieces of `piece`.
-    async fn answer(bytes: &str, piece: usize) -> Result<(Head, u64), Failure> {
+    /// Returns what a connection reads from a server that sends `bytes` in writes of at most `piece` bytes.
+    async fn answer(bytes: &str, piece: usize) -> Result<(ResponseHead, u64), LoadError> {
         let (io, mut server) = tokio::io::duplex(piece);
         let bytes = bytes.to_owned();
         tokio::spawn(async move {
@@ -215,7 +254,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_end_by_length_by_chunks_or_with_the_connection() {
+    async fn body_ends_by_length_chunks_or_close() {
         for (bytes, length, reusable) in [
             ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", 5, true),
             (
@@ -236,11 +275,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_answer_is_a_failure_with_a_class() {
+    async fn invalid_response_is_an_error() {
         let failure = async |bytes: &str| answer(bytes, 64).await.unwrap_err().to_string();
-        assert_eq!(failure("").await, "connection closed before the end of the answer");
+        assert_eq!(failure("").await, "connection closed before the end of the response");
         let cut = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhel";
-        assert_eq!(failure(cut).await, "connection closed before the end of the answer");
+        assert_eq!(failure(cut).await, "connection closed before the end of the response");
         assert!(failure("SSH-2.0-OpenSSH\r\n").await.starts_with("not HTTP/1.1: "));
         let bad_chunk = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n";
         assert_eq!(failure(bad_chunk).await, "not HTTP/1.1: a chunk of size \"xyz\"");

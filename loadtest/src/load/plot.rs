@@ -1,4 +1,4 @@
-//! A plot of one report: latency by percentile, and answers by second. Plain SVG, without a library.
+//! The SVG plot of one report: latency by percentile, and responses by second.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,7 @@ struct Panel {
     y: (f64, f64),
 }
 
-/// The whole picture.
+/// Returns the SVG document.
 pub fn svg(report: &Report) -> String {
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"sans-serif\" \
@@ -32,7 +32,7 @@ pub fn svg(report: &Report) -> String {
     out
 }
 
-/// Each step to the right is ten times rarer, so that the tail has room.
+/// Logarithmic in the share of slower requests, so that the tail is readable.
 fn latency(out: &mut String, report: &Report) {
     let points: Vec<_> = report
         .quantiles
@@ -119,7 +119,7 @@ mod tests {
     use crate::load::{Plan, Tally};
 
     #[test]
-    fn even_an_empty_run_gives_a_picture_with_finite_numbers() {
+    fn plot_of_empty_run_has_finite_numbers() {
         let start = Instant::now();
         let mut tally = Tally::new(start, start + Duration::from_secs(3));
         for filled in [false, true] {

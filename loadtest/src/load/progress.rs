@@ -1,4 +1,4 @@
-//! What a person sees while it runs: a bar on standard error, if that is a terminal.
+//! The progress bar of a run, on standard error if that is a terminal.
 
 use std::{
     sync::{
@@ -11,10 +11,10 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::{task::JoinHandle, time::interval};
 
-/// How often the bar moves.
+/// The refresh interval of the bar.
 const TICK: Duration = Duration::from_millis(200);
 
-/// What has happened so far. Clones count together.
+/// The counters of a run so far. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Counter(Arc<Counts>);
 
@@ -25,7 +25,7 @@ struct Counts {
     failures: AtomicU64,
 }
 
-/// A bar that fills with time. It goes when it is dropped.
+/// A progress bar that fills with time. Dropping it removes the bar.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
@@ -33,27 +33,27 @@ pub struct Progress {
 }
 
 impl Counter {
-    /// One more answer.
+    /// Counts a response.
     pub fn answered(&self) {
         self.0.answers.fetch_add(1, Relaxed);
     }
 
-    /// Answers so far.
+    /// Returns the number of responses so far.
     pub fn answers(&self) -> u64 {
         self.0.answers.load(Relaxed)
     }
 
-    /// More of a body.
+    /// Counts bytes of a body.
     pub fn received(&self, bytes: u64) {
         self.0.bytes.fetch_add(bytes, Relaxed);
     }
 
-    /// Bytes of bodies so far.
+    /// Returns the number of bytes of bodies so far.
     pub fn bytes(&self) -> u64 {
         self.0.bytes.load(Relaxed)
     }
 
-    /// One more failure.
+    /// Counts a failed request.
     pub fn failed(&self) {
         self.0.failures.fetch_add(1, Relaxed);
     }
@@ -66,7 +66,7 @@ impl Counter {
 }
 
 impl Progress {
-    /// Shows `counter` for `time`.
+    /// Shows a bar with the values of `counter` for `time`.
     pub fn show(what: &str, time: Duration, counter: Counter) -> Self {
         let style = ProgressStyle::with_template("{prefix} [{bar:30}] {elapsed}/{len}s  {msg}");
         let bar = ProgressBar::new(time.as_secs().max(1))

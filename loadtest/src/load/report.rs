@@ -1,4 +1,4 @@
-//! What a run came to, for people and for programs.
+//! The report of a run as a table and as JSON.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -14,45 +14,45 @@ use super::{
 /// The result of one run; its JSON is this struct.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Which command.
+    /// The name of the command.
     pub command: &'static str,
-    /// What it was sent to.
+    /// The URL of the target.
     pub target: String,
-    /// Connections.
+    /// The number of connections.
     pub connections: usize,
-    /// The rate that was asked for; `null` in a closed loop.
+    /// The requested rate; `null` in a closed loop.
     pub rate: Option<f64>,
-    /// Of what was random.
+    /// The seed of the random choices.
     pub seed: u64,
-    /// Length of the measured time.
+    /// The length of the measured time.
     pub seconds: f64,
-    /// Whether it was stopped before its time.
+    /// True if the run was stopped early.
     pub interrupted: bool,
-    /// Requests with an answer.
+    /// Requests with a response.
     pub answers: u64,
-    /// Answers per second, of those within the measured time.
+    /// Responses per second in the measured time.
     pub per_second: f64,
     /// Bytes of bodies per second, in megabytes (10⁶).
     pub megabytes_per_second: f64,
-    /// In milliseconds. In an open loop, from when the request was due.
+    /// Latency in milliseconds; in an open loop, from when the request was due.
     pub latency_ms: Latency,
-    /// In an open loop: how late this program was itself, 99th percentile in milliseconds.
+    /// In an open loop: the delay of this program's own timers, 99th percentile in milliseconds.
     pub own_lag_p99_ms: Option<f64>,
-    /// Answers by status.
+    /// Responses by status.
     pub statuses: BTreeMap<u16, u64>,
-    /// Requests without an answer, by reason.
+    /// Requests without a response, by reason.
     pub failures: BTreeMap<String, u64>,
-    /// Requests that were due, and never sent because those before had no answer.
+    /// Requests that were due but never sent, because the connection still waited for a response.
     pub unsent: u64,
     /// Latency at quantiles, for plots: pairs of quantile and milliseconds.
     pub quantiles: Vec<(f64, f64)>,
-    /// By second.
+    /// The measurements of each second.
     pub timeline: Vec<Second>,
     #[serde(skip)]
     causes: String,
 }
 
-/// Percentiles.
+/// Latency percentiles in milliseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Latency {
@@ -65,7 +65,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Of a tally.
+    /// Computes the percentiles of a tally.
     pub fn of(tally: &Tally) -> Self {
         let [p50, p90, p99, p999, max] =
             [0.5, 0.9, 0.99, 0.999, 1.0].map(|quantile| tally.quantile(quantile));
@@ -74,7 +74,7 @@ impl Latency {
 }
 
 impl Report {
-    /// `ran` is how long it ran if it was stopped before its time.
+    /// Creates the report. `ran` is the duration of the run if it was stopped early.
     pub fn new(
         command: &'static str,
         target: &str,
@@ -110,14 +110,14 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let pace = match self.rate {
-            Some(rate) => format!("{} requests a second asked for", number(rate)),
-            None => "as fast as they are answered".to_owned(),
+        let mode = match self.rate {
+            Some(rate) => format!("open loop of {} requests per second", number(rate)),
+            None => "closed loop".to_owned(),
         };
         let early = if self.interrupted { ", stopped early" } else { "" };
         writeln!(
             f,
-            "{}: {} connections for {} s{early}, {pace}, seed {}",
+            "{}: {} connections for {} s{early}, {mode}, seed {}",
             self.target,
             self.connections,
             number(self.seconds),
@@ -125,7 +125,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(f)?;
         let mut table =
-            Table::new(["answers", "per s", "MB/s", "mean ms", "p50", "p90", "p99", "p99.9", "max"]);
+            Table::new(["responses", "per s", "MB/s", "mean ms", "p50", "p90", "p99", "p99.9", "max"]);
         let Latency { mean, p50, p90, p99, p999, max } = self.latency_ms;
         let rates = [self.per_second, self.megabytes_per_second, mean, p50, p90, p99, p999, max].map(number);
         let [rate, megabytes, mean, p50, p90, p99, p999, max] = rates;
@@ -144,7 +144,7 @@ impl fmt::Display for Report {
         if let Some(lag) = self.own_lag_p99_ms {
             writeln!(
                 f,
-                "this program was itself up to {} ms late in sending (p99, not counted)",
+                "own timer delay of this program: {} ms (p99, not included in latency)",
                 number(lag)
             )?;
         }

@@ -1,6 +1,6 @@
-//! A session of exec, attach or port-forward that stays: what is sent in comes back, and is measured.
+//! A WebSocket session of exec, attach or port-forward whose far end echoes bytes.
 //!
-//! Kubernetes gives the streams of a session channels of one WebSocket; the first byte of each message is the channel.
+//! Kubernetes multiplexes the streams of a session over one WebSocket: the first byte of each message is the channel.
 
 use agent::connect::BoxIo;
 use bytes::{Bytes, BytesMut};
@@ -10,18 +10,18 @@ use tokio_tungstenite::{
     tungstenite::{Error, Message, protocol::Role},
 };
 
-use super::{Failure, Target, client::Connection, progress::Counter};
+use super::{LoadError, Target, client::Connection, progress::Counter};
 
-/// The most that is sent in one message, as by kubectl.
+/// The maximum size of one message, as in kubectl.
 const PIECE: usize = 32 * 1024;
-/// For the head of the answer.
+/// The size limit of the response head, in bytes.
 const HEAD: usize = 16 * 1024;
-/// Characters of what a session says of its end that are repeated.
+/// The number of characters of a session's error message that are reported.
 const REASON: usize = 200;
-/// Where both kinds of sessions take bytes.
+/// The channel for input in both kinds of sessions.
 const IN: u8 = 0;
 
-/// An open one, of something that sends back what it gets.
+/// An open session whose far end echoes its input.
 pub struct Session {
     socket: WebSocketStream<BoxIo>,
     channels: Channels,
@@ -29,30 +29,30 @@ pub struct Session {
     received: Counter,
 }
 
-/// Which channel is what.
+/// The channels of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Channels {
-    /// Where bytes come back.
+    /// The channel of the echo.
     out: u8,
-    /// Where it says why it failed.
+    /// The channel of the error message.
     error: u8,
-    /// Channels whose first message is a number of the port, and not said by anybody.
+    /// Channels whose first message is the port number.
     numbered: u8,
 }
 
-/// Of stdin, stdout and the status of a command; stderr between them is nobody's concern.
+/// Stdin, stdout and the exit status of a command (`v5.channel.k8s.io`).
 const COMMAND: Channels = Channels { out: 1, error: 3, numbered: 0 };
-/// Of one port; the numbers are on both.
+/// Data and errors of one forwarded port (`v4.channel.k8s.io`). Both channels begin with the port number.
 const PORT: Channels = Channels { out: 0, error: 1, numbered: 2 };
 
 impl Session {
-    /// Dials the target and sends a request that asks for the upgrade.
-    pub async fn open(target: &Target, request: &[u8], received: Counter) -> Result<Self, Failure> {
+    /// Dials the target and sends the upgrade request.
+    pub async fn open(target: &Target, request: &[u8], received: Counter) -> Result<Self, LoadError> {
         let mut connection = Connection::open(target, HEAD, Counter::default()).await?;
         connection.send(request).await?;
         let head = connection.head().await?;
         if head.status != 101 {
-            return Err(Failure::NotUpgraded(head.status));
+            return Err(LoadError::NotUpgraded(head.status));
         }
         let (io, beginning) = connection.into_parts();
         let socket = WebSocketStream::from_partially_read(io, beginning, Role::Client, None).await;
@@ -67,8 +67,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Sends so many bytes, and takes what comes back until it is as many.
-    pub async fn echo(&mut self, bytes: usize) -> Result<(), Failure> {
+    /// Sends `bytes` bytes and receives as many.
+    pub async fn echo(&mut self, bytes: usize) -> Result<(), LoadError> {
         let (mut sink, mut stream) = (&mut self.socket).split();
         let sending = async {
             let mut left = bytes;
@@ -84,7 +84,7 @@ impl Session {
             while back < bytes {
                 let (channel, data) = next(&mut stream).await?;
                 if channel == self.channels.error && !data.is_empty() {
-                    return Err(Failure::Session(reason(&data)));
+                    return Err(LoadError::Session(reason(&data)));
                 }
                 if channel == self.channels.out {
                     back += data.len();
@@ -92,7 +92,7 @@ impl Session {
                 }
             }
             if back > bytes {
-                return Err(Failure::Session("more came back than was sent: this is no echo".to_owned()));
+                return Err(LoadError::Session("more came back than was sent: this is no echo".to_owned()));
             }
             Ok(())
         };
@@ -106,20 +106,20 @@ impl Channels {
     }
 }
 
-/// Whether a URL is that of a pod's ports, and not of a command.
+/// Returns whether a URL names the port-forward endpoint of a pod.
 pub fn is_port_forward(url: &str) -> bool {
     url.split('?').next().is_some_and(|path| path.ends_with("/portforward"))
 }
 
-/// The next message's channel, and what it carries.
+/// Returns the channel and the payload of the next message.
 async fn next(
     messages: &mut (impl futures_util::Stream<Item = Result<Message, Error>> + Unpin),
-) -> Result<(u8, Bytes), Failure> {
+) -> Result<(u8, Bytes), LoadError> {
     loop {
         let mut data = match messages.next().await {
             Some(Ok(Message::Binary(data))) => data,
             Some(Ok(Message::Text(text))) => text.into(),
-            Some(Ok(Message::Close(_))) | None => return Err(Failure::Closed),
+            Some(Ok(Message::Close(_))) | None => return Err(LoadError::Closed),
             Some(Ok(_)) => continue,
             Some(Err(error)) => return Err(error.into()),
         };
@@ -130,14 +130,14 @@ async fn next(
     }
 }
 
-/// In one line.
+/// Returns the message as one line.
 fn reason(said: &[u8]) -> String {
     let said = String::from_utf8_lossy(said);
     let plain = said.trim().chars().map(|c| if c.is_control() { ' ' } else { c });
     plain.take(REASON).collect()
 }
 
-impl From<Error> for Failure {
+impl From<Error> for LoadError {
     fn from(error: Error) -> Self {
         match error {
             Error::Io(error) => error.into(),
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_says_which_channels_there_are() {
+    fn channels_depend_on_the_path() {
         let pod = "https://kas/agents/a/kubernetes/api/v1/namespaces/demo/pods/web";
         assert_eq!(Channels::of(&format!("{pod}/portforward?ports=80")), PORT);
         assert_eq!(Channels::of(&format!("{pod}/exec?command=cat&stdin=true&stdout=true")), COMMAND);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn why_a_session_failed_is_one_short_line() {
+    fn session_error_is_one_short_line() {
         assert_eq!(reason(b" no such\r\nprogram\n"), "no such  program");
         assert_eq!(reason(&[b'x'; 1000]).len(), REASON);
     }

@@ -1,8 +1,8 @@
-//! Tables for people, and the same in Markdown.
+//! Tables in Markdown that are readable in a terminal.
 
 use std::fmt;
 
-/// Rows of text under headings. The first column is aligned left, the others right.
+/// A table with headings. The first column is aligned left, the others right.
 #[derive(Clone, Debug)]
 pub struct Table {
     headings: Vec<String>,
@@ -10,25 +10,29 @@ pub struct Table {
 }
 
 impl Table {
-    /// Without rows yet.
+    /// Creates a table without rows.
     pub fn new<'a>(headings: impl IntoIterator<Item = &'a str>) -> Self {
         Self { headings: headings.into_iter().map(str::to_owned).collect(), rows: Vec::new() }
     }
 
-    /// One more row, of as many cells as there are headings.
+    /// Adds a row.
+    ///
+    /// # Panics
+    ///
+    /// If the number of cells is not the number of headings.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells: Vec<_> = cells.into_iter().collect();
         assert_eq!(cells.len(), self.headings.len(), "a cell for each heading");
         self.rows.push(cells);
     }
 
-    /// Whether there are rows.
+    /// Returns whether the table has no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 }
 
-/// As Markdown whose source is aligned, so that it reads well in a terminal, too.
+/// Formats the table as Markdown with aligned columns.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = |column: usize| {
@@ -55,7 +59,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// With as many decimals as make sense for its size.
+/// Formats a number with three significant digits.
 pub fn number(value: f64) -> String {
     match value.abs() {
         _ if !value.is_finite() => "-".to_owned(),
@@ -71,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned_and_it_is_markdown() {
+    fn table_is_aligned_markdown() {
         let mut table = Table::new(["path", "req/s"]);
         table.row(["direct".to_owned(), "100".to_owned()]);
         table.row(["kas".to_owned(), "9".to_owned()]);
@@ -85,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_three_digits_that_count() {
+    fn number_has_three_significant_digits() {
         let texts = [12345.6, 12.345, 1.2345, 0.01234, f64::NAN].map(number);
         assert_eq!(texts, ["12346", "12.3", "1.23", "0.012", "-"]);
     }

@@ -1,4 +1,4 @@
-//! What came of the requests, counted. Tallies of several threads are added up.
+//! Counts and latencies of requests. Each thread has a tally; their sum is reported.
 
 use std::{
     collections::BTreeMap,
@@ -7,52 +7,52 @@ use std::{
 
 use hdrhistogram::Histogram;
 
-use super::Failure;
+use super::LoadError;
 
-/// The longest latency that is told apart, in nanoseconds: an hour.
+/// The highest recorded latency, in nanoseconds: one hour.
 const LONGEST: u64 = 3_600_000_000_000;
-/// Latencies below a microsecond are one.
+/// The lowest recorded latency, in nanoseconds.
 const SHORTEST: u64 = 1000;
-/// Decimal digits of a latency that are kept.
+/// The number of significant decimal digits of a latency.
 const DIGITS: u8 = 3;
 
-/// Counts and latencies of one thread, or of all.
+/// Counts and latencies of one thread or of all threads.
 #[derive(Clone, Debug)]
 pub struct Tally {
     start: Instant,
     end: Instant,
     latency: Histogram<u64>,
-    /// How much later than it wanted this program itself was in sending: its timer, and its share of the CPU.
+    /// The delay of this program's own timers, which is no latency of the target.
     lag: Histogram<u64>,
-    /// Answers by status.
+    /// Responses by status.
     pub statuses: BTreeMap<u16, u64>,
-    /// Those of them that were not what was asked for.
+    /// Responses with an unexpected status.
     pub refusals: BTreeMap<u16, u64>,
-    /// Requests without an answer, by reason.
+    /// Requests without a response, by reason.
     pub failures: BTreeMap<String, u64>,
-    /// Of open loops: requests that were due, and never sent because of those before.
+    /// In open loops: requests that were due but never sent, because the connection still waited for a response.
     pub unsent: u64,
-    /// Bytes of bodies that arrived in the measured time.
+    /// The bytes of bodies that arrived in the measured time.
     pub bytes: u64,
-    /// Answers before the end of the measured time.
+    /// Responses before the end of the measured time.
     pub in_time: u64,
-    /// By second.
+    /// The measurements of each second.
     pub timeline: Vec<Second>,
 }
 
 /// One second of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Second {
-    /// Answers.
+    /// Responses.
     pub answers: u64,
-    /// Requests that failed.
+    /// Failed requests.
     pub failures: u64,
     /// The longest latency, in milliseconds.
     pub worst_ms: f64,
 }
 
 impl Tally {
-    /// Counts what ends after `start`; `end` is that of the measured time.
+    /// Creates a tally for the measured time from `start` to `end`. Requests that end before `start` are ignored.
     pub fn new(start: Instant, end: Instant) -> Self {
         let histogram =
             || Histogram::new_with_bounds(SHORTEST, LONGEST, DIGITS).expect("constants that are in range");
@@ -71,7 +71,7 @@ impl Tally {
         }
     }
 
-    /// A request that was due at `since` was answered at `now`.
+    /// Records a response at `now` to a request that was due at `since`.
     pub fn answered(&mut self, since: Instant, now: Instant, status: u16, accepted: bool) {
         if now < self.start {
             return;
@@ -91,8 +91,8 @@ impl Tally {
         second.worst_ms = second.worst_ms.max(latency.as_secs_f64() * 1e3);
     }
 
-    /// A request got no answer.
-    pub fn failed(&mut self, now: Instant, failure: &Failure) {
+    /// Records a request without a response.
+    pub fn failed(&mut self, now: Instant, failure: &LoadError) {
         if now < self.start {
             return;
         }
@@ -100,18 +100,18 @@ impl Tally {
         self.second(now.min(self.end)).failures += 1;
     }
 
-    /// A request was due, and not sent before the end; it would have taken at least until then.
-    pub fn not_sent(&mut self, due: Instant) {
+    /// Records a request that was due but not sent before the end. Its latency is at least the time until then.
+    pub fn record_unsent(&mut self, due: Instant) {
         self.unsent += 1;
         self.latency.saturating_record(nanoseconds(self.end.saturating_duration_since(due)));
     }
 
-    /// This program sent a request so much later than it was due, and not because of the target.
-    pub fn lagged(&mut self, by: Duration) {
+    /// Records a delay of this program's own timer.
+    pub fn record_timer_delay(&mut self, by: Duration) {
         self.lag.saturating_record(nanoseconds(by));
     }
 
-    /// Adds another thread's, apart from the bytes, which are counted elsewhere.
+    /// Adds the tally of another thread, except for the bytes, which the threads count together.
     pub fn add(&mut self, other: &Self) {
         self.latency.add(&other.latency).expect("equal bounds");
         self.lag.add(&other.lag).expect("equal bounds");
@@ -135,27 +135,27 @@ impl Tally {
         }
     }
 
-    /// Requests that were answered.
+    /// Returns the number of requests with a response.
     pub fn answers(&self) -> u64 {
         self.statuses.values().sum()
     }
 
-    /// Requests that got no answer, or not the one that was asked for.
+    /// Returns the number of requests without a response or with an unexpected status.
     pub fn errors(&self) -> u64 {
         self.refusals.values().sum::<u64>() + self.failures.values().sum::<u64>() + self.unsent
     }
 
-    /// A latency in milliseconds; `quantile` is from 0 to 1.
+    /// Returns a latency quantile in milliseconds; `quantile` is from 0 to 1.
     pub fn quantile(&self, quantile: f64) -> f64 {
         milliseconds(self.latency.value_at_quantile(quantile))
     }
 
-    /// The mean latency in milliseconds.
+    /// Returns the mean latency in milliseconds.
     pub fn mean(&self) -> f64 {
         self.latency.mean() / 1e6
     }
 
-    /// [`Self::lagged`], as [`Self::quantile`].
+    /// Returns a quantile of [`Self::record_timer_delay`] in milliseconds.
     pub fn lag(&self, quantile: f64) -> f64 {
         milliseconds(self.lag.value_at_quantile(quantile))
     }
@@ -184,7 +184,7 @@ mod tests {
     const MILLISECOND: Duration = Duration::from_millis(1);
 
     #[test]
-    fn percentiles_are_those_of_all_threads_together() {
+    fn percentiles_cover_all_threads() {
         let start = Instant::now();
         let new = || Tally::new(start, start + Duration::from_secs(10));
         let mut sum = new();
@@ -208,33 +208,33 @@ mod tests {
     }
 
     #[test]
-    fn what_was_due_and_not_sent_counts_as_slow_and_as_an_error() {
+    fn unsent_request_is_slow_and_an_error() {
         let start = Instant::now();
         let mut tally = Tally::new(start, start + Duration::from_secs(10));
         tally.answered(start, start + MILLISECOND, 200, true);
-        tally.not_sent(start + Duration::from_secs(4));
+        tally.record_unsent(start + Duration::from_secs(4));
         assert_eq!(tally.errors(), 1);
         assert!(tally.quantile(1.0) > 5990.0);
     }
 
     #[test]
-    fn refusals_and_failures_are_errors_by_name() {
+    fn errors_are_counted_by_reason() {
         let start = Instant::now();
         let mut tally = Tally::new(start, start + Duration::from_secs(1));
         tally.answered(start, start, 302, true);
         tally.answered(start, start, 404, false);
-        tally.failed(start, &Failure::TimedOut);
-        tally.failed(start, &Failure::TimedOut);
+        tally.failed(start, &LoadError::TimedOut);
+        tally.failed(start, &LoadError::TimedOut);
         assert_eq!(tally.errors(), 3);
-        assert_eq!(tally.failures, BTreeMap::from([("no answer in time".to_owned(), 2)]));
+        assert_eq!(tally.failures, BTreeMap::from([("no response in time".to_owned(), 2)]));
     }
 
     #[test]
-    fn the_warm_up_is_not_counted() {
+    fn warm_up_is_not_counted() {
         let now = Instant::now();
         let mut tally = Tally::new(now + MILLISECOND, now + Duration::from_secs(1));
         tally.answered(now, now, 500, false);
-        tally.failed(now, &Failure::Closed);
+        tally.failed(now, &LoadError::Closed);
         assert_eq!((tally.answers(), tally.errors()), (0, 0));
     }
 }

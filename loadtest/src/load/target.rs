@@ -1,4 +1,4 @@
-//! What requests are sent to, and which.
+//! The server that receives the requests, and the prepared requests.
 #![allow(
     rustdoc::broken_intra_doc_links,
     reason = "these comments are help texts, where brackets mean optional"
@@ -7,23 +7,23 @@
 use std::path::{Path, PathBuf};
 
 use agent::{
-    Address, TcpDial,
-    upstream::{Pem, TlsOptions},
+    KasAddress, TcpDialer,
+    upstream::{ClientTlsConfig, Pem},
 };
 use anyhow::{Context as _, bail, ensure};
 use http::{HeaderName, HeaderValue, Uri};
 
-/// One server and the requests for it, prepared.
+/// A server and the prepared requests for it.
 pub struct Target {
     name: String,
-    dial: TcpDial,
+    dial: TcpDialer,
     requests: Vec<Vec<u8>>,
 }
 
-/// What a target is made of; flags of every command that sends requests.
+/// The flags that define a target, which all load commands share.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TargetOptions {
-    /// What to ask for: http(s)://host[:port]/path; several are asked in random order, and are of one server
+    /// URL to request: http(s)://host[:port]/path; several URLs of one server are requested in random order
     #[arg(value_name = "URL", required = true)]
     pub urls: Vec<String>,
     /// Header to send: "Name: value"; may be repeated
@@ -44,7 +44,7 @@ pub struct TargetOptions {
 }
 
 impl TargetOptions {
-    /// Reads the files that are named; it blocks. Nothing is dialled yet.
+    /// Reads the files and prepares the requests, without dialling. Blocks.
     pub fn build(&self) -> anyhow::Result<Target> {
         let mut uris = self.urls.iter().map(|url| parse(url));
         let first = uris.next().context("there is no URL")??;
@@ -60,16 +60,16 @@ impl TargetOptions {
         }
         let authority = first.authority().context("a URL has a host")?;
         let scheme = if first.scheme_str() == Some("https") { "wss" } else { "ws" };
-        let address: Address = format!("{scheme}://{authority}").parse()?;
+        let address: KasAddress = format!("{scheme}://{authority}").parse()?;
         let ca = self.cacert.clone().map(Pem::File);
-        let tls = TlsOptions { ca, insecure: self.insecure, ..TlsOptions::default() };
-        Ok(Target { name: first.to_string(), dial: TcpDial::new(address, tls)?, requests })
+        let tls = ClientTlsConfig { ca, insecure: self.insecure, ..ClientTlsConfig::default() };
+        Ok(Target { name: first.to_string(), dial: TcpDialer::new(address, tls)?, requests })
     }
 
     fn fields(&self) -> anyhow::Result<Vec<(HeaderName, HeaderValue)>> {
         let mut fields = Vec::new();
         for header in &self.headers {
-            // The value may be a credential: it is not in the error.
+            // The value may be a credential, so the error does not contain it.
             let (name, value) = header.split_once(':').context("write a header like \"Name: value\"")?;
             let name: HeaderName = name.trim().parse().context("write a header like \"Name: value\"")?;
             let value = HeaderValue::from_str(value.trim()).with_context(|| format!("header {name}"))?;
@@ -86,23 +86,23 @@ impl TargetOptions {
 }
 
 impl Target {
-    /// The first URL, for people.
+    /// Returns the first URL, for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How connections are made.
-    pub fn dial(&self) -> &TcpDial {
+    /// Returns the dialer.
+    pub fn dial(&self) -> &TcpDialer {
         &self.dial
     }
 
-    /// The prepared requests; at least one.
+    /// Returns the prepared requests, of which there is at least one.
     pub fn requests(&self) -> &[Vec<u8>] {
         &self.requests
     }
 }
 
-/// The token in a file, without the line break behind it.
+/// Reads a token from a file, without surrounding white space.
 pub fn read_token(file: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let token = text.trim().to_owned();
@@ -111,7 +111,7 @@ pub fn read_token(file: &Path) -> anyhow::Result<String> {
 }
 
 fn parse(url: &str) -> anyhow::Result<Uri> {
-    // A URL with a password in it is not repeated.
+    // The URL may contain a password, so the error does not contain it.
     ensure!(!url.contains('@'), "the URL contains a user name or password; use --token-file or --header");
     let uri: Uri = url
         .parse()
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_ready_to_be_sent() {
+    fn requests_contain_headers_and_token() {
         let directory = tempfile::tempdir().unwrap();
         let token_file = directory.path().join("token");
         std::fs::write(&token_file, "s3cret\n").unwrap();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_arguments_are_refused_with_a_reason_and_without_secrets() {
+    fn errors_contain_no_secrets() {
         let refused = |options: TargetOptions| format!("{:#}", options.build().err().unwrap());
         assert!(refused(options(&["kas:8154/x"])).contains("is no URL; write it like https://"));
         assert!(refused(options(&["ftp://kas/x"])).contains("neither https:// nor http://"));

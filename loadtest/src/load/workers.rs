@@ -1,4 +1,5 @@
-//! Connections that send requests: a thread per core with its own runtime, so that none wakes another.
+//! The threads and connections that send requests. Each core has a thread with its own runtime, so that threads do not
+//! wake each other.
 
 use std::{
     cell::RefCell,
@@ -16,47 +17,48 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Failure, Tally, Target,
+    LoadError, Tally, Target,
     client::Connection,
     progress::Counter,
     schedule::{Due, Schedule},
     session::Session,
 };
 
-/// Whoever cannot connect waits before it tries again: a dead target is not to be hammered.
+/// The pause after a failed connection attempt, so that an unreachable target is not flooded.
 const RECONNECT: Duration = Duration::from_millis(100);
 
-/// How much is asked for.
+/// The load of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Connections, each with one request at a time.
     pub connections: usize,
-    /// How long requests are sent and counted.
+    /// The measured time.
     pub duration: Duration,
-    /// How long they are sent before that, and not counted.
+    /// The time before that, whose requests are not counted.
     pub warm_up: Duration,
-    /// Requests a second over all connections; without it, each connection sends when it has its answer.
+    /// Requests per second over all connections (open loop). Without it, each connection sends its next request after the
+    /// last response (closed loop).
     pub rate: Option<f64>,
-    /// How long an answer may take.
+    /// The timeout of a response.
     pub timeout: Duration,
-    /// Of the choice among several requests, and of when each connection begins.
+    /// The seed of the choice among several requests, and of when each connection begins.
     pub seed: u64,
-    /// Threads; 0 for one per core.
+    /// The number of threads; 0 for one per core.
     pub threads: usize,
-    /// The most that a connection reads at once.
+    /// The size of one read and the size limit of a response head, in bytes.
     pub buffer: usize,
-    /// Do not reuse connections: a new one for each request.
+    /// If true, each request opens a new connection.
     pub fresh: bool,
-    /// The only status that is no error; without it, all below 400.
+    /// The only status that is no error. Without it, all below 400 are none.
     pub expected: Option<u16>,
-    /// Instead of asking again and again, ask for an upgrade, and send so many bytes through it, which come back.
+    /// If set, each connection opens an upgraded session and sends this many bytes again and again, which the far end echoes.
     pub echo: Option<usize>,
 }
 
-/// What a connection is between two exchanges.
+/// The connection that is kept between two exchanges.
 #[derive(Default)]
-pub(crate) enum Link {
-    /// It has to be opened.
+pub(crate) enum KeptConnection {
+    /// No connection is open.
     #[default]
     None,
     Requests(Connection),
@@ -64,7 +66,7 @@ pub(crate) enum Link {
 }
 
 impl Default for Plan {
-    /// 64 connections for 30 s.
+    /// The defaults of `loadtest http`: 64 connections for 30 s.
     fn default() -> Self {
         Self {
             connections: 64,
@@ -82,7 +84,7 @@ impl Default for Plan {
     }
 }
 
-/// One thread's share.
+/// One thread with its part of the connections.
 struct Worker {
     target: Arc<Target>,
     plan: Plan,
@@ -94,43 +96,44 @@ struct Worker {
 }
 
 impl Plan {
-    /// Whether an answer is what was asked for.
+    /// Returns whether a status is no error.
     pub fn accepts(&self, status: u16) -> bool {
         self.expected.map_or(status < 400, |expected| status == expected)
     }
 
-    /// One request and its answer, or what is sent through a session and comes back. The status of the answer. `link`
-    /// is kept for the next one if it can be.
+    /// Sends a request and reads its response, or sends bytes through a session and reads their echo. Returns the status.
+    ///
+    /// `link` is set to the connection if it can be used again.
     pub(crate) async fn exchange(
         &self,
         target: &Target,
-        link: &mut Link,
+        link: &mut KeptConnection,
         request: &[u8],
         counter: &Counter,
-    ) -> Result<u16, Failure> {
+    ) -> Result<u16, LoadError> {
         let before = std::mem::take(link);
         if let Some(bytes) = self.echo {
             let mut session = match before {
-                Link::Session(session) => session,
+                KeptConnection::Session(session) => session,
                 _ => Box::new(Session::open(target, request, counter.clone()).await?),
             };
             session.echo(bytes).await?;
-            *link = Link::Session(session);
+            *link = KeptConnection::Session(session);
             return Ok(101);
         }
         let mut connection = match before {
-            Link::Requests(connection) => connection,
+            KeptConnection::Requests(connection) => connection,
             _ => Connection::open(target, self.buffer, counter.clone()).await?,
         };
         let (head, _) = connection.exchange(request).await?;
         if head.reusable && !self.fresh {
-            *link = Link::Requests(connection);
+            *link = KeptConnection::Requests(connection);
         }
         Ok(head.status)
     }
 
-    /// Sends the requests, and returns after the last answer, or at once when `stop` is cancelled. What was under way
-    /// then is not counted.
+    /// Sends the requests, and returns after the last response, or at once when `stop` is cancelled. Requests that were in
+    /// flight then are not counted.
     pub async fn run(
         &self,
         target: Arc<Target>,
@@ -154,7 +157,7 @@ impl Plan {
             tokio::task::spawn_blocking(work)
         });
         let handles: Vec<_> = handles.collect();
-        // Bytes are those that arrived in the measured time, also of answers that were not whole by then.
+        // Bytes count when they wait_until_connected, also those of responses that are incomplete at the end.
         let mut bytes = [0; 2];
         for (moment, bytes) in [start, end].into_iter().zip(&mut bytes) {
             stop.run_until_cancelled(sleep_until(moment.into())).await;
@@ -189,7 +192,7 @@ impl Worker {
     async fn connection(&self, index: usize) {
         let mut random = SmallRng::seed_from_u64(self.plan.seed.wrapping_add(index as u64));
         let mut schedule = Schedule::new(self.plan.rate, self.plan.connections, self.begin, random.random());
-        let mut link = Link::None;
+        let mut link = KeptConnection::None;
         loop {
             let now = Instant::now();
             if now >= self.end {
@@ -200,9 +203,9 @@ impl Worker {
                 Due::At(due) if due >= self.end => break,
                 Due::At(due) => {
                     sleep_until(due.into()).await;
-                    // The timer's own lateness is not the target's.
+                    // The delay of this timer is no latency of the target.
                     let woken = Instant::now();
-                    self.tally.borrow_mut().lagged(woken.saturating_duration_since(due));
+                    self.tally.borrow_mut().record_timer_delay(woken.saturating_duration_since(due));
                     woken
                 }
             };
@@ -214,7 +217,7 @@ impl Worker {
             };
             let exchange = self.plan.exchange(&self.target, &mut link, request, &self.counter);
             let exchange = timeout(self.plan.timeout, exchange).await;
-            let result = exchange.unwrap_or(Err(Failure::TimedOut));
+            let result = exchange.unwrap_or(Err(LoadError::TimedOut));
             let now = Instant::now();
             match result {
                 Ok(status) => {
@@ -222,17 +225,17 @@ impl Worker {
                     self.tally.borrow_mut().answered(since, now, status, self.plan.accepts(status));
                 }
                 Err(failure) => {
-                    link = Link::None;
+                    link = KeptConnection::None;
                     self.counter.failed();
                     self.tally.borrow_mut().failed(now, &failure);
-                    if matches!(failure, Failure::Connect(_) | Failure::NotUpgraded(_)) {
+                    if matches!(failure, LoadError::Connect(_) | LoadError::NotUpgraded(_)) {
                         sleep(RECONNECT.min(self.end.saturating_duration_since(now))).await;
                     }
                 }
             }
         }
         for due in schedule.unsent(self.end).filter(|due| *due >= self.start) {
-            self.tally.borrow_mut().not_sent(due);
+            self.tally.borrow_mut().record_unsent(due);
         }
     }
 }

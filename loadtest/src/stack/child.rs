@@ -1,4 +1,4 @@
-//! A program of ours as a child, with its log in a file.
+//! A child process whose log is written to a file.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,18 +14,18 @@ use tokio::{
     time::timeout,
 };
 
-/// How long a program may take to stop.
+/// The timeout for the stop of a program.
 const STOP: Duration = Duration::from_secs(60);
 
-/// A running program. Dropping it kills it.
+/// A running program. Dropping it kills the process.
 #[derive(Debug)]
-pub struct Child {
+pub struct ChildProcess {
     name: String,
     child: process::Child,
     pid: u32,
 }
 
-/// Where a program of this workspace is: in `directory`, or beside this one.
+/// Returns the path of a program of this workspace: in `directory`, or else in the directory of this program.
 pub fn find(name: &str, directory: Option<&Path>) -> anyhow::Result<PathBuf> {
     let path = match directory {
         Some(directory) => directory.join(name),
@@ -39,9 +39,10 @@ pub fn find(name: &str, directory: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-impl Child {
-    /// Starts a program whose standard error goes to `log`; with `until`, waits for that message and returns its
-    /// fields.
+impl ChildProcess {
+    /// Starts a program whose standard error is written to `log`.
+    ///
+    /// With `until`, waits for the log line with that message, for at most `within`, and returns its fields.
     pub async fn start(
         mut command: Command,
         log: &Path,
@@ -50,7 +51,7 @@ impl Child {
     ) -> anyhow::Result<(Self, Value)> {
         let program = Path::new(command.as_std().get_program());
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // A process group of its own: Ctrl-C is for this program, which then stops the others.
+        // In its own process group, so that Ctrl-C reaches only this program, which then stops its children in order.
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -60,7 +61,7 @@ impl Child {
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let pid = child.id().context("it was just started")?;
         let mut lines = BufReader::new(child.stderr.take().context("standard error is piped")?).lines();
-        let mut said = Value::Null;
+        let mut fields = Value::Null;
         if let Some(message) = until {
             let waiting = async {
                 let mut last = String::new();
@@ -73,7 +74,7 @@ impl Child {
                 bail!("{last}")
             };
             let waited = timeout(within, waiting).await;
-            said = waited
+            fields = waited
                 .with_context(|| format!("{name} did not start in time"))?
                 .with_context(|| format!("{name} did not start"))?;
         }
@@ -90,25 +91,25 @@ impl Child {
                 }
             }
         });
-        Ok((Self { name, child, pid }, said))
+        Ok((Self { name, child, pid }, fields))
     }
 
-    /// Its number.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Sends it a signal, by its name: TERM, STOP, CONT.
+    /// Sends a signal, by its name: TERM, STOP, CONT.
     pub async fn signal(&mut self, signal: &str) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("{} had stopped by itself ({status}); its log says why", self.name);
         }
-        // tokio can only kill; the shell's kill is on every machine.
+        // tokio can send SIGKILL only.
         Command::new("kill").arg(format!("-{signal}")).arg(self.pid.to_string()).status().await?;
         Ok(())
     }
 
-    /// Asks it to stop, and waits until it has.
+    /// Sends SIGTERM and waits until the process has exited. An exit code other than 0 is an error.
     pub async fn stop(mut self) -> anyhow::Result<()> {
         self.signal("TERM").await?;
         let name = &self.name;
@@ -118,7 +119,7 @@ impl Child {
         Ok(())
     }
 
-    /// Ends it at once.
+    /// Sends SIGKILL.
     pub async fn kill(mut self) -> anyhow::Result<()> {
         Ok(self.child.kill().await?)
     }

@@ -1,4 +1,4 @@
-//! A long way between two ends on one machine: what arrives is handed on later, in order, at any rate.
+//! A TCP forwarder that adds latency, without limiting throughput.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -10,11 +10,11 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// What may be on the way, in pieces of at most [`PIECE`] bytes: more than any window times any delay of a test.
+/// The number of pieces of at most [`PIECE`] bytes that may be on the way: more than any window in the tests.
 const PIECES: usize = 4096;
 const PIECE: usize = 64 * 1024;
 
-/// Listens on a free port of this machine and passes connections on to `to`, until the runtime ends. `delay` is for each
+/// Listens on a free port of this machine and forwards connections to `to`, until the runtime ends. `delay` applies to each
 /// direction.
 pub async fn start(to: SocketAddr, delay: Duration) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -35,7 +35,7 @@ pub async fn start(to: SocketAddr, delay: Duration) -> std::io::Result<SocketAdd
     Ok(address)
 }
 
-/// Until one end is gone, and what was on the way has arrived.
+/// Forwards one direction, until the sender closes it and all bytes have arrived.
 async fn carry(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, delay: Duration) {
     let (sender, mut receiver) = mpsc::channel::<(Instant, BytesMut)>(PIECES);
     let reading = async move {
@@ -55,7 +55,7 @@ async fn carry(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin
                 return;
             }
         }
-        // The other end may be gone already.
+        // The other end may be closed already.
         let _ = to.shutdown().await;
     };
     tokio::join!(reading, writing);
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn bytes_arrive_later_in_order_and_their_number_is_no_limit() {
+    async fn delay_keeps_order_and_throughput() {
         let (mut near, from) = tokio::io::duplex(1 << 20);
         let (to, mut far) = tokio::io::duplex(1 << 20);
         tokio::spawn(carry(from, to, Duration::from_millis(20)));

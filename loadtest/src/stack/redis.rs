@@ -1,4 +1,4 @@
-//! A redis-server of our own on this machine, and what it was asked to do.
+//! redis-server as a process on this machine, and its command statistics.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::Path, time::Duration};
 
@@ -6,43 +6,43 @@ use anyhow::{Context as _, ensure};
 use redis::{Client, FromRedisValue, aio::MultiplexedConnection};
 use tokio::{process::Command, time::sleep};
 
-use super::{START, child::Child, free_port};
+use super::{START, child::ChildProcess, free_port};
 
-/// How often it is looked whether it answers.
+/// The polling interval until the server responds.
 const POLL: Duration = Duration::from_millis(20);
 
-/// A server that keeps nothing on disk. Dropping it kills it.
+/// A running server that keeps nothing on disk. Dropping it kills the process.
 #[derive(Debug)]
-pub struct Redis {
-    child: Child,
-    /// Where it listens.
+pub struct RedisProcess {
+    child: ChildProcess,
+    /// The address of the server.
     pub address: SocketAddr,
     connection: MultiplexedConnection,
 }
 
-/// How often each command was called, by clients and by scripts.
+/// The number of calls of each command, by clients and by scripts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commands(BTreeMap<String, u64>);
 
-impl Redis {
-    /// Whether the program is installed.
+impl RedisProcess {
+    /// Returns whether redis-server is installed.
     pub async fn is_installed() -> bool {
         Command::new("redis-server").arg("--version").output().await.is_ok()
     }
 
-    /// Starts one, whose log is in `directory`, and waits until it answers.
+    /// Starts a server on a free port, with its log in `directory`, and waits until it responds.
     pub async fn start(directory: &Path) -> anyhow::Result<Self> {
         Self::start_at(SocketAddr::from(([127, 0, 0, 1], free_port()?)), directory).await
     }
 
-    /// The same at a given address of this machine, where another may have been.
+    /// Starts a server at a given loopback address, with its log in `directory`, and waits until it responds.
     pub async fn start_at(address: SocketAddr, directory: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot write {}", directory.display()))?;
         let mut command = Command::new("redis-server");
         command.args(["--port", &address.port().to_string(), "--bind", "127.0.0.1"]);
         command.args(["--save", "", "--appendonly", "no", "--logfile", "redis.log", "--dir"]).arg(directory);
-        let started = Child::start(command, &directory.join("redis.err"), None, START).await;
+        let started = ChildProcess::start(command, &directory.join("redis.err"), None, START).await;
         let (child, _) =
             started.context("several replicas need redis-server (apt-get install redis-server)")?;
         let client = Client::open(format!("redis://{address}"))?;
@@ -57,23 +57,23 @@ impl Redis {
         Ok(Self { child, address, connection })
     }
 
-    /// Ends it, with everything in it.
+    /// Kills the server. Its data is lost.
     pub async fn kill(self) -> anyhow::Result<()> {
         self.child.kill().await
     }
 
-    /// What it was asked to do so far.
+    /// Returns the number of calls of each command so far.
     pub async fn commands(&self) -> anyhow::Result<Commands> {
         let text: String = self.ask(redis::cmd("INFO").arg("commandstats")).await?;
         Ok(Commands::parse(&text))
     }
 
-    /// Bytes of all keys, with what Redis needs to keep them.
+    /// Returns the memory of all keys in bytes, including the overhead of Redis (MEMORY USAGE).
     pub async fn stored(&self) -> anyhow::Result<u64> {
         let mut bytes = 0;
         let keys: Vec<Vec<u8>> = self.ask(redis::cmd("KEYS").arg("*")).await?;
         for key in keys {
-            // All of its elements, and not a sample. A key may have expired meanwhile.
+            // Count all elements instead of a sample. The key may have expired meanwhile.
             let of_key: Option<u64> =
                 self.ask(redis::cmd("MEMORY").arg("USAGE").arg(key).arg("SAMPLES").arg(0)).await?;
             bytes += of_key.unwrap_or_default();
@@ -81,7 +81,7 @@ impl Redis {
         Ok(bytes)
     }
 
-    /// How many fields the hashes have whose names match a pattern, besides one in each that is about the hash.
+    /// Returns the number of fields of all hashes that match a pattern, without the one metadata field of each hash.
     pub async fn fields(&self, pattern: &str) -> anyhow::Result<u64> {
         let mut fields = 0;
         let keys: Vec<Vec<u8>> = self.ask(redis::cmd("KEYS").arg(pattern)).await?;
@@ -98,7 +98,7 @@ impl Redis {
 }
 
 impl Commands {
-    /// Reads `INFO commandstats`. What this program asks itself is left out.
+    /// Parses `INFO commandstats`, without the commands that this program sends.
     fn parse(info: &str) -> Self {
         let lines = info.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="));
         let counts = lines.filter_map(|(name, rest)| {
@@ -108,7 +108,7 @@ impl Commands {
         Self(counts.collect())
     }
 
-    /// What was asked since an earlier look.
+    /// Returns the calls since an earlier count.
     pub fn since(&self, before: &Self) -> Self {
         let counts = self.0.iter().map(|(name, calls)| {
             (name.clone(), calls.saturating_sub(before.0.get(name).copied().unwrap_or_default()))
@@ -116,12 +116,12 @@ impl Commands {
         Self(counts.filter(|(_, calls)| *calls > 0).collect())
     }
 
-    /// All of them.
+    /// Returns the number of all calls.
     pub fn total(&self) -> u64 {
         self.0.values().sum()
     }
 
-    /// Each with its count, the most frequent first.
+    /// Returns each command with its number of calls, the most frequent first.
     pub fn by_count(&self) -> Vec<(&str, u64)> {
         let mut counts: Vec<_> = self.0.iter().map(|(name, calls)| (name.as_str(), *calls)).collect();
         counts.sort_by_key(|(_, calls)| std::cmp::Reverse(*calls));
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_asked_between_two_looks_is_counted() {
+    fn commands_since_exclude_own() {
         let look = |evals: u64, infos: u64| {
             Commands::parse(&format!(
                 "# Commandstats\r\ncmdstat_evalsha:calls={evals},usec=5,usec_per_call=1.00\r\n\

@@ -1,4 +1,4 @@
-//! One of several replicas is killed: its agents come to the others.
+//! A storm with several replicas: one is killed, and its agents reconnect to the others.
 
 use std::{
     path::Path,
@@ -10,46 +10,46 @@ use serde::Serialize;
 use tokio::time::{interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{Storm, timeline::Return};
+use super::{Storm, timeline::Recovery};
 use crate::{
-    fleet::{Crowd, Fleet},
+    fleet::{AgentFleet, AgentFleetConfig},
     load::{options::write_json, table::Table},
     stack::{
-        Kas, Setup,
-        redis::{Commands, Redis},
+        KasProcess, StackConfig,
+        redis::{Commands, RedisProcess},
         usage,
     },
 };
 
-/// How often memory and CPU time are looked at.
+/// The interval at which memory and CPU time are sampled.
 const LOOK: Duration = Duration::from_millis(100);
-/// CPU time is that of so many looks: a second.
+/// The number of samples over which CPU time is averaged: one second.
 const LOOKS: usize = 10;
-/// How long everything is left alone before the storm.
+/// The idle time before the storm.
 const CALM: Duration = Duration::from_secs(5);
 
-/// What it came to.
+/// The result; its JSON is this struct.
 #[derive(Clone, Debug, Serialize)]
-struct Report {
+struct ReplicasReport {
     agents: u32,
     tunnels: usize,
     replicas: u16,
     tls: bool,
-    /// What each replica may accept in a second.
+    /// The limit of new tunnels per second and replica.
     per_second: u32,
-    /// Whether it was stopped before its end.
+    /// True if the run was stopped early.
     interrupted: bool,
-    back: Return,
-    /// Most cores that a replica which stayed has used, over a second.
+    back: Recovery,
+    /// The highest CPU usage of a remaining replica in one second, in cores.
     peak_cores: f64,
-    /// Most that one had resident.
+    /// The highest resident memory of a remaining replica.
     peak_mib: f64,
-    /// What Redis was asked, until all were back.
+    /// The number of commands that Redis received until all tunnels were back.
     redis_commands: u64,
     redis_by_command: Vec<(String, u64)>,
 }
 
-/// The most of what replicas used.
+/// The highest resource usage of the remaining replicas.
 #[derive(Clone, Copy, Debug, Default)]
 struct Peak {
     cores: f64,
@@ -57,53 +57,56 @@ struct Peak {
 }
 
 pub(super) async fn run(storm: &Storm, directory: &Path, stop: &CancellationToken) -> anyhow::Result<()> {
-    let redis = Redis::start(&directory.join("redis")).await?;
-    let setup = Setup {
+    let redis = RedisProcess::start(&directory.join("redis")).await?;
+    let setup = StackConfig {
         tls: storm.tls.into(),
         redis: Some(redis.address),
-        crowd: storm.count,
+        extra_agents: storm.count,
         per_second: Some(storm.rate),
-        ..Setup::default()
+        ..StackConfig::default()
     };
-    let first = Kas::start(directory, &setup).await?;
+    let first = KasProcess::start(directory, &setup).await?;
     let mut others = Vec::new();
     for number in 2..=storm.replicas {
-        others.push(first.another(&format!("kas-{number}"), &setup).await?);
+        others.push(first.start_replica(&format!("kas-{number}"), &setup).await?);
     }
     let tunnels = storm.tunnels();
     let replicas = std::iter::once(&first).chain(&others);
-    let crowd = Crowd {
-        kas: replicas.map(Kas::agent_address).collect::<Result<_, _>>()?,
+    let config = AgentFleetConfig {
+        kas: replicas.map(KasProcess::agent_address).collect::<Result<_, _>>()?,
         cacert: storm.tls.then(|| directory.join("kas.crt")),
-        tokens: first.crowd_tokens()?,
+        tokens: first.extra_agent_tokens()?,
         count: storm.count as usize,
         tunnels,
-        // They have come one after the other, over days.
+        // In production the agents have connected over days, so they do not wait_until_connected at the rate limit here.
         per_second: f64::from(storm.rate) / f64::from(tunnels) / 2.0,
         answer: 200,
     };
-    let count = crowd.count * usize::from(tunnels);
-    let fleet = crowd.start()?;
-    let patience = storm.timeout + Duration::from_secs_f64(4.0 * count as f64 / f64::from(storm.rate));
-    let arrival = fleet.arrive(Instant::now(), patience, stop).await;
+    let count = config.count * usize::from(tunnels);
+    let fleet = config.start()?;
+    let limit = storm.timeout + Duration::from_secs_f64(4.0 * count as f64 / f64::from(storm.rate));
+    let arrival = fleet.wait_until_connected(Instant::now(), limit, stop).await;
     ensure!(
         arrival.all.is_some() || stop.is_cancelled(),
         "{} of {count} tunnels came up: {}",
         arrival.up,
         fleet.last_failure().as_deref().unwrap_or("no failure was seen")
     );
-    crate::say(&format!("{} tunnels are up; one of {} replicas is killed now", arrival.up, storm.replicas))?;
+    crate::print(&format!(
+        "{} tunnels are up; one of {} replicas is killed now",
+        arrival.up, storm.replicas
+    ))?;
     stop.run_until_cancelled(sleep(CALM)).await;
 
     let before = redis.commands().await?;
-    let stay: Vec<u32> = others.iter().map(Kas::pid).collect();
+    let stay: Vec<u32> = others.iter().map(KasProcess::pid).collect();
     let lost = first.agent_address()?;
     let killed = Instant::now();
     first.kill().await?;
     let watching = async {
         let notice = async {
             sleep(storm.notice).await;
-            fleet.leave_out(&lost);
+            fleet.remove_replica(&lost);
         };
         let (samples, ()) = tokio::join!(samples(&fleet, killed, count, storm.timeout), notice);
         samples
@@ -122,19 +125,20 @@ pub(super) async fn run(storm: &Storm, directory: &Path, stop: &CancellationToke
     let asked = redis.commands().await?.since(&before);
     let failure = fleet.last_failure();
     fleet.stop().await;
-    let report = Report::new(storm, Return::of(&samples, count), peak?, &asked, stop.is_cancelled());
-    report.tell()?;
+    let report =
+        ReplicasReport::new(storm, Recovery::of(&samples, count), peak?, &asked, stop.is_cancelled());
+    report.print()?;
     if let Some(file) = &storm.json {
         write_json(file, &report)?;
     }
-    let Return { missing, all, .. } = report.back;
+    let Recovery { missing, all, .. } = report.back;
     let failure = failure.as_deref().unwrap_or("no failure was seen");
     ensure!(all.is_some() || report.interrupted, "{missing} of {count} tunnels are not back: {failure}");
     Ok(())
 }
 
-/// Tunnels that are up, at each change, until all are.
-async fn samples(fleet: &Fleet, since: Instant, count: usize, within: Duration) -> Vec<(f64, usize)> {
+/// Returns the number of tunnels at each change, with the seconds since `since`, until all are up.
+async fn samples(fleet: &AgentFleet, since: Instant, count: usize, within: Duration) -> Vec<(f64, usize)> {
     let mut changes = fleet.changes();
     let mut samples = Vec::new();
     let watching = async {
@@ -143,7 +147,7 @@ async fn samples(fleet: &Fleet, since: Instant, count: usize, within: Duration) 
             let up = *changes.borrow_and_update();
             samples.push((since.elapsed().as_secs_f64(), up));
             lost |= up < count;
-            // The sender lives in the fleet.
+            // The sender lives as long as the fleet, so this does not fail.
             if (lost && up >= count) || changes.changed().await.is_err() {
                 return;
             }
@@ -153,14 +157,14 @@ async fn samples(fleet: &Fleet, since: Instant, count: usize, within: Duration) 
     samples
 }
 
-/// Looks at processes until `finished`.
+/// Samples the processes until `finished` is cancelled, and returns their peak usage.
 async fn peaks(processes: &[u32], finished: &CancellationToken) -> anyhow::Result<Peak> {
     let mut looks: Vec<Vec<(Instant, Duration)>> = vec![Vec::new(); processes.len()];
     let mut peak = Peak::default();
     let mut ticks = interval(LOOK);
     while finished.run_until_cancelled(ticks.tick()).await.is_some() {
         for (pid, looks) in processes.iter().zip(&mut looks) {
-            looks.push((Instant::now(), usage::cpu(*pid).context("a replica that was to stay is gone")?));
+            looks.push((Instant::now(), usage::cpu(*pid).context("a remaining replica has exited")?));
             if let Some((from, before)) = looks.len().checked_sub(LOOKS + 1).map(|index| looks[index])
                 && let Some((to, after)) = looks.last().copied()
             {
@@ -173,8 +177,8 @@ async fn peaks(processes: &[u32], finished: &CancellationToken) -> anyhow::Resul
     Ok(peak)
 }
 
-impl Report {
-    fn new(storm: &Storm, back: Return, peak: Peak, asked: &Commands, interrupted: bool) -> Self {
+impl ReplicasReport {
+    fn new(storm: &Storm, back: Recovery, peak: Peak, asked: &Commands, interrupted: bool) -> Self {
         let by_command = asked.by_count();
         Self {
             agents: storm.count,
@@ -191,7 +195,7 @@ impl Report {
         }
     }
 
-    fn tell(&self) -> anyhow::Result<()> {
+    fn print(&self) -> anyhow::Result<()> {
         let mut table = Table::new([
             "lost",
             "half back s",
@@ -214,14 +218,14 @@ impl Report {
             format!("{:.0}", self.peak_mib),
             self.redis_commands.to_string(),
         ]);
-        crate::say(&table)?;
+        crate::print(&table)?;
         let by_command = self.redis_by_command.iter().map(|(name, calls)| format!("{name} {calls}"));
-        crate::say(&format!(
-            "Redis, scripts and what they ran: {}",
+        crate::print(&format!(
+            "Redis commands, including those of scripts: {}",
             by_command.collect::<Vec<_>>().join(", ")
         ))?;
         if self.interrupted {
-            crate::say(&"stopped early")?;
+            crate::print(&"stopped early")?;
         }
         Ok(())
     }

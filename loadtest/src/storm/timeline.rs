@@ -1,26 +1,26 @@
-//! How tunnels were lost and came back: pure.
+//! The loss and return of tunnels over time.
 
 use serde::Serialize;
 
-/// What happened to the number of tunnels after a moment.
+/// The loss and return of tunnels after a fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct Return {
-    /// How many were lost at the worst time.
+pub(super) struct Recovery {
+    /// The highest number of missing tunnels.
     pub(super) lost: usize,
-    /// How many are missing at the end.
+    /// The number of missing tunnels at the end.
     pub(super) missing: usize,
-    /// Seconds until half of the lost were back; `null` if they never were.
+    /// Seconds until half of the lost tunnels were back; `null` if they never were.
     pub(super) half: Option<f64>,
-    /// Until 95 % were.
+    /// Seconds until 95 % of them were back.
     pub(super) most: Option<f64>,
-    /// Until all were.
+    /// Seconds until all of them were back.
     pub(super) all: Option<f64>,
-    /// Most that came back within one second.
+    /// The highest number of tunnels that came back within one second.
     pub(super) busiest_second: usize,
 }
 
-impl Return {
-    /// From samples of seconds and tunnels that were up then, of `count` that there should be.
+impl Recovery {
+    /// Computes the recovery from pairs of seconds and tunnels that were up. `count` is the expected number of tunnels.
     pub(super) fn of(samples: &[(f64, usize)], count: usize) -> Self {
         let Some((worst, least)) =
             samples.iter().enumerate().map(|(index, (_, up))| (index, *up)).min_by_key(|(_, up)| *up)
@@ -44,7 +44,7 @@ impl Return {
     }
 }
 
-/// Most that were gained within one second.
+/// Returns the highest number of tunnels that came back within one second.
 fn busiest(samples: &[(f64, usize)]) -> usize {
     let (mut most, mut first, mut gained) = (0, 0, vec![0usize]);
     for pair in samples.windows(2) {
@@ -65,8 +65,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_lost_counts_and_not_what_stayed() {
-        // Of 100 tunnels 40 are lost, some of them after the first is back.
+    fn recovery_counts_lost_tunnels_only() {
+        // 40 of 100 tunnels are lost, some of them after the first is back.
         let samples = [
             (0.0, 100),
             (0.1, 70),
@@ -78,8 +78,8 @@ mod tests {
             (2.1, 98),
             (4.0, 100),
         ];
-        let back = Return::of(&samples, 100);
-        let expected = Return {
+        let back = Recovery::of(&samples, 100);
+        let expected = Recovery {
             lost: 40,
             missing: 0,
             half: Some(1.5),
@@ -91,9 +91,9 @@ mod tests {
     }
 
     #[test]
-    fn who_never_comes_back_is_missing() {
-        let back = Return::of(&[(0.0, 10), (1.0, 0), (2.0, 9)], 10);
+    fn tunnel_that_does_not_return_is_missing() {
+        let back = Recovery::of(&[(0.0, 10), (1.0, 0), (2.0, 9)], 10);
         assert_eq!((back.lost, back.missing, back.half, back.most), (10, 1, Some(2.0), None));
-        assert_eq!(Return::of(&[], 10), Return::default());
+        assert_eq!(Recovery::of(&[], 10), Recovery::default());
     }
 }

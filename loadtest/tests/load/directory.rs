@@ -1,11 +1,11 @@
-//! `loadtest directory`: what Redis is asked while nothing happens.
+//! `loadtest directory`: the load of idle agents on Redis.
 
 use serde_json::Value;
 
 use crate::program::{programs_and_redis, run};
 
 #[tokio::test]
-async fn idle_agents_cost_redis_what_was_promised() {
+async fn idle_agents_stay_within_the_limits_of_redis() {
     let Some(_) = programs_and_redis() else { return };
     let directory = tempfile::tempdir().unwrap();
     let json = directory.path().join("report.json");

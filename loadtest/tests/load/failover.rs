@@ -1,4 +1,4 @@
-//! `loadtest failover`: what it starts, what it says, and how it ends.
+//! `loadtest failover`: faults, reports and Ctrl-C.
 
 use serde_json::Value;
 use tokio::{
@@ -7,10 +7,10 @@ use tokio::{
     time::timeout,
 };
 
-use crate::program::{PATIENCE, command, programs_and_redis, run};
+use crate::program::{TIMEOUT, command, programs_and_redis, run};
 
 #[tokio::test]
-async fn replicas_and_redis_come_and_go_and_it_says_what_failed() {
+async fn failed_requests_are_reported_by_fault() {
     let Some(_) = programs_and_redis() else { return };
     let directory = tempfile::tempdir().unwrap();
     let json = directory.path().join("report.json");
@@ -21,28 +21,31 @@ async fn replicas_and_redis_come_and_go_and_it_says_what_failed() {
     let (code, out, err) = run("failover", "", &flags).await;
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("| SIGKILL ") && out.contains("| Redis kill "), "{out}");
-    assert!(out.contains("failed: no whole answer in time"), "it says what was measured: {out}");
+    assert!(
+        out.contains("failed: no complete response in time"),
+        "the report defines a failed request: {out}"
+    );
     let report: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
     assert_eq!((&report["seed"], &report["replicas"]), (&7.into(), &2.into()));
     for fault in report["faults"].as_array().unwrap() {
-        assert_eq!(fault["tunnels_at_stake"], 1, "an agent has a tunnel at either: {report}");
+        assert_eq!(fault["tunnels_at_stake"], 1, "an agent has a tunnel to each replica: {report}");
         assert!(fault["sent"].as_u64().unwrap() >= 80, "{report}");
         assert_eq!(fault["within_target"], true, "{report}");
     }
 }
 
 #[tokio::test]
-async fn ctrl_c_ends_everything_that_it_started() {
+async fn ctrl_c_stops_all_processes() {
     let Some(_) = programs_and_redis() else { return };
     let flags = "--fault sigstop --replicas 2 --agents 1 --rate 20 --lasting 1h --seed 7";
     let mut child = command("failover", "", flags).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
-    timeout(PATIENCE, out.read_line(&mut line)).await.unwrap().unwrap();
+    timeout(TIMEOUT, out.read_line(&mut line)).await.unwrap().unwrap();
     assert!(line.starts_with("SIGSTOP: 2 replicas; "), "{line}");
     Command::new("kill").args(["-INT", &child.id().unwrap().to_string()]).status().await.unwrap();
     let mut rest = String::new();
-    timeout(PATIENCE, out.read_to_string(&mut rest)).await.unwrap().unwrap();
-    assert_eq!(timeout(PATIENCE, child.wait()).await.unwrap().unwrap().code(), Some(0));
+    timeout(TIMEOUT, out.read_to_string(&mut rest)).await.unwrap().unwrap();
+    assert_eq!(timeout(TIMEOUT, child.wait()).await.unwrap().unwrap().code(), Some(0));
     assert_eq!(rest, "stopped early\n");
 }

@@ -1,26 +1,26 @@
-//! `loadtest hol`: readers who stopped reading, and the others.
+//! `loadtest hol`: stalled readers beside other requests.
 
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, process::Command, time::timeout};
 
 use crate::{
-    program::{PATIENCE, command, run, texts},
-    server::{Answer, BUSY, OK, Server},
-    through::Through,
+    program::{TIMEOUT, command, run, texts},
+    server::{BUSY, OK, Server, ServerAction},
+    through::TunnelSetup,
 };
 
-/// Few, short, and without an opinion on how slow is too slow: half of the requests may not even be sent.
+/// A short run that does not fail because of latency or unsent requests.
 const FLAGS: &str = "-c 2 --rate 50 --duration 300ms --warm-up 0s --allow-errors 50 --max-ratio 1000000000 --stalled 8 --rounds 2";
 
-/// What is long never ends, and the rest is short.
-fn answer(head: &str) -> Answer {
-    if head.starts_with("GET /long ") { Answer::Endless } else { Answer::Say(OK) }
+/// Sends an endless response to paths with `long`, and a short one to others.
+fn answer(head: &str) -> ServerAction {
+    if head.starts_with("GET /long ") { ServerAction::Endless } else { ServerAction::Respond(OK) }
 }
 
 #[tokio::test]
-async fn healthy_requests_go_on_through_kas_beside_readers_who_stopped() {
+async fn requests_continue_beside_stalled_readers() {
     let server = Server::start(|_, head| answer(head)).await;
-    let Some(through) = Through::start(server.address, "/version").await else { return };
+    let Some(through) = TunnelSetup::start(server.address, "/version").await else { return };
     let directory = tempfile::tempdir().unwrap();
     let json = directory.path().join("report.json");
     let (long, token) = (through.url("/long"), through.token());
@@ -39,7 +39,7 @@ async fn healthy_requests_go_on_through_kas_beside_readers_who_stopped() {
 }
 
 #[tokio::test]
-async fn a_dead_target_is_one_line() {
+async fn unreachable_target_error_is_one_line() {
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let url = format!("http://{address}/x");
     let (code, out, err) = run("hol", &url, &format!("--stalled-url {url}")).await;
@@ -49,9 +49,9 @@ async fn a_dead_target_is_one_line() {
 }
 
 #[tokio::test]
-async fn a_long_answer_that_is_refused_is_asked_for_once() {
+async fn refused_long_response_is_requested_once() {
     let server = Server::start(|_, head| match answer(head) {
-        Answer::Endless => Answer::Say(BUSY),
+        ServerAction::Endless => ServerAction::Respond(BUSY),
         short => short,
     });
     let server = server.await;
@@ -62,9 +62,9 @@ async fn a_long_answer_that_is_refused_is_asked_for_once() {
 }
 
 #[tokio::test]
-async fn a_target_that_breaks_beside_stalled_readers_is_counted_by_error() {
+async fn failures_beside_stalled_readers_are_counted_by_error() {
     let server = Server::start(|nth, head| match answer(head) {
-        Answer::Say(_) if nth > 20 => Answer::Say(BUSY),
+        ServerAction::Respond(_) if nth > 20 => ServerAction::Respond(BUSY),
         answer => answer,
     });
     let server = server.await;
@@ -77,14 +77,14 @@ async fn a_target_that_breaks_beside_stalled_readers_is_counted_by_error() {
 }
 
 #[tokio::test]
-async fn ctrl_c_ends_it_with_what_was_measured() {
+async fn ctrl_c_reports_measurements_so_far() {
     let mut server = Server::start(|_, head| answer(head)).await;
     let flags = format!("-c 2 -d 1h --warm-up 0s --stalled-url http://{}/long", server.address);
     let child = command("hol", &server.url, &flags).spawn().unwrap();
     server.requests.wait_for(|requests| *requests > 20).await.unwrap();
     let pid = child.id().unwrap().to_string();
     Command::new("kill").args(["-INT", &pid]).status().await.unwrap();
-    let output = timeout(PATIENCE, child.wait_with_output()).await.unwrap().unwrap();
+    let output = timeout(TIMEOUT, child.wait_with_output()).await.unwrap().unwrap();
     let (code, out, err) = texts(&output);
     assert_eq!(code, Some(0), "{err}");
     assert!(out.contains("stopped early") && out.contains("× 200") && !out.contains("beside"), "{out}");

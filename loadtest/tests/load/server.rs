@@ -1,4 +1,4 @@
-//! A server that answers as a test wants it to.
+//! A server whose responses a test defines.
 
 use std::{
     net::SocketAddr,
@@ -17,24 +17,27 @@ use tokio::{
 pub(crate) const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 pub(crate) const BUSY: &str = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n";
 
-/// A server that answers its nth request, from 0, by its head, as it is told.
+/// A server whose response is a function of the number of the request, from 0, and of its head.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) url: String,
     pub(crate) requests: watch::Receiver<usize>,
 }
 
-/// What a server does with a request.
-pub(crate) enum Answer {
-    Say(&'static str),
-    Nothing,
+/// The behaviour of a server for a request.
+pub(crate) enum ServerAction {
+    /// Sends this response.
+    Respond(&'static str),
+    /// Sends no response and keeps the connection open.
+    Ignore,
+    /// Closes the connection.
     Close,
-    /// The beginning of an answer that never ends, and then as much of it as is taken.
+    /// Sends a response that never ends.
     Endless,
 }
 
 impl Server {
-    pub(crate) async fn start(answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(answer: impl Fn(usize, &str) -> ServerAction + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let url = format!("http://{address}/x");
@@ -49,7 +52,7 @@ impl Server {
                         seen.send_replace(nth + 1);
                         answer(nth, head)
                     };
-                    // A client that leaves ends its connection.
+                    // A client may close its connection.
                     let _ = serve(stream, next).await;
                 });
             }
@@ -58,7 +61,7 @@ impl Server {
     }
 }
 
-async fn serve(mut stream: TcpStream, next: impl Fn(&str) -> Answer) -> std::io::Result<()> {
+async fn serve(mut stream: TcpStream, next: impl Fn(&str) -> ServerAction) -> std::io::Result<()> {
     let mut request = Vec::new();
     loop {
         if stream.read_buf(&mut request).await? == 0 {
@@ -70,10 +73,10 @@ async fn serve(mut stream: TcpStream, next: impl Fn(&str) -> Answer) -> std::io:
         let answer = next(&String::from_utf8_lossy(&request));
         request.clear();
         match answer {
-            Answer::Say(answer) => stream.write_all(answer.as_bytes()).await?,
-            Answer::Nothing => std::future::pending().await,
-            Answer::Close => return Ok(()),
-            Answer::Endless => {
+            ServerAction::Respond(answer) => stream.write_all(answer.as_bytes()).await?,
+            ServerAction::Ignore => std::future::pending().await,
+            ServerAction::Close => return Ok(()),
+            ServerAction::Endless => {
                 stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n").await?;
                 loop {
                     stream.write_all(&[b'x'; 65536]).await?;

@@ -1,4 +1,4 @@
-//! `loadtest storm`: a kas that goes, and agents who come back.
+//! `loadtest storm`: agents reconnect after kas was killed.
 
 use serde_json::Value;
 use tokio::{
@@ -7,10 +7,10 @@ use tokio::{
     time::timeout,
 };
 
-use crate::program::{PATIENCE, command, programs, programs_and_redis, run};
+use crate::program::{TIMEOUT, command, programs, programs_and_redis, run};
 
 #[tokio::test]
-async fn all_agents_are_back_after_kas_was_killed() {
+async fn agents_reconnect_after_kas_was_killed() {
     let Some(_) = programs() else { return };
     let directory = tempfile::tempdir().unwrap();
     let json = directory.path().join("report.json");
@@ -26,7 +26,7 @@ async fn all_agents_are_back_after_kas_was_killed() {
 }
 
 #[tokio::test]
-async fn the_agents_of_a_replica_that_was_killed_come_to_the_other_and_no_faster_than_it_lets_them() {
+async fn agents_of_a_killed_replica_reconnect_within_the_rate_limit() {
     let Some(_) = programs_and_redis() else { return };
     let directory = tempfile::tempdir().unwrap();
     let json = directory.path().join("report.json");
@@ -44,7 +44,7 @@ async fn the_agents_of_a_replica_that_was_killed_come_to_the_other_and_no_faster
 }
 
 #[tokio::test]
-async fn who_is_not_back_in_time_is_one_line() {
+async fn late_agents_error_is_one_line() {
     let Some(_) = programs() else { return };
     let (code, _, err) = run("storm", "", "--count 5 --timeout 0s").await;
     assert_eq!(code, Some(1));
@@ -53,17 +53,17 @@ async fn who_is_not_back_in_time_is_one_line() {
 }
 
 #[tokio::test]
-async fn ctrl_c_while_kas_is_away_ends_it_with_what_was_seen() {
+async fn ctrl_c_during_the_outage_reports_so_far() {
     let Some(_) = programs() else { return };
     let mut child = command("storm", "", "--count 5 --outage 1h").spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
-    timeout(PATIENCE, out.read_line(&mut line)).await.unwrap().unwrap();
+    timeout(TIMEOUT, out.read_line(&mut line)).await.unwrap().unwrap();
     assert!(line.starts_with("5 tunnels are up"), "{line}");
     Command::new("kill").args(["-INT", &child.id().unwrap().to_string()]).status().await.unwrap();
     let mut rest = String::new();
-    timeout(PATIENCE, out.read_to_string(&mut rest)).await.unwrap().unwrap();
-    assert_eq!(timeout(PATIENCE, child.wait()).await.unwrap().unwrap().code(), Some(0));
+    timeout(TIMEOUT, out.read_to_string(&mut rest)).await.unwrap().unwrap();
+    assert_eq!(timeout(TIMEOUT, child.wait()).await.unwrap().unwrap().code(), Some(0));
     assert!(rest.contains("| first |       5 |") && rest.contains("stopped early"), "{rest}");
     assert!(!rest.contains("| back"), "{rest}");
 }

@@ -1,35 +1,35 @@
-//! kas and agentk in front of a server of the test.
+//! kas and agentk in front of a test server.
 
 use std::net::SocketAddr;
 
-use loadtest::stack::{AGENT, Kas, Setup, child::Child};
+use loadtest::stack::{AGENT, KasProcess, StackConfig, child::ChildProcess};
 use tempfile::TempDir;
 
 use crate::program::programs;
 
-/// Dropping it ends both.
-pub(crate) struct Through {
+/// Running kas and agentk. Dropping it kills both.
+pub(crate) struct TunnelSetup {
     directory: TempDir,
-    kas: Kas,
-    _agentk: Child,
+    kas: KasProcess,
+    _agentk: ChildProcess,
 }
 
-impl Through {
-    /// `None` if they were not built. Waits until `path` of the server is answered.
+impl TunnelSetup {
+    /// Starts both and waits until a request for `path` succeeds. Returns `None` if they are not built.
     pub(crate) async fn start(cluster: SocketAddr, path: &str) -> Option<Self> {
-        let setup = Setup { programs: Some(programs()?.to_owned()), ..Setup::default() };
+        let setup = StackConfig { programs: Some(programs()?.to_owned()), ..StackConfig::default() };
         let directory = tempfile::tempdir().unwrap();
-        let kas = Kas::start(directory.path(), &setup).await.unwrap();
-        let agentk = kas.agentk(&setup, cluster, path).await.unwrap();
+        let kas = KasProcess::start(directory.path(), &setup).await.unwrap();
+        let agentk = kas.start_agentk(&setup, cluster, path).await.unwrap();
         Some(Self { directory, kas, _agentk: agentk })
     }
 
-    /// Of a path of the server.
+    /// Returns the URL of a path of the server.
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}/agents/{AGENT}/kubernetes{path}", self.kas.public)
     }
 
-    /// The flags that a caller needs.
+    /// Returns the flag with the caller's token.
     pub(crate) fn token(&self) -> String {
         format!("--token-file {}", self.directory.path().join("caller-token").display())
     }

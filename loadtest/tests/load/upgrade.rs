@@ -1,7 +1,7 @@
-//! `loadtest upgrade`: sessions of exec and port-forward, opened and used.
+//! `loadtest upgrade`: sessions of exec and port-forward.
 
-use loadtest::simulator::Simulator;
 use serde_json::Value;
+use simulator::Simulator;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -10,17 +10,17 @@ use tokio::{
 };
 
 use crate::{
-    program::{PATIENCE, command, run, texts},
-    server::{Answer, BUSY, OK, Server},
-    through::Through,
+    program::{TIMEOUT, command, run, texts},
+    server::{BUSY, OK, Server, ServerAction},
+    through::TunnelSetup,
 };
 
 const SHORT: &str = "-c 2 --duration 300ms --warm-up 0s";
-/// As far as a head that is no WebSocket's beginning matters.
+/// A response with status 101. `Sec-WebSocket-Accept` is not checked.
 const SWITCHED: &str =
     "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
 
-/// A path below a pod of the simulated cluster.
+/// Returns the path of a pod of the simulated cluster.
 async fn pod(simulator: &Simulator) -> String {
     let mut stream = TcpStream::connect(simulator.address()).await.unwrap();
     let path = "/api/v1/namespaces/demo/pods";
@@ -33,9 +33,9 @@ async fn pod(simulator: &Simulator) -> String {
 }
 
 #[tokio::test]
-async fn sessions_are_opened_and_used_through_kas() {
+async fn sessions_echo_through_kas() {
     let simulator = Simulator::start("127.0.0.1:0".parse().unwrap()).unwrap();
-    let Some(through) = Through::start(simulator.address(), "/version").await else { return };
+    let Some(through) = TunnelSetup::start(simulator.address(), "/version").await else { return };
     let pod = pod(&simulator).await;
     let directory = tempfile::tempdir().unwrap();
     let json = directory.path().join("report.json");
@@ -61,7 +61,7 @@ async fn sessions_are_opened_and_used_through_kas() {
 }
 
 #[tokio::test]
-async fn a_command_that_sends_nothing_back_is_one_line() {
+async fn command_without_echo_error_is_one_line() {
     let simulator = Simulator::start("127.0.0.1:0".parse().unwrap()).unwrap();
     let pod = format!("http://{}{}", simulator.address(), pod(&simulator).await);
     for (what, why) in [
@@ -80,10 +80,10 @@ async fn a_command_that_sends_nothing_back_is_one_line() {
 }
 
 #[tokio::test]
-async fn who_answers_but_does_not_upgrade_gets_one_request() {
+async fn target_without_upgrade_receives_one_request() {
     for (answer, status) in [(OK, 200), (BUSY, 503)] {
         for flags in ["", "--echo 1"] {
-            let server = Server::start(move |_, _| Answer::Say(answer)).await;
+            let server = Server::start(move |_, _| ServerAction::Respond(answer)).await;
             let (code, _, err) = run("upgrade", &server.url, flags).await;
             assert_eq!(code, Some(1));
             assert!(err.contains(&format!("status {status}")) && err.lines().count() == 1, "{err}");
@@ -93,20 +93,20 @@ async fn who_answers_but_does_not_upgrade_gets_one_request() {
 }
 
 #[tokio::test]
-async fn a_dead_or_silent_target_is_not_waited_for() {
+async fn unreachable_or_silent_target_is_an_error() {
     let dead = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let silent = Server::start(|_, _| Answer::Nothing).await;
+    let silent = Server::start(|_, _| ServerAction::Ignore).await;
     for flags in ["--timeout 100ms", "--timeout 100ms --echo 1"] {
         let (code, _, err) = run("upgrade", &format!("http://{dead}/x"), flags).await;
         assert!(code == Some(1) && err.contains("Connection refused"), "{err}");
         let (code, _, err) = run("upgrade", &silent.url, flags).await;
-        assert!(code == Some(1) && err.contains("no answer in time"), "{err}");
+        assert!(code == Some(1) && err.contains("no response in time"), "{err}");
     }
 }
 
 #[tokio::test]
-async fn sessions_that_are_refused_later_are_counted_by_error() {
-    let server = Server::start(|nth, _| Answer::Say(if nth < 10 { SWITCHED } else { BUSY })).await;
+async fn later_refusals_are_counted_by_error() {
+    let server = Server::start(|nth, _| ServerAction::Respond(if nth < 10 { SWITCHED } else { BUSY })).await;
     let (code, out, err) = run("upgrade", &server.url, &SHORT.replace("-c 2", "-c 1")).await;
     assert_eq!(code, Some(1));
     assert!(err.contains(" requests failed: ") && err.contains(" × status 503"), "{err}");
@@ -114,13 +114,13 @@ async fn sessions_that_are_refused_later_are_counted_by_error() {
 }
 
 #[tokio::test]
-async fn ctrl_c_ends_it_with_what_was_measured() {
-    let mut server = Server::start(|_, _| Answer::Say(SWITCHED)).await;
+async fn ctrl_c_reports_measurements_so_far() {
+    let mut server = Server::start(|_, _| ServerAction::Respond(SWITCHED)).await;
     let child = command("upgrade", &server.url, "-c 2 -d 1h --warm-up 0s").spawn().unwrap();
     server.requests.wait_for(|requests| *requests > 20).await.unwrap();
     let pid = child.id().unwrap().to_string();
     Command::new("kill").args(["-INT", &pid]).status().await.unwrap();
-    let output = timeout(PATIENCE, child.wait_with_output()).await.unwrap().unwrap();
+    let output = timeout(TIMEOUT, child.wait_with_output()).await.unwrap().unwrap();
     let (code, out, err) = texts(&output);
     assert_eq!(code, Some(0), "{err}");
     assert!(out.contains("stopped early") && out.contains("× 101"), "{out}");

@@ -1,127 +1,124 @@
-//! What was looked up: for a short life, or until a push says that it is old. Old answers are kept for when Redis is down.
+//! Cached lookups. An entry is valid for a short time, or until an event invalidates it. Invalid entries are kept and
+//! used while Redis is down.
 
 use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::SeqCst},
     },
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use moka::future::Cache;
 use proto::AgentId;
 use tokio::time::Instant;
 
-use super::counts::Counts;
-use crate::store::{Route, StoreError};
+use super::metrics::RedisMetrics;
+use crate::store::{AgentRoutes, StoreError};
 
-/// Most agents that are remembered, at some hundred bytes each.
+/// The highest number of agents in the cache, at some hundred bytes each.
 const CAPACITY: u64 = 100_000;
-/// How long an answer may serve while Redis is down.
-const STALE_LIFE: Duration = Duration::from_secs(3600);
-/// How long an answer serves although nothing was pushed: a bound for what pushes cannot say.
-const POSITIVE_LIFE: Duration = Duration::from_secs(30);
-/// The same for an agent that is nowhere.
-const NEGATIVE_LIFE: Duration = Duration::from_secs(5);
-/// Agents share counters of what is old: sometimes an answer is thrown away for another agent's sake.
+/// The age up to which an entry is used while Redis is down.
+const STALE_TTL: Duration = Duration::from_secs(3600);
+/// The time that an entry with routes is valid without an event: a bound for changes that cause none.
+const POSITIVE_TTL: Duration = Duration::from_secs(30);
+/// The time that an entry without routes is valid.
+const NEGATIVE_TTL: Duration = Duration::from_secs(5);
+/// The number of invalidation counters. Agents share them, so that an event sometimes invalidates another agent too.
 const STRIPES: usize = 1024;
 
-/// What Redis said of an agent.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Found {
-    pub(super) routes: Vec<Route>,
-    pub(super) gone_since: Option<SystemTime>,
-}
+/// A version that is never the present one.
+const INVALID: (u64, u64) = (u64::MAX, u64::MAX);
 
-/// The answers.
+/// The cached routes of agents at other replicas.
 #[derive(Debug)]
-pub(super) struct Answers {
-    cache: Cache<AgentId, Arc<Answer>>,
-    /// Of each stripe, how often something became old; an answer carries the count from before its question.
-    pushes: Box<[AtomicU64]>,
-    everything: AtomicU64,
+pub(super) struct LookupCache {
+    cache: Cache<AgentId, Arc<CachedLookup>>,
+    /// The number of invalidations of each stripe of agents.
+    stripes: Box<[AtomicU64]>,
+    /// The number of invalidations of everything.
+    all: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Answer {
-    found: Result<Found, StoreError>,
-    asked: Instant,
+struct CachedLookup {
+    result: Result<AgentRoutes, StoreError>,
+    started: Instant,
+    /// The invalidation counters from before the query: an event during the query invalidates its result.
     version: (u64, u64),
 }
 
-impl Answers {
+impl LookupCache {
     pub(super) fn new() -> Self {
-        let cache = Cache::builder().max_capacity(CAPACITY).time_to_live(STALE_LIFE).build();
-        let pushes = (0..STRIPES).map(|_| AtomicU64::new(0)).collect();
-        Self { cache, pushes, everything: AtomicU64::new(0) }
+        let cache = Cache::builder().max_capacity(CAPACITY).time_to_live(STALE_TTL).build();
+        let stripes = (0..STRIPES).map(|_| AtomicU64::new(0)).collect();
+        Self { cache, stripes, all: AtomicU64::new(0) }
     }
 
-    /// What is known of the agent, or what `ask` says: one question at a time for each agent. `ask` is given what was
-    /// known before; if it fails, that is the answer.
+    /// Returns the cached routes of the agent, or those that `query` returns. Concurrent callers share one query.
+    ///
+    /// `query` receives the last known routes. They are also the result if the query fails.
     pub(super) async fn get<F>(
         &self,
         agent: AgentId,
-        counts: &Counts,
-        ask: impl FnOnce(Option<Found>) -> F,
-    ) -> Result<Found, StoreError>
+        metrics: &RedisMetrics,
+        query: impl FnOnce(Option<AgentRoutes>) -> F,
+    ) -> Result<AgentRoutes, StoreError>
     where
-        F: Future<Output = Result<Found, StoreError>>,
+        F: Future<Output = Result<AgentRoutes, StoreError>>,
     {
-        let known = self.cache.get(&agent).await;
-        if let Some(known) = known.as_ref().filter(|known| self.serves(agent, known)) {
-            counts.hits.add();
-            return known.found.clone();
+        let cached = self.cache.get(&agent).await;
+        if let Some(cached) = cached.as_ref().filter(|cached| self.is_valid(agent, cached)) {
+            metrics.hits.increment();
+            return cached.result.clone();
         }
 
-        let before = known.and_then(|known| known.found.clone().ok());
-        let question = async {
-            let (asked, version) = (Instant::now(), self.version(agent));
-            counts.misses.add();
-            let found = match ask(before.clone()).await {
-                Ok(found) => return Arc::new(Answer { found: Ok(found), asked, version }),
-                Err(error) => before.ok_or(error),
+        let previous = cached.and_then(|cached| cached.result.clone().ok());
+        let fetch = async {
+            let (started, version) = (Instant::now(), self.version(agent));
+            metrics.misses.increment();
+            let result = match query(previous.clone()).await {
+                Ok(routes) => return Arc::new(CachedLookup { result: Ok(routes), started, version }),
+                Err(error) => previous.ok_or(error),
             };
-            match found {
-                Ok(_) => counts.stale.add(),
-                Err(_) => counts.unavailable.add(),
+            match result {
+                Ok(_) => metrics.stale.increment(),
+                Err(_) => metrics.unavailable.increment(),
             }
-            // Is not served again without another question.
-            Arc::new(Answer { found, asked, version: OLD })
+            // The next caller sends another query.
+            Arc::new(CachedLookup { result, started, version: INVALID })
         };
-        let entry = self.cache.entry(agent).or_insert_with_if(question, |known| !self.serves(agent, known));
-        entry.await.into_value().found.clone()
+        let entry = self.cache.entry(agent).or_insert_with_if(fetch, |cached| !self.is_valid(agent, cached));
+        entry.await.into_value().result.clone()
     }
 
-    /// What is known of the agent is old.
-    pub(super) fn forget(&self, agent: AgentId) {
+    /// Invalidates the cached lookup: the next request queries Redis, and uses the old result only if that fails.
+    pub(super) fn invalidate(&self, agent: AgentId) {
         self.stripe(agent).fetch_add(1, SeqCst);
     }
 
-    /// What is known of anybody is old.
-    pub(super) fn forget_all(&self) {
-        self.everything.fetch_add(1, SeqCst);
+    /// Invalidates all cached lookups.
+    pub(super) fn invalidate_all(&self) {
+        self.all.fetch_add(1, SeqCst);
     }
 
-    fn serves(&self, agent: AgentId, answer: &Answer) -> bool {
-        let life = match &answer.found {
-            Ok(found) if found.routes.is_empty() => NEGATIVE_LIFE,
-            Ok(_) => POSITIVE_LIFE,
+    fn is_valid(&self, agent: AgentId, cached: &CachedLookup) -> bool {
+        let ttl = match &cached.result {
+            Ok(found) if found.routes.is_empty() => NEGATIVE_TTL,
+            Ok(_) => POSITIVE_TTL,
             Err(_) => return false,
         };
-        answer.version == self.version(agent) && answer.asked.elapsed() < life
+        cached.version == self.version(agent) && cached.started.elapsed() < ttl
     }
 
     fn version(&self, agent: AgentId) -> (u64, u64) {
-        (self.everything.load(SeqCst), self.stripe(agent).load(SeqCst))
+        (self.all.load(SeqCst), self.stripe(agent).load(SeqCst))
     }
 
     fn stripe(&self, agent: AgentId) -> &AtomicU64 {
-        &self.pushes[agent.0 as usize % STRIPES]
+        &self.stripes[agent.0 as usize % STRIPES]
     }
 }
-
-/// A version that is never the present one.
-const OLD: (u64, u64) = (u64::MAX, u64::MAX);
 
 #[cfg(test)]
 mod tests {
@@ -131,78 +128,81 @@ mod tests {
     use tokio::{join, sync::Notify, time::advance};
 
     use super::*;
+    use crate::store::Route;
 
     const AGENT: AgentId = AgentId(7);
 
-    fn found() -> Found {
-        Found { routes: vec![Route { replica: ReplicaId::random(), epoch: Epoch(1) }], gone_since: None }
+    fn found() -> AgentRoutes {
+        let route = Route { replica: ReplicaId::random(), epoch: Epoch(1) };
+        AgentRoutes { routes: vec![route], disconnected_since: None }
     }
 
-    fn down() -> Result<Found, StoreError> {
+    fn down() -> Result<AgentRoutes, StoreError> {
         Err(StoreError("down".into()))
     }
 
-    async fn asked(answers: &Answers, result: Result<Found, StoreError>) -> bool {
-        let counts = Counts::default();
-        let answer = answers.get(AGENT, &counts, |_| ready(result)).await;
-        answer.is_ok() && counts.misses.get() == 1
+    /// Looks the agent up and returns whether this queried Redis, which answers with `result`.
+    async fn queries(cache: &LookupCache, result: Result<AgentRoutes, StoreError>) -> bool {
+        let metrics = RedisMetrics::default();
+        let answer = cache.get(AGENT, &metrics, |_| ready(result)).await;
+        answer.is_ok() && metrics.misses.get() == 1
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_serves_for_its_life_and_until_a_push() {
-        let answers = Answers::new();
-        assert!(asked(&answers, Ok(found())).await);
-        assert!(!asked(&answers, Ok(found())).await);
-        answers.forget(AGENT);
-        assert!(asked(&answers, Ok(found())).await);
-        answers.forget_all();
-        assert!(asked(&answers, Ok(found())).await);
-        advance(POSITIVE_LIFE).await;
-        assert!(asked(&answers, Ok(Found::default())).await);
-        assert!(!asked(&answers, Ok(found())).await);
-        advance(NEGATIVE_LIFE).await;
-        assert!(asked(&answers, Ok(found())).await);
+    async fn entry_is_valid_for_its_ttl_or_until_invalidated() {
+        let cache = LookupCache::new();
+        assert!(queries(&cache, Ok(found())).await);
+        assert!(!queries(&cache, Ok(found())).await);
+        cache.invalidate(AGENT);
+        assert!(queries(&cache, Ok(found())).await);
+        cache.invalidate_all();
+        assert!(queries(&cache, Ok(found())).await);
+        advance(POSITIVE_TTL).await;
+        assert!(queries(&cache, Ok(AgentRoutes::default())).await);
+        assert!(!queries(&cache, Ok(found())).await);
+        advance(NEGATIVE_TTL).await;
+        assert!(queries(&cache, Ok(found())).await);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_push_during_the_question_makes_its_answer_old() {
-        let (answers, counts) = (Answers::new(), Counts::default());
-        let ask = |_| async {
-            answers.forget(AGENT);
-            Ok(Found::default())
+    async fn invalidation_during_a_query_invalidates_its_result() {
+        let (cache, metrics) = (LookupCache::new(), RedisMetrics::default());
+        let query = |_| async {
+            cache.invalidate(AGENT);
+            Ok(AgentRoutes::default())
         };
-        answers.get(AGENT, &counts, ask).await.unwrap();
-        assert!(asked(&answers, Ok(found())).await);
+        cache.get(AGENT, &metrics, query).await.unwrap();
+        assert!(queries(&cache, Ok(found())).await);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn many_who_ask_at_once_are_one_question() {
-        let (answers, counts, go) = (Answers::new(), Counts::default(), Notify::new());
-        let ask = |_| async {
+    async fn concurrent_lookups_share_one_query() {
+        let (cache, metrics, go) = (LookupCache::new(), RedisMetrics::default(), Notify::new());
+        let query = |_| async {
             go.notified().await;
             Ok(found())
         };
-        let first = answers.get(AGENT, &counts, ask);
-        let second = answers.get(AGENT, &counts, |_| async { panic!("it was asked already") });
+        let first = cache.get(AGENT, &metrics, query);
+        let second = cache.get(AGENT, &metrics, |_| async { panic!("the first query is not finished") });
         let (first, second, ()) = join!(first, second, async { go.notify_one() });
         assert!(first.is_ok() && second.is_ok());
-        assert_eq!(counts.misses.get(), 1);
+        assert_eq!(metrics.misses.get(), 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn while_redis_is_down_old_answers_serve_and_heal_at_once() {
-        let (answers, counts) = (Answers::new(), Counts::default());
-        let nothing = answers.get(AGENT, &counts, |_| ready(down())).await;
+    async fn invalid_entry_is_used_until_redis_answers_again() {
+        let (cache, metrics) = (LookupCache::new(), RedisMetrics::default());
+        let nothing = cache.get(AGENT, &metrics, |_| ready(down())).await;
         assert!(nothing.unwrap_err().to_string().contains("down"));
-        let here = found();
-        answers.get(AGENT, &counts, |_| ready(Ok(here.clone()))).await.unwrap();
-        answers.forget_all();
+        let cached = found();
+        cache.get(AGENT, &metrics, |_| ready(Ok(cached.clone()))).await.unwrap();
+        cache.invalidate_all();
         for _ in 0..2 {
-            let stale = answers.get(AGENT, &counts, |_| ready(down())).await.unwrap();
-            assert_eq!(stale.routes, here.routes);
+            let stale = cache.get(AGENT, &metrics, |_| ready(down())).await.unwrap();
+            assert_eq!(stale.routes, cached.routes);
         }
-        assert_eq!((counts.unavailable.get(), counts.stale.get()), (1, 2));
-        let fresh = answers.get(AGENT, &counts, |_| ready(Ok(Found::default()))).await.unwrap();
+        assert_eq!((metrics.unavailable.get(), metrics.stale.get()), (1, 2));
+        let fresh = cache.get(AGENT, &metrics, |_| ready(Ok(AgentRoutes::default()))).await.unwrap();
         assert!(fresh.routes.is_empty());
     }
 }

@@ -1,35 +1,35 @@
-//! The keys, and the page that explains them.
+//! The keys in Redis with their TTLs, and [`SCHEMA`], which documents them.
 
 use std::time::Duration;
 
 use proto::ReplicaId;
 
-/// How often a replica says that it lives.
-pub(super) const BEAT: Duration = Duration::from_secs(3);
-/// After this a replica that said nothing is dead.
-pub(super) const LIFE: Duration = Duration::from_secs(10);
-/// A replica's records outlive it by this if nobody survives it to remove them.
-pub(super) const ROUTES_LIFE: Duration = Duration::from_secs(3600);
-/// With each so manieth beat the records' life is renewed, and their number compared.
-pub(super) const BEATS_PER_AUDIT: u64 = 5;
-/// How long it is known when an agent left.
-pub(super) const GONE_LIFE: Duration = Duration::from_secs(7 * 86_400);
+/// The time between two heartbeats of a replica.
+pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
+/// The TTL of a heartbeat. A replica without a heartbeat for this long is dead.
+pub(super) const HEARTBEAT_TTL: Duration = Duration::from_secs(10);
+/// The TTL of a replica's records, for the case that no other replica is alive to remove them.
+pub(super) const ROUTES_TTL: Duration = Duration::from_secs(3600);
+/// One heartbeat of this many also renews the TTL of the records and compares their number.
+pub(super) const HEARTBEATS_PER_AUDIT: u64 = 5;
+/// The TTL of the times when agents disconnected.
+pub(super) const GONE_TTL: Duration = Duration::from_secs(7 * 86_400);
 
-/// What kas keeps in Redis: what `kas redis-schema` prints, and what docs/redis.md holds.
+/// The table of all keys, in Markdown: the output of `kas redis-schema`, and part of docs/redis.md.
 pub const SCHEMA: &str = "\
-| key | type | what | life | written | size |
+| key | type | content | TTL | written | size |
 |---|---|---|---|---|---|
-| `{kas}:replicas` | set | ids of the replicas, the dead among them until a survivor removes them | none | when a replica joins or leaves | 32 bytes a replica |
-| `{kas}:replica:<id>` | string | heartbeat: `[1,{url,fleet,kas,started,tunnels}]`, as it was when the replica joined | 10 s | when a replica joins; its life every 3 s | 150 bytes a replica |
-| `{kas}:routes:<id>` | hash | what the replica holds: agent id → `[1,epoch,[[instance,version,namespace,pod,kubernetes,since,tunnels],…]]`; field `generation` counts the replica's connections | 1 h | when an agent arrives or leaves; its life every 15 s | under 200 bytes an agent, overhead included |
-| `{kas}:routes:<id>:next` | hash | the same while it is written anew, before it replaces the old one | 1 h | after each connection of a replica | |
-| `{kas}:gone` | hash | agent id → when its last tunnel to some replica ended, in seconds since 1970 | 7 d | when an agent leaves a replica | 50 bytes an agent |
-| `{kas}:check:<id>` | any | what `kas check-config --live` tries commands on | 10 s, removed at once | by that command | |
-| `kas:limit:<digest>` | string | rate limit of an agent token: when it may connect again, in microseconds since 1970; the digest is a hash of the token's hash | as long as it limits, at most 1 min | when an agent connects | 100 bytes a token |
-| `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or left}]` | | every 3 s a replica; when an agent arrives or leaves | |
+| `{kas}:replicas` | set | ids of the replicas; a dead one until another replica removes it | none | when a replica joins or leaves | 32 bytes per replica |
+| `{kas}:replica:<id>` | string | heartbeat: `[1,{url,fleet,kas,started,tunnels}]`, as of the time when the replica joined | 10 s | when a replica joins; its TTL every 3 s | 150 bytes per replica |
+| `{kas}:routes:<id>` | hash | the agents of the replica: agent id → `[1,epoch,[[instance,version,namespace,pod,kubernetes,since,tunnels],…]]`; the field `generation` counts the connections of the replica | 1 h | when an agent connects or disconnects; its TTL every 15 s | under 200 bytes per agent, overhead included |
+| `{kas}:routes:<id>:next` | hash | the same, until it is complete and replaces `{kas}:routes:<id>` | 1 h | when a replica connects to Redis | |
+| `{kas}:gone` | hash | agent id → time when its last tunnel to a replica ended, in seconds since 1970 | 7 d | when an agent disconnects from a replica | 50 bytes per agent |
+| `{kas}:check:<id>` | any | scratch value on which `kas check-config --live` tries commands | 10 s, removed at once | by that command | |
+| `kas:limit:<digest>` | string | rate limit of an agent token: the theoretical arrival time of GCRA, in microseconds since 1970; the digest is a hash of the token's hash | while it limits, at most 1 min | when an agent opens a tunnel | 100 bytes per token |
+| `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or left}]` | | every 3 s per replica; when an agent connects or disconnects | |
 ";
 
-/// The keys of one fleet. What belongs together has one hash tag, so that a Cluster keeps it on one node.
+/// The keys of one fleet. Keys that a script uses together have one hash tag, so that a Cluster keeps them on one node.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     prefix: String,
@@ -44,7 +44,7 @@ impl Keys {
         format!("{{{}}}:replicas", self.prefix)
     }
 
-    /// What the key of each replica begins with.
+    /// Returns the prefix of the heartbeat keys of all replicas.
     pub(super) fn heartbeats(&self) -> String {
         format!("{{{}}}:replica:", self.prefix)
     }
@@ -65,7 +65,7 @@ impl Keys {
         format!("{{{}}}:gone", self.prefix)
     }
 
-    /// What is tried out with.
+    /// Returns the key that `kas check-config --live` tries commands on.
     pub(super) fn check(&self, id: ReplicaId) -> String {
         format!("{{{}}}:check:{id}", self.prefix)
     }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_has_every_key_and_every_life() {
+    fn schema_lists_every_key_and_ttl() {
         let (keys, id) = (Keys::new("kas"), ReplicaId::random());
         for key in [
             keys.replicas(),
@@ -99,21 +99,26 @@ mod tests {
             let key = key.replace(&id.to_string(), "<id>");
             assert!(SCHEMA.contains(&format!("| `{key}` |")), "{key}");
         }
-        for (of, life) in [("replica:<id>", LIFE), ("routes:<id>", ROUTES_LIFE), ("gone", GONE_LIFE)] {
-            let row = SCHEMA.lines().find(|row| row.contains(&format!(":{of}`"))).unwrap();
-            let life = match life.as_secs() {
+        for (key, ttl) in [("replica:<id>", HEARTBEAT_TTL), ("routes:<id>", ROUTES_TTL), ("gone", GONE_TTL)] {
+            let row = SCHEMA.lines().find(|row| row.contains(&format!(":{key}`"))).unwrap();
+            let ttl = match ttl.as_secs() {
                 seconds @ 0..3600 => format!("| {seconds} s |"),
                 seconds @ 3600..86_400 => format!("| {} h |", seconds / 3600),
                 seconds => format!("| {} d |", seconds / 86_400),
             };
-            assert!(row.contains(&life), "{row} {life}");
+            assert!(row.contains(&ttl), "{row} {ttl}");
         }
-        assert!(SCHEMA.contains(&format!("its life every {} s", BEAT.as_secs())));
-        assert!(SCHEMA.contains(&format!("its life every {} s", BEAT.as_secs() * BEATS_PER_AUDIT)));
+        assert!(SCHEMA.contains(&format!("its TTL every {} s", HEARTBEAT_INTERVAL.as_secs())));
+        assert!(
+            SCHEMA.contains(&format!(
+                "its TTL every {} s",
+                HEARTBEAT_INTERVAL.as_secs() * HEARTBEATS_PER_AUDIT
+            ))
+        );
     }
 
     #[test]
-    fn the_document_holds_the_page() {
+    fn document_contains_the_schema() {
         assert!(include_str!("../../../docs/redis.md").contains(SCHEMA));
     }
 }

@@ -1,183 +1,185 @@
-//! Who else is there, as this replica heard it. Pure: its clock is its own heartbeats.
+//! Which other replicas are alive. It does no I/O, and its clock is this replica's own heartbeats.
 //!
-//! A replica is dead once this one has heard itself several times and the other not. Time in which Redis, or the way to
-//! it, is down does not count: then nobody hears anybody, and everybody serves on.
+//! A replica is dead once several own heartbeats arrived and no event of that replica. While Redis, or the network to
+//! it, is down, no own heartbeats arrive either: no replica expires, and all of them stay in use.
 //!
 //! ```text
-//!             heard                     BEATS_TO_DEATH own beats in silence
-//!   unknown ─────────► known, certain ───────────────────────────────────► dead
-//!                        │      ▲                                            ▲
-//!     this replica was    │      │ heard again, or its heartbeat              │ the same
-//!     cut off from Redis  ▼      │ was found in Redis                         │
-//!                      known, uncertain ──────────────────────────────────────┘
+//!           event received               HEARTBEATS_TO_EXPIRY own heartbeats without its event
+//!   unknown ─────────────► confirmed ────────────────────────────────────────────► dead
+//!                           │     ▲                                                 ▲
+//!       this replica has    │     │ event received, or its heartbeat                │ the same
+//!       connected anew      ▼     │ was found in Redis                              │
+//!                         unconfirmed ──────────────────────────────────────────────┘
 //! ```
 //!
-//! Of an uncertain replica Redis may have lost the records: what was known of it before stays good.
+//! Redis may have lost the records of an unconfirmed replica: its earlier routes stay valid.
 
 use std::collections::HashMap;
 
 use proto::{AgentId, ReplicaId};
 
 use super::{
-    keys::{BEAT, LIFE},
-    wire::{Event, Heartbeat, News},
+    keys::{HEARTBEAT_INTERVAL, HEARTBEAT_TTL},
+    wire::{Event, EventKind, Heartbeat},
 };
 use crate::store::Replica;
 
-/// So many own beats take as long as the life of a heartbeat.
-const BEATS_TO_DEATH: u64 = LIFE.as_secs().div_ceil(BEAT.as_secs());
-/// Most replicas that are believed in: forged heartbeats cost no more memory than this.
+/// The number of own heartbeats that take as long as the TTL of a heartbeat.
+const HEARTBEATS_TO_EXPIRY: u64 = HEARTBEAT_TTL.as_secs().div_ceil(HEARTBEAT_INTERVAL.as_secs());
+/// The highest number of other replicas. It bounds the memory that forged heartbeats can use.
 pub(super) const MAX_REPLICAS: usize = 256;
 
-/// The table.
+/// The other replicas of the fleet.
 #[derive(Debug)]
 pub(super) struct Members {
-    me: ReplicaId,
+    /// The id of this replica.
+    replica: ReplicaId,
     fleet: String,
     others: HashMap<ReplicaId, Member>,
-    /// How often this replica has heard itself.
-    beats: u64,
+    /// The number of own heartbeats received.
+    own_heartbeats: u64,
 }
 
 #[derive(Debug)]
 struct Member {
     replica: Replica,
-    /// How many tunnels it has, if it takes more.
+    /// The number of its tunnels, or `None` if it takes no more.
     tunnels: Option<u32>,
     generation: u64,
     sequence: u64,
-    /// At which of the own beats it was heard last.
-    heard: u64,
-    certain: bool,
+    /// The value of `own_heartbeats` when its last event arrived.
+    last_seen: u64,
+    confirmed: bool,
 }
 
-/// What an event means for what is known.
+/// The effect of an event on cached lookups.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Meaning {
-    /// Nothing.
-    Nothing,
-    /// This replica has heard itself.
-    Own,
-    /// What is known of these agents is old.
-    Agents(Vec<AgentId>),
-    /// Everything that is known is old.
-    Everything,
-    /// A replica of another fleet speaks.
-    Foreigner(String),
+pub(super) enum Effect {
+    /// Nothing changed.
+    None,
+    /// The event was sent by this replica.
+    OwnEvent,
+    /// The cached lookups of these agents are invalid.
+    InvalidateAgents(Vec<AgentId>),
+    /// All cached lookups are invalid.
+    InvalidateAll,
+    /// The event was sent by a replica of this other fleet.
+    OtherFleet(String),
 }
 
 impl Members {
-    pub(super) fn new(me: ReplicaId, fleet: String) -> Self {
-        Self { me, fleet, others: HashMap::new(), beats: 0 }
+    pub(super) fn new(replica: ReplicaId, fleet: String) -> Self {
+        Self { replica, fleet, others: HashMap::new(), own_heartbeats: 0 }
     }
 
-    /// Takes an event.
-    pub(super) fn hear(&mut self, event: Event) -> Meaning {
-        let Event { from, generation, sequence, news } = event;
-        if from == self.me {
-            if matches!(news, News::Beat(_)) {
-                self.beats += 1;
+    /// Updates the sender of an event and returns the event's effect.
+    pub(super) fn handle_event(&mut self, event: Event) -> Effect {
+        let Event { replica, generation, sequence, kind } = event;
+        if replica == self.replica {
+            if matches!(kind, EventKind::Heartbeat(_)) {
+                self.own_heartbeats += 1;
             }
-            return Meaning::Own;
+            return Effect::OwnEvent;
         }
 
-        let beats = self.beats;
-        let Some(member) = self.others.get_mut(&from) else {
-            return match news {
-                News::Beat(beat) => self.welcome(from, beat, generation, sequence),
-                // Its first word was missed; its next beat says everything.
-                News::Changed(_) | News::Left => Meaning::Nothing,
+        let last_seen = self.own_heartbeats;
+        let Some(member) = self.others.get_mut(&replica) else {
+            return match kind {
+                EventKind::Heartbeat(heartbeat) => self.insert(replica, heartbeat, generation, sequence),
+                // Its heartbeat was missed; the next one adds it and invalidates everything.
+                EventKind::Changed(_) | EventKind::Left => Effect::None,
             };
         };
         if generation < member.generation {
-            return Meaning::Nothing;
+            return Effect::None;
         }
 
         let next = generation == member.generation && sequence == member.sequence + 1;
-        let whole = next && member.certain;
-        (member.generation, member.sequence, member.heard, member.certain) =
-            (generation, sequence, beats, true);
-        if let News::Beat(beat) = &news {
-            member.tunnels = beat.tunnels;
+        let complete = next && member.confirmed;
+        (member.generation, member.sequence, member.last_seen, member.confirmed) =
+            (generation, sequence, last_seen, true);
+        if let EventKind::Heartbeat(heartbeat) = &kind {
+            member.tunnels = heartbeat.tunnels;
         }
-        match news {
-            News::Left => {
-                self.others.remove(&from);
-                Meaning::Everything
+        match kind {
+            EventKind::Left => {
+                self.others.remove(&replica);
+                Effect::InvalidateAll
             }
-            News::Beat(_) if whole => Meaning::Nothing,
-            News::Changed(agents) if whole => Meaning::Agents(agents),
-            News::Beat(_) | News::Changed(_) => Meaning::Everything,
+            EventKind::Heartbeat(_) if complete => Effect::None,
+            EventKind::Changed(agents) if complete => Effect::InvalidateAgents(agents),
+            EventKind::Heartbeat(_) | EventKind::Changed(_) => Effect::InvalidateAll,
         }
     }
 
-    fn welcome(&mut self, id: ReplicaId, beat: Heartbeat, generation: u64, sequence: u64) -> Meaning {
-        if beat.fleet != self.fleet {
-            return Meaning::Foreigner(beat.fleet);
+    fn insert(&mut self, id: ReplicaId, heartbeat: Heartbeat, generation: u64, sequence: u64) -> Effect {
+        if heartbeat.fleet != self.fleet {
+            return Effect::OtherFleet(heartbeat.fleet);
         }
         if self.others.len() >= MAX_REPLICAS {
-            return Meaning::Nothing;
+            return Effect::None;
         }
-        let Heartbeat { url, tunnels, .. } = beat;
-        let replica = Replica { id, url };
-        let member = Member { replica, tunnels, generation, sequence, heard: self.beats, certain: true };
+        let Heartbeat { url, tunnels, .. } = heartbeat;
+        let (replica, last_seen) = (Replica { id, url }, self.own_heartbeats);
+        let member = Member { replica, tunnels, generation, sequence, last_seen, confirmed: true };
         self.others.insert(id, member);
-        Meaning::Everything
+        Effect::InvalidateAll
     }
 
-    /// Takes the heartbeats that were found in Redis after this replica was cut off from it. Those that are known and
-    /// were not found have some beats' time to be heard.
-    pub(super) fn adopt(&mut self, found: Vec<(ReplicaId, Heartbeat)>) {
+    /// Merges the heartbeats that were found in Redis after this replica has connected.
+    ///
+    /// Known replicas that were not found become unconfirmed, and dead unless an event of theirs arrives in time.
+    pub(super) fn resync(&mut self, found: Vec<(ReplicaId, Heartbeat)>) {
         for member in self.others.values_mut() {
-            (member.certain, member.heard) = (false, self.beats);
+            (member.confirmed, member.last_seen) = (false, self.own_heartbeats);
         }
-        for (id, beat) in found {
-            if id == self.me || beat.fleet != self.fleet {
+        for (id, heartbeat) in found {
+            if id == self.replica || heartbeat.fleet != self.fleet {
                 continue;
             }
             match self.others.get_mut(&id) {
-                // Its next event is taken for a gap.
-                Some(member) => (member.certain, member.sequence) = (true, 0),
-                None => drop(self.welcome(id, beat, 0, 0)),
+                // The next event counts as a gap, because events may have been missed.
+                Some(member) => (member.confirmed, member.sequence) = (true, 0),
+                None => drop(self.insert(id, heartbeat, 0, 0)),
             }
         }
     }
 
-    /// Forgets those that are dead, and names them.
-    pub(super) fn bury(&mut self) -> Vec<ReplicaId> {
-        let beats = self.beats;
-        let dead = self.others.extract_if(|_, member| beats >= member.heard + BEATS_TO_DEATH);
-        dead.map(|(id, _)| id).collect()
+    /// Removes the replicas that are dead, and returns their ids.
+    pub(super) fn remove_expired(&mut self) -> Vec<ReplicaId> {
+        let now = self.own_heartbeats;
+        let expired = self.others.extract_if(|_, member| now >= member.last_seen + HEARTBEATS_TO_EXPIRY);
+        expired.map(|(id, _)| id).collect()
     }
 
-    /// Another replica of this fleet, if it lives.
+    /// Returns another replica of this fleet, if it is alive.
     pub(super) fn get(&self, id: ReplicaId) -> Option<&Replica> {
         self.others.get(&id).map(|member| &member.replica)
     }
 
-    /// Whether Redis may have lost what this replica, if it lives, holds.
-    pub(super) fn is_uncertain(&self, id: ReplicaId) -> bool {
-        self.others.get(&id).is_some_and(|member| !member.certain)
+    /// Returns whether the replica is alive but Redis may have lost its records.
+    pub(super) fn is_unconfirmed(&self, id: ReplicaId) -> bool {
+        self.others.get(&id).is_some_and(|member| !member.confirmed)
     }
 
-    /// All others that live.
+    /// Returns the ids of all other live replicas.
     pub(super) fn ids(&self) -> Vec<ReplicaId> {
         self.others.keys().copied().collect()
     }
 
-    /// The same, as others reach them.
-    pub(super) fn all(&self) -> Vec<Replica> {
+    /// Returns all other live replicas.
+    pub(super) fn replicas(&self) -> Vec<Replica> {
         self.others.values().map(|member| member.replica.clone()).collect()
     }
 
-    /// How many tunnels those have that take more.
+    /// Returns the number of tunnels of each other live replica that takes more.
     pub(super) fn loads(&self) -> Vec<(ReplicaId, u32)> {
         self.others.iter().filter_map(|(id, member)| Some((*id, member.tunnels?))).collect()
     }
 
-    /// How often this replica has heard itself.
-    pub(super) fn beats(&self) -> u64 {
-        self.beats
+    /// Returns the number of own heartbeats received.
+    pub(super) fn own_heartbeats(&self) -> u64 {
+        self.own_heartbeats
     }
 }
 
@@ -189,7 +191,7 @@ mod tests {
         Members::new(ReplicaId::random(), "blue".into())
     }
 
-    fn beat(fleet: &str) -> Heartbeat {
+    fn heartbeat(fleet: &str) -> Heartbeat {
         Heartbeat {
             url: "http://other:8155".into(),
             fleet: fleet.into(),
@@ -199,113 +201,119 @@ mod tests {
         }
     }
 
-    fn event(from: ReplicaId, generation: u64, sequence: u64, news: News) -> Event {
-        Event { from, generation, sequence, news }
+    fn event(replica: ReplicaId, generation: u64, sequence: u64, kind: EventKind) -> Event {
+        Event { replica, generation, sequence, kind }
     }
 
-    fn lives(from: ReplicaId, generation: u64, sequence: u64) -> Event {
-        event(from, generation, sequence, News::Beat(beat("blue")))
+    fn alive(replica: ReplicaId, generation: u64, sequence: u64) -> Event {
+        event(replica, generation, sequence, EventKind::Heartbeat(heartbeat("blue")))
     }
 
-    fn changed(from: ReplicaId, generation: u64, sequence: u64) -> Event {
-        event(from, generation, sequence, News::Changed(vec![AgentId(7)]))
+    fn changed(replica: ReplicaId, generation: u64, sequence: u64) -> Event {
+        event(replica, generation, sequence, EventKind::Changed(vec![AgentId(7)]))
     }
 
-    fn own_beat(members: &mut Members) {
-        let beat = lives(members.me, 1, members.beats);
-        assert_eq!(members.hear(beat), Meaning::Own);
-    }
-
-    #[test]
-    fn events_in_order_say_what_is_old_and_a_gap_says_everything() {
-        let (mut members, other) = (members(), ReplicaId::random());
-        assert_eq!(members.hear(changed(other, 1, 1)), Meaning::Nothing, "a stranger");
-        assert_eq!(members.hear(lives(other, 1, 2)), Meaning::Everything);
-        assert_eq!(members.hear(changed(other, 1, 3)), Meaning::Agents(vec![AgentId(7)]));
-        assert_eq!(members.hear(lives(other, 1, 4)), Meaning::Nothing);
-        assert_eq!(members.hear(lives(other, 1, 6)), Meaning::Everything, "5 was missed");
-        assert_eq!(members.hear(changed(other, 2, 1)), Meaning::Everything, "it has connected anew");
-        assert_eq!(members.hear(changed(other, 1, 7)), Meaning::Nothing, "left over from before");
-        assert_eq!(members.hear(changed(other, 2, 2)), Meaning::Agents(vec![AgentId(7)]));
+    fn own_heartbeat(members: &mut Members) {
+        let event = alive(members.replica, 1, members.own_heartbeats);
+        assert_eq!(members.handle_event(event), Effect::OwnEvent);
     }
 
     #[test]
-    fn a_silent_replica_is_dead_after_some_own_beats_and_not_after_silence_of_all() {
+    fn event_gap_invalidates_everything() {
         let (mut members, other) = (members(), ReplicaId::random());
-        members.hear(lives(other, 1, 1));
-        for _ in 1..BEATS_TO_DEATH {
-            own_beat(&mut members);
-            assert!(members.bury().is_empty());
+        let agent = || Effect::InvalidateAgents(vec![AgentId(7)]);
+        assert_eq!(members.handle_event(changed(other, 1, 1)), Effect::None, "an unknown replica");
+        assert_eq!(members.handle_event(alive(other, 1, 2)), Effect::InvalidateAll);
+        assert_eq!(members.handle_event(changed(other, 1, 3)), agent());
+        assert_eq!(members.handle_event(alive(other, 1, 4)), Effect::None);
+        assert_eq!(members.handle_event(alive(other, 1, 6)), Effect::InvalidateAll, "5 was missed");
+        assert_eq!(members.handle_event(changed(other, 2, 1)), Effect::InvalidateAll, "a new generation");
+        assert_eq!(members.handle_event(changed(other, 1, 7)), Effect::None, "the old generation");
+        assert_eq!(members.handle_event(changed(other, 2, 2)), agent());
+    }
+
+    #[test]
+    fn replica_expires_after_own_heartbeats_without_its_events() {
+        let (mut members, other) = (members(), ReplicaId::random());
+        members.handle_event(alive(other, 1, 1));
+        for _ in 1..HEARTBEATS_TO_EXPIRY {
+            own_heartbeat(&mut members);
+            assert!(members.remove_expired().is_empty());
         }
-        members.hear(lives(other, 1, 2));
-        own_beat(&mut members);
-        assert!(members.bury().is_empty(), "it was heard in between");
-        for _ in 1..BEATS_TO_DEATH {
-            own_beat(&mut members);
+        members.handle_event(alive(other, 1, 2));
+        own_heartbeat(&mut members);
+        assert!(members.remove_expired().is_empty(), "its event arrived in between");
+        for _ in 1..HEARTBEATS_TO_EXPIRY {
+            own_heartbeat(&mut members);
         }
-        assert_eq!(members.bury(), [other]);
+        assert_eq!(members.remove_expired(), [other]);
         assert!(members.get(other).is_none());
     }
 
     #[test]
-    fn the_load_is_what_each_said_last_and_of_the_dead_there_is_none() {
-        let (mut members, other, shy) = (members(), ReplicaId::random(), ReplicaId::random());
-        let says =
-            |sequence, tunnels| event(other, 1, sequence, News::Beat(Heartbeat { tunnels, ..beat("blue") }));
-        members.hear(lives(shy, 1, 1));
-        members.hear(says(1, Some(7)));
+    fn loads_are_those_of_the_last_heartbeats_of_live_replicas() {
+        let (mut members, other, full) = (members(), ReplicaId::random(), ReplicaId::random());
+        let load = |sequence, tunnels| {
+            event(other, 1, sequence, EventKind::Heartbeat(Heartbeat { tunnels, ..heartbeat("blue") }))
+        };
+        members.handle_event(alive(full, 1, 1));
+        members.handle_event(load(1, Some(7)));
         assert_eq!(members.loads(), [(other, 7)]);
-        members.hear(says(2, Some(8)));
+        members.handle_event(load(2, Some(8)));
         assert_eq!(members.loads(), [(other, 8)]);
-        members.hear(changed(other, 1, 3));
+        members.handle_event(changed(other, 1, 3));
         assert_eq!(members.loads(), [(other, 8)]);
-        members.hear(says(4, None));
+        members.handle_event(load(4, None));
         assert!(members.loads().is_empty());
-        members.hear(says(5, Some(9)));
-        members.hear(event(other, 1, 6, News::Left));
+        members.handle_event(load(5, Some(9)));
+        members.handle_event(event(other, 1, 6, EventKind::Left));
         assert!(members.loads().is_empty());
     }
 
     #[test]
-    fn who_says_goodbye_is_gone_at_once() {
+    fn left_replica_is_removed_at_once() {
         let (mut members, other) = (members(), ReplicaId::random());
-        members.hear(lives(other, 1, 1));
-        assert_eq!(members.hear(event(other, 1, 2, News::Left)), Meaning::Everything);
+        members.handle_event(alive(other, 1, 1));
+        assert_eq!(members.handle_event(event(other, 1, 2, EventKind::Left)), Effect::InvalidateAll);
         assert!(members.get(other).is_none());
     }
 
     #[test]
-    fn after_redis_lost_its_data_the_others_have_time_to_come_back() {
+    fn resync_keeps_missing_replicas_until_they_expire() {
         let (mut members, other, third) = (members(), ReplicaId::random(), ReplicaId::random());
-        members.hear(lives(other, 1, 1));
-        members.hear(lives(third, 1, 1));
-        members.adopt(vec![(third, beat("blue"))]);
-        assert!(members.is_uncertain(other) && !members.is_uncertain(third));
-        assert_eq!(members.hear(changed(third, 1, 2)), Meaning::Everything, "some may have been missed");
-        assert_eq!(members.hear(lives(other, 2, 1)), Meaning::Everything);
-        assert!(!members.is_uncertain(other));
+        members.handle_event(alive(other, 1, 1));
+        members.handle_event(alive(third, 1, 1));
+        members.resync(vec![(third, heartbeat("blue"))]);
+        assert!(members.is_unconfirmed(other) && !members.is_unconfirmed(third));
+        assert_eq!(
+            members.handle_event(changed(third, 1, 2)),
+            Effect::InvalidateAll,
+            "events may be missing"
+        );
+        assert_eq!(members.handle_event(alive(other, 2, 1)), Effect::InvalidateAll);
+        assert!(!members.is_unconfirmed(other));
 
-        members.adopt(vec![]);
-        for _ in 0..BEATS_TO_DEATH {
-            own_beat(&mut members);
+        members.resync(vec![]);
+        for _ in 0..HEARTBEATS_TO_EXPIRY {
+            own_heartbeat(&mut members);
         }
-        assert_eq!(members.bury().len(), 2);
+        assert_eq!(members.remove_expired().len(), 2);
     }
 
     #[test]
-    fn another_fleet_is_not_believed() {
+    fn other_fleet_is_no_member() {
         let (mut members, other) = (members(), ReplicaId::random());
-        let foreign = event(other, 1, 1, News::Beat(beat("green")));
-        assert_eq!(members.hear(foreign), Meaning::Foreigner("green".into()));
-        members.adopt(vec![(other, beat("green"))]);
+        let foreign = event(other, 1, 1, EventKind::Heartbeat(heartbeat("green")));
+        assert_eq!(members.handle_event(foreign), Effect::OtherFleet("green".into()));
+        members.resync(vec![(other, heartbeat("green"))]);
         assert!(members.get(other).is_none());
     }
 
     #[test]
-    fn forged_replicas_cost_a_bounded_memory() {
+    fn forged_replicas_use_bounded_memory() {
         let mut members = members();
         for _ in 0..2 * MAX_REPLICAS {
-            members.hear(lives(ReplicaId::random(), 1, 1));
+            members.handle_event(alive(ReplicaId::random(), 1, 1));
         }
         assert_eq!(members.ids().len(), MAX_REPLICAS);
     }

@@ -1,10 +1,10 @@
-//! The scripts that run in Redis. Each begins with what it does, what it is given and what it answers.
+//! The Lua scripts that run in Redis. Each file begins with its job, its arguments and its result.
 
 use redis::Script;
 
 macro_rules! scripts {
     ($($name:ident)*) => {
-        /// Each is sent once to a server, and is named by its digest then.
+        /// The scripts of this crate. The library sends each text once to a server, and its digest afterwards.
         #[derive(Debug)]
         pub(super) struct Scripts {
             $(pub(super) $name: Script,)*
@@ -12,13 +12,13 @@ macro_rules! scripts {
 
         impl Scripts {
             pub(super) fn new() -> Self {
-                Self { $($name: Script::new(include_str!(concat!("lua/", stringify!($name), ".lua"))),)* }
+                Self { $($name: Script::new(include_str!(concat!("scripts/", stringify!($name), ".lua"))),)* }
             }
         }
     };
 }
 
-scripts! { admit beat bury change check fill holdings join leave lookup members }
+scripts! { admit check cleanup heartbeat instances join leave lookup members publish stage }
 
 #[cfg(test)]
 mod tests {
@@ -30,9 +30,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_tried_out_is_what_is_used() {
-        let check = include_str!("lua/check.lua");
-        let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/redis/lua")).unwrap();
+    fn check_tries_every_command_of_the_scripts() {
+        let check = include_str!("scripts/check.lua");
+        let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/redis/scripts")).unwrap();
         for file in files.map(|file| file.unwrap().path()).filter(|file| !file.ends_with("check.lua")) {
             for command in commands(&std::fs::read_to_string(&file).unwrap()) {
                 assert!(check.contains(&format!("{{ '{command}'")), "{command} of {}", file.display());

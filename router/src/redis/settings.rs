@@ -1,7 +1,8 @@
-//! Where Redis is, and how it is spoken to. Files are read at each connection, so that new ones need no restart.
+//! [`RedisSettings`]: the servers and how to connect to them. Files are read at each connection, so that a change needs
+//! no restart.
 
 use std::{
-    fmt, fs,
+    fmt,
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
@@ -9,78 +10,78 @@ use std::{
 
 use redis::{ClientTlsConfig, ConnectionAddr, RedisConnectionInfo, TlsCertificates};
 
-/// How a store reaches Redis, and what it is among the replicas.
+/// The settings of a [`RedisStore`](super::RedisStore).
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct RedisSettings {
     /// The servers.
-    pub servers: Servers,
-    /// TLS to all of them.
-    pub tls: Option<Tls>,
-    /// Who kas is to them; without a name, Redis' default user.
+    pub servers: RedisServers,
+    /// TLS to all servers; `None` is plain TCP.
+    pub tls: Option<RedisTlsFiles>,
+    /// The ACL user; `None` is Redis' default user.
     pub username: Option<String>,
-    /// What proves it.
+    /// The file with the password of the user.
     pub password_file: Option<PathBuf>,
-    /// The number of the database; a Cluster has 0 only.
+    /// The number of the database; a Cluster has only 0.
     pub database: u16,
-    /// What all keys begin with.
+    /// The prefix of all keys.
     pub prefix: String,
-    /// Which replicas belong together; others that have the same prefix are refused.
+    /// The name of the fleet. A replica refuses a Redis where another fleet uses the same prefix.
     pub fleet: String,
-    /// How long connecting may take, authentication included.
+    /// The time that connecting may take, authentication included.
     pub dial_timeout: Duration,
-    /// How long a command may take.
+    /// The time that a command may take.
     pub response_timeout: Duration,
 }
 
-/// The servers.
+/// The topology of the servers.
 #[derive(Clone, Debug)]
-pub enum Servers {
-    /// One.
-    One(Address),
-    /// One of several, which Sentinels name.
+pub enum RedisServers {
+    /// A single server.
+    Single(RedisAddress),
+    /// One of several servers, which Sentinels name.
     Sentinel {
-        /// The name that Sentinels know it by.
+        /// The name of the master group in the configuration of the Sentinels.
         master: String,
-        /// Where the Sentinels are.
-        sentinels: Vec<Address>,
-        /// Their password, if they have one.
+        /// The addresses of the Sentinels.
+        sentinels: Vec<RedisAddress>,
+        /// The file with the password of the Sentinels, if they have one.
         password_file: Option<PathBuf>,
     },
     /// A Cluster.
     Cluster(
-        /// Some of its nodes.
-        Vec<Address>,
+        /// The addresses of some of its nodes.
+        Vec<RedisAddress>,
     ),
 }
 
-/// TLS to Redis.
+/// The files for TLS to Redis, in PEM.
 #[derive(Clone, Debug)]
-pub struct Tls {
-    /// Whom to trust, instead of the system's authorities; PEM.
+pub struct RedisTlsFiles {
+    /// The trusted certificate authorities; `None` is those of the system.
     pub ca_certificate_file: Option<PathBuf>,
-    /// A certificate chain of our own and its key; PEM.
+    /// The client certificate chain and its key.
     pub pair: Option<(PathBuf, PathBuf)>,
 }
 
-/// Where a server is.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// Host and port.
+pub enum RedisAddress {
+    /// A host and a port.
     Tcp(String, u16),
-    /// A socket on this machine.
+    /// The absolute path of a Unix socket.
     Unix(PathBuf),
 }
 
-/// A text that is no address.
+/// The error of a text that is not an address.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not the address of a Redis: write it like redis.example.com:6379 or unix:/run/redis.sock")]
-pub struct InvalidAddress(String);
+pub struct RedisAddressError(String);
 
-impl FromStr for Address {
-    type Err = InvalidAddress;
+impl FromStr for RedisAddress {
+    type Err = RedisAddressError;
 
-    fn from_str(text: &str) -> Result<Self, InvalidAddress> {
-        let invalid = || InvalidAddress(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, RedisAddressError> {
+        let invalid = || RedisAddressError(text.to_owned());
         if let Some(path) = text.strip_prefix("unix:") {
             let path = Path::new(path);
             return path.is_absolute().then(|| Self::Unix(path.to_owned())).ok_or_else(invalid);
@@ -89,15 +90,15 @@ impl FromStr for Address {
         let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
         let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let host = bracketed.unwrap_or(host);
-        let strange = |c: char| c.is_whitespace() || c.is_control() || "/@[]".contains(c);
+        let forbidden = |c: char| c.is_whitespace() || c.is_control() || "/@[]".contains(c);
         let valid =
-            !host.is_empty() && !host.contains(strange) && (bracketed.is_some() || !host.contains(':'));
+            !host.is_empty() && !host.contains(forbidden) && (bracketed.is_some() || !host.contains(':'));
         let port = port.parse().ok().filter(|port| *port > 0 && valid).ok_or_else(invalid)?;
         Ok(Self::Tcp(host.to_owned(), port))
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for RedisAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
@@ -107,8 +108,8 @@ impl fmt::Display for Address {
     }
 }
 
-impl Address {
-    /// For the library, which speaks TLS only to hosts.
+impl RedisAddress {
+    /// Converts the address for the library, which supports TLS only to hosts.
     pub(super) fn connection(&self, tls: bool) -> ConnectionAddr {
         match self.clone() {
             Self::Tcp(host, port) if tls => {
@@ -120,25 +121,25 @@ impl Address {
     }
 }
 
-impl Settings {
-    /// Who kas is, as the files say now.
+impl RedisSettings {
+    /// Reads the files and returns the database, user and password.
     pub(super) fn credentials(&self) -> Result<RedisConnectionInfo, String> {
         let mut info = RedisConnectionInfo::default().set_db(self.database.into());
         if let Some(username) = &self.username {
             info = info.set_username(username);
         }
-        if let Some(password) = secret(self.password_file.as_deref())? {
+        if let Some(password) = read_password(self.password_file.as_deref())? {
             info = info.set_password(password);
         }
         Ok(info)
     }
 
-    /// What TLS is made of, as the files say now.
+    /// Reads the files and returns the certificates, or `None` without TLS.
     pub(super) fn certificates(&self) -> Result<Option<TlsCertificates>, String> {
         let Some(tls) = &self.tls else {
             return Ok(None);
         };
-        // The library takes the provider of the process. Fails if there is one already, which is good too.
+        // The library uses the default provider of the process. An error means that there is one already.
         _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let root_cert = tls.ca_certificate_file.as_deref().map(read).transpose()?;
         let client_tls = match &tls.pair {
@@ -149,30 +150,32 @@ impl Settings {
     }
 }
 
-/// What a password file holds, without the line's end that editors add.
-pub(super) fn secret(file: Option<&Path>) -> Result<Option<String>, String> {
+/// Reads a password file and removes the newline at its end, which editors add.
+pub(super) fn read_password(file: Option<&Path>) -> Result<Option<String>, String> {
     let Some(file) = file else {
         return Ok(None);
     };
-    let text = String::from_utf8(read(file)?).map_err(|_| format!("{}: it is not text", file.display()))?;
+    let text = String::from_utf8(read(file)?).map_err(|_| format!("{}: it is not UTF-8", file.display()))?;
     match text.trim_end_matches(['\r', '\n']) {
         "" => Err(format!("{}: it is empty", file.display())),
-        secret => Ok(Some(secret.to_owned())),
+        password => Ok(Some(password.to_owned())),
     }
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, String> {
-    fs::read(file).map_err(|error| format!("{}: {error}", file.display()))
+    files::read(file).map_err(|error| format!("{}: {error}", file.display()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
-    fn an_address_reads_back_what_it_prints() {
+    fn address_parses_what_it_displays() {
         for good in ["redis:6379", "10.0.0.1:6379", "[fd00::1]:6379", "unix:/run/redis.sock"] {
-            assert_eq!(good.parse::<Address>().unwrap().to_string(), good);
+            assert_eq!(good.parse::<RedisAddress>().unwrap().to_string(), good);
         }
         for bad in [
             "redis",
@@ -185,19 +188,21 @@ mod tests {
             "unix:redis.sock",
             "a b:1",
         ] {
-            assert!(bad.parse::<Address>().is_err(), "{bad}");
+            assert!(bad.parse::<RedisAddress>().is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn a_password_is_its_file_without_the_end_of_the_line() {
+    fn password_is_the_file_without_its_newline() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("password");
         fs::write(&file, "s3cret word \n").unwrap();
-        assert_eq!(secret(Some(&file)).unwrap().unwrap(), "s3cret word ");
+        assert_eq!(read_password(Some(&file)).unwrap().unwrap(), "s3cret word ");
         fs::write(&file, "\n").unwrap();
-        assert!(secret(Some(&file)).unwrap_err().ends_with("password: it is empty"));
-        assert!(secret(Some(&directory.path().join("none"))).unwrap_err().contains("none: No such file"));
-        assert_eq!(secret(None).unwrap(), None);
+        assert!(read_password(Some(&file)).unwrap_err().ends_with("password: it is empty"));
+        assert!(
+            read_password(Some(&directory.path().join("none"))).unwrap_err().contains("none: No such file")
+        );
+        assert_eq!(read_password(None).unwrap(), None);
     }
 }

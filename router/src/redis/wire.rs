@@ -1,7 +1,8 @@
-//! What stands in Redis, as text: heartbeats, records, events. Pure; everything read here is foreign and bounded.
+//! The wire format: heartbeats, route records and events as text. It does no I/O. Decoding checks all limits.
 //!
-//! JSON, so that `redis-cli` shows it; arrays where a record stands ten thousand times. Each begins with the version of
-//! its format: a reader leaves what it does not know alone, so that replicas of two versions share a Redis.
+//! The format is JSON, so that `redis-cli` shows it, with arrays in route records, of which there are thousands. Each
+//! text begins with the version of its format. A reader ignores other versions, so that replicas of two versions can
+//! share a Redis.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,129 +12,130 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::store::Instance;
 
-/// The format of all of them.
+/// The version of all three formats.
 const VERSION: u16 = 1;
-/// Longest heartbeat or record, in bytes: Redis is asked for no more.
+/// The greatest length of a heartbeat or route record in bytes. Longer values are not read from Redis.
 pub(super) const MAX_RECORD: usize = 2048;
-/// Longest event, in bytes.
+/// The greatest length of an event in bytes.
 pub(super) const MAX_EVENT: usize = 65_536;
-/// Most agents in one event: each is a number of at most 20 digits.
+/// The highest number of agents in one event. An agent id has at most 20 digits.
 pub(super) const MAX_AGENTS: usize = 2000;
-/// Longest text within a heartbeat or a record.
+/// The greatest length of a text in a heartbeat or route record in bytes.
 const MAX_TEXT: usize = 253;
 
-/// A replica, while it lives.
+/// The heartbeat of a live replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Heartbeat {
-    /// Where its peers reach it.
+    /// The URL of its private listener: scheme, host and port.
     pub url: String,
-    /// Which kas replicas belong together.
+    /// The name of the fleet that the replica belongs to.
     pub fleet: String,
-    /// Its version.
+    /// The version of kas.
     pub kas: String,
-    /// When it started, in seconds since 1970.
+    /// The time when it started, in seconds since 1970.
     pub started: u64,
-    /// How many tunnels it has, if it takes more.
+    /// The number of its tunnels, or `None` if it takes no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tunnels: Option<u32>,
 }
 
-/// What a replica holds of an agent.
+/// The record of one agent at one replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
-    /// Orders what the replica says of the agent.
+pub struct RouteRecord {
+    /// The order of the replica's announcements for the agent.
     pub epoch: Epoch,
-    /// The agent's processes.
+    /// The agent's instances with tunnels to the replica.
     pub instances: Vec<Instance>,
 }
 
-/// What a replica tells the others.
+/// An event that a replica publishes to the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Who says it.
-    pub from: ReplicaId,
-    /// Counts its connections to Redis: with each it says everything anew.
+    /// The replica that sent it.
+    pub replica: ReplicaId,
+    /// The number of its connections to Redis. It writes all records anew after each.
     pub generation: u64,
-    /// Counts its events in a generation, from 1: a gap is an event that was missed.
+    /// The number of the event in its generation, from 1. A gap is a missed event.
     pub sequence: u64,
-    /// What it says.
-    pub news: News,
+    /// The kind of the event.
+    pub kind: EventKind,
 }
 
-/// What happened.
+/// The kind of an [`Event`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum News {
-    /// It lives.
-    Beat(Heartbeat),
-    /// Its records of these agents have changed.
+pub enum EventKind {
+    /// The replica is alive.
+    #[serde(rename = "beat")]
+    Heartbeat(Heartbeat),
+    /// The replica's records of these agents have changed.
     Changed(Vec<AgentId>),
-    /// It holds nothing more and is gone.
+    /// The replica stopped and removed its records.
     Left,
 }
 
-/// Why a text cannot be used.
+/// The error of a text that cannot be decoded.
 #[derive(Debug, thiserror::Error)]
-pub enum Rejected {
-    /// Longer than any honest one.
+pub enum WireError {
+    /// The text is longer than its limit in bytes.
     #[error("it is longer than {0} bytes")]
     TooLong(usize),
-    /// Of another kas.
+    /// The text has another version of the format.
     #[error("it has version {0} of the format, and this kas reads {VERSION}")]
-    Version(u16),
-    /// Not one of kas, or one that somebody has written by hand.
+    UnsupportedVersion(u16),
+    /// The text does not begin with a version.
     #[error("it does not begin with the version of its format")]
-    Unversioned,
-    /// Not JSON, or not of this shape.
+    MissingVersion,
+    /// The text is not JSON, or has another shape.
     #[error("it is malformed: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// An address that no peer has.
+    /// The URL of the heartbeat cannot be that of a private listener.
     #[error("its address is not an http or https URL of scheme, host and port")]
-    Address,
-    /// A text out of bounds.
-    #[error("one of its texts is longer than {MAX_TEXT} bytes or holds control characters")]
-    Text,
-    /// A list out of bounds.
+    InvalidUrl,
+    /// A text is too long or has control characters.
+    #[error("one of its texts is longer than {MAX_TEXT} bytes or has control characters")]
+    InvalidText,
+    /// The list of agents is too long.
     #[error("it names more than {MAX_AGENTS} agents")]
-    TooMany,
+    TooManyAgents,
 }
 
-/// Instance id, version, namespace, pod, Kubernetes, since, tunnels.
+/// An instance as a JSON array: id, version, namespace, pod, Kubernetes version, since in seconds, tunnels.
 type Row = (InstanceId, String, Option<String>, Option<String>, Option<String>, u64, u16);
 
 impl Heartbeat {
-    /// As it stands in Redis.
+    /// Encodes the heartbeat.
     pub fn encode(&self) -> String {
-        json(&(VERSION, self))
+        to_json(&(VERSION, self))
     }
 
-    /// Reads one.
-    pub fn decode(text: &[u8]) -> Result<Self, Rejected> {
-        let (_, beat): (u16, Self) = decode(text, MAX_RECORD)?;
-        beat.check()?;
-        Ok(beat)
+    /// Decodes a heartbeat.
+    pub fn decode(text: &[u8]) -> Result<Self, WireError> {
+        let (_, heartbeat): (u16, Self) = decode(text, MAX_RECORD)?;
+        heartbeat.check()?;
+        Ok(heartbeat)
     }
 
-    fn check(&self) -> Result<(), Rejected> {
+    fn check(&self) -> Result<(), WireError> {
         if ![&self.url, &self.fleet, &self.kas].into_iter().all(|text| is_text(text)) {
-            return Err(Rejected::Text);
+            return Err(WireError::InvalidText);
         }
-        let url: Uri = self.url.parse().map_err(|_| Rejected::Address)?;
-        let known = matches!(url.scheme_str(), Some("http" | "https"));
+        let url: Uri = self.url.parse().map_err(|_| WireError::InvalidUrl)?;
+        let http = matches!(url.scheme_str(), Some("http" | "https"));
         let bare = url.path() == "/" && url.query().is_none() && !self.url.contains(['@', '#']);
-        if !known || !bare || url.host().is_none_or(str::is_empty) {
-            return Err(Rejected::Address);
+        if !http || !bare || url.host().is_none_or(str::is_empty) {
+            return Err(WireError::InvalidUrl);
         }
         Ok(())
     }
 }
 
-impl Held {
-    /// As it stands in Redis: with as many instances as fit.
+impl RouteRecord {
+    /// Encodes the record, with as many instances as fit into its greatest length.
     pub fn encode(&self) -> String {
-        let mut rows: Vec<Row> = self.instances.iter().map(row).collect();
+        let mut rows: Vec<Row> = self.instances.iter().map(to_row).collect();
         loop {
-            let text = json(&(VERSION, self.epoch, &rows));
+            let text = to_json(&(VERSION, self.epoch, &rows));
             if text.len() <= MAX_RECORD {
                 return text;
             }
@@ -141,55 +143,56 @@ impl Held {
         }
     }
 
-    /// Reads one.
-    pub fn decode(text: &[u8]) -> Result<Self, Rejected> {
+    /// Decodes a record.
+    pub fn decode(text: &[u8]) -> Result<Self, WireError> {
         let (_, epoch, rows): (u16, Epoch, Vec<Row>) = decode(text, MAX_RECORD)?;
-        let instances = rows.into_iter().map(instance).collect::<Result<_, _>>()?;
+        let instances = rows.into_iter().map(from_row).collect::<Result<_, _>>()?;
         Ok(Self { epoch, instances })
     }
 }
 
 impl Event {
-    /// As it is published.
+    /// Encodes the event.
     pub fn encode(&self) -> String {
-        json(&(VERSION, self.from, self.generation, self.sequence, &self.news))
+        to_json(&(VERSION, self.replica, self.generation, self.sequence, &self.kind))
     }
 
-    /// Reads one.
-    pub fn decode(text: &[u8]) -> Result<Self, Rejected> {
-        let (_, from, generation, sequence, news): (u16, _, _, _, News) = decode(text, MAX_EVENT)?;
-        match &news {
-            News::Beat(beat) => beat.check()?,
-            News::Changed(agents) if agents.len() > MAX_AGENTS => return Err(Rejected::TooMany),
-            News::Changed(_) | News::Left => {}
+    /// Decodes an event.
+    pub fn decode(text: &[u8]) -> Result<Self, WireError> {
+        let (_, replica, generation, sequence, kind): (u16, _, _, _, EventKind) = decode(text, MAX_EVENT)?;
+        match &kind {
+            EventKind::Heartbeat(heartbeat) => heartbeat.check()?,
+            EventKind::Changed(agents) if agents.len() > MAX_AGENTS => return Err(WireError::TooManyAgents),
+            EventKind::Changed(_) | EventKind::Left => {}
         }
-        Ok(Self { from, generation, sequence, news })
+        Ok(Self { replica, generation, sequence, kind })
     }
 }
 
-fn row(instance: &Instance) -> Row {
+fn to_row(instance: &Instance) -> Row {
     let Instance { id, version, pod_namespace, pod_name, kubernetes_version, since, tunnels } =
         instance.clone();
-    (id, version, pod_namespace, pod_name, kubernetes_version, seconds(since), tunnels)
+    (id, version, pod_namespace, pod_name, kubernetes_version, unix_seconds(since), tunnels)
 }
 
-fn instance(row: Row) -> Result<Instance, Rejected> {
+fn from_row(row: Row) -> Result<Instance, WireError> {
     let (id, version, pod_namespace, pod_name, kubernetes_version, since, tunnels) = row;
     let texts = [Some(&version), pod_namespace.as_ref(), pod_name.as_ref(), kubernetes_version.as_ref()];
     if !texts.into_iter().flatten().all(|text| is_text(text)) {
-        return Err(Rejected::Text);
+        return Err(WireError::InvalidText);
     }
-    let since = time(since).ok_or(Rejected::Text)?;
+    let since = from_unix_seconds(since).ok_or(WireError::InvalidText)?;
     Ok(Instance { id, version, pod_namespace, pod_name, kubernetes_version, since, tunnels })
 }
 
-/// Seconds since 1970.
-pub(super) fn seconds(time: SystemTime) -> u64 {
+/// Converts a time into seconds since 1970; 0 for earlier times.
+pub(super) fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// The time of so many seconds since 1970, if there is one before the year 5138.
-pub(super) fn time(seconds: u64) -> Option<SystemTime> {
+/// Converts seconds since 1970 into a time, or returns `None` after the year 5138: the addition to a
+/// `SystemTime` panics if it overflows.
+pub(super) fn from_unix_seconds(seconds: u64) -> Option<SystemTime> {
     (seconds < 100_000_000_000).then(|| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
 }
 
@@ -197,23 +200,23 @@ fn is_text(text: &str) -> bool {
     text.len() <= MAX_TEXT && !text.chars().any(char::is_control)
 }
 
-fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("it is plain data")
+fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("plain data has a JSON form")
 }
 
-fn decode<T: DeserializeOwned>(text: &[u8], most: usize) -> Result<T, Rejected> {
+fn decode<T: DeserializeOwned>(text: &[u8], most: usize) -> Result<T, WireError> {
     if text.len() > most {
-        return Err(Rejected::TooLong(most));
+        return Err(WireError::TooLong(most));
     }
-    match version(text) {
+    match decode_version(text) {
         Some(VERSION) => Ok(serde_json::from_slice(text)?),
-        Some(other) => Err(Rejected::Version(other)),
-        None => Err(Rejected::Unversioned),
+        Some(other) => Err(WireError::UnsupportedVersion(other)),
+        None => Err(WireError::MissingVersion),
     }
 }
 
-/// Of a text whose rest may be of any shape.
-fn version(text: &[u8]) -> Option<u16> {
+/// Returns the version that a text begins with. Its rest may have any shape.
+fn decode_version(text: &[u8]) -> Option<u16> {
     let digits = text.strip_prefix(b"[")?;
     let end = digits.iter().position(|byte| !byte.is_ascii_digit())?;
     std::str::from_utf8(&digits[..end]).ok()?.parse().ok()
@@ -223,7 +226,7 @@ fn version(text: &[u8]) -> Option<u16> {
 mod tests {
     use super::*;
 
-    fn beat(url: &str) -> Heartbeat {
+    fn heartbeat(url: &str) -> Heartbeat {
         Heartbeat {
             url: url.into(),
             fleet: "blue".into(),
@@ -246,21 +249,36 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
-        let beat = beat("https://10.0.0.1:8155");
-        assert_eq!(Heartbeat::decode(beat.encode().as_bytes()).unwrap(), beat);
-        let held = Held { epoch: Epoch(7), instances: vec![instance("a"), instance("b")] };
-        assert_eq!(Held::decode(held.encode().as_bytes()).unwrap(), held);
-        for news in [News::Beat(beat), News::Changed(vec![AgentId(1), AgentId(u64::MAX)]), News::Left] {
-            let event = Event { from: ReplicaId::random(), generation: 3, sequence: 9, news };
+    fn encoded_values_decode_to_the_same() {
+        let heartbeat = heartbeat("https://10.0.0.1:8155");
+        assert_eq!(Heartbeat::decode(heartbeat.encode().as_bytes()).unwrap(), heartbeat);
+        let record = RouteRecord { epoch: Epoch(7), instances: vec![instance("a"), instance("b")] };
+        assert_eq!(RouteRecord::decode(record.encode().as_bytes()).unwrap(), record);
+        for kind in [
+            EventKind::Heartbeat(heartbeat),
+            EventKind::Changed(vec![AgentId(1), AgentId(u64::MAX)]),
+            EventKind::Left,
+        ] {
+            let event = Event { replica: ReplicaId::random(), generation: 3, sequence: 9, kind };
             assert_eq!(Event::decode(event.encode().as_bytes()).unwrap(), event);
         }
     }
 
     #[test]
-    fn what_is_no_record_is_rejected_with_its_reason() {
+    fn event_format_is_stable() {
+        let replica = ReplicaId::random();
+        let event = |kind| Event { replica, generation: 2, sequence: 3, kind }.encode();
+        let head = format!("[1,\"{replica}\",2,3,");
+        assert_eq!(event(EventKind::Left), format!("{head}\"left\"]"));
+        assert_eq!(event(EventKind::Changed(vec![AgentId(7)])), format!("{head}{{\"changed\":[7]}}]"));
+        let text = event(EventKind::Heartbeat(heartbeat("https://a:1")));
+        assert!(text.starts_with(&format!("{head}{{\"beat\":{{\"url\":\"https://a:1\"")), "{text}");
+    }
+
+    #[test]
+    fn invalid_record_is_rejected_with_its_reason() {
         let long = "9".repeat(MAX_RECORD + 1);
-        let control = Held { epoch: Epoch(1), instances: vec![instance("a\nb")] }.encode();
+        let control = RouteRecord { epoch: Epoch(1), instances: vec![instance("a\nb")] }.encode();
         for (text, expected) in [
             ("", "does not begin with the version"),
             ("\u{0}\u{1}garbage", "does not begin with the version"),
@@ -277,15 +295,15 @@ mod tests {
             (&control, "control characters"),
             (&long, "longer than 2048 bytes"),
         ] {
-            let error = Held::decode(text.as_bytes()).unwrap_err().to_string();
+            let error = RouteRecord::decode(text.as_bytes()).unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
         }
     }
 
     #[test]
-    fn an_address_is_scheme_host_and_port() {
+    fn heartbeat_url_is_scheme_host_and_port() {
         for good in ["http://10.0.0.1:8155", "https://kas-1.kas:8155", "https://[fd00::1]:8155/"] {
-            assert!(Heartbeat::decode(beat(good).encode().as_bytes()).is_ok(), "{good}");
+            assert!(Heartbeat::decode(heartbeat(good).encode().as_bytes()).is_ok(), "{good}");
         }
         for bad in [
             "",
@@ -298,23 +316,23 @@ mod tests {
             "http://u:p@a",
             "http://a#b",
         ] {
-            let error = Heartbeat::decode(beat(bad).encode().as_bytes()).unwrap_err();
-            assert!(matches!(error, Rejected::Address), "{bad}: {error}");
+            let error = Heartbeat::decode(heartbeat(bad).encode().as_bytes()).unwrap_err();
+            assert!(matches!(error, WireError::InvalidUrl), "{bad}: {error}");
         }
     }
 
     #[test]
-    fn a_crowd_of_instances_is_cut_to_what_fits() {
+    fn record_drops_instances_beyond_its_limit() {
         let instances = (0..100).map(|n| instance(&format!("agentk-{n}"))).collect();
-        let text = Held { epoch: Epoch(1), instances }.encode();
+        let text = RouteRecord { epoch: Epoch(1), instances }.encode();
         assert!(text.len() <= MAX_RECORD);
-        assert!(Held::decode(text.as_bytes()).unwrap().instances.len() > 10);
+        assert!(RouteRecord::decode(text.as_bytes()).unwrap().instances.len() > 10);
     }
 
     #[test]
-    fn the_largest_event_fits() {
-        let news = News::Changed(vec![AgentId(u64::MAX); MAX_AGENTS]);
-        let event = Event { from: ReplicaId::random(), generation: u64::MAX, sequence: u64::MAX, news };
+    fn largest_event_fits() {
+        let kind = EventKind::Changed(vec![AgentId(u64::MAX); MAX_AGENTS]);
+        let event = Event { replica: ReplicaId::random(), generation: u64::MAX, sequence: u64::MAX, kind };
         assert!(Event::decode(event.encode().as_bytes()).is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! What every route store promises, told once and run on each of them.
+//! The contract of `RouteStore`, as one suite that runs on every implementation.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,41 +6,42 @@ use proto::{AgentId, Epoch, InstanceId, ReplicaId};
 use router::{Instance, MemoryStore, Route, RouteStore};
 use tokio::time::timeout;
 
-use crate::{Member, redis};
+use crate::{TestReplica, redis};
 
 #[tokio::test(start_paused = true)]
-async fn the_memory_store_keeps_the_contract() {
+async fn memory_store_fulfils_contract() {
     let store = MemoryStore::default();
-    let [here, there] = [ReplicaId::random(), ReplicaId::random()].map(|id| Replica { store: &store, id });
-    keeps_the_contract(here, there).await;
+    let [here, there] = [ReplicaId::random(), ReplicaId::random()].map(|id| TestStore { store: &store, id });
+    check_contract(here, there).await;
 }
 
 #[tokio::test]
-async fn the_redis_store_keeps_the_contract() {
-    let Some(server) = redis().await else { return };
-    let (here, there) = (Member::joined(server.settings()).await, Member::joined(server.settings()).await);
-    let [here, there] = [&here, &there].map(|member| Replica { store: &*member.store, id: member.id });
-    keeps_the_contract(here, there).await;
+async fn redis_store_fulfils_contract() {
+    let Some(server) = redis() else { return };
+    let (here, there) =
+        (TestReplica::joined(server.settings()).await, TestReplica::joined(server.settings()).await);
+    let [here, there] = [&here, &there].map(|replica| TestStore { store: &*replica.store, id: replica.id });
+    check_contract(here, there).await;
 }
 
-/// A replica and the store that it sees, which may be the other's.
+/// A replica and its store, which both replicas may share.
 #[derive(Clone, Copy)]
-struct Replica<'a> {
+struct TestStore<'a> {
     store: &'a dyn RouteStore,
     id: ReplicaId,
 }
 
-async fn keeps_the_contract(here: Replica<'_>, there: Replica<'_>) {
-    an_unknown_agent_has_an_empty_record(here).await;
-    routes_come_and_go(here).await;
-    epochs_fence(here).await;
-    replicas_do_not_touch_each_other(here, there).await;
+async fn check_contract(here: TestStore<'_>, there: TestStore<'_>) {
+    unknown_agent_has_no_routes(here).await;
+    announce_and_withdraw_are_idempotent(here).await;
+    lower_epoch_is_ignored(here).await;
+    replica_changes_only_its_own_route(here, there).await;
     changes_are_pushed(here).await;
-    changes_are_pushed_to_others(here, there).await;
-    what_is_described_is_listed_by_all(here, there).await;
+    changes_are_pushed_to_other_replicas(here, there).await;
+    instances_are_listed_by_all_replicas(here, there).await;
 }
 
-impl Replica<'_> {
+impl TestStore<'_> {
     fn route(&self, epoch: u64) -> Route {
         Route { replica: self.id, epoch: Epoch(epoch) }
     }
@@ -58,13 +59,13 @@ impl Replica<'_> {
     }
 }
 
-async fn an_unknown_agent_has_an_empty_record(here: Replica<'_>) {
+async fn unknown_agent_has_no_routes(here: TestStore<'_>) {
     let record = here.store.lookup(AgentId(1)).await.unwrap();
     assert!(record.routes.is_empty());
-    assert_eq!(record.gone_since, None, "never connected is not disconnected");
+    assert_eq!(record.disconnected_since, None, "an agent that never connected has not disconnected");
 }
 
-async fn routes_come_and_go(here: Replica<'_>) {
+async fn announce_and_withdraw_are_idempotent(here: TestStore<'_>) {
     let agent = AgentId(2);
     here.announce(agent, 1).await;
     here.announce(agent, 1).await;
@@ -74,13 +75,13 @@ async fn routes_come_and_go(here: Replica<'_>) {
     here.withdraw(agent, 1).await;
     let record = here.store.lookup(agent).await.unwrap();
     assert!(record.routes.is_empty());
-    assert!(record.gone_since.is_some());
+    assert!(record.disconnected_since.is_some());
 
     here.announce(agent, 2).await;
-    assert_eq!(here.store.lookup(agent).await.unwrap().gone_since, None);
+    assert_eq!(here.store.lookup(agent).await.unwrap().disconnected_since, None);
 }
 
-async fn epochs_fence(here: Replica<'_>) {
+async fn lower_epoch_is_ignored(here: TestStore<'_>) {
     let agent = AgentId(3);
     here.announce(agent, 5).await;
     here.withdraw(agent, 4).await;
@@ -88,43 +89,47 @@ async fn epochs_fence(here: Replica<'_>) {
     assert_eq!(here.routes(agent).await, [here.route(5)]);
 }
 
-async fn replicas_do_not_touch_each_other(here: Replica<'_>, there: Replica<'_>) {
+async fn replica_changes_only_its_own_route(here: TestStore<'_>, there: TestStore<'_>) {
     let agent = AgentId(4);
     there.announce(agent, 1).await;
     here.announce(agent, 1).await;
     here.withdraw(agent, 9).await;
-    eventually(there, agent, &[there.route(1)]).await;
-    eventually(here, agent, &[there.route(1)]).await;
+    wait_routes(there, agent, &[there.route(1)]).await;
+    wait_routes(here, agent, &[there.route(1)]).await;
 }
 
-async fn changes_are_pushed(here: Replica<'_>) {
+async fn changes_are_pushed(here: TestStore<'_>) {
     let agent = AgentId(5);
-    let (change, other) = (here.store.change(agent), here.store.change(AgentId(6)));
+    let (change, other) = (here.store.changed(agent), here.store.changed(AgentId(6)));
     here.announce(agent, 1).await;
-    timeout(Duration::from_secs(5), change).await.expect("pushed");
-    assert!(timeout(Duration::from_millis(100), other).await.is_err(), "of another agent");
+    timeout(Duration::from_secs(5), change).await.expect("the change is pushed");
+    assert!(timeout(Duration::from_millis(100), other).await.is_err(), "another agent did not change");
 
-    let change = here.store.change(agent);
+    let change = here.store.changed(agent);
     here.withdraw(agent, 1).await;
-    timeout(Duration::from_secs(5), change).await.expect("pushed");
+    timeout(Duration::from_secs(5), change).await.expect("the change is pushed");
 }
 
-async fn changes_are_pushed_to_others(here: Replica<'_>, there: Replica<'_>) {
+async fn changes_are_pushed_to_other_replicas(here: TestStore<'_>, there: TestStore<'_>) {
     let agent = AgentId(7);
     for epoch in 1..20 {
-        let change = there.store.change(agent);
+        let change = there.store.changed(agent);
         here.announce(agent, epoch).await;
-        timeout(Duration::from_secs(5), change).await.expect("pushed");
-        assert_eq!(there.routes(agent).await, [here.route(epoch)], "known once it was pushed");
-        let change = there.store.change(agent);
+        timeout(Duration::from_secs(5), change).await.expect("the change is pushed");
+        assert_eq!(
+            there.routes(agent).await,
+            [here.route(epoch)],
+            "a lookup after the push returns the change"
+        );
+        let change = there.store.changed(agent);
         here.withdraw(agent, epoch).await;
-        timeout(Duration::from_secs(5), change).await.expect("pushed");
+        timeout(Duration::from_secs(5), change).await.expect("the change is pushed");
         let record = there.store.lookup(agent).await.unwrap();
-        assert!(record.routes.is_empty() && record.gone_since.is_some());
+        assert!(record.routes.is_empty() && record.disconnected_since.is_some());
     }
 }
 
-async fn what_is_described_is_listed_by_all(here: Replica<'_>, there: Replica<'_>) {
+async fn instances_are_listed_by_all_replicas(here: TestStore<'_>, there: TestStore<'_>) {
     let agent = AgentId(8);
     let instance = |pod: &str| Instance {
         id: InstanceId::random(),
@@ -136,39 +141,39 @@ async fn what_is_described_is_listed_by_all(here: Replica<'_>, there: Replica<'_
         tunnels: 2,
     };
     let (a, b) = (instance("a"), instance("b"));
-    here.store.describe(agent, here.id, vec![a.clone()]);
+    here.store.set_instances(agent, here.id, vec![a.clone()]);
     here.announce(agent, 1).await;
-    there.store.describe(agent, there.id, vec![b.clone()]);
+    there.store.set_instances(agent, there.id, vec![b.clone()]);
     there.announce(agent, 1).await;
-    eventually(here, agent, &[here.route(1), there.route(1)]).await;
-    eventually(there, agent, &[here.route(1), there.route(1)]).await;
+    wait_routes(here, agent, &[here.route(1), there.route(1)]).await;
+    wait_routes(there, agent, &[here.route(1), there.route(1)]).await;
 
     for at in [here, there] {
-        let mut holdings = at.store.holdings(&[AgentId(999), agent]).await;
-        assert!(holdings.missing.is_none());
-        holdings.held.sort_by_key(|holding| holding.replica != here.id);
-        let seen = holdings.held.into_iter().map(|seen| (seen.agent, seen.replica, seen.instances));
+        let mut list = at.store.list_instances(&[AgentId(999), agent]).await;
+        assert!(list.error.is_none());
+        list.connected.sort_by_key(|entry| entry.replica != here.id);
+        let found = list.connected.into_iter().map(|entry| (entry.agent, entry.replica, entry.instances));
         let expected = [(agent, here.id, vec![a.clone()]), (agent, there.id, vec![b.clone()])];
-        assert_eq!(seen.collect::<Vec<_>>(), expected);
-        assert_eq!(at.store.holdings(&[]).await.held, []);
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+        assert_eq!(at.store.list_instances(&[]).await.connected, []);
     }
 
     here.withdraw(agent, 1).await;
-    eventually(there, agent, &[there.route(1)]).await;
-    assert_eq!(there.store.holdings(&[agent]).await.held.len(), 1);
+    wait_routes(there, agent, &[there.route(1)]).await;
+    assert_eq!(there.store.list_instances(&[agent]).await.connected.len(), 1);
     there.withdraw(agent, 1).await;
-    eventually(here, agent, &[]).await;
+    wait_routes(here, agent, &[]).await;
     for at in [here, there] {
-        let holdings = at.store.holdings(&[agent]).await;
-        assert!(holdings.held.is_empty() && holdings.gone.contains_key(&agent), "{holdings:?}");
+        let list = at.store.list_instances(&[agent]).await;
+        assert!(list.connected.is_empty() && list.disconnected.contains_key(&agent), "{list:?}");
     }
 }
 
-/// Waits, woken by changes only, until a lookup says this.
-async fn eventually(at: Replica<'_>, agent: AgentId, expected: &[Route]) {
-    let known = async {
+/// Waits, woken only by changes, until a lookup returns these routes.
+async fn wait_routes(at: TestStore<'_>, agent: AgentId, expected: &[Route]) {
+    let found = async {
         loop {
-            let change = at.store.change(agent);
+            let change = at.store.changed(agent);
             let routes = at.routes(agent).await;
             if routes.len() == expected.len() && expected.iter().all(|route| routes.contains(route)) {
                 return;
@@ -176,5 +181,5 @@ async fn eventually(at: Replica<'_>, agent: AgentId, expected: &[Route]) {
             change.await;
         }
     };
-    timeout(Duration::from_secs(5), known).await.expect("known");
+    timeout(Duration::from_secs(5), found).await.expect("the routes are found");
 }

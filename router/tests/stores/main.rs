@@ -1,27 +1,27 @@
-//! The directories, in memory and in a Redis of the test's own.
+//! Tests of the route stores: in memory, and in Redis with a redis-server for each test.
 //!
-//! A test whose program is missing says so on standard error and passes; with `E2E_REQUIRE=1` it fails.
+//! A test without redis-server prints SKIPPED on standard error and passes; with `E2E_REQUIRE=1` it fails.
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod check;
 mod contract;
 mod cost;
-mod examine;
-mod fleet;
-mod kinds;
-mod limits;
+mod fleets;
 mod outages;
-mod poison;
 mod proxy;
 mod races;
+mod rate_limit;
 mod server;
+mod topologies;
+mod untrusted;
 
 use std::sync::Arc;
 
 use proto::{AgentId, Epoch, ReplicaId};
 use router::{
-    Health, Route, RouteStore,
-    redis::{RedisStore, Settings},
+    Route, RouteStore, StoreHealth,
+    redis::{RedisSettings, RedisStore},
 };
 use server::Server;
 use tokio::{
@@ -30,33 +30,33 @@ use tokio::{
     time::{Duration, timeout},
 };
 
-/// How long anything may take that is not to be measured.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time after which a wait fails the test; no assertion depends on its value.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A store and its keeper, as a replica has them.
-struct Member {
+/// The store and the sync task of one replica.
+struct TestReplica {
     id: ReplicaId,
     store: Arc<RedisStore>,
     stop: oneshot::Sender<()>,
-    keeper: JoinHandle<()>,
+    sync: JoinHandle<()>,
 }
 
-impl Member {
-    /// A replica that has said hello.
-    async fn joined(settings: Settings) -> Self {
-        let member = Self::start(settings);
-        timeout(PATIENCE, member.store.healthy()).await.expect("the store joins");
-        member
+impl TestReplica {
+    /// Starts a replica and waits until Redis has its routes.
+    async fn joined(settings: RedisSettings) -> Self {
+        let replica = Self::start(settings);
+        timeout(TIMEOUT, replica.store.wait_until_healthy()).await.expect("the store becomes healthy");
+        replica
     }
 
-    fn start(settings: Settings) -> Self {
+    fn start(settings: RedisSettings) -> Self {
         let id = ReplicaId::random();
-        let (store, keeper) = RedisStore::new(settings, server::replica(id), "0.1.0");
+        let (store, sync) = RedisStore::new(settings, server::replica(id), "0.1.0");
         let (stop, stopped) = oneshot::channel::<()>();
-        let keeper = tokio::spawn(keeper.run(async {
+        let sync = tokio::spawn(sync.run(async {
             _ = stopped.await;
         }));
-        Self { id, store: Arc::new(store), stop, keeper }
+        Self { id, store: Arc::new(store), stop, sync }
     }
 
     fn route(&self, epoch: u64) -> Route {
@@ -71,14 +71,14 @@ impl Member {
         self.store.withdraw(AgentId(agent), self.route(epoch)).await.unwrap();
     }
 
-    /// Waits, woken by changes only, until a lookup says this.
-    async fn sees(&self, agent: u64, expected: &[Route]) {
+    /// Waits, woken only by changes, until a lookup returns these routes.
+    async fn wait_routes(&self, agent: u64, expected: &[Route]) {
         let agent = AgentId(agent);
         let mut expected = expected.to_vec();
         expected.sort_by_key(|route| route.replica);
-        let seen = async {
+        let found = async {
             loop {
-                let change = self.store.change(agent);
+                let change = self.store.changed(agent);
                 let mut routes =
                     self.store.lookup(agent).await.map(|record| record.routes).unwrap_or_default();
                 routes.sort_by_key(|route| route.replica);
@@ -88,36 +88,38 @@ impl Member {
                 change.await;
             }
         };
-        timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("{agent} was never {expected:?}"));
+        timeout(TIMEOUT, found)
+            .await
+            .unwrap_or_else(|_| panic!("the routes of {agent} never became {expected:?}"));
     }
 
-    /// Waits until the store answers from memory, and says why.
-    async fn is_degraded(&self) -> String {
+    /// Waits until the store is degraded and returns the reason.
+    async fn wait_degraded(&self) -> String {
         let mut changes = self.store.health_changes();
-        let degraded = changes.wait_for(|health| matches!(health, Health::Degraded { .. }));
-        match &*timeout(PATIENCE, degraded).await.unwrap().unwrap() {
-            Health::Degraded { why, .. } => why.to_string(),
-            Health::Healthy => unreachable!("it was waited for"),
+        let degraded = changes.wait_for(|health| matches!(health, StoreHealth::Degraded { .. }));
+        match &*timeout(TIMEOUT, degraded).await.unwrap().unwrap() {
+            StoreHealth::Degraded { reason, .. } => reason.to_string(),
+            StoreHealth::Healthy => unreachable!("the wait ends with Degraded"),
         }
     }
 
-    async fn is_healthy(&self) {
-        timeout(PATIENCE, self.store.healthy()).await.expect("the store heals");
+    async fn wait_healthy(&self) {
+        timeout(TIMEOUT, self.store.wait_until_healthy()).await.expect("the store recovers");
     }
 
-    /// Says goodbye.
-    async fn leaves(self) {
+    /// Stops the sync task, which removes the replica from Redis.
+    async fn stop(self) {
         drop(self.stop);
-        timeout(PATIENCE, self.keeper).await.unwrap().unwrap();
+        timeout(TIMEOUT, self.sync).await.unwrap().unwrap();
     }
 
-    /// Is gone without a word, as with SIGKILL.
-    fn dies(self) {
-        self.keeper.abort();
+    /// Aborts the sync task, as SIGKILL does.
+    fn kill(self) {
+        self.sync.abort();
     }
 }
 
-/// A Redis for this test, or `None` if there is no program for one.
-async fn redis() -> Option<Server> {
-    server::start(&[]).await
+/// Starts a redis-server for this test; `None` if the program is missing.
+fn redis() -> Option<Server> {
+    server::start(&[])
 }

@@ -1,8 +1,8 @@
-//! A way to Redis that can be cut, mended, and slow.
+//! A proxy in front of Redis that can be slow, be cut and be restored.
 
 use std::{path::PathBuf, time::Duration};
 
-use router::redis::Address;
+use router::redis::RedisAddress;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::server::Server;
 
-/// Passes connections on until it is cut.
+/// Forwards connections to a server until it is cut.
 pub(crate) struct Proxy {
     directory: TempDir,
     open: watch::Sender<bool>,
@@ -27,7 +27,7 @@ impl Proxy {
         Self::slow(server, Duration::ZERO)
     }
 
-    /// Whatever is sent takes so long, each way.
+    /// Delays all bytes by `delay`, in both directions.
     pub(crate) fn slow(server: &Server, delay: Duration) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(socket(&directory)).unwrap();
@@ -36,22 +36,22 @@ impl Proxy {
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
                 let (target, state) = (target.clone(), state.clone());
-                tokio::spawn(pass(near, target, state, delay));
+                tokio::spawn(forward(near, target, state, delay));
             }
         });
         Self { directory, open }
     }
 
-    pub(crate) fn address(&self) -> Address {
-        Address::Unix(socket(&self.directory))
+    pub(crate) fn address(&self) -> RedisAddress {
+        RedisAddress::Unix(socket(&self.directory))
     }
 
-    /// Ends all connections and takes no others.
+    /// Closes all connections and accepts no others.
     pub(crate) fn cut(&self) {
         self.open.send_replace(false);
     }
 
-    pub(crate) fn mend(&self) {
+    pub(crate) fn restore(&self) {
         self.open.send_replace(true);
     }
 }
@@ -60,7 +60,7 @@ fn socket(directory: &TempDir) -> PathBuf {
     directory.path().join("proxy.sock")
 }
 
-async fn pass(near: UnixStream, target: PathBuf, mut state: watch::Receiver<bool>, delay: Duration) {
+async fn forward(near: UnixStream, target: PathBuf, mut state: watch::Receiver<bool>, delay: Duration) {
     if !*state.borrow_and_update() {
         return;
     }

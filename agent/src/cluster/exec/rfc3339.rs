@@ -1,8 +1,8 @@
-//! Points in time as Kubernetes writes them (RFC 3339). The only dates in the agent, hence no crate for dates.
+//! Parses timestamps of Kubernetes (RFC 3339). agentk has no other dates, and so no dependency for them.
 
 use std::time::{Duration, SystemTime};
 
-/// Fractions of a second are dropped; a time before 1970 is none.
+/// Parses a timestamp. Fractions of a second are ignored; a time before 1970 is invalid.
 pub(super) fn parse(text: &str) -> Option<SystemTime> {
     let (date, rest) = text.split_at_checked(10)?;
     let (time, rest) = rest.strip_prefix(['T', 't', ' '])?.split_at_checked(8)?;
@@ -23,7 +23,7 @@ pub(super) fn parse(text: &str) -> Option<SystemTime> {
     Some(SystemTime::UNIX_EPOCH + Duration::from_secs(since_1970))
 }
 
-/// What follows the seconds: maybe a fraction, then `Z` or `±hh:mm`. In seconds.
+/// Parses the rest after the seconds, an optional fraction and `Z` or `±hh:mm`. Returns the offset in seconds.
 fn offset(rest: &str) -> Option<i64> {
     let zone = match rest.strip_prefix('.') {
         Some(fraction) => {
@@ -69,7 +69,7 @@ fn is_leap(year: i64) -> bool {
     year % 4 == 0 && (year % 100 != 0 || year % 400 == 0)
 }
 
-/// In the Gregorian calendar.
+/// Returns the number of days since 1970-01-01 in the Gregorian calendar.
 fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
     let before = year - 1;
     let years = before * 365 + before / 4 - before / 100 + before / 400;
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn valid() {
+    fn valid_timestamps_are_parsed() {
         for (text, seconds) in [
             ("1970-01-01T00:00:00Z", 0),
             ("2000-02-29T23:59:59Z", 951_868_799),
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid() {
+    fn invalid_timestamps_are_refused() {
         for text in [
             "",
             "2024-01-01",

@@ -1,12 +1,17 @@
-//! Plugins as shell scripts. They are arguments of `sh`, not programs of their own: a test that forks meanwhile would
-//! hold such a file open for writing, and running it would fail.
+//! Tests with shell scripts as plugins. They are arguments of `sh`, not programs of their own: another test that forks at the
+//! same time would hold such a file open for writing, so that it could not be run.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use tempfile::TempDir;
 
 use super::{super::Cluster, *};
-use crate::cluster::{ClusterOptions, Environment};
+use crate::cluster::{ClusterEnvironment, KubeconfigOptions};
 
 struct Fixture {
     directory: TempDir,
@@ -23,12 +28,12 @@ impl Fixture {
         self.directory.path().join(name)
     }
 
-    /// A plugin that counts its runs and then does what `script` says.
-    fn plugin(&self, script: &str) -> Arc<Plugin> {
+    /// Returns a plugin that counts its runs and then runs `script`.
+    fn plugin(&self, script: &str) -> Arc<ExecPlugin> {
         let path = self.path("plugin.sh");
         let count = self.path("runs");
         fs::write(&path, format!("echo run >> {}\n{script}\n", count.display())).unwrap();
-        Plugin::new(Command {
+        ExecPlugin::new(PluginCommand {
             api_version: API,
             program: "sh".into(),
             arguments: vec![path.to_str().unwrap().to_owned()],
@@ -38,7 +43,7 @@ impl Fixture {
         })
     }
 
-    fn status(&self, status: &str) -> Arc<Plugin> {
+    fn status(&self, status: &str) -> Arc<ExecPlugin> {
         self.plugin(&format!(
             r#"printf %s "{{\"apiVersion\": \"{API}\", \"kind\": \"ExecCredential\", \"status\": {{{}}}}}""#,
             status.replace('"', "\\\"")
@@ -50,23 +55,23 @@ impl Fixture {
     }
 }
 
-async fn token(plugin: &Arc<Plugin>) -> String {
+async fn token(plugin: &Arc<ExecPlugin>) -> String {
     let value = plugin.credential().await.unwrap().authorization.clone().unwrap();
     assert!(value.is_sensitive());
     value.to_str().unwrap().to_owned()
 }
 
-async fn problem(plugin: &Arc<Plugin>) -> String {
+async fn problem(plugin: &Arc<ExecPlugin>) -> String {
     plugin.credential().await.err().unwrap().to_string()
 }
 
-fn credential(expires_in: Option<u64>, obtained: Instant) -> Credential {
+fn credential(expires_in: Option<u64>, obtained: Instant) -> PluginCredential {
     let expires = expires_in.map(|seconds| SystemTime::now() + Duration::from_secs(seconds));
-    Credential { authorization: None, identity: None, expires, obtained }
+    PluginCredential { authorization: None, identity: None, expires, obtained }
 }
 
 #[tokio::test]
-async fn one_run_serves_everybody() {
+async fn one_run_serves_concurrent_requests() {
     let fixture = Fixture::new();
     let plugin = fixture.status(r#""token": "$TOKEN""#);
     let callers: Vec<_> = (0..10)
@@ -85,64 +90,64 @@ async fn one_run_serves_everybody() {
 }
 
 #[tokio::test]
-async fn a_caller_that_gives_up_does_not_stop_the_run() {
+async fn cancelled_request_does_not_stop_the_run() {
     let fixture = Fixture::new();
     let plugin = fixture.status(r#""token": "t""#);
     drop(tokio::spawn({
         let plugin = Arc::clone(&plugin);
-        async move { timeout(Duration::from_nanos(1), plugin.credential()).await.is_ok() }
+        async move { tokio::time::timeout(Duration::from_nanos(1), plugin.credential()).await.is_ok() }
     }));
     assert_eq!(token(&plugin).await, "Bearer t");
     assert_eq!(fixture.runs(), 1);
 }
 
 #[test]
-fn renewal_before_expiry() {
+fn credential_is_renewed_before_it_expires() {
     let (wall, obtained) = (SystemTime::now(), Instant::now());
     let later = |seconds| (wall + Duration::from_secs(seconds), obtained + Duration::from_secs(seconds));
-    let good = |known: &Credential, (wall, now)| known.is_good(wall, now);
+    let fresh = |credential: &PluginCredential, (wall, now)| credential.is_fresh(wall, now);
 
     let forever = credential(None, obtained);
-    assert!(good(&forever, later(1_000_000)));
+    assert!(fresh(&forever, later(1_000_000)));
     let hour = credential(Some(3600), obtained);
-    assert!(good(&hour, later(3530)));
-    assert!(!good(&hour, later(3545)));
+    assert!(fresh(&hour, later(3530)));
+    assert!(!fresh(&hour, later(3545)));
     let short = credential(Some(30), obtained);
-    assert!(good(&short, later(4)), "not a run per request");
-    assert!(!good(&short, later(6)));
+    assert!(fresh(&short, later(4)), "there is no run for each request");
+    assert!(!fresh(&short, later(6)));
 }
 
 #[tokio::test]
-async fn an_expired_credential_is_renewed() {
+async fn expired_credential_is_renewed() {
     let fixture = Fixture::new();
     let plugin = fixture.status(r#""token": "t", "expirationTimestamp": "2020-01-01T00:00:00Z""#);
     token(&plugin).await;
     token(&plugin).await;
-    assert_eq!(fixture.runs(), 1, "not a run per request");
+    assert_eq!(fixture.runs(), 1, "there is no run for each request");
     age(&plugin);
     token(&plugin).await;
     assert_eq!(fixture.runs(), 2);
 }
 
 #[tokio::test]
-async fn a_rejected_credential_is_renewed() {
+async fn rejected_credential_is_renewed() {
     let fixture = Fixture::new();
     let plugin = fixture.status(r#""token": "t""#);
     token(&plugin).await;
-    plugin.rejected();
+    plugin.invalidate();
     token(&plugin).await;
-    assert_eq!(fixture.runs(), 1, "a credential this young would only be the same");
+    assert_eq!(fixture.runs(), 1, "a new run would print the same credential");
     age(&plugin);
-    plugin.rejected();
+    plugin.invalidate();
     token(&plugin).await;
     assert_eq!(fixture.runs(), 2);
 }
 
 #[tokio::test]
-async fn a_failure_does_not_end_a_valid_credential() {
+async fn valid_credential_is_used_after_a_failure() {
     let fixture = Fixture::new();
     let plugin = fixture.plugin("exit 1");
-    let old = Arc::new(credential(Some(30), Instant::now() - RUN_EVERY));
+    let old = Arc::new(credential(Some(30), Instant::now() - MIN_RUN_PERIOD));
     plugin.state.lock().credential = Some(Arc::clone(&old));
     for _ in 0..3 {
         assert!(Arc::ptr_eq(&plugin.credential().await.unwrap(), &old));
@@ -151,7 +156,7 @@ async fn a_failure_does_not_end_a_valid_credential() {
 }
 
 #[tokio::test]
-async fn failures_are_told_and_not_repeated_at_once() {
+async fn failure_is_cached_and_has_the_last_line_of_stderr() {
     let fixture = Fixture::new();
     let plugin =
         fixture.plugin("echo Warning >&2; echo 'Unable to locate credentials' >&2; echo s3cret; exit 3");
@@ -165,7 +170,7 @@ async fn failures_are_told_and_not_repeated_at_once() {
 }
 
 #[tokio::test]
-async fn answers_that_cannot_be_used() {
+async fn invalid_output_is_an_error() {
     let fixture = Fixture::new();
     for (script, expected) in [
         ("echo s3cret", "printed something that is not an ExecCredential in JSON (line 1, column 1)"),
@@ -194,16 +199,44 @@ async fn answers_that_cannot_be_used() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_plugin_that_hangs() {
+/// Every process of the plugin holds the writing end of a FIFO, so that its reader reaches the end once all have exited.
+#[tokio::test]
+async fn hanging_plugin_is_killed_with_its_children() {
     let fixture = Fixture::new();
-    let plugin = fixture.plugin("exec sleep 600");
-    assert_eq!(problem(&plugin).await, "the credential plugin sh: did not finish within 60s");
+    let fifo = fixture.path("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let script =
+        format!("exec 3> {}; (sleep 60; echo survived >&3) & echo started >&3; wait", fifo.display());
+    let plugin = fixture.plugin(&script);
+    let asking = tokio::spawn(async move { problem(&plugin).await });
+    let started = tokio::task::spawn_blocking(move || {
+        let mut fifo = BufReader::new(fs::File::open(fifo).unwrap());
+        let mut line = String::new();
+        fifo.read_line(&mut line).unwrap();
+        (fifo, line)
+    });
+    let (mut fifo, line) = started.await.unwrap();
+    assert_eq!(line, "started\n");
+
+    tokio::time::pause();
+    assert_eq!(asking.await.unwrap(), "the credential plugin sh: did not finish within 10s");
+    let mut rest = String::new();
+    fifo.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "");
 }
 
 #[tokio::test]
-async fn a_plugin_that_is_not_there() {
-    let mut command = Command {
+async fn endless_output_is_an_error() {
+    let fixture = Fixture::new();
+    for script in ["exec cat /dev/zero", "exec cat /dev/zero >&2"] {
+        let problem = problem(&fixture.plugin(script)).await;
+        assert_eq!(problem, "the credential plugin sh: printed more than 1 MiB");
+    }
+}
+
+#[tokio::test]
+async fn missing_plugin_is_an_error_with_a_hint() {
+    let mut command = PluginCommand {
         api_version: API,
         program: "no-such-plugin".into(),
         arguments: Vec::new(),
@@ -214,10 +247,10 @@ async fn a_plugin_that_is_not_there() {
     let start =
         "the credential plugin no-such-plugin: cannot be started: No such file or directory (os error 2); ";
     assert_eq!(
-        problem(&Plugin::new(Command { ..command })).await,
-        format!("{start}install it where the agent runs, and in its PATH")
+        problem(&ExecPlugin::new(PluginCommand { ..command })).await,
+        format!("{start}install it where agentk runs, in its PATH")
     );
-    command = Command {
+    command = PluginCommand {
         api_version: API,
         program: "no-such-plugin".into(),
         arguments: Vec::new(),
@@ -225,12 +258,12 @@ async fn a_plugin_that_is_not_there() {
         info: String::new(),
         install_hint: "see example.org\n".to_owned(),
     };
-    assert_eq!(problem(&Plugin::new(command)).await, format!("{start}see example.org"));
+    assert_eq!(problem(&ExecPlugin::new(command)).await, format!("{start}see example.org"));
 }
 
-/// All the way from a kubeconfig: a relative command, its environment, what it is told, and a certificate.
+/// A plugin of a kubeconfig, with a relative command, an environment, cluster information and a certificate.
 #[tokio::test]
-async fn from_a_kubeconfig() {
+async fn plugin_of_a_kubeconfig_is_run() {
     let fixture = Fixture::new();
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new([]).unwrap().self_signed(&key).unwrap().pem();
@@ -246,7 +279,7 @@ async fn from_a_kubeconfig() {
     });
     fs::write(fixture.path("answer"), answer.to_string()).unwrap();
     fs::write(fixture.path("ca.crt"), &certificate).unwrap();
-    // A link, so that no file is run that was just written.
+    // A link, since a file that was just written may not be executable yet (see above).
     fs::create_dir(fixture.path("bin")).unwrap();
     std::os::unix::fs::symlink("/bin/sh", fixture.path("bin/plugin")).unwrap();
     let path = fixture.path("config");
@@ -269,8 +302,8 @@ async fn from_a_kubeconfig() {
     )
     .unwrap();
 
-    let options = ClusterOptions { kubeconfig: Some(path), context: None };
-    let cluster = Cluster::load_in(&options, &Environment::default()).unwrap();
+    let options = KubeconfigOptions { file: Some(path), context: None };
+    let cluster = Cluster::load_in(&options, &ClusterEnvironment::default()).unwrap();
     assert_eq!(cluster.authorization().await.unwrap().unwrap(), "Bearer t");
     assert!(cluster.tls().config().await.unwrap().client_auth_cert_resolver.has_certs());
     assert!(cluster.to_string().contains("with the credential plugin "), "{cluster}");
@@ -285,13 +318,13 @@ async fn from_a_kubeconfig() {
 }
 
 /// Makes the credential old enough to be replaced.
-fn age(plugin: &Plugin) {
+fn age(plugin: &ExecPlugin) {
     let mut state = plugin.state.lock();
     let known = state.credential.take().unwrap();
-    state.credential = Some(Arc::new(Credential {
+    state.credential = Some(Arc::new(PluginCredential {
         authorization: known.authorization.clone(),
         identity: known.identity.clone(),
         expires: known.expires,
-        obtained: known.obtained - RUN_EVERY,
+        obtained: known.obtained - MIN_RUN_PERIOD,
     }));
 }

@@ -1,5 +1,4 @@
-//! A kubeconfig as it is written: only the fields that we use, every one of them optional, because kubectl also
-//! writes `null` for whatever is not there.
+//! The fields of a kubeconfig that agentk uses. All are optional, since kubectl writes `null` for absent values.
 //!
 //! <https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/>
 
@@ -13,13 +12,13 @@ use serde_saphyr::Spanned;
 #[serde(rename_all = "kebab-case", default)]
 pub(super) struct File {
     pub(super) current_context: Option<String>,
-    pub(super) clusters: Option<Vec<Named<ClusterEntry>>>,
-    pub(super) contexts: Option<Vec<Named<ContextEntry>>>,
-    pub(super) users: Option<Vec<Named<UserEntry>>>,
+    pub(super) clusters: Option<Vec<NamedEntry<ClusterEntry>>>,
+    pub(super) contexts: Option<Vec<NamedEntry<ContextEntry>>>,
+    pub(super) users: Option<Vec<NamedEntry<UserEntry>>>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct Named<T> {
+pub(super) struct NamedEntry<T> {
     pub(super) name: Spanned<String>,
     #[serde(alias = "cluster", alias = "context", alias = "user")]
     pub(super) value: Option<T>,

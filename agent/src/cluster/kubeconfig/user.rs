@@ -1,4 +1,4 @@
-//! From a kubeconfig's user to credentials.
+//! Turns a kubeconfig's user into credentials.
 
 use std::{ffi::OsString, path::Path};
 
@@ -8,39 +8,39 @@ use serde_json::json;
 
 use super::{
     super::{
-        ClusterError, Impersonation,
-        credential_file::{Content, CredentialFile},
-        credentials::{Credentials, basic, bearer},
-        exec::{API_VERSIONS, Command, Plugin},
+        ClusterError,
+        credential_file::{CredentialFile, CredentialKind},
+        credentials::{Credentials, ImpersonationHeaders, basic, bearer},
+        exec::{API_VERSIONS, ExecPlugin, PluginCommand},
     },
     ClusterEntry, Entry, UserEntry,
     model::ExecEntry,
 };
-use crate::upstream::{Endpoint, Pem, Scheme};
+use crate::upstream::{Pem, Scheme, ServerUrl};
 
 pub(super) struct User {
     pub(super) credentials: Credentials,
     pub(super) identity: Option<(Pem, Pem)>,
-    pub(super) impersonation: Option<Impersonation>,
+    pub(super) impersonation: Option<ImpersonationHeaders>,
 }
 
 pub(super) fn resolve(
     user: Option<Entry<UserEntry>>,
     cluster: &Entry<ClusterEntry>,
-    endpoint: &Endpoint,
+    url: &ServerUrl,
 ) -> Result<User, ClusterError> {
     let Some(user) = user else {
         return Ok(User { credentials: Credentials::Anonymous, identity: None, impersonation: None });
     };
     let impersonation = user.impersonation()?;
-    // As kubectl (`IsConfigTransportTLS` in client-go): nobody on the way is shown a credential. It is also how
-    // `kubectl proxy` is used.
-    if endpoint.scheme() == Scheme::Http {
+    // As in kubectl (`IsConfigTransportTLS` in client-go), credentials are not sent without TLS. This is also the way to use
+    // `kubectl proxy`.
+    if url.scheme() == Scheme::Http {
         return Ok(User { credentials: Credentials::Anonymous, identity: None, impersonation });
     }
 
     let identity = user.identity()?;
-    let credentials = match user.credentials(cluster, endpoint)? {
+    let credentials = match user.credentials(cluster, url)? {
         Credentials::Anonymous if identity.is_some() => Credentials::ClientCertificate,
         other => other,
     };
@@ -52,11 +52,11 @@ impl Entry<UserEntry> {
         self.problem("user", problem)
     }
 
-    /// In client-go's order: a token file before a token, and either before a plugin.
+    /// Returns the credentials in the order of client-go: a token file before a token, and either before a plugin.
     fn credentials(
         &self,
         cluster: &Entry<ClusterEntry>,
-        endpoint: &Endpoint,
+        url: &ServerUrl,
     ) -> Result<Credentials, ClusterError> {
         let user = &self.value;
         if user.auth_provider.is_some() {
@@ -78,8 +78,12 @@ impl Entry<UserEntry> {
         };
         let file = user.token_file.as_deref().filter(|path| !path.as_os_str().is_empty());
         match (file.map(|path| self.path(path)), token) {
-            (Some(path), Some(token)) => return Ok(Credentials::File(CredentialFile::open_or(path, token))),
-            (Some(path), None) => return Ok(Credentials::File(CredentialFile::open(path, Content::Token)?)),
+            (Some(path), Some(token)) => {
+                return Ok(Credentials::File(CredentialFile::open_or_fallback(path, token)));
+            }
+            (Some(path), None) => {
+                return Ok(Credentials::File(CredentialFile::open(path, CredentialKind::Token)?));
+            }
             (None, Some(token)) => return Ok(Credentials::Token(token)),
             (None, None) => {}
         }
@@ -91,7 +95,7 @@ impl Entry<UserEntry> {
         }
 
         match &user.exec {
-            Some(exec) => Ok(Credentials::Plugin(Plugin::new(self.command(exec, cluster, endpoint)?))),
+            Some(exec) => Ok(Credentials::Plugin(ExecPlugin::new(self.command(exec, cluster, url)?))),
             None => Ok(Credentials::Anonymous),
         }
     }
@@ -114,7 +118,7 @@ impl Entry<UserEntry> {
         }
     }
 
-    fn impersonation(&self) -> Result<Option<Impersonation>, ClusterError> {
+    fn impersonation(&self) -> Result<Option<ImpersonationHeaders>, ClusterError> {
         let user = &self.value;
         let uid = user.as_uid.clone().filter(|uid| !uid.is_empty());
         let groups = user.as_groups.clone().unwrap_or_default();
@@ -122,8 +126,10 @@ impl Entry<UserEntry> {
         match user.r#as.clone().filter(|name| !name.is_empty()) {
             Some(username) => {
                 let extra = extra.into_iter().collect();
-                let who = proto::impersonation::Impersonation { username, uid, groups, extra };
-                Impersonation::new(who).map(Some).map_err(|error| self.invalid(format!("as: {error}")))
+                let impersonation = proto::impersonation::Impersonation { username, uid, groups, extra };
+                ImpersonationHeaders::new(impersonation)
+                    .map(Some)
+                    .map_err(|error| self.invalid(format!("as: {error}")))
             }
             None if uid.is_some() || !groups.is_empty() || !extra.is_empty() => {
                 Err(self.invalid("as-uid, as-groups and as-user-extra need as, the user they belong to"))
@@ -136,8 +142,8 @@ impl Entry<UserEntry> {
         &self,
         exec: &ExecEntry,
         cluster: &Entry<ClusterEntry>,
-        endpoint: &Endpoint,
-    ) -> Result<Command, ClusterError> {
+        url: &ServerUrl,
+    ) -> Result<PluginCommand, ClusterError> {
         let Some(program) = exec.command.as_deref().filter(|command| !command.is_empty()) else {
             return Err(self.invalid("exec has no command"));
         };
@@ -149,12 +155,12 @@ impl Entry<UserEntry> {
             )));
         };
         if exec.interactive_mode.as_deref() == Some("Always") {
-            return Err(self.invalid("exec has interactiveMode Always, but nobody is there to type"));
+            return Err(self.invalid("exec has interactiveMode Always, but agentk has no terminal"));
         }
 
         let mut spec = json!({ "interactive": false });
         if exec.provide_cluster_info.unwrap_or_default() {
-            spec["cluster"] = cluster.info(endpoint)?;
+            spec["cluster"] = cluster.info(url)?;
         }
         let info = json!({ "apiVersion": api_version, "kind": "ExecCredential", "spec": spec });
         // A bare name is looked up in PATH.
@@ -165,7 +171,7 @@ impl Entry<UserEntry> {
         };
         let variables = exec.env.iter().flatten();
 
-        Ok(Command {
+        Ok(PluginCommand {
             api_version,
             program,
             arguments: exec.args.clone().unwrap_or_default(),
@@ -177,10 +183,10 @@ impl Entry<UserEntry> {
 }
 
 impl Entry<ClusterEntry> {
-    /// `spec.cluster` of an ExecCredential, for plugins that ask for it.
-    fn info(&self, endpoint: &Endpoint) -> Result<serde_json::Value, ClusterError> {
+    /// Returns `spec.cluster` of an ExecCredential, for plugins with `provideClusterInfo`.
+    fn info(&self, url: &ServerUrl) -> Result<serde_json::Value, ClusterError> {
         let entry = &self.value;
-        let mut info = json!({ "server": endpoint.to_string() });
+        let mut info = json!({ "server": url.to_string() });
         if let Some(name) = &entry.tls_server_name {
             info["tls-server-name"] = json!(name);
         }

@@ -6,7 +6,7 @@ use rcgen::{CertificateParams, KeyPair};
 use super::{Fixture, SERVER, authorization, error};
 
 #[tokio::test]
-async fn tokens_and_passwords() {
+async fn tokens_and_passwords_are_sent() {
     let fixture = Fixture::new();
     fixture.write("token", "from a file\n");
     for (user, expected, described) in [
@@ -29,7 +29,7 @@ async fn tokens_and_passwords() {
 }
 
 #[tokio::test]
-async fn client_certificates() {
+async fn client_certificates_are_used() {
     let fixture = Fixture::new();
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new([]).unwrap().self_signed(&key).unwrap().pem();
@@ -54,18 +54,14 @@ async fn client_certificates() {
 }
 
 #[test]
-fn impersonation() {
+fn impersonation_becomes_headers() {
     let fixture = Fixture::new();
     let user = "token: t, as: 'system:serviceaccount:ci:runner', as-uid: '7', as-groups: [dev, 'ops team'], \
                 as-user-extra: {Example.org/Scope%: [a, b]}";
     let cluster = fixture.with_user(user).unwrap();
     let impersonation = cluster.impersonation().unwrap();
-    assert_eq!(impersonation.user(), "system:serviceaccount:ci:runner");
-    let headers: Vec<_> = impersonation
-        .headers()
-        .iter()
-        .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
-        .collect();
+    let headers: Vec<_> =
+        impersonation.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
     assert_eq!(
         headers,
         [
@@ -81,17 +77,17 @@ fn impersonation() {
     assert!(fixture.with_user("token: t").unwrap().impersonation().is_none());
 }
 
-/// As kubectl: no credentials without TLS, but impersonation.
+/// As in kubectl, impersonation does not require TLS, and credentials do.
 #[tokio::test]
-async fn nothing_secret_over_plain_http() {
+async fn credentials_are_not_sent_over_plain_http() {
     let fixture = Fixture::new();
     let cluster = fixture.with("server: 'http://127.0.0.1:8001'", "token: s3cret, as: me").unwrap();
     assert_eq!(authorization(&cluster).await, None);
-    assert_eq!(cluster.impersonation().unwrap().user(), "me");
+    assert_eq!(cluster.impersonation().unwrap()["impersonate-user"], "me");
 }
 
 #[test]
-fn users_that_cannot_be_used() {
+fn invalid_user_is_an_error_with_its_line() {
     let fixture = Fixture::new();
     for (user, expected) in [
         (
@@ -117,7 +113,7 @@ fn users_that_cannot_be_used() {
         ),
         (
             "exec: {command: x, apiVersion: client.authentication.k8s.io/v1, interactiveMode: Always}",
-            "exec has interactiveMode Always, but nobody is there to type",
+            "exec has interactiveMode Always, but agentk has no terminal",
         ),
     ] {
         let text = error(&fixture, fixture.with(SERVER, user));

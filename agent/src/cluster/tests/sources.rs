@@ -1,4 +1,4 @@
-//! Which configuration is used, and how files become one.
+//! Tests of the precedence of configurations, and of merged files.
 
 use std::fs;
 
@@ -20,12 +20,12 @@ fn service_account(fixture: &mut Fixture) {
 }
 
 #[test]
-fn precedence() {
+fn sources_have_the_precedence_of_kubectl() {
     let mut fixture = Fixture::new();
     fixture.write("home/.kube/config", &named("home"));
     let host = |fixture: &Fixture, kubeconfig: Option<&str>| {
         let path = kubeconfig.map(|name| fixture.path(name));
-        fixture.load(path.as_deref(), None).unwrap().endpoint().host().to_owned()
+        fixture.load(path.as_deref(), None).unwrap().url().host().to_owned()
     };
     assert_eq!(host(&fixture, None), "home");
 
@@ -40,11 +40,11 @@ fn precedence() {
     assert_eq!(host(&fixture, Some("explicit")), "explicit");
 
     fixture.set("KUBECONFIG", "");
-    assert_eq!(host(&fixture, None), "fd00::1", "an empty variable is not set");
+    assert_eq!(host(&fixture, None), "fd00::1", "an empty variable is treated as not set");
 }
 
 #[test]
-fn nothing_is_configured() {
+fn missing_configuration_lists_all_sources() {
     let mut fixture = Fixture::new();
     assert_eq!(
         error(&fixture, fixture.load(None, None)),
@@ -57,11 +57,11 @@ fn nothing_is_configured() {
 }
 
 #[tokio::test]
-async fn in_a_pod() {
+async fn service_account_of_a_pod_is_used() {
     let mut fixture = Fixture::new();
     service_account(&mut fixture);
     let cluster = fixture.load(None, None).unwrap();
-    assert_eq!(cluster.endpoint().to_string(), "https://[fd00::1]:6443");
+    assert_eq!(cluster.url().to_string(), "https://[fd00::1]:6443");
     assert_eq!(authorization(&cluster).await.as_deref(), Some("Bearer mounted"));
     assert_eq!(cluster.namespace(), "default");
     assert!(cluster.tls().config().await.is_ok());
@@ -69,7 +69,7 @@ async fn in_a_pod() {
     assert_eq!(
         cluster.to_string(),
         format!(
-            "https://[fd00::1]:6443 as told by this pod's service account, with the token in {}",
+            "https://[fd00::1]:6443 from this pod's service account, with the token in {}",
             token.display()
         )
     );
@@ -78,17 +78,17 @@ async fn in_a_pod() {
     assert_eq!(fixture.load(None, None).unwrap().namespace(), "agents");
 
     fixture.write("service-account/token", "rotated");
-    cluster.rejected();
+    cluster.invalidate_credential();
     assert_eq!(authorization(&cluster).await.as_deref(), Some("Bearer rotated"));
 }
 
 #[test]
-fn broken_pods() {
+fn incomplete_service_account_is_an_error() {
     let mut fixture = Fixture::new();
     service_account(&mut fixture);
     assert_eq!(
         error(&fixture, fixture.load(None, Some("dev"))),
-        "context \"dev\" was asked for, but the configuration is this pod's service account, which has no contexts; \
+        "context \"dev\" was given, but the configuration is this pod's service account, which has no contexts; \
          name a kubeconfig too"
     );
     fixture.set("KUBERNETES_SERVICE_PORT", "https");
@@ -111,7 +111,7 @@ fn broken_pods() {
 }
 
 #[tokio::test]
-async fn files_are_merged_and_the_first_wins() {
+async fn first_entry_of_merged_files_is_used() {
     let mut fixture = Fixture::new();
     let first = fixture.write(
         "one/config",
@@ -132,12 +132,12 @@ async fn files_are_merged_and_the_first_wins() {
     fixture.set("KUBECONFIG", list);
 
     let cluster = fixture.load(None, None).unwrap();
-    assert_eq!((cluster.endpoint().host(), cluster.namespace()), ("first", "team"));
+    assert_eq!((cluster.url().host(), cluster.namespace()), ("first", "team"));
     assert_eq!(authorization(&cluster).await.as_deref(), Some("Bearer relative to its file"));
     assert!(cluster.to_string().contains("context \"a\" of "), "{cluster}");
 
     let other = fixture.load(None, Some("b")).unwrap();
-    assert_eq!((other.endpoint().host(), other.namespace()), ("first", "default"));
+    assert_eq!((other.url().host(), other.namespace()), ("first", "default"));
 
     fixture.set("KUBECONFIG", fixture.path("missing"));
     assert_eq!(
@@ -147,7 +147,7 @@ async fn files_are_merged_and_the_first_wins() {
 }
 
 #[test]
-fn json_is_a_kubeconfig_too() {
+fn kubeconfig_may_be_json() {
     let fixture = Fixture::new();
     let path = fixture.write(
         "config.json",
@@ -157,12 +157,12 @@ fn json_is_a_kubeconfig_too() {
     let cluster = fixture.load(Some(&path), None).unwrap();
     assert_eq!(
         cluster.to_string().replace(path.to_str().unwrap(), "FILE"),
-        "http://127.0.0.1:8001/base as told by context \"a\" of FILE, with no credentials"
+        "http://127.0.0.1:8001/base from context \"a\" of FILE, with no credentials"
     );
 }
 
 #[test]
-fn errors_say_where() {
+fn errors_have_file_and_line() {
     let fixture = Fixture::new();
     let load = |text: &str| error(&fixture, fixture.load(Some(&fixture.write("config", text)), None));
     for (text, expected) in [
@@ -205,7 +205,7 @@ fn errors_say_where() {
 }
 
 #[test]
-fn clusters_that_cannot_be_used() {
+fn invalid_cluster_is_an_error_with_its_line() {
     let fixture = Fixture::new();
     for (cluster, expected) in [
         ("", "server is missing"),
@@ -216,7 +216,7 @@ fn clusters_that_cannot_be_used() {
         ),
         (
             "server: 'https://host', proxy-url: 'http://proxy'",
-            "proxy-url is not supported; run the agent where it reaches the API server directly",
+            "proxy-url is not supported; run agentk where it can connect to the API server directly",
         ),
         (
             "server: 'https://host', insecure-skip-tls-verify: true, certificate-authority: ca.crt",
@@ -241,7 +241,7 @@ fn clusters_that_cannot_be_used() {
 }
 
 #[tokio::test]
-async fn server_names_and_authorities_reach_tls() {
+async fn server_name_and_authority_are_used_for_tls() {
     let fixture = Fixture::new();
     let cluster = fixture.with(&format!("{SERVER}, tls-server-name: kubernetes"), "").unwrap();
     assert_eq!(cluster.tls().server_name().unwrap().to_str(), "kubernetes");

@@ -1,6 +1,4 @@
-//! One request, one response, and the ways in which it fails.
-
-use std::time::Duration;
+//! Tests of one request and its response, and of its errors.
 
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt as _, StreamBody};
@@ -13,14 +11,14 @@ use tower::ServiceExt as _;
 use tunnel::Body;
 
 use super::{
-    super::{Settings, UpstreamError},
+    super::{UpstreamConfig, UpstreamError},
     get, pooled, refused,
     server::{OK, Server, answer, closed, head},
     soon, text, upstream,
 };
 
 #[tokio::test]
-async fn path_and_query_arrive_as_they_are() {
+async fn path_and_query_are_sent_unchanged() {
     let (heads, mut seen) = mpsc::unbounded_channel();
     let server = Server::start(move |mut stream, _| {
         let heads = heads.clone();
@@ -40,7 +38,7 @@ async fn path_and_query_arrive_as_they_are() {
         ("", "http://other.example/x", "GET /x HTTP/1.1\r\n"),
         ("/k8s/clusters/c-1/", "/a%2fb//c?x=%20&y", "GET /k8s/clusters/c-1/a%2fb//c?x=%20&y HTTP/1.1\r\n"),
     ] {
-        let upstream = upstream(&format!("{}{base}", server.url), Settings::default());
+        let upstream = upstream(&format!("{}{base}", server.url), UpstreamConfig::default());
         let mut request = get(path);
         *request.version_mut() = http::Version::HTTP_2;
         request.headers_mut().insert("host", "kas.example".parse().unwrap());
@@ -53,59 +51,60 @@ async fn path_and_query_arrive_as_they_are() {
 }
 
 #[tokio::test]
-async fn a_path_too_long_for_its_base_is_refused() {
-    let upstream = upstream("http://127.0.0.1:1/base", Settings::default());
+async fn path_that_is_too_long_with_its_base_is_refused() {
+    let upstream = upstream("http://127.0.0.1:1/base", UpstreamConfig::default());
     let error = upstream.send(get(&format!("/{}", "a".repeat(65_530)))).await.unwrap_err();
     assert!(matches!(error, UpstreamError::InvalidTarget { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn redirects_are_answers() {
+async fn redirect_is_returned() {
     let server =
         Server::answering("HTTP/1.1 307 Moved\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n");
     let server = server.await;
-    let response = soon(upstream(&server.url, Settings::default()).send(get("/"))).await.unwrap();
+    let response = soon(upstream(&server.url, UpstreamConfig::default()).send(get("/"))).await.unwrap();
     assert_eq!(response.status(), 307);
 }
 
 #[tokio::test]
-async fn nothing_listens() {
+async fn refused_connection_is_an_error() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
-    let error = refused(&upstream(&format!("http://127.0.0.1:{port}"), Settings::default())).await;
+    let error = refused(&upstream(&format!("http://127.0.0.1:{port}"), UpstreamConfig::default())).await;
     assert!(matches!(error, UpstreamError::Connect { .. }));
     assert_eq!(
         error.to_string(),
         format!("cannot connect to 127.0.0.1:{port}: Connection refused (os error 111)")
     );
 
-    let error = refused(&upstream(&format!("http://localhost:{port}"), Settings::default())).await;
+    let error = refused(&upstream(&format!("http://localhost:{port}"), UpstreamConfig::default())).await;
     assert!(error.to_string().starts_with("cannot connect to localhost ("), "{error}");
 }
 
 #[tokio::test]
-async fn no_such_host() {
-    let error = refused(&upstream("http://no..such.host", Settings::default())).await;
+async fn unknown_host_is_an_error() {
+    let error = refused(&upstream("http://no..such.host", UpstreamConfig::default())).await;
     assert!(matches!(error, UpstreamError::Resolve { .. }), "{error}");
     assert!(error.to_string().starts_with("cannot resolve no..such.host: "), "{error}");
 }
 
-/// A name may come to mean another address after it was looked at (CVE-2020-8562).
+/// A name may resolve to another address after a check (CVE-2020-8562), so that the filter applies to the connection itself.
 #[tokio::test]
-async fn an_address_that_may_not_be_is_not_connected_to() {
+async fn filtered_address_is_not_connected_to() {
     let server = Server::answering(OK).await;
     let url = server.url.replace("127.0.0.1", "localhost");
-    let settings = Settings { may_be_at: |address| !address.is_loopback(), ..Settings::default() };
+    let settings =
+        UpstreamConfig { address_filter: |address| !address.is_loopback(), ..UpstreamConfig::default() };
     let error = refused(&upstream(&url, settings)).await;
     assert!(matches!(error, UpstreamError::Resolve { .. }), "{error}");
-    assert!(error.to_string().contains("is one that a Service has"), "{error}");
+    assert!(error.to_string().contains("may belong to a Service"), "{error}");
     assert_eq!(server.connections(), 0);
 }
 
 #[tokio::test]
-async fn garbage_is_not_http() {
+async fn response_of_another_protocol_is_an_error() {
     for garbage in ["SSH-2.0-OpenSSH_9.6\r\n\r\n", "HTTP/1.1 two hundred\r\n\r\n"] {
         let server = Server::answering(garbage).await;
-        let error = refused(&upstream(&server.url, Settings::default())).await;
+        let error = refused(&upstream(&server.url, UpstreamConfig::default())).await;
         assert!(matches!(error, UpstreamError::InvalidResponse { .. }), "{error}");
         let start = format!("{} sent something that is not a valid HTTP/1.1 response: ", server.url);
         assert!(error.to_string().starts_with(&start), "{error}");
@@ -113,12 +112,12 @@ async fn garbage_is_not_http() {
 }
 
 #[tokio::test]
-async fn the_server_hangs_up() {
+async fn closed_connection_is_an_error() {
     let server = Server::start(|mut stream, _| async move {
         head(&mut stream).await;
     })
     .await;
-    let error = refused(&upstream(&server.url, Settings::default())).await;
+    let error = refused(&upstream(&server.url, UpstreamConfig::default())).await;
     assert!(matches!(error, UpstreamError::ClosedBeforeResponse { .. }), "{error}");
     assert_eq!(
         error.to_string(),
@@ -130,7 +129,7 @@ async fn the_server_hangs_up() {
 }
 
 #[tokio::test]
-async fn the_request_body_fails() {
+async fn failed_request_body_is_an_error() {
     let server = Server::start(|mut stream, _| async move { closed(&mut stream).await }).await;
     let frames = futures_util::stream::iter([
         Ok(Frame::data("half".into())),
@@ -138,21 +137,9 @@ async fn the_request_body_fails() {
     ]);
     let request = http::Request::post("/").body(Body::new(StreamBody::new(frames))).unwrap();
 
-    let error = soon(upstream(&server.url, Settings::default()).send(request)).await.unwrap_err();
+    let error = soon(upstream(&server.url, UpstreamConfig::default()).send(request)).await.unwrap_err();
     assert!(matches!(error, UpstreamError::RequestBody { .. }), "{error}");
     assert!(error.to_string().ends_with("the caller left"), "{error}");
-}
-
-#[tokio::test]
-async fn response_timeout_is_optional() {
-    let server = Server::start(|mut stream, _| async move {
-        head(&mut stream).await;
-        closed(&mut stream).await;
-    })
-    .await;
-    let settings = Settings { response_timeout: Some(Duration::from_millis(20)), ..Settings::default() };
-    let error = refused(&upstream(&server.url, settings)).await;
-    assert_eq!(error.to_string(), format!("no response from {} within 20ms", server.url));
 }
 
 #[tokio::test]
@@ -163,12 +150,12 @@ async fn informational_responses_are_skipped() {
         closed(&mut stream).await;
     })
     .await;
-    let response = soon(upstream(&server.url, Settings::default()).send(get("/"))).await.unwrap();
+    let response = soon(upstream(&server.url, UpstreamConfig::default()).send(get("/"))).await.unwrap();
     assert_eq!((response.status().as_u16(), text(response).await.as_str()), (200, "ok"));
 }
 
 #[tokio::test]
-async fn the_end_of_an_answer_is_found_however_it_is_marked() {
+async fn end_of_a_response_is_detected_for_every_framing() {
     for (answer, expected) in [
         ("Content-Length: 5\r\n\r\nhello", "hello"),
         ("Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n", "hello"),
@@ -176,7 +163,7 @@ async fn the_end_of_an_answer_is_found_however_it_is_marked() {
         ("Content-Length: 0\r\n\r\n", ""),
         ("Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", ""),
     ] {
-        // In pieces, so that head and body do not come together.
+        // In pieces, so that head and body do not arrive together.
         for piece in [1, 20, 1000] {
             let server = Server::start(move |mut stream, _| async move {
                 head(&mut stream).await.unwrap();
@@ -186,7 +173,7 @@ async fn the_end_of_an_answer_is_found_however_it_is_marked() {
                 }
             })
             .await;
-            let upstream = upstream(&server.url, Settings::default());
+            let upstream = upstream(&server.url, UpstreamConfig::default());
             let response = soon(upstream.send(get("/"))).await.unwrap();
             assert_eq!(soon(text(response)).await, expected, "{answer:?} in pieces of {piece}");
         }
@@ -204,7 +191,7 @@ async fn incomplete_body_is_an_error() {
             self::answer(&mut stream, &format!("HTTP/1.1 200 OK\r\n{answer}")).await;
         })
         .await;
-        let response = soon(upstream(&server.url, Settings::default()).send(get("/"))).await.unwrap();
+        let response = soon(upstream(&server.url, UpstreamConfig::default()).send(get("/"))).await.unwrap();
         let error = soon(response.into_body().collect()).await.unwrap_err();
         assert_eq!(error.to_string(), format!("error reading a body from connection: {expected}"));
     }
@@ -213,13 +200,13 @@ async fn incomplete_body_is_an_error() {
 #[tokio::test]
 async fn trailers_come_last() {
     let answer = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nChecksum: 1\r\n\r\n";
-    let upstream = upstream(&Server::answering(answer).await.url, Settings::default());
+    let upstream = upstream(&Server::answering(answer).await.url, UpstreamConfig::default());
     let body = soon(upstream.send(get("/"))).await.unwrap().into_body().collect().await.unwrap();
     assert_eq!(body.trailers().unwrap()["checksum"], "1");
     assert_eq!(body.to_bytes(), "ok");
 }
 
-/// What arrives of a body of three frames, and perhaps trailers, after a head with these fields.
+/// Returns the bytes that a server receives for a body of three frames, and perhaps trailers, with these header fields.
 async fn written_by(
     request: http::request::Builder,
     fields: &[(&'static str, &'static str)],
@@ -250,7 +237,7 @@ async fn written_by(
     for (name, value) in fields {
         request.headers_mut().insert(*name, value.parse().unwrap());
     }
-    soon(upstream(&server.url, Settings::default()).send(request)).await.unwrap();
+    soon(upstream(&server.url, UpstreamConfig::default()).send(request)).await.unwrap();
     seen.recv().await.unwrap()
 }
 
@@ -259,17 +246,17 @@ async fn written(fields: &[(&'static str, &'static str)], trailers: bool) -> Str
 }
 
 #[tokio::test]
-async fn a_request_body_is_written_as_its_head_says() {
+async fn request_body_has_the_framing_of_its_head() {
     let sized = [("content-length", "13")];
     for trailers in [false, true] {
         assert_eq!(written(&sized, trailers).await, "hello the end", "there are no trailers without chunks");
     }
     let chunks = "6\r\nhello \r\n7\r\nthe end\r\n0\r\n";
     assert_eq!(written(&[], false).await, format!("{chunks}\r\n"));
-    assert_eq!(written(&[], true).await, format!("{chunks}\r\n"), "nobody said that there are trailers");
+    assert_eq!(written(&[], true).await, format!("{chunks}\r\n"), "the trailers were not announced");
     let announced = [("trailer", "x, Checksum")];
     assert_eq!(written(&announced, true).await, format!("{chunks}checksum: 1\r\n\r\n"));
-    // What kas let through is not what says how the body travels on.
+    // The transfer coding of the caller ends at kas.
     assert_eq!(written(&[("transfer-encoding", "gzip")], false).await, format!("{chunks}\r\n"));
 }
 
@@ -290,13 +277,13 @@ async fn request_body_shorter_than_its_content_length_is_an_error() {
         (post("x", "hello the end"), "Content-Length"),
         (post("+13", "hello the end"), "Content-Length"),
     ] {
-        let error = soon(upstream(&server.url, Settings::default()).send(request)).await.unwrap_err();
+        let error = soon(upstream(&server.url, UpstreamConfig::default()).send(request)).await.unwrap_err();
         assert!(matches!(error, UpstreamError::RequestBody { .. }), "{error}");
         assert!(error.to_string().contains(expected), "{error}");
     }
 }
 
-/// The tunnel's HTTP/2 refuses such a body before it gets here.
+/// HTTP/2 in the tunnel refuses such a body first.
 #[tokio::test]
 async fn request_body_longer_than_its_content_length_is_cut() {
     let (received, mut sent) = mpsc::unbounded_channel();
@@ -310,19 +297,19 @@ async fn request_body_longer_than_its_content_length_is_cut() {
         }
     })
     .await;
-    let upstream = upstream(&server.url, Settings::default());
+    let upstream = upstream(&server.url, UpstreamConfig::default());
     soon(upstream.send(post("12", "hello the end"))).await.unwrap();
     drop(upstream);
     assert_eq!(soon(sent.recv()).await.unwrap(), "hello the en");
 }
 
 #[tokio::test]
-async fn small_body_is_one_frame_whose_end_is_known() {
+async fn small_body_is_one_frame_with_known_end() {
     for answer in ["Content-Length: 2\r\n\r\nok", "Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"] {
         let server = Server::answering(format!("HTTP/1.1 200 OK\r\n{answer}")).await;
-        let upstream = upstream(&server.url, Settings::default());
+        let upstream = upstream(&server.url, UpstreamConfig::default());
         let mut body = soon(upstream.send(get("/"))).await.unwrap().into_body();
-        assert_eq!(upstream.0.pools.here().idle(), 1, "the connection is free before the body is read");
+        assert_eq!(upstream.0.pools.current().idle(), 1, "the connection is free before the body is read");
         assert_eq!(body.size_hint().exact(), Some(2), "{answer}");
         assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ok");
         assert!(body.is_end_stream(), "{answer}");
@@ -335,7 +322,7 @@ async fn end_of_a_streamed_body_is_known_with_its_last_frame() {
         ("Content-Length: 10\r\n\r\nhello", " body"),
         ("Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", "5\r\n body\r\n0\r\n\r\n"),
     ] {
-        let upstream = upstream("http://127.0.0.1:1", Settings::default());
+        let upstream = upstream("http://127.0.0.1:1", UpstreamConfig::default());
         let (client, mut server) = duplex(1024);
         pooled(&upstream, client).await;
         let begin = format!("HTTP/1.1 200 OK\r\n{begin}");
@@ -347,7 +334,7 @@ async fn end_of_a_streamed_body_is_known_with_its_last_frame() {
         server.write_all(end.as_bytes()).await.unwrap();
         assert_eq!(soon(body.frame()).await.unwrap().unwrap().into_data().unwrap(), " body");
         assert!(body.is_end_stream(), "{begin:?}");
-        assert_eq!(upstream.0.pools.here().idle(), 1);
+        assert_eq!(upstream.0.pools.current().idle(), 1);
     }
 }
 
@@ -362,13 +349,13 @@ async fn get_with_a_body_of_unknown_length_is_sent_with_its_body() {
 #[tokio::test]
 async fn upstream_is_a_tower_service() {
     let server = Server::answering(OK).await;
-    let service = upstream(&server.url, Settings::default());
+    let service = upstream(&server.url, UpstreamConfig::default());
     assert_eq!(text(soon(service.oneshot(get("/"))).await.unwrap()).await, "ok");
 }
 
 #[tokio::test]
-async fn connect_is_for_proxies() {
+async fn connect_method_is_refused() {
     let request = http::Request::connect("example.com:443").body(Body::empty()).unwrap();
-    let error = upstream("http://127.0.0.1:1", Settings::default()).send(request).await.unwrap_err();
+    let error = upstream("http://127.0.0.1:1", UpstreamConfig::default()).send(request).await.unwrap_err();
     assert!(matches!(error, UpstreamError::InvalidTarget { .. }), "{error}");
 }

@@ -1,13 +1,13 @@
-//! Which responses hyper refuses, and how it reads ambiguous ones.
+//! Tests of responses that hyper refuses, and of ambiguous ones.
 
 use super::{
-    super::{Settings, UpstreamError},
+    super::{UpstreamConfig, UpstreamError},
     get, refused,
     server::{Server, answer, closed},
     soon, text, upstream,
 };
 
-/// Sends one response and keeps the connection.
+/// Starts a server that sends one response and keeps the connection open.
 async fn responding(response: String) -> Server {
     Server::start(move |mut stream, _| {
         let response = response.clone();
@@ -39,14 +39,14 @@ async fn malformed_response_is_refused() {
         ("HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "unexpected transfer-encoding parsed"),
     ] {
         let server = responding(response.to_owned()).await;
-        let error = refused(&upstream(&server.url, Settings::default())).await;
+        let error = refused(&upstream(&server.url, UpstreamConfig::default())).await;
         assert!(matches!(error, UpstreamError::InvalidResponse { .. }), "{response:?}: {error}");
         assert!(error.to_string().ends_with(expected), "{response:?}: {error}");
     }
     let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "A: b\r\n".repeat(101));
     let large = format!("HTTP/1.1 200 OK\r\nA: {}", "b".repeat(300 << 10));
     for response in [many, large] {
-        let error = refused(&upstream(&responding(response).await.url, Settings::default())).await;
+        let error = refused(&upstream(&responding(response).await.url, UpstreamConfig::default())).await;
         assert!(error.to_string().contains("message head is too large"), "{error}");
     }
 }
@@ -60,14 +60,14 @@ async fn other_transfer_coding_than_chunked_is_refused() {
         "Transfer-Encoding: gzip",
     ] {
         let server = responding(format!("HTTP/1.1 200 OK\r\n{codings}\r\n\r\n0\r\n\r\n")).await;
-        let error = refused(&upstream(&server.url, Settings::default())).await;
+        let error = refused(&upstream(&server.url, UpstreamConfig::default())).await;
         assert!(matches!(error, UpstreamError::InvalidResponse { .. }), "{codings}: {error}");
         assert!(error.to_string().ends_with("its Transfer-Encoding is not `chunked` alone"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn length_decides_whether_a_connection_is_used_again() {
+async fn connection_is_reused_only_with_an_unambiguous_length() {
     const CHUNKS: &str = "2\r\nok\r\n0\r\n\r\n";
     for (head, body, used_again) in [
         ("1.1 200 OK\r\nContent-Length: 2\r\ncontent-length: 2", "ok", true),
@@ -79,20 +79,20 @@ async fn length_decides_whether_a_connection_is_used_again() {
         ("1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2", "ok", true),
     ] {
         let server = responding(format!("HTTP/{head}\r\n\r\n{body}")).await;
-        let upstream = upstream(&server.url, Settings::default());
+        let upstream = upstream(&server.url, UpstreamConfig::default());
         let response = soon(upstream.send(get("/"))).await.unwrap();
         let lengths = response.headers().get_all("content-length").iter().count();
         assert!(lengths == 0 || !response.headers().contains_key("transfer-encoding"), "{head}");
         assert_eq!(text(response).await, "ok", "{head}");
-        assert_eq!(upstream.0.pools.here().idle(), usize::from(used_again), "{head}");
+        assert_eq!(upstream.0.pools.current().idle(), usize::from(used_again), "{head}");
     }
 }
 
 #[tokio::test]
-async fn bytes_after_a_response_end_its_connection() {
+async fn bytes_after_a_response_close_the_connection() {
     let server = responding("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok and more".to_owned()).await;
-    let upstream = upstream(&server.url, Settings::default());
+    let upstream = upstream(&server.url, UpstreamConfig::default());
     let response = soon(upstream.send(get("/"))).await.unwrap();
     assert_eq!(text(response).await, "ok");
-    assert_eq!(upstream.0.pools.here().idle(), 0);
+    assert_eq!(upstream.0.pools.current().idle(), 0);
 }

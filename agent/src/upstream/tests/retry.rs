@@ -1,4 +1,4 @@
-//! Which requests are sent a second time.
+//! Tests of requests that are sent a second time.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use tokio::{
 use tunnel::Body;
 
 use super::{
-    super::{Settings, Upstream, UpstreamError},
+    super::{Upstream, UpstreamConfig, UpstreamError},
     get, pooled,
     server::{OK, Server, head},
     soon, text, upstream,
@@ -27,9 +27,9 @@ fn request(method: Method, body: &'static str) -> Request<Body> {
     Request::builder().method(method).uri("/").body(Body::from(body)).unwrap()
 }
 
-/// An upstream with a pooled connection that has been unused for `idle`, and the server's end of it.
+/// Returns an upstream with a pooled connection that has been unused for `idle`, and the server's end of it.
 async fn with_pooled_connection(server: &Server, idle: Duration) -> (Upstream, DuplexStream) {
-    let upstream = upstream(&server.url, Settings::default());
+    let upstream = upstream(&server.url, UpstreamConfig::default());
     let (client, end) = duplex(1024);
     pooled(&upstream, client).await;
     pause();
@@ -63,7 +63,7 @@ async fn connection_that_was_closed_before_the_request_is_replaced() {
     assert_eq!(server.connections(), 1);
 }
 
-/// The server closes after the pool has looked at the connection, and before hyper writes.
+/// The server closes the connection after the pool has checked it, and before hyper writes.
 #[tokio::test]
 async fn request_that_hyper_returns_unsent_is_sent_on_a_new_connection() {
     /// Ends after this many reads.
@@ -100,7 +100,7 @@ async fn request_that_hyper_returns_unsent_is_sent_on_a_new_connection() {
     }
 
     let server = Server::answering(OK).await;
-    let upstream = upstream(&server.url, Settings::default());
+    let upstream = upstream(&server.url, UpstreamConfig::default());
     // The pool's check is the first read.
     pooled(&upstream, EndsAtRead(1)).await;
     assert_eq!(text(soon(upstream.send(request(Method::POST, "body"))).await.unwrap()).await, "ok");

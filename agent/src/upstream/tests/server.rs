@@ -1,4 +1,4 @@
-//! A server that does what a test says, connection by connection.
+//! A server whose connections are scripted by a test.
 
 use std::{
     future::Future,
@@ -22,7 +22,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// `serve` gets every connection and its number, from 0.
+    /// Starts a server that calls `serve` with every connection and its number, from 0.
     pub(super) async fn start<F>(mut serve: impl FnMut(TcpStream, usize) -> F + Send + 'static) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
@@ -40,7 +40,7 @@ impl Server {
         Self { url: format!("http://127.0.0.1:{port}"), port, connections }
     }
 
-    /// Answers every request with `answer`, on as few connections as the client likes.
+    /// Starts a server that sends `answer` to every request.
     pub(super) async fn answering(answer: impl Into<Arc<str>>) -> Self {
         let answer = answer.into();
         Self::start(move |mut stream, _| {
@@ -59,7 +59,7 @@ impl Server {
     }
 }
 
-/// The next request's head.
+/// Reads the head of the next request.
 pub(super) async fn head<T: AsyncRead + Unpin>(stream: &mut T) -> Option<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -69,13 +69,14 @@ pub(super) async fn head<T: AsyncRead + Unpin>(stream: &mut T) -> Option<String>
     Some(String::from_utf8(head).unwrap())
 }
 
+/// Reads the head of a request, sends `answer`, and returns the head.
 pub(super) async fn answer<T: AsyncRead + AsyncWrite + Unpin>(stream: &mut T, answer: &str) -> String {
     let head = head(stream).await.unwrap();
     stream.write_all(answer.as_bytes()).await.unwrap();
     head
 }
 
-/// Waits until the client closes, in order or with a reset.
+/// Waits until the client closes or resets the connection.
 pub(super) async fn closed<T: AsyncRead + Unpin>(stream: &mut T) {
     let mut buffer = [0; 1024];
     while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {}

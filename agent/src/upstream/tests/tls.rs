@@ -1,6 +1,6 @@
-//! Trust, in both directions.
+//! Tests of certificates of servers and of clients.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::{
@@ -14,7 +14,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio_rustls::TlsAcceptor;
 
 use super::{
-    super::{Pem, Settings, Tls, TlsError, TlsOptions, TlsSource as _, UpstreamError},
+    super::{ClientTls, ClientTlsConfig, Pem, TlsConfigSource as _, TlsError, UpstreamConfig, UpstreamError},
     get, refused,
     server::{OK, Server, closed, head},
     soon, text, upstream,
@@ -38,7 +38,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// Certificate and key.
+    /// Returns a certificate and its key.
     fn issue(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new([name.to_owned()]).unwrap();
@@ -46,8 +46,8 @@ impl Authority {
         (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
     }
 
-    fn trusted(&self) -> TlsOptions {
-        TlsOptions { ca: Some(inline(&self.pem())), ..TlsOptions::default() }
+    fn trusted(&self) -> ClientTlsConfig {
+        ClientTlsConfig { ca: Some(inline(&self.pem())), ..ClientTlsConfig::default() }
     }
 }
 
@@ -55,11 +55,11 @@ fn inline(pem: &str) -> Pem {
     Pem::Inline(SecretSlice::from(pem.as_bytes().to_vec()))
 }
 
-fn settings(options: TlsOptions) -> Settings {
-    Settings { tls: Arc::new(Tls::new(options).unwrap()), ..Settings::default() }
+fn config(options: ClientTlsConfig) -> UpstreamConfig {
+    UpstreamConfig { tls: Arc::new(ClientTls::new(options).unwrap()), ..UpstreamConfig::default() }
 }
 
-/// Answers over TLS; with `clients`, only who shows a certificate of that authority.
+/// Starts a server with TLS. With `clients`, it requires a client certificate of that authority.
 async fn server((certificate, key): (String, String), clients: Option<&Authority>) -> Server {
     let builder = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
@@ -97,36 +97,37 @@ async fn server((certificate, key): (String, String), clients: Option<&Authority
     server
 }
 
-async fn reason(server: &Server, options: TlsOptions) -> String {
-    let error = refused(&upstream(&server.url, settings(options))).await;
+async fn reason(server: &Server, options: ClientTlsConfig) -> String {
+    let error = refused(&upstream(&server.url, config(options))).await;
     assert!(matches!(error, UpstreamError::Tls { .. }), "{error}");
     error.to_string()
 }
 
 #[tokio::test]
-async fn a_private_authority() {
+async fn private_authority_is_trusted() {
     let authority = Authority::new();
     let server = server(authority.issue("127.0.0.1", |_| {}), None).await;
-    let upstream = upstream(&server.url, settings(authority.trusted()));
+    let upstream = upstream(&server.url, config(authority.trusted()));
     for _ in 0..2 {
         assert_eq!(text(soon(upstream.send(get("/"))).await.unwrap()).await, "ok");
     }
 }
 
 #[tokio::test]
-async fn another_name() {
+async fn certificate_with_another_name_is_refused() {
     let authority = Authority::new();
     let server = server(authority.issue("kubernetes", |_| {}), None).await;
     let error = reason(&server, authority.trusted()).await;
     let start = "TLS with 127.0.0.1 failed: the server's certificate is for another name (";
     assert!(error.starts_with(start) && error.contains("kubernetes"), "{error}");
 
-    let named = TlsOptions { server_name: Some("kubernetes".try_into().unwrap()), ..authority.trusted() };
-    assert!(soon(upstream(&server.url, settings(named)).send(get("/"))).await.is_ok());
+    let named =
+        ClientTlsConfig { server_name: Some("kubernetes".try_into().unwrap()), ..authority.trusted() };
+    assert!(soon(upstream(&server.url, config(named)).send(get("/"))).await.is_ok());
 }
 
 #[tokio::test]
-async fn an_unknown_authority() {
+async fn unknown_authority_is_refused() {
     let server = server(Authority::new().issue("127.0.0.1", |_| {}), None).await;
     let expected = "TLS with 127.0.0.1 failed: \
                     the server's certificate is not signed by a trusted certificate authority";
@@ -136,12 +137,12 @@ async fn an_unknown_authority() {
         format!("{expected}, but by one of the same name with another key")
     );
 
-    let insecure = TlsOptions { insecure: true, ..TlsOptions::default() };
-    assert!(soon(upstream(&server.url, settings(insecure)).send(get("/"))).await.is_ok());
+    let insecure = ClientTlsConfig { insecure: true, ..ClientTlsConfig::default() };
+    assert!(soon(upstream(&server.url, config(insecure)).send(get("/"))).await.is_ok());
 }
 
 #[tokio::test]
-async fn an_expired_certificate() {
+async fn expired_certificate_is_refused() {
     let authority = Authority::new();
     let expired = authority.issue("127.0.0.1", |params| params.not_after = rcgen::date_time_ymd(2020, 1, 1));
     let error = reason(&server(expired, None).await, authority.trusted()).await;
@@ -149,56 +150,58 @@ async fn an_expired_certificate() {
 }
 
 #[tokio::test]
-async fn client_certificates() {
+async fn client_certificate_is_sent() {
     let authority = Authority::new();
     let server = server(authority.issue("127.0.0.1", |_| {}), Some(&authority)).await;
     let (chain, key) = authority.issue("agent", |_| {});
-    let shown = TlsOptions { identity: Some((inline(&chain), inline(&key))), ..authority.trusted() };
-    assert!(soon(upstream(&server.url, settings(shown)).send(get("/"))).await.is_ok());
+    let shown = ClientTlsConfig { identity: Some((inline(&chain), inline(&key))), ..authority.trusted() };
+    assert!(soon(upstream(&server.url, config(shown)).send(get("/"))).await.is_ok());
 
     assert_eq!(
         reason(&server, authority.trusted()).await,
-        "TLS with 127.0.0.1 failed: the server refused our client certificate (CertificateRequired)"
+        "TLS with 127.0.0.1 failed: the server refused agentk's client certificate (CertificateRequired)"
     );
 
     let (_, other) = authority.issue("agent", |_| {});
-    let mismatch = TlsOptions { identity: Some((inline(&chain), inline(&other))), ..TlsOptions::default() };
-    assert!(matches!(Tls::new(mismatch), Err(TlsError::Identity(_))));
+    let mismatch =
+        ClientTlsConfig { identity: Some((inline(&chain), inline(&other))), ..ClientTlsConfig::default() };
+    assert!(matches!(ClientTls::new(mismatch), Err(TlsError::Identity(_))));
 }
 
 #[tokio::test]
-async fn a_server_without_tls() {
+async fn server_without_tls_is_an_error() {
     let server = Server::start(|mut stream, _| async move {
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
         closed(&mut stream).await;
     })
     .await;
     let url = server.url.replace("http:", "https:");
-    let error = refused(&upstream(&url, settings(Authority::new().trusted()))).await;
+    let error = refused(&upstream(&url, config(Authority::new().trusted()))).await;
     assert!(error.to_string().contains("does not speak TLS; is this an http:// address?"), "{error}");
 }
 
 #[tokio::test]
-async fn a_server_that_never_answers_the_handshake() {
+async fn handshake_without_answer_times_out() {
     let server = Server::start(|mut stream, _| async move { closed(&mut stream).await }).await;
     let url = server.url.replace("http:", "https:");
-    let patience = Duration::from_millis(50);
-    let settings = Settings { connect_timeout: patience, ..settings(Authority::new().trusted()) };
-    let error = refused(&upstream(&url, settings)).await;
+    let connect_timeout = Duration::from_millis(50);
+    let config = UpstreamConfig { connect_timeout, ..config(Authority::new().trusted()) };
+    let error = refused(&upstream(&url, config)).await;
     assert_eq!(error.to_string(), format!("no connection to {url} within 50ms"));
 }
 
 #[tokio::test]
-async fn a_rotated_authority_is_read_again() {
+async fn rotated_authority_is_read_again() {
     let (old, new) = (Authority::new(), Authority::new());
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ca.crt");
     std::fs::write(&path, old.pem()).unwrap();
     let tls = Arc::new(
-        Tls::new(TlsOptions { ca: Some(Pem::File(path.clone())), ..TlsOptions::default() }).unwrap(),
+        ClientTls::new(ClientTlsConfig { ca: Some(Pem::File(path.clone())), ..ClientTlsConfig::default() })
+            .unwrap(),
     );
     let upstream_of = |server: &Server| {
-        upstream(&server.url, Settings { tls: Arc::clone(&tls) as _, ..Settings::default() })
+        upstream(&server.url, UpstreamConfig { tls: Arc::clone(&tls) as _, ..UpstreamConfig::default() })
     };
     let before = server(old.issue("127.0.0.1", |_| {}), None).await;
     let after = server(new.issue("127.0.0.1", |_| {}), None).await;
@@ -212,13 +215,13 @@ async fn a_rotated_authority_is_read_again() {
     assert!(soon(upstream_of(&after).send(get("/"))).await.is_ok());
 
     std::fs::write(&path, "half a fi").unwrap();
-    assert!(soon(upstream_of(&after).send(get("/"))).await.is_ok(), "the last good one stays in use");
+    assert!(soon(upstream_of(&after).send(get("/"))).await.is_ok(), "the last good authority is used");
 }
 
 #[test]
-fn unusable_material() {
-    let error = |options| Tls::new(options).unwrap_err().to_string();
-    let ca = |ca| TlsOptions { ca: Some(ca), ..TlsOptions::default() };
+fn invalid_certificates_are_errors() {
+    let error = |options| ClientTls::new(options).unwrap_err().to_string();
+    let ca = |ca| ClientTlsConfig { ca: Some(ca), ..ClientTlsConfig::default() };
     assert_eq!(
         error(ca(Pem::File("/nowhere/ca.crt".into()))),
         "cannot read /nowhere/ca.crt: No such file or directory (os error 2)"
@@ -227,9 +230,9 @@ fn unusable_material() {
         error(ca(inline("no PEM"))),
         "the inline certificate authority contains no certificate in PEM form"
     );
-    let path = Path::new("/dev/null");
+    let empty = tempfile::NamedTempFile::new().unwrap();
     assert_eq!(
-        error(ca(Pem::File(path.into()))),
-        "the certificate authority /dev/null contains no certificate in PEM form"
+        error(ca(Pem::File(empty.path().into()))),
+        format!("the certificate authority {} contains no certificate in PEM form", empty.path().display())
     );
 }

@@ -1,4 +1,4 @@
-//! What `kubectl exec` and `kubectl port-forward` ask for.
+//! Tests of upgrades, as `kubectl exec` and `kubectl port-forward` request them.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
     time::sleep,
 };
-use tunnel::{Body, upgrade::Outside};
+use tunnel::{Body, upgrade::UpgradedConnection};
 
 use super::{
-    super::{Settings, UpstreamError},
+    super::{UpstreamConfig, UpstreamError},
     get, idle, pooled, refused,
     server::{OK, Server, answer, closed},
     soon, text, upstream,
@@ -26,21 +26,21 @@ fn exec() -> http::Request<Body> {
 }
 
 #[tokio::test]
-async fn the_raw_stream_echoes_and_closes_by_halves() {
+async fn raw_stream_supports_half_close() {
     let server = Server::start(|mut stream, _| async move {
         let head = answer(&mut stream, SWITCH).await;
         assert!(head.contains("upgrade: SPDY/3.1\r\n") && head.contains("connection: Upgrade\r\n"), "{head}");
-        let mut said = String::new();
-        stream.read_to_string(&mut said).await.unwrap();
-        stream.write_all(format!("{said}, bye").as_bytes()).await.unwrap();
+        let mut received = String::new();
+        stream.read_to_string(&mut received).await.unwrap();
+        stream.write_all(format!("{received}, bye").as_bytes()).await.unwrap();
     })
     .await;
-    let upstream = upstream(&server.url, Settings::default());
+    let upstream = upstream(&server.url, UpstreamConfig::default());
 
     let mut response = soon(upstream.send(exec())).await.unwrap();
     assert_eq!(response.status(), 101);
     assert_eq!(response.headers()["upgrade"], "SPDY/3.1");
-    let mut raw = Outside::take(&mut response).unwrap();
+    let mut raw = UpgradedConnection::take(&mut response).unwrap();
     drop((response, upstream));
 
     let mut early = [0; 5];
@@ -54,31 +54,31 @@ async fn the_raw_stream_echoes_and_closes_by_halves() {
 }
 
 #[tokio::test]
-async fn an_upgrade_may_use_an_idle_connection_but_not_return_it() {
+async fn upgrade_takes_a_pooled_connection_for_good() {
     let server = Server::start(|mut stream, _| async move {
         answer(&mut stream, OK).await;
         answer(&mut stream, SWITCH).await;
         closed(&mut stream).await;
     })
     .await;
-    let upstream = upstream(&server.url, Settings::default());
+    let upstream = upstream(&server.url, UpstreamConfig::default());
     text(soon(upstream.send(get("/"))).await.unwrap()).await;
     idle(&upstream, 1).await;
 
     let mut response = soon(upstream.send(exec())).await.unwrap();
-    let raw = Outside::take(&mut response).unwrap();
+    let raw = UpgradedConnection::take(&mut response).unwrap();
     text(soon(upstream.send(get("/"))).await.unwrap()).await;
     assert_eq!(server.connections(), 2);
     drop(raw);
 }
 
 #[tokio::test(start_paused = true)]
-async fn upgraded_connection_may_stop_reading_for_as_long_as_it_likes() {
-    let upstream = upstream("http://127.0.0.1:1", Settings::default());
+async fn upgraded_connection_has_no_write_timeout() {
+    let upstream = upstream("http://127.0.0.1:1", UpstreamConfig::default());
     let (client, mut server) = duplex(1024);
     pooled(&upstream, client).await;
     let (response, _) = tokio::join!(upstream.send(exec()), answer(&mut server, SWITCH));
-    let mut raw = Outside::take(&mut response.unwrap()).unwrap();
+    let mut raw = UpgradedConnection::take(&mut response.unwrap()).unwrap();
 
     let stdin = [b'x'; 4096];
     let mut received = [0; 4096];
@@ -92,29 +92,29 @@ async fn upgraded_connection_may_stop_reading_for_as_long_as_it_likes() {
 }
 
 #[tokio::test]
-async fn a_refused_upgrade_is_an_ordinary_response() {
+async fn refused_upgrade_is_an_ordinary_response() {
     let server = Server::start(|mut stream, _| async move {
         answer(&mut stream, "HTTP/1.1 403 Forbidden\r\nContent-Length: 4\r\n\r\n").await;
-        // After the head, so that the connection must live on without its lease.
+        // After the head, so that the body must keep the connection open.
         tokio::task::yield_now().await;
         stream.write_all(b"nope").await.unwrap();
         closed(&mut stream).await;
     })
     .await;
-    let upstream = upstream(&server.url, Settings::default());
+    let upstream = upstream(&server.url, UpstreamConfig::default());
 
     let mut response = soon(upstream.send(exec())).await.unwrap();
     assert_eq!(response.status(), 403);
-    assert!(Outside::take(&mut response).is_none());
+    assert!(UpgradedConnection::take(&mut response).is_none());
     assert_eq!(text(response).await, "nope");
 
     assert_eq!(soon(upstream.send(exec())).await.unwrap().status(), 403);
-    assert_eq!((server.connections(), upstream.0.pools.here().idle()), (2, 0));
+    assert_eq!((server.connections(), upstream.0.pools.current().idle()), (2, 0));
 }
 
 #[tokio::test]
-async fn an_upgrade_nobody_asked_for_is_an_error() {
+async fn upgrade_without_request_is_an_error() {
     let server = Server::answering(SWITCH).await;
-    let error = refused(&upstream(&server.url, Settings::default())).await;
+    let error = refused(&upstream(&server.url, UpstreamConfig::default())).await;
     assert!(matches!(error, UpstreamError::InvalidResponse { .. }), "{error}");
 }

@@ -1,15 +1,15 @@
-//! The listing as text.
+//! The list of agents as text.
 
 use std::{collections::BTreeSet, time::SystemTime};
 
 use super::super::table::{Table, age, milliseconds};
 use crate::{
-    roster::{Agent, Listing, Service, Tunnel},
-    whereabouts::{Instance, Presence},
+    agent_list::{AgentList, AgentStatus, ServiceLoad, TunnelStatus},
+    agent_locations::{AgentState, InstanceInfo},
 };
 
-/// A line for each agent.
-pub(super) fn summary(listing: &Listing) -> String {
+/// Returns a table with one line per agent.
+pub(super) fn summary(listing: &AgentList) -> String {
     let mut table = Table::new(&[
         "ID",
         "NAME",
@@ -35,7 +35,7 @@ pub(super) fn summary(listing: &Listing) -> String {
         table.row([
             agent.id.to_string(),
             agent.name.to_string(),
-            state(&agent.presence).to_owned(),
+            state(&agent.state).to_owned(),
             away(agent, listing.time),
             replicas(agent, listing),
             if count == 0 { String::new() } else { count.to_string() },
@@ -49,8 +49,8 @@ pub(super) fn summary(listing: &Listing) -> String {
     table.to_string()
 }
 
-/// A line for each tunnel, one for each process at another replica, and one for each agent that is nowhere.
-pub(super) fn wide(listing: &Listing) -> String {
+/// Returns a table with one line per tunnel, per agentk process at another replica, and per agent without tunnels.
+pub(super) fn wide(listing: &AgentList) -> String {
     let mut table = Table::new(&[
         "ID",
         "NAME",
@@ -70,7 +70,7 @@ pub(super) fn wide(listing: &Listing) -> String {
     for agent in &listing.agents {
         let (id, name) = (agent.id.to_string(), agent.name.to_string());
         for tunnel in &agent.tunnels {
-            let state = if tunnel.draining { "leaving" } else { state(&agent.presence) };
+            let state = if tunnel.draining { "draining" } else { state(&agent.state) };
             table.row([
                 id.clone(),
                 name.clone(),
@@ -91,7 +91,7 @@ pub(super) fn wide(listing: &Listing) -> String {
         for holder in &agent.elsewhere {
             for instance in &holder.instances {
                 let replica = short(&holder.replica.to_string());
-                table.row(at_another(&id, &name, replica, instance, listing.time));
+                table.row(other_replica_cells(&id, &name, replica, instance, listing.time));
             }
         }
         if agent.tunnels.is_empty() && agent.elsewhere.is_empty() {
@@ -99,7 +99,7 @@ pub(super) fn wide(listing: &Listing) -> String {
             cells[..4].clone_from_slice(&[
                 id,
                 name,
-                state(&agent.presence).to_owned(),
+                state(&agent.state).to_owned(),
                 away(agent, listing.time),
             ]);
             table.row(cells);
@@ -108,8 +108,14 @@ pub(super) fn wide(listing: &Listing) -> String {
     table.to_string()
 }
 
-/// A process with tunnels that somebody else sees.
-fn at_another(id: &str, name: &str, replica: String, instance: &Instance, now: SystemTime) -> [String; 14] {
+/// Returns the cells of an agentk process with tunnels to another replica.
+fn other_replica_cells(
+    id: &str,
+    name: &str,
+    replica: String,
+    instance: &InstanceInfo,
+    now: SystemTime,
+) -> [String; 14] {
     let mut cells = [const { String::new() }; 14];
     cells[..3].clone_from_slice(&[id.to_owned(), name.to_owned(), "elsewhere".to_owned()]);
     cells[4..7].clone_from_slice(&[replica, format!("{}x", instance.tunnels), since(instance.since, now)]);
@@ -122,26 +128,26 @@ fn at_another(id: &str, name: &str, replica: String, instance: &Instance, now: S
     cells
 }
 
-/// Who holds it, the one that says so first.
-fn replicas(agent: &Agent, listing: &Listing) -> String {
+/// Returns the owners of an agent, beginning with the replica that created the list.
+fn replicas(agent: &AgentStatus, listing: &AgentList) -> String {
     let here = (!agent.tunnels.is_empty()).then_some(listing.replica);
     let all = here.into_iter().chain(agent.elsewhere.iter().map(|holder| holder.replica));
     all.map(|replica| short(&replica.to_string())).collect::<Vec<_>>().join(",")
 }
 
-fn state(presence: &Presence) -> &'static str {
-    match presence {
-        Presence::Connected => "connected",
-        Presence::Elsewhere => "elsewhere",
-        Presence::Away { .. } => "away",
-        Presence::Never => "never",
-        Presence::Unknown => "unknown",
+fn state(state: &AgentState) -> &'static str {
+    match state {
+        AgentState::Connected => "connected",
+        AgentState::Elsewhere => "elsewhere",
+        AgentState::Away { .. } => "away",
+        AgentState::Never => "never",
+        AgentState::Unknown => "unknown",
     }
 }
 
-fn away(agent: &Agent, now: SystemTime) -> String {
-    match agent.presence {
-        Presence::Away { since: then } => since(then, now),
+fn away(agent: &AgentStatus, now: SystemTime) -> String {
+    match agent.state {
+        AgentState::Away { since: then } => since(then, now),
         _ => String::new(),
     }
 }
@@ -150,15 +156,16 @@ fn since(then: SystemTime, now: SystemTime) -> String {
     age(now.duration_since(then).unwrap_or_default())
 }
 
-fn in_flight<'a>(services: impl Iterator<Item = &'a Service>) -> String {
+fn in_flight<'a>(services: impl Iterator<Item = &'a ServiceLoad>) -> String {
     let (short, long) = services.fold((0u64, 0u64), |(short, long), service| {
         (short + u64::from(service.short), long + u64::from(service.long))
     });
     format!("{short}/{long}")
 }
 
-fn by_service(tunnel: &Tunnel) -> String {
-    let each = tunnel.services.iter().map(|Service { name, short, long }| format!("{name}={short}/{long}"));
+fn by_service(tunnel: &TunnelStatus) -> String {
+    let each =
+        tunnel.services.iter().map(|ServiceLoad { name, short, long }| format!("{name}={short}/{long}"));
     each.collect::<Vec<_>>().join(",")
 }
 
@@ -171,7 +178,7 @@ fn pod(namespace: Option<&str>, name: Option<&str>) -> String {
     [namespace, name].into_iter().flatten().collect::<Vec<_>>().join("/")
 }
 
-/// As much of an id as tells it apart, and finds it in the logs.
+/// Returns the beginning of an id, which is enough to find it in the logs.
 fn short(id: &str) -> String {
     id.chars().take(8).collect()
 }
@@ -180,7 +187,7 @@ fn short(id: &str) -> String {
 mod tests {
     use super::*;
 
-    /// In the shape that docs/operations.md promises.
+    /// The shape is documented in docs/operations.md.
     const LISTING: &str = r#"{
       "replica": "0123456789abcdef0123456789abcdef", "version": "0.1.0", "time": "2026-11-20T13:00:00Z",
       "missing": null, "agents": [
@@ -204,12 +211,12 @@ mod tests {
            "since": "2026-11-20T12:59:30Z", "tunnels": 2}]}]}
       ]}"#;
 
-    fn listing() -> Listing {
+    fn listing() -> AgentList {
         serde_json::from_str(LISTING).unwrap()
     }
 
     #[test]
-    fn a_line_for_each_agent() {
+    fn summary_has_a_line_per_agent() {
         let expected = "\
 ID  NAME        STATE      AWAY   REPLICAS           TUNNELS  IN-FLIGHT  ROUND-TRIP  AGENTK       KUBERNETES  SERVICES
 1   production  connected  -      01234567,fedcba98  5        5/2        12ms        0.1.0,0.2.0  v1.34.1     kubernetes,prometheus
@@ -221,13 +228,13 @@ ID  NAME        STATE      AWAY   REPLICAS           TUNNELS  IN-FLIGHT  ROUND-T
     }
 
     #[test]
-    fn a_line_for_each_tunnel() {
+    fn wide_table_has_a_line_per_tunnel() {
         let table = wide(&listing());
         let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
         assert!(lines.iter().all(|line| line.len() == 14), "{table}");
         assert_eq!(
             lines[1].join(" "),
-            "1 production leaving - 01234567 aaaaaaaa 1h12m 192.0.2.7:40312 cccccccc#0 agentk/agentk-7d9c 0.1.0 v1.34.1 12ms \
+            "1 production draining - 01234567 aaaaaaaa 1h12m 192.0.2.7:40312 cccccccc#0 agentk/agentk-7d9c 0.1.0 v1.34.1 12ms \
              kubernetes=1/2,prometheus=3/0"
         );
         assert_eq!(

@@ -6,12 +6,12 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Serialize;
 
-/// One cluster, one user, and the context that joins them.
-pub(super) struct Entry<'a> {
+/// The text of a kubeconfig with one cluster, one user and one context.
+pub(super) struct KubeconfigText<'a> {
     pub(super) agent: &'a str,
     pub(super) caller: &'a str,
     pub(super) server: &'a str,
-    /// Certificates, PEM.
+    /// The certificates of the authority (PEM).
     pub(super) authority: Option<&'a str>,
     pub(super) namespace: Option<&'a str>,
     pub(super) token: &'a SecretString,
@@ -68,9 +68,9 @@ struct Context<'a> {
     namespace: Option<&'a str>,
 }
 
-impl fmt::Display for Entry<'_> {
+impl fmt::Display for KubeconfigText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The user is named after both: merged kubeconfigs share their names.
+        // The user has both names, because the names of merged kubeconfigs must differ.
         let (cluster, user) = (self.agent, &*format!("{}@{}", self.caller, self.agent));
         let token = self.token.expose_secret();
         let certificate_authority_data = self.authority.map(|pem| STANDARD.encode(pem));
@@ -88,7 +88,7 @@ impl fmt::Display for Entry<'_> {
             }],
             current_context: self.agent,
         };
-        // Long texts in one piece, as everybody else writes a kubeconfig.
+        // Long texts stay on one line, as in other kubeconfigs.
         let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
         f.write_str(&serde_saphyr::to_string_with_options(&file, options).expect("texts are YAML"))
     }
@@ -99,9 +99,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kubeconfig_looks_as_kubectl_would_write_it() {
+    fn kubeconfig_has_the_form_of_kubectl() {
         let certificates = "certificates ".repeat(100);
-        let entry = Entry {
+        let entry = KubeconfigText {
             agent: "production",
             caller: "me",
             server: "https://kas.example.com:8154/agents/production/kubernetes",
@@ -133,13 +133,13 @@ current-context: production
         assert_eq!(entry.to_string(), expected);
     }
 
-    /// A caller's name, and a token that somebody made up, may hold anything.
+    /// The name of a caller and its token may contain any text.
     #[test]
-    fn texts_that_look_like_something_else_stay_texts() {
+    fn special_texts_stay_texts() {
         for text in
             ["no", "on", "y", "1e3", "0x1", "null", "~", "a: b", "# x", "'\"", "a\nb", "ü", "- a", " a "]
         {
-            let entry = Entry {
+            let entry = KubeconfigText {
                 agent: "a",
                 caller: text,
                 server: "https://kas",

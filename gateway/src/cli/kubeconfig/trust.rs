@@ -1,4 +1,4 @@
-//! Which certificates a caller has to trust.
+//! The certificates that a caller must trust.
 
 use std::path::Path;
 
@@ -8,9 +8,9 @@ use webpki::EndEntityCert;
 
 use crate::config::unreadable;
 
-/// The certificates of a PEM file; there is at least one.
+/// Reads the certificates of a PEM file. There is at least one.
 pub(super) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let bytes = std::fs::read(file).map_err(|error| format!("{}: {}", file.display(), unreadable(&error)))?;
+    let bytes = files::read(file).map_err(|error| format!("{}: {}", file.display(), unreadable(&error)))?;
     let certificates =
         CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>().unwrap_or_default();
     if certificates.is_empty() {
@@ -20,7 +20,7 @@ pub(super) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, 
     Ok(certificates)
 }
 
-/// Those of a server's chain that vouch for themselves: no system trusts them unless it is told to.
+/// Returns the self-signed certificates of a chain: no system trusts them by default.
 pub(super) fn own_authority(mut chain: Vec<CertificateDer<'static>>) -> Vec<CertificateDer<'static>> {
     chain.retain(|certificate| {
         EndEntityCert::try_from(certificate).is_ok_and(|it| it.issuer() == it.subject())
@@ -28,9 +28,9 @@ pub(super) fn own_authority(mut chain: Vec<CertificateDer<'static>>) -> Vec<Cert
     chain
 }
 
-/// PEM again, and of certificates only: a file may hold a key beside them, which is nothing for a kubeconfig.
+/// Encodes certificates as PEM. The file may also have a private key, which must not reach the kubeconfig.
 pub(super) fn pem(certificates: &[CertificateDer<'_>]) -> Option<String> {
-    /// RFC 7468 section 2.
+    /// The length of a line (RFC 7468 section 2).
     const LINE: usize = 64;
     let block = |certificate: &CertificateDer<'_>| {
         let encoded = STANDARD.encode(certificate);
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn what_vouches_for_itself_is_trusted_and_nothing_else() {
+    fn only_self_signed_certificates_are_trusted() {
         let mut root = named("root");
         root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_in_the_file_stays_out_of_the_kubeconfig() {
+    fn private_key_is_not_copied() {
         let key = KeyPair::generate().unwrap();
         let certificate = named("kas").self_signed(&key).unwrap();
         let directory = tempfile::tempdir().unwrap();

@@ -1,14 +1,14 @@
-//! About how large a regular expression becomes when it is compiled.
+//! Estimates the size of a compiled regular expression.
 
 use std::{iter::Peekable, str::Chars};
 
-/// A class of Unicode characters, like `\w`, in single characters.
+/// The size of a class of Unicode characters, like `\w`, in single characters.
 const CLASS: usize = 50;
 
-/// The same where upper and lower case are one: every character of the class is looked up, and there may be a million.
+/// The same in a case-insensitive expression: every character of the class is looked up, and there may be a million.
 const FOLDED_CLASS: usize = 1000;
 
-/// The size in single characters, where repetitions are counted as often as they repeat.
+/// Returns the size in single characters, with repetitions expanded.
 pub(super) fn work(regex: &str) -> usize {
     let class = if has_flag(regex, 'i') { FOLDED_CLASS } else { CLASS };
     let mut groups = Groups::default();
@@ -31,13 +31,13 @@ pub(super) fn work(regex: &str) -> usize {
                     groups.add(class);
                 }
                 groups.open(true);
-                // Here it stands for itself.
+                // At this position the bracket is a literal.
                 chars.next_if_eq(&'^');
                 chars.next_if_eq(&']');
             }
             ']' if groups.in_class() => groups.close(),
             _ if groups.in_class() => groups.atom(if c.is_ascii() { 1 } else { class }),
-            // Comments could hide brackets from us. Prometheus knows no such flag.
+            // Comments could hide brackets. Prometheus does not support this flag.
             '(' if has_comments(&chars) => return usize::MAX,
             '(' => groups.open(false),
             ')' => groups.close(),
@@ -51,7 +51,7 @@ pub(super) fn work(regex: &str) -> usize {
     groups.total()
 }
 
-/// What comes after `\p`: one letter, or a name in braces.
+/// Skips the part after `\p`: one letter, or a name in braces.
 fn skip_name(chars: &mut Peekable<Chars<'_>>) {
     if chars.next() == Some('{') {
         let _ = chars.find(|c| *c == '}');
@@ -67,12 +67,12 @@ fn has_flag(regex: &str, flag: char) -> bool {
     regex.split("(?").skip(1).any(|group| flags_of(group.chars()).any(|c| c == flag))
 }
 
-/// Those that begin a group.
+/// Returns the flags at the beginning of a group.
 fn flags_of(group: impl Iterator<Item = char>) -> impl Iterator<Item = char> {
     group.take_while(|c| c.is_ascii_alphabetic() || *c == '-')
 }
 
-/// Reads `n}`, `n,}` or `m,n}`, and says `n`; what else follows a brace is characters.
+/// Reads `n}`, `n,}` or `m,n}` and returns `n`. Other text after a brace is literal.
 fn repetition(chars: &mut Peekable<Chars<'_>>) -> Option<usize> {
     let (mut ahead, mut text) = (chars.clone(), String::new());
     loop {
@@ -88,12 +88,12 @@ fn repetition(chars: &mut Peekable<Chars<'_>>) -> Option<usize> {
     Some(times)
 }
 
-/// The groups that are open, innermost last: the size so far, and whether it is a class in square brackets.
+/// The open groups, innermost last: their size so far, and whether they are a class in square brackets.
 #[derive(Default)]
 struct Groups {
     open: Vec<(usize, bool)>,
     outside: usize,
-    /// The size of what a repetition would repeat.
+    /// The size of the last element, which a repetition repeats.
     last: usize,
 }
 
@@ -112,7 +112,7 @@ impl Groups {
         self.open.push((1, class));
     }
 
-    /// Of what was never opened, everything so far is taken for the group.
+    /// Closes a group. Without an opening bracket, everything so far counts as the group.
     fn close(&mut self) {
         match self.open.pop() {
             Some((sum, _)) => self.atom(sum),
@@ -140,7 +140,7 @@ mod tests {
     use super::work;
 
     #[test]
-    fn repetitions_count_as_often_as_they_repeat() {
+    fn repetitions_are_expanded() {
         for (regex, size) in [
             ("", 0),
             ("abc", 3),

@@ -1,6 +1,6 @@
-"""What a program written with the Kubernetes client for Python does, through whatever its kubeconfig says.
+"""Uses the Kubernetes client for Python, and prints the results.
 
-Usage: python_client.py KUBECONFIG NAMESPACE POD; in the pod runs what python_client's test starts there.
+Usage: python_client.py KUBECONFIG NAMESPACE POD. The test in clients.rs starts the pod.
 """
 
 import sys
@@ -25,7 +25,7 @@ version = client.VersionApi().get_code()
 assert version.major == "1", version
 step("version")
 
-# A watch that is open before what it sees happens.
+# The watch is open before the events.
 start = api.list_namespaced_config_map(namespace).metadata.resource_version
 seen = []
 

@@ -1,44 +1,44 @@
-//! A table at work.
+//! Runs a table.
 
 use std::{thread, time::Duration};
 
 use super::{
-    answer::Answer,
-    headers::Allowed,
-    normal::differences,
+    compare::differences,
+    headers::AllowedDifferences,
     report::{self, GroupReport, Outcome, SkippedRow},
+    result::RowResult,
     side::Side,
     table::{Expected, Row, parse},
 };
 use crate::support::{Cluster, World};
 
-/// How often a row is run again because the cluster itself did not say the same twice.
+/// The number of retries of a row whose result differs between two runs without the tunnel.
 const ATTEMPTS: usize = 4;
 
-/// What rows look at.
+/// The objects that the rows of a table use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// The same objects: rows change nothing of them, and answers are the same to the byte, but for ages.
+pub(super) enum GroupKind {
+    /// Both sides read the same objects. Results are equal byte for byte, except for ages.
     Shared,
-    /// Twin namespaces: rows change what they like, in the order of the table.
+    /// Each side has its own namespace. Rows change objects, in the order of the table.
     Twin,
 }
 
-/// A table and how it is run.
+/// A table and the way to run it.
 pub(super) struct Group {
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: GroupKind,
     pub(super) table: &'static str,
 }
 
 impl Group {
-    /// Runs every row at both sides, writes the report, and fails if a row differs.
+    /// Runs every row at both sides, writes the report, and panics if a row differs.
     pub(super) fn run(&self) {
         let Some(cluster) = Cluster::or_skip() else { return };
-        let world = World::of_cluster(&cluster.kubeconfig);
+        let world = World::with_cluster(&cluster.kubeconfig);
         let namespaces = match self.kind {
-            Kind::Shared => vec![cluster.namespace(self.name)],
-            Kind::Twin => vec![cluster.namespace(self.name), cluster.namespace(self.name)],
+            GroupKind::Shared => vec![cluster.namespace(self.name)],
+            GroupKind::Twin => vec![cluster.namespace(self.name), cluster.namespace(self.name)],
         };
         let [mine, theirs] = [&namespaces[0].name, &namespaces[namespaces.len() - 1].name];
         let tunnel = world.kubectl().kubeconfig().to_owned();
@@ -51,14 +51,14 @@ impl Group {
 
         let (rows, skipped) = runnable(parse(self.table));
         let outcomes = match self.kind {
-            Kind::Shared => shared(&rows, &direct, &through),
-            Kind::Twin => twin(&rows, &direct, &through),
+            GroupKind::Shared => shared(&rows, &direct, &through),
+            GroupKind::Twin => twin(&rows, &direct, &through),
         };
         let report = GroupReport { outcomes, skipped };
         report::write(self.name, &report);
-        // Before a failure is told, which would show the logs of both programs besides.
+        // A panic would print the logs of both programs, too.
         drop(world);
-        let different: Vec<_> = report.outcomes.iter().filter_map(Outcome::complaint).collect();
+        let different: Vec<_> = report.outcomes.iter().filter_map(Outcome::description).collect();
         assert!(
             different.is_empty(),
             "{} of {} rows of {} differ:\n\n{}",
@@ -70,7 +70,7 @@ impl Group {
     }
 }
 
-/// Splits rows into those that the kubectl on the `PATH` can run and those that it is too old for.
+/// Splits rows into runnable rows and rows that need a newer kubectl than the one on the `PATH`.
 fn runnable(rows: Vec<Row>) -> (Vec<Row>, Vec<SkippedRow>) {
     let (mut runnable, mut skipped) = (Vec::new(), Vec::new());
     for row in rows {
@@ -84,26 +84,29 @@ fn runnable(rows: Vec<Row>) -> (Vec<Row>, Vec<SkippedRow>) {
     (runnable, skipped)
 }
 
-/// Row by row, both sides at once. Other tests change the cluster meanwhile: a row that differs is run again, and counts
-/// as different once the cluster itself said the same before and after the tunnel said something else.
+/// Runs row by row, both sides at once.
+///
+/// Other tests change the cluster at the same time. A row that differs is therefore run again, and counts
+/// as different if two direct runs, before and after the run through the tunnel, are equal.
 fn shared(rows: &[Row], direct: &Side, through: &Side) -> Vec<Outcome> {
-    let allowed = Allowed::documented();
-    let compare =
-        |row: &Row, mine, theirs| judge(Kind::Shared, &allowed, row, (direct, mine), (through, theirs));
+    let allowed = AllowedDifferences::documented();
+    let compare = |row: &Row, mine, theirs| {
+        outcome(GroupKind::Shared, &allowed, row, (direct, mine), (through, theirs))
+    };
     let mut outcomes = Vec::new();
     for row in rows {
         if row.expected == Expected::Setup {
             set_up(direct, row);
             continue;
         }
-        let [mine, theirs] = at_once(|| direct.run(row), || through.run(row));
+        let [mine, theirs] = run_both(|| direct.run(row), || through.run(row));
         let mut outcome = compare(row, mine, theirs);
         for _ in 0..ATTEMPTS {
             if outcome.differences.is_empty() {
                 break;
             }
             let [before, between, after] = [direct, through, direct].map(|side| side.run(row));
-            let moved = differences(Kind::Shared, &allowed, (direct, &before.0), (direct, &after.0)).0;
+            let moved = differences(GroupKind::Shared, &allowed, (direct, &before.0), (direct, &after.0)).0;
             outcome = compare(row, before, between);
             if moved.is_empty() {
                 break;
@@ -114,7 +117,7 @@ fn shared(rows: &[Row], direct: &Side, through: &Side) -> Vec<Outcome> {
     outcomes
 }
 
-/// All rows in their order, at both sides at once.
+/// Runs all rows in their order, at both sides at once.
 fn twin(rows: &[Row], direct: &Side, through: &Side) -> Vec<Outcome> {
     let all = |side: &Side| -> Vec<_> {
         let run = |row: &Row| match row.expected {
@@ -126,27 +129,27 @@ fn twin(rows: &[Row], direct: &Side, through: &Side) -> Vec<Outcome> {
         };
         rows.iter().filter_map(run).collect()
     };
-    let allowed = Allowed::documented();
-    let [mine, theirs] = at_once(|| all(direct), || all(through));
+    let allowed = AllowedDifferences::documented();
+    let [mine, theirs] = run_both(|| all(direct), || all(through));
     let pairs = mine.into_iter().zip(theirs);
     pairs
         .map(|((row, mine), (_, theirs))| {
-            judge(Kind::Twin, &allowed, &row, (direct, mine), (through, theirs))
+            outcome(GroupKind::Twin, &allowed, &row, (direct, mine), (through, theirs))
         })
         .collect()
 }
 
 fn set_up(side: &Side, row: &Row) {
-    let answer = side.run(row).0;
-    assert_eq!(answer.end(), 0, "{}: {answer}", row.command);
+    let result = side.run(row).0;
+    assert_eq!(result.code_or_status(), 0, "{}: {result}", row.command);
 }
 
-fn judge(
-    kind: Kind,
-    allowed: &Allowed,
+fn outcome(
+    kind: GroupKind,
+    allowed: &AllowedDifferences,
     row: &Row,
-    (direct, mine): (&Side, (Answer, Duration)),
-    (through, theirs): (&Side, (Answer, Duration)),
+    (direct, mine): (&Side, (RowResult, Duration)),
+    (through, theirs): (&Side, (RowResult, Duration)),
 ) -> Outcome {
     let (mut found, seen) = differences(kind, allowed, (direct, &mine.0), (through, &theirs.0));
     let expected = match row.expected {
@@ -154,10 +157,10 @@ fn judge(
         Expected::Status(status) => i32::from(status),
         Expected::Setup => 0,
     };
-    if mine.0.end() != expected {
+    if mine.0.code_or_status() != expected {
         found.push(format!(
-            "ends with {} instead of {expected} without the tunnel: {}",
-            mine.0.end(),
+            "result {} instead of {expected} without the tunnel: {}",
+            mine.0.code_or_status(),
             mine.0
         ));
     }
@@ -170,7 +173,7 @@ fn judge(
     }
 }
 
-fn at_once<T: Send>(one: impl FnOnce() -> T + Send, other: impl FnOnce() -> T) -> [T; 2] {
+fn run_both<T: Send>(one: impl FnOnce() -> T + Send, other: impl FnOnce() -> T) -> [T; 2] {
     thread::scope(|scope| {
         let one = scope.spawn(one);
         let other = other();

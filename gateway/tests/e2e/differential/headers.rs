@@ -1,28 +1,28 @@
-//! What may differ between the headers: the table in `docs/protocol.md`.
+//! The allowed differences between headers, from the table in `docs/protocol.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 const DOCUMENT: &str = include_str!("../../../../docs/protocol.md");
-const CHAPTER: &str = "## What a caller sees of the tunnel";
+const CHAPTER: &str = "## Differences of responses through kas";
 
 /// How a header may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Difference {
-    /// kas sets it, whatever the cluster said.
+    /// kas sets the header, whether or not the cluster did.
     Added,
-    /// Both have it, with values of their own.
+    /// Both sides have the header, with different values.
     Varies,
-    /// It is about one connection.
+    /// The header concerns one connection.
     Hop,
-    /// It tells where a body ends, where the connection does not.
+    /// The header delimits the body in HTTP/1.1.
     Framing,
 }
 
 /// The documented differences, by header.
-pub(super) struct Allowed(BTreeMap<String, Difference>);
+pub(super) struct AllowedDifferences(BTreeMap<String, Difference>);
 
-impl Allowed {
-    /// As documented.
+impl AllowedDifferences {
+    /// Parses the table in `docs/protocol.md`.
     ///
     /// # Panics
     ///
@@ -37,7 +37,7 @@ impl Allowed {
                 "varies" => Difference::Varies,
                 "hop" => Difference::Hop,
                 "framing" => Difference::Framing,
-                other => panic!("docs/protocol.md: what does {other:?} mean for {name}?"),
+                other => panic!("docs/protocol.md: unknown difference {other:?} of {name}"),
             };
             Some((name, difference))
         });
@@ -46,8 +46,8 @@ impl Allowed {
         Self(allowed)
     }
 
-    /// The differences that are not allowed, in words; and the names of those that were.
-    pub(super) fn judge(
+    /// Compares headers. Returns descriptions of the forbidden differences, and the names of headers with allowed ones.
+    pub(super) fn compare(
         &self,
         direct: &[(String, String)],
         through: &[(String, String)],
@@ -81,15 +81,15 @@ impl Allowed {
 
 #[test]
 fn only_documented_differences_are_allowed() {
-    let allowed = Allowed::documented();
+    let allowed = AllowedDifferences::documented();
     let headers = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     };
     let direct = headers(&[("date", "a"), ("content-type", "x")]);
     let (refused, seen) =
-        allowed.judge(&direct, &headers(&[("date", "b"), ("content-type", "x"), ("x-request-id", "1")]));
+        allowed.compare(&direct, &headers(&[("date", "b"), ("content-type", "x"), ("x-request-id", "1")]));
     assert_eq!((refused.len(), seen.len()), (0, 2));
     for through in [&[("date", "a")][..], &[("content-type", "x")], &[("date", "a"), ("content-type", "y")]] {
-        assert_eq!(allowed.judge(&direct, &headers(through)).0.len(), 1, "{through:?}");
+        assert_eq!(allowed.compare(&direct, &headers(through)).0.len(), 1, "{through:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! `target/differential/report.md` and `report.json`.
+//! The reports `target/differential/report.md` and `report.json`.
 
 use std::{
     collections::BTreeMap,
@@ -12,27 +12,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::support::KubectlVersion;
 
-/// What became of a row.
+/// The outcome of a row.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Outcome {
     pub(super) command: String,
-    /// None if both sides are the same.
+    /// The descriptions of differences, empty if both sides are equal.
     pub(super) differences: Vec<String>,
-    /// The headers that differed as documented.
+    /// The names of headers with documented differences.
     pub(super) headers: Vec<String>,
     pub(super) direct: Duration,
     pub(super) through: Duration,
 }
 
-/// A row that this kubectl is too old for.
+/// A row that was skipped because kubectl is too old.
 #[derive(Serialize, Deserialize)]
 pub(super) struct SkippedRow {
     pub(super) command: String,
-    /// The oldest kubectl that has it.
+    /// The oldest kubectl that has the command.
     pub(super) needs: String,
 }
 
-/// The rows of a table.
+/// The outcomes of the rows of a table.
 #[derive(Serialize, Deserialize)]
 pub(super) struct GroupReport {
     pub(super) outcomes: Vec<Outcome>,
@@ -40,8 +40,8 @@ pub(super) struct GroupReport {
 }
 
 impl Outcome {
-    /// In words, if it differs.
-    pub(super) fn complaint(&self) -> Option<String> {
+    /// Describes the differences, or returns `None` if there are none.
+    pub(super) fn description(&self) -> Option<String> {
         (!self.differences.is_empty()).then(|| format!("$ {}\n{}", self.command, self.differences.join("\n")))
     }
 }
@@ -99,7 +99,7 @@ fn markdown(groups: &BTreeMap<String, GroupReport>) -> String {
     for name in all.iter().flat_map(|outcome| &outcome.headers) {
         *headers.entry(name).or_default() += 1;
     }
-    text += "\nHeaders that differ as `docs/protocol.md` says:";
+    text += "\nHeaders with a documented difference (`docs/protocol.md`):";
     let counts: Vec<_> = headers.iter().map(|(name, count)| format!(" `{name}` in {count}")).collect();
     writeln!(text, "{}.", counts.join(",")).unwrap();
     if !skipped.is_empty() {
@@ -108,8 +108,8 @@ fn markdown(groups: &BTreeMap<String, GroupReport>) -> String {
     for row in skipped {
         writeln!(text, "* needs kubectl >= {}: `{}`", row.needs, row.command).unwrap();
     }
-    for complaint in all.iter().filter_map(|outcome| outcome.complaint()) {
-        write!(text, "\n```diff\n{complaint}\n```\n").unwrap();
+    for description in all.iter().filter_map(|outcome| outcome.description()) {
+        write!(text, "\n```diff\n{description}\n```\n").unwrap();
     }
     text
 }

@@ -1,4 +1,4 @@
-//! Where rows run: straight at the cluster, or through the tunnel.
+//! The two sides at which rows run: directly at the cluster, and through the tunnel.
 
 use std::{
     fs,
@@ -11,27 +11,27 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
 use super::{
-    answer::Answer,
+    result::RowResult,
     table::{Expected, Row},
 };
 use crate::support::{code, run};
 
-/// The functions that rows use.
+/// The shell functions that rows use.
 const PRELUDE: &str = include_str!("tables/prelude.sh");
 
-/// One of the two.
+/// A side at which rows run.
 pub(super) struct Side {
-    /// In the place of this word, both sides say `SIDE`.
+    /// The name of the side, which [`Side::anonymize`] replaces by `SIDE`.
     name: &'static str,
     pub(super) namespace: String,
     server: String,
-    /// The path of the server's URL, which kubectl forgets for `--raw`.
+    /// The path of the server's URL, which `kubectl get --raw` drops.
     prefix: String,
     directory: PathBuf,
 }
 
 impl Side {
-    /// A side whose kubeconfig has a server, a token and a certificate authority; no other credential is understood.
+    /// Creates a side from a kubeconfig with a token and a certificate authority. Returns `None` for other kubeconfigs.
     pub(super) fn new(
         name: &'static str,
         kubeconfig: &Path,
@@ -62,8 +62,8 @@ impl Side {
         Some(Self { name, namespace: namespace.to_owned(), server, prefix, directory })
     }
 
-    /// Runs a row to its end, and says how long it took.
-    pub(super) fn run(&self, row: &Row) -> (Answer, Duration) {
+    /// Runs a row to its end, and returns its result and duration.
+    pub(super) fn run(&self, row: &Row) -> (RowResult, Duration) {
         let started = Instant::now();
         let mut bash = Command::new("timeout");
         bash.args(["--kill-after=1", "60", "bash", "-c", &format!("{PRELUDE}\n{}", row.command)]);
@@ -74,15 +74,15 @@ impl Side {
         bash.env("SERVER", &self.server).env("PREFIX", &self.prefix);
         bash.env("NS", &self.namespace).env("SIDE", self.name);
         let output = run(&mut bash, b"");
-        let answer = match row.expected {
-            Expected::Status(_) => Answer::of_curl(&output.stdout, &output.stderr),
-            _ => Answer::of_program(code(output.status), &output.stdout, &output.stderr),
+        let result = match row.expected {
+            Expected::Status(_) => RowResult::of_curl(&output.stdout, &output.stderr),
+            _ => RowResult::of_program(code(output.status), &output.stdout, &output.stderr),
         };
-        (answer, started.elapsed())
+        (result, started.elapsed())
     }
 
-    /// A text without what must differ: the names of this side.
-    pub(super) fn anonymous(&self, text: &str) -> String {
+    /// Replaces the names in a text that differ between the sides.
+    pub(super) fn anonymize(&self, text: &str) -> String {
         let text =
             text.replace(self.directory.to_str().unwrap(), "DIRECTORY").replace(&self.server, "SERVER");
         let text = text.replace(&self.namespace, "NAMESPACE").replace(self.name, "SIDE");

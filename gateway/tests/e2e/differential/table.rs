@@ -1,4 +1,4 @@
-//! The tables: one command a line, after what it must end with.
+//! The parser of tables. Each line has the expected exit code or status, and a command.
 //!
 //! ```text
 //! # a comment
@@ -8,12 +8,11 @@
 //! 0@1.24 kubectl create token robot
 //! ```
 //!
-//! `setup` prepares what the rows look at, and is not compared. `api`, `send` and `patch` are curl with the
-//! side's server, credential and certificate authority, and what they must end with is the status; that of everything
-//! else is the exit code. Without it, a row that fails at both sides for want of something would count as the same.
-//! After `@` stands the oldest kubectl that has the command: an older one skips the row, and the report lists it.
-//! Indented lines go on: those of a row as
-//! one line.
+//! `setup` prepares objects for the rows, and is not compared. `api`, `send` and `patch` run curl with the
+//! side's server, credential and certificate authority, and their expected result is the status. For other commands,
+//! it is the exit code. Without an expected result, a row that fails at both sides by mistake would count as equal.
+//! The version after `@` is the oldest kubectl with the command. An older one skips the row, and the report lists it.
+//! Indented lines continue a command: a row becomes one line, a setup keeps its lines.
 
 use crate::support::KubectlVersion;
 
@@ -23,35 +22,35 @@ pub(super) struct Row {
     pub(super) expected: Expected,
     /// The oldest kubectl that has this command.
     pub(super) since: Option<KubectlVersion>,
-    /// For bash.
+    /// The bash command.
     pub(super) command: String,
 }
 
-/// What a row must end with, at both sides.
+/// The expected result of a row, at both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
-    /// It is no row, but makes the rows possible.
+    /// The line is a setup for the rows, and must exit with 0.
     Setup,
     /// The exit code of a program.
     Code(i32),
-    /// The status of an HTTP answer.
+    /// The status of an HTTP response.
     Status(u16),
 }
 
-/// What prints head and body of an answer.
+/// The shell functions that print head and body of an HTTP response.
 const HTTP: [&str; 3] = ["api", "send", "patch"];
 
-/// Reads a table.
+/// Parses a table.
 pub(super) fn parse(table: &str) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for line in table.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#')) {
         if line.starts_with(' ') {
-            let row = rows.last_mut().expect("a row to go on with");
+            let row = rows.last_mut().expect("a row before the indented line");
             row.command += if row.expected == Expected::Setup { "\n" } else { " " };
             row.command += line.trim();
             continue;
         }
-        let (expected, command) = line.split_once(' ').expect("what it ends with, and a command");
+        let (expected, command) = line.split_once(' ').expect("an expected result and a command");
         let command = command.trim().to_owned();
         let (expected, since) = match expected.split_once('@') {
             Some((expected, since)) => (expected, Some(since.parse().unwrap())),
@@ -70,7 +69,7 @@ pub(super) fn parse(table: &str) -> Vec<Row> {
 }
 
 #[test]
-fn a_table_is_read_line_by_line() {
+fn table_is_parsed_by_line() {
     let table =
         "# words\n\nsetup true\n0     kubectl get pods\n      | wc\n404   api /none\n1@1.24 kubectl x\n";
     let row = |expected, command: &str| Row { expected, since: None, command: command.to_owned() };

@@ -1,45 +1,45 @@
-//! agentk, as its users start it.
+//! Starts agentk as a process.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use super::{Kas, Process, curl, kas::in_network};
+use super::{Kas, Process, curl, kas::command_in_network};
 
-/// What differs between the tests.
+/// The options of agentk that tests set.
 #[derive(Clone)]
 pub(crate) struct AgentOptions {
-    /// `ws://` or `wss://`.
+    /// The address of kas, a `ws://` or `wss://` URL.
     pub(crate) kas: String,
-    /// Whom to believe that it is kas.
+    /// The file with the certificate authority of kas.
     pub(crate) kas_authority: Option<PathBuf>,
-    /// How it proves who it is.
+    /// The agent token.
     pub(crate) token: String,
-    /// Its cluster.
+    /// The kubeconfig of its cluster.
     pub(crate) kubeconfig: PathBuf,
-    /// Its Prometheus.
+    /// The URL of its Prometheus.
     pub(crate) prometheus: Option<String>,
-    /// What its cluster's owner lets through, in a file.
+    /// The policy file.
     pub(crate) policy: Option<PathBuf>,
-    /// Where traces go.
+    /// The URL of the OTLP collector.
     pub(crate) collector: Option<String>,
-    /// How many at a time.
+    /// The number of tunnels.
     pub(crate) tunnels: usize,
-    /// How long requests in flight may take after SIGTERM, in seconds.
+    /// The shutdown grace period in seconds.
     pub(crate) grace: u32,
-    /// The namespace of its network, if not the machine's.
+    /// The network namespace, or `None` for that of the machine.
     pub(crate) network: Option<String>,
 }
 
 /// A running agentk.
 pub(crate) struct Agent {
-    /// For signals and logs.
+    /// The process, for signals and logs.
     pub(crate) process: Process,
 }
 
 impl Agent {
-    /// Starts one; its token is kept in a file in the directory.
+    /// Starts agentk, with its token in a file in the directory.
     pub(crate) fn start(directory: &Path, options: &AgentOptions) -> Self {
         let program = Kas::program().with_file_name("agentk");
         assert!(
@@ -49,7 +49,7 @@ impl Agent {
         );
         let token = directory.join("agent-token");
         fs::write(&token, &options.token).unwrap();
-        let mut command = in_network(options.network.as_deref(), &program);
+        let mut command = command_in_network(options.network.as_deref(), &program);
         command.args(["--kas-address", &options.kas, "--tunnels", &options.tunnels.to_string()]);
         command.arg("--token-file").arg(token).arg("--kubeconfig").arg(&options.kubeconfig);
         command.args(["--observability-listen-address", "127.0.0.1:0", "--log-format", "text"]);
@@ -71,7 +71,7 @@ impl Agent {
         Self { process: Process::start("agentk", &mut command) }
     }
 
-    /// What `/readiness` says.
+    /// Returns the status of `/readiness`.
     pub(crate) fn readiness(&self) -> u16 {
         let line = self.process.line("its address", |line| line.contains("serving /liveness"));
         let address = line.rsplit("address=").next().unwrap();

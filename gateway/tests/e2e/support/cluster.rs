@@ -1,33 +1,31 @@
-//! The cluster that `KUBECONFIG` names.
+//! The cluster of the kubeconfig in `KUBECONFIG`.
 
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
+use testkit::skip::{installed, skipped};
 
-use super::{
-    Kubectl, eventually,
-    skip::{installed, skipped},
-};
+use super::{Kubectl, eventually};
 
-/// A real cluster, reached without any tunnel.
+/// A real cluster, with direct access to it.
 pub(crate) struct Cluster {
-    /// What agentk is given.
+    /// The kubeconfig for agentk.
     pub(crate) kubeconfig: PathBuf,
-    /// The reference.
+    /// kubectl without the tunnel, as the reference.
     pub(crate) kubectl: Kubectl,
     _directory: TempDir,
 }
 
-/// A namespace of one test, deleted after it.
+/// A Kubernetes namespace of one test. Dropping it deletes the namespace.
 pub(crate) struct Namespace {
-    /// Its name.
+    /// The name of the namespace.
     pub(crate) name: String,
-    /// In it, without any tunnel.
+    /// kubectl in this namespace, without the tunnel.
     pub(crate) kubectl: Kubectl,
 }
 
 impl Cluster {
-    /// The cluster, or a word about the test that is left out for want of it.
+    /// Returns the cluster, or skips the test if there is none.
     pub(crate) fn or_skip() -> Option<Self> {
         let kubeconfig = std::env::var_os("KUBECONFIG").map(PathBuf::from).filter(|file| file.is_file());
         let Some(kubeconfig) = kubeconfig else {
@@ -40,15 +38,15 @@ impl Cluster {
         }
 
         let directory = tempfile::tempdir().unwrap();
-        let kubectl = Kubectl::of_cluster(&kubeconfig, directory.path());
+        let kubectl = Kubectl::direct(&kubeconfig, directory.path());
         Some(Self { kubeconfig, kubectl, _directory: directory })
     }
 
-    /// A namespace in which pods can be made.
+    /// Creates a namespace and waits until pods can be created in it.
     pub(crate) fn namespace(&self, topic: &str) -> Namespace {
         let name = format!("e2e-{topic}-{:08x}", rand::random::<u32>());
         self.kubectl.ok(&["create", "namespace", &name]);
-        let namespace = Namespace { kubectl: self.kubectl.within(&name), name };
+        let namespace = Namespace { kubectl: self.kubectl.in_namespace(&name), name };
         // `kubectl wait --for=create` is not in kubectl before 1.31.
         eventually("the namespace has its service account", || {
             namespace.kubectl.run(&["get", "serviceaccount", "default"]).code == 0
@@ -58,9 +56,9 @@ impl Cluster {
 }
 
 impl Namespace {
-    /// Makes a pod that runs a shell script in busybox, and waits until it does.
+    /// Creates a pod that runs a shell script in busybox, and waits until it is ready.
     pub(crate) fn pod(&self, name: &str, script: &str) {
-        self.kubectl.ok_with(&["create", "--filename", "-"], &pod(name, script));
+        self.kubectl.ok_with_stdin(&["create", "--filename", "-"], &pod_manifest(name, script));
         self.kubectl.ok(&["wait", "--for=condition=Ready", "--timeout=40s", &format!("pod/{name}")]);
     }
 }
@@ -71,8 +69,10 @@ impl Drop for Namespace {
     }
 }
 
-/// The manifest of a pod. The image is loaded beforehand, and nobody waits for a shell that ignores SIGTERM.
-pub(crate) fn pod(name: &str, script: &str) -> String {
+/// Returns the manifest of a pod that runs a shell script in busybox.
+///
+/// The image is loaded beforehand. The grace period is 0, because a shell as process 1 ignores SIGTERM.
+pub(crate) fn pod_manifest(name: &str, script: &str) -> String {
     serde_json::json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -92,7 +92,7 @@ pub(crate) fn pod(name: &str, script: &str) -> String {
     .to_string()
 }
 
-/// A path as an argument.
-pub(crate) fn file(path: &Path) -> &str {
+/// Returns a path as a command line argument.
+pub(crate) fn path_argument(path: &Path) -> &str {
     path.to_str().unwrap()
 }

@@ -1,32 +1,33 @@
-//! HTTP, as curl speaks it.
+//! HTTP requests with curl.
 
 use std::path::Path;
 
 use serde_json::Value;
 
-use super::{kas::in_network, run};
+use super::{kas::command_in_network, run};
 
-/// An answer.
+/// An HTTP response, or the error of curl.
 #[derive(Clone, Debug)]
-pub(crate) struct Reply {
-    /// 0 if there was none.
+pub(crate) struct CurlResponse {
+    /// The status code; 0 without a response.
     pub(crate) status: u16,
     head: String,
-    /// As it came.
+    /// The body as it was received.
     pub(crate) body: Vec<u8>,
-    /// What curl itself complains about.
+    /// The standard error of curl.
     pub(crate) error: String,
 }
 
-/// Asks for what the arguments say.
-pub(crate) fn curl(arguments: &[&str]) -> Reply {
+/// Runs curl with these arguments.
+pub(crate) fn curl(arguments: &[&str]) -> CurlResponse {
     curl_in(None, arguments)
 }
 
-/// The same, in the network of this name.
-pub(super) fn curl_in(network: Option<&str>, arguments: &[&str]) -> Reply {
-    let mut command = in_network(network, Path::new("curl"));
-    // To curl by its name, the API server answers indented, which is where Kubernetes 1.20 built by today's Go panics.
+/// Runs curl in a network namespace, or in that of the machine without one.
+pub(super) fn curl_in(network: Option<&str>, arguments: &[&str]) -> CurlResponse {
+    let mut command = command_in_network(network, Path::new("curl"));
+    // The API server indents its responses to the user agent of curl, and there Kubernetes 1.20 built by today's Go
+    // panics.
     command.args(["--user-agent", "e2e"]);
     command.args(["--silent", "--show-error", "--include", "--max-time", "40", "--header", "Expect:"]);
     let output = run(command.args(arguments), b"");
@@ -38,11 +39,11 @@ pub(super) fn curl_in(network: Option<&str>, arguments: &[&str]) -> Reply {
     };
     let head = String::from_utf8_lossy(head).into_owned();
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-    Reply { status, head, body: body.to_vec(), error }
+    CurlResponse { status, head, body: body.to_vec(), error }
 }
 
-impl Reply {
-    /// The value of a header.
+impl CurlResponse {
+    /// Returns the value of a header.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().skip(1).find_map(|line| {
             let (key, value) = line.split_once(':')?;
@@ -50,12 +51,12 @@ impl Reply {
         })
     }
 
-    /// The body.
+    /// Returns the body as text.
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body, which is JSON.
+    /// Returns the body as JSON.
     pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
     }

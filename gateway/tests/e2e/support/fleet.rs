@@ -1,4 +1,4 @@
-//! Several replicas of kas, and agents at those of them that a test wants.
+//! Several replicas of kas, with agents connected to chosen replicas.
 
 use std::{
     fs,
@@ -14,32 +14,32 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{
-    AGENT, Agent, AgentOptions, Kas, KasOptions, Kubectl, Reply, Tokens, eventually,
+    AGENT, Agent, AgentOptions, CurlResponse, Kas, KasOptions, Kubectl, Tokens, eventually,
     kas::{Membership, bearer},
     kubeconfig,
     world::unreachable_cluster,
 };
 
-/// What all replicas share. They are the test's, to be killed as it likes.
+/// The options that all replicas share. The test owns the replicas, and may kill them.
 pub(crate) struct Fleet {
-    /// How replicas are started.
+    /// The options of replicas that are started next.
     pub(crate) options: KasOptions,
-    /// Who may connect.
+    /// The tokens of the agent and of the callers.
     pub(crate) tokens: Tokens,
-    /// How agents are started; each has one tunnel.
+    /// The options of agents, each of which has one tunnel.
     pub(crate) agent_options: AgentOptions,
     directory: TempDir,
     started: AtomicUsize,
 }
 
 impl Fleet {
-    /// Nothing runs yet. `redis` is that section of the configuration; the agents' cluster is that of `kubeconfig`.
+    /// Creates a fleet without replicas, from the configuration section `redis` and the kubeconfig of the agents.
     pub(crate) fn new(redis: Value, kubeconfig: &Path) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let tokens = Tokens::make();
+        let tokens = Tokens::generate();
         let membership = Membership {
             redis,
-            secret: secret(directory.path(), "secret"),
+            secret: write_secret(directory.path(), "secret"),
             private: "127.0.0.1".into(),
             private_grace: None,
             network: None,
@@ -61,70 +61,70 @@ impl Fleet {
         Self { options, tokens, agent_options, directory, started: AtomicUsize::new(0) }
     }
 
-    /// The same, and the agents' cluster cannot be reached: they say so.
+    /// Creates a fleet whose agents respond with `cluster-unreachable`.
     pub(crate) fn without_cluster(redis: Value) -> Self {
         let mut fleet = Self::new(redis, Path::new(""));
         fleet.agent_options.kubeconfig = unreachable_cluster(fleet.directory());
         fleet
     }
 
-    /// What makes the next replica one of several.
+    /// Returns the membership of replicas that are started next.
     pub(crate) fn membership(&mut self) -> &mut Membership {
         self.options.membership.as_mut().unwrap()
     }
 
     /// Starts a replica.
-    pub(crate) fn replica(&self) -> Kas {
+    pub(crate) fn start_replica(&self) -> Kas {
         let directory = self.subdirectory("kas");
         self.tokens.write_identity(&directory, false);
         Kas::start(&directory, &self.options)
     }
 
-    /// Starts some, and waits until Redis knows them.
-    pub(crate) fn replicas<const COUNT: usize>(&self) -> [Kas; COUNT] {
-        let all = [(); COUNT].map(|()| self.replica());
+    /// Starts replicas, and waits until each has registered in Redis.
+    pub(crate) fn start_replicas<const COUNT: usize>(&self) -> [Kas; COUNT] {
+        let all = [(); COUNT].map(|()| self.start_replica());
         for replica in &all {
             eventually("Redis is in use", || replica.readiness().text() == "ready\n");
         }
         all
     }
 
-    /// Starts an agentk beside this replica that has one tunnel, to it, and waits for that.
-    pub(crate) fn agent_at(&self, replica: &Kas) -> Agent {
+    /// Starts an agentk with one tunnel to this replica, in the network of the replica, and waits for the tunnel.
+    pub(crate) fn start_agent_at(&self, replica: &Kas) -> Agent {
         let before = replica.metric("kas_tunnels");
         let (kas, network) = (replica.agent_url(&self.options), replica.network.clone());
         let options = AgentOptions { kas, network, ..self.agent_options.clone() };
-        let agent = self.agent(&options);
+        let agent = self.start_agent(&options);
         eventually("the tunnel is open", || replica.metric("kas_tunnels") > before);
         agent
     }
 
     /// Starts an agentk.
-    pub(crate) fn agent(&self, options: &AgentOptions) -> Agent {
+    pub(crate) fn start_agent(&self, options: &AgentOptions) -> Agent {
         Agent::start(&self.subdirectory("agent"), options)
     }
 
-    /// Asks a replica for the version of the agent's cluster.
-    pub(crate) fn ask(&self, replica: &Kas) -> Reply {
+    /// Requests the version of the agent's cluster from a replica.
+    pub(crate) fn get_version(&self, replica: &Kas) -> CurlResponse {
         self.get(replica, &format!("/agents/{AGENT}/kubernetes/version"))
     }
 
-    /// Asks a replica for a path.
-    pub(crate) fn get(&self, replica: &Kas, path: &str) -> Reply {
+    /// Requests a path from a replica.
+    pub(crate) fn get(&self, replica: &Kas, path: &str) -> CurlResponse {
         replica.curl(&["--header", &bearer(&self.tokens.ops), &replica.url(path)])
     }
 
-    /// kubectl of a caller who acts as the agent, at a replica or in front of all.
+    /// Returns kubectl with the rights of the agent, at the address of a replica or of a load balancer.
     pub(crate) fn kubectl(&self, server: SocketAddr) -> Kubectl {
         let (path, directory) = (format!("/agents/{AGENT}/kubernetes"), self.subdirectory("kubectl"));
-        let authority = &self.options.public_tls.as_ref().expect("kubectl wants TLS").authority;
+        let authority = &self.options.public_tls.as_ref().expect("kubectl requires TLS").authority;
         let token = self.tokens.ops.expose_secret();
         let url = format!("https://{server}{path}");
         let file = kubeconfig::write(directory.join("kubeconfig"), &url, Some(authority), token);
         Kubectl::new("fleet", &path, file, &directory)
     }
 
-    /// Where its files are.
+    /// Returns the directory of the files.
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -137,42 +137,46 @@ impl Fleet {
     }
 }
 
-/// A file with a new secret of replicas.
-pub(crate) fn secret(directory: &Path, name: &str) -> PathBuf {
+/// Writes a file with a new secret of replicas.
+pub(crate) fn write_secret(directory: &Path, name: &str) -> PathBuf {
     let file = directory.join(name);
     fs::write(&file, BASE64_STANDARD.encode(rand::random::<[u8; 32]>())).unwrap();
     file
 }
 
-/// Four callers ask again and again while `story` happens, and all of their answers. The story is given a way to wait
-/// until twenty more requests have been answered.
-pub(crate) fn flow(ask: impl Fn() -> Reply + Sync, story: impl FnOnce(&dyn Fn())) -> Vec<Reply> {
-    /// Ends the callers even if the story fails.
-    struct End<'a>(&'a AtomicBool);
-    impl Drop for End<'_> {
+/// Sends requests from four callers until `scenario` returns, and returns all responses.
+///
+/// The argument of `scenario` waits until twenty more requests have been answered.
+pub(crate) fn run_under_load(
+    request: impl Fn() -> CurlResponse + Sync,
+    scenario: impl FnOnce(&dyn Fn()),
+) -> Vec<CurlResponse> {
+    /// Stops the callers even if `scenario` panics.
+    struct StopGuard<'a>(&'a AtomicBool);
+    impl Drop for StopGuard<'_> {
         fn drop(&mut self) {
             self.0.store(true, Relaxed);
         }
     }
 
-    let (done, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let asking = || {
-        let mut replies = Vec::new();
+    let (done, completed) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let send_requests = || {
+        let mut responses = Vec::new();
         while !done.load(Relaxed) {
-            replies.push(ask());
-            answered.fetch_add(1, Relaxed);
+            responses.push(request());
+            completed.fetch_add(1, Relaxed);
         }
-        replies
+        responses
     };
-    let more = || {
-        let before = answered.load(Relaxed);
-        eventually("requests are answered", || answered.load(Relaxed) >= before + 20);
+    let wait_for_more = || {
+        let before = completed.load(Relaxed);
+        eventually("requests are answered", || completed.load(Relaxed) >= before + 20);
     };
     thread::scope(|scope| {
-        let callers = [(); 4].map(|()| scope.spawn(asking));
-        let end = End(&done);
-        more();
-        story(&more);
+        let callers = [(); 4].map(|()| scope.spawn(send_requests));
+        let end = StopGuard(&done);
+        wait_for_more();
+        scenario(&wait_for_more);
         drop(end);
         callers.map(|caller| caller.join().unwrap()).concat()
     })

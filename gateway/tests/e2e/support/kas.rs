@@ -1,4 +1,4 @@
-//! kas, as its users start it.
+//! Starts kas as a process.
 
 use std::{
     fs,
@@ -11,81 +11,81 @@ use gateway::token::{self, Holder, TokenHash};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Value, json};
 
-use super::{AGENT, Certificates, Process, Reply, curl::curl_in, eventually};
+use super::{AGENT, Certificates, CurlResponse, Process, curl::curl_in, eventually};
 
-/// What differs between the tests.
+/// The options of kas that tests set.
 #[derive(Clone, Default)]
 pub(crate) struct KasOptions {
-    /// For both, or neither, of the listeners; kubectl sends no token without it.
+    /// TLS of the public listener. kubectl sends no token without TLS.
     pub(crate) public_tls: Option<Certificates>,
-    /// For agents.
+    /// TLS of the agent listener.
     pub(crate) agent_tls: Option<Certificates>,
-    /// The port that an earlier kas had, for agents to find this one.
+    /// The port of the agent listener; 0 for a free one.
     pub(crate) agent_port: u16,
-    /// `max_connection_age` of tunnels, in seconds, if not the default.
+    /// `max_connection_age` of tunnels, in seconds, or `None` for the default.
     pub(crate) max_age: Option<u32>,
     /// `listen_grace_period`, in seconds.
     pub(crate) listen_grace: u32,
     /// `shutdown_grace_period`, in seconds.
     pub(crate) shutdown_grace: u32,
-    /// Where traces go.
+    /// The URL of the OTLP collector.
     pub(crate) collector: Option<String>,
-    /// What makes it one of several.
+    /// The membership in a fleet, or `None` for a single replica.
     pub(crate) membership: Option<Membership>,
-    /// Whole sections besides.
+    /// Additional sections of the configuration.
     pub(crate) sections: Vec<(&'static str, Value)>,
 }
 
-/// What replicas share, and how each reaches the others.
+/// The configuration of one of several replicas.
 #[derive(Clone)]
 pub(crate) struct Membership {
-    /// Section `redis`.
+    /// The section `redis`.
     pub(crate) redis: Value,
-    /// A file with what all of them know.
+    /// The file with the secret that replicas share.
     pub(crate) secret: PathBuf,
-    /// Where it listens for the others, without the port.
+    /// The IP address of the private listener.
     pub(crate) private: String,
-    /// `listen_grace_period` of that listener, in seconds; without it, that of the public one.
+    /// `listen_grace_period` of the private listener, in seconds; `None` for that of the public listener.
     pub(crate) private_grace: Option<u32>,
-    /// The namespace of its network, if not the machine's.
+    /// The network namespace, or `None` for that of the machine.
     pub(crate) network: Option<String>,
 }
 
-/// The secrets of one test.
+/// The tokens of one test.
 pub(crate) struct Tokens {
-    /// Of the agent that the test starts.
+    /// The token of the agent that the test starts.
     pub(crate) agent: SecretString,
-    /// Of a caller who acts as the agent.
+    /// The token of the caller `ops`, who has the rights of the agent.
     pub(crate) ops: SecretString,
-    /// Of a caller who is alice in the cluster.
+    /// The token of the caller `alice`, whose requests impersonate the user alice.
     pub(crate) alice: SecretString,
 }
 
 /// A running kas.
 pub(crate) struct Kas {
-    /// For signals and logs.
+    /// The process, for signals and logs.
     pub(crate) process: Process,
-    /// Where agents connect.
+    /// The address of the agent listener.
     pub(crate) agents: SocketAddr,
-    /// Where callers connect.
+    /// The address of the public listener.
     pub(crate) public: SocketAddr,
-    /// Probes and metrics.
+    /// The address of the observability listener.
     pub(crate) observability: SocketAddr,
-    /// The name of this process among replicas.
+    /// The id of the replica.
     pub(crate) replica: String,
     tls: Option<Certificates>,
-    /// The namespace of its network, if not the machine's.
+    /// The network namespace, or `None` for that of the machine.
     pub(super) network: Option<String>,
 }
 
 impl Tokens {
-    /// New ones.
-    pub(crate) fn make() -> Self {
+    /// Generates new tokens.
+    pub(crate) fn generate() -> Self {
         let [ops, alice] = [Holder::Caller, Holder::Caller].map(token::new);
         Self { agent: token::new(Holder::Agent), ops, alice }
     }
 
-    /// The identity file; without the agent's token once it is `revoked`.
+    /// Writes the identity file, without the agent's token if it is `revoked`.
     pub(crate) fn write_identity(&self, directory: &Path, revoked: bool) {
         let hash = |token: &SecretString| TokenHash::of(token).to_string();
         let agent_tokens = if revoked { vec![] } else { vec![hash(&self.agent)] };
@@ -101,71 +101,71 @@ impl Tokens {
                  "access_as": impersonate},
             ],
         });
-        // JSON is YAML. Replaced in one step, as operators should.
+        // JSON is valid YAML. Operators should replace the file atomically, too.
         fs::write(directory.join("identity.new"), identity.to_string()).unwrap();
         fs::rename(directory.join("identity.new"), directory.join("identity.yaml")).unwrap();
     }
 }
 
 impl Kas {
-    /// Starts one in a directory that has its `identity.yaml`, and waits until it is ready.
+    /// Starts kas in a directory with its `identity.yaml`, and waits until it is ready.
     pub(crate) fn start(directory: &Path, options: &KasOptions) -> Self {
-        let kas = Self::begin(directory, options);
+        let kas = Self::spawn(directory, options);
         eventually("kas is ready", || kas.is_ready());
         kas
     }
 
-    /// The same, and waits until it listens.
-    pub(crate) fn begin(directory: &Path, options: &KasOptions) -> Self {
+    /// Starts kas in a directory with its `identity.yaml`, and waits until it listens.
+    pub(crate) fn spawn(directory: &Path, options: &KasOptions) -> Self {
         let file = directory.join("kas.yaml");
         fs::write(&file, options.config().to_string()).unwrap();
         let network = options.membership.as_ref().and_then(|membership| membership.network.as_deref());
-        let mut command = in_network(network, &Self::program());
+        let mut command = command_in_network(network, &Self::program());
         let process = Process::start("kas", command.args(["serve", "--config"]).arg(&file));
-        let said = listening(&process);
-        let address = |name| address(&said, name);
+        let event = listening_event(&process);
+        let address = |name| address(&event, name);
         Self {
             agents: address("agent"),
             public: address("public"),
             observability: address("observability"),
-            replica: said["replica"].as_str().unwrap().to_owned(),
+            replica: event["replica"].as_str().unwrap().to_owned(),
             tls: options.public_tls.clone(),
             network: network.map(str::to_owned),
             process,
         }
     }
 
-    /// The program.
+    /// Returns a command that runs the binary.
     pub(crate) fn command() -> Command {
         Command::new(Self::program())
     }
 
-    /// Its file.
+    /// Returns the path of the binary.
     pub(crate) fn program() -> PathBuf {
         env!("CARGO_BIN_EXE_kas").into()
     }
 
-    /// What `/readiness` says.
+    /// Returns whether `/readiness` responds with 200.
     pub(crate) fn is_ready(&self) -> bool {
         self.readiness().status == 200
     }
 
-    /// The same, in its own words.
-    pub(crate) fn readiness(&self) -> Reply {
+    /// Returns the response of `/readiness`.
+    pub(crate) fn readiness(&self) -> CurlResponse {
         self.curl(&[&format!("http://{}/readiness", self.observability)])
     }
 
-    /// Where programs ask who is connected.
+    /// Returns the address of the internal API.
     pub(crate) fn api(&self) -> SocketAddr {
-        address(&listening(&self.process), "api")
+        address(&listening_event(&self.process), "api")
     }
 
-    /// The value of one metric, summed over its labels.
+    /// Returns the sum of a metric over all series.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         self.metric_with(name, "")
     }
 
-    /// The same of those series only in whose labels this stands.
+    /// Returns the sum of a metric over the series whose labels contain a text.
     pub(crate) fn metric_with(&self, name: &str, label: &str) -> f64 {
         let text = self.curl(&[&format!("http://{}/metrics", self.observability)]).text();
         let samples = text
@@ -175,24 +175,24 @@ impl Kas {
         samples.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 
-    /// curl, where this kas is.
-    pub(crate) fn curl(&self, arguments: &[&str]) -> Reply {
+    /// Runs curl in the network of this kas.
+    pub(crate) fn curl(&self, arguments: &[&str]) -> CurlResponse {
         curl_in(self.network.as_deref(), arguments)
     }
 
-    /// Where callers find a path.
+    /// Returns the URL of a path of the public listener.
     pub(crate) fn url(&self, path: &str) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         format!("{scheme}://{}{path}", self.public)
     }
 
-    /// Where agents dial to.
+    /// Returns the URL of the agent listener.
     pub(crate) fn agent_url(&self, options: &KasOptions) -> String {
         let scheme = if options.agent_tls.is_some() { "wss" } else { "ws" };
         format!("{scheme}://{}", self.agents)
     }
 
-    /// The authority that vouches for the public listener.
+    /// Returns the certificate authority of the public listener.
     pub(crate) fn authority(&self) -> Option<&Path> {
         self.tls.as_ref().map(|tls| &*tls.authority)
     }
@@ -245,25 +245,26 @@ impl KasOptions {
     }
 }
 
-/// A program, in the network of this name or, without one, in that of the machine.
-pub(super) fn in_network(name: Option<&str>, program: &Path) -> Command {
+/// Returns a command that runs a program in a network namespace, or in that of the machine without one.
+pub(super) fn command_in_network(name: Option<&str>, program: &Path) -> Command {
     let Some(name) = name else { return Command::new(program) };
     let mut command = Command::new("ip");
     command.args(["netns", "exec", name]).arg(program);
     command
 }
 
-/// What kas logs once it listens.
-fn listening(kas: &Process) -> Value {
+/// Waits for the log line with the addresses of all listeners.
+fn listening_event(kas: &Process) -> Value {
     let line = kas.line("kas is listening", |line| line.contains("\"kas is listening\""));
     serde_json::from_str(&line).unwrap()
 }
 
-fn address(said: &Value, listener: &str) -> SocketAddr {
-    said[listener].as_str().unwrap().parse().unwrap()
+/// Returns the address of a listener in that log line.
+fn address(event: &Value, listener: &str) -> SocketAddr {
+    event[listener].as_str().unwrap().parse().unwrap()
 }
 
-/// `Authorization` for a caller.
+/// Returns the line of the header field `Authorization` with a token.
 pub(super) fn bearer(token: &SecretString) -> String {
     format!("Authorization: Bearer {}", token.expose_secret())
 }

@@ -1,4 +1,4 @@
-//! kubeconfig files for callers of kas, and for agents of clusters that are not there.
+//! kubeconfig files for callers of kas, and for agents of unreachable clusters.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::json;
 
-/// Writes one.
+/// Writes a kubeconfig file and returns its path.
 pub(super) fn write(file: PathBuf, server: &str, authority: Option<&Path>, token: &str) -> PathBuf {
     let mut cluster = json!({"server": server});
     if let Some(authority) = authority {

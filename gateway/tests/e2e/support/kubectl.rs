@@ -1,99 +1,99 @@
-//! kubectl, and when two of its answers are the same.
+//! Runs kubectl and compares its outputs.
 
 use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-use super::{Process, process::code, run};
+use super::{Process, code, run};
 
-/// kubectl with one kubeconfig and, mostly, one namespace.
+/// kubectl with a kubeconfig and an optional namespace.
 #[derive(Clone)]
 pub(crate) struct Kubectl {
-    /// For messages.
+    /// The name in assertion messages.
     pub(crate) name: &'static str,
     kubeconfig: PathBuf,
     cache: PathBuf,
-    /// The path of the server's URL.
+    /// The path of the server's URL, which `kubectl get --raw` drops.
     prefix: String,
     namespace: Option<String>,
 }
 
-/// What a command left behind.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
-    /// Negative for a signal.
+pub(crate) struct CommandResult {
+    /// The exit code, or the negative number of the signal that ended the command.
     pub(crate) code: i32,
-    /// What it printed.
+    /// The standard output.
     pub(crate) stdout: Vec<u8>,
-    /// What it complained about.
+    /// The standard error.
     pub(crate) stderr: String,
 }
 
 impl Kubectl {
-    /// What it discovers is cached below `directory`.
+    /// Creates a kubectl with its discovery cache below `directory`.
     pub(super) fn new(name: &'static str, prefix: &str, kubeconfig: PathBuf, directory: &Path) -> Self {
         let cache = directory.join(format!("cache-{name}"));
         Self { name, kubeconfig, cache, prefix: prefix.to_owned(), namespace: None }
     }
 
-    /// Without any tunnel.
-    pub(crate) fn of_cluster(kubeconfig: &Path, directory: &Path) -> Self {
+    /// Creates a kubectl that connects to the cluster without the tunnel.
+    pub(crate) fn direct(kubeconfig: &Path, directory: &Path) -> Self {
         Self::new("direct", "", kubeconfig.to_owned(), directory)
     }
 
-    /// The same in a namespace.
-    pub(crate) fn within(&self, namespace: &str) -> Self {
+    /// Returns a copy for a namespace.
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Self {
         Self { namespace: Some(namespace.to_owned()), ..self.clone() }
     }
 
-    /// The file that says where its cluster is, and who it is there.
+    /// Returns the path of the kubeconfig.
     pub(crate) fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// Runs to its end.
-    pub(crate) fn run(&self, arguments: &[&str]) -> Answer {
-        self.pipe(arguments, b"")
+    /// Runs a command to its end.
+    pub(crate) fn run(&self, arguments: &[&str]) -> CommandResult {
+        self.run_with_stdin(arguments, b"")
     }
 
-    /// Runs to its end with this on its standard input.
-    pub(crate) fn pipe(&self, arguments: &[&str], stdin: &[u8]) -> Answer {
+    /// Runs a command to its end with the given standard input.
+    pub(crate) fn run_with_stdin(&self, arguments: &[&str], stdin: &[u8]) -> CommandResult {
         let mut command = Command::new("timeout");
         self.prepare(command.args(["--kill-after=1", "60", "kubectl"]), arguments);
         let output = run(&mut command, stdin);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        Answer { code: code(output.status), stdout: output.stdout, stderr }
+        CommandResult { code: code(output.status), stdout: output.stdout, stderr }
     }
 
-    /// Runs to its end, which must be a good one, and says what it printed.
+    /// Runs a command that must succeed, and returns its standard output.
     pub(crate) fn ok(&self, arguments: &[&str]) -> String {
-        self.ok_with(arguments, "")
+        self.ok_with_stdin(arguments, "")
     }
 
-    /// The same with this on its standard input.
-    pub(crate) fn ok_with(&self, arguments: &[&str], stdin: &str) -> String {
-        let answer = self.pipe(arguments, stdin.as_bytes());
-        assert_eq!(answer.code, 0, "kubectl {arguments:?} ({}): {}", self.name, answer.stderr);
-        answer.text()
+    /// Runs a command that must succeed with the given standard input, and returns its standard output.
+    pub(crate) fn ok_with_stdin(&self, arguments: &[&str], stdin: &str) -> String {
+        let result = self.run_with_stdin(arguments, stdin.as_bytes());
+        assert_eq!(result.code, 0, "kubectl {arguments:?} ({}): {}", self.name, result.stderr);
+        result.text()
     }
 
-    /// What the API answers to GET. kubectl takes such a path for that of the URL, and forgets its server's.
-    pub(crate) fn raw(&self, path: &str) -> Answer {
+    /// Runs `kubectl get --raw`. kubectl drops the path of the server's URL there, so this adds it.
+    pub(crate) fn raw(&self, path: &str) -> CommandResult {
         self.run(&["get", "--raw", &format!("{}{path}", self.prefix)])
     }
 
-    /// Runs beside the test, with nothing on its standard input.
+    /// Starts a command with an empty standard input.
     pub(crate) fn start(&self, arguments: &[&str]) -> Process {
         self.start_with(Stdio::null(), arguments)
     }
 
-    /// Runs beside the test, with a standard input that says nothing and does not end.
-    pub(crate) fn start_listening(&self, arguments: &[&str]) -> Process {
+    /// Starts a command with a standard input that has no data and stays open.
+    pub(crate) fn start_with_open_stdin(&self, arguments: &[&str]) -> Process {
         self.start_with(Stdio::piped(), arguments)
     }
 
-    /// To be run in some other way.
+    /// Returns the command, without a timeout.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("kubectl");
         self.prepare(&mut command, arguments);
@@ -105,15 +105,15 @@ impl Kubectl {
         Process::start(&format!("kubectl {} ({})", arguments.join(" "), self.name), command.stdin(stdin))
     }
 
-    /// Runs to its end at a terminal.
-    pub(crate) fn at_terminal(&self, arguments: &[&str], typed: &str) -> Answer {
-        let output = run(&mut self.terminal("", arguments), typed.as_bytes());
+    /// Runs a command to its end in a terminal.
+    pub(crate) fn run_in_terminal(&self, arguments: &[&str], typed: &str) -> CommandResult {
+        let output = run(&mut self.terminal_command("", arguments), typed.as_bytes());
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        Answer { code: code(output.status), stdout: output.stdout, stderr }
+        CommandResult { code: code(output.status), stdout: output.stdout, stderr }
     }
 
-    /// To be run at a terminal of 101 columns and 33 rows, after something of the shell.
-    pub(crate) fn terminal(&self, before: &str, arguments: &[&str]) -> Command {
+    /// Returns a command that runs kubectl in a terminal of 101 columns and 33 rows, after the shell commands `before`.
+    pub(crate) fn terminal_command(&self, before: &str, arguments: &[&str]) -> Command {
         let mut shell = format!(
             "stty cols 101 rows 33; {before} exec timeout --foreground 60 kubectl --kubeconfig {} --cache-dir {}",
             self.kubeconfig.display(),
@@ -141,37 +141,37 @@ impl Kubectl {
     }
 }
 
-impl Answer {
-    /// What it printed, as text.
+impl CommandResult {
+    /// Returns the standard output as text.
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 }
 
-/// The same command, without the tunnel and through it in several ways. Says with which code all of them ended.
-pub(crate) fn assert_same_among(
+/// Asserts that a command has the same result without the tunnel and through it. Returns the exit code.
+pub(crate) fn assert_same_output(
     direct: &Kubectl,
     through: &[&Kubectl],
     arguments: &[&str],
     stdin: &str,
 ) -> i32 {
-    let expected = direct.comparable(direct.pipe(arguments, stdin.as_bytes()));
+    let expected = direct.comparable(direct.run_with_stdin(arguments, stdin.as_bytes()));
     for kubectl in through {
-        let actual = kubectl.comparable(kubectl.pipe(arguments, stdin.as_bytes()));
+        let actual = kubectl.comparable(kubectl.run_with_stdin(arguments, stdin.as_bytes()));
         assert_eq!(actual, expected, "kubectl {arguments:?} ({})", kubectl.name);
     }
     expected.0
 }
 
 impl Kubectl {
-    fn comparable(&self, answer: Answer) -> (i32, String, String) {
+    fn comparable(&self, result: CommandResult) -> (i32, String, String) {
         let namespace = self.namespace.as_deref().unwrap_or("no namespace");
-        (answer.code, normal(&answer.text(), namespace), normal(&answer.stderr, namespace))
+        (result.code, normalize(&result.text(), namespace), normalize(&result.stderr, namespace))
     }
 }
 
-/// A text without what differs between two equal runs: its namespace, ages, times, ids and the padding around them.
-pub(crate) fn normal(text: &str, namespace: &str) -> String {
+/// Replaces the parts of a text that differ between two equal runs: namespace, ages, times, ids and padding.
+pub(crate) fn normalize(text: &str, namespace: &str) -> String {
     let text = text.replace(namespace, "NAMESPACE");
     let line = |line: &str| {
         let indent = &line[..line.len() - line.trim_start().len()];
@@ -185,7 +185,7 @@ pub(crate) fn normal(text: &str, namespace: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The keys of what the cluster makes up for each object.
+/// The keys of fields that the cluster sets to a different value in each object.
 const VARYING: [&str; 6] =
     ["uid", "resourceVersion", "creationTimestamp", "time", "lastUpdateTime", "lastTransitionTime"];
 
@@ -202,7 +202,7 @@ fn word(word: &str) -> &str {
     }
 }
 
-/// `5s`, `2m13s`, `1d` and the like.
+/// Returns whether a word is an age such as `5s`, `2m13s` or `1d`.
 fn is_age(word: &str) -> bool {
     let mut parts = word.split_inclusive(['s', 'm', 'h', 'd']).peekable();
     let number =

@@ -1,21 +1,20 @@
-//! Machines of their own for programs: namespaces of the network, all at one switch.
+//! Network namespaces that simulate separate machines, connected by one bridge.
 
 use std::process::Command;
 
-use super::{
-    run,
-    skip::{installed, skipped},
-};
+use testkit::skip::{installed, skipped};
 
-/// Three of them, gone with this.
-pub(crate) struct Networks {
-    /// Their names.
+use super::run;
+
+/// Three network namespaces. Dropping this deletes them.
+pub(crate) struct NetworkNamespaces {
+    /// The names of the namespaces.
     pub(crate) names: [String; 3],
     switch: String,
 }
 
-impl Networks {
-    /// Makes them, or says a word about the test that is left out.
+impl NetworkNamespaces {
+    /// Creates the namespaces, or skips the test without the permission to do so.
     pub(crate) fn or_skip() -> Option<Self> {
         if !installed("ip") {
             skipped("there is no ip: .ci/install-tools installs iproute2");
@@ -23,11 +22,11 @@ impl Networks {
         }
         let number = rand::random::<u32>();
         let switch = format!("e2e-{number:08x}");
-        let made = run(Command::new("ip").args(["netns", "add", &switch]), b"");
-        if !made.status.success() {
+        let created = run(Command::new("ip").args(["netns", "add", &switch]), b"");
+        if !created.status.success() {
             skipped(&format!(
-                "no namespace of the network: {}",
-                String::from_utf8_lossy(&made.stderr).trim()
+                "no network namespace can be created: {}",
+                String::from_utf8_lossy(&created.stderr).trim()
             ));
             return None;
         }
@@ -53,25 +52,25 @@ impl Networks {
                 &networks.switch,
             ]);
             ip(&["-n", &networks.switch, "link", "set", &port, "master", "switch", "up"]);
-            ip(&["-n", name, "address", "add", &format!("{}/24", address(place)), "dev", "eth0"]);
+            ip(&["-n", name, "address", "add", &format!("{}/24", namespace_address(place)), "dev", "eth0"]);
             ip(&["-n", name, "link", "set", "eth0", "up"]);
         }
         Some(networks)
     }
 
-    /// What the first of two sends to the second is lost from now on. What the second sends arrives.
-    pub(crate) fn lose(&self, from: usize, to: usize) {
-        ip(&["-n", &self.names[from], "route", "add", "blackhole", &address(to + 1)]);
+    /// Drops all packets from one namespace to another. Packets in the opposite direction still arrive.
+    pub(crate) fn drop_packets(&self, from: usize, to: usize) {
+        ip(&["-n", &self.names[from], "route", "add", "blackhole", &namespace_address(to + 1)]);
     }
 
-    /// It arrives again.
-    pub(crate) fn mend(&self, from: usize, to: usize) {
-        ip(&["-n", &self.names[from], "route", "del", "blackhole", &address(to + 1)]);
+    /// Ends the loss of packets from one namespace to another.
+    pub(crate) fn restore_packets(&self, from: usize, to: usize) {
+        ip(&["-n", &self.names[from], "route", "del", "blackhole", &namespace_address(to + 1)]);
     }
 }
 
-/// Of one of them.
-pub(crate) fn address(place: usize) -> String {
+/// Returns the IP address of the namespace `place`, counted from 1.
+pub(crate) fn namespace_address(place: usize) -> String {
     format!("10.0.0.{place}")
 }
 
@@ -80,7 +79,7 @@ fn ip(arguments: &[&str]) {
     assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-impl Drop for Networks {
+impl Drop for NetworkNamespaces {
     fn drop(&mut self) {
         for name in self.names.iter().chain([&self.switch]) {
             run(Command::new("ip").args(["netns", "del", name]), b"");

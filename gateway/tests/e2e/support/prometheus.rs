@@ -1,27 +1,25 @@
-//! A real Prometheus that watches itself.
+//! A real Prometheus server that scrapes itself.
 
 use std::{fs, process::Command};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::skip::{installed, skipped};
 
-use super::{
-    Process, curl, eventually,
-    skip::{installed, skipped},
-};
+use super::{Process, curl, eventually};
 
-/// A running Prometheus with some data.
+/// A running Prometheus that scrapes itself.
 pub(crate) struct Prometheus {
-    /// Where it listens.
+    /// The base URL.
     pub(crate) url: String,
-    /// A time, in Unix seconds, at which there is data and nothing changes any more.
+    /// A time, in Unix seconds, at which the data is complete.
     pub(crate) time: f64,
-    server: Server,
+    server: PrometheusServer,
 }
 
 /// A running Prometheus.
-pub(crate) struct Server {
-    /// Where it listens.
+pub(crate) struct PrometheusServer {
+    /// The base URL.
     pub(crate) url: String,
     directory: TempDir,
     _process: Process,
@@ -36,39 +34,39 @@ scrape_configs:
 ";
 
 impl Prometheus {
-    /// Starts one and waits for data, or says a word about the test that is left out for want of it.
+    /// Starts Prometheus and waits for data, or skips the test if the program is missing.
     pub(crate) fn or_skip() -> Option<Self> {
         if !installed("prometheus") || !installed("promtool") {
             skipped("there is no prometheus or promtool");
             return None;
         }
 
-        let server = Server::start(CONFIG);
+        let server = PrometheusServer::start(CONFIG);
         let url = server.url.clone();
         let address = url.trim_start_matches("http://");
         let targets = json!([{"targets": [address]}]).to_string();
         fs::write(server.directory.path().join("targets.json"), targets).unwrap();
         let mut time = 0.0;
-        eventually("Prometheus has watched itself", || {
+        eventually("Prometheus has scraped itself", || {
             let query = format!("{url}/api/v1/query?query=count_over_time(up%5B1m%5D)%20%3E%2010");
-            let reply = curl(&[&query]);
-            let series = if reply.status == 200 { reply.json() } else { Value::Null };
+            let response = curl(&[&query]);
+            let series = if response.status == 200 { response.json() } else { Value::Null };
             time = series["data"]["result"][0]["value"][0].as_f64().unwrap_or(0.0);
             time > 0.0
         });
-        // Scrapes that are under way are written with the time at which they began.
+        // A scrape in progress is stored with the time of its start.
         let time = time - 0.5;
         Some(Self { url, time, server })
     }
 
-    /// What it answers to this path itself.
-    pub(crate) fn answer(&self, path: &str) -> Value {
-        self.server.answer(path)
+    /// Returns the JSON response of Prometheus to a path.
+    pub(crate) fn get_json(&self, path: &str) -> Value {
+        self.server.get_json(path)
     }
 }
 
-impl Server {
-    /// Starts one.
+impl PrometheusServer {
+    /// Starts Prometheus with a configuration, and waits until it is ready.
     pub(crate) fn start(config: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("prometheus.yml");
@@ -86,13 +84,13 @@ impl Server {
         let line = process.line("Listening on", |line| line.contains("\"Listening on\""));
         let address = line.rsplit("address=").next().unwrap();
         let server = Self { url: format!("http://{address}"), directory, _process: process };
-        // It listens before its storage is open, and answers 503 until then.
+        // Prometheus listens before its storage is open, and responds with 503 until then.
         eventually("Prometheus is ready", || curl(&[&format!("{}/-/ready", server.url)]).status == 200);
         server
     }
 
-    /// What it answers to this path.
-    pub(crate) fn answer(&self, path: &str) -> Value {
+    /// Returns the JSON response to a path.
+    pub(crate) fn get_json(&self, path: &str) -> Value {
         curl(&[&format!("{}{path}", self.url)]).json()
     }
 }

@@ -1,4 +1,4 @@
-//! An HTTP server that keeps what it is sent and answers everything with an empty object.
+//! An HTTP server that records requests.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -9,52 +9,52 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// A running one.
-pub(crate) struct Recorder {
-    /// Where it listens.
+/// An HTTP server that records requests and responds to all of them with an empty object.
+pub(crate) struct RecordingServer {
+    /// The address of the server.
     pub(crate) address: SocketAddr,
-    requests: Arc<Mutex<Vec<Recorded>>>,
+    requests: Arc<Mutex<Vec<RecordedRequest>>>,
 }
 
-/// What it was sent.
+/// A request that the server received.
 #[derive(Clone, Debug)]
-pub(crate) struct Recorded {
-    /// The first line, and the header fields.
+pub(crate) struct RecordedRequest {
+    /// The request line and the header fields.
     pub(crate) head: Vec<String>,
-    /// What followed.
+    /// The body.
     pub(crate) body: Vec<u8>,
 }
 
-impl Recorder {
-    /// Starts one.
+impl RecordingServer {
+    /// Starts the server.
     pub(crate) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (address, requests) = (listener.local_addr().unwrap(), Arc::default());
-        let kept = Arc::clone(&requests);
+        let recorded = Arc::clone(&requests);
         thread::spawn(move || {
             for connection in listener.incoming().map_while(Result::ok) {
-                let kept = Arc::clone(&kept);
-                thread::spawn(move || serve(connection, &kept));
+                let recorded = Arc::clone(&recorded);
+                thread::spawn(move || serve(connection, &recorded));
             }
         });
         Self { address, requests }
     }
 
-    /// Everything until now.
-    pub(crate) fn requests(&self) -> Vec<Recorded> {
+    /// Returns all requests so far.
+    pub(crate) fn requests(&self) -> Vec<RecordedRequest> {
         self.requests.lock().clone()
     }
 }
 
-impl Recorded {
-    /// The value of a header field.
+impl RecordedRequest {
+    /// Returns the value of a header field.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let mut fields = self.head.iter().filter_map(|line| line.split_once(": "));
         fields.find(|(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value)
     }
 }
 
-fn serve(connection: TcpStream, kept: &Mutex<Vec<Recorded>>) {
+fn serve(connection: TcpStream, requests: &Mutex<Vec<RecordedRequest>>) {
     let mut reader = BufReader::new(connection.try_clone().unwrap());
     let mut connection = connection;
     loop {
@@ -63,15 +63,15 @@ fn serve(connection: TcpStream, kept: &Mutex<Vec<Recorded>>) {
         if head.is_empty() {
             return;
         }
-        let mut recorded = Recorded { head, body: Vec::new() };
-        let length = recorded.header("content-length").map_or(0, |length| length.parse().unwrap());
-        recorded.body = vec![0; length];
-        if reader.read_exact(&mut recorded.body).is_err() {
+        let mut request = RecordedRequest { head, body: Vec::new() };
+        let length = request.header("content-length").map_or(0, |length| length.parse().unwrap());
+        request.body = vec![0; length];
+        if reader.read_exact(&mut request.body).is_err() {
             return;
         }
-        let otlp = recorded.head[0].starts_with("POST ");
-        kept.lock().push(recorded);
-        // No fields are set in an empty message of protobuf.
+        let otlp = request.head[0].starts_with("POST ");
+        requests.lock().push(request);
+        // OTLP expects a protobuf message, and an empty body is a message without fields.
         let answer = if otlp { "" } else { "{}" };
         let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}", answer.len());
         if connection.write_all(answer.as_bytes()).is_err() {

@@ -1,24 +1,22 @@
-//! The simulated cluster, for what old clusters do not speak: `v5.channel.k8s.io` of exec over WebSocket.
+//! The simulated cluster of `make demo`. Unlike old clusters, it supports `v5.channel.k8s.io` for exec over WebSocket.
 
 use std::{path::PathBuf, process::Command};
 
 use tempfile::TempDir;
+use testkit::skip::{installed, skipped};
 
-use super::{
-    Kas, Process, kubeconfig,
-    skip::{installed, skipped},
-};
+use super::{Kas, Process, kubeconfig};
 
-/// A running one.
+/// A running simulated cluster.
 pub(crate) struct Simulator {
-    /// What agentk is given.
+    /// The kubeconfig for agentk.
     pub(crate) kubeconfig: PathBuf,
     _process: Process,
     _directory: TempDir,
 }
 
 impl Simulator {
-    /// Starts one, or says a word about the test that is left out for want of kubectl.
+    /// Starts a simulated cluster, or skips the test if kubectl is missing.
     pub(crate) fn or_skip() -> Option<Self> {
         if !installed("kubectl") {
             skipped("there is no kubectl");

@@ -1,4 +1,4 @@
-//! A private certificate authority and a certificate for 127.0.0.1, made by openssl.
+//! A private certificate authority and a certificate for 127.0.0.1, generated with openssl.
 
 use std::{
     fs,
@@ -8,14 +8,14 @@ use std::{
 
 use super::run;
 
-/// Files, PEM.
+/// The paths of PEM files.
 #[derive(Clone)]
 pub(crate) struct Certificates {
-    /// Of the authority.
+    /// The certificate of the authority.
     pub(crate) authority: PathBuf,
-    /// Of the server.
+    /// The certificate of the server.
     pub(crate) certificate: PathBuf,
-    /// Of the server.
+    /// The key of the server.
     pub(crate) key: PathBuf,
 }
 
@@ -38,8 +38,8 @@ authorityKeyIdentifier = keyid
 ";
 
 impl Certificates {
-    /// Makes them in a directory.
-    pub(crate) fn make(directory: &Path) -> Self {
+    /// Generates the files in a directory.
+    pub(crate) fn generate(directory: &Path) -> Self {
         let file = |name: &str| directory.join(name);
         fs::write(file("openssl.cnf"), CONFIG).unwrap();
         let (authority, authority_key) = (file("ca.crt"), file("ca.key"));

@@ -8,8 +8,9 @@ use std::{
 };
 
 use serde_json::Value;
+use testkit::skip::skipped_by_version;
 
-use super::{run, skip::skipped_by_version};
+use super::run;
 
 /// A version of kubectl, as major and minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,7 +35,7 @@ impl KubectlVersion {
         })
     }
 
-    /// Returns whether the kubectl on the `PATH` has this version or a newer one, and reports the skipped `part` if not.
+    /// Returns whether the kubectl on the `PATH` has at least this version, and reports the skipped `part` if not.
     pub(crate) fn or_skip(self, part: &str) -> bool {
         let installed = Self::installed();
         let has = installed >= self;

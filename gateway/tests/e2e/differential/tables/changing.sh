@@ -1,4 +1,4 @@
-# kubectl, verbs that change objects: the same in twin namespaces, one after the other.
+# kubectl verbs that change objects. Each side runs the rows in order, in its own namespace.
 
 # create
 0     kubectl create configmap made --from-literal=a=1
@@ -43,7 +43,7 @@
 0     kubectl apply view-last-applied configmap/applied
 1     manifest v1:ConfigMap made '"data":{"a":"2"}' | kubectl apply set-last-applied -f -
 0     manifest v1:ConfigMap made '"data":{"a":"2"}' | kubectl apply set-last-applied --create-annotation -f -
-# Since 1.26, a server-side apply takes the annotation of an earlier apply away.
+# Since 1.26, a server-side apply removes the annotation of an earlier apply.
 1@1.26 manifest v1:ConfigMap applied '"data":{"sky":"black"}' | kubectl apply set-last-applied -f -
 0     manifest v1:ConfigMap pruned '"data":{}' | kubectl label --local -f - p=p -o json | kubectl apply -f -
 0     manifest v1:ConfigMap kept '"data":{}' | kubectl label --local -f - p=p -o json |

@@ -1,7 +1,7 @@
-# What helm's client sends for install, upgrade, status, rollback and uninstall (helm.sh/helm/v3, pkg/storage/driver and
+# The requests of helm for install, upgrade, status, rollback and uninstall (helm.sh/helm/v3, pkg/storage/driver and
 # pkg/kube): a release is a secret, looked up by its labels; objects are applied as three-way patches and waited for.
 
-# Is anybody there, and what can it do?
+# reachability and discovery
 200   api /version
 200   api /openapi/v2 -H 'Accept: application/com.github.proto-openapi.spec.v2@v1.0+protobuf'
 200   api /api -H 'Accept: application/json;as=APIGroupDiscoveryList;v=v2;g=apidiscovery.k8s.io,application/json'

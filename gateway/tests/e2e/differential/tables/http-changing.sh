@@ -1,4 +1,4 @@
-# curl, what changes something: the same in twin namespaces, one after the other.
+# HTTP requests that change objects. Each side runs the rows in order, in its own namespace.
 
 201   send POST $core/configmaps '{"metadata":{"name":"made"},"data":{"a":"1"}}'
 409   send POST $core/configmaps '{"metadata":{"name":"made"}}'

@@ -1,4 +1,4 @@
-# curl, what only reads: both sides look at the same objects; status, headers and bodies.
+# HTTP requests that only read. Both sides read the same objects.
 
 setup kubectl create configmap colours --from-literal=sky=blue --from-literal=sea=grün
 setup kubectl create configmap second
@@ -27,7 +27,7 @@ setup until_it kubectl get deployment none -o jsonpath='{.status.observedGenerat
 200   api $core/configmaps/colours --http1.1 -H 'Connection: keep-alive, X-Private' -H 'X-Private: 1'
 0     curl "$SERVER$core/configmaps/colours" "$SERVER$core/configmaps/second" "$SERVER/version"
 
-# What is wanted
+# Content negotiation
 200   api $core/configmaps -H 'Accept: application/json;as=Table;v=v1;g=meta.k8s.io,application/json'
 200   api $core/configmaps -H 'Accept: application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io'
 200   api $core/configmaps/colours -H 'Accept: application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io'
@@ -139,7 +139,7 @@ setup until_it kubectl get deployment none -o jsonpath='{.status.observedGenerat
 404   api $core/services/none/proxy/path
 404   api $core/services/none:80/proxy/path
 
-# Who
+# Authentication
 200   api /api/v1 -H 'Impersonate-User: bob'
 403   api $core/configmaps -H 'Impersonate-User: bob'
 200   api $core/configmaps -H 'Impersonate-User: bob' -H 'Impersonate-Group: system:masters'

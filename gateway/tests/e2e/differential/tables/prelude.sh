@@ -1,18 +1,18 @@
-# What rows may use besides kubectl and curl.
+# The shell functions and variables of rows.
 
-# api PATH [CURL OPTION...]: head and body of the answer of the server to which this side talks.
+# api PATH [CURL OPTION...]: prints head and body of the response of this side's server.
 api() {
   local path=$1
   shift
   curl --include "$SERVER$path" "$@"
 }
 
-# manifest KIND NAME JSON: an object with more fields than a name.
+# manifest KIND NAME JSON: prints an object with additional fields.
 manifest() {
   printf '{"apiVersion":"%s","kind":"%s","metadata":{"name":"%s"}%s}' "${1%:*}" "${1#*:}" "$2" "${3:+,$3}"
 }
 
-# until_it COMMAND...: again until it succeeds.
+# until_it COMMAND...: repeats a command until it succeeds.
 until_it() {
   for _ in {1..200}; do
     "$@" >/dev/null 2>&1 && return
@@ -21,7 +21,7 @@ until_it() {
   return 1
 }
 
-# beside FILE COMMAND...: starts it, with its output in the file, and stops it when the row ends.
+# beside FILE COMMAND...: starts a command with its output in a file, and stops it when the row ends.
 beside() {
   local file=$1
   shift
@@ -29,14 +29,14 @@ beside() {
   trap "kill $!" EXIT
 }
 
-# forwarded TARGET PATH: asks for a path through kubectl port-forward.
+# forwarded TARGET PATH: requests a path through kubectl port-forward.
 forwarded() {
   beside "$TMP/forward" kubectl port-forward "$1" :8080
   until_it grep -q Forwarding "$TMP/forward" || cat "$TMP/forward"
   curl "http://127.0.0.1:$(sed -n 's/Forwarding from 127.0.0.1:\([0-9]*\).*/\1/p' "$TMP/forward")$2"
 }
 
-# proxied PATH [OPTION...]: asks for a path through kubectl proxy with options.
+# proxied PATH [OPTION...]: requests a path through kubectl proxy with options.
 proxied() {
   rm -f "$TMP/proxy.sock"
   beside "$TMP/proxy" kubectl proxy --unix-socket="$TMP/proxy.sock" "${@:2}"
@@ -44,23 +44,23 @@ proxied() {
   curl --unix-socket "$TMP/proxy.sock" "http://localhost$1"
 }
 
-# prune_list: the option of kubectl apply --prune that names kinds, which is --prune-whitelist before kubectl 1.26.
+# prune_list: prints the option of kubectl apply --prune for kinds, which is --prune-whitelist before kubectl 1.26.
 prune_list() {
   kubectl apply --help | grep --only-matching -e '--prune-allowlist' -e '--prune-whitelist' | sort | head --lines=1
 }
 
-# Paths of this side's namespace.
+# The API paths of this side's namespace.
 core=/api/v1/namespaces/$NS
 apps=/apis/apps/v1/namespaces/$NS
 
-# send METHOD PATH BODY [CURL OPTION...]: JSON.
+# send METHOD PATH BODY [CURL OPTION...]: sends JSON.
 send() {
   local method=$1 path=$2 body=$3
   shift 3
   api "$path" --request "$method" --header 'Content-Type: application/json' --data-binary "$body" "$@"
 }
 
-# patch TYPE PATH BODY [CURL OPTION...]: a PATCH; TYPE is json, merge, strategic-merge or apply.
+# patch TYPE PATH BODY [CURL OPTION...]: sends a PATCH; TYPE is json, merge, strategic-merge or apply.
 patch() {
   local type=$1 path=$2 body=$3
   shift 3
@@ -68,14 +68,14 @@ patch() {
   api "$path" --request PATCH --header "Content-Type: application/$type" --data-binary "$body" "$@"
 }
 
-# helm's record of a release: VERSION STATUS.
+# release VERSION STATUS: prints the record of a release.
 release() {
   printf '{"metadata":{"name":"sh.helm.release.v1.shop.v%s","labels":{"modifiedAt":"1700000000","name":"shop",
     "owner":"helm","status":"%s","version":"%s"}},"type":"helm.sh/release.v1","data":{"release":"%s"}}' \
     "$1" "$2" "$1" "$(seq 2000 | gzip -n | base64 -w0 | base64 -w0)"
 }
 
-# A deployment as helm sends it: REPLICAS.
+# deployment REPLICAS: prints a deployment as helm sends it.
 deployment() {
   printf '{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web",
     "labels":{"app.kubernetes.io/managed-by":"Helm"},"annotations":{"meta.helm.sh/release-name":"shop"}},

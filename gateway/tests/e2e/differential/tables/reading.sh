@@ -1,4 +1,4 @@
-# kubectl, verbs that only read: both sides look at the same objects.
+# kubectl verbs that only read. Both sides read the same objects.
 
 setup kubectl create configmap colours --from-literal=sky=blue --from-literal=sea=grün
 setup kubectl create configmap empty
@@ -66,9 +66,10 @@ setup kubectl rollout status deployment/web --timeout=50s
 124   timeout 2 kubectl get configmaps --watch-only
 0     kubectl get configmaps --watch --request-timeout=1s
 
-# describe and friends
+# describe, explain and others
 0     kubectl describe pods
-0     kubectl describe configmap colours
+# kubectl 1.20 prints the keys in the order of a Go map, which changes from run to run.
+0     kubectl describe configmap colours | sort
 0     kubectl describe secret key
 0     kubectl describe service web
 0     kubectl describe deployment web
@@ -86,7 +87,7 @@ setup kubectl rollout status deployment/web --timeout=50s
 1     kubectl wait --for=delete deployment/web --timeout=3s
 1     kubectl wait --for=condition=NoSuch deployment/web --timeout=3s
 
-# Who may what
+# auth
 0     kubectl auth can-i create pods
 0     kubectl auth can-i --list
 0     kubectl auth can-i get pods --subresource=log
@@ -96,7 +97,7 @@ setup kubectl rollout status deployment/web --timeout=50s
 0     kubectl get pods --as=nobody --as-group=system:masters --output=name
 1     kubectl get pods --as=nobody
 
-# Refusals of the cluster
+# errors of the cluster
 1     kubectl get pod none
 1     kubectl get nosuchkind
 1     kubectl get pods --field-selector=no.such.field=1

@@ -1,4 +1,4 @@
-# kubectl, answers that go on and requests that become raw streams.
+# kubectl commands with long responses and with upgrades.
 
 setup cat >web.json <<'JSON'
       {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "labels": {"app": "web"}}, "spec": {
@@ -59,7 +59,7 @@ setup until_it sh -c 'test "$(kubectl get pod done -o jsonpath={.status.phase})"
 0     kubectl exec web -- sh -c 'seq 100000000' 2>/dev/null | head -n1
 4     script --quiet --return --command 'kubectl exec --stdin --tty web -- sh -c "exit 4" 2>/dev/null' /dev/null </dev/null >/dev/null
 
-# cp; from a pod, kubectl does not wait for what tar says (it goes to kubectl's standard output) nor for how tar ended
+# cp; from a pod, kubectl waits neither for the messages of tar (on kubectl's standard output) nor for its exit code
 0     head -c 1000000 /dev/zero >$TMP/zero; kubectl cp $TMP/zero web:/tmp/$SIDE
 0     kubectl exec web -- sha256sum /tmp/$SIDE
 0     kubectl cp web:/tmp/$SIDE $TMP/back >/dev/null 2>&1; cmp $TMP/zero $TMP/back

@@ -1,4 +1,4 @@
-# kubectl, what runs: the same in twin namespaces, one after the other.
+# kubectl commands for workloads. Each side runs the rows in order, in its own namespace.
 
 0     kubectl create deployment web --image=busybox:1.35 --replicas=1 -- sleep 1000
 0     kubectl patch deployment web -p '{"spec":{"template":{"spec":{"terminationGracePeriodSeconds":0}}}}'

@@ -1,0 +1,259 @@
+//! Enforces the policy in force: checks, counts and logs requests, and reloads the policy file.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use files::{FollowedFile, follow};
+use http::Request;
+use process::LogLimiter;
+use prometheus_client::metrics::counter::Counter;
+use proto::{Reason, ServiceName, header, yaml::YamlError};
+use tokio::{sync::watch, time::Instant};
+
+use super::{Action, DEFAULT, DecisionSource, Policy, PolicyMode, UNCLEAR, describe};
+use crate::{ServiceError, metrics::AgentMetrics};
+
+/// The largest policy file, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+/// The longest description of a request in the log, in characters.
+const MAX_DESCRIPTION: usize = 300;
+/// The period in which refusals of one rule are logged once.
+const LOG_PERIOD: Duration = Duration::from_secs(60);
+
+/// Checks requests against the policy in force.
+#[derive(Debug)]
+pub struct PolicyEnforcer {
+    file: PathBuf,
+    /// The services that agentk announces. Rules for others cause warnings.
+    served: Vec<ServiceName>,
+    active: ArcSwap<ActivePolicy>,
+    changes: watch::Sender<()>,
+    metrics: AgentMetrics,
+}
+
+#[derive(Debug)]
+struct ActivePolicy {
+    /// The number of versions before this one.
+    version: u64,
+    text: String,
+    policy: Policy,
+    /// One for each rule, then that of the default, then that of unclear requests.
+    stats: Vec<RuleStats>,
+    /// Limits the log lines of refusals, by the index in `stats`.
+    log_limit: LogLimiter<usize>,
+}
+
+#[derive(Debug)]
+struct RuleStats {
+    name: String,
+    /// The value of the metric label.
+    decision: &'static str,
+    counter: Counter,
+}
+
+impl PolicyEnforcer {
+    /// Returns an enforcer of the policy in `file`. It reads the file, which blocks.
+    pub fn load(file: PathBuf, served: Vec<ServiceName>, metrics: AgentMetrics) -> Result<Self, YamlError> {
+        let text = read(&file)?;
+        let policy = Policy::parse(&file, &text)?;
+        let active = ArcSwap::from_pointee(ActivePolicy::new(0, text, policy, &metrics));
+        let enforcer = Self { file, served, active, changes: watch::Sender::new(()), metrics };
+        enforcer.log_active();
+
+        Ok(enforcer)
+    }
+
+    /// Returns the path of the policy file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Returns the mode and the number of rules of the policy in force.
+    pub fn summary(&self) -> (PolicyMode, usize) {
+        let active = self.active.load();
+        (active.policy.mode(), active.policy.rules().len())
+    }
+
+    /// Returns the [warnings](Policy::warnings) of the policy in force.
+    pub fn warnings(&self) -> Vec<String> {
+        self.active.load().policy.warnings(&self.served)
+    }
+
+    /// Checks a request, counts the decision, and logs a refusal. Returns the version of the policy that permits it.
+    pub fn check<B>(&self, service: &str, request: &Request<B>) -> Result<u64, ServiceError> {
+        let active = self.active.load();
+        let decision = active.policy.evaluate(service, request);
+        let index = active.stats_index(decision.source);
+        active.stats[index].counter.inc();
+        if decision.allowed {
+            return Ok(active.version);
+        }
+
+        let (enforced, described) = (active.policy.mode() == PolicyMode::Enforce, describe(service, request));
+        active.log_refusal(index, service, request, &described, enforced);
+        if !enforced {
+            return Ok(active.version);
+        }
+        Err(refusal(&active.stats[index].name, decision.source, &described))
+    }
+
+    /// Returns whether the policy in force allows a request that an earlier version permitted. A refusal is counted and logged.
+    pub(super) fn still_allows<B>(&self, service: &str, request: &Request<B>) -> bool {
+        let active = self.active.load();
+        let decision = active.policy.evaluate(service, request);
+        if decision.allowed || active.policy.mode() == PolicyMode::DryRun {
+            return true;
+        }
+
+        let index = active.stats_index(decision.source);
+        active.stats[index].counter.inc();
+        active.log_refusal(index, service, request, &describe(service, request), true);
+        false
+    }
+
+    /// Returns the version in force.
+    pub(super) fn version(&self) -> u64 {
+        self.active.load().version
+    }
+
+    /// Returns a receiver of each version that comes into force after this call.
+    pub(super) fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
+    /// Reloads the file when it changes and on each of `requests`. The future never completes. While the file cannot be used,
+    /// the last good version stays in force.
+    pub fn follow(
+        self: Arc<Self>,
+        file: FollowedFile,
+        requests: watch::Receiver<()>,
+    ) -> impl Future<Output = ()> + Send {
+        follow(file, vec![self.file.clone()], requests, move || self.reload())
+    }
+
+    fn reload(&self) -> Result<(), YamlError> {
+        let parsed = read(&self.file).and_then(|text| {
+            let policy = Policy::parse(&self.file, &text)?;
+            Ok((text, policy))
+        });
+        self.metrics.record_policy_reload(parsed.is_ok());
+        let (text, policy) = parsed?;
+        if self.active.load().text != text {
+            self.replace(text, policy);
+        }
+        Ok(())
+    }
+
+    fn replace(&self, text: String, policy: Policy) {
+        let next = Arc::new(ActivePolicy::new(self.version() + 1, text, policy, &self.metrics));
+        let last = self.active.swap(Arc::clone(&next));
+        let is_kept = |stats: &RuleStats| {
+            next.stats.iter().any(|each| (&each.name, each.decision) == (&stats.name, stats.decision))
+        };
+        for removed in last.stats.iter().filter(|stats| !is_kept(stats)) {
+            self.metrics.remove_policy_decisions(&removed.name, removed.decision);
+        }
+        self.changes.send_replace(());
+        self.log_active();
+    }
+
+    #[cfg(test)]
+    pub(super) fn replace_with(&self, text: &str) {
+        self.replace(text.to_owned(), Policy::parse(&self.file, text).unwrap());
+    }
+
+    fn log_active(&self) {
+        let ((mode, rules), file) = (self.summary(), self.file.display());
+        let version = self.version();
+        match mode {
+            PolicyMode::Enforce => tracing::info!(rules, version, %file, "policy in force"),
+            PolicyMode::DryRun => {
+                tracing::warn!(rules, version, %file, "policy in force; dry-run: no request is refused");
+            }
+        }
+        for warning in self.warnings() {
+            tracing::warn!(%file, warning, "the policy is probably wrong");
+        }
+    }
+}
+
+impl ActivePolicy {
+    fn new(version: u64, text: String, policy: Policy, metrics: &AgentMetrics) -> Self {
+        let refused = match policy.mode() {
+            PolicyMode::Enforce => "refused",
+            PolicyMode::DryRun => "would-refuse",
+        };
+        let rules = policy.rules().iter().map(|rule| match rule.action() {
+            Action::Allow => (rule.name(), "allowed"),
+            Action::Deny => (rule.name(), refused),
+        });
+        let stats = rules.chain([(DEFAULT, refused), (UNCLEAR, refused)]);
+        let stats = stats.map(|(name, decision)| RuleStats {
+            name: name.to_owned(),
+            decision,
+            counter: metrics.policy_decisions(name, decision),
+        });
+
+        Self { version, text, stats: stats.collect(), policy, log_limit: LogLimiter::new(LOG_PERIOD) }
+    }
+
+    fn stats_index(&self, source: DecisionSource) -> usize {
+        match source {
+            DecisionSource::Rule(index) => index,
+            DecisionSource::Default => self.policy.rules().len(),
+            DecisionSource::Unclear(_) => self.policy.rules().len() + 1,
+        }
+    }
+
+    fn log_refusal<B>(
+        &self,
+        index: usize,
+        service: &str,
+        request: &Request<B>,
+        described: &str,
+        enforced: bool,
+    ) {
+        let Some(suppressed) = self.log_limit.admit(index, Instant::now().into_std()) else { return };
+        let id = request.headers().get(header::REQUEST_ID).and_then(|id| id.to_str().ok());
+        let rule = &self.stats[index].name;
+        let request: String = described.chars().take(MAX_DESCRIPTION).collect();
+        let message = match enforced {
+            true => "request refused by the policy",
+            false => "dry-run: the policy would refuse this request",
+        };
+        tracing::warn!(service, rule, request, request.id = id, suppressed, "{message}");
+    }
+}
+
+fn refusal(rule: &str, source: DecisionSource, described: &str) -> ServiceError {
+    let message = match source {
+        DecisionSource::Rule(_) => {
+            format!("the policy of this cluster does not allow this: rule {rule:?} refuses {described}")
+        }
+        DecisionSource::Default => {
+            format!("the policy of this cluster does not allow this: no rule allows {described}")
+        }
+        DecisionSource::Unclear(error) => {
+            format!("the policy of this cluster refuses {described}, which it cannot interpret: {error}")
+        }
+    };
+    ServiceError::new(Reason::RefusedByPolicy, message)
+}
+
+fn read(file: &Path) -> Result<String, YamlError> {
+    files::read_text_at_most(file, MAX_FILE).map_err(|error| {
+        let what = match error.kind() {
+            io::ErrorKind::NotFound => "the file does not exist".to_owned(),
+            io::ErrorKind::PermissionDenied => {
+                "permission denied: agentk's user may not read the file".to_owned()
+            }
+            _ => format!("cannot be read: {error}"),
+        };
+        YamlError::whole(file, what)
+    })
+}

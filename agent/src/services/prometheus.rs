@@ -1,0 +1,68 @@
+//! The services `prometheus` and `prometheus.<name>`: the read-only part of the HTTP API of a Prometheus server near agentk.
+//!
+//! A flag names the server, or [`discovery`] finds it. Bodies pass unchanged in both directions.
+//!
+//! There is no time limit: Prometheus has its own for queries (2 minutes by default), and a caller that disconnects cancels
+//! its query.
+
+pub mod allowlist;
+pub mod discovery;
+mod server;
+
+use http::{Request, Response};
+use proto::Reason;
+use tunnel::Body;
+
+use self::{allowlist::AllowlistMatch, discovery::DiscoveredServer, server::PrometheusServer};
+use super::{RequestHandler, ServiceError};
+use crate::{
+    cluster::CredentialFile,
+    upstream::{ServerUrl, UpstreamConfig},
+};
+
+/// Sends requests to Prometheus if they only read. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct PrometheusService(ServerSource);
+
+#[derive(Clone, Debug)]
+enum ServerSource {
+    Configured(PrometheusServer),
+    Discovered(DiscoveredServer),
+}
+
+impl PrometheusService {
+    /// Returns a service for the server at `url`, whose path is put before that of each request. It has no connection yet.
+    pub fn new(url: ServerUrl, config: UpstreamConfig, credential: Option<CredentialFile>) -> Self {
+        Self(ServerSource::Configured(PrometheusServer::new(url, config, credential)))
+    }
+
+    /// Sends a request of kas, if it only reads. Redirects are returned, never followed.
+    pub async fn send(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        let (method, path) = (request.method(), request.uri().path());
+        match allowlist::check(method, path) {
+            AllowlistMatch::Allowed => {}
+            AllowlistMatch::WrongMethod(methods) => {
+                let what = format!("{method} {path} of Prometheus is not proxied: use {methods}");
+                return Err(ServiceError::new(Reason::MethodNotAllowed, what).with_allow(methods));
+            }
+            AllowlistMatch::NotListed => {
+                let what = format!(
+                    "{method} {path} of Prometheus is not proxied: only requests that read, and return no secrets, are \
+                     (docs/prometheus.md)"
+                );
+                return Err(ServiceError::new(Reason::NotProxied, what));
+            }
+        }
+
+        match &self.0 {
+            ServerSource::Configured(server) => server.send(request).await,
+            ServerSource::Discovered(discovered) => discovered.server().await?.send(request).await,
+        }
+    }
+}
+
+impl RequestHandler for PrometheusService {
+    async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        self.send(request).await
+    }
+}

@@ -1,0 +1,164 @@
+//! Tests of `agentk check`: every step is a line, and the first error of a subject is its last line.
+
+use std::{convert::Infallible, fs, path::Path};
+
+use crate::support::{DialResponse, serve};
+use agent::{CheckCommand, cli::Cli};
+use bytes::Bytes;
+use clap::Parser as _;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use proto::ReplicaId;
+use tokio::{net::TcpListener, sync::mpsc};
+
+/// Starts a kas on a real socket and returns its port.
+#[allow(clippy::unwrap_used, reason = "test support")]
+async fn kas(answer: DialResponse) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (opened, _keep) = mpsc::unbounded_channel();
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve(stream, answer.clone(), 1, opened.clone()));
+        }
+    });
+    port
+}
+
+/// Starts a cluster in which agentk may not list secrets, and which is a Prometheus as well. Returns its port.
+#[allow(clippy::unwrap_used, reason = "test support")]
+async fn cluster() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let answer = |request: Request<Incoming>| async move {
+        let path = request.uri().path().to_owned();
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        let review = String::from_utf8_lossy(&body);
+        let (status, text) = match &*path {
+            "/version" => (200, r#"{"gitVersion": "v1.33.1"}"#),
+            "/api/v1/query" => (200, "{}"),
+            "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews" => match review.contains("secrets") {
+                true => (201, r#"{"status": {"allowed": false}}"#),
+                false => (201, r#"{"status": {"allowed": true}}"#),
+            },
+            _ => (404, ""),
+        };
+        let mut response = Response::new(Full::<Bytes>::from(text));
+        *response.status_mut() = StatusCode::from_u16(status).unwrap();
+        Ok::<_, Infallible>(response)
+    };
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer)));
+        }
+    });
+    port
+}
+
+/// Returns a port without a listener.
+#[allow(clippy::unwrap_used, reason = "test support")]
+async fn unused_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
+}
+
+#[allow(clippy::unwrap_used, reason = "test support")]
+async fn check(directory: &Path, kas: &str, cluster: u16, prometheus: u16) -> (bool, String) {
+    let kubeconfig = directory.join("config");
+    let config = format!(
+        "{{current-context: c, contexts: [{{name: c, context: {{cluster: c, user: u}}}}], \
+         clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{cluster}'}}}}], users: [{{name: u, user: {{}}}}]}}"
+    );
+    fs::write(&kubeconfig, config).unwrap();
+    let kubeconfig = kubeconfig.to_str().unwrap();
+    let prometheus = format!("http://127.0.0.1:{prometheus}");
+    let mut arguments =
+        vec!["agentk", "--kas-address", kas, "--kubeconfig", kubeconfig, "--prometheus-url", &prometheus];
+    let policy = directory.join("policy.yaml");
+    if policy.exists() {
+        arguments.extend(["--policy-file", policy.to_str().unwrap()]);
+    }
+    let run = Cli::try_parse_from(arguments).unwrap().run.unwrap();
+    let mut out = Vec::new();
+    let ok = CheckCommand::build(run, Some("agent-token".into())).unwrap().run(&mut out).await.unwrap();
+    (ok, String::from_utf8(out).unwrap())
+}
+
+/// Returns each line up to its result.
+fn steps(report: &str) -> Vec<String> {
+    let step = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let result = words.iter().position(|word| matches!(*word, "ok" | "FAILED"));
+        words[..=result.expect("a result")].join(" ")
+    };
+    report.lines().map(step).collect()
+}
+
+#[tokio::test]
+async fn policy_without_rules_is_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    let (kas, cluster) = (kas(DialResponse::Accept(ReplicaId::random())).await, cluster().await);
+    fs::write(directory.path().join("policy.yaml"), "rules: []").unwrap();
+    let (ok, report) = check(directory.path(), &format!("ws://127.0.0.1:{kas}"), cluster, cluster).await;
+    assert!(ok, "{report}");
+    let line = "policy: rules            warning there are no rules: the policy refuses every request\n";
+    assert!(report.ends_with(line), "{report}");
+}
+
+#[tokio::test]
+async fn successful_check_has_a_line_for_each_step() {
+    let directory = tempfile::tempdir().unwrap();
+    let (kas, cluster) = (kas(DialResponse::Accept(ReplicaId::random())).await, cluster().await);
+    let policy = "mode: dry-run\nrules: [{name: all, action: allow, services: ['*']}]";
+    fs::write(directory.path().join("policy.yaml"), policy).unwrap();
+    let (ok, report) = check(directory.path(), &format!("ws://127.0.0.1:{kas}"), cluster, cluster).await;
+    assert!(ok, "{report}");
+    assert!(report.contains("policy.yaml is valid; dry-run, refuses nothing; 1 rules\n"), "{report}");
+    assert_eq!(
+        steps(&report),
+        [
+            "kas: DNS ok",
+            "kas: TCP ok",
+            "kas: TLS ok",
+            "kas: upgrade ok",
+            "kas: authentication ok",
+            "kas: tunnel ok",
+            "cluster: API server ok",
+            "cluster: permissions ok",
+            "cluster: impersonation ok",
+            "prometheus: query ok",
+            "policy: file ok",
+        ],
+        "{report}"
+    );
+    assert!(report.contains("v1.33.1 at http://127.0.0.1:"), "{report}");
+    assert!(report.contains("agentk may list pods, "), "{report}");
+    assert!(report.contains("; agentk may not list secrets\n"), "{report}");
+    assert!(!report.contains("agent-token"), "{report}");
+}
+
+#[tokio::test]
+async fn failed_step_ends_its_subject_and_has_a_hint() {
+    let directory = tempfile::tempdir().unwrap();
+    let (refused, lost) = (DialResponse::Refuse(401, &[], "unknown"), DialResponse::Refuse(404, &[], ""));
+    for (kas, expected, hint) in [
+        (
+            format!("ws://127.0.0.1:{}", kas(refused).await),
+            "kas: authentication FAILED",
+            "kas token new agent",
+        ),
+        (format!("ws://127.0.0.1:{}", kas(lost).await), "kas: upgrade FAILED", "address for agents"),
+        (format!("ws://127.0.0.1:{}", unused_port().await), "kas: TCP FAILED", "NetworkPolicies"),
+        (format!("wss://127.0.0.1:{}", cluster().await), "kas: TLS FAILED", "--kas-ca-cert-file"),
+    ] {
+        let unused = unused_port().await;
+        let (ok, report) = check(directory.path(), &kas, unused, unused).await;
+        assert!(!ok);
+        let steps = steps(&report);
+        let failed = steps.iter().filter(|step| step.ends_with("FAILED")).collect::<Vec<_>>();
+        assert_eq!(failed, [expected, "cluster: API server FAILED", "prometheus: query FAILED"], "{report}");
+        let line = report.lines().find(|line| line.starts_with("kas") && line.contains("FAILED")).unwrap();
+        assert!(line.contains(hint), "{line}");
+    }
+}

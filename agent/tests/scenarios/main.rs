@@ -1,0 +1,10 @@
+//! agentk as a library against a scripted kas over in-memory pipes, and against servers on loopback.
+
+mod check;
+mod dial;
+mod policy;
+mod proxy;
+mod refusals;
+mod services;
+mod session;
+mod support;

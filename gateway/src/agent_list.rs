@@ -1,0 +1,179 @@
+//! The list of all agents, for `GET /agents` of the observability listener and for `kas agents`.
+//!
+//! It is for operators only, because it has the name and the address of every agent. Its shape is documented in
+//! `docs/operations.md`.
+
+use std::{collections::HashMap, sync::Arc, time::SystemTime};
+
+use proto::{AgentId, AgentName, InstanceId, ReplicaId, ServiceName, TunnelId};
+use router::{LocalTunnels, RequestsInFlight, RouteStore, TunnelView};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    agent_locations::{AgentLocations, AgentOwner, AgentState, rfc3339},
+    agents::AgentServer,
+    identity::Identities,
+    tunnel_entry::TunnelEntry,
+};
+
+/// Lists the agents of a replica.
+#[derive(Clone, Debug)]
+pub struct AgentLister {
+    identities: Identities,
+    tunnels: Arc<LocalTunnels<TunnelEntry>>,
+    store: Arc<dyn RouteStore>,
+    replica: ReplicaId,
+}
+
+/// All agents of the identity file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AgentList {
+    /// The replica that created the list.
+    pub replica: ReplicaId,
+    /// The version of that kas.
+    pub version: String,
+    /// The time at which the list was created.
+    #[serde(with = "rfc3339")]
+    pub time: SystemTime,
+    /// The error because of which the tunnels to other replicas are missing.
+    pub missing: Option<String>,
+    /// The agents, in order of their names.
+    pub agents: Vec<AgentStatus>,
+}
+
+/// One agent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AgentStatus {
+    /// The id of the agent.
+    pub id: AgentId,
+    /// Its name.
+    pub name: AgentName,
+    /// The connection of the agent.
+    #[serde(flatten)]
+    pub state: AgentState,
+    /// Its tunnels to this replica.
+    pub tunnels: Vec<TunnelStatus>,
+    /// The other replicas that hold tunnels of the agent.
+    pub elsewhere: Vec<AgentOwner>,
+}
+
+/// One tunnel. The agent reports the fields from `instance` to `kubernetes_version` itself, and is not trusted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TunnelStatus {
+    /// The id of the tunnel in the logs of kas and agentk.
+    pub id: TunnelId,
+    /// The address of the agent.
+    pub peer: String,
+    /// The time at which it was opened.
+    #[serde(with = "rfc3339")]
+    pub since: SystemTime,
+    /// True if the tunnel drains.
+    pub draining: bool,
+    /// The agentk process.
+    pub instance: InstanceId,
+    /// The index of the tunnel in the process, from 0.
+    pub index: u16,
+    /// The version of agentk.
+    pub version: String,
+    /// The namespace of the pod.
+    pub pod_namespace: Option<String>,
+    /// The name of the pod.
+    pub pod_name: Option<String>,
+    /// The version of the cluster.
+    pub kubernetes_version: Option<String>,
+    /// The last measured round trip, in milliseconds.
+    pub round_trip_ms: Option<f64>,
+    /// The services of the tunnel.
+    pub services: Vec<ServiceLoad>,
+}
+
+/// A service of a tunnel, with its requests in flight.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ServiceLoad {
+    /// Its name.
+    pub name: ServiceName,
+    /// Short requests in flight.
+    pub short: u32,
+    /// Long requests in flight: watches, `logs -f`, exec, port-forward.
+    pub long: u32,
+}
+
+impl AgentLister {
+    /// Creates the lister of a replica.
+    pub fn new(agents: &AgentServer) -> Self {
+        Self {
+            identities: agents.identities.clone(),
+            tunnels: Arc::clone(&agents.tunnels),
+            store: Arc::clone(&agents.store),
+            replica: agents.replica,
+        }
+    }
+
+    /// Lists the agents.
+    pub async fn list(&self) -> AgentList {
+        let mut held: HashMap<AgentId, Vec<TunnelStatus>> = HashMap::new();
+        for view in self.tunnels.views() {
+            held.entry(view.agent).or_default().push(TunnelStatus::new(&view));
+        }
+
+        let identity = self.identities.load_full();
+        let names = identity.agents();
+        let ids: Vec<AgentId> = names.iter().map(|(_, id)| *id).collect();
+        let mut locations = AgentLocations::lookup(&*self.store, &ids).await;
+        let mut agents = Vec::new();
+        for (name, id) in names {
+            let mut tunnels = held.remove(&id).unwrap_or_default();
+            tunnels.sort_by_key(|tunnel| (tunnel.instance, tunnel.index, tunnel.since));
+            let mut elsewhere = locations.take_owners(id);
+            elsewhere.retain(|owner| owner.replica != self.replica);
+            let state = match (tunnels.is_empty(), elsewhere.is_empty()) {
+                (false, _) => AgentState::Connected,
+                (true, false) => AgentState::Elsewhere,
+                (true, true) => locations.state_without_owner(id),
+            };
+            agents.push(AgentStatus { id, name: name.clone(), state, tunnels, elsewhere });
+        }
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let missing = locations.missing;
+        AgentList { replica: self.replica, version, time: SystemTime::now(), missing, agents }
+    }
+}
+
+impl TunnelStatus {
+    fn new(view: &TunnelView<TunnelEntry>) -> Self {
+        let TunnelEntry { tunnel, hello, peer, since, .. } = view.handle();
+        let service = |(name, now): (&ServiceName, RequestsInFlight)| ServiceLoad {
+            name: name.clone(),
+            short: now.short,
+            long: now.long,
+        };
+        Self {
+            id: view.tunnel(),
+            peer: peer.clone(),
+            since: *since,
+            draining: view.is_draining(),
+            instance: hello.instance,
+            index: hello.tunnel_index,
+            version: hello.version.clone(),
+            pod_namespace: hello.pod_namespace.clone(),
+            pod_name: hello.pod_name.clone(),
+            kubernetes_version: hello.kubernetes_version.clone(),
+            round_trip_ms: tunnel.round_trip().map(|took| took.as_micros() as f64 / 1000.0),
+            services: view.services().map(service).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_has_the_documented_shape() {
+        let text = include_str!("../../docs/operations.md");
+        let example = text.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
+        let documented: serde_json::Value = serde_json::from_str(example).unwrap();
+        let listing: AgentList = serde_json::from_str(example).unwrap();
+        assert_eq!(serde_json::to_value(&listing).unwrap(), documented);
+    }
+}

@@ -1,0 +1,110 @@
+//! Ends tunnels from the side of kas: make-before-break where the agent can move, at once after a revocation.
+
+use std::{future::pending, time::Duration};
+
+use bytes::Bytes;
+use http::Request;
+use proto::{
+    AgentId, AgentName, ServiceName, TunnelId,
+    control::{DRAIN_PATH, DrainReason, DrainRequest},
+    header,
+};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tunnel::{Body, CloseReason, Tunnel};
+
+use crate::{identity::Identities, tasks::TaskGroup, token::TokenHash};
+
+/// The time that an agent may take for the response to a control request.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The tunnel to supervise, and the reasons to end it.
+pub(super) struct Supervised<'a> {
+    pub(super) agent: &'a AgentName,
+    pub(super) agent_id: AgentId,
+    pub(super) id: TunnelId,
+    pub(super) tunnel: &'a Tunnel,
+    /// The token with which the tunnel was opened. The tunnel is closed once it is revoked.
+    pub(super) token: &'a TokenHash,
+    pub(super) identities: &'a Identities,
+    /// The tunnel drains after this time, ±5 %.
+    pub(super) max_age: Duration,
+    /// Cancelled once the tunnel should move to another replica.
+    pub(super) move_requested: &'a CancellationToken,
+    /// The tunnel drains when this group drains, and is closed when this group is cut.
+    pub(super) connections: &'a TaskGroup,
+    /// The time that the streams in flight may take after the drain began.
+    pub(super) grace: Duration,
+}
+
+/// Waits for a reason to end the tunnel, and drains it.
+///
+/// `on_drain` is called when the drain begins. `withdraw` runs once the agent was asked to leave because the replica stops.
+/// The future completes only if the group is cut: otherwise the driver of the tunnel reports the end.
+pub(super) async fn supervise(
+    supervised: Supervised<'_>,
+    on_drain: impl Fn(),
+    withdraw: impl Future<Output = ()>,
+) -> CloseReason {
+    let Supervised { identities, token, tunnel, .. } = supervised;
+    let mut changes = identities.changes();
+    let age = sleep(supervised.max_age.mul_f64(rand::random_range(0.95..1.05)));
+    tokio::pin!(age);
+    let revoked = async {
+        while identities.load().is_token_of(supervised.agent_id, token) {
+            if changes.changed().await.is_err() {
+                pending::<()>().await;
+            }
+        }
+    };
+    tokio::pin!(revoked);
+
+    let reason = tokio::select! {
+        () = &mut age => DrainReason::MaxAge,
+        () = supervised.connections.draining.cancelled() => DrainReason::Shutdown,
+        () = supervised.move_requested.cancelled() => DrainReason::Rebalance,
+        () = &mut revoked => return close_revoked(&supervised).await,
+    };
+    on_drain();
+    let drained = async {
+        if let Err(error) = send_drain(tunnel, reason, supervised.grace).await {
+            tracing::warn!(agent.name = %supervised.agent, tunnel = %supervised.id, error, "drain request failed");
+        }
+        if reason == DrainReason::Shutdown {
+            // This replica finishes the requests in flight. New requests go to the replica of the agent's next tunnel.
+            withdraw.await;
+        }
+        revoked.await;
+        close_revoked(&supervised).await
+    };
+    tokio::select! {
+        ended = drained => ended,
+        () = supervised.connections.cut.cancelled() => {
+            tunnel.close();
+            CloseReason::LocallyClosed
+        }
+    }
+}
+
+/// Closes the tunnel of an agent whose token was revoked. The future never completes, because the driver of the tunnel reports
+/// the end.
+async fn close_revoked(supervised: &Supervised<'_>) -> CloseReason {
+    tracing::warn!(agent.name = %supervised.agent, tunnel = %supervised.id, "token revoked, tunnel cut");
+    supervised.tunnel.close();
+    pending().await
+}
+
+/// Asks the agent to open another tunnel and to leave this one. Returns the cause if the agent does not accept.
+async fn send_drain(tunnel: &Tunnel, reason: DrainReason, within: Duration) -> Result<(), String> {
+    let body = serde_json::to_vec(&DrainRequest { reason, within }).expect("serializable");
+    let request = Request::post(DRAIN_PATH)
+        .header(header::SERVICE, ServiceName::CONTROL)
+        .body(Body::from(Bytes::from(body)))
+        .expect("valid request");
+    match timeout(CONTROL_TIMEOUT, tunnel.call(request)).await {
+        Ok(Ok(response)) if response.status().is_success() => Ok(()),
+        Ok(Ok(response)) => Err(format!("the agent responded with {}", response.status())),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("the agent did not respond in time".to_owned()),
+    }
+}

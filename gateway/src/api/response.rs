@@ -1,0 +1,157 @@
+//! The responses of the internal API.
+
+use std::time::SystemTime;
+
+use axum::response::{IntoResponse, Response};
+use http::{
+    HeaderValue, StatusCode,
+    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE},
+};
+use proto::{AgentId, AgentName, ReplicaId};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{QueryError, TokenError};
+use crate::agent_locations::{AgentOwner, AgentState, rfc3339};
+
+/// A page of connected agents.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct AgentPage {
+    /// The replica that created the response.
+    pub(super) replica: ReplicaId,
+    /// The time at which the response was created.
+    #[serde(with = "rfc3339")]
+    pub(super) time: SystemTime,
+    /// The error because of which agents of other replicas are missing.
+    pub(super) missing: Option<String>,
+    /// The agents, in order of their ids.
+    pub(super) agents: Vec<AgentInfo>,
+    /// The value of `continue` for the next page, if there is one.
+    #[serde(rename = "continue")]
+    pub(super) next: Option<String>,
+}
+
+/// One agent, connected or not.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct AgentResponse {
+    pub(super) replica: ReplicaId,
+    #[serde(with = "rfc3339")]
+    pub(super) time: SystemTime,
+    pub(super) missing: Option<String>,
+    pub(super) agent: AgentInfo,
+}
+
+/// One agent in a response.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct AgentInfo {
+    pub(super) id: AgentId,
+    pub(super) name: AgentName,
+    pub(super) project_id: Option<u64>,
+    #[serde(flatten)]
+    pub(super) state: AgentState,
+    /// The replicas that hold its tunnels.
+    pub(super) replicas: Vec<AgentOwner>,
+}
+
+/// The error of a request. It is an extension of its response, for metrics and logs.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum ApiError {
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    #[error(transparent)]
+    Query(#[from] QueryError),
+    #[error("{0}")]
+    NotFound(String),
+    #[error("the only method of this path is GET")]
+    Method,
+}
+
+impl IntoResponse for AgentPage {
+    fn into_response(self) -> Response {
+        json(StatusCode::OK, &self)
+    }
+}
+
+impl IntoResponse for AgentResponse {
+    fn into_response(self) -> Response {
+        json(StatusCode::OK, &self)
+    }
+}
+
+impl ApiError {
+    pub(super) fn no_path(path: &str) -> Self {
+        let path: String = path.chars().take(100).collect();
+        Self::NotFound(format!(
+            "there is nothing at {path}: the paths are /api/v1/agents and /api/v1/agents/<id or name>"
+        ))
+    }
+
+    pub(super) fn no_agent(name: &str) -> Self {
+        let name: String = name.chars().take(100).collect();
+        Self::NotFound(format!("the identity file of kas has no agent {name:?}"))
+    }
+
+    /// Returns the error for programs.
+    pub(super) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Token(_) => "unauthorized",
+            Self::Query(_) => "bad-request",
+            Self::NotFound(_) => "not-found",
+            Self::Method => "method-not-allowed",
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = match &self {
+            Self::Token(_) => StatusCode::UNAUTHORIZED,
+            Self::Query(_) => StatusCode::BAD_REQUEST,
+            Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+        };
+        let mut response = json(status, &json!({"error": self.as_str(), "message": self.to_string()}));
+        let headers = response.headers_mut();
+        match &self {
+            Self::Token(error) => {
+                // RFC 6750 section 3.1: without a token, the challenge has no error.
+                let challenge = match error {
+                    TokenError::Missing => "Bearer realm=\"kas\"",
+                    TokenError::Invalid(_) => "Bearer realm=\"kas\", error=\"invalid_token\"",
+                };
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+            }
+            Self::Method => drop(headers.insert(ALLOW, HeaderValue::from_static("GET"))),
+            Self::Query(_) | Self::NotFound(_) => {}
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    let text = serde_json::to_string(value).expect("serializable") + "\n";
+    let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-store")];
+    (status, headers, text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::DeserializeOwned;
+
+    use super::*;
+
+    fn reads_back<T: Serialize + DeserializeOwned>(example: &str) {
+        let documented: serde_json::Value = serde_json::from_str(example).unwrap();
+        let read: T = serde_json::from_str(example).unwrap();
+        assert_eq!(serde_json::to_value(&read).unwrap(), documented);
+    }
+
+    #[test]
+    fn responses_have_the_documented_shapes() {
+        let text = include_str!("../../../docs/api.md");
+        let mut examples = text.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+        reads_back::<AgentPage>(examples.next().unwrap());
+        reads_back::<AgentResponse>(examples.next().unwrap());
+    }
+}

@@ -1,0 +1,98 @@
+//! The dialect and the encoding of an error.
+
+use http::{
+    HeaderMap, HeaderValue,
+    header::{ACCEPT, USER_AGENT},
+};
+use telemetry::TraceId;
+
+/// The language of an error's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorDialect {
+    /// `Status` objects (kubectl, helm, client-go).
+    Kubernetes,
+    /// The envelope of the Prometheus HTTP API (Grafana, promtool).
+    Prometheus,
+    /// A small JSON object.
+    Plain,
+}
+
+/// The form of an error, as the client of a request understands it.
+#[derive(Clone, Debug)]
+pub struct ErrorFormat {
+    pub(super) dialect: ErrorDialect,
+    accept: Option<HeaderValue>,
+    user_agent: Option<HeaderValue>,
+    pub(super) discovery: bool,
+}
+
+/// The encodings of a `Status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StatusEncoding {
+    Json,
+    Yaml,
+    Text,
+}
+
+/// The ids with which a request is found in logs and traces.
+pub(super) struct RequestIds {
+    pub(super) request: String,
+    trace: Option<String>,
+}
+
+impl ErrorFormat {
+    /// Returns the format for the client that sent these headers. The headers are parsed only if there is an error to render.
+    pub fn new(dialect: ErrorDialect, headers: &HeaderMap) -> Self {
+        let (accept, user_agent) = (headers.get(ACCEPT).cloned(), headers.get(USER_AGENT).cloned());
+        Self { dialect, accept, user_agent, discovery: false }
+    }
+
+    /// Adds a `Warning` for requests to a path of discovery.
+    ///
+    /// There kubectl prints only the code of a `Status` ("the server is currently unable to handle the request"), and before
+    /// 1.26 not even that of a 403 or 404; but it prints warnings.
+    pub fn with_discovery(self, discovery: bool) -> Self {
+        Self { discovery, ..self }
+    }
+
+    /// Returns whether the client is built on client-go: "kubectl/v1.32.4 (linux/amd64) kubernetes/59526cd".
+    pub(super) fn is_client_go(&self) -> bool {
+        let agent = self.user_agent.as_ref().and_then(|agent| agent.to_str().ok());
+        agent.is_some_and(|agent| agent.contains(" kubernetes/"))
+    }
+
+    /// Returns the first known encoding in `Accept`, or JSON.
+    ///
+    /// Quality values are ignored: Kubernetes clients list their preferred encoding first.
+    pub(super) fn encoding(&self) -> StatusEncoding {
+        let Some(accept) = self.accept.as_ref().and_then(|accept| accept.to_str().ok()) else {
+            return StatusEncoding::Json;
+        };
+        let known = accept.split(',').find_map(|range| match range.split(';').next()?.trim() {
+            "application/json" | "application/*" | "*/*" => Some(StatusEncoding::Json),
+            "application/yaml" => Some(StatusEncoding::Yaml),
+            "text/plain" | "text/*" | "text/html" => Some(StatusEncoding::Text),
+            _ => None,
+        });
+        // A client that accepts only protobuf still reads the status code, and a log shows the text.
+        known.unwrap_or(StatusEncoding::Json)
+    }
+}
+
+impl RequestIds {
+    pub(super) fn new(id: &HeaderValue, trace: Option<TraceId>) -> Self {
+        let request = String::from_utf8_lossy(id.as_bytes()).into_owned();
+        Self { request, trace: trace.map(|trace| trace.to_string()) }
+    }
+
+    /// Iterates over the ids with their names in a body.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let trace = self.trace.as_deref().map(|trace| ("trace-id", trace));
+        [("request-id", &*self.request)].into_iter().chain(trace)
+    }
+
+    /// Returns the trace id as the end of a message: kubectl and Grafana show only the message.
+    pub(super) fn suffix(&self) -> String {
+        self.trace.as_ref().map_or_else(String::new, |trace| format!(". Trace ID: {trace}"))
+    }
+}

@@ -1,0 +1,281 @@
+//! HTTP/2 connections to other replicas.
+//!
+//! The first request that needs a connection opens it, and later requests share it. Each core has its own connections, as it
+//! has its own tunnels: a request that changes cores has to wake another thread twice.
+
+use std::{fmt, io, sync::Arc, time::Duration};
+
+use cores::PerCore;
+use parking_lot::Mutex;
+use router::{BoxFuture, Replica, RequestClass};
+use rustls::pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    sync::watch,
+    time::{Instant, timeout},
+};
+use tokio_rustls::client::TlsStream;
+use tunnel::{CloseReason, Tunnel, TunnelConfig, direct};
+
+use super::{PeerError, PeerUrl, outlier::OutlierDetector};
+use crate::{metrics::PeerMetrics, tls::Connector};
+
+/// The time after a response in which requests are sent on a connection without a probe.
+const ANSWER_TTL: Duration = Duration::from_secs(1);
+
+/// The time that a connection may take from the first packet to the SETTINGS frame of the other replica.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The future that drives a connection. It has to be polled until it ends.
+pub type DriverFuture = BoxFuture<'static, CloseReason>;
+
+/// The future of a new connection.
+pub type ConnectFuture = BoxFuture<'static, Result<(Tunnel, DriverFuture), PeerError>>;
+
+/// Opens connections to replicas.
+pub trait PeerConnector: fmt::Debug + Send + Sync + 'static {
+    /// Opens a connection, and waits for the SETTINGS frame of the replica.
+    fn connect(&self, replica: &Replica) -> ConnectFuture;
+}
+
+/// Connects over TCP, and over TLS if the replicas have certificates.
+#[derive(Debug)]
+pub(super) struct TcpConnector {
+    /// The limits of HTTP/2.
+    pub(super) settings: TunnelConfig,
+    /// Mutual TLS, if the replicas have certificates.
+    pub(super) tls: Option<PeerTls>,
+}
+
+/// The client's part of mutual TLS.
+#[derive(Clone, Debug)]
+pub(super) struct PeerTls {
+    /// Presents the certificate of this replica, and verifies that of the other one.
+    pub(super) connector: Connector,
+    /// The name in the certificates of all replicas. Without it, the name is the host of the address.
+    pub(super) server_name: Option<ServerName<'static>>,
+}
+
+/// Another replica with its connections and its recent failures.
+#[derive(Debug)]
+pub(super) struct PeerReplica {
+    /// Its id and address.
+    pub(super) replica: Replica,
+    outlier: Mutex<OutlierDetector>,
+    /// One slot for each [`RequestClass`], so that bulk data does not delay short requests.
+    slots: PerCore<[Arc<ConnectionSlot>; 2]>,
+}
+
+/// The place of at most one connection.
+#[derive(Debug)]
+struct ConnectionSlot(watch::Sender<SlotState>);
+
+#[derive(Clone, Debug)]
+enum SlotState {
+    Idle,
+    Connecting,
+    Open(PeerConnection),
+    Failed(PeerError),
+}
+
+/// An open connection. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct PeerConnection {
+    /// Sends requests.
+    pub(super) tunnel: Tunnel,
+    last_answer: Arc<Mutex<Option<Instant>>>,
+}
+
+impl PeerReplica {
+    /// Creates a replica without connections and failures.
+    pub(super) fn new(replica: Replica) -> Self {
+        let slot = || Arc::new(ConnectionSlot(watch::Sender::new(SlotState::Idle)));
+        Self { replica, outlier: Mutex::default(), slots: PerCore::new(|| [slot(), slot()]) }
+    }
+
+    /// Returns true if the replica is used only after all others.
+    pub(super) fn is_ejected(&self) -> bool {
+        self.outlier.lock().is_ejected(Instant::now())
+    }
+
+    /// Records that the replica did not respond as it should.
+    pub(super) fn record_failure(&self, error: &dyn fmt::Display, metrics: &PeerMetrics) {
+        if self.outlier.lock().record_failure(Instant::now()) {
+            metrics.outliers.inc();
+            let Replica { id, url } = &self.replica;
+            tracing::warn!(replica = %id, url, %error, "another replica failed and is used only after all others for a while");
+        }
+    }
+
+    /// Records that the replica responded.
+    pub(super) fn record_success(&self) {
+        self.outlier.lock().record_success();
+    }
+
+    /// Returns the open connection for requests of the class, if the replica has responded on it in the last second.
+    pub(super) fn recent_connection(&self, class: RequestClass) -> Option<PeerConnection> {
+        match &*self.slot(class).0.borrow() {
+            SlotState::Open(connection) if connection.answered_recently() => Some(connection.clone()),
+            _ => None,
+        }
+    }
+
+    /// Returns the connection for requests of the class, and opens it if there is none.
+    ///
+    /// A task of its own opens the connection. If this future is dropped, a later request uses the connection.
+    pub(super) async fn connection(
+        &self,
+        class: RequestClass,
+        connector: &Arc<dyn PeerConnector>,
+        metrics: &PeerMetrics,
+    ) -> Result<PeerConnection, PeerError> {
+        let slot = self.slot(class);
+        let mut states = slot.0.subscribe();
+        let first = slot.0.send_if_modified(|state| {
+            let closed = matches!(state, SlotState::Idle | SlotState::Failed(_));
+            if closed {
+                *state = SlotState::Connecting;
+            }
+            closed
+        });
+        if first {
+            tokio::spawn(Arc::clone(slot).run(connector.connect(&self.replica), metrics.clone()));
+        }
+        let state = states.wait_for(|state| !matches!(state, SlotState::Connecting)).await;
+        match &*state.expect("the slot has the sender") {
+            SlotState::Open(connection) => Ok(connection.clone()),
+            SlotState::Failed(error) => Err(error.clone()),
+            SlotState::Idle | SlotState::Connecting => {
+                Err(PeerError::Unreachable("it closed the connection".to_owned()))
+            }
+        }
+    }
+
+    /// Makes the next request open a new connection. Requests in flight on this one continue.
+    pub(super) fn retire(&self, class: RequestClass, connection: &PeerConnection) {
+        self.slot(class).remove(connection);
+    }
+
+    fn slot(&self, class: RequestClass) -> &Arc<ConnectionSlot> {
+        let [short, long] = self.slots.current();
+        match class {
+            RequestClass::Short => short,
+            RequestClass::Long => long,
+        }
+    }
+}
+
+impl ConnectionSlot {
+    /// Opens a connection and drives it until it ends.
+    async fn run(self: Arc<Self>, connecting: ConnectFuture, metrics: PeerMetrics) {
+        let connected = timeout(CONNECT_TIMEOUT, connecting).await;
+        let (tunnel, driver) = match connected.unwrap_or(Err(PeerError::Timeout)) {
+            Ok(connected) => connected,
+            Err(error) => {
+                self.0.send_replace(SlotState::Failed(error));
+                return;
+            }
+        };
+        let connection = PeerConnection { tunnel, last_answer: Arc::default() };
+        self.0.send_replace(SlotState::Open(connection.clone()));
+        metrics.connections.inc();
+        let ended = driver.await;
+        metrics.connections.dec();
+        tracing::debug!(reason = %ended, "connection to another replica ended");
+        self.remove(&connection);
+    }
+
+    fn remove(&self, connection: &PeerConnection) {
+        self.0.send_if_modified(|state| {
+            let current = matches!(state, SlotState::Open(open) if Arc::ptr_eq(&open.last_answer, &connection.last_answer));
+            if current {
+                *state = SlotState::Idle;
+            }
+            current
+        });
+    }
+}
+
+impl PeerConnection {
+    /// Records that the replica responded now.
+    pub(super) fn record_answer(&self) {
+        *self.last_answer.lock() = Some(Instant::now());
+    }
+
+    /// Makes the next request send a probe first.
+    pub(super) fn clear_answer(&self) {
+        *self.last_answer.lock() = None;
+    }
+
+    fn answered_recently(&self) -> bool {
+        self.last_answer.lock().is_some_and(|at| at.elapsed() < ANSWER_TTL)
+    }
+}
+
+impl PeerConnector for TcpConnector {
+    fn connect(&self, replica: &Replica) -> ConnectFuture {
+        let (url, settings, tls) = (replica.url.clone(), self.settings.clone(), self.tls.clone());
+        Box::pin(async move {
+            let url: PeerUrl = url.parse().map_err(|error| PeerError::Unreachable(format!("{error}")))?;
+            match (url.tls, tls) {
+                (false, None) => handshake(connect_tcp(&url).await?, &settings).await,
+                (true, Some(tls)) => handshake(tls.connect(&url).await?, &settings).await,
+                // An attacker who can write an address into the directory must not be able to turn TLS off.
+                (false, Some(_)) => {
+                    Err(PeerError::Unreachable(format!("{url} has no TLS, but this replica requires it")))
+                }
+                (true, None) => Err(PeerError::Unreachable(format!(
+                    "{url} requires TLS, but this replica has no certificate"
+                ))),
+            }
+        })
+    }
+}
+
+impl PeerTls {
+    async fn connect(self, url: &PeerUrl) -> Result<TlsStream<TcpStream>, PeerError> {
+        let name = match self.server_name {
+            Some(name) => name,
+            None => ServerName::try_from(url.host.clone()).map_err(|_| {
+                PeerError::Unreachable(format!("the host of {url} is not a name that a certificate can have"))
+            })?,
+        };
+        let connection = connect_tcp(url).await?;
+        self.connector.connect(name, connection).await.map_err(|error| match rustls_error(&error) {
+            Some(rustls::Error::InvalidCertificate(why)) => PeerError::Certificate(format!("{url}: {why}")),
+            _ => unreachable(url, &error),
+        })
+    }
+}
+
+async fn connect_tcp(url: &PeerUrl) -> Result<TcpStream, PeerError> {
+    let connection = TcpStream::connect((url.host.as_str(), url.port)).await;
+    let connection = connection.map_err(|error| unreachable(url, &error))?;
+    connection.set_nodelay(true).map_err(|error| unreachable(url, &error))?;
+    Ok(connection)
+}
+
+/// Returns the error of rustls that tokio-rustls puts into an I/O error.
+fn rustls_error(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+fn unreachable(url: &PeerUrl, error: &io::Error) -> PeerError {
+    PeerError::Unreachable(format!("{url}: {error}"))
+}
+
+/// Starts HTTP/2 on a connection, and waits for the SETTINGS frame of the other end.
+pub async fn handshake<T>(io: T, settings: &TunnelConfig) -> Result<(Tunnel, DriverFuture), PeerError>
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let (tunnel, driver) =
+        direct::open(io, settings).await.map_err(|error| PeerError::InvalidResponse(error.to_string()))?;
+    let mut driver: DriverFuture = Box::pin(driver.run());
+    tokio::select! {
+        () = tunnel.ready() => {}
+        ended = &mut driver => return Err(PeerError::InvalidResponse(ended.to_string())),
+    }
+    Ok((tunnel, driver))
+}

@@ -1,0 +1,144 @@
+//! The response that the caller receives.
+
+use std::sync::Arc;
+
+use http::{
+    HeaderMap, Response, StatusCode, Version,
+    header::{ALLOW, CONTENT_LENGTH},
+};
+use hyper::upgrade::OnUpgrade;
+use percent_encoding::percent_decode_str;
+use proto::{AgentName, Reason, header};
+use router::RequestClass;
+use tokio::time::Instant;
+use tunnel::{Body, upgrade};
+
+use super::{
+    context::{Access, RequestContext},
+    response_body::{ConcurrencyPermit, ResponseGuard, TrackedBody},
+    upgrade::PendingUpgrade,
+};
+use crate::{error::RequestError, forward::ForwardedResponse, headers, timing::RequestTiming};
+
+/// On HTTP/1.1 a response of at most this size is not counted in the budget.
+const SMALL_RESPONSE: u64 = 64 << 10;
+
+/// Builds the response to the caller from the response of the agent.
+///
+/// The guards of the response, `permit` among them, move into its body, or into the task of the upgrade.
+pub(super) async fn respond(
+    context: Arc<RequestContext>,
+    access: Access,
+    permit: ConcurrencyPermit,
+    upgrade: Option<OnUpgrade>,
+    forwarded: ForwardedResponse,
+) -> Result<Response<TrackedBody>, RequestError> {
+    let ForwardedResponse { mut response, request_permit, sent } = forwarded;
+    let server = &context.server;
+    if let Some(error) = agent_error(&response, &access.destination.name) {
+        return Err(error);
+    }
+
+    let timing = RequestTiming::new(context.started, sent, Instant::now(), response.headers());
+    let metrics = server.metrics.service(&access.destination.service);
+    metrics.observe_head(response.status(), &timing);
+    let upgraded = upgrade::take(&mut response);
+    headers::to_caller(response.headers_mut(), upgraded.is_some(), &server.extra_headers, &context.id);
+    // HTTP/2 clients treat a length without content as a protocol error (RFC 9110 section 8.6).
+    if response.status() == StatusCode::NO_CONTENT {
+        response.headers_mut().remove(CONTENT_LENGTH);
+    }
+    timing.write(response.headers_mut());
+    log(&context, &access, response.status(), &timing);
+    let guard = |status| {
+        context.trace.lock().record_response(status, &timing);
+        ResponseGuard::new(Arc::clone(&context), Arc::clone(metrics), request_permit)
+    };
+    match (upgraded, upgrade) {
+        (Some(upgraded), Some(outside)) => {
+            // The bytes of a body would be parsed as those of the new protocol (RFC 9110 section 7.8).
+            if !Box::pin(context.body.drain()).await {
+                let cause = "a request that asks for an upgrade cannot have a body";
+                return Err(RequestError::bad_request(cause));
+            }
+            let cut = access.grant.revoked.child_token();
+            let release = cut.clone();
+            let budget = server.budget.add(upgraded.monitor(), move || release.cancel());
+            let guard = guard(response.status());
+            PendingUpgrade { context, upgraded, outside, guard, permit, budget, request_cut: cut }.spawn();
+            Ok(response.map(TrackedBody::untracked))
+        }
+        _ if response.status() == StatusCode::SWITCHING_PROTOCOLS => Err(RequestError::new(
+            Reason::AgentMisbehaved,
+            "the agent switched protocols although the request did not ask for an upgrade",
+        )),
+        _ => {
+            context.body.finish(context.version, response.headers_mut()).await;
+            let guard = guard(response.status());
+            Ok(track(response, &context, &access, guard, permit))
+        }
+    }
+}
+
+/// Returns the error of the agent, if the response is one.
+///
+/// The agent is not trusted: it cannot send an error that only kas may send.
+fn agent_error(response: &Response<Body>, agent: &AgentName) -> Option<RequestError> {
+    let headers = response.headers();
+    let reason = headers.get(&header::ERROR)?.to_str().ok()?;
+    let message = headers.get(&header::ERROR_MESSAGE).and_then(|message| message.to_str().ok());
+    let message = percent_decode_str(message.unwrap_or("the agent gave no message")).decode_utf8_lossy();
+    let message: String = message.chars().filter(|c| !c.is_control()).collect();
+    // A caller that receives `unauthorized` discards its credential.
+    let reason = reason.parse().ok().filter(|reason| *reason != Reason::Unauthorized);
+    let reason = reason.unwrap_or(Reason::AgentMisbehaved);
+    let mut error = RequestError::new(reason, format!("agent {agent}: {message}"));
+    error.allow = headers.get(ALLOW).filter(|_| reason == Reason::MethodNotAllowed).cloned();
+    Some(error)
+}
+
+fn log(context: &RequestContext, access: &Access, status: StatusCode, timing: &RequestTiming) {
+    tracing::debug!(
+        request.id = context.id.to_str().ok(),
+        trace_id = context.trace_id().map(tracing::field::display),
+        client = %context.forwarded.client,
+        caller = access.grant.caller.name,
+        agent.name = %access.destination.name,
+        service = %access.destination.service,
+        method = %context.method,
+        path = access.uri.path(),
+        status = status.as_u16(),
+        queue = ?timing.queue,
+        tunnel = ?timing.tunnel,
+        upstream = ?timing.upstream,
+        "request answered"
+    );
+}
+
+/// Moves the guards into the body of a response.
+fn track(
+    response: Response<Body>,
+    context: &RequestContext,
+    access: &Access,
+    guard: ResponseGuard,
+    permit: ConcurrencyPermit,
+) -> Response<TrackedBody> {
+    let may_grow = may_grow(response.headers());
+    let multiplexed = context.version == Version::HTTP_2;
+    let monitor = response.body().monitor().filter(|_| multiplexed || may_grow);
+    // The response decides, not the request: the API server accepts more spellings of a watch than kas recognizes.
+    let long = access.destination.class == RequestClass::Long || may_grow;
+    response.map(|body| {
+        let mut tracked = TrackedBody::new(body, guard, permit);
+        if let Some(monitor) = monitor {
+            tracked = tracked.with_budget(&context.server.budget, monitor);
+        }
+        if long { tracked.with_revocation(access.grant.revoked.clone()) } else { tracked }
+    })
+}
+
+/// Returns whether an unread response may occupy much memory.
+fn may_grow(headers: &HeaderMap) -> bool {
+    let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    length.is_none_or(|length: u64| length > SMALL_RESPONSE)
+}

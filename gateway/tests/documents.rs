@@ -1,0 +1,161 @@
+//! The documents name files, sections and attacks that exist.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+#![allow(clippy::disallowed_methods, reason = "there is no runtime")]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Endings of words that are taken for paths of this repository.
+const ENDINGS: [&str; 6] = [".rs", ".md", ".yaml", ".toml", ".json", ".sh"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// The text of a Markdown file without its blocks of code.
+fn prose(file: &Path) -> String {
+    let text = fs::read_to_string(file).unwrap();
+    text.split("```").step_by(2).collect()
+}
+
+fn documents() -> Vec<PathBuf> {
+    let docs = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let top = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|name| root().join(name));
+    docs.filter(|path| path.extension().is_some_and(|ending| ending == "md")).chain(top).collect()
+}
+
+/// The anchors of a document as GitHub and GitLab make them from its headings.
+fn anchors(file: &Path) -> BTreeSet<String> {
+    let headings = prose(file);
+    let headings = headings.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let text = heading.trim_start_matches('#').trim().to_lowercase();
+        text.chars()
+            .filter(|c| c.is_alphanumeric() || " -_".contains(*c))
+            .map(|c| if c == ' ' { '-' } else { c })
+            .collect()
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn links_lead_to_files_and_sections_that_exist() {
+    let mut broken = Vec::new();
+    for document in documents() {
+        let text = prose(&document);
+        let targets =
+            text.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
+        for target in targets.filter(|target| !target.contains("://")) {
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let file = if path.is_empty() { document.clone() } else { document.parent().unwrap().join(path) };
+            let found = file.exists() && (anchor.is_empty() || anchors(&file).contains(anchor));
+            if !found {
+                broken.push(format!("{}: {target}", document.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn paths_in_backticks_exist() {
+    let mut missing = Vec::new();
+    for name in ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/security.md"] {
+        let text = prose(&root().join(name));
+        let words = text.split('`').skip(1).step_by(2);
+        let is_path = |word: &&str| {
+            !word.contains([' ', '<', '*', '…'])
+                && (ENDINGS.iter().any(|ending| word.ends_with(ending)) && word.contains('/'))
+        };
+        missing.extend(
+            words
+                .filter(is_path)
+                .filter(|word| !root().join(word).exists())
+                .map(|word| format!("{name}: {word}")),
+        );
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// Collects the text of all Rust files below a folder.
+fn sources(folder: &Path, text: &mut String) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+            sources(&path, text);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            *text += &fs::read_to_string(&path).unwrap();
+        }
+    }
+}
+
+#[test]
+fn functions_that_the_architecture_names_exist() {
+    let mut code = String::new();
+    for folder in ["agent", "common", "gateway", "proto", "router", "tunnel"] {
+        sources(&root().join(folder).join(if folder == "common" { "" } else { "src" }), &mut code);
+    }
+    let text = prose(&root().join("docs/architecture.md"));
+    let words = text.split('`').skip(1).step_by(2);
+    let functions = words.filter_map(|word| {
+        let (owner, function) = word.split_once("::")?;
+        let is_name = |name: &str| name.chars().all(|c| c.is_alphanumeric() || c == '_');
+        (is_name(owner) && is_name(function)).then_some((word, owner, function))
+    });
+    let exists = |kind: &str, name: &str| {
+        let declaration = format!("{kind} {name}");
+        let ends = |rest: &str| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+        code.match_indices(&declaration).any(|(at, _)| ends(&code[at + declaration.len()..]))
+    };
+    let missing: Vec<_> = functions
+        .filter(|(_, owner, function)| {
+            !exists("fn", function)
+                || !["struct", "enum", "trait", "mod"].iter().any(|kind| exists(kind, owner))
+        })
+        .map(|(word, ..)| word)
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// Collects the numbers of `fn attack_01_…` below a folder.
+fn tested_attacks(folder: &Path, numbers: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            tested_attacks(&path, numbers);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            let text = fs::read_to_string(&path).unwrap();
+            let names = text.split("fn attack_").skip(1);
+            numbers
+                .extend(names.filter_map(|name| name.split_once('_')).map(|(number, _)| number.to_owned()));
+        }
+    }
+}
+
+#[test]
+fn each_attack_test_is_in_the_list_and_each_listed_attack_has_tests() {
+    let mut tested = BTreeSet::new();
+    for folder in ["gateway/tests", "agent/tests", "agent/src"] {
+        tested_attacks(&root().join(folder), &mut tested);
+    }
+    tested.retain(|number| number.chars().all(|c| c.is_ascii_digit()));
+    let text = fs::read_to_string(root().join("docs/security.md")).unwrap();
+    let (_, list) = text.split_once("\n## Attacks\n").unwrap();
+    let rows: Vec<Vec<&str>> = list
+        .lines()
+        .filter(|line| line.starts_with('|'))
+        .map(|row| row.split('|').map(str::trim).collect())
+        .collect();
+    let listed: BTreeSet<String> = rows.iter().map(|row| row[1].to_owned()).collect();
+    let unlisted: Vec<_> = tested.difference(&listed).collect();
+    assert!(unlisted.is_empty(), "tested and not in docs/security.md: {unlisted:?}");
+
+    let numbered = rows.iter().filter(|row| row[1].starts_with(|c: char| c.is_ascii_digit()));
+    let untested: Vec<_> = numbered
+        .filter(|row| !tested.contains(row[1]) && !row[3].contains('/') && !row[3].starts_with("none: "))
+        .collect();
+    assert!(untested.is_empty(), "in docs/security.md and not tested: {untested:?}");
+}

@@ -1,0 +1,141 @@
+//! Panics: a panic of the directory ends one request or one tunnel, and no more.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use gateway::{
+    peers::ReplicaContext,
+    token::{self, Holder},
+};
+use http::Response;
+use hyper::{
+    body::Incoming,
+    client::conn::{http1, http2},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use proto::{AgentId, ReplicaId};
+use router::{
+    AgentRoutes, BoxFuture, Instance, InstanceList, MemoryStore, Replica, Route, RouteStore, StoreError,
+    StoreHealth,
+};
+use testkit::world::{World, configuration, text};
+
+/// A store that panics while `broken` is set.
+#[derive(Debug, Default)]
+struct BrokenStore {
+    store: MemoryStore,
+    broken: AtomicBool,
+    panics: AtomicUsize,
+}
+
+impl BrokenStore {
+    fn check(&self) -> &MemoryStore {
+        if self.broken.load(Relaxed) {
+            self.panics.fetch_add(1, Relaxed);
+            panic!("the defect of the test");
+        }
+        &self.store
+    }
+}
+
+impl RouteStore for BrokenStore {
+    fn announce(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.check().announce(agent, route)
+    }
+
+    fn set_instances(&self, agent: AgentId, replica: ReplicaId, instances: Vec<Instance>) {
+        self.check().set_instances(agent, replica, instances);
+    }
+
+    fn withdraw(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.check().withdraw(agent, route)
+    }
+
+    fn lookup(&self, agent: AgentId) -> BoxFuture<'_, Result<AgentRoutes, StoreError>> {
+        self.check().lookup(agent)
+    }
+
+    fn replica(&self, id: ReplicaId) -> Option<Replica> {
+        self.store.replica(id)
+    }
+
+    fn replicas(&self) -> Vec<Replica> {
+        self.store.replicas()
+    }
+
+    fn set_load(&self, replica: ReplicaId, tunnels: Option<u32>) {
+        self.store.set_load(replica, tunnels);
+    }
+
+    fn loads(&self) -> Vec<(ReplicaId, u32)> {
+        self.store.loads()
+    }
+
+    fn changed(&self, agent: AgentId) -> BoxFuture<'static, ()> {
+        self.check().changed(agent)
+    }
+
+    fn list_instances<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, InstanceList> {
+        self.store.list_instances(agents)
+    }
+
+    fn health(&self) -> StoreHealth {
+        self.store.health()
+    }
+}
+
+fn world() -> (World, Arc<BrokenStore>) {
+    let (store, mut config) = (Arc::new(BrokenStore::default()), configuration());
+    config.agent.listen.max_tunnels_per_agent = 2;
+    let fleet =
+        ReplicaContext::standalone(ReplicaId::random(), Arc::clone(&store) as Arc<dyn RouteStore>, &config);
+    let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
+    (World::replica(fleet, config, tokens, None, None), store)
+}
+
+async fn refuses_as_defect(response: Response<Incoming>) {
+    assert_eq!(
+        (response.status().as_u16(), response.headers()["kas-error"].as_bytes()),
+        (500, &b"internal"[..])
+    );
+    let body = text(response).await;
+    assert!(body.contains("a defect of kas; the log of kas has the panic"), "{body}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn panic_fails_its_request_and_its_connection_goes_on() {
+    let (world, store) = world();
+    store.broken.store(true, Relaxed);
+    let (near, path) = (TokioIo::new(world.connect()), "/agents/prod/kubernetes/version");
+    let (mut sender, connection) = http1::handshake(near).await.unwrap();
+    tokio::spawn(connection);
+    refuses_as_defect(sender.send_request(world.request(path)).await.unwrap()).await;
+    sender.ready().await.unwrap();
+    assert_eq!(sender.send_request(world.request("/nowhere")).await.unwrap().status(), 404);
+
+    let (near, path) = (TokioIo::new(world.connect()), format!("https://kas{path}"));
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), near).await.unwrap();
+    tokio::spawn(connection);
+    refuses_as_defect(sender.send_request(world.request(&path)).await.unwrap()).await;
+    assert_eq!(sender.send_request(world.request("https://kas/nowhere")).await.unwrap().status(), 404);
+    assert_eq!(world.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn panic_ends_its_tunnel_and_releases_its_place() {
+    let (world, store) = world();
+    store.broken.store(true, Relaxed);
+    let _agent = world.start_agent(agent::Services::new());
+    while store.panics.load(Relaxed) < 4 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    world.tunnels(0).await;
+    store.broken.store(false, Relaxed);
+    world.tunnels(2).await;
+}

@@ -1,0 +1,55 @@
+//! Callers of the internal API.
+
+use std::sync::Arc;
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use gateway::internals::{ApiServer, Verifier};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use http::{Request, Response, header::AUTHORIZATION};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use sha2::Sha256;
+use tokio::io::DuplexStream;
+use tunnel::Body;
+
+use crate::{
+    fleet::secret,
+    world::{CALLER, World},
+};
+
+/// Returns a signed JWT with this header and these claims.
+pub fn jwt(secret: &[u8], head: &Value, claims: &Value) -> String {
+    let part = |value: &Value| BASE64_URL_SAFE_NO_PAD.encode(value.to_string());
+    let message = format!("{}.{}", part(head), part(claims));
+    let signature =
+        Hmac::<Sha256>::new_from_slice(secret).unwrap().chain_update(&message).finalize().into_bytes();
+    format!("{message}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature))
+}
+
+/// Returns a valid JWT.
+pub fn valid_token() -> String {
+    jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &json!({"aud": "gitlab-kas"}))
+}
+
+/// Connects to the internal API of a replica.
+pub fn connect(world: &World) -> DuplexStream {
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let api = Arc::new(ApiServer::new(&world.kas.agents, Verifier::new(secret(1))));
+    tokio::spawn(api.server().serve(far, CALLER));
+    near
+}
+
+/// Sends a request to the internal API on a new connection.
+pub async fn send(world: &World, request: Request<Body>) -> Response<Incoming> {
+    let io = TokioIo::new(connect(world));
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
+    tokio::spawn(connection);
+    sender.send_request(request).await.unwrap()
+}
+
+/// Sends a GET request with a valid JWT to the internal API.
+pub async fn get(world: &World, path: &str) -> Response<Incoming> {
+    let authorization = format!("Bearer {}", valid_token());
+    send(world, Request::get(path).header(AUTHORIZATION, authorization).body(Body::empty()).unwrap()).await
+}

@@ -1,0 +1,40 @@
+//! Tests that are skipped because a program is missing.
+
+use std::{
+    io::Write as _,
+    thread::{self, Thread},
+};
+
+/// Reports on standard error that the running test is skipped, past the capture of the test harness.
+///
+/// # Panics
+///
+/// With `E2E_REQUIRE=1`, which makes a skipped test a failure.
+pub fn skipped(why: &str) {
+    let thread = thread::current();
+    let name = name(&thread);
+    let required = std::env::var("E2E_REQUIRE").is_ok_and(|required| required == "1");
+    assert!(!required, "{name} is required: {why}");
+    report(name, why);
+}
+
+/// Reports that the running test skips a part of itself, or all of it, because a program is too old.
+///
+/// `E2E_REQUIRE=1` does not make this a failure: a distribution decides which version a machine has.
+pub fn skipped_by_version(why: &str) {
+    report(name(&thread::current()), why);
+}
+
+fn name(thread: &Thread) -> &str {
+    thread.name().unwrap_or("a test")
+}
+
+fn report(name: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
+}
+
+/// Returns whether a program is installed.
+pub fn installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}

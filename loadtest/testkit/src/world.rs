@@ -1,0 +1,297 @@
+//! kas and agents in this process, connected by in-memory pipes.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use agent::{Agent, AgentToken, Dial, DialError, Observability, Services, SessionConfig};
+use bytes::Bytes;
+use gateway::{
+    app::App,
+    config::Config,
+    identity::Identity,
+    internals::Traces,
+    peers::ReplicaContext,
+    token::{self, Holder, TokenHash},
+};
+use http::{Request, Response, header::AUTHORIZATION};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use proto::ReplicaId;
+use router::MemoryStore;
+use secrecy::{ExposeSecret as _, SecretString};
+use telemetry::Tracer;
+use tokio::io::DuplexStream;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tunnel::Body;
+
+/// The address of callers.
+pub const CALLER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 40_000);
+
+/// One kas with one agent token and one caller token.
+#[derive(Clone)]
+pub struct World {
+    pub kas: Arc<App>,
+    pub agent_token: SecretString,
+    pub caller_token: SecretString,
+    /// The background task that `App::run` would run.
+    _background: Arc<AbortOnDropHandle<()>>,
+    /// The tracer of agents.
+    tracer: Option<Tracer>,
+    /// The tokens that close the connections of agents.
+    pipes: Arc<Mutex<Vec<CancellationToken>>>,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl World {
+    /// Creates a kas with the default configuration.
+    pub fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// Creates a kas with an edited configuration.
+    pub fn with(edit: impl FnOnce(&mut Config)) -> Self {
+        Self::assemble(edit, None, None)
+    }
+
+    /// Creates a kas with traces, whose agents use the tracer `agentk`.
+    pub fn traced(kas: Traces, agentk: Tracer) -> Self {
+        Self::assemble(|_| {}, Some(kas), Some(agentk))
+    }
+
+    fn assemble(edit: impl FnOnce(&mut Config), traces: Option<Traces>, tracer: Option<Tracer>) -> Self {
+        let mut config = configuration();
+        edit(&mut config);
+        let store = Arc::new(MemoryStore::default());
+        let fleet = ReplicaContext::standalone(ReplicaId::random(), store, &config);
+        let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
+        Self::replica(fleet, config, tokens, traces, tracer)
+    }
+
+    /// Creates one of several replicas, with the given agent token and caller token.
+    pub fn replica(
+        fleet: ReplicaContext,
+        config: Config,
+        (agent_token, caller_token): (SecretString, SecretString),
+        traces: Option<Traces>,
+        tracer: Option<Tracer>,
+    ) -> Self {
+        let identity = identity(&[&agent_token], &caller_token);
+        let kas = Arc::new(App::of_replica(fleet, config, identity, traces, None, None));
+        let callers = Arc::clone(&kas.callers);
+        let run = async move { callers.budget.run(&callers.metrics).await };
+        let background = Arc::new(AbortOnDropHandle::new(tokio::spawn(run)));
+        Self { kas, agent_token, caller_token, _background: background, tracer, pipes: Arc::default() }
+    }
+
+    /// Starts an agent and waits until kas has two tunnels.
+    pub async fn agent(&self, services: Services) -> RunningAgent {
+        let agent = self.start_agent(services);
+        self.tunnels(2).await;
+        agent
+    }
+
+    /// Starts an agent.
+    pub fn start_agent(&self, services: Services) -> RunningAgent {
+        self.start_agent_through(self.clone(), services)
+    }
+
+    /// Starts an agent with the given dialer.
+    pub fn start_agent_through(&self, dial: impl Dial, services: Services) -> RunningAgent {
+        let stop = CancellationToken::new();
+        let kas = "ws://kas".parse().unwrap();
+        let token = AgentToken::value(self.agent_token.clone());
+        let options = SessionConfig { tracer: self.tracer.clone(), ..SessionConfig::new(kas, token) };
+        let agent = Agent::new(options, dial, services, Observability::default());
+        let task = AbortOnDropHandle::new(tokio::spawn(agent.run(stop.clone())));
+        RunningAgent { stop, task }
+    }
+
+    /// Waits until kas has `count` tunnels.
+    pub async fn tunnels(&self, count: i64) {
+        let reached = async {
+            while self.kas.agents.metrics.tunnels.get() != count {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let reached = tokio::time::timeout(Duration::from_secs(60), reached).await;
+        assert!(reached.is_ok(), "{} tunnels instead of {count}", self.kas.agents.metrics.tunnels.get());
+    }
+
+    /// Closes the connections of all tunnels, as SIGKILL does.
+    pub fn cut_tunnels(&self) {
+        self.pipes.lock().drain(..).for_each(|cut| cut.cancel());
+    }
+
+    /// Returns a GET request with the caller's token.
+    pub fn request(&self, path: &str) -> Request<Body> {
+        Request::get(path)
+            .header(AUTHORIZATION, self.bearer())
+            .header("host", "kas")
+            .body(Body::empty())
+            .unwrap()
+    }
+
+    /// Returns the `Authorization` header of the caller as a line.
+    pub fn authorization(&self) -> String {
+        format!("Authorization: {}", self.bearer())
+    }
+
+    fn bearer(&self) -> String {
+        format!("Bearer {}", self.caller_token.expose_secret())
+    }
+
+    /// Connects a caller.
+    pub fn connect(&self) -> DuplexStream {
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let callers = Arc::clone(&self.kas.callers);
+        tokio::spawn(async move { callers.serve(far, CALLER).await });
+        near
+    }
+
+    /// Returns the number of requests to the cluster that are in flight.
+    pub fn in_flight(&self) -> i64 {
+        self.kas.callers.metrics.service(&"kubernetes".parse().unwrap()).in_flight.get()
+    }
+
+    /// Returns the value of a metric, which is named as in the text format of Prometheus: `name{label="value"}`.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = gateway::metrics::render(&self.kas.admin.registry);
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name} in:\n{text}")).parse().unwrap()
+    }
+
+    /// Returns how often a limit was exceeded.
+    pub fn limit_count(&self, limit: &str) -> f64 {
+        self.metric(&format!("kas_limits_total{{limit=\"{limit}\"}}"))
+    }
+
+    /// Sends a request on a new connection.
+    pub async fn send(&self, request: Request<Body>) -> Response<Incoming> {
+        let near = self.connect();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
+        tokio::spawn(connection.with_upgrades());
+        sender.send_request(request).await.unwrap()
+    }
+
+    /// Sends a GET request with the caller's token on a new connection.
+    pub async fn get(&self, path: &str) -> Response<Incoming> {
+        self.send(self.request(path)).await
+    }
+
+    /// Replaces the identity file by one without the agent's token.
+    pub fn revoke(&self) {
+        self.kas.identities.replace(identity(&[], &self.caller_token));
+    }
+
+    /// Replaces the identity file by one with additional keys of the caller, such as `services` and `access_as`.
+    pub fn set_caller_rights(&self, rights: &str) {
+        self.kas.identities.replace(parse(&self.identity_file(rights)));
+    }
+
+    /// Returns an identity file with additional keys of the caller.
+    pub fn identity_file(&self, rights: &str) -> String {
+        let (agent, caller) = (TokenHash::of(&self.agent_token), TokenHash::of(&self.caller_token));
+        format!(
+            "agents: [{{id: 1, name: prod, tokens: ['{agent}']}}]\n\
+             callers: [{{name: me, tokens: ['{caller}'], agents: [prod], {rights}}}]\n"
+        )
+    }
+
+    /// Replaces the identity file by one with another token for the caller.
+    pub fn revoke_caller(&self) {
+        let other = token::new(Holder::Caller);
+        self.kas.identities.replace(identity(&[&self.agent_token], &other));
+    }
+}
+
+/// Agents dial kas through a pipe that the test can cut.
+impl Dial for World {
+    type Io = DuplexStream;
+
+    async fn dial(&self) -> Result<DuplexStream, DialError> {
+        let (near, mut left) = tokio::io::duplex(64 << 10);
+        let (mut right, far) = tokio::io::duplex(64 << 10);
+        let cut = CancellationToken::new();
+        self.pipes.lock().push(cut.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = tokio::io::copy_bidirectional(&mut left, &mut right) => {}
+                () = cut.cancelled() => {}
+            }
+        });
+        let agents = Arc::clone(&self.kas.agents);
+        tokio::spawn(async move { agents.serve(far, "agent").await });
+        Ok(near)
+    }
+}
+
+/// A running agent.
+pub struct RunningAgent {
+    stop: CancellationToken,
+    task: AbortOnDropHandle<()>,
+}
+
+impl RunningAgent {
+    /// Stops the agent, as SIGTERM does.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap();
+    }
+
+    /// Drops the agent, as SIGKILL does.
+    pub fn kill(self) {
+        drop(self);
+    }
+}
+
+/// Reads a body to its end and returns it as text.
+pub async fn text(response: Response<Incoming>) -> String {
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Returns a body that sends `first` and then stays open without data.
+pub fn endless(first: &'static str) -> Body {
+    use futures_util::stream::{self, StreamExt as _};
+    let frames = stream::once(async move {
+        Ok::<_, std::io::Error>(http_body::Frame::data(Bytes::from_static(first.as_bytes())))
+    })
+    .chain(stream::pending());
+    Body::new(http_body_util::StreamBody::new(frames))
+}
+
+/// Returns the default configuration.
+pub fn configuration() -> Config {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kas.yaml");
+    std::fs::write(&file, "identity: {file: identity.yaml}").unwrap();
+    Config::read(&file).unwrap()
+}
+
+fn identity(agent: &[&SecretString], caller: &SecretString) -> Identity {
+    let agent: Vec<String> = agent.iter().map(|token| format!("'{}'", TokenHash::of(token))).collect();
+    let text = format!(
+        "agents: [{{id: 1, name: prod, tokens: [{}]}}]\n\
+         callers: [{{name: me, tokens: ['{}'], agents: [prod], services: ['*']}}]",
+        agent.join(", "),
+        TokenHash::of(caller),
+    );
+    parse(&text)
+}
+
+/// Parses the text of an identity file.
+pub fn parse(identity: &str) -> Identity {
+    Identity::parse(Path::new("identity.yaml"), identity).unwrap()
+}

@@ -1,0 +1,127 @@
+//! Locations of the keys of a file, for errors about values that were parsed before.
+
+use std::{collections::HashMap, fmt};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_saphyr::Spanned;
+
+/// Line and column of each key, by its path (`agent.listen.address`). Keys within lists are left out.
+#[derive(Clone, Debug, Default)]
+pub struct KeyLocations(HashMap<String, (u64, u64)>);
+
+/// A value: a mapping, or any other value, which has no keys.
+enum Node {
+    Mapping(Vec<(Spanned<String>, Self)>),
+    Other,
+}
+
+impl KeyLocations {
+    /// Parses the text of a file. A text that is not YAML has no keys.
+    pub fn parse(text: &str) -> Self {
+        let mut keys = Self::default();
+        if let Ok(node) = serde_saphyr::from_str::<Node>(text) {
+            keys.insert("", node);
+        }
+        keys
+    }
+
+    fn insert(&mut self, section: &str, node: Node) {
+        let Node::Mapping(entries) = node else { return };
+        for (key, value) in entries {
+            let path = if section.is_empty() { key.value } else { format!("{section}.{}", key.value) };
+            self.insert(&path, value);
+            self.0.insert(path, (key.referenced.line(), key.referenced.column()));
+        }
+    }
+
+    /// Returns line and column of a key, or of the closest section around it that the file has.
+    pub fn locate(&self, key: &str) -> Option<(u64, u64)> {
+        let mut key = key;
+        loop {
+            if let Some(&at) = self.0.get(key) {
+                return Some(at);
+            }
+            key = key.rsplit_once('.')?.0;
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(Node::Mapping(entries))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Node, A::Error> {
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Node::Other)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+
+    fn visit_unit<E>(self) -> Result<Node, E> {
+        Ok(Node::Other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_key_is_located_at_its_section() {
+        let text = "agent:\n  listen:\n    address: '[::]:1'\n    of: [1, {a: b}]\nredis: {wait: true, age: 1.5}\nnone:\n";
+        let keys = KeyLocations::parse(text);
+        for (key, at) in [
+            ("agent", Some((1, 1))),
+            ("agent.listen.address", Some((3, 5))),
+            ("agent.listen.network", Some((2, 3))),
+            ("redis", Some((5, 1))),
+            ("redis.wait", Some((5, 9))),
+            ("redis.tls.enabled", Some((5, 1))),
+            ("none", Some((6, 1))),
+            ("identity.file", None),
+        ] {
+            assert_eq!(keys.locate(key), at, "{key}");
+        }
+        assert_eq!(KeyLocations::parse("a: [").locate("a"), None);
+    }
+}

@@ -1,0 +1,16 @@
+-- Tries each command that the other scripts run, on a key of its own.
+-- KEYS: scratch. ARGV: channel, event.
+-- Returns the output of INFO, '' if it failed, then the error of each command that failed.
+local key = KEYS[1]
+local info = redis.pcall('INFO', 'server')
+local found = { type(info) == 'string' and info or '' }
+for _, command in ipairs({
+  { 'SET', key, '1', 'PX', 10000 }, { 'GET', key }, { 'GETRANGE', key, 0, 1 }, { 'EXISTS', key }, { 'TYPE', key }, { 'DEL', key },
+  { 'HSET', key, 'a', '1' }, { 'HGET', key, 'a' }, { 'HMGET', key, 'a' }, { 'HKEYS', key }, { 'HLEN', key },
+  { 'PEXPIRE', key, 10000 }, { 'RENAME', key, key }, { 'HDEL', key, 'a' }, { 'SADD', key, 'a' }, { 'SRANDMEMBER', key, 1 },
+  { 'SREM', key, 'a' }, { 'DEL', key }, { 'TIME' }, { 'PUBLISH', ARGV[1], ARGV[2] },
+}) do
+  local answer = redis.pcall(unpack(command))
+  if type(answer) == 'table' and answer.err then found[#found + 1] = command[1] .. ': ' .. answer.err end
+end
+return found

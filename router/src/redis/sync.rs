@@ -1,0 +1,312 @@
+//! [`SyncTask`]: the task that connects to Redis, writes the routes and heartbeats of this replica, and receives the
+//! events of the others.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use futures_util::{Stream, StreamExt as _};
+use proto::{AgentId, ReplicaId};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
+
+use super::{
+    Shared,
+    client::{Connection, connect},
+    keys::{GONE_TTL, HEARTBEAT_INTERVAL, HEARTBEAT_TTL, HEARTBEATS_PER_AUDIT, ROUTES_TTL},
+    members::MAX_REPLICAS,
+    wire::{Event, EventKind, Heartbeat, MAX_RECORD, unix_seconds},
+};
+use crate::store::StoreHealth;
+
+/// The highest number of agents in one write: about 100 KB, or a millisecond of Redis.
+const BATCH: usize = 500;
+/// The first wait before another connection; it doubles with each failure.
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+/// The longest wait before another connection.
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
+
+/// Synchronizes a [`RedisStore`](super::RedisStore) with Redis while it runs.
+///
+/// After an error, the task connects again and writes all records of this replica anew.
+#[derive(Debug)]
+#[must_use = "the store uses Redis only while its sync task runs"]
+pub struct SyncTask {
+    shared: Arc<Shared>,
+    /// The number of connections so far. Redis rejects writes of another generation than the last.
+    generation: u64,
+    /// The number of events in this generation.
+    sequence: u64,
+    heartbeats: u64,
+}
+
+impl SyncTask {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, generation: 0, sequence: 0, heartbeats: 0 }
+    }
+
+    /// Runs until `stop` completes, and then removes this replica's records from Redis.
+    ///
+    /// If the future is dropped, the records stay until another replica notices the missing heartbeats.
+    pub async fn run(mut self, stop: impl Future<Output = ()>) {
+        let shared = Arc::clone(&self.shared);
+        tokio::select! {
+            () = self.reconnect_forever() => {}
+            () = stop => {}
+        }
+        if let Ok(connection) = shared.connection() {
+            _ = timeout(shared.settings.response_timeout, self.leave(&connection)).await;
+        }
+    }
+
+    async fn reconnect_forever(&mut self) {
+        let mut backoff = MIN_BACKOFF;
+        loop {
+            let reason = match self.join().await {
+                Ok((connection, events)) => {
+                    backoff = MIN_BACKOFF;
+                    self.run_connection(&connection, events).await
+                }
+                Err(reason) => reason,
+            };
+            self.shared.set_degraded(reason);
+            sleep(backoff.mul_f64(rand::random_range(0.5..1.0))).await;
+            backoff = (backoff * 2).min(MAX_BACKOFF);
+        }
+    }
+
+    /// Connects, reads the members, and writes all records of this replica.
+    ///
+    /// It subscribes to events before it reads or writes anything, so that no change is missed in between.
+    async fn join(&mut self) -> Result<(Connection, impl Stream<Item = Vec<u8>> + Unpin + use<>), String> {
+        let shared = Arc::clone(&self.shared);
+        shared.metrics.connections.increment();
+        (self.generation, self.sequence) = (self.generation + 1, 0);
+        let (connection, events) = connect(&shared.settings, &shared.keys.events()).await?;
+        let (live, dead) = shared.read_members(&connection).await?;
+        if let Some((_, other)) = live.iter().find(|(_, heartbeat)| heartbeat.fleet != shared.settings.fleet)
+        {
+            return Err(shared.fleet_conflict(other));
+        }
+
+        shared.routes.lock().mark_all_dirty();
+        let withdrawn = self.stage_routes(&connection).await?;
+        let heartbeat = shared.heartbeat();
+        let event = self.encode_event(EventKind::Heartbeat(heartbeat.clone()));
+        let mut script = shared.scripts.join.key(shared.keys.next_routes(shared.replica));
+        script.key(shared.keys.routes(shared.replica)).key(shared.keys.replica(shared.replica));
+        script.key(shared.keys.replicas()).key(shared.keys.gone());
+        script.arg(shared.replica.to_string()).arg(heartbeat.encode()).arg(millis(HEARTBEAT_TTL));
+        script.arg(shared.keys.events()).arg(event);
+        let _: () = connection.run(&script, &shared.metrics).await?;
+        for batch in withdrawn.chunks(BATCH) {
+            self.publish(&connection, batch.iter().map(|agent| (*agent, None)).collect()).await?;
+        }
+        for id in dead {
+            shared.cleanup_replica(&connection, id).await?;
+        }
+
+        shared.members.lock().resync(live);
+        *shared.connection.lock() = Some(connection.clone());
+        shared.set_healthy();
+        shared.invalidate_all();
+        Ok((connection, events))
+    }
+
+    /// Sends heartbeats and changes and handles events until the connection fails. Returns the reason.
+    async fn run_connection(
+        &mut self,
+        connection: &Connection,
+        mut events: impl Stream<Item = Vec<u8>> + Unpin,
+    ) -> String {
+        let mut ticks = interval_at(Instant::now() + HEARTBEAT_INTERVAL, HEARTBEAT_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut received = self.shared.members.lock().own_heartbeats();
+        let shared = Arc::clone(&self.shared);
+        loop {
+            let result = tokio::select! {
+                event = events.next() => match event {
+                    Some(event) => shared.handle_event(connection, &event).await,
+                    None => Err("Redis closed the connection".to_owned()),
+                },
+                _ = ticks.tick() => {
+                    let before = std::mem::replace(&mut received, shared.members.lock().own_heartbeats());
+                    if received == before {
+                        return "Redis does not deliver events".to_owned();
+                    }
+                    self.send_heartbeat(connection).await
+                }
+                () = shared.routes_changed.notified() => self.publish_dirty(connection).await,
+                () = connection.failed.notified() => Err("Redis did not answer a lookup".to_owned()),
+            };
+            if let Err(reason) = result {
+                return reason;
+            }
+        }
+    }
+
+    /// Writes the records of all held agents to the next routes key, which no replica reads. Returns the withdrawn
+    /// agents.
+    async fn stage_routes(&self, connection: &Connection) -> Result<Vec<AgentId>, String> {
+        let (shared, mut withdrawn) = (&self.shared, Vec::new());
+        for first in std::iter::once(true).chain(std::iter::repeat(false)) {
+            let dirty = shared.routes.lock().take_dirty(BATCH);
+            if dirty.is_empty() && !first {
+                break;
+            }
+            let mut script = shared.scripts.stage.key(shared.keys.next_routes(shared.replica));
+            script.arg(self.generation).arg(millis(ROUTES_TTL)).arg(u8::from(first));
+            for (agent, record) in dirty {
+                match record {
+                    Some(record) => drop(script.arg(agent.0).arg(record)),
+                    None => withdrawn.push(agent),
+                }
+            }
+            let _: () = connection.run(&script, &shared.metrics).await?;
+        }
+        Ok(withdrawn)
+    }
+
+    /// Publishes all dirty records.
+    async fn publish_dirty(&mut self, connection: &Connection) -> Result<(), String> {
+        loop {
+            let dirty = self.shared.routes.lock().take_dirty(BATCH);
+            if dirty.is_empty() {
+                return Ok(());
+            }
+            self.publish(connection, dirty).await?;
+        }
+    }
+
+    /// Writes some records to Redis, `None` for withdrawn agents, and sends an event for them.
+    async fn publish(
+        &mut self,
+        connection: &Connection,
+        records: Vec<(AgentId, Option<String>)>,
+    ) -> Result<(), String> {
+        let shared = Arc::clone(&self.shared);
+        let agents = records.iter().map(|(agent, _)| *agent).collect();
+        let event = self.encode_event(EventKind::Changed(agents));
+        let mut script = shared.scripts.publish.key(shared.keys.routes(shared.replica));
+        script.key(shared.keys.gone());
+        script.arg(self.generation).arg(unix_seconds(SystemTime::now())).arg(millis(GONE_TTL));
+        script.arg(shared.keys.events()).arg(event);
+        for (agent, record) in records {
+            script.arg(agent.0).arg(record.unwrap_or_default());
+        }
+        check_accepted(connection.run(&script, &shared.metrics).await?)
+    }
+
+    /// Sends a heartbeat. Every few heartbeats, Redis also compares the number of records.
+    async fn send_heartbeat(&mut self, connection: &Connection) -> Result<(), String> {
+        let shared = Arc::clone(&self.shared);
+        let event = self.encode_event(EventKind::Heartbeat(shared.heartbeat()));
+        self.heartbeats += 1;
+        let mut script = shared.scripts.heartbeat.key(shared.keys.replica(shared.replica));
+        script.key(shared.keys.routes(shared.replica));
+        script.arg(millis(HEARTBEAT_TTL)).arg(shared.keys.events()).arg(event);
+        if self.heartbeats.is_multiple_of(HEARTBEATS_PER_AUDIT) {
+            // The hash also has the field `generation`.
+            script.arg(millis(ROUTES_TTL)).arg(shared.routes.lock().published() + 1);
+        }
+        check_accepted(connection.run(&script, &shared.metrics).await?)
+    }
+
+    /// Removes this replica's records and sends its last event.
+    async fn leave(&mut self, connection: &Connection) -> Result<(), String> {
+        let shared = Arc::clone(&self.shared);
+        let event = self.encode_event(EventKind::Left);
+        let mut script = shared.scripts.leave.key(shared.keys.replica(shared.replica));
+        script.key(shared.keys.routes(shared.replica)).key(shared.keys.next_routes(shared.replica));
+        script.key(shared.keys.replicas());
+        script.arg(shared.replica.to_string()).arg(shared.keys.events()).arg(event);
+        connection.run(&script, &shared.metrics).await
+    }
+
+    fn encode_event(&mut self, kind: EventKind) -> String {
+        self.sequence += 1;
+        let (replica, generation, sequence) = (self.shared.replica, self.generation, self.sequence);
+        Event { replica, generation, sequence, kind }.encode()
+    }
+}
+
+impl Drop for SyncTask {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.shared.set_degraded("kas stopped using Redis because of a bug: restart it".to_owned());
+        }
+    }
+}
+
+impl Shared {
+    /// Returns the reason why this replica must not share Redis with a replica of another fleet.
+    pub(super) fn fleet_conflict(&self, other: &Heartbeat) -> String {
+        format!(
+            "this Redis is used by another fleet, {:?} at {}, with the same prefix {:?}; this one is {:?}: give each \
+             fleet its own redis.key_prefix, and all replicas of one fleet the same redis.fleet",
+            other.fleet, other.url, self.settings.prefix, self.settings.fleet
+        )
+    }
+
+    /// Reads the other replicas: the live ones, and the dead ones whose records are still there.
+    pub(super) async fn read_members(
+        &self,
+        connection: &Connection,
+    ) -> Result<(Vec<(ReplicaId, Heartbeat)>, Vec<ReplicaId>), String> {
+        let mut script = self.scripts.members.key(self.keys.replicas());
+        script.arg(self.keys.heartbeats()).arg(MAX_REPLICAS).arg(MAX_RECORD);
+        let found: Vec<Vec<u8>> = connection.run(&script, &self.metrics).await?;
+        let (mut live, mut dead) = (Vec::new(), Vec::new());
+        for pair in found.chunks_exact(2) {
+            let id: Option<ReplicaId> = str::from_utf8(&pair[0]).ok().and_then(|id| id.parse().ok());
+            let Some(id) = id.filter(|id| *id != self.replica) else {
+                continue;
+            };
+            if pair[1].is_empty() {
+                dead.push(id);
+                continue;
+            }
+            match Heartbeat::decode(&pair[1]) {
+                Ok(heartbeat) => live.push((id, heartbeat)),
+                Err(error) => self.reject("heartbeat", &error),
+            }
+        }
+        Ok((live, dead))
+    }
+
+    fn set_healthy(&self) {
+        if self.health.send_replace(StoreHealth::Healthy) != StoreHealth::Healthy {
+            tracing::info!("connected to Redis, and wrote all routes of this replica");
+        }
+    }
+
+    fn set_degraded(&self, reason: String) {
+        *self.connection.lock() = None;
+        // No event announces the changes from now on.
+        self.cache.invalidate_all();
+        self.health.send_modify(|health| {
+            let since = match health {
+                StoreHealth::Healthy => {
+                    tracing::warn!(reason, "lost Redis: routes are served from memory");
+                    SystemTime::now()
+                }
+                StoreHealth::Degraded { since, reason: before } => {
+                    if **before != *reason {
+                        tracing::warn!(reason, "cannot connect to Redis: routes are served from memory");
+                    }
+                    *since
+                }
+            };
+            *health = StoreHealth::Degraded { since, reason: reason.into() };
+        });
+    }
+}
+
+/// Checks the result of a script that rejects a write, with 0, if Redis no longer has the records of this connection.
+fn check_accepted(result: u8) -> Result<(), String> {
+    if result == 0 { Err("Redis has lost records of this replica".to_owned()) } else { Ok(()) }
+}
+
+pub(super) fn millis(duration: Duration) -> u64 {
+    duration.as_millis() as u64
+}

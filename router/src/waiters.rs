@@ -1,0 +1,34 @@
+//! [`Waiters`]: wakes the callers that wait for a tunnel or a route of an agent.
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+use proto::AgentId;
+use tokio::sync::Notify;
+
+/// The callers that wait for an agent.
+///
+/// It has one entry for each agent that a caller waits for, or waited for in vain: bounded by the agents that exist.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters(Mutex<HashMap<AgentId, Arc<Notify>>>);
+
+impl Waiters {
+    /// Completes when the agent is woken after this call.
+    pub(crate) fn wait(&self, agent: AgentId) -> impl Future<Output = ()> + Send + use<> {
+        Arc::clone(self.0.lock().entry(agent).or_default()).notified_owned()
+    }
+
+    /// Wakes the callers that wait for this agent.
+    pub(crate) fn wake(&self, agent: AgentId) {
+        if let Some(waiters) = self.0.lock().remove(&agent) {
+            waiters.notify_waiters();
+        }
+    }
+
+    /// Wakes all waiting callers.
+    pub(crate) fn wake_all(&self) {
+        for waiters in std::mem::take(&mut *self.0.lock()).into_values() {
+            waiters.notify_waiters();
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Both ends of a tunnel over in-memory pipes.
+
+mod compatibility;
+mod ends;
+mod pitfalls;
+mod relay;
+mod streams;
+mod support;
+mod upgrades;
