@@ -43,7 +43,7 @@ pub use self::rebalancer::Rebalancer;
 pub(crate) use self::tunnel_permits::TunnelPermits;
 use self::{drain::Supervised, refusal::HandshakeError, tunnel_permits::TunnelPermit};
 use crate::{
-    identity::Identities,
+    identity::{AgentAuthenticator, AgentIdentity, AgentSources, Identities},
     io::StallGuard,
     metrics::{GaugeGuard, Limit, Metrics},
     tasks::TaskGroup,
@@ -54,8 +54,10 @@ use crate::{
 /// Serves agents.
 #[derive(Debug)]
 pub struct AgentServer {
-    /// The agents and their tokens.
+    /// The agents of the identity file.
     pub identities: Identities,
+    /// Decides which agent holds a token.
+    pub sources: AgentSources,
     /// The tunnels that end at this replica.
     pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
     /// The directory that all replicas share.
@@ -95,7 +97,9 @@ pub struct AgentServer {
 struct AuthenticatedAgent {
     id: AgentId,
     name: AgentName,
-    token: TokenHash,
+    token: SecretString,
+    /// Reports the revocation of the token.
+    source: Arc<dyn AgentAuthenticator>,
     hello: Hello,
     tunnel: TunnelId,
     address: String,
@@ -173,7 +177,9 @@ impl AgentServer {
         if self.connections.draining.is_cancelled() {
             return Err(HandshakeError::Draining);
         }
-        let (id, token, name) = self.authenticate(request.headers()).ok_or(HandshakeError::Unauthorized)?;
+        let token = bearer(request.headers()).ok_or(HandshakeError::Unauthorized)?;
+        let (AgentIdentity { id, name, .. }, source) =
+            self.sources.authenticate(&token).await?.ok_or(HandshakeError::Unauthorized)?;
         let hello = hello(request.headers())?;
 
         // After authentication: only agents may use up the rate that all agents share.
@@ -182,7 +188,7 @@ impl AgentServer {
             self.metrics.count_limit(Limit::ConnectionRate);
             return Err(HandshakeError::ReplicaRateLimit { wait });
         }
-        if let Err(wait) = self.token_rate.admit(token.digest()).await {
+        if let Err(wait) = self.token_rate.admit(TokenHash::of(&token).digest()).await {
             self.metrics.count_limit(Limit::ConnectionsPerToken);
             return Err(HandshakeError::TokenRateLimit { agent: name, wait });
         }
@@ -194,6 +200,7 @@ impl AgentServer {
             id,
             name,
             token,
+            source,
             hello,
             tunnel: TunnelId::random(),
             address: address.to_owned(),
@@ -206,18 +213,6 @@ impl AgentServer {
     fn replica_count(&self) -> u16 {
         let others = self.store.replicas().iter().filter(|replica| replica.id != self.replica).count();
         u16::try_from(others + 1).unwrap_or(u16::MAX)
-    }
-
-    fn authenticate(&self, headers: &HeaderMap) -> Option<(AgentId, TokenHash, AgentName)> {
-        let mut values = headers.get_all(AUTHORIZATION).iter();
-        let (Some(value), None) = (values.next(), values.next()) else {
-            return None;
-        };
-        let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
-        let token = SecretString::from(token.trim());
-        let identity = self.identities.load();
-        let (agent, hash) = identity.agent(&token).filter(|_| scheme.eq_ignore_ascii_case("bearer"))?;
-        Some((agent, hash, identity.name(agent)?.clone()))
     }
 
     async fn run<T>(&self, upgrade: OnUpgrade, agent: AuthenticatedAgent)
@@ -274,11 +269,8 @@ impl AgentServer {
         let registration = self.tunnels.register(agent.id, agent.tunnel, services, entry, cores::current());
         let supervised = Supervised {
             agent: &agent.name,
-            agent_id: agent.id,
             id: agent.tunnel,
             tunnel: &tunnel,
-            token: &agent.token,
-            identities: &self.identities,
             max_age: self.max_age,
             move_requested: &move_requested,
             connections: &self.connections,
@@ -286,7 +278,8 @@ impl AgentServer {
         };
         let supervisor = poll_on_wake(async {
             self.announce(agent.id).await;
-            drain::supervise(supervised, || registration.drain(), self.withdraw(agent.id)).await
+            let revoked = agent.source.revoked(agent.id, &agent.token);
+            drain::supervise(supervised, revoked, || registration.drain(), self.withdraw(agent.id)).await
         });
         let serving = async {
             tokio::select! {
@@ -354,6 +347,16 @@ impl AgentServer {
             tracing::warn!(agent.id = %agent, %error, "route of an agent not withdrawn");
         }
     }
+}
+
+/// Returns the token of the agent, if there is exactly one `Authorization` header with it.
+fn bearer(headers: &HeaderMap) -> Option<SecretString> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return None;
+    };
+    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| SecretString::from(token.trim()))
 }
 
 fn hello(headers: &HeaderMap) -> Result<Hello, HandshakeError> {

@@ -31,6 +31,7 @@ pub use self::{
     validated_config::{Listeners, ValidatedConfig},
 };
 use crate::{
+    access::{AccessControl, CallerAuthorizer},
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
     agents::{AgentServer, Rebalancer, TunnelPermits},
@@ -38,7 +39,7 @@ use crate::{
     config::{Config, ConfigError},
     cors::Cors,
     forward::Forwarder,
-    identity::{Identities, Identity},
+    identity::{AgentAuthenticator, AgentSources, Identities, Identity},
     listen::LOG_PERIOD,
     metrics::{self, Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
@@ -111,6 +112,9 @@ impl App {
         let metrics = Metrics::register(&mut registry);
         process::logs::register(&mut registry, "kas");
         let identities = Identities::new(identity);
+        let file = Arc::new(identities.clone());
+        let sources = AgentSources::new([Arc::clone(&file) as Arc<dyn AgentAuthenticator>]);
+        let access = AccessControl::new([file as Arc<dyn CallerAuthorizer>]);
         let limits = config.agent.kubernetes_api.limits.clone();
         let tunnels = Arc::new(LocalTunnels::new(limits.max_requests_per_agent));
         let ReplicaContext { replica, store, connector, secret } = context;
@@ -132,6 +136,7 @@ impl App {
         ));
         let agents = Arc::new(AgentServer {
             identities: identities.clone(),
+            sources,
             tunnels: Arc::clone(&tunnels),
             store: Arc::clone(&store),
             replica,
@@ -162,7 +167,7 @@ impl App {
             cors: Cors::new(public.allowed_origins.clone()),
             trusted_proxies: public.listen.trusted_proxies.iter().copied().map(Into::into).collect(),
             extra_headers: public.extra_allowed_response_headers.clone(),
-            identities: identities.clone(),
+            access,
             forwarder: Forwarder {
                 tunnels,
                 store: Arc::clone(&store),

@@ -1,20 +1,64 @@
-//! Agents, callers and their tokens, from the identity file.
+//! Who is this agent? And the agents, callers and tokens of the identity file, which is the first source of answers.
 
 mod current;
 mod file;
 
 use std::{
     collections::HashMap,
+    fmt,
     sync::{Arc, atomic::AtomicU32},
+    time::Duration,
 };
 
 use http::HeaderMap;
 use proto::{AgentId, AgentName, ServiceName};
+use router::BoxFuture;
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 
 pub use self::current::Identities;
 use crate::{promql::Labels, token::TokenHash};
+
+/// A source of answers: who is this agent?
+pub trait AgentAuthenticator: fmt::Debug + Send + Sync {
+    /// Returns the agent that holds the token, or `None` if this source does not know the token.
+    ///
+    /// # Errors
+    ///
+    /// The source cannot answer now.
+    fn authenticate<'a>(
+        &'a self,
+        token: &'a SecretString,
+    ) -> BoxFuture<'a, Result<Option<AgentIdentity>, SourceUnavailable>>;
+
+    /// Completes when the token is no longer one of the agent. The tunnel is cut then.
+    fn revoked<'a>(&'a self, agent: AgentId, token: &'a SecretString) -> BoxFuture<'a, ()>;
+}
+
+/// An agent whose token is valid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AgentIdentity {
+    /// The id of the agent.
+    pub id: AgentId,
+    /// The name of the agent, for messages and logs.
+    pub name: AgentName,
+    /// The project of the agent, if it has one.
+    pub project: Option<u64>,
+}
+
+/// The error of a source of identities that cannot answer now.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct SourceUnavailable {
+    /// The source, and why it does not answer.
+    pub message: String,
+    /// The time after which another attempt is useful.
+    pub retry_after: Duration,
+}
+
+/// The sources of agents in their order. Clones are cheap.
+#[derive(Clone, Debug)]
+pub struct AgentSources(Arc<[Arc<dyn AgentAuthenticator>]>);
 
 /// One version of the identity file: the agents, the callers and their tokens.
 #[derive(Debug, Default)]
@@ -70,11 +114,35 @@ pub enum AccessAs {
     },
 }
 
+impl AgentSources {
+    /// Asks these sources, in this order.
+    pub fn new(sources: impl IntoIterator<Item = Arc<dyn AgentAuthenticator>>) -> Self {
+        Self(sources.into_iter().collect())
+    }
+
+    /// Returns the agent that holds the token with the source that knows it, or `None` if no source knows the token.
+    ///
+    /// # Errors
+    ///
+    /// A source cannot answer now, and none before it knows the token.
+    pub async fn authenticate(
+        &self,
+        token: &SecretString,
+    ) -> Result<Option<(AgentIdentity, Arc<dyn AgentAuthenticator>)>, SourceUnavailable> {
+        for source in &*self.0 {
+            if let Some(agent) = source.authenticate(token).await? {
+                return Ok(Some((agent, Arc::clone(source))));
+            }
+        }
+        Ok(None)
+    }
+}
+
 impl Identity {
-    /// Returns the agent that holds a token, and the hash of the token.
-    pub fn agent(&self, token: &SecretString) -> Option<(AgentId, TokenHash)> {
-        let hash = TokenHash::of(token);
-        Some((*self.agent_tokens.get(&hash)?, hash))
+    /// Returns the agent that holds a token.
+    pub fn agent(&self, token: &SecretString) -> Option<AgentIdentity> {
+        let id = *self.agent_tokens.get(&TokenHash::of(token))?;
+        Some(AgentIdentity { id, name: self.name(id)?.clone(), project: self.project(id) })
     }
 
     /// Returns true if the token is one of the agent. A token may have moved to another agent.

@@ -54,7 +54,7 @@ mod tunnel_entry;
 /// Parts of a replica, for its tests, benchmarks and fuzz targets.
 pub mod internals {
     pub use crate::{
-        access::{AuthenticatedCaller, authenticate, authorize},
+        access::{AccessControl, AuthorizedCaller, CallerAuthorizer, Credential, TokenKind},
         agents::Rebalancer,
         api::{ApiServer, Query, TokenError, Verifier},
         destination::Destination,

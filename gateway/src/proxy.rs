@@ -42,7 +42,7 @@ use self::{
     response_body::{ConcurrencyPermit, TrackedBody},
 };
 use crate::{
-    access,
+    access::AuthorizedCaller,
     destination::Destination,
     error::RequestError,
     headers::PeerAddress,
@@ -60,29 +60,27 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 async fn handle(request: ProxyRequest) -> Result<Response<TrackedBody>, RequestError> {
     let ProxyRequest { head, context } = request;
     validate::validate(&context.server, &head)?;
-    let access = check_access(&context, &head)?;
+    let access = check_access(&context, &head).await?;
     let permit = ConcurrencyPermit::acquire(&context.server, &access.grant)?;
     let (request, upgrade) = request::to_agent(&context, &access, head).await?;
     let forwarded = context.server.forwarder.forward(&access.destination, request).await?;
     response::respond(context, access, permit, upgrade, forwarded).await
 }
 
-/// Authenticates the caller by its token, and authorizes its request to the agent that the path or the token names.
-fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Access, RequestError> {
+/// Authenticates the caller, and authorizes its request to the agent that the path or the credential names.
+async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Access, RequestError> {
     let path = head.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let target = Target::parse(&path)?;
-    let identity = context.server.identities.load();
-    let caller = access::authenticate(&identity, head.headers())?;
-    let agent = access::authorize(&identity, &caller, &target)?;
+    let AuthorizedCaller { grant, agent, name } =
+        context.server.access.authorize(head.headers(), &target).await?;
 
     let upgrade = hop_by_hop::upgrade_protocol(head.headers()).is_some();
     let uri =
         Uri::from_str(target.path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
-    let name = identity.name(agent).expect("authorized").clone();
     let class = target.class(upgrade);
     let destination = Destination { agent, name, service: target.service, class };
     context.trace.lock().set_destination(&destination, &context.method);
-    Ok(Access { grant: caller.grant, destination, uri, upgrade })
+    Ok(Access { grant, destination, uri, upgrade })
 }
 
 /// Builds the service for all requests, the outermost layer first.

@@ -1,16 +1,20 @@
-//! `access::authenticate` and `access::authorize` with any `Authorization` headers, at any path.
+//! `AccessControl::authorize` with any `Authorization` headers, at any path.
 //!
 //! Input: the path, then the value of one `Authorization` header per line.
 //!
-//! * The functions grant access to the caller and the agent that a second implementation finds, and to no other.
+//! * The function grants access to the caller and the agent that a second implementation finds, and to no other.
 //! * Neither a failure nor the response built from it contains a known token or the credential of the request.
 
-use std::{path::Path, sync::LazyLock};
+use std::{
+    path::Path,
+    sync::{Arc, LazyLock},
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use futures_util::FutureExt as _;
 use gateway::{
-    identity::Identity,
-    internals::{ErrorDialect, ErrorFormat, RequestError, Target, authenticate, authorize},
+    identity::{Identities, Identity},
+    internals::{AccessControl, CallerAuthorizer, ErrorDialect, ErrorFormat, RequestError, Target},
     token::TokenHash,
 };
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
@@ -33,7 +37,7 @@ const CALLERS: &[KnownCaller] = &[
 const AGENT_TOKEN: &str = "agent-tok-0123456789";
 const AGENTS: &[(&str, u64)] = &[("prod", 1), ("test", 2)];
 
-static IDENTITY: LazyLock<Identity> = LazyLock::new(|| {
+static ACCESS: LazyLock<AccessControl> = LazyLock::new(|| {
     let hash = |token: &str| TokenHash::of(&SecretString::from(token));
     let text = format!(
         "agents:\n- {{id: 1, name: prod, tokens: ['{}']}}\n- {{id: 2, name: test, tokens: []}}\n\
@@ -45,7 +49,8 @@ static IDENTITY: LazyLock<Identity> = LazyLock::new(|| {
         hash(CALLERS[1].token),
         hash(CALLERS[2].token),
     );
-    Identity::parse(Path::new("identity.yaml"), &text).expect("the identity is valid")
+    let identity = Identity::parse(Path::new("identity.yaml"), &text).expect("the identity is valid");
+    AccessControl::new([Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>])
 });
 
 /// Texts of failures that do not depend on the credential. A generated token may be a part of them by chance.
@@ -108,9 +113,8 @@ pub fn run(data: &[u8]) {
 }
 
 fn access(headers: &HeaderMap, target: &Target<'_>) -> Result<(String, u64), RequestError> {
-    let caller = authenticate(&IDENTITY, headers)?;
-    let agent = authorize(&IDENTITY, &caller, target)?;
-    Ok((caller.grant.caller.name.clone(), agent.0))
+    let caller = ACCESS.authorize(headers, target).now_or_never().expect("the identity file needs no I/O")?;
+    Ok((caller.grant.caller.name.clone(), caller.agent.0))
 }
 
 /// Returns the caller and the agent that may be accessed. This second implementation follows the documentation.

@@ -5,7 +5,7 @@ use std::{future::pending, time::Duration};
 use bytes::Bytes;
 use http::Request;
 use proto::{
-    AgentId, AgentName, ServiceName, TunnelId,
+    AgentName, ServiceName, TunnelId,
     control::{DRAIN_PATH, DrainReason, DrainRequest},
     header,
 };
@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tunnel::{Body, CloseReason, Tunnel};
 
-use crate::{identity::Identities, tasks::TaskGroup, token::TokenHash};
+use crate::tasks::TaskGroup;
 
 /// The time that an agent may take for the response to a control request.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -21,12 +21,8 @@ const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The tunnel to supervise, and the reasons to end it.
 pub(super) struct Supervised<'a> {
     pub(super) agent: &'a AgentName,
-    pub(super) agent_id: AgentId,
     pub(super) id: TunnelId,
     pub(super) tunnel: &'a Tunnel,
-    /// The token with which the tunnel was opened. The tunnel is closed once it is revoked.
-    pub(super) token: &'a TokenHash,
-    pub(super) identities: &'a Identities,
     /// The tunnel drains after this time, ±5 %.
     pub(super) max_age: Duration,
     /// Cancelled once the tunnel should move to another replica.
@@ -39,24 +35,17 @@ pub(super) struct Supervised<'a> {
 
 /// Waits for a reason to end the tunnel, and drains it.
 ///
-/// `on_drain` is called when the drain begins. `withdraw` runs once the agent was asked to leave because the replica stops.
+/// `revoked` completes when the token of the agent is revoked. `on_drain` is called when the drain begins. `withdraw` runs once the agent was asked to leave because the replica stops.
 /// The future completes only if the group is cut: otherwise the driver of the tunnel reports the end.
 pub(super) async fn supervise(
     supervised: Supervised<'_>,
+    revoked: impl Future<Output = ()>,
     on_drain: impl Fn(),
     withdraw: impl Future<Output = ()>,
 ) -> CloseReason {
-    let Supervised { identities, token, tunnel, .. } = supervised;
-    let mut changes = identities.changes();
+    let tunnel = supervised.tunnel;
     let age = sleep(supervised.max_age.mul_f64(rand::random_range(0.95..1.05)));
     tokio::pin!(age);
-    let revoked = async {
-        while identities.load().is_token_of(supervised.agent_id, token) {
-            if changes.changed().await.is_err() {
-                pending::<()>().await;
-            }
-        }
-    };
     tokio::pin!(revoked);
 
     let reason = tokio::select! {

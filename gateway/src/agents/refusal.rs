@@ -9,6 +9,8 @@ use http::{
 use proto::{AgentName, SUBPROTOCOL};
 use tunnel::Body;
 
+use crate::identity::SourceUnavailable;
+
 /// `Retry-After` of a replica that stops: by then a load balancer has removed it.
 const RETRY_AFTER_DRAINING: Duration = Duration::from_secs(5);
 
@@ -27,6 +29,8 @@ pub(super) enum HandshakeError {
          kas and the token into agentk's secret"
     )]
     Unauthorized,
+    #[error("the token of the agent cannot be checked: {0}")]
+    SourceUnavailable(#[from] SourceUnavailable),
     #[error("{0}")]
     InvalidHello(String),
     #[error(
@@ -53,6 +57,7 @@ impl HandshakeError {
             Self::Protocol { .. } => "protocol",
             Self::Draining => "draining",
             Self::Unauthorized => "unauthorized",
+            Self::SourceUnavailable(_) => "identity-unavailable",
             Self::InvalidHello(_) => "invalid-hello",
             Self::ReplicaRateLimit { .. } => "replica-rate-limit",
             Self::TokenRateLimit { .. } => "token-rate-limit",
@@ -63,7 +68,9 @@ impl HandshakeError {
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::Protocol { status, .. } => *status,
-            Self::Draining | Self::ReplicaRateLimit { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Draining | Self::SourceUnavailable(_) | Self::ReplicaRateLimit { .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
             Self::InvalidHello(_) => StatusCode::BAD_REQUEST,
             Self::TokenRateLimit { .. } | Self::TunnelLimit { .. } => StatusCode::TOO_MANY_REQUESTS,
@@ -73,6 +80,7 @@ impl HandshakeError {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Draining => Some(RETRY_AFTER_DRAINING),
+            Self::SourceUnavailable(unavailable) => Some(unavailable.retry_after),
             Self::ReplicaRateLimit { wait } | Self::TokenRateLimit { wait, .. } => Some(*wait),
             Self::TunnelLimit { .. } => Some(RETRY_AFTER_TUNNEL_LIMIT),
             Self::Protocol { .. } | Self::Unauthorized | Self::InvalidHello(_) => None,

@@ -146,10 +146,10 @@ fn caller_of<'a>(
 ) -> Result<&'a Caller, String> {
     let Some(grant) = identity.grant(token) else {
         return Err(match identity.agent(token) {
-            Some((agent, _)) => {
-                let agent = identity.name(agent).map_or_else(|| agent.to_string(), ToString::to_string);
-                format!("the token is that of the agent {agent}; create one for a caller with `kas token new caller`")
-            }
+            Some(agent) => format!(
+                "the token is that of the agent {}; create one for a caller with `kas token new caller`",
+                agent.name
+            ),
             None => "the token is not of a caller in the identity file: create one with `kas token new caller`, and put its hash \
                      there"
                 .to_owned(),

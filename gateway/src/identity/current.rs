@@ -1,12 +1,19 @@
 //! The current version of the identity file.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    future::{pending, ready},
+    path::Path,
+    sync::Arc,
+};
 
 use arc_swap::ArcSwap;
+use proto::AgentId;
+use router::BoxFuture;
+use secrecy::SecretString;
 use tokio::sync::watch;
 
-use super::Identity;
-use crate::config::ConfigError;
+use super::{AgentAuthenticator, AgentIdentity, Identity, SourceUnavailable};
+use crate::{config::ConfigError, token::TokenHash};
 
 /// The current version of the identity file. Clones are cheap, and share the version.
 #[derive(Clone, Debug)]
@@ -43,9 +50,25 @@ impl Identities {
         self.replace(Identity::read(file)?);
         Ok(())
     }
+}
 
-    /// Returns a receiver of all replacements after this call.
-    pub fn changes(&self) -> watch::Receiver<()> {
-        self.changes.subscribe()
+impl AgentAuthenticator for Identities {
+    fn authenticate<'a>(
+        &'a self,
+        token: &'a SecretString,
+    ) -> BoxFuture<'a, Result<Option<AgentIdentity>, SourceUnavailable>> {
+        Box::pin(ready(Ok(self.load().agent(token))))
+    }
+
+    fn revoked<'a>(&'a self, agent: AgentId, token: &'a SecretString) -> BoxFuture<'a, ()> {
+        let mut changes = self.changes.subscribe();
+        let hash = TokenHash::of(token);
+        Box::pin(async move {
+            while self.load().is_token_of(agent, &hash) {
+                if changes.changed().await.is_err() {
+                    pending::<()>().await;
+                }
+            }
+        })
     }
 }

@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn agents_and_callers_are_found_by_token() {
         let identity = parse(&example()).unwrap();
-        assert_eq!(identity.agent(&"a".to_owned().into()).unwrap().0, AgentId(1));
+        assert_eq!(identity.agent(&"a".to_owned().into()).unwrap().id, AgentId(1));
         assert!(identity.agent(&"c".to_owned().into()).is_none(), "a caller is no agent");
         assert_eq!(identity.find("test"), Some(AgentId(2)));
         assert_eq!(identity.find("2"), Some(AgentId(2)));

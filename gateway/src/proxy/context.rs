@@ -13,13 +13,14 @@ use tokio::time::Instant;
 
 use super::{budget::ResponseBudget, connection::RequestGuard, request_body::RequestBody};
 use crate::{
+    access::AccessControl,
     config::CallerLimits,
     cors::Cors,
     destination::Destination,
     error::ErrorFormat,
     forward::Forwarder,
     headers::{ExtraHeader, ForwardedFor, PeerAddress},
-    identity::{Grant, Identities},
+    identity::Grant,
     metrics::Metrics,
     target::Target,
     tasks::TaskGroup,
@@ -32,8 +33,8 @@ const MAX_REQUEST_ID: usize = 64;
 /// Serves callers. This is the state that all requests share.
 #[derive(Debug)]
 pub struct ProxyServer {
-    /// The callers and their permissions.
-    pub identities: Identities,
+    /// Decides which caller may reach which agent, and as whom.
+    pub access: AccessControl,
     /// Sends a request to its agent.
     pub forwarder: Forwarder,
     /// Connections and upgrades. Once the group drains, connections close when they are idle.

@@ -13,11 +13,12 @@ use std::{
 
 use agent::policy::PolicyEnforcer;
 use anyhow::Context as _;
+use futures_util::FutureExt as _;
 use gateway::{
     identity::{AccessAs, Identities, Identity},
     internals::{
-        self, Destination, ForwardedFor, PeerAddress, ProxyHeaders, RequestTiming, RequestTrace, Target,
-        authenticate, authorize,
+        self, AccessControl, CallerAuthorizer, Destination, ForwardedFor, PeerAddress, ProxyHeaders,
+        RequestTiming, RequestTrace, Target,
     },
     metrics::Metrics,
 };
@@ -53,7 +54,7 @@ pub(super) struct Step {
 
 /// The request, the response and the state that the steps use.
 struct StepFixture {
-    identities: Identities,
+    access: AccessControl,
     metrics: Metrics,
     tunnels: Arc<LocalTunnels<()>>,
     request: Request<()>,
@@ -98,7 +99,7 @@ impl StepFixture {
             class: RequestClass::Short,
         };
         Ok(Self {
-            identities: Identities::new(identity),
+            access: AccessControl::new([Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>]),
             metrics: Metrics::register(&mut Registry::default()),
             tunnels: Arc::new(LocalTunnels::new(1000)),
             request,
@@ -154,7 +155,7 @@ impl StepFixture {
                 reason: Some("the SHA-256 of the token: kas stores only hashes"),
                 ..step(
                     "authentication and authorization",
-                    time(&(), |()| authorized(&self.identities.load(), request, &target)),
+                    time(&(), |()| authorized(&self.access, request, &target)),
                 )
             },
             step(
@@ -216,9 +217,8 @@ impl StepFixture {
     }
 }
 
-fn authorized(identity: &Identity, headers: &HeaderMap, target: &Target<'_>) -> Option<AgentId> {
-    let caller = authenticate(identity, headers).ok()?;
-    authorize(identity, &caller, target).ok()
+fn authorized(access: &AccessControl, headers: &HeaderMap, target: &Target<'_>) -> Option<AgentId> {
+    access.authorize(headers, target).now_or_never()?.ok().map(|caller| caller.agent)
 }
 
 /// Returns the median time of one call in nanoseconds. Each call gets its own clone of the input.
@@ -308,7 +308,7 @@ mod tests {
         let path = fixture.request.uri().path_and_query().unwrap();
         let target = Target::parse(path).unwrap();
         assert_eq!(target.path, PATH);
-        assert!(authorized(&fixture.identities.load(), fixture.request.headers(), &target).is_some());
+        assert!(authorized(&fixture.access, fixture.request.headers(), &target).is_some());
         assert!(fixture.policy.check("kubernetes", &fixture.passed).is_ok());
         assert!(matches!(fixture.request_permit(), TunnelChoice::NoTunnel));
         let steps = measure(directory.path()).unwrap();

@@ -1,0 +1,187 @@
+//! Callers of the identity file.
+
+use std::{future::ready, sync::Arc};
+
+use proto::{AgentId, Reason};
+use router::BoxFuture;
+
+use super::{AuthorizedCaller, CallerAuthorizer, Credential, unauthorized};
+use crate::{
+    error::RequestError,
+    identity::{Caller, Identities, Identity},
+    target::Target,
+};
+
+impl CallerAuthorizer for Identities {
+    fn authorize<'a>(
+        &'a self,
+        credential: &'a Credential,
+        target: &'a Target<'a>,
+    ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>> {
+        Box::pin(ready(authorize(&self.load(), credential, target)))
+    }
+}
+
+/// Authorizes the request of a caller by one version of the identity file.
+fn authorize(
+    identity: &Identity,
+    credential: &Credential,
+    target: &Target<'_>,
+) -> Result<Option<AuthorizedCaller>, RequestError> {
+    let grant = identity.grant(&credential.token);
+    let Some(grant) =
+        grant.filter(|grant| credential.name.as_ref().is_none_or(|name| *name == grant.caller.name))
+    else {
+        return Ok(None);
+    };
+    let caller = &grant.caller;
+    let of_credential = credential.kind.agent();
+    let named = match target.agent {
+        Some(name) => identity.find(name),
+        None => Some(of_credential.ok_or_else(|| {
+            unauthorized("at this path the credential names the agent: use Bearer ci:<agent id>:<token> or pat:<agent id>:<token>")
+        })?),
+    };
+    // An agent that the caller may not use is reported like an agent that does not exist.
+    let (agent, name) = named
+        .filter(|agent| caller.may_use(*agent))
+        .and_then(|agent| Some((agent, identity.name(agent)?.clone())))
+        .ok_or_else(|| unknown_agent(identity, caller, target, of_credential))?;
+    if of_credential.is_some_and(|named| named != agent) {
+        return Err(RequestError::new(
+            Reason::Forbidden,
+            "the credential is for another agent than the path names",
+        ));
+    }
+    if !caller.may_use_service(&target.service) {
+        let what = format!("caller {} may not use the service {}", caller.name, target.service);
+        return Err(RequestError::new(Reason::Forbidden, what));
+    }
+
+    Ok(Some(AuthorizedCaller { grant: Arc::clone(grant), agent, name }))
+}
+
+fn unknown_agent(
+    identity: &Identity,
+    caller: &Caller,
+    target: &Target<'_>,
+    of_credential: Option<AgentId>,
+) -> RequestError {
+    let named = match (target.agent, of_credential) {
+        (Some(name), _) => format!("{name:?}"),
+        (None, Some(id)) => id.to_string(),
+        (None, None) => String::new(),
+    };
+    let agents = identity.agents_of(caller);
+    let known = agents.iter().take(20).map(|(name, id)| format!("{name} ({id})")).collect::<Vec<_>>();
+    let known = match (known.is_empty(), agents.len() > known.len()) {
+        (true, _) => "none".to_owned(),
+        (false, true) => format!("{} and {} more", known.join(", "), agents.len() - known.len()),
+        (false, false) => known.join(", "),
+    };
+    let what = format!("there is no agent {named} for caller {}; there are: {known}", caller.name);
+    RequestError::new(Reason::UnknownAgent, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+    use futures_util::FutureExt as _;
+    use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
+    use secrecy::SecretString;
+
+    use super::*;
+    use crate::{access::AccessControl, token::TokenHash};
+
+    fn identity() -> Identity {
+        let hash = |token: &str| TokenHash::of(&SecretString::from(token));
+        let text = format!(
+            "agents: [{{id: 1, name: prod, tokens: []}}, {{id: 2, name: test, tokens: []}}]\n\
+             callers: [{{name: ci, tokens: ['{}'], agents: [prod], services: [kubernetes]}}]",
+            hash("secret")
+        );
+        Identity::parse(Path::new("id.yaml"), &text).unwrap()
+    }
+
+    fn authorized_agent(path: &str, authorization: &[&str]) -> Result<AgentId, (Reason, String)> {
+        let mut headers = HeaderMap::new();
+        for value in authorization {
+            headers.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
+        }
+        let path = path.parse().unwrap();
+        let target = Target::parse(&path).unwrap();
+        let file: Arc<dyn CallerAuthorizer> = Arc::new(Identities::new(identity()));
+        let authorized = AccessControl::new([file]).authorize(&headers, &target).now_or_never();
+        authorized.unwrap().map(|caller| caller.agent).map_err(|failure| (failure.reason, failure.message))
+    }
+
+    #[test]
+    fn agent_is_named_by_id_name_or_credential() {
+        let basic = format!("Basic {}", STANDARD.encode("ci:secret"));
+        for (path, authorization) in [
+            ("/agents/prod/kubernetes/api", "Bearer secret"),
+            ("/agents/1/kubernetes/api", "bearer secret"),
+            ("/agents/1/kubernetes/api", &*basic),
+            ("/agents/1/kubernetes/api", "Bearer ci:1:secret"),
+            ("/k8s-proxy/api", "Bearer ci:1:secret"),
+            ("/k8s-proxy/api", "Bearer pat:1:secret"),
+        ] {
+            assert_eq!(authorized_agent(path, &[authorization]), Ok(AgentId(1)), "{path} {authorization}");
+        }
+    }
+
+    #[test]
+    fn bad_credential_is_unauthorized() {
+        let wrong_name = format!("Basic {}", STANDARD.encode("cd:secret"));
+        for authorization in [
+            &[][..],
+            &["Bearer wrong"],
+            &["Bearer "],
+            &["Bearer"],
+            &["secret"],
+            &["Digest secret"],
+            &["Bearer oidc:1:secret"],
+            &["Bearer ci:x:secret"],
+            &["Bearer ci:+1:secret"],
+            &["Bearer ci:01:secret"],
+            &["Bearer ci:1:"],
+            &["Basic !"],
+            &[&wrong_name],
+            &["Bearer secret", "Bearer secret"],
+        ] {
+            let (reason, message) =
+                authorized_agent("/agents/prod/kubernetes/api", authorization).unwrap_err();
+            assert_eq!(reason, Reason::Unauthorized, "{authorization:?}");
+            assert!(!message.contains("secret"), "{message}");
+        }
+        assert_eq!(
+            authorized_agent("/k8s-proxy/api", &["Bearer secret"]).unwrap_err().0,
+            Reason::Unauthorized
+        );
+    }
+
+    #[test]
+    fn forbidden_agent_looks_like_missing_agent() {
+        for agent in ["test", "2", "nope", "+1", "01", "1.0"] {
+            let path = &*format!("/agents/{agent}/kubernetes/");
+            let (reason, message) = authorized_agent(path, &["Bearer secret"]).unwrap_err();
+            assert_eq!(reason, Reason::UnknownAgent);
+            assert!(message.ends_with("there are: prod (1)"), "{message}");
+        }
+    }
+
+    #[test]
+    fn other_service_is_forbidden() {
+        let (reason, message) = authorized_agent("/agents/prod/prometheus/", &["Bearer secret"]).unwrap_err();
+        assert_eq!(reason, Reason::Forbidden);
+        assert_eq!(message, "caller ci may not use the service prometheus");
+    }
+
+    #[test]
+    fn credential_for_another_agent_is_forbidden() {
+        let (reason, _) = authorized_agent("/agents/prod/kubernetes/", &["Bearer ci:2:secret"]).unwrap_err();
+        assert_eq!(reason, Reason::Forbidden);
+    }
+}
