@@ -9,8 +9,8 @@ use std::{
 use testkit::skip::{installed, skipped};
 use tokio::{process::Command, time::timeout};
 
-/// The timeout of a run.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+/// The timeout of a run. A soak may wait 90 s until agentk has closed its idle connections.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(110);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_loadtest");
 
 /// Returns the command `loadtest WHAT URL FLAGS`.

@@ -9,7 +9,7 @@ async fn soak_metrics_recover_after_faults() {
     let Some(_) = programs() else { return };
     let directory = tempfile::tempdir().unwrap();
     let json = directory.path().join("report.json");
-    // No more connections than agentk keeps idle: otherwise the run waits a minute until they are closed.
+    // Few connections: for those that agentk keeps idle, the run waits a minute until they are closed.
     let flags = format!(
         "--duration 3s --rate 50 --connections 3 --every 1s --max-growth 1000 --json {}",
         json.display()
