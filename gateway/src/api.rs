@@ -1,8 +1,9 @@
-//! The internal API, with which programs list the connected agents of all replicas.
+//! The internal API, with which programs list the connected agents of all replicas, and the environments.
 //!
-//! The paths are `GET /api/v1/agents` and `GET /api/v1/agents/<id or name>`. Clients need the secret of `api.listen`. The
+//! The paths are `GET /api/v1/agents`, `GET /api/v1/agents/<id or name>` and `GET /api/v1/environments`. Clients need the secret of `api.listen`. The
 //! shapes are documented in `docs/api.md`. One page needs one lookup in the directory for up to 500 agents.
 
+mod environments;
 mod query;
 mod response;
 mod token;
@@ -25,6 +26,7 @@ use process::LogLimiter;
 use proto::{AgentId, ReplicaId};
 use router::RouteStore;
 
+use self::environments::list_environments;
 use self::query::QueryError;
 use self::response::{AgentInfo, AgentPage, AgentResponse, ApiError};
 pub use self::{
@@ -34,6 +36,7 @@ pub use self::{
 use crate::{
     agent_locations::{AgentLocations, AgentState},
     agents::AgentServer,
+    environments::EnvironmentSource,
     http_server::HttpServer,
     identity::{Identities, Identity},
     listen::LOG_PERIOD,
@@ -50,18 +53,24 @@ pub struct ApiServer {
     identities: Identities,
     store: Arc<dyn RouteStore>,
     replica: ReplicaId,
+    environments: Option<Arc<dyn EnvironmentSource>>,
     metrics: Metrics,
     log_limit: LogLimiter<&'static str>,
 }
 
 impl ApiServer {
     /// Creates the API of a replica, for clients whose token passes the verifier.
-    pub fn new(agents: &AgentServer, verifier: Verifier) -> Self {
+    pub fn new(
+        agents: &AgentServer,
+        verifier: Verifier,
+        environments: Option<Arc<dyn EnvironmentSource>>,
+    ) -> Self {
         Self {
             verifier,
             identities: agents.identities.clone(),
             store: Arc::clone(&agents.store),
             replica: agents.replica,
+            environments,
             metrics: agents.metrics.clone(),
             log_limit: LogLimiter::new(LOG_PERIOD),
         }
@@ -72,6 +81,7 @@ impl ApiServer {
         let routes = Router::new()
             .route("/api/v1/agents", get_only(get(list_agents)))
             .route("/api/v1/agents/{agent}", get_only(get(get_agent)))
+            .route("/api/v1/environments", get_only(get(list_environments)))
             .method_not_allowed_fallback(async || ApiError::Method)
             .fallback(async |uri: Uri| ApiError::no_path(uri.path()))
             .layer(from_fn_with_state(Arc::clone(&self), authenticate))

@@ -38,6 +38,7 @@ use crate::{
     api::ApiServer,
     config::{Config, ConfigError},
     cors::Cors,
+    environments::EnvironmentFile,
     forward::Forwarder,
     identity::{AgentAuthenticator, AgentSources, Identities, Identity},
     listen::LOG_PERIOD,
@@ -74,6 +75,7 @@ pub struct App {
     certificates: Vec<Certificate>,
     secrets: Vec<SecretFile>,
     peer_tls: Option<MutualTls>,
+    environments: Option<EnvironmentFile>,
     expirations: CertificateExpirations,
     exporter: Option<Exporter>,
     redis: Option<(RedisStore, SyncTask)>,
@@ -200,6 +202,7 @@ impl App {
             certificates: Vec::new(),
             secrets: Vec::new(),
             peer_tls: None,
+            environments: None,
             expirations,
             exporter,
             redis,
@@ -330,6 +333,13 @@ impl App {
             let credentials = self.credentials.clone();
             let reload = move || tls.reload_authority().map(|()| credentials.send_modify(|()| {}));
             spawn(follow(file, paths, self.reload.subscribe(), reload).boxed());
+        }
+        if let Some((environments, section)) =
+            self.environments.clone().zip(self.config.environments.as_ref())
+        {
+            let path = section.file.value.clone();
+            let (file, paths) = (files.file("environments.file"), vec![path.clone()]);
+            spawn(follow(file, paths, self.reload.subscribe(), move || environments.reload(&path)).boxed());
         }
         let (identities, path) = (self.identities.clone(), self.config.identity.file.value.clone());
         let (file, paths) = (files.file("identity.file"), vec![path.clone()]);

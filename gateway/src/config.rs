@@ -54,6 +54,8 @@ pub struct Config {
     pub api: Option<ApiConfig>,
     /// The agents and callers.
     pub identity: IdentityConfig,
+    /// The environments. Without this section there are none.
+    pub environments: Option<EnvironmentsConfig>,
     /// The positions of the keys, for errors.
     #[serde(skip)]
     keys: KeyLocations,
@@ -79,6 +81,14 @@ pub struct AgentConfig {
 #[serde(deny_unknown_fields)]
 pub struct IdentityConfig {
     /// The identity file. It is read again when it changes.
+    pub file: Spanned<PathBuf>,
+}
+
+/// Section `environments`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EnvironmentsConfig {
+    /// The file with the environments. It is read again when it changes.
     pub file: Spanned<PathBuf>,
 }
 
@@ -109,6 +119,7 @@ impl Config {
         .into_iter()
         .flatten()
         .chain([&mut config.identity.file])
+        .chain(config.environments.as_mut().map(|section| &mut section.file))
         .chain(config.redis.iter_mut().flat_map(RedisConfig::paths))
         {
             path.value = directory.join(&path.value);
@@ -272,6 +283,7 @@ mod tests {
         let mut example = Config::read(file).unwrap();
         let mut default: Config = parse(file, "identity: {file: identity.example.yaml}").unwrap();
         default.identity = example.identity.clone();
+        default.environments = example.environments.clone();
         default.keys = example.keys.clone();
         let listen = &mut example.agent.kubernetes_api.listen;
         assert!(listen.certificate_file.take().is_some() && listen.key_file.take().is_some());
@@ -356,6 +368,13 @@ mod tests {
     fn example_identity_is_valid() {
         let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/identity.example.yaml"));
         assert_eq!(crate::identity::Identity::read(file).unwrap().counts(), (1, 4));
+    }
+
+    #[test]
+    fn example_environments_are_valid() {
+        let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/environments.example.yaml"));
+        let environments = crate::environments::EnvironmentFile::read(file).unwrap();
+        assert_eq!(environments.select(&Default::default()).len(), 1);
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub mod cli;
 pub mod config;
 mod cors;
 mod destination;
+pub mod environments;
 mod error;
 mod forward;
 mod headers;

@@ -269,6 +269,41 @@ async fn kubeconfig_server_defaults_to_the_config() {
 }
 
 #[tokio::test]
+async fn kubeconfig_takes_agent_and_namespace_from_the_environment() {
+    let workspace = Workspace::new().await;
+    let environment = |flags: &str| {
+        format!(
+            "kubeconfig --config kas.yaml --token-file caller-token --server https://kas --environment {flags}"
+        )
+    };
+    let (exit, text) = workspace.failure(&environment("shop/web:live")).await;
+    assert!(exit == 64 && text.contains("set the key environments.file"), "{text}");
+
+    workspace
+        .write("kas.yaml", &(workspace.read("kas.yaml") + "\nenvironments: {file: environments.yaml}\n"));
+    workspace.write(
+        "environments.yaml",
+        "environments:\n\
+         - {id: 1, project: shop/web, slug: live, agents: [{agent: production, namespace: web}]}\n\
+         - {id: 2, project: shop/web, slug: wide, agents: [{agent: '1', namespace: web-a}, {agent: '1', namespace: web-b}]}\n",
+    );
+    let text = workspace.stdout(&environment("shop/web:live")).await;
+    assert!(text.contains("/agents/production/kubernetes\n") && text.contains("namespace: web\n"), "{text}");
+    let text = workspace.stdout(&environment("shop/web:wide --namespace web-b")).await;
+    assert!(text.contains("namespace: web-b\n"), "{text}");
+
+    for (flags, expected) in [
+        ("live", "write PROJECT:SLUG"),
+        ("shop/web:dead", "there is no environment shop/web:dead in environments.yaml"),
+        ("shop/web:wide", "choose one: --agent 1 --namespace web-a; --agent 1 --namespace web-b"),
+        ("shop/web:live --agent staging", "not in this namespace of this agent"),
+    ] {
+        let (exit, text) = workspace.failure(&environment(flags)).await;
+        assert!(exit == 64 && text.contains(expected), "{flags}: {exit} {text}");
+    }
+}
+
+#[tokio::test]
 async fn agents_command_lists_agents_of_running_kas() {
     let workspace = Workspace::new().await;
     let kas = workspace.serve().await;

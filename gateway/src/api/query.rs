@@ -31,8 +31,8 @@ pub enum QueryError {
     #[error("the query is longer than {MAX_LENGTH} bytes")]
     TooLong,
     /// The parameter is unknown.
-    #[error("{0:?} is not a parameter: the parameters are project, name, id, limit and continue")]
-    Unknown(String),
+    #[error("{0:?} is not a parameter: the parameters are {1}")]
+    Unknown(String, &'static str),
     /// The value of a parameter is invalid.
     #[error("{0}: {1:?} is not {2}")]
     Value(&'static str, String, &'static str),
@@ -82,7 +82,10 @@ impl FromStr for Query {
                     let last = AgentId(number("continue", value, "the value of a page")?);
                     set_once("continue", &mut after, last)?;
                 }
-                _ => return Err(QueryError::Unknown(key.chars().take(100).collect())),
+                _ => {
+                    let known = "project, name, id, limit and continue";
+                    return Err(QueryError::Unknown(key.chars().take(100).collect(), known));
+                }
             }
         }
         Ok(Self { project, name, ids, limit: limit.unwrap_or(DEFAULT_LIMIT), after })

@@ -5,14 +5,17 @@ use std::time::SystemTime;
 use axum::response::{IntoResponse, Response};
 use http::{
     HeaderValue, StatusCode,
-    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE},
+    header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 use proto::{AgentId, AgentName, ReplicaId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{QueryError, TokenError};
-use crate::agent_locations::{AgentOwner, AgentState, rfc3339};
+use crate::{
+    agent_locations::{AgentOwner, AgentState, rfc3339},
+    identity::SourceUnavailable,
+};
 
 /// A page of connected agents.
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,19 +65,21 @@ pub(super) enum ApiError {
     Query(#[from] QueryError),
     #[error("{0}")]
     NotFound(String),
+    #[error(transparent)]
+    Unavailable(#[from] SourceUnavailable),
     #[error("the only method of this path is GET")]
     Method,
 }
 
 impl IntoResponse for AgentPage {
     fn into_response(self) -> Response {
-        json(StatusCode::OK, &self)
+        ok(&self)
     }
 }
 
 impl IntoResponse for AgentResponse {
     fn into_response(self) -> Response {
-        json(StatusCode::OK, &self)
+        ok(&self)
     }
 }
 
@@ -82,7 +87,7 @@ impl ApiError {
     pub(super) fn no_path(path: &str) -> Self {
         let path: String = path.chars().take(100).collect();
         Self::NotFound(format!(
-            "there is nothing at {path}: the paths are /api/v1/agents and /api/v1/agents/<id or name>"
+            "there is nothing at {path}: the paths are /api/v1/agents, /api/v1/agents/<id or name> and /api/v1/environments"
         ))
     }
 
@@ -97,6 +102,7 @@ impl ApiError {
             Self::Token(_) => "unauthorized",
             Self::Query(_) => "bad-request",
             Self::NotFound(_) => "not-found",
+            Self::Unavailable(_) => "unavailable",
             Self::Method => "method-not-allowed",
         }
     }
@@ -108,6 +114,7 @@ impl IntoResponse for ApiError {
             Self::Token(_) => StatusCode::UNAUTHORIZED,
             Self::Query(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
+            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
         };
         let mut response = json(status, &json!({"error": self.as_str(), "message": self.to_string()}));
@@ -122,11 +129,19 @@ impl IntoResponse for ApiError {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
             }
             Self::Method => drop(headers.insert(ALLOW, HeaderValue::from_static("GET"))),
+            Self::Unavailable(unavailable) => {
+                headers.insert(RETRY_AFTER, unavailable.retry_after.as_secs().max(1).into());
+            }
             Self::Query(_) | Self::NotFound(_) => {}
         }
         response.extensions_mut().insert(self);
         response
     }
+}
+
+/// Returns the response to a request that succeeded.
+pub(super) fn ok(value: &impl Serialize) -> Response {
+    json(StatusCode::OK, value)
 }
 
 fn json(status: StatusCode, value: &impl Serialize) -> Response {

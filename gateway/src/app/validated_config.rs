@@ -17,6 +17,7 @@ use super::{App, connection_limits::ConnectionLimits};
 use crate::{
     api::{ApiServer, Verifier},
     config::{Config, ConfigError, unreadable},
+    environments::{EnvironmentFile, EnvironmentSource},
     identity::Identity,
     listen::{BindError, Listener},
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
@@ -38,6 +39,7 @@ pub struct ValidatedConfig {
     pub(super) config: Config,
     pub(super) private: Option<PeerConfig>,
     identity: Identity,
+    environments: Option<EnvironmentFile>,
     agent_certificate: Option<Certificate>,
     public_certificate: Option<Certificate>,
     api_certificate: Option<Certificate>,
@@ -100,6 +102,9 @@ impl ValidatedConfig {
             ConfigError::new(file, path.referenced, "identity.file", what)
         })?;
         let identity = Identity::read(&path.value)?;
+        let environments =
+            config.environments.as_ref().map(|section| EnvironmentFile::read(&section.file.value));
+        let environments = environments.transpose()?;
         let private = config.private_api.as_ref();
         let private = private
             .map(|section| PeerConfig::read(file, section, config.keys(), NetworkEnv::from_process()))
@@ -112,6 +117,7 @@ impl ValidatedConfig {
             config,
             private,
             identity,
+            environments,
             agent_certificate,
             public_certificate,
             api_certificate,
@@ -235,13 +241,16 @@ impl ValidatedConfig {
         app.certificates = public.chain(self.api_certificate).chain(peer_certificate).collect();
         app.secrets = peer_secret.into_iter().chain(self.api_secret.clone()).collect();
         app.peer_tls = peer_tls;
+        app.environments = self.environments.clone();
         app.reachability = own.map(|own| {
             let peers = app.callers.forwarder.peers.clone();
             ReachabilityProbe { client: peers, store: Arc::clone(&app.callers.forwarder.store), own }
         });
         app.api = self.api_secret.map(|file| {
             let verifier = Verifier::new(file.secret().clone());
-            Arc::new(ApiServer::new(&app.agents, verifier))
+            let environments =
+                self.environments.clone().map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
+            Arc::new(ApiServer::new(&app.agents, verifier, environments))
         });
         Ok((app, listeners))
     }

@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     config::{Config, unreadable},
+    environments::{EnvironmentAgent, EnvironmentFile, EnvironmentQuery},
     identity::{Caller, Identity},
 };
 
@@ -39,8 +40,13 @@ pub(super) struct Kubeconfig {
     #[command(flatten)]
     config: ConfigFile,
     /// The agent of the cluster
-    #[arg(long, value_name = "NAME|ID")]
-    agent: String,
+    #[arg(long, value_name = "NAME|ID", required_unless_present = "environment")]
+    agent: Option<String>,
+    /// The environment of the file `environments.file` that has the agent and the default namespace
+    ///
+    /// If it has several places, --agent and --namespace select one.
+    #[arg(long, value_name = "PROJECT:SLUG", value_parser = NonEmptyStringValueParser::new())]
+    environment: Option<String>,
     /// The URL of kas for callers, like `https://kas.example.com:8154`
     ///
     /// The default is the address of the public listener, if its certificate is valid for that address.
@@ -74,6 +80,8 @@ Examples:
     --server https://kas.example.com:8154 --output production.kubeconfig
   kubectl --kubeconfig production.kubeconfig get pods -A
 
+  kas kubeconfig --config kas.yaml --environment shop/web:production --token-file ./token
+
   Add it to an existing kubeconfig:
   KUBECONFIG=~/.kube/config:production.kubeconfig \\
     kubectl config view --flatten > merged.kubeconfig
@@ -90,9 +98,17 @@ impl Kubeconfig {
         let config = Config::read(&self.config.path)?;
         let identity = Identity::read(&config.identity.file.value)?;
         let token = read_token(&self.token_file)?;
-        let id = identity.find(&self.agent).ok_or_else(|| {
+        let place = self
+            .environment
+            .as_deref()
+            .map(|name| place(&config, name, self.agent.as_deref(), self.namespace.as_deref()));
+        let place = place.transpose().map_err(CliError::usage)?;
+        let agent = place.as_ref().map(|place| &place.agent).or(self.agent.as_ref());
+        let agent = agent.expect("clap requires the agent or the environment");
+        let namespace = self.namespace.as_deref().or_else(|| place.as_ref().map(|place| &*place.namespace));
+        let id = identity.find(agent).ok_or_else(|| {
             let file = config.identity.file.value.display();
-            CliError::usage(format!("there is no agent {:?} in {file}", self.agent))
+            CliError::usage(format!("there is no agent {agent:?} in {file}"))
         })?;
         let caller = caller_of(&identity, &token, self.caller.as_deref()).map_err(CliError::forbidden)?;
         let agent = identity.name(id).expect("it was found");
@@ -127,13 +143,57 @@ impl Kubeconfig {
             caller: &caller.name,
             server: &server.agent_url(agent),
             authority: pem(&trusted).as_deref().filter(|_| server.is_secure()),
-            namespace: self.namespace.as_deref(),
+            namespace,
             token: &token,
         }
         .to_string();
         match &self.output {
             Some(file) => write(file, &text),
             None => print(&text),
+        }
+    }
+}
+
+/// Returns the agent and the namespace of an environment, `PROJECT:SLUG`. `agent` and `namespace` select one of several.
+fn place(
+    config: &Config,
+    environment: &str,
+    agent: Option<&str>,
+    namespace: Option<&str>,
+) -> Result<EnvironmentAgent, String> {
+    let Some((project, slug)) = environment.rsplit_once(':') else {
+        return Err(format!(
+            "{environment:?} is not an environment: write PROJECT:SLUG, like shop/web:production"
+        ));
+    };
+    let Some(section) = &config.environments else {
+        return Err("the configuration names no environments: set the key environments.file".to_owned());
+    };
+    let query = EnvironmentQuery {
+        project: Some(project.to_owned()),
+        slug: Some(slug.to_owned()),
+        ..EnvironmentQuery::default()
+    };
+    let file = EnvironmentFile::read(&section.file.value).map_err(|error| error.to_string())?;
+    let found = file.select(&query).pop();
+    let found = found.ok_or_else(|| {
+        format!("there is no environment {environment} in {}", section.file.value.display())
+    })?;
+    let mut places = found.agents;
+    let is = |wanted: Option<&str>, value: &str| wanted.is_none_or(|wanted| wanted == value);
+    places.retain(|place| is(agent, &place.agent) && is(namespace, &place.namespace));
+    match (places.pop(), &*places) {
+        (Some(place), []) => Ok(place),
+        (None, _) => Err(format!("the environment {environment} is not in this namespace of this agent")),
+        (Some(last), others) => {
+            let places = others.iter().chain([&last]);
+            let places: Vec<_> = places
+                .map(|place| format!("--agent {} --namespace {}", place.agent, place.namespace))
+                .collect();
+            Err(format!(
+                "the environment {environment} has several places, choose one: {}",
+                places.join("; ")
+            ))
         }
     }
 }

@@ -9,6 +9,7 @@ use base64::{
     prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
 };
 use gateway::{
+    environments::EnvironmentFile,
     identity::Identity,
     internals::Verifier,
     peers::ReplicaContext,
@@ -25,7 +26,7 @@ use serde_json::{Value, json};
 use sha2::Sha256;
 use testkit::{
     fleet::TestFleet,
-    internal_api::{get, send, valid_token},
+    internal_api::{connect_with, get, send, send_over, valid_request, valid_token},
     world::{World, configuration, text},
 };
 use tunnel::Body;
@@ -197,4 +198,41 @@ fn hmac<M: hmac::Mac + hmac::KeyInit>(secret: &[u8], message: &[u8]) -> Vec<u8> 
         .finalize()
         .into_bytes()
         .to_vec()
+}
+
+#[tokio::test(start_paused = true)]
+async fn environments_are_listed_from_the_last_valid_file() {
+    let world = World::new();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("environments.yaml");
+    let environment = |id: u32, slug: &str| {
+        format!(
+            "- {{id: {id}, project: shop/web, slug: {slug}, agents: [{{agent: prod, namespace: web}}]}}\n"
+        )
+    };
+    std::fs::write(&path, format!("environments:\n{}{}", environment(2, "review"), environment(1, "live")))
+        .unwrap();
+    let file = EnvironmentFile::read(&path).unwrap();
+    let slugs = async |query: &str| {
+        let io = connect_with(&world, Some(Arc::new(file.clone())));
+        let answer = send_over(io, valid_request(&format!("/api/v1/environments{query}"))).await;
+        let list: Value = serde_json::from_str(&text(answer).await).unwrap();
+        let slugs = list["environments"].as_array().unwrap().iter();
+        slugs.map(|environment| environment["slug"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(slugs("").await, ["live", "review"]);
+    assert_eq!(slugs("?project=shop%2Fweb&slug=live").await, ["live"]);
+    assert_eq!(slugs("?agent=other").await, [""; 0]);
+
+    std::fs::write(&path, format!("environments:\n{}", environment(1, "Live"))).unwrap();
+    file.reload(&path).unwrap_err();
+    assert_eq!(slugs("").await, ["live", "review"], "the last valid version stays");
+    std::fs::write(&path, format!("environments:\n{}", environment(1, "live"))).unwrap();
+    file.reload(&path).unwrap();
+    assert_eq!(slugs("").await, ["live"]);
+
+    let none = get(&world, "/api/v1/environments").await;
+    let list: Value = serde_json::from_str(&text(none).await).unwrap();
+    assert_eq!(list["environments"], json!([]), "without a file");
+    assert_eq!(get(&world, "/api/v1/environments?tier=prod").await.status(), StatusCode::BAD_REQUEST);
 }

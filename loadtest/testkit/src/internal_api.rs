@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use gateway::internals::{ApiServer, Verifier};
+use gateway::{
+    environments::EnvironmentSource,
+    internals::{ApiServer, Verifier},
+};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Request, Response, header::AUTHORIZATION};
 use hyper::body::Incoming;
@@ -34,15 +37,25 @@ pub fn valid_token() -> String {
 
 /// Connects to the internal API of a replica.
 pub fn connect(world: &World) -> DuplexStream {
+    connect_with(world, None)
+}
+
+/// Connects to the internal API of a replica with these environments.
+pub fn connect_with(world: &World, environments: Option<Arc<dyn EnvironmentSource>>) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
-    let api = Arc::new(ApiServer::new(&world.kas.agents, Verifier::new(secret(1))));
+    let api = Arc::new(ApiServer::new(&world.kas.agents, Verifier::new(secret(1)), environments));
     tokio::spawn(api.server().serve(far, CALLER));
     near
 }
 
 /// Sends a request to the internal API on a new connection.
 pub async fn send(world: &World, request: Request<Body>) -> Response<Incoming> {
-    let io = TokioIo::new(connect(world));
+    send_over(connect(world), request).await
+}
+
+/// Sends a request on a connection to the internal API.
+pub async fn send_over(io: DuplexStream, request: Request<Body>) -> Response<Incoming> {
+    let io = TokioIo::new(io);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
     tokio::spawn(connection);
     sender.send_request(request).await.unwrap()
@@ -50,6 +63,11 @@ pub async fn send(world: &World, request: Request<Body>) -> Response<Incoming> {
 
 /// Sends a GET request with a valid JWT to the internal API.
 pub async fn get(world: &World, path: &str) -> Response<Incoming> {
+    send(world, valid_request(path)).await
+}
+
+/// Returns a GET request with a valid JWT.
+pub fn valid_request(path: &str) -> Request<Body> {
     let authorization = format!("Bearer {}", valid_token());
-    send(world, Request::get(path).header(AUTHORIZATION, authorization).body(Body::empty()).unwrap()).await
+    Request::get(path).header(AUTHORIZATION, authorization).body(Body::empty()).unwrap()
 }

@@ -1,0 +1,107 @@
+//! Which environments exist? An environment is a place to which a project deploys: namespaces of agents.
+//!
+//! Each source implements [`EnvironmentSource`]. The file of `environments.file` is the first one.
+
+mod file;
+
+use std::{collections::BTreeMap, fmt};
+
+use router::BoxFuture;
+use serde::{Deserialize, Serialize};
+
+pub use self::file::EnvironmentFile;
+use crate::identity::SourceUnavailable;
+
+/// A source of answers: which environments exist?
+pub trait EnvironmentSource: fmt::Debug + Send + Sync {
+    /// Returns the environments that the query selects, in order of their ids.
+    ///
+    /// # Errors
+    ///
+    /// The source cannot answer now.
+    fn list<'a>(
+        &'a self,
+        query: &'a EnvironmentQuery,
+    ) -> BoxFuture<'a, Result<Vec<Environment>, SourceUnavailable>>;
+}
+
+/// A place to which a project deploys.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Environment {
+    /// The id, which is unique in its source.
+    pub id: u64,
+    /// The full path of the project, like `group/app`.
+    pub project: String,
+    /// The name of the environment in URLs and labels. It is unique in the project.
+    pub slug: String,
+    /// The tier, which groups the environments of many projects.
+    pub tier: Tier,
+    /// The group whose environments are shown together.
+    pub group: Option<String>,
+    /// The places in clusters.
+    pub agents: Vec<EnvironmentAgent>,
+}
+
+/// A place of an environment in the cluster of an agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnvironmentAgent {
+    /// The id or name of the agent.
+    pub agent: String,
+    /// The namespace of the environment.
+    pub namespace: String,
+    /// The labels that all resources of the environment have.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// The tier of an environment, as GitLab's CI knows them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Tier {
+    Production,
+    Staging,
+    Testing,
+    Development,
+    #[default]
+    Other,
+}
+
+/// Selects environments. An empty field selects all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EnvironmentQuery {
+    /// The full path of the project.
+    pub project: Option<String>,
+    /// The slug of the environment.
+    pub slug: Option<String>,
+    /// The tier.
+    pub tier: Option<Tier>,
+    /// The group.
+    pub group: Option<String>,
+    /// The agent, as the environment names it.
+    pub agent: Option<String>,
+}
+
+impl EnvironmentQuery {
+    /// Returns whether the query selects an environment.
+    pub fn selects(&self, environment: &Environment) -> bool {
+        fn is<T: PartialEq + ?Sized>(wanted: Option<&T>, value: Option<&T>) -> bool {
+            wanted.is_none() || wanted == value
+        }
+        is(self.project.as_deref(), Some(&*environment.project))
+            && is(self.slug.as_deref(), Some(&*environment.slug))
+            && is(self.tier.as_ref(), Some(&environment.tier))
+            && is(self.group.as_deref(), environment.group.as_deref())
+            && self.agent.as_ref().is_none_or(|agent| environment.agents.iter().any(|at| at.agent == *agent))
+    }
+}
+
+impl Tier {
+    /// Every tier with its name.
+    pub const ALL: [(&'static str, Self); 5] = [
+        ("production", Self::Production),
+        ("staging", Self::Staging),
+        ("testing", Self::Testing),
+        ("development", Self::Development),
+        ("other", Self::Other),
+    ];
+}
