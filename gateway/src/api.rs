@@ -1,6 +1,7 @@
-//! The internal API, with which programs list the connected agents of all replicas, and the environments.
+//! The internal API, with which programs list the connected agents of all replicas, the
+//! environments and the deployments.
 //!
-//! The paths are `GET /api/v1/agents`, `GET /api/v1/agents/<id or name>` and `GET /api/v1/environments`. Clients need the secret of `api.listen`. The
+//! The paths are `GET /api/v1/agents`, `GET /api/v1/agents/<id or name>`, `GET /api/v1/environments` and `GET /api/v1/deployments`. Clients need the secret of `api.listen`. The
 //! shapes are documented in `docs/api.md`. One page needs one lookup in the directory for up to 500 agents.
 
 mod environments;
@@ -26,7 +27,7 @@ use process::LogLimiter;
 use proto::{AgentId, ReplicaId};
 use router::RouteStore;
 
-use self::environments::list_environments;
+use self::environments::{list_deployments, list_environments};
 use self::query::QueryError;
 use self::response::{AgentInfo, AgentPage, AgentResponse, ApiError};
 pub use self::{
@@ -36,6 +37,7 @@ pub use self::{
 use crate::{
     agent_locations::{AgentLocations, AgentState},
     agents::AgentServer,
+    deployments::Deployments,
     environments::EnvironmentSource,
     http_server::HttpServer,
     identity::{Identities, Identity},
@@ -54,6 +56,7 @@ pub struct ApiServer {
     store: Arc<dyn RouteStore>,
     replica: ReplicaId,
     environments: Option<Arc<dyn EnvironmentSource>>,
+    deployments: Deployments,
     metrics: Metrics,
     log_limit: LogLimiter<&'static str>,
 }
@@ -64,6 +67,7 @@ impl ApiServer {
         agents: &AgentServer,
         verifier: Verifier,
         environments: Option<Arc<dyn EnvironmentSource>>,
+        deployments: Deployments,
     ) -> Self {
         Self {
             verifier,
@@ -71,6 +75,7 @@ impl ApiServer {
             store: Arc::clone(&agents.store),
             replica: agents.replica,
             environments,
+            deployments,
             metrics: agents.metrics.clone(),
             log_limit: LogLimiter::new(LOG_PERIOD),
         }
@@ -82,6 +87,7 @@ impl ApiServer {
             .route("/api/v1/agents", get_only(get(list_agents)))
             .route("/api/v1/agents/{agent}", get_only(get(get_agent)))
             .route("/api/v1/environments", get_only(get(list_environments)))
+            .route("/api/v1/deployments", get_only(get(list_deployments)))
             .method_not_allowed_fallback(async || ApiError::Method)
             .fallback(async |uri: Uri| ApiError::no_path(uri.path()))
             .layer(from_fn_with_state(Arc::clone(&self), authenticate))

@@ -38,6 +38,7 @@ use crate::{
     api::ApiServer,
     config::{Config, ConfigError},
     cors::Cors,
+    deployments::Deployments,
     environments::EnvironmentFile,
     forward::Forwarder,
     identity::{AgentAuthenticator, AgentSources, Identities, Identity},
@@ -69,6 +70,8 @@ pub struct App {
     pub admin: Arc<AdminServer>,
     /// The agents and callers of the identity file.
     pub identities: Identities,
+    /// The deployments of CI jobs.
+    pub deployments: Deployments,
     /// Each new value makes this replica read its files again.
     pub reload: watch::Sender<()>,
     readiness: Readiness,
@@ -126,6 +129,7 @@ impl App {
             let help = "1 if other replicas reach this one at its published address, else 0";
             registry.register("kas_private_api_reachable", help, metrics.peers.reachable.clone());
         }
+        let deployments = Deployments::new(shared.clone());
         let peers = PeerClient::new(replica, connector, secret.clone(), metrics.peers.clone());
         let peer_server = Arc::new(PeerServer::new(
             replica,
@@ -197,6 +201,7 @@ impl App {
             api: None,
             admin,
             identities,
+            deployments,
             reload: watch::Sender::new(()),
             readiness,
             certificates: Vec::new(),

@@ -30,6 +30,7 @@ pub mod app;
 pub mod cli;
 pub mod config;
 mod cors;
+pub mod deployments;
 mod destination;
 pub mod environments;
 mod error;

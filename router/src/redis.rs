@@ -60,8 +60,13 @@ pub use self::metrics::{RedisCounter, RedisMetrics};
 pub use self::settings::{RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisTlsFiles};
 pub use self::sync::SyncTask;
 use self::{
-    cache::LookupCache, client::Connection, keys::Keys, members::Members, routes::LocalRoutes,
-    scripts::Scripts, wire::Heartbeat,
+    cache::LookupCache,
+    client::Connection,
+    keys::{DEPLOYMENTS_TTL, Keys},
+    members::Members,
+    routes::LocalRoutes,
+    scripts::Scripts,
+    wire::Heartbeat,
 };
 use crate::{
     rate_limit::Gcra,
@@ -70,6 +75,9 @@ use crate::{
     },
     waiters::Waiters,
 };
+
+/// The number of deployments that are kept.
+pub const MAX_DEPLOYMENTS: usize = 1000;
 
 /// A [`RouteStore`] that replicas share through Redis. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -157,6 +165,38 @@ impl RedisStore {
         script.arg(micros(gcra.interval)).arg(micros(gcra.burst));
         let wait: u64 = shared.query(&script).await?;
         Ok(if wait == 0 { Ok(()) } else { Err(Duration::from_micros(wait)) })
+    }
+
+    /// Adds a record to the list of deployments, which all replicas share. Only the newest [`MAX_DEPLOYMENTS`] are kept.
+    ///
+    /// # Errors
+    ///
+    /// Redis did not answer.
+    pub async fn push_deployment(&self, record: &str) -> Result<(), StoreError> {
+        self.query_deployments(0, Some(record)).await.map(drop)
+    }
+
+    /// Returns the records of [`RedisStore::push_deployment`], the newest first. They are not trusted.
+    ///
+    /// # Errors
+    ///
+    /// Redis did not answer.
+    pub async fn deployments(&self) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.query_deployments(MAX_DEPLOYMENTS, None).await
+    }
+
+    async fn query_deployments(
+        &self,
+        returned: usize,
+        record: Option<&str>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        let shared = &self.0;
+        let mut script = shared.scripts.deployments.key(shared.keys.deployments());
+        script.arg(MAX_DEPLOYMENTS).arg(returned).arg(DEPLOYMENTS_TTL.as_millis() as u64);
+        if let Some(record) = record {
+            script.arg(record);
+        }
+        shared.query(&script).await
     }
 }
 

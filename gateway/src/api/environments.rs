@@ -1,4 +1,4 @@
-//! The list of environments, for `GET /api/v1/environments`.
+//! The environments and the deployments to them, for `GET /api/v1/environments` and `GET /api/v1/deployments`.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -7,21 +7,19 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use percent_encoding::percent_decode_str;
-use proto::ReplicaId;
+use proto::{AgentId, ReplicaId};
 use serde::{Deserialize, Serialize};
 
 use super::{
     ApiServer,
-    query::QueryError,
+    query::{DEFAULT_LIMIT, MAX_LENGTH, QueryError, limit, number, set_once},
     response::{ApiError, ok},
 };
 use crate::{
     agent_locations::rfc3339,
+    deployments::{Deployment, DeploymentQuery},
     environments::{Environment, EnvironmentQuery, Tier},
 };
-
-/// The longest query, in bytes.
-const MAX_LENGTH: usize = 8192;
 
 /// The environments that a query selects.
 #[derive(Debug, Serialize, Deserialize)]
@@ -33,7 +31,25 @@ pub(super) struct EnvironmentList {
     environments: Vec<Environment>,
 }
 
+/// The deployments that a query selects.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct DeploymentList {
+    replica: ReplicaId,
+    #[serde(with = "rfc3339")]
+    time: SystemTime,
+    /// The error because of which deployments are missing.
+    missing: Option<String>,
+    /// The deployments, the newest first.
+    deployments: Vec<Deployment>,
+}
+
 impl IntoResponse for EnvironmentList {
+    fn into_response(self) -> Response {
+        ok(&self)
+    }
+}
+
+impl IntoResponse for DeploymentList {
     fn into_response(self) -> Response {
         ok(&self)
     }
@@ -49,6 +65,49 @@ pub(super) async fn list_environments(
         None => Vec::new(),
     };
     Ok(EnvironmentList { replica: api.replica, time: SystemTime::now(), environments })
+}
+
+pub(super) async fn list_deployments(
+    State(api): State<Arc<ApiServer>>,
+    RawQuery(query): RawQuery,
+) -> Result<DeploymentList, ApiError> {
+    let (query, limit) = parse_deployments(query.as_deref().unwrap_or_default())?;
+    let (deployments, missing) = match api.deployments.list(&query, limit).await {
+        Ok(deployments) => (deployments, None),
+        Err(error) => (Vec::new(), Some(error.to_string())),
+    };
+    Ok(DeploymentList { replica: api.replica, time: SystemTime::now(), missing, deployments })
+}
+
+/// Parses the query of deployments. Returns it with the largest number of deployments.
+fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryError> {
+    if text.len() > MAX_LENGTH {
+        return Err(QueryError::TooLong);
+    }
+    let (mut query, mut most) = (DeploymentQuery::default(), None);
+    for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        match key {
+            "project_id" => {
+                let project = number("project_id", value, "the number of a project")?;
+                set_once("project_id", &mut query.project_id, project)?;
+            }
+            "environment" => {
+                let slug = percent_decode_str(value).decode_utf8_lossy().into_owned();
+                set_once("environment", &mut query.environment, slug)?;
+            }
+            "agent" => {
+                let agent = AgentId(number("agent", value, "the number of an agent")?);
+                set_once("agent", &mut query.agent, agent)?;
+            }
+            "limit" => set_once("limit", &mut most, limit(value)?)?,
+            _ => {
+                let known = "project_id, environment, agent and limit";
+                return Err(QueryError::Unknown(key.chars().take(100).collect(), known));
+            }
+        }
+    }
+    Ok((query, most.unwrap_or(DEFAULT_LIMIT)))
 }
 
 fn parse(text: &str) -> Result<EnvironmentQuery, QueryError> {
@@ -102,6 +161,21 @@ mod tests {
         assert_eq!(query, expected);
         assert_eq!(parse("project=g/app&").unwrap().project, text("g/app"));
         assert_eq!(parse("").unwrap(), EnvironmentQuery::default());
+    }
+
+    #[test]
+    fn query_of_deployments_is_parsed() {
+        let (query, limit) = parse_deployments("project_id=7&environment=live&agent=1&limit=5").unwrap();
+        let expected = DeploymentQuery {
+            project_id: Some(7),
+            environment: Some("live".into()),
+            agent: Some(AgentId(1)),
+        };
+        assert_eq!((query, limit), (expected, 5));
+        assert_eq!(parse_deployments("").unwrap(), (DeploymentQuery::default(), 100));
+        for query in ["project_id=x", "limit=0", "limit=501", "job=1", "agent=1&agent=2"] {
+            assert!(parse_deployments(query).is_err(), "{query}");
+        }
     }
 
     #[test]

@@ -7,9 +7,9 @@ use proto::AgentId;
 /// The most agents of one page, which is one lookup in the directory.
 const MAX_LIMIT: usize = 500;
 /// The agents of one page without `limit`.
-const DEFAULT_LIMIT: usize = 100;
+pub(super) const DEFAULT_LIMIT: usize = 100;
 /// The longest query, in bytes.
-const MAX_LENGTH: usize = 8192;
+pub(super) const MAX_LENGTH: usize = 8192;
 
 /// The parameters of a list of agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,13 +71,7 @@ impl FromStr for Query {
                 }
                 "name" => set_once("name", &mut name, value.to_owned())?,
                 "id" => ids.push(AgentId(number("id", value, "the number of an agent")?)),
-                "limit" => {
-                    let what = "a number between 1 and 500";
-                    let limit_value = number("limit", value, what)?;
-                    let limit_value =
-                        usize::try_from(limit_value).ok().filter(|many| (1..=MAX_LIMIT).contains(many));
-                    set_once("limit", &mut limit, limit_value.ok_or_else(|| bad("limit", value, what))?)?;
-                }
+                "limit" => set_once("limit", &mut limit, self::limit(value)?)?,
                 "continue" => {
                     let last = AgentId(number("continue", value, "the value of a page")?);
                     set_once("continue", &mut after, last)?;
@@ -92,11 +86,19 @@ impl FromStr for Query {
     }
 }
 
-fn set_once<T>(key: &'static str, slot: &mut Option<T>, value: T) -> Result<(), QueryError> {
+/// Parses the largest number of entries of a page.
+pub(super) fn limit(value: &str) -> Result<usize, QueryError> {
+    let what = "a number between 1 and 500";
+    let limit =
+        usize::try_from(number("limit", value, what)?).ok().filter(|many| (1..=MAX_LIMIT).contains(many));
+    limit.ok_or_else(|| bad("limit", value, what))
+}
+
+pub(super) fn set_once<T>(key: &'static str, slot: &mut Option<T>, value: T) -> Result<(), QueryError> {
     if slot.replace(value).is_some() { Err(QueryError::Twice(key)) } else { Ok(()) }
 }
 
-fn number(key: &'static str, value: &str, what: &'static str) -> Result<u64, QueryError> {
+pub(super) fn number(key: &'static str, value: &str, what: &'static str) -> Result<u64, QueryError> {
     // `parse` accepts `+1`, which some clients decode as a space and a digit.
     let digits = value.bytes().all(|byte| byte.is_ascii_digit());
     value.parse().ok().filter(|_| digits).ok_or_else(|| bad(key, value, what))

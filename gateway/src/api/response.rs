@@ -87,7 +87,8 @@ impl ApiError {
     pub(super) fn no_path(path: &str) -> Self {
         let path: String = path.chars().take(100).collect();
         Self::NotFound(format!(
-            "there is nothing at {path}: the paths are /api/v1/agents, /api/v1/agents/<id or name> and /api/v1/environments"
+            "there is nothing at {path}: the paths are /api/v1/agents, /api/v1/agents/<id or name>, \
+             /api/v1/environments and /api/v1/deployments"
         ))
     }
 

@@ -250,7 +250,7 @@ impl ValidatedConfig {
             let verifier = Verifier::new(file.secret().clone());
             let environments =
                 self.environments.clone().map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
-            Arc::new(ApiServer::new(&app.agents, verifier, environments))
+            Arc::new(ApiServer::new(&app.agents, verifier, environments, app.deployments.clone()))
         });
         Ok((app, listeners))
     }

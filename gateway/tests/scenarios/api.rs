@@ -1,7 +1,11 @@
 //! The internal API.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use agent::Services;
 use base64::{
@@ -9,7 +13,8 @@ use base64::{
     prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
 };
 use gateway::{
-    environments::EnvironmentFile,
+    deployments::Deployment,
+    environments::{EnvironmentFile, Tier},
     identity::Identity,
     internals::Verifier,
     peers::ReplicaContext,
@@ -17,7 +22,7 @@ use gateway::{
 };
 use hmac::Hmac;
 use http::{Request, StatusCode, header::AUTHORIZATION};
-use proto::ReplicaId;
+use proto::{AgentId, ReplicaId};
 use router::{
     Replica,
     redis::{RedisAddress, RedisServers, RedisSettings, RedisStore},
@@ -235,4 +240,31 @@ async fn environments_are_listed_from_the_last_valid_file() {
     let list: Value = serde_json::from_str(&text(none).await).unwrap();
     assert_eq!(list["environments"], json!([]), "without a file");
     assert_eq!(get(&world, "/api/v1/environments?tier=prod").await.status(), StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test(start_paused = true)]
+async fn newest_deployments_are_listed_first() {
+    let world = World::new();
+    for job in 1..=3 {
+        let deployment = Deployment {
+            time: SystemTime::UNIX_EPOCH,
+            agent: AgentId(1),
+            namespace: Some("web".into()),
+            project_id: job % 2,
+            environment: "live".into(),
+            tier: Tier::Production,
+            job,
+            commit: None,
+            username: None,
+        };
+        world.kas.deployments.record(deployment).await.unwrap();
+    }
+    let jobs = async |query: &str| {
+        let list = read(&world, &format!("/api/v1/deployments{query}")).await;
+        let jobs = list["deployments"].as_array().unwrap().iter();
+        jobs.map(|deployment| deployment["job"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(jobs("").await, [3, 2, 1]);
+    assert_eq!(jobs("?project_id=1&environment=live&agent=1&limit=1").await, [3]);
+    assert!(jobs("?agent=2").await.is_empty());
 }

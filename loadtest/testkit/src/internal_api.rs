@@ -43,7 +43,12 @@ pub fn connect(world: &World) -> DuplexStream {
 /// Connects to the internal API of a replica with these environments.
 pub fn connect_with(world: &World, environments: Option<Arc<dyn EnvironmentSource>>) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
-    let api = Arc::new(ApiServer::new(&world.kas.agents, Verifier::new(secret(1)), environments));
+    let api = Arc::new(ApiServer::new(
+        &world.kas.agents,
+        Verifier::new(secret(1)),
+        environments,
+        world.kas.deployments.clone(),
+    ));
     tokio::spawn(api.server().serve(far, CALLER));
     near
 }

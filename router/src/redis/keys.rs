@@ -15,6 +15,9 @@ pub(super) const HEARTBEATS_PER_AUDIT: u64 = 5;
 /// The TTL of the times when agents disconnected.
 pub(super) const GONE_TTL: Duration = Duration::from_secs(7 * 86_400);
 
+/// The TTL of the list of deployments.
+pub(super) const DEPLOYMENTS_TTL: Duration = Duration::from_secs(30 * 86_400);
+
 /// The table of all keys, in Markdown: the output of `kas redis-schema`, and part of docs/redis.md.
 pub const SCHEMA: &str = "\
 | key | type | content | TTL | written | size |
@@ -26,6 +29,7 @@ pub const SCHEMA: &str = "\
 | `{kas}:gone` | hash | agent id → time when its last tunnel to a replica ended, in seconds since 1970 | 7 d | when an agent disconnects from a replica | 50 bytes per agent |
 | `{kas}:check:<id>` | any | scratch value on which `kas check-config --live` tries commands | 10 s, removed at once | by that command | |
 | `kas:limit:<digest>` | string | rate limit of an agent token: the theoretical arrival time of GCRA, in microseconds since 1970; the digest is a hash of the token's hash | while it limits, at most 1 min | when an agent opens a tunnel | 100 bytes per token |
+| `{kas}:deployments` | list | the newest jobs with an environment that were allowed to use an agent, in JSON; at most 1000 | 30 d | when such a job sends its first request to an agent | 250 bytes per job |
 | `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or left}]` | | every 3 s per replica; when an agent connects or disconnects | |
 ";
 
@@ -74,6 +78,10 @@ impl Keys {
         format!("{}:limit:{digest}", self.prefix)
     }
 
+    pub(super) fn deployments(&self) -> String {
+        format!("{{{}}}:deployments", self.prefix)
+    }
+
     pub(super) fn events(&self) -> String {
         format!("{}:events", self.prefix)
     }
@@ -94,12 +102,18 @@ mod tests {
             keys.gone(),
             keys.check(id),
             keys.limit("<digest>"),
+            keys.deployments(),
             keys.events(),
         ] {
             let key = key.replace(&id.to_string(), "<id>");
             assert!(SCHEMA.contains(&format!("| `{key}` |")), "{key}");
         }
-        for (key, ttl) in [("replica:<id>", HEARTBEAT_TTL), ("routes:<id>", ROUTES_TTL), ("gone", GONE_TTL)] {
+        for (key, ttl) in [
+            ("replica:<id>", HEARTBEAT_TTL),
+            ("routes:<id>", ROUTES_TTL),
+            ("gone", GONE_TTL),
+            ("deployments", DEPLOYMENTS_TTL),
+        ] {
             let row = SCHEMA.lines().find(|row| row.contains(&format!(":{key}`"))).unwrap();
             let ttl = match ttl.as_secs() {
                 seconds @ 0..3600 => format!("| {seconds} s |"),

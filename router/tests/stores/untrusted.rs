@@ -1,7 +1,7 @@
 //! Tests of unusable values in Redis.
 
 use proto::{AgentId, ReplicaId};
-use router::RouteStore as _;
+use router::{RouteStore as _, redis::MAX_DEPLOYMENTS};
 
 use crate::{TestReplica, redis, server::Server};
 
@@ -64,6 +64,22 @@ async fn unusable_heartbeats_and_events_add_no_replica() {
     there.wait_routes(1, &[here.route(1)]).await;
     here.wait_routes(1, &[here.route(1)]).await;
     assert_eq!(here.store.metrics().connections.get(), 1, "the first connection stays in use");
+}
+
+#[tokio::test]
+async fn deployments_are_shared_and_limited() {
+    let Some(server) = redis() else { return };
+    let (here, there) =
+        (TestReplica::joined(server.settings()).await, TestReplica::joined(server.settings()).await);
+    put(&server, "SET", "{kas}:deployments", &[b"x"]).await;
+    assert!(here.store.deployments().await.unwrap().is_empty(), "a key of a wrong type is replaced");
+    for number in 0..MAX_DEPLOYMENTS + 10 {
+        here.store.push_deployment(&number.to_string()).await.unwrap();
+    }
+    let records = there.store.deployments().await.unwrap();
+    assert_eq!((records.len(), &*records[0]), (MAX_DEPLOYMENTS, &b"1009"[..]));
+    let ttl: i64 = server.run("PTTL {kas}:deployments").await;
+    assert!(ttl > 0, "{ttl}");
 }
 
 #[tokio::test]

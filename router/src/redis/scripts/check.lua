@@ -8,7 +8,8 @@ for _, command in ipairs({
   { 'SET', key, '1', 'PX', 10000 }, { 'GET', key }, { 'GETRANGE', key, 0, 1 }, { 'EXISTS', key }, { 'TYPE', key }, { 'DEL', key },
   { 'HSET', key, 'a', '1' }, { 'HGET', key, 'a' }, { 'HMGET', key, 'a' }, { 'HKEYS', key }, { 'HLEN', key },
   { 'PEXPIRE', key, 10000 }, { 'RENAME', key, key }, { 'HDEL', key, 'a' }, { 'SADD', key, 'a' }, { 'SRANDMEMBER', key, 1 },
-  { 'SREM', key, 'a' }, { 'DEL', key }, { 'TIME' }, { 'PUBLISH', ARGV[1], ARGV[2] },
+  { 'SREM', key, 'a' }, { 'DEL', key }, { 'LPUSH', key, 'a' }, { 'LTRIM', key, 0, 0 }, { 'LRANGE', key, 0, 0 },
+  { 'DEL', key }, { 'TIME' }, { 'PUBLISH', ARGV[1], ARGV[2] },
 }) do
   local answer = redis.pcall(unpack(command))
   if type(answer) == 'table' and answer.err then found[#found + 1] = command[1] .. ': ' .. answer.err end
