@@ -15,7 +15,7 @@ mod relay;
 mod simulator;
 mod tls;
 mod version;
-mod world;
+mod installation;
 
 pub(crate) use testkit::{
     process::{Process, code, eventually, run},
@@ -37,5 +37,5 @@ pub(crate) use self::{
     simulator::Simulator,
     tls::Certificates,
     version::KubectlVersion,
-    world::{AGENT, World},
+    installation::{AGENT, Installation},
 };

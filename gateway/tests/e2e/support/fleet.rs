@@ -17,7 +17,7 @@ use super::{
     AGENT, Agent, AgentOptions, CurlResponse, Kas, KasOptions, Kubectl, Tokens, eventually,
     kas::{Membership, bearer},
     kubeconfig,
-    world::unreachable_cluster,
+    installation::unreachable_cluster,
 };
 
 /// The options that all replicas share. The test owns the replicas, and may kill them.
