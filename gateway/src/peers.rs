@@ -24,30 +24,173 @@
 //! | `auth` | signs requests and responses, and verifies them; `replay` accepts a request once |
 //! | `header`, `response` | [`PeerHeader`] and [`ProbeResponse`]: the bytes on the wire; [`PeerError`] |
 //! | `connection` | opens connections and keeps them |
-//! | `outlier` | a replica that fails is used only after the others for a while |
-//! | `health` | [`ReachabilityProbe`]: whether other replicas reach this one |
-//! | `config`, `address` | the section `private_api`, and the address that this replica publishes |
+//! | `health` | which replicas fail and are used after the others; [`ReachabilityProbe`]: whether other replicas reach this one |
+//! | `address` | the address that this replica publishes |
 
 mod address;
 mod auth;
 mod client;
-mod config;
 mod connection;
 mod header;
 mod health;
-mod outlier;
 mod response;
 mod server;
 
-pub(crate) use self::config::MAX_CONNECTIONS;
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
+
+use proto::{ReplicaId, yaml::KeyLocations};
+use router::RouteStore;
+use rustls::pki_types::ServerName;
+
+use self::{
+    address::HOST,
+    connection::{PeerTls, TcpConnector},
+};
+use crate::{
+    config::{Config, ConfigError, PrivateApiConfig, PrivateListen},
+    listen::{BindError, Listener},
+    secret::{Secret, SecretFile},
+    tls::{Certificate, MutualTls},
+};
+
 pub use self::{
     address::{NetworkEnv, OwnUrlError, PeerUrl, PeerUrlError},
     auth::{ResponseKey, SignedRequest},
     client::{OwnerConnection, OwnerError, PeerClient},
-    config::{PeerConfig, ReplicaContext},
     connection::{ConnectFuture, DriverFuture, PeerConnector, handshake},
     header::{DecodeError, Mac, PEER_HEADER, PeerHeader, PeerRequestKind},
     health::{ProbeSource, ReachabilityError, ReachabilityProbe},
     response::{PeerError, ProbeResponse},
     server::PeerServer,
 };
+
+const SECTION: &str = "private_api.listen";
+
+/// The most open connections of other replicas. Each replica opens two on each of its cores.
+pub(crate) const MAX_CONNECTIONS: usize = 10_000;
+/// The time that the TLS handshake of another replica may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The section `private_api` with the files and the environment variables that belong to it.
+#[derive(Debug)]
+pub struct PeerConfig {
+    /// The section `private_api.listen`.
+    pub listen: PrivateListen,
+    secret: Option<SecretFile>,
+    tls: Option<MutualTls>,
+    server_name: Option<ServerName<'static>>,
+    url: PeerUrl,
+}
+
+/// This replica's id, and what it needs to find other replicas and to connect to them.
+#[derive(Clone, Debug)]
+pub struct ReplicaContext {
+    /// The id of this replica.
+    pub replica: ReplicaId,
+    /// The directory that all replicas share.
+    pub store: Arc<dyn RouteStore>,
+    /// Opens connections to other replicas.
+    pub connector: Arc<dyn PeerConnector>,
+    /// The secret that all replicas share.
+    pub secret: Option<Secret>,
+}
+
+impl PeerConfig {
+    /// Reads the files of the section, and the environment. `file` is the configuration file with the keys `keys`; errors
+    /// refer to them.
+    pub fn read(
+        file: &Path,
+        section: &PrivateApiConfig,
+        keys: &KeyLocations,
+        env: NetworkEnv,
+    ) -> Result<Self, ConfigError> {
+        let listen = section.listen.clone();
+        let error =
+            |key: &str, problem: &str| ConfigError::about(file, keys, format!("{SECTION}.{key}"), problem);
+        if !listen.network.contains(listen.address) {
+            return Err(error("address", "it does not belong to the network of private_api.listen.network"));
+        }
+        let secret = listen.authentication_secret_file.as_ref();
+        let secret = secret
+            .map(|path| SecretFile::read(file, "private_api.listen.authentication_secret_file", path))
+            .transpose()?;
+        let pair =
+            Certificate::read(file, SECTION, listen.certificate_file.as_ref(), listen.key_file.as_ref())?;
+        let tls = match (pair, &listen.ca_certificate_file) {
+            (None, None) => None,
+            (Some(pair), Some(path)) => Some(MutualTls::read(pair, path, &[b"h2"])?),
+            (Some(_), None) => {
+                return Err(error(
+                    "ca_certificate_file",
+                    "it is missing: it names the authority that signs the certificates of all replicas",
+                ));
+            }
+            (None, Some(path)) => {
+                let problem = "it goes with certificate_file and key_file, which are missing";
+                let key = format!("{SECTION}.ca_certificate_file");
+                return Err(ConfigError::new(file, path.referenced, key, problem));
+            }
+        };
+        if secret.is_none() && tls.is_none() && !listen.address.ip().is_loopback() {
+            let problem = "other machines can connect to it, and replicas cannot be told from strangers: set \
+                           authentication_secret_file, or certificate_file, key_file and ca_certificate_file, or listen on \
+                           127.0.0.1";
+            return Err(error("address", problem));
+        }
+
+        let server_name = env.host.clone().map(|host| {
+            let invalid = |_| {
+                ConfigError::whole(
+                    file,
+                    format!("{HOST}: {host:?} is not a name that a certificate can have"),
+                )
+            };
+            ServerName::try_from(host.clone()).map_err(invalid)
+        });
+        let url = env.own_url(listen.address, tls.is_some());
+        let url = url.map_err(|problem| error("address", &problem.to_string()))?;
+        Ok(Self { listen, secret, tls, server_name: server_name.transpose()?, url })
+    }
+
+    /// Binds the listener for at most `max_connections` open connections.
+    pub async fn bind(&self, max_connections: usize) -> Result<Listener, BindError> {
+        let acceptor = self.tls.as_ref().map(|tls| tls.acceptor().clone());
+        Listener::bind("private", self.listen.address, acceptor, max_connections, HANDSHAKE_TIMEOUT).await
+    }
+
+    /// Returns the address that this replica publishes, if its listener is bound to `bound`.
+    pub fn url(&self, bound: SocketAddr) -> PeerUrl {
+        match self.url.port {
+            0 => PeerUrl { port: bound.port(), ..self.url.clone() },
+            _ => self.url.clone(),
+        }
+    }
+
+    /// Returns the context with the connector and the secret of this configuration.
+    pub fn apply_to(&self, context: ReplicaContext, config: &Config) -> ReplicaContext {
+        let tls = self
+            .tls
+            .as_ref()
+            .map(|tls| PeerTls { connector: tls.connector().clone(), server_name: self.server_name.clone() });
+        let connector = Arc::new(TcpConnector { settings: config.peer_settings(), tls });
+        ReplicaContext { connector, secret: self.secret().map(|file| file.secret().clone()), ..context }
+    }
+
+    /// Returns the secret of all replicas, which is read again when its file changes.
+    pub fn secret(&self) -> Option<&SecretFile> {
+        self.secret.as_ref()
+    }
+
+    /// Returns the certificates, which are read again when their files change.
+    pub fn tls(&self) -> Option<&MutualTls> {
+        self.tls.as_ref()
+    }
+}
+
+impl ReplicaContext {
+    /// Creates the context of a single replica. It has neither a secret nor certificates.
+    pub fn standalone(replica: ReplicaId, store: Arc<dyn RouteStore>, config: &Config) -> Self {
+        let connector = Arc::new(TcpConnector { settings: config.peer_settings(), tls: None });
+        Self { replica, store, connector, secret: None }
+    }
+}

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     fleet::{AgentFleetConfig, ConnectTimes},
     load::{options::write_json, target::read_token},
-    stack::{new_agents, usage, write_file},
+    stack::{new_agents, process, write_file},
 };
 
 /// Connect many simulated agents to kas, and measure the memory of their tunnels
@@ -92,8 +92,8 @@ impl Agents {
             return write_identity(identity, &self.token_file, self.count);
         }
         let memory = || {
-            let kas = self.process.map(usage::resident).transpose()?;
-            anyhow::Ok((kas, usage::resident(std::process::id())?))
+            let kas = self.process.map(process::resident).transpose()?;
+            anyhow::Ok((kas, process::resident(std::process::id())?))
         };
         let config = AgentFleetConfig {
             kas: vec![self.kas.clone().context("--kas is missing")?],

@@ -15,9 +15,13 @@ use crate::{
     fleet::AgentFleetConfig,
     load::{
         options::write_json,
-        table::{Table, number},
+        report::{Table, number},
     },
-    stack::{KasProcess, StackConfig, redis::RedisProcess},
+    stack::{
+        StackConfig,
+        redis::{RedisProcess, list},
+        start_replicas,
+    },
 };
 
 /// Measure the load of many idle agents on Redis
@@ -114,32 +118,13 @@ impl Directory {
         directory: &Path,
         stop: &CancellationToken,
     ) -> anyhow::Result<DirectoryReport> {
-        let redis = RedisProcess::start(&directory.join("redis")).await?;
+        let redis = RedisProcess::start(directory).await?;
         let setup =
             StackConfig { redis: Some(redis.address), extra_agents: self.count, ..StackConfig::default() };
-        let mut replicas = vec![KasProcess::start(directory, &setup).await?];
-        for number in 2..=self.replicas {
-            let another = replicas[0].start_replica(&format!("kas-{number}"), &setup).await?;
-            replicas.push(another);
-        }
-        let config = AgentFleetConfig {
-            kas: replicas.iter().map(KasProcess::agent_address).collect::<Result<_, _>>()?,
-            cacert: None,
-            tokens: replicas[0].extra_agent_tokens()?,
-            count: self.count as usize,
-            tunnels: self.tunnels(),
-            per_second: PER_SECOND,
-            answer: 200,
-        };
+        let replicas = start_replicas(directory, &setup, self.replicas).await?;
         let empty = redis.commands().await?;
-        let fleet = config.start()?;
-        let arrival = fleet.wait_until_connected(Instant::now(), self.timeout, stop).await;
-        ensure!(
-            arrival.all.is_some(),
-            "{} tunnels came up: {}",
-            arrival.up,
-            fleet.last_failure().as_deref().unwrap_or("no failure was seen")
-        );
+        let fleet = AgentFleetConfig::new(&replicas, self.count, self.tunnels(), PER_SECOND)?.start()?;
+        let arrival = fleet.wait_until_all_connected(self.timeout, stop).await?;
         let arrivals = redis.commands().await?.since(&empty).total();
         sleep(CALM).await;
 
@@ -163,7 +148,7 @@ impl Directory {
             pairs,
             seconds,
             commands_per_second: asked.total() as f64 / seconds,
-            by_command: asked.by_count().into_iter().map(|(name, calls)| (name.to_owned(), calls)).collect(),
+            by_command: asked.by_count(),
             bytes,
             bytes_per_pair: bytes as f64 / pairs.max(1) as f64,
             commands_per_arrival: arrivals as f64 / f64::from(self.count),
@@ -208,8 +193,7 @@ impl fmt::Display for DirectoryReport {
             number(self.commands_per_arrival),
         ]);
         write!(f, "{table}")?;
-        let by_command = self.by_command.iter().map(|(name, calls)| format!("{name} {calls}"));
-        write!(f, "\nin {:.0} s: {}", self.seconds, by_command.collect::<Vec<_>>().join(", "))
+        write!(f, "\nin {:.0} s: {}", self.seconds, list(&self.by_command))
     }
 }
 

@@ -1,12 +1,11 @@
 //! `loadtest failover`: the requests that fail when one of several replicas fails or Redis does.
 
-mod callers;
 mod outcome;
 mod replicas;
 
 use std::{
     fmt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -17,14 +16,13 @@ use simulator::Simulator;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use self::{
-    callers::{CallerConfig, send_requests},
-    outcome::{FaultOutcome, SentRequest},
-    replicas::Replicas,
-};
-use crate::load::{
-    options::write_json,
-    table::{Table, number},
+use self::{outcome::FaultOutcome, replicas::Replicas};
+use crate::{
+    callers::{CallerConfig, SentRequest, send_requests},
+    load::{
+        options::write_json,
+        report::{Table, number},
+    },
 };
 
 /// The time of load before the fault.
@@ -216,7 +214,7 @@ impl Failover {
             "{fault}: {} replicas; the affected one has {tunnels_at_stake} tunnels, and {without_another} agents have no other",
             self.replicas
         ))?;
-        let (requests, at, fault_end) = self.load(fault, &mut fleet, &directory).await?;
+        let (requests, at, fault_end) = self.load(fault, &mut fleet).await?;
         drop(fleet);
         cluster.shutdown().await;
 
@@ -239,16 +237,12 @@ impl Failover {
         &self,
         fault: Fault,
         fleet: &mut Replicas,
-        directory: &Path,
     ) -> anyhow::Result<(Vec<SentRequest>, Instant, Instant)> {
         let config = CallerConfig { rate: self.rate.into(), timeout: self.timeout, seed: self.seed };
         let end = CancellationToken::new();
         let _end = end.clone().drop_guard();
-        let calling = tokio::spawn(send_requests(
-            fleet.endpoints(directory, fault.is_through_all())?,
-            config,
-            end.clone(),
-        ));
+        let calling =
+            tokio::spawn(send_requests(fleet.endpoints(fault.is_through_all())?, config, end.clone()));
         sleep(BEFORE).await;
         let at = Instant::now();
         self.begin_fault(fault, fleet).await?;

@@ -25,6 +25,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::Body;
 
+use crate::stack::KasProcess;
+
 /// The number, the addresses and the tokens of the agents.
 pub struct AgentFleetConfig {
     /// The replicas of kas, at least one. Agents dial them in turn, as through a load balancer.
@@ -73,6 +75,24 @@ pub struct ConnectTimes {
 }
 
 impl AgentFleetConfig {
+    /// Returns the configuration of the additional agents of replicas on this machine, which have the same directory.
+    pub(crate) fn new(
+        replicas: &[KasProcess],
+        count: u32,
+        tunnels: u16,
+        per_second: f64,
+    ) -> anyhow::Result<Self> {
+        Ok(Self {
+            kas: replicas.iter().map(KasProcess::agent_address).collect::<Result<_, _>>()?,
+            cacert: replicas[0].certificate(),
+            tokens: replicas[0].extra_agent_tokens()?,
+            count: count as usize,
+            tunnels,
+            per_second,
+            answer: 200,
+        })
+    }
+
     /// Reads the certificates and starts the agents.
     pub fn start(self) -> anyhow::Result<AgentFleet> {
         ensure!(!self.tokens.is_empty(), "there is no agent token");
@@ -149,6 +169,28 @@ impl AgentFleet {
         let _ = timeout(within, stop.run_until_cancelled(waiting)).await;
         arrival.up = self.up();
         arrival
+    }
+
+    /// Waits until all tunnels are up. It is an error if they are not within `within`, unless `stop` is cancelled.
+    pub(crate) async fn wait_until_all_connected(
+        &self,
+        within: Duration,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<ConnectTimes> {
+        let arrival = self.wait_until_connected(Instant::now(), within, stop).await;
+        ensure!(
+            arrival.all.is_some() || stop.is_cancelled(),
+            "{} of {} tunnels came up: {}",
+            arrival.up,
+            self.count,
+            self.last_failure().as_deref().unwrap_or("no failure was seen")
+        );
+        Ok(arrival)
+    }
+
+    /// Returns the expected number of tunnels.
+    pub fn count(&self) -> usize {
+        self.count
     }
 
     /// Waits until no tunnel is up, for at most `within`. Returns whether none is.

@@ -13,14 +13,10 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    http::check_target,
+    http::{check_target, run_plan},
     load::{
-        LoadError, Options, Plan, Report, Tally, Target,
-        client::Connection,
-        median,
-        progress::{Counter, Progress},
-        table::number,
-        target::TargetOptions,
+        LoadError, Options, Plan, Report, Tally, Target, client::Connection, median, progress::Counter,
+        report::number, target::TargetOptions,
     },
 };
 
@@ -132,7 +128,7 @@ impl HeadOfLine {
         comparison: &mut Comparison,
     ) -> anyhow::Result<()> {
         for _ in 0..self.rounds {
-            let (alone, tally) = measure("alone", target, plan, stop).await?;
+            let (alone, tally) = run_plan("alone", target, plan, stop).await?;
             comparison.rounds.push(Round { alone, beside: None, p99_ratio: None });
             self.options.output.check_errors(&tally)?;
             if stop.is_cancelled() {
@@ -144,7 +140,7 @@ impl HeadOfLine {
                 break;
             };
             comparison.stalled = readers.len();
-            let (beside, tally) = measure("beside", target, plan, stop).await?;
+            let (beside, tally) = run_plan("beside", target, plan, stop).await?;
             let round = comparison.rounds.last_mut().expect("it began above");
             round.p99_ratio = Some(beside.latency_ms.p99 / round.alone.latency_ms.p99);
             round.beside = Some(beside);
@@ -201,23 +197,6 @@ async fn open_stalled(target: &Target, limit: Duration) -> Result<(u16, Connecti
         Ok((head.status, connection))
     };
     timeout(limit, opening).await.unwrap_or(Err(LoadError::TimedOut))
-}
-
-async fn measure(
-    what: &'static str,
-    target: &Arc<Target>,
-    plan: &Plan,
-    stop: &CancellationToken,
-) -> anyhow::Result<(Report, Tally)> {
-    let counter = Counter::default();
-    let progress = Progress::show(what, plan.warm_up + plan.duration, counter.clone());
-    let begin = Instant::now();
-    let tally = plan.run(Arc::clone(target), counter, stop.clone()).await?;
-    drop(progress);
-    let ran = stop.is_cancelled().then(|| begin.elapsed());
-    let report = Report::new(what, target.name(), plan, &tally, ran);
-    crate::print(&report)?;
-    Ok((report, tally))
 }
 
 #[cfg(test)]

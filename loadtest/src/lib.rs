@@ -1,8 +1,7 @@
 //! Commands that measure kas and agentk under load and faults, and the demo.
 
 pub mod agents;
-pub mod bulk;
-mod caller;
+mod callers;
 pub mod demo;
 pub mod directory;
 pub mod failover;
@@ -14,7 +13,6 @@ pub mod restarts;
 pub mod soak;
 pub mod stack;
 pub mod storm;
-pub mod upgrade;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;

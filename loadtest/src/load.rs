@@ -8,20 +8,18 @@
 //! ```
 
 pub mod client;
-pub mod error;
 pub mod options;
 pub mod plot;
 pub mod progress;
 pub mod report;
 pub mod schedule;
 pub mod session;
-pub mod table;
 pub mod tally;
 pub mod target;
 pub mod workers;
 
 pub use self::{
-    error::LoadError, options::Options, report::Report, tally::Tally, target::Target, workers::Plan,
+    client::LoadError, options::Options, report::Report, tally::Tally, target::Target, workers::Plan,
 };
 
 /// Returns the median, or NaN without values.

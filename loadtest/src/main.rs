@@ -8,8 +8,16 @@ use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use loadtest::{
-    agents::Agents, bulk::Bulk, demo::Demo, directory::Directory, failover::Failover, hol::HeadOfLine,
-    http::Http, restarts::Restarts, soak::Soak, stop_signal, storm::Storm, upgrade::Upgrade,
+    agents::Agents,
+    demo::Demo,
+    directory::Directory,
+    failover::Failover,
+    hol::HeadOfLine,
+    http::{Bulk, Http, Upgrade},
+    restarts::Restarts,
+    soak::Soak,
+    stop_signal,
+    storm::Storm,
 };
 use simulator::Simulator;
 

@@ -1,31 +1,27 @@
 //! `loadtest restarts`: a single kas restarts again and again under load.
 
-mod outcome;
-
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::ensure;
+use proto::Reason;
 use serde::Serialize;
 use simulator::Simulator;
-use tokio::{
-    task::JoinSet,
-    time::{sleep, timeout},
-};
+use tokio::{task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use self::outcome::{RequestResult, RestartOutcome, SentRequest};
 use crate::{
-    caller::Caller,
+    callers::{RequestFailure, SentRequest, send_repeatedly},
     load::{
-        Target,
+        LoadError,
         options::write_json,
-        table::{Table, number},
+        report::{Table, number},
     },
-    stack::{KasProcess, StackConfig, free_port},
+    stack::{KasProcess, StackConfig, free_port, prepare_directory},
 };
 
 /// The path that callers request.
@@ -64,6 +60,25 @@ pub struct Restarts {
     json: Option<PathBuf>,
 }
 
+/// The summary of all requests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+struct RestartOutcome {
+    /// The number of responses below 400.
+    answered: usize,
+    /// The number of refused connections.
+    refused: usize,
+    /// The number of responses with the reason `agent-not-connected`.
+    not_connected: usize,
+    /// The number of connections that were closed before the end of the response.
+    cut: usize,
+    /// The number of other failures by reason.
+    other: BTreeMap<String, usize>,
+    /// The duration of the slowest request.
+    worst_seconds: f64,
+    /// The longest time from a start of kas to the first response after it.
+    back_seconds: f64,
+}
+
 /// The result; its JSON is this struct.
 #[derive(Debug, Serialize)]
 struct RestartsReport {
@@ -80,7 +95,7 @@ impl Restarts {
     /// Runs to the end, or until `stop` is cancelled.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let temporary = tempfile::tempdir()?;
-        let directory = self.logs.as_deref().unwrap_or_else(|| temporary.path());
+        let directory = &prepare_directory(self.logs.as_deref().unwrap_or_else(|| temporary.path()))?;
         let cluster = Simulator::start(([127, 0, 0, 1], 0).into())?;
         let setup =
             StackConfig { agent_port: free_port()?, public_port: free_port()?, ..StackConfig::default() };
@@ -92,13 +107,13 @@ impl Restarts {
         let _end = end.clone().drop_guard();
         let mut callers = JoinSet::new();
         for _ in 0..self.clients {
-            callers.spawn(send_requests(Arc::clone(&target), self.pause, self.timeout, end.clone()));
+            callers.spawn(send_repeatedly(Arc::clone(&target), self.pause, self.timeout, end.clone()));
         }
         let mut starts = Vec::new();
         let restarting = self.restart(kas, directory, &setup, &mut starts);
         let kas = stop.run_until_cancelled(restarting).await.transpose()?;
         end.cancel();
-        let sent = callers.join_all().await.concat();
+        let sent: Vec<_> = callers.join_all().await.into_iter().flatten().collect();
         drop(kas);
         cluster.shutdown().await;
 
@@ -175,23 +190,30 @@ const EXPLANATION: &str = "\
 refused: no process listened. cut: the connection was closed before the end of the response. worst: the slowest request.
 back after: the longest time from the start of kas to the first response.";
 
-async fn send_requests(
-    target: Arc<Target>,
-    pause: Duration,
-    limit: Duration,
-    end: CancellationToken,
-) -> Vec<SentRequest> {
-    let (mut caller, mut sent) = (Caller::new(target), Vec::new());
-    while !end.is_cancelled() {
-        let at = Instant::now();
-        let response = match timeout(limit, caller.send()).await {
-            Ok(result) => RequestResult::from(result),
-            Err(_) => RequestResult::Other("no response in time".to_owned()),
-        };
-        sent.push(SentRequest { at, took: at.elapsed(), response });
-        end.run_until_cancelled(sleep(pause)).await;
+impl RestartOutcome {
+    /// Summarizes the requests around the `starts` of kas.
+    fn of(sent: &[SentRequest], starts: &[Instant]) -> Self {
+        let mut outcome = Self::default();
+        for SentRequest { failure, .. } in sent {
+            match failure {
+                None => outcome.answered += 1,
+                Some(RequestFailure::NoResponse(LoadError::Connect(_))) => outcome.refused += 1,
+                Some(RequestFailure::Status(_, Some(Reason::AgentNotConnected))) => {
+                    outcome.not_connected += 1
+                }
+                Some(RequestFailure::NoResponse(LoadError::Closed)) => outcome.cut += 1,
+                Some(other) => *outcome.other.entry(other.to_string()).or_default() += 1,
+            }
+        }
+        let answered = || sent.iter().filter(|sent| sent.failure.is_none());
+        let back = starts.iter().filter_map(|start| {
+            let ends = answered().map(|sent| sent.at + sent.took);
+            ends.filter_map(|end| end.checked_duration_since(*start)).min()
+        });
+        outcome.back_seconds = back.max().unwrap_or_default().as_secs_f64();
+        outcome.worst_seconds = sent.iter().map(|sent| sent.took).max().unwrap_or_default().as_secs_f64();
+        outcome
     }
-    sent
 }
 
 #[cfg(test)]
@@ -213,5 +235,31 @@ mod tests {
         for flags in ["--count=0", "--count=10001", "--clients=0", "--clients=1001", "--every=3"] {
             assert!(Line::try_parse_from(["x", flags]).is_err(), "{flags}");
         }
+    }
+
+    #[test]
+    fn outcome_counts_responses_and_recovery_time() {
+        let no_response = |error| Some(RequestFailure::NoResponse(error));
+        let begin = Instant::now();
+        let sent = |at: u64, took: u64, failure| SentRequest {
+            at: begin + Duration::from_millis(at),
+            took: Duration::from_millis(took),
+            replica: 0,
+            failure,
+        };
+        let requests = [
+            sent(0, 2, None),
+            sent(100, 1, no_response(LoadError::Closed)),
+            sent(200, 1, no_response(LoadError::Connect(String::new()))),
+            sent(300, 2000, Some(RequestFailure::Status(503, Some(Reason::AgentNotConnected)))),
+            sent(400, 350, None),
+            sent(900, 5, Some(RequestFailure::Status(500, None))),
+        ];
+        let outcome = RestartOutcome::of(&requests, &[begin + Duration::from_millis(250)]);
+        let RestartOutcome { answered, refused, not_connected, cut, ref other, .. } = outcome;
+        assert_eq!((answered, refused, not_connected, cut), (2, 1, 1, 1));
+        assert_eq!(other["status 500"], 1);
+        assert_eq!((outcome.worst_seconds, outcome.back_seconds), (2.0, 0.5));
+        assert_eq!(RestartOutcome::of(&[], &[begin]), RestartOutcome::default());
     }
 }

@@ -1,19 +1,19 @@
 //! `loadtest soak`: moderate load for hours, to find leaks.
 
 mod local;
-mod series;
 mod upstream;
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use anyhow::ensure;
+use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     http::measure,
-    load::{Options, target::TargetOptions},
-    stack::usage,
+    load::{Options, report::Table, target::TargetOptions},
+    stack::process,
 };
 
 /// Send requests for a long time, and check that the memory of processes does not grow
@@ -57,45 +57,128 @@ impl Soak {
         if self.target.urls.is_empty() {
             return self.run_local(stop).await;
         }
-        for pid in &self.processes {
-            usage::resident(*pid)?;
-        }
         let target = Arc::new(self.target.build()?);
-        let done = CancellationToken::new();
-        let load = async {
-            let result = measure("soak", target, &self.options.plan(), &self.options.output, stop).await;
-            done.cancel();
-            result
+        let memory = async || self.processes.iter().map(|pid| process::resident(*pid)).collect();
+        let start: anyhow::Result<Vec<u64>> = memory().await;
+        let mut figures: Vec<_> = self
+            .processes
+            .iter()
+            .zip(start?)
+            .map(|(pid, start)| {
+                Series::new(format!("memory of process {pid}, KiB"), start, Bound::Growth(self.max_growth))
+            })
+            .collect();
+        let plan = self.options.plan();
+        let mut load = pin!(measure("soak", target, &plan, &self.options.output, stop));
+        let result = tokio::select! {
+            result = &mut load => result,
+            // A process that has exited has no further samples. Failed requests report it.
+            _ = self.watch(&mut figures, memory) => load.await,
         };
-        let (result, memory) = tokio::join!(load, self.watch(&done));
-        let mut grown = Vec::new();
-        for (pid, samples) in self.processes.iter().zip(&memory) {
-            let Some(growth) = growth(samples) else {
-                crate::print(&format!("memory of process {pid}: too few samples ({})", samples.len()))?;
-                continue;
-            };
-            let last = samples.last().copied().unwrap_or_default();
-            crate::print(&format!("memory of process {pid}: {last} KiB at the end, growth {growth:.1} %"))?;
-            if growth > self.max_growth {
-                grown.push(format!("process {pid} grew by {growth:.1} %"));
-            }
+        if !figures.is_empty() {
+            crate::print(&table(&figures))?;
         }
-        result?;
-        ensure!(grown.is_empty(), "{}", grown.join(", "));
-        Ok(())
+        result.and(check(&figures))
     }
 
-    async fn watch(&self, done: &CancellationToken) -> Vec<Vec<u64>> {
-        let mut samples = vec![Vec::new(); self.processes.len()];
+    /// Adds a sample to each figure at each `--every`. Returns only if a figure cannot be read.
+    async fn watch(
+        &self,
+        figures: &mut [Series],
+        sample: impl AsyncFn() -> anyhow::Result<Vec<u64>>,
+    ) -> anyhow::Result<()> {
         let mut ticks = interval(self.every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        while done.run_until_cancelled(ticks.tick()).await.is_some() {
-            for (pid, samples) in self.processes.iter().zip(&mut samples) {
-                // A process that has exited has no further samples. Failed requests report it.
-                samples.extend(usage::resident(*pid).ok());
+        ticks.tick().await;
+        loop {
+            ticks.tick().await;
+            for (series, value) in figures.iter_mut().zip(sample().await?) {
+                series.samples.push(value);
+                series.end = value;
             }
         }
-        samples
+    }
+}
+
+/// Returns a table of figures.
+fn table(figures: &[Series]) -> Table {
+    let mut table = Table::new(["", "start", "highest", "end", "growth %", "flat"]);
+    for series in figures {
+        let growth = series.growth().map_or_else(|| "-".to_owned(), |growth| format!("{growth:.1}"));
+        let flat = if series.problem().is_none() { "yes" } else { "NO" };
+        let [start, highest, end] =
+            [series.start, series.highest(), series.end].map(|value| value.to_string());
+        table.row([series.name.clone(), start, highest, end, growth, flat.to_owned()]);
+    }
+    table
+}
+
+/// Returns an error if a figure grew or did not return.
+fn check(figures: &[Series]) -> anyhow::Result<()> {
+    let problems: Vec<_> = figures.iter().filter_map(Series::problem).collect();
+    ensure!(problems.is_empty(), "{}", problems.join(", "));
+    Ok(())
+}
+
+/// The values of one figure over a run.
+#[derive(Clone, Debug, Serialize)]
+struct Series {
+    name: String,
+    /// The value before the load.
+    start: u64,
+    /// The values under load.
+    #[serde(skip)]
+    samples: Vec<u64>,
+    /// The value after the load.
+    end: u64,
+    bound: Bound,
+}
+
+/// The check of a figure.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Bound {
+    /// The highest value of the last quarter is at most this much above that of the quarter before, in percent. Allocators keep
+    /// freed memory, so memory does not return to its start.
+    Growth(f64),
+    /// The end is at most this much higher than the start, and not lower.
+    Returns(u64),
+}
+
+impl Series {
+    fn new(name: impl Into<String>, start: u64, bound: Bound) -> Self {
+        Self { name: name.into(), start, samples: Vec::new(), end: start, bound }
+    }
+
+    /// Returns the highest sample.
+    fn highest(&self) -> u64 {
+        self.samples.iter().copied().max().unwrap_or(self.start)
+    }
+
+    /// Returns the growth from the third quarter to the last, in percent.
+    fn growth(&self) -> Option<f64> {
+        growth(&self.samples)
+    }
+
+    /// Returns whether the value after the load has returned to the start.
+    fn has_returned(&self) -> bool {
+        match self.bound {
+            Bound::Growth(_) => true,
+            Bound::Returns(slack) => (self.start..=self.start + slack).contains(&self.end),
+        }
+    }
+
+    /// Returns a description of the failed check, if it failed.
+    fn problem(&self) -> Option<String> {
+        let Self { name, start, end, .. } = self;
+        match self.bound {
+            Bound::Growth(limit) => {
+                let growth = self.growth().filter(|growth| *growth > limit)?;
+                Some(format!("{name} grew by {growth:.1} %"))
+            }
+            Bound::Returns(_) if self.has_returned() => None,
+            Bound::Returns(_) => Some(format!("{name} began at {start} and ended at {end}")),
+        }
     }
 }
 
@@ -120,5 +203,30 @@ mod tests {
         let leak: Vec<u64> = (1..=100).map(|minute| 1000 + 50 * minute).collect();
         assert!(growth(&leak).unwrap() > 20.0);
         assert_eq!(growth(&[1, 2, 3]), None);
+    }
+
+    #[test]
+    fn counter_that_does_not_return_is_reported() {
+        let mut tunnels = Series::new("tunnels of kas", 2, Bound::Returns(0));
+        assert_eq!(tunnels.problem(), None);
+        for end in [1, 3] {
+            tunnels.end = end;
+            let problem = format!("tunnels of kas began at 2 and ended at {end}");
+            assert_eq!(tunnels.problem(), Some(problem));
+        }
+        let mut descriptors = Series::new("descriptors", 20, Bound::Returns(4));
+        for (end, returned) in [(20, true), (24, true), (25, false), (19, false)] {
+            descriptors.end = end;
+            assert_eq!(descriptors.has_returned(), returned, "{end}");
+        }
+    }
+
+    #[test]
+    fn memory_growth_is_reported_independent_of_its_start() {
+        let mut memory = Series::new("memory of kas", 100, Bound::Growth(10.0));
+        memory.samples = vec![200, 300, 400, 400, 400, 400, 420, 410];
+        assert_eq!((memory.problem(), memory.highest()), (None, 420));
+        memory.samples = vec![200, 300, 400, 400, 400, 400, 420, 600];
+        assert_eq!(memory.problem().unwrap(), "memory of kas grew by 50.0 %");
     }
 }

@@ -1,10 +1,8 @@
 //! kas and agentk as processes on this machine, for commands that start, kill or compare them.
 
-pub mod child;
-pub mod delay;
 pub mod network;
+pub mod process;
 pub mod redis;
-pub mod usage;
 
 use std::{
     net::SocketAddr,
@@ -25,7 +23,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use self::child::{ChildProcess, find};
+use self::process::{ChildProcess, find};
 use crate::load::{
     Target,
     client::Connection,
@@ -34,7 +32,7 @@ use crate::load::{
 };
 
 /// The name of the agent in the identity file.
-pub const AGENT: &str = "bench";
+pub const AGENT: &str = "demo";
 /// The timeout for the start of a program.
 pub(crate) const START: Duration = Duration::from_secs(30);
 /// The polling interval.
@@ -67,18 +65,25 @@ pub struct StackConfig {
     pub debug: bool,
     /// If true, agentk checks each request against a policy.
     pub policy: bool,
-    /// The added latency of the tunnel, in each direction.
-    pub delay: Duration,
     /// The port for agents; 0 for any free one.
     pub agent_port: u16,
     /// The port for callers; 0 for any free one.
     pub public_port: u16,
-    /// The number of additional agents, whose tokens are in the file `agent-tokens`. For them kas has its default limits.
+    /// The number of additional agents load-2, load-3, …, whose tokens are in the file `agent-tokens`. For them the limit of
+    /// connections per token is the default.
     pub extra_agents: u32,
     /// The limit of new tunnels per second, if there is one.
     pub per_second: Option<u32>,
+    /// If true, kas has its default limits of tunnels.
+    pub default_limits: bool,
+    /// If true, kas has its default grace periods; if not, it stops at once.
+    pub default_grace_periods: bool,
     /// The address of the Redis that replicas share.
     pub redis: Option<SocketAddr>,
+    /// The address at which other replicas reach this one, if it is not that of its private listener.
+    pub private_address: Option<SocketAddr>,
+    /// The address that agentk dials, if it is not that of kas.
+    pub dial: Option<SocketAddr>,
     /// The directory of kas and agentk, if it is not that of this program.
     pub programs: Option<PathBuf>,
     /// If true, both programs run in valgrind, which writes their instruction counts to `kas.callgrind` and `agentk.callgrind`.
@@ -95,44 +100,53 @@ pub struct KasProcess {
     pub public: SocketAddr,
     /// The address for agents.
     pub agents: SocketAddr,
+    /// The address for other replicas, if there are any.
+    pub private: Option<SocketAddr>,
     /// The address of the observability listener.
     pub observability: SocketAddr,
 }
 
 impl KasProcess {
-    /// Writes the configuration to `directory` if it is not there, starts kas and waits until it listens.
+    /// Starts kas and waits until it listens. See [`Self::start_as`].
     pub async fn start(directory: &Path, setup: &StackConfig) -> anyhow::Result<Self> {
+        Self::start_as("kas", directory, setup).await
+    }
+
+    /// Starts kas and waits until it listens. `name` is the name of its configuration and its log in `directory`.
+    ///
+    /// Replicas and later processes with the same directory have the same tokens and certificate.
+    pub async fn start_as(name: &str, directory: &Path, setup: &StackConfig) -> anyhow::Result<Self> {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot write {}", directory.display()))?;
-        if !directory.join("kas.yaml").exists() {
-            write_config(directory, setup)?;
+        if !directory.join("identity.yaml").exists() {
+            write_identity(directory, setup.extra_agents)?;
         }
-        Self::launch("kas", directory, setup).await
-    }
-
-    /// Starts another replica with the same configuration. `name` is the name of its files.
-    pub async fn start_replica(&self, name: &str, setup: &StackConfig) -> anyhow::Result<Self> {
-        Self::launch(name, &self.directory, setup).await
-    }
-
-    async fn launch(name: &str, directory: &Path, setup: &StackConfig) -> anyhow::Result<Self> {
+        write_file(directory, format!("{name}.yaml"), &config(setup))?;
         let mut command = program_command("kas", &directory.join(name), setup)?;
-        command.arg("serve").arg("--config").arg(directory.join("kas.yaml"));
+        command.arg("serve").arg("--config").arg(directory.join(format!("{name}.yaml")));
+        if let Some(private) = setup.private_address {
+            command.env("OWN_PRIVATE_API_URL", format!("http://{private}"));
+        }
         let log = directory.join(format!("{name}.log"));
         let (child, fields) = ChildProcess::start(command, &log, Some("kas is listening"), START).await?;
-        let address = |name: &str| {
-            let address = fields[name].as_str().and_then(|text| text.parse().ok());
-            address.with_context(|| format!("kas did not log its {name} address"))
-        };
+        let logged = |name: &str| fields[name].as_str().and_then(|text| text.parse().ok());
+        let address =
+            |name: &str| logged(name).with_context(|| format!("kas did not log its {name} address"));
         let (public, agents, observability) =
             (address("public")?, address("agent")?, address("observability")?);
         let scheme = if setup.tls == Tls::Both { "https" } else { "http" };
-        Ok(Self { child, directory: directory.to_owned(), scheme, public, agents, observability })
+        let (directory, private) = (directory.to_owned(), logged("private"));
+        Ok(Self { child, directory, scheme, public, agents, private, observability })
     }
 
     /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.pid()
+    }
+
+    /// Sends a signal, by its name: TERM, STOP, CONT.
+    pub async fn signal(&mut self, signal: &str) -> anyhow::Result<()> {
+        self.child.signal(signal).await
     }
 
     /// Kills it with SIGKILL.
@@ -151,6 +165,11 @@ impl KasProcess {
         format!("{scheme}://{}", self.agents).parse().context("an address and a port")
     }
 
+    /// Returns the path of its certificate, if it uses TLS.
+    pub(crate) fn certificate(&self) -> Option<PathBuf> {
+        (self.scheme == "https").then(|| self.directory.join("kas.crt"))
+    }
+
     /// Returns the tokens of the additional agents.
     pub fn extra_agent_tokens(&self) -> anyhow::Result<Vec<String>> {
         let tokens = read_token(&self.directory.join("agent-tokens"))?;
@@ -164,11 +183,20 @@ impl KasProcess {
 
     /// Returns a target whose requests go to a path of the cluster.
     pub fn target(&self, path: &str) -> anyhow::Result<Target> {
-        let cacert = self.directory.join("kas.crt");
+        self.target_of([AGENT], path)
+    }
+
+    /// Returns a target with a request for a path of the cluster of each agent.
+    pub(crate) fn target_of(
+        &self,
+        agents: impl IntoIterator<Item = impl std::fmt::Display>,
+        path: &str,
+    ) -> anyhow::Result<Target> {
+        let url = |agent| format!("{}://{}/agents/{agent}/kubernetes{path}", self.scheme, self.public);
         let options = TargetOptions {
-            urls: vec![format!("{}://{}/agents/{AGENT}/kubernetes{path}", self.scheme, self.public)],
+            urls: agents.into_iter().map(url).collect(),
             token_file: Some(self.directory.join("caller-token")),
-            cacert: (self.scheme == "https").then_some(cacert),
+            cacert: self.certificate(),
             ..TargetOptions::default()
         };
         options.build()
@@ -181,41 +209,80 @@ impl KasProcess {
         cluster: SocketAddr,
         path: &str,
     ) -> anyhow::Result<ChildProcess> {
-        let kubeconfig = KUBECONFIG.replace("SERVER", &format!("http://{cluster}"));
-        self.write_file("kubeconfig", &kubeconfig)?;
-        let address =
-            if setup.delay.is_zero() { self.agents } else { delay::start(self.agents, setup.delay).await? };
-        let scheme = if setup.tls == Tls::Off { "ws" } else { "wss" };
-        let mut command = program_command("agentk", &self.directory.join("agentk"), setup)?;
-        command
-            .args(["--kas-address", &format!("{scheme}://{address}")])
-            .arg("--token-file")
-            .arg(self.agent_token())
-            .arg("--kubeconfig")
-            .arg(self.directory.join("kubeconfig"))
-            .args(["--observability-listen-address", "127.0.0.1:0"])
-            .args(["--log-level", if setup.debug { "debug" } else { "info" }])
-            .env_remove("AGENTK_TOKEN");
-        if setup.tls != Tls::Off {
-            command.arg("--kas-ca-cert-file").arg(self.directory.join("kas.crt"));
-        }
-        if setup.policy {
-            self.write_file("policy.yaml", POLICY)?;
-            command.arg("--policy-file").arg(self.directory.join("policy.yaml"));
-        }
-        let log = self.directory.join("agentk.log");
-        let (agentk, _) = ChildProcess::start(command, &log, None, START).await?;
+        let kubeconfig = kubeconfig(cluster);
+        let agentk = self.spawn_agentk("agentk", setup, &self.agent_token(), Some(&kubeconfig), &[]).await?;
         let answered = wait_until_ready(&self.target(path)?).await;
         answered.with_context(|| {
-            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let text = std::fs::read_to_string(self.directory.join("agentk.log")).unwrap_or_default();
             format!("last log line of agentk: {}", text.lines().next_back().unwrap_or_default())
         })?;
         Ok(agentk)
     }
 
-    fn write_file(&self, name: &str, text: &str) -> anyhow::Result<()> {
-        write_file(&self.directory, name, text)
+    /// Starts agentk without waiting for its tunnels. `name` is the name of its log. Without a kubeconfig, it finds its cluster
+    /// itself.
+    pub(crate) async fn spawn_agentk(
+        &self,
+        name: &str,
+        setup: &StackConfig,
+        token: &Path,
+        kubeconfig: Option<&str>,
+        arguments: &[&str],
+    ) -> anyhow::Result<ChildProcess> {
+        let address = setup.dial.unwrap_or(self.agents);
+        let scheme = if setup.tls == Tls::Off { "ws" } else { "wss" };
+        let mut command = program_command("agentk", &self.directory.join(name), setup)?;
+        command
+            .args(["--kas-address", &format!("{scheme}://{address}")])
+            .arg("--token-file")
+            .arg(token)
+            .args(["--observability-listen-address", "127.0.0.1:0"])
+            .args(["--log-level", if setup.debug { "debug" } else { "info" }])
+            .args(arguments)
+            .env_remove("AGENTK_TOKEN");
+        if let Some(kubeconfig) = kubeconfig {
+            write_file(&self.directory, "cluster-kubeconfig", kubeconfig)?;
+            command.arg("--kubeconfig").arg(self.directory.join("cluster-kubeconfig"));
+        }
+        if setup.tls != Tls::Off {
+            command.arg("--kas-ca-cert-file").arg(self.directory.join("kas.crt"));
+        }
+        if setup.policy {
+            write_file(&self.directory, "policy.yaml", POLICY)?;
+            command.arg("--policy-file").arg(self.directory.join("policy.yaml"));
+        }
+        let log = self.directory.join(format!("{name}.log"));
+        let (agentk, _) = ChildProcess::start(command, &log, None, START).await?;
+        Ok(agentk)
     }
+}
+
+/// Prepares a directory for [`KasProcess::start`]: its owner alone can read it, and earlier tokens are not used again.
+pub(crate) fn prepare_directory(directory: &Path) -> anyhow::Result<PathBuf> {
+    use std::{fs, io, os::unix::fs::PermissionsExt as _};
+
+    let prepare = || {
+        fs::create_dir_all(directory)?;
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o700))?;
+        match fs::remove_file(directory.join("identity.yaml")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => directory.canonicalize(),
+        }
+    };
+    prepare().with_context(|| format!("cannot write to {}", directory.display()))
+}
+
+/// Starts replicas of kas with the same configuration.
+pub(crate) async fn start_replicas(
+    directory: &Path,
+    setup: &StackConfig,
+    count: u16,
+) -> anyhow::Result<Vec<KasProcess>> {
+    let mut replicas = vec![KasProcess::start(directory, setup).await?];
+    for number in 2..=count {
+        replicas.push(KasProcess::start_as(&format!("kas-{number}"), directory, setup).await?);
+    }
+    Ok(replicas)
 }
 
 /// Sends a GET request and returns the body of the response.
@@ -265,39 +332,82 @@ fn program_command(name: &str, files: &Path, setup: &StackConfig) -> anyhow::Res
     Ok(valgrind)
 }
 
-fn write_config(directory: &Path, setup: &StackConfig) -> anyhow::Result<()> {
+/// Writes the tokens, their hashes, the certificate and the secret of the replicas.
+fn write_identity(directory: &Path, extra_agents: u32) -> anyhow::Result<()> {
     let key = KeyPair::generate()?;
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
     write_file(directory, "kas.crt", &CertificateParams::new(names)?.self_signed(&key)?.pem())?;
     write_file(directory, "kas.key", &key.serialize_pem())?;
-    let tokens = ["agent", "caller"].map(|holder| (holder, new_token(holder)));
+    write_file(directory, "peer-secret", &BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))?;
     let mut identity = IDENTITY.to_owned();
-    for (holder, token) in &tokens {
-        write_file(directory, format!("{holder}-token"), token)?;
-        identity = identity.replace(&format!("{}_HASH", holder.to_uppercase()), &hash(token));
+    for holder in ["agent", "caller"] {
+        let token = new_token(holder);
+        write_file(directory, format!("{holder}-token"), &token)?;
+        identity = identity.replace(&format!("{}_HASH", holder.to_uppercase()), &hash(&token));
     }
-    if setup.extra_agents > 0 {
+    if extra_agents > 0 {
         // Agent 1 exists always.
-        let (agents, tokens) = new_agents(2..=setup.extra_agents + 1);
+        let (agents, tokens) = new_agents(2..=extra_agents + 1);
         identity = identity.replacen("callers:", &format!("{agents}callers:"), 1);
         write_file(directory, "agent-tokens", &tokens)?;
     }
-    write_file(directory, "identity.yaml", &identity)?;
-    let tls = |spoken| if spoken { "certificate_file: kas.crt, key_file: kas.key, " } else { "" };
+    write_file(directory, "identity.yaml", &identity)
+}
+
+/// Returns the configuration of kas.
+fn config(setup: &StackConfig) -> String {
+    let tls = |used| if used { ", certificate_file: kas.crt, key_file: kas.key" } else { "" };
+    let (agent_tls, public_tls) = (tls(setup.tls != Tls::Off), tls(setup.tls == Tls::Both));
+    let (agent_port, public_port) = (setup.agent_port, setup.public_port);
+    let per_token = if setup.extra_agents > 0 { 100 } else { 1_000_000 };
+    let per_second = setup.per_second.unwrap_or(1_000_000);
+    let limits = if setup.default_limits {
+        String::new()
+    } else {
+        format!(
+            ", max_tunnels_per_agent: 50000, max_connections: 60000,
+    connections_per_token_per_minute: {per_token}, connections_per_second: {per_second}"
+        )
+    };
+    let (public_grace, private_grace) = if setup.default_grace_periods {
+        ("", "")
+    } else {
+        (", listen_grace_period: 0s, shutdown_grace_period: 1s", ", listen_grace_period: 0s")
+    };
     let level = if setup.debug { "debug" } else { "info" };
-    let port = setup.agent_port.to_string();
-    let (a_token, a_second) = (if setup.extra_agents > 0 { 100 } else { 1_000_000 }, setup.per_second);
-    let mut config = CONFIG.replace("LEVEL", level).replace("PORT", &port);
-    config = config.replace("PUBLIC", &setup.public_port.to_string());
-    config = config.replace("TLS_OF_AGENTS", tls(setup.tls != Tls::Off));
-    config = config.replace("TLS_OF_CALLERS", tls(setup.tls == Tls::Both));
-    config = config.replace("A_TOKEN", &format!("{a_token}"));
-    config = config.replace("A_SECOND", &a_second.unwrap_or(1_000_000).to_string());
+    let mut config = format!(
+        "agent:
+  listen: {{address: \"127.0.0.1:{agent_port}\"{agent_tls}{limits}}}
+  kubernetes_api:
+    listen: {{address: \"127.0.0.1:{public_port}\"{public_tls}{public_grace}}}
+observability:
+  listen: {{address: \"127.0.0.1:0\"}}
+  logging: {{level: {level}}}
+identity: {{file: identity.yaml}}
+"
+    );
     if let Some(redis) = setup.redis {
-        write_file(directory, "peer-secret", &BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))?;
-        config += &REPLICA.replace("REDIS", &redis.to_string());
+        config += &format!(
+            "private_api:
+  listen: {{address: \"127.0.0.1:0\", authentication_secret_file: peer-secret{private_grace}}}
+redis: {{server: {{address: \"{redis}\"}}}}
+"
+        );
     }
-    write_file(directory, "kas.yaml", &config)
+    config
+}
+
+/// Returns a kubeconfig for a cluster that accepts every caller.
+pub(crate) fn kubeconfig(cluster: SocketAddr) -> String {
+    format!(
+        "apiVersion: v1
+kind: Config
+clusters: [{{name: upstream, cluster: {{server: \"http://{cluster}\"}}}}]
+users: [{{name: nobody, user: {{}}}}]
+contexts: [{{name: upstream, context: {{cluster: upstream, user: nobody}}}}]
+current-context: upstream
+"
+    )
 }
 
 /// Returns the entries of the agents load-1, load-2, … for the identity file, and their tokens, one per line.
@@ -342,31 +452,12 @@ pub fn write_file(directory: &Path, name: impl AsRef<Path>, text: &str) -> anyho
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
-const CONFIG: &str = "\
-agent:
-  listen: {TLS_OF_AGENTSaddress: \"127.0.0.1:PORT\", max_tunnels_per_agent: 50000, max_connections: 60000,
-    connections_per_token_per_minute: A_TOKEN, connections_per_second: A_SECOND}
-  kubernetes_api:
-    listen: {TLS_OF_CALLERSaddress: \"127.0.0.1:PUBLIC\", listen_grace_period: 0s, shutdown_grace_period: 1s}
-observability:
-  listen: {address: \"127.0.0.1:0\"}
-  logging: {level: LEVEL}
-identity: {file: identity.yaml}
-";
-
-/// The additional configuration of a replica that shares Redis with others.
-const REPLICA: &str = "\
-private_api:
-  listen: {address: \"127.0.0.1:0\", authentication_secret_file: peer-secret, listen_grace_period: 0s}
-redis: {server: {address: \"REDIS\"}}
-";
-
 /// One agent and one caller. The hashes of their tokens replace the placeholders.
 pub const IDENTITY: &str = "\
 agents:
-- {id: 1, name: bench, tokens: [\"AGENT_HASH\"]}
+- {id: 1, name: demo, tokens: [\"AGENT_HASH\"]}
 callers:
-- {name: load, tokens: [\"CALLER_HASH\"], agents: [\"*\"], services: [\"*\"]}
+- {name: you, tokens: [\"CALLER_HASH\"], agents: [\"*\"], services: [\"*\"]}
 ";
 
 /// Three rules on services and resources, the last of which allows everything.
@@ -375,14 +466,4 @@ rules:
 - {name: no-secrets, action: deny, services: [kubernetes], resources: [secrets]}
 - {name: no-shells, action: deny, services: [kubernetes], resources: [pods/exec, pods/attach]}
 - {name: everything, action: allow, services: [\"*\"]}
-";
-
-/// The kubeconfig of agentk. The URL of the cluster replaces the placeholder.
-pub(crate) const KUBECONFIG: &str = "\
-apiVersion: v1
-kind: Config
-clusters: [{name: upstream, cluster: {server: \"SERVER\"}}]
-users: [{name: nobody, user: {}}]
-contexts: [{name: upstream, context: {cluster: upstream, user: nobody}}]
-current-context: upstream
 ";

@@ -22,31 +22,29 @@
 //! |---|---|
 //! | `routes` | the routes of this replica: announced, withdrawn, not yet in Redis |
 //! | `sync` | the task that connects, writes routes and heartbeats, and receives events |
-//! | `events` | the effect of an event: cache entries to invalidate, callers to wake |
 //! | `members` | which other replicas are alive |
-//! | `cleanup` | removes the records of dead replicas |
-//! | `lookup`, `cache` | read the routes of other replicas |
+//! | `lookup` | reads the routes of other replicas, and removes the records of dead ones |
+//! | `cache` | keeps lookups, and invalidates them at events |
 //! | `client`, `settings` | connect to a server, to Sentinels or to a Cluster |
-//! | `wire`, `keys`, `scripts` | values, keys and Lua scripts in Redis; [`SCHEMA`] lists the keys and their cost |
+//! | `wire`, `keys` | values, keys and Lua scripts in Redis; [`SCHEMA`] lists the keys and their cost |
 //! | `check` | tests a server for `kas check-config --live` |
 
 mod cache;
 mod check;
-mod cleanup;
 mod client;
-mod events;
 mod keys;
 mod lookup;
 mod members;
-mod metrics;
 mod routes;
-mod scripts;
 mod settings;
 mod sync;
 pub mod wire;
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -54,18 +52,12 @@ use parking_lot::Mutex;
 use proto::{AgentId, ReplicaId};
 use tokio::sync::{Notify, watch};
 
-pub use self::check::{RedisCheck, RedisReport};
-pub use self::keys::SCHEMA;
-pub use self::metrics::{RedisCounter, RedisMetrics};
-pub use self::settings::{RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisTlsFiles};
-pub use self::sync::SyncTask;
 use self::{
     cache::LookupCache,
     client::Connection,
-    keys::{DEPLOYMENTS_TTL, Keys},
+    keys::{DEPLOYMENTS_TTL, Keys, Scripts},
     members::Members,
     routes::LocalRoutes,
-    scripts::Scripts,
     wire::Heartbeat,
 };
 use crate::{
@@ -78,6 +70,10 @@ use crate::{
 
 /// The number of deployments that are kept.
 pub const MAX_DEPLOYMENTS: usize = 1000;
+pub use self::check::{RedisCheck, RedisReport};
+pub use self::keys::SCHEMA;
+pub use self::settings::{RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisTlsFiles};
+pub use self::sync::SyncTask;
 
 /// A [`RouteStore`] that replicas share through Redis. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -305,4 +301,40 @@ impl RouteStore for RedisStore {
 /// Converts a duration for the rate limit script, which counts whole microseconds and cannot use 0.
 fn micros(duration: Duration) -> u64 {
     (duration.as_micros() as u64).max(1)
+}
+
+/// The counters of a [`RedisStore`](super::RedisStore), for the metrics of kas.
+#[derive(Debug, Default)]
+pub struct RedisMetrics {
+    /// Commands sent to Redis; a script counts as one.
+    pub commands: RedisCounter,
+    /// Commands that failed.
+    pub errors: RedisCounter,
+    /// Attempts to connect to Redis.
+    pub connections: RedisCounter,
+    /// Values read from Redis that kas cannot use: malformed, of another version, out of bounds, of another fleet.
+    pub rejected: RedisCounter,
+    /// Lookups that the cache answered.
+    pub hits: RedisCounter,
+    /// Lookups that were sent to Redis.
+    pub misses: RedisCounter,
+    /// Misses that Redis did not answer and an old cache entry did.
+    pub stale: RedisCounter,
+    /// Misses that Redis did not answer and the cache could not answer.
+    pub unavailable: RedisCounter,
+}
+
+/// One counter, which only increases.
+#[derive(Debug, Default)]
+pub struct RedisCounter(AtomicU64);
+
+impl RedisCounter {
+    /// Returns the present value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    pub(crate) fn increment(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
 }

@@ -2,13 +2,13 @@
 
 use crate::{
     streams::{TWO_LINES, follow},
-    support::{Cluster, Namespace, World, eventually},
+    support::{Cluster, Installation, Namespace, eventually},
 };
 
 #[test]
 fn disconnected_follower_ends_its_request() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("leave");
     namespace.pod("two-lines", TWO_LINES);
     let through = world.kubectl().in_namespace(&namespace.name);
@@ -29,7 +29,7 @@ fn disconnected_follower_ends_its_request() {
 #[test]
 fn killed_exec_leaves_the_same_remote_processes() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("kill-exec");
     namespace.pod("shell", "exec sleep 1000");
 

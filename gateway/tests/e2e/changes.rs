@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::support::{Cluster, Kubectl, KubectlVersion, Namespace, World, eventually, normalize};
+use crate::support::{Cluster, Installation, Kubectl, KubectlVersion, Namespace, eventually, normalize};
 
 /// Prints the managed fields without their times. kubectl before 1.21 has no `--show-managed-fields`.
 const MANAGED_FIELDS: &str = "--output=jsonpath={range .items[*].metadata.managedFields[*]}{.manager} {.operation} {.fieldsV1}{\"\\n\"}{end}";
@@ -48,7 +48,7 @@ impl Comparison {
 #[test]
 fn changing_verbs_have_the_same_effect_and_output() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let configmap = |colour: &str| {
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "applied"}, "data": {"sky": colour}})
             .to_string()
@@ -100,7 +100,7 @@ fn changing_verbs_have_the_same_effect_and_output() {
 #[test]
 fn deployment_rollout_scale_and_wait_work() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("rollout");
     let through = world.kubectl().in_namespace(&namespace.name);
     let pod = json!({

@@ -25,14 +25,14 @@ use secrecy::ExposeSecret as _;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::support::{AGENT, Cluster, Kas, Namespace, World, eventually, path_argument, run, skipped};
+use crate::support::{AGENT, Cluster, Installation, Kas, Namespace, eventually, path_argument, run, skipped};
 
 const SERVER: &str =
     "mkdir -p /www; echo the page >/www/page; echo first; echo ready; exec httpd -f -p 8080 -h /www";
 
 /// Starts kas, agentk and a pod, and returns them with the kubeconfig that `kas kubeconfig` writes.
-fn prepare(cluster: &Cluster, topic: &str) -> (World, Namespace, PathBuf) {
-    let world = World::with_cluster(&cluster.kubeconfig);
+fn prepare(cluster: &Cluster, topic: &str) -> (Installation, Namespace, PathBuf) {
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace(topic);
     namespace.pod("server", SERVER);
     let directory = world.directory();

@@ -10,11 +10,11 @@ use gateway::token::{self, Holder};
 use secrecy::ExposeSecret as _;
 use serde_json::json;
 
-use crate::support::{AGENT, Agent, Kas, World, curl, eventually, run};
+use crate::support::{AGENT, Agent, Installation, Kas, curl, eventually, run};
 
 /// Starts kas with TLS for callers, and an agentk whose cluster is unreachable.
-fn without_cluster() -> World {
-    World::without_cluster(|options, certificates| options.public_tls = Some(certificates))
+fn without_cluster() -> Installation {
+    Installation::without_cluster(|options, certificates| options.public_tls = Some(certificates))
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use secrecy::ExposeSecret as _;
 use serde_json::json;
 
-use crate::support::{AGENT, Prometheus, PrometheusServer, World, curl, eventually};
+use crate::support::{AGENT, Installation, Prometheus, PrometheusServer, curl, eventually};
 
 /// A metric of the first Prometheus that is not federated.
 const NOT_FEDERATED: &str = "scrape_samples_scraped";
@@ -13,7 +13,7 @@ const NOT_FEDERATED: &str = "scrape_samples_scraped";
 #[test]
 fn federating_prometheus_receives_the_series() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     let token = world.tokens.ops.expose_secret();
     let (path, address) = (format!("/agents/{AGENT}/prometheus"), world.kas.public);
     let config = json!({
@@ -53,7 +53,7 @@ fn federating_prometheus_receives_the_series() {
 #[test]
 fn federation_and_remote_read_are_unchanged() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     let through = |path: &str| format!("/agents/{AGENT}/prometheus{path}");
 
     // The last column is the time, which differs at each scrape.

@@ -3,7 +3,7 @@
 
 use secrecy::ExposeSecret as _;
 
-use crate::support::{AGENT, CurlResponse, Prometheus, World, curl};
+use crate::support::{AGENT, CurlResponse, Installation, Prometheus, curl};
 
 const FORM: &str = "application/x-www-form-urlencoded";
 
@@ -51,7 +51,7 @@ impl Recorded {
 /// Asserts that requests have the same response through kas.
 ///
 /// The data source is set up with the URL of the agent, and basic authentication with the caller's name and token.
-fn compare(world: &World, prometheus: &Prometheus, requests: &[Recorded]) {
+fn compare(world: &Installation, prometheus: &Prometheus, requests: &[Recorded]) {
     let credential = format!("ops:{}", world.tokens.ops.expose_secret());
     let through = world.kas.url(&format!("/agents/{AGENT}/prometheus"));
     for request in requests {
@@ -71,7 +71,7 @@ fn compare(world: &World, prometheus: &Prometheus, requests: &[Recorded]) {
 #[test]
 fn grafana_data_source_test_succeeds() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     let sum = post("/api/v1/query", "query=1%2B1&time=4");
     compare(
         &world,
@@ -93,7 +93,7 @@ fn grafana_data_source_test_succeeds() {
 #[test]
 fn grafana_explore_responses_are_unchanged() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     let time = prometheus.time;
     let (start, end) = (format!("{:.9}", time - 1.0), format!("{time:.9}"));
     let span = format!("end={end}&start={start}");
@@ -126,7 +126,7 @@ fn grafana_explore_responses_are_unchanged() {
 #[test]
 fn grafana_variable_and_annotation_responses_are_unchanged() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     let time = prometheus.time;
     let (start, end) = (time - 1.0, time);
     compare(

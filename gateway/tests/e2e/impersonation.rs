@@ -1,11 +1,11 @@
 //! Impersonation: the user of a caller in the cluster.
 
-use crate::support::{AGENT, Cluster, World, assert_same_output};
+use crate::support::{AGENT, Cluster, Installation, assert_same_output};
 
 #[test]
 fn impersonated_caller_has_the_rights_of_its_user() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("alice");
     let alice = world.kubectl_as_alice().in_namespace(&namespace.name);
 
@@ -32,7 +32,7 @@ fn impersonated_caller_has_the_rights_of_its_user() {
 #[test]
 fn impersonated_caller_cannot_impersonate_others() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let refused = world.kubectl_as_alice().run(&["get", "pods", "--as=admin", "--as-group=system:masters"]);
     assert_eq!(refused.code, 1);
     assert!(refused.stderr.contains("nested impersonation is not supported"), "{}", refused.stderr);
@@ -52,7 +52,7 @@ fn impersonated_caller_cannot_impersonate_others() {
 #[test]
 fn caller_acting_as_agent_may_impersonate() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let [agents, gitlab] = [world.kubectl(), world.kubectl_in_ci()];
     for arguments in [
         &["get", "pods", "--as=bob", "--as-group=painters"][..],

@@ -13,7 +13,7 @@ use std::{
 use secrecy::ExposeSecret as _;
 use sha2::{Digest as _, Sha256};
 
-use crate::support::{AGENT, Cluster, World, eventually};
+use crate::support::{AGENT, Cluster, Installation, eventually};
 
 /// The limit for the growth of kas and agentk, each. With windows of a few MiB and buffers at each hop, the growth
 /// does not depend on the size of the stream.
@@ -29,12 +29,12 @@ fn stream_size() -> usize {
 struct PeakMemory([u64; 2]);
 
 impl PeakMemory {
-    fn read(world: &World) -> Self {
+    fn read(world: &Installation) -> Self {
         Self([world.kas.process.peak_memory(), world.agent.process.peak_memory()])
     }
 
     /// Prints the throughput and the growth of both processes, and asserts that the growth is below [`GROWTH`].
-    fn assert_growth(&self, world: &World, what: &str, bytes: usize, started: Instant) {
+    fn assert_growth(&self, world: &Installation, what: &str, bytes: usize, started: Instant) {
         let after = Self::read(world);
         let [kas, agentk] = [0, 1].map(|end| after.0[end] - self.0[end]);
         let seconds = started.elapsed().as_secs_f64();
@@ -100,7 +100,7 @@ fn digest(from: &mut impl Read) -> (String, usize) {
 #[test]
 fn large_exec_streams_use_bounded_memory() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("large-exec");
     namespace.pod("shell", "exec sleep 10000");
     let through = world.kubectl().in_namespace(&namespace.name);
@@ -131,7 +131,7 @@ fn large_exec_streams_use_bounded_memory() {
 #[test]
 fn large_bidirectional_stream_uses_bounded_memory() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("large-cat");
     namespace.pod("shell", "exec sleep 10000");
     let through = world.kubectl().in_namespace(&namespace.name);
@@ -182,7 +182,7 @@ fn large_list_uses_bounded_memory() {
         }
     });
 
-    let world = World::start(kubeconfig.path(), |_, _| {});
+    let world = Installation::start(kubeconfig.path(), |_, _| {});
     let memory = PeakMemory::read(&world);
     let started = Instant::now();
     let url = world.kas.url(&format!("/agents/{AGENT}/kubernetes/api/v1/configmaps"));

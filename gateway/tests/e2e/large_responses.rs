@@ -9,7 +9,7 @@ use std::{
 
 use secrecy::ExposeSecret as _;
 
-use crate::support::{AGENT, Process, World, run};
+use crate::support::{AGENT, Installation, Process, run};
 
 const SIZE: usize = 300 << 20;
 /// The limit for the growth of memory, in MiB: far below [`SIZE`], and above the buffers of a debug build.
@@ -24,7 +24,7 @@ fn response_of_300_mib_uses_bounded_memory() {
             thread::spawn(|| stream_response(connection.unwrap()));
         }
     });
-    let world = World::with_prometheus(&url);
+    let world = Installation::with_prometheus(&url);
     let url = world.kas.url(&format!("/agents/{AGENT}/prometheus/api/v1/query_range?query=everything"));
     let user = format!("ops:{}", world.tokens.ops.expose_secret());
     let curl = |arguments: &[&str]| {

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{
     streams::{TWO_LINES, follow},
-    support::{AGENT, Agent, Cluster, Namespace, World, curl, eventually, path_argument},
+    support::{AGENT, Agent, Cluster, Installation, Namespace, curl, eventually, path_argument},
 };
 
 fn with_two_lines_pod(
@@ -18,8 +18,8 @@ fn with_two_lines_pod(
     topic: &str,
     listen_grace: u32,
     shutdown_grace: u32,
-) -> (World, Namespace) {
-    let world = World::start(&cluster.kubeconfig, |options, certificates| {
+) -> (Installation, Namespace) {
+    let world = Installation::start(&cluster.kubeconfig, |options, certificates| {
         options.public_tls = Some(certificates);
         options.listen_grace = listen_grace;
         options.shutdown_grace = shutdown_grace;
@@ -107,7 +107,7 @@ fn stopping_agent_aborts_streams_after_grace_period() {
 #[test]
 fn requests_survive_agent_restarts() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let mut world = World::with_cluster(&cluster.kubeconfig);
+    let mut world = Installation::with_cluster(&cluster.kubeconfig);
     let created =
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "made-"}}).to_string();
     let path = format!("/agents/{AGENT}/kubernetes/api/v1/namespaces/default/configmaps?dryRun=All&limit=1");
@@ -150,7 +150,7 @@ fn requests_survive_agent_restarts() {
 #[test]
 fn request_waits_for_restarted_agent() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let mut world = World::with_cluster(&cluster.kubeconfig);
+    let mut world = Installation::with_cluster(&cluster.kubeconfig);
     for gently in [true, false] {
         if gently {
             world.agent.process.terminate();
@@ -172,7 +172,7 @@ fn request_waits_for_restarted_agent() {
 #[test]
 fn agent_reconnects_to_restarted_kas() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let mut world = World::with_cluster(&cluster.kubeconfig);
+    let mut world = Installation::with_cluster(&cluster.kubeconfig);
     for gently in [true, false] {
         if gently {
             world.kas.process.terminate();

@@ -1,6 +1,6 @@
 //! kubectl with an agentk that has a policy.
 
-use crate::support::{Cluster, World, eventually};
+use crate::support::{Cluster, Installation, eventually};
 
 /// Returns a policy that allows to read the pods of one namespace, as agentk or as bob.
 fn only_pods_in(namespace: &str, mode: &str) -> String {
@@ -28,7 +28,7 @@ rules:
 #[test]
 fn refusal_by_policy_names_the_rule() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let mut world = World::with_cluster(&cluster.kubeconfig);
+    let mut world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("policy");
     namespace.pod("shell", "echo started; exec sleep 1000");
     world.put_policy(&only_pods_in(&namespace.name, "enforce"));
@@ -75,7 +75,7 @@ fn refusal_by_policy_names_the_rule() {
 #[test]
 fn dry_run_policy_allows_and_logs() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let mut world = World::with_cluster(&cluster.kubeconfig);
+    let mut world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("policy-dry-run");
     world.put_policy(&only_pods_in(&namespace.name, "dry-run"));
     let kubectl = world.kubectl().in_namespace(&namespace.name);
@@ -90,7 +90,7 @@ fn dry_run_policy_allows_and_logs() {
 #[test]
 fn streams_refused_by_new_policy_are_closed() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let mut world = World::with_cluster(&cluster.kubeconfig);
+    let mut world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("policy-streams");
     namespace.pod("shell", "echo started; exec sleep 1000");
     world.put_policy("rules: [{name: all, action: allow, services: ['*']}]");

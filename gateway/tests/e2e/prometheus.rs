@@ -10,7 +10,7 @@ use std::{
 
 use secrecy::ExposeSecret as _;
 
-use crate::support::{AGENT, Prometheus, World, curl, run};
+use crate::support::{AGENT, Installation, Prometheus, curl, run};
 
 const SERIES: &str = "prometheus_http_requests_total";
 /// A metric whose values do not depend on the duration of scrapes.
@@ -23,7 +23,7 @@ fn through(path: &str) -> String {
 #[test]
 fn query_responses_equal_those_of_prometheus() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     let time = prometheus.time;
     let range = format!("start={}&end={time}&step=0.2", time - 1.0);
     for path in [
@@ -56,7 +56,7 @@ fn query_responses_equal_those_of_prometheus() {
 #[test]
 fn posted_forms_are_forwarded() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     let time = format!("time={}", prometheus.time);
     let long = format!("query=up{}", " or up".repeat(2000));
     for query in ["query=sum(up)", "query=up * 2 + 1", &long] {
@@ -72,7 +72,7 @@ fn posted_forms_are_forwarded() {
 #[test]
 fn prometheus_errors_are_forwarded_unchanged() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     for (path, status) in [
         ("/api/v1/query?query=sum(", 400),
         ("/api/v1/query", 400),
@@ -99,7 +99,7 @@ fn prometheus_errors_are_forwarded_unchanged() {
 #[test]
 fn promtool_has_the_same_output() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     let token = world.tokens.ops.expose_secret();
     let url = world.kas.url(&through("")).replace("http://", &format!("http://ops:{token}@"));
     let (time, earlier) = (prometheus.time, prometheus.time - 1.0);
@@ -123,7 +123,7 @@ fn promtool_has_the_same_output() {
 #[test]
 fn requests_other_than_queries_are_refused() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     for (method, path) in [
         ("POST", "/api/v1/write"),
         ("POST", "/api/v1/admin/tsdb/snapshot"),
@@ -162,7 +162,7 @@ fn requests_other_than_queries_are_refused() {
 
 #[test]
 fn absent_agent_gets_503_in_prometheus_envelope() {
-    let world = World::with_prometheus("http://127.0.0.1:1");
+    let world = Installation::with_prometheus("http://127.0.0.1:1");
     let absent = world.curl("/agents/absent/prometheus/api/v1/query?query=up", &[]);
     assert_eq!((absent.status, absent.header("kas-error")), (503, Some("agent-not-connected")));
     assert!(absent.header("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok()));
@@ -189,6 +189,6 @@ fn slow_query_does_not_time_out() {
         thread::sleep(SLOW);
         connection.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nslowly").unwrap();
     });
-    let response = World::with_prometheus(&url).curl(&through("/api/v1/query?query=up"), &[]);
+    let response = Installation::with_prometheus(&url).curl(&through("/api/v1/query?query=up"), &[]);
     assert_eq!((response.status, &*response.text()), (200, "slowly"));
 }

@@ -1,11 +1,11 @@
 //! kubectl verbs that only read.
 
-use crate::support::{Cluster, World, assert_same_output};
+use crate::support::{Cluster, Installation, assert_same_output};
 
 #[test]
 fn reading_verbs_have_the_same_output() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("reading");
     namespace.pod("web", "echo ready; exec sleep 1000");
     namespace.kubectl.ok(&[
@@ -54,7 +54,7 @@ fn reading_verbs_have_the_same_output() {
 #[test]
 fn cluster_errors_have_the_same_output() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let [agents, gitlab] = [world.kubectl(), world.kubectl_in_ci()];
     for arguments in [
         &["get", "pod", "no-such-pod"][..],
@@ -75,7 +75,7 @@ fn cluster_errors_have_the_same_output() {
 #[test]
 fn ten_megabyte_list_is_complete() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("large");
     let through = world.kubectl().in_namespace(&namespace.name);
     let line = "0123456789abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ äöü\n";

@@ -7,7 +7,7 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde_json::{Value, json};
 use sha2::Sha256;
 
-use crate::support::{AGENT, Kas, KasOptions, Redis, Tokens, World, curl, eventually, run};
+use crate::support::{AGENT, Installation, Kas, KasOptions, Redis, Tokens, curl, eventually, run};
 
 /// Returns the options of a replica that uses this Redis.
 fn replica_options(redis: &Redis, directory: &Path, wait_at_start: bool) -> KasOptions {
@@ -34,7 +34,7 @@ fn kas_without_redis_is_ready_and_degraded() {
     let Some(mut redis) = Redis::or_skip() else { return };
     redis.server.kill();
     let secrets = tempfile::tempdir().unwrap();
-    let world = World::without_cluster(|options, _| {
+    let world = Installation::without_cluster(|options, _| {
         options.sections = replica_options(&redis, secrets.path(), false).sections;
     });
     let served = || {
@@ -132,7 +132,7 @@ fn api_lists_agents_of_all_live_replicas() {
     let Some(redis) = Redis::or_skip() else { return };
     let directory = tempfile::tempdir().unwrap();
     let options = replica_options(&redis, directory.path(), true);
-    let mut world = World::without_cluster(|mine, _| mine.sections.clone_from(&options.sections));
+    let mut world = Installation::without_cluster(|mine, _| mine.sections.clone_from(&options.sections));
     world.tokens.write_identity(directory.path(), false);
     let other = Kas::start(directory.path(), &options);
 

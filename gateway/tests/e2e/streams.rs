@@ -5,7 +5,7 @@ use std::{
     thread,
 };
 
-use crate::support::{Cluster, Kubectl, Process, World, eventually};
+use crate::support::{Cluster, Installation, Kubectl, Process, eventually};
 
 /// A script that prints "one", then "two" once `/go` exists, and exits.
 pub(crate) const TWO_LINES: &str = "echo one; until [ -e /go ]; do sleep 0.1; done; echo two";
@@ -20,7 +20,7 @@ pub(crate) fn follow(kubectl: &Kubectl, pod: &str) -> Process {
 #[test]
 fn watch_receives_events_immediately() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("watch");
     for kubectl in [world.kubectl(), world.kubectl_in_ci()] {
         let kubectl = kubectl.in_namespace(&namespace.name);
@@ -41,7 +41,7 @@ fn watch_receives_events_immediately() {
 #[test]
 fn watch_timeout_ends_it_cleanly() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("watch-end");
     let watch = format!("/api/v1/namespaces/{}/pods?watch=true&timeoutSeconds=1", namespace.name);
     for kubectl in [&namespace.kubectl, &world.kubectl(), &world.kubectl_in_ci()] {
@@ -55,7 +55,7 @@ fn watch_timeout_ends_it_cleanly() {
 #[test]
 fn watch_continues_while_tunnels_are_replaced() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::start(&cluster.kubeconfig, |options, certificates| {
+    let world = Installation::start(&cluster.kubeconfig, |options, certificates| {
         options.public_tls = Some(certificates);
         options.max_age = Some(2);
     });
@@ -75,7 +75,7 @@ fn watch_continues_while_tunnels_are_replaced() {
 #[test]
 fn watch_receives_bookmarks_and_expiry() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("bookmarks");
     let events = |kubectl: &Kubectl, query: &str| -> Vec<serde_json::Value> {
         let path = format!("/api/v1/namespaces/{}/configmaps?watch=true&{query}", namespace.name);
@@ -111,7 +111,7 @@ fn watch_receives_bookmarks_and_expiry() {
 #[test]
 fn followed_logs_end_with_the_pod() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("logs");
     namespace.pod("two-lines", TWO_LINES);
     let mut logs = [world.kubectl(), world.kubectl_in_ci(), cluster.kubectl.clone()]

@@ -7,7 +7,7 @@ use gateway::token::{self, Holder, TokenHash};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 
-use crate::support::{AGENT, CurlResponse, Prometheus, World, curl, eventually};
+use crate::support::{AGENT, CurlResponse, Installation, Prometheus, curl, eventually};
 
 const SERIES: &str = "prometheus_http_requests_total";
 
@@ -18,7 +18,7 @@ struct Tenant {
 
 impl Tenant {
     /// Adds a tenant to the identity file, and waits until kas has reloaded the file.
-    fn new(world: &World, handlers: &[&str]) -> Self {
+    fn new(world: &Installation, handlers: &[&str]) -> Self {
         let token = token::new(Holder::Caller);
         let file = world.directory().join("identity.yaml");
         let mut identity: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
@@ -39,7 +39,7 @@ impl Tenant {
         tenant
     }
 
-    fn get(&self, world: &World, path: &str, arguments: &[&str]) -> CurlResponse {
+    fn get(&self, world: &Installation, path: &str, arguments: &[&str]) -> CurlResponse {
         let path = format!("/agents/{AGENT}/prometheus{path}");
         world.curl_as(&self.token, &path, &[&["--globoff"], arguments].concat())
     }
@@ -112,7 +112,7 @@ const EXPRESSIONS: &[(&str, &str)] = &[
 #[test]
 fn tenant_queries_return_only_its_series() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     let time = format!("time={}", prometheus.time);
     for (handlers, matcher) in [
         (&["/metrics"][..], "handler='/metrics'"),
@@ -156,7 +156,7 @@ fn tenant_queries_return_only_its_series() {
 #[test]
 fn tenant_lists_contain_only_its_series() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     let tenant = Tenant::new(&world, &["/metrics"]);
     let end = format!("end={}", prometheus.time);
     let own = "%7Bhandler%3D%22/metrics%22%7D";
@@ -221,7 +221,7 @@ fn tenant_lists_contain_only_its_series() {
 #[test]
 fn unenforceable_tenant_requests_are_refused() {
     let Some(prometheus) = Prometheus::or_skip() else { return };
-    let world = World::with_prometheus(&prometheus.url);
+    let world = Installation::with_prometheus(&prometheus.url);
     let tenant = Tenant::new(&world, &["/metrics"]);
     for (path, arguments) in [
         ("/api/v1/metadata", &[][..]),

@@ -3,7 +3,7 @@
 use std::{fs, process::Stdio, thread};
 
 use crate::support::{
-    Cluster, Kubectl, KubectlVersion, Process, Simulator, World, assert_same_output, curl, eventually,
+    Cluster, Installation, Kubectl, KubectlVersion, Process, Simulator, assert_same_output, curl, eventually,
     path_argument,
 };
 
@@ -13,7 +13,7 @@ const SIMULATED: &str = "deployment/web";
 #[test]
 fn terminal_resize_reaches_the_pod() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("resize");
     namespace.pod("shell", IDLE);
     let remote = "while [ \"$(stty size)\" != \"33 101\" ]; do sleep 0.1; done; echo first size; \
@@ -44,7 +44,7 @@ fn quoted(script: &str) -> String {
 #[test]
 fn stdin_eof_closes_one_direction() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("half-close");
     namespace.pod("shell", IDLE);
     let through =
@@ -64,7 +64,7 @@ fn exec_v5_websocket_has_half_close_and_exit_codes() {
     if !KubectlVersion::WEBSOCKET_EXEC.or_skip("exec over WebSocket") {
         return;
     }
-    let world = World::with_cluster(&simulator.kubeconfig);
+    let world = Installation::with_cluster(&simulator.kubeconfig);
     let direct = Kubectl::direct(&simulator.kubeconfig, world.directory());
     let exec = |kubectl: &Kubectl, command: &[&str], stdin: &str| {
         let arguments = [&["exec", "--stdin", SIMULATED, "--namespace=demo", "--"], command].concat();
@@ -96,7 +96,7 @@ fn exec_v5_websocket_has_half_close_and_exit_codes() {
 #[test]
 fn concurrent_exec_sessions_do_not_mix() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("sessions");
     namespace.pod("shell", IDLE);
     let through = world.kubectl().in_namespace(&namespace.name);
@@ -121,7 +121,7 @@ fn concurrent_exec_sessions_do_not_mix() {
 #[test]
 fn fifty_connections_share_one_port_forward() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("fifty");
     namespace.pod("web", "mkdir -p /www; seq 50000 >/www/page; exec httpd -f -p 8080 -h /www");
     let page = namespace.kubectl.run(&["exec", "web", "--", "cat", "/www/page"]).stdout;

@@ -4,13 +4,13 @@ use std::fs;
 
 use crate::{
     streams::{TWO_LINES, follow},
-    support::{Agent, Cluster, World, assert_same_output, curl},
+    support::{Agent, Cluster, Installation, assert_same_output, curl},
 };
 
 #[test]
 fn kubectl_works_with_tls_on_both_listeners() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::start(&cluster.kubeconfig, |options, certificates| {
+    let world = Installation::start(&cluster.kubeconfig, |options, certificates| {
         options.public_tls = Some(certificates.clone());
         options.agent_tls = Some(certificates);
     });
@@ -30,7 +30,7 @@ fn kubectl_works_with_tls_on_both_listeners() {
 #[test]
 fn agent_without_ca_certificate_logs_the_reason() {
     let directory = tempfile::tempdir().unwrap();
-    let world = World::without_cluster(|options, certificates| {
+    let world = Installation::without_cluster(|options, certificates| {
         options.agent_tls = Some(certificates);
     });
     let mut options = world.agent_options.clone();
@@ -51,7 +51,7 @@ fn agent_without_ca_certificate_logs_the_reason() {
 #[test]
 fn plain_http_on_tls_port_gets_400() {
     let directory = tempfile::tempdir().unwrap();
-    let world = World::without_cluster(|options, certificates| {
+    let world = Installation::without_cluster(|options, certificates| {
         options.public_tls = Some(certificates.clone());
         options.agent_tls = Some(certificates);
     });
@@ -73,7 +73,7 @@ fn plain_http_on_tls_port_gets_400() {
 #[test]
 fn tls_on_plain_port_is_logged_at_both_ends() {
     let directory = tempfile::tempdir().unwrap();
-    let world = World::without_cluster(|_, _| {});
+    let world = Installation::without_cluster(|_, _| {});
     for (name, address) in [("public", world.kas.public), ("agent", world.kas.agents)] {
         let response = curl(&["--insecure", &format!("https://{address}/")]);
         assert!(response.status == 0 && !response.error.is_empty(), "{response:?}");

@@ -7,7 +7,7 @@ use opentelemetry_proto::tonic::{
 };
 use prost::Message as _;
 
-use crate::support::{AGENT, RecordingServer, World, eventually};
+use crate::support::{AGENT, Installation, RecordingServer, eventually};
 
 /// Returns the resource and the first span of a program, or `None` before the collector has received it.
 fn span_of(collector: &RecordingServer, program: &str) -> Option<(Vec<KeyValue>, Span)> {
@@ -36,7 +36,7 @@ fn hex(bytes: &[u8]) -> String {
 fn request_has_one_trace_from_kas_to_the_cluster() {
     let (collector, upstream) = (RecordingServer::start(), RecordingServer::start());
     let url = format!("http://{}", upstream.address);
-    let mut world = World::with_traces(&url, &format!("http://{}", collector.address));
+    let mut world = Installation::with_traces(&url, &format!("http://{}", collector.address));
     let traceparent = "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let path = format!("/agents/{AGENT}/prometheus/api/v1/query?query=secret");
     assert_eq!(world.curl(&path, &["--header", traceparent]).status, 200);
@@ -87,7 +87,7 @@ fn request_has_one_trace_from_kas_to_the_cluster() {
 #[test]
 fn unreachable_collector_fails_no_request() {
     let upstream = RecordingServer::start();
-    let mut world = World::with_traces(&format!("http://{}", upstream.address), "http://127.0.0.1:1");
+    let mut world = Installation::with_traces(&format!("http://{}", upstream.address), "http://127.0.0.1:1");
     for _ in 0..3 {
         assert_eq!(world.curl(&format!("/agents/{AGENT}/prometheus/api/v1/query"), &[]).status, 200);
     }

@@ -13,14 +13,14 @@ use secrecy::ExposeSecret as _;
 use sha2::{Digest as _, Sha256};
 
 use crate::support::{
-    AGENT, Cluster, Kubectl, Namespace, World, assert_same_output, curl, eventually, normalize,
+    AGENT, Cluster, Installation, Kubectl, Namespace, assert_same_output, curl, eventually, normalize,
     path_argument, pod_manifest,
 };
 
 const IDLE: &str = "exec sleep 1000";
 
-fn with_shell_pod(cluster: &Cluster, topic: &str) -> (World, Namespace, [Kubectl; 2]) {
-    let world = World::with_cluster(&cluster.kubeconfig);
+fn with_shell_pod(cluster: &Cluster, topic: &str) -> (Installation, Namespace, [Kubectl; 2]) {
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace(topic);
     namespace.pod("shell", IDLE);
     let through =
@@ -102,7 +102,7 @@ fn cp_copies_files_both_ways() {
 #[test]
 fn port_forward_serves_concurrent_connections() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::with_cluster(&cluster.kubeconfig);
+    let world = Installation::with_cluster(&cluster.kubeconfig);
     let namespace = cluster.namespace("forward");
     let page = "mkdir /www; head -c 300000 /dev/urandom > /www/page; exec httpd -f -p 8080 -h /www";
     namespace.pod("web", page);
@@ -163,7 +163,7 @@ fn pod_that_reads(name: &str) -> String {
 #[test]
 fn exec_over_websocket_separates_channels() {
     let Some(cluster) = Cluster::or_skip() else { return };
-    let world = World::start(&cluster.kubeconfig, |_, _| {});
+    let world = Installation::start(&cluster.kubeconfig, |_, _| {});
     let namespace = cluster.namespace("websocket");
     namespace.pod("shell", IDLE);
     let (token, name) = (world.tokens.ops.expose_secret(), &namespace.name);

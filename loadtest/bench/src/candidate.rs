@@ -3,13 +3,16 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-
 use loadtest::{
     load::{Target, target::TargetOptions},
-    stack::{KasProcess, StackConfig, child::ChildProcess, delay, free_port, wait_until_ready},
+    stack::{KasProcess, StackConfig, free_port, process::ChildProcess, wait_until_ready},
 };
 
-use super::{nginx::Nginx, peer::ReplicaPair, rathole::Rathole};
+use crate::{
+    delay,
+    nginx::{Nginx, Rathole},
+    peer::ReplicaPair,
+};
 
 /// A candidate. Dropping it stops its programs.
 pub(super) struct Candidate {
@@ -62,9 +65,25 @@ impl Candidate {
         setup: &StackConfig,
         upstream: &Nginx,
     ) -> anyhow::Result<Self> {
+        Self::kas_and_agentk_delayed(name, directory, setup, upstream, None).await
+    }
+
+    /// Starts kas and agentk, with a delay in each direction of the tunnel if there is one.
+    pub(super) async fn kas_and_agentk_delayed(
+        name: &str,
+        directory: &Path,
+        setup: &StackConfig,
+        upstream: &Nginx,
+        tunnel_delay: Option<Duration>,
+    ) -> anyhow::Result<Self> {
         let start = async {
             let kas = KasProcess::start(&directory.join(name.replace(' ', "-")), setup).await?;
-            let agentk = kas.start_agentk(setup, upstream.address, "/one/200").await?;
+            let dial = match tunnel_delay {
+                Some(delay) => Some(delay::start(kas.agents, delay).await?),
+                None => None,
+            };
+            let setup = StackConfig { dial, ..setup.clone() };
+            let agentk = kas.start_agentk(&setup, upstream.address, "/one/200").await?;
             anyhow::Ok(CandidateKind::KasAndAgentk { kas, agentk })
         };
         let kind = start.await.with_context(|| name.to_owned())?;

@@ -9,7 +9,10 @@ use tokio::{process::Command, time::sleep};
 use super::nginx::Nginx;
 use loadtest::{
     agents,
-    stack::{KasProcess, StackConfig, child::find, usage},
+    stack::{
+        KasProcess, StackConfig,
+        process::{self, find},
+    },
 };
 
 /// The idle time before memory is measured.
@@ -44,7 +47,7 @@ pub(super) async fn processes(work: &Path, upstream: &Nginx, tls: bool) -> anyho
     let kas = KasProcess::start(&work.join(format!("idle-processes-{tls}")), &setup).await?;
     let agentk = kas.start_agentk(&setup, upstream.address, "/one/200").await?;
     sleep(SETTLE).await;
-    let [kas_mib, agentk_mib] = [kas.pid(), agentk.pid()].map(usage::resident);
+    let [kas_mib, agentk_mib] = [kas.pid(), agentk.pid()].map(process::resident);
     let mib = |kib: u64| kib as f64 / 1024.0;
     let measured = IdleProcesses { tls, kas_mib: mib(kas_mib?), agentk_mib: mib(agentk_mib?) };
     agentk.stop().await?;

@@ -8,15 +8,14 @@
 //! ```
 
 mod candidate;
+mod delay;
 mod idle;
 mod instructions;
 mod nginx;
 mod peer;
-mod rathole;
 mod report;
 mod rounds;
 mod steps;
-mod summary;
 
 use std::{
     io::Write as _,
@@ -39,7 +38,7 @@ use self::{
 };
 use loadtest::{
     directory::Directory,
-    stack::{StackConfig, Tls, redis::RedisProcess, usage},
+    stack::{StackConfig, Tls, process, redis::RedisProcess},
 };
 
 /// Measure kas and agentk on this machine beside direct requests, nginx and rathole
@@ -116,13 +115,13 @@ impl Bench {
         }
         let repeats = self.rounds.unwrap_or(if self.quick { 2 } else { 3 });
         let rounds = Rounds { repeats, duration: self.duration };
-        let mut report = BenchReport::new(self.quick, rounds, usage::load_average());
+        let mut report = BenchReport::new(self.quick, rounds, process::load_average());
         let result = self.measure(work.path(), &upstream, rounds, &stop, &mut report).await;
         // Report the finished sections even if a later one failed.
         if report.sections.is_empty() && report.peer.is_empty() {
             return result;
         }
-        report.finish(usage::load_average(), stop.is_cancelled() || result.is_err());
+        report.finish(process::load_average(), stop.is_cancelled() || result.is_err());
         loadtest::print(&report)?;
         report.write(&directory)?;
         result
@@ -211,9 +210,11 @@ impl Bench {
             Case { what: "100 MB", path: "/bulk", connections: 1 },
         ];
         let Some(cases) = self.matching_cases(cases.to_vec()) else { return Ok(None) };
-        let setup = StackConfig { delay: DELAY, ..StackConfig::default() };
+        let setup = StackConfig::default();
         let direct = Candidate::direct_delayed("direct, 40 ms", upstream, DELAY).await?;
-        let candidates = [direct, Candidate::kas_and_agentk("kas, 40 ms", work, &setup, upstream).await?];
+        let tunnel =
+            Candidate::kas_and_agentk_delayed("kas, 40 ms", work, &setup, upstream, Some(DELAY)).await?;
+        let candidates = [direct, tunnel];
         // A stream needs some round trips to reach its full speed.
         let rounds = Rounds { duration: rounds.duration * 3, ..rounds };
         let (bulk, short): (Vec<Case>, Vec<Case>) = cases.into_iter().partition(Case::is_bulk);

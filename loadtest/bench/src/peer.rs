@@ -2,20 +2,20 @@
 
 use std::{path::Path, sync::Arc};
 
-use tokio_util::sync::CancellationToken;
-
-use super::{
-    candidate::Candidate,
-    nginx::Nginx,
-    rounds::{Case, Rounds},
-    summary::Row,
-};
 use loadtest::{
     load::{
         median,
-        table::{Table, number},
+        report::{Table, number},
     },
-    stack::{KasProcess, StackConfig, child::ChildProcess, redis::RedisProcess},
+    stack::{KasProcess, StackConfig, process::ChildProcess, redis::RedisProcess},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    candidate::Candidate,
+    nginx::Nginx,
+    report::Row,
+    rounds::{Case, Rounds},
 };
 
 /// Two replicas that share Redis, and one agent.
@@ -35,7 +35,7 @@ impl ReplicaPair {
         let redis = RedisProcess::start(&directory.join("redis")).await?;
         let setup = StackConfig { redis: Some(redis.address), ..setup.clone() };
         let owner = KasProcess::start(&directory, &setup).await?;
-        let other = owner.start_replica("kas-other", &setup).await?;
+        let other = KasProcess::start_as("kas-other", &directory, &setup).await?;
         let agentk = owner.start_agentk(&setup, upstream.address, "/one/200").await?;
         Ok(Self { owner, other, agentk, _redis: redis })
     }

@@ -4,16 +4,16 @@
 use std::{sync::Arc, time::Duration};
 
 use indicatif::ProgressBar;
+use loadtest::{
+    http::BUFFER,
+    load::{Plan, progress::Counter},
+    stack::process,
+};
 use tokio_util::sync::CancellationToken;
 
-use super::{
+use crate::{
     candidate::Candidate,
-    summary::{self, Row, Samples},
-};
-use loadtest::{
-    bulk::BUFFER,
-    load::{Plan, progress::Counter},
-    stack::usage,
+    report::{self, Row, Samples},
 };
 
 /// A request path and a number of connections.
@@ -85,7 +85,7 @@ impl Rounds {
             }
         }
         bar.finish_and_clear();
-        Ok(samples.iter().flat_map(|(case, of_case)| summary::rows(*case, of_case)).collect())
+        Ok(samples.iter().flat_map(|(case, of_case)| report::rows(*case, of_case)).collect())
     }
 }
 
@@ -107,7 +107,7 @@ async fn sample(
     };
     let target = Arc::new(candidate.target(case.path)?);
     let (near, far) = candidate.processes();
-    let cpu = || [&near, &far].map(|pids| pids.iter().map(|pid| usage::cpu(*pid)).sum());
+    let cpu = || [&near, &far].map(|pids| pids.iter().map(|pid| process::cpu(*pid)).sum());
     let before: [anyhow::Result<Duration>; 2] = cpu();
     let counter = Counter::default();
     let tally = plan.run(target, counter.clone(), stop.clone()).await?;

@@ -31,7 +31,7 @@ use serde::Serialize;
 use loadtest::{
     load::{
         median,
-        table::{Table, number},
+        report::{Table, number},
     },
     stack::{AGENT, IDENTITY, POLICY, hash, new_token, write_file},
 };

@@ -2,11 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::error::StatusError;
-use super::fields::{fields, items, number, section, text};
-use super::resources::{NAMESPACES, Resource};
-use super::store::{Key, Store};
-use super::{clock, pods};
+use crate::{
+    clock, pods,
+    resources::{NAMESPACES, Resource},
+    response::StatusError,
+    selector::{fields, items, number, section, text},
+    store::{Key, Store},
+};
 
 /// The maximum of `spec.replicas`: each replica is an object in memory.
 pub(crate) const MAX_REPLICAS: i64 = 1000;

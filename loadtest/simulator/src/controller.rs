@@ -1,21 +1,23 @@
 //! The controller of deployments: creates, starts and deletes pods, and writes the status.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
-use std::time::Duration;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::admission;
-use super::cluster::Cluster;
-use super::error::StatusError;
-use super::fields::{fields, number, text};
-use super::pods::{self, TEMPLATE_HASH};
-use super::resources::{DEPLOYMENTS, PODS};
-use super::store::{Key, WriteMode};
-
-mod status;
+use crate::{
+    admission, clock,
+    cluster::Cluster,
+    pods::{self, TEMPLATE_HASH},
+    resources::{DEPLOYMENTS, PODS},
+    response::StatusError,
+    selector::{fields, items, number, text},
+    store::{Key, WriteMode},
+};
 
 /// Controls the pods of a cluster. Each change reconciles all deployments, which a small cluster can
 /// afford, so the only state is the start times of pending pods.
@@ -156,7 +158,7 @@ impl Controller {
 
     fn report(&self, key: &Key, uid: &str, pods: &[Pod]) {
         self.edit(key, uid, |deployment| {
-            let status = status::of(deployment, pods.iter().map(|(_, pod)| pod.as_ref()));
+            let status = status(deployment, pods.iter().map(|(_, pod)| pod.as_ref()));
             fields(deployment).insert("status".to_owned(), status);
         });
     }
@@ -196,4 +198,56 @@ struct Gone;
 fn wanted(deployment: &Value) -> usize {
     let replicas = number(deployment, "/spec/replicas").unwrap_or_default();
     usize::try_from(replicas).unwrap_or_default()
+}
+
+/// Computes the status from the pods. It equals the existing one, including times, if nothing changed.
+/// Returns the status of a deployment.
+fn status<'pods>(deployment: &Value, pods: impl Iterator<Item = &'pods Value>) -> Value {
+    let wanted = wanted(deployment);
+    let hash = pods::template_hash(deployment);
+    let (mut all, mut updated, mut ready) = (0, 0, 0);
+    for pod in pods {
+        all += 1;
+        updated += usize::from(pod["metadata"]["labels"][TEMPLATE_HASH] == hash);
+        ready += usize::from(pods::is_running(pod));
+    }
+    let complete = (all, updated, ready) == (wanted, wanted, wanted);
+    let available = if ready >= wanted {
+        ["Available", "True", "MinimumReplicasAvailable", "Deployment has minimum availability."]
+    } else {
+        ["Available", "False", "MinimumReplicasUnavailable", "Deployment does not have minimum availability."]
+    };
+    let progressing = if complete {
+        ["Progressing", "True", "NewReplicaSetAvailable", "All simulated pods are running."]
+    } else {
+        ["Progressing", "True", "ReplicaSetUpdated", "Simulated pods are starting or stopping."]
+    };
+    let mut status = json!({
+        "observedGeneration": deployment["metadata"]["generation"],
+        "replicas": all,
+        "updatedReplicas": updated,
+        "readyReplicas": ready,
+        "availableReplicas": ready,
+        "conditions": [condition(deployment, available), condition(deployment, progressing)],
+    });
+    if wanted > ready {
+        status["unavailableReplicas"] = (wanted - ready).into();
+    }
+    status
+}
+
+fn condition(deployment: &Value, [kind, status, reason, message]: [&str; 4]) -> Value {
+    let present = items(deployment, "/status/conditions").iter().find(|present| present["type"] == kind);
+    let kept = |same: &str, time: &str, value: &str| {
+        let present = present.filter(|present| present[same] == value);
+        present.map(|present| text(present, time).to_owned()).unwrap_or_else(clock::timestamp)
+    };
+    json!({
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastUpdateTime": kept("reason", "/lastUpdateTime", reason),
+        "lastTransitionTime": kept("status", "/lastTransitionTime", status),
+    })
 }

@@ -4,52 +4,42 @@
 //! the header `kas-simulator`. Real `kubectl`, `promtool` and Grafana work with the implemented parts; requests for
 //! other parts are refused.
 
-use std::convert::Infallible;
-use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
-
-use http::{HeaderName, HeaderValue, Request};
-use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::watch;
-
-use self::cluster::Cluster;
-use self::controller::Controller;
-
 mod admission;
 mod clock;
 mod cluster;
 mod controller;
 mod discovery;
-mod error;
 mod exec;
-mod fields;
-mod identity;
-mod json_patch;
-mod logs;
-mod merge;
 mod objects;
-mod openapi;
+mod patch;
 mod pods;
-mod port_forward;
 mod prometheus;
 mod request;
 mod resources;
 mod response;
-mod routes;
-mod scale;
-mod seed;
 mod selector;
 mod store;
-mod table;
 mod view;
 mod watcher;
 mod websocket;
+
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use http::{HeaderName, HeaderValue, Method, Request, StatusCode};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::watch,
+};
+
+use self::{
+    cluster::Cluster,
+    controller::Controller,
+    request::{ApiRequest, decode},
+    resources::Resource,
+    response::{ApiResponse, StatusError},
+};
 
 /// A running simulated cluster. Dropping it stops it without waiting; [`Self::shutdown`] waits.
 #[derive(Debug)]
@@ -68,7 +58,7 @@ impl Simulator {
         let listener = bind(listen)?;
         let address = listener.local_addr()?;
         let cluster = Arc::new(Cluster::default());
-        seed::plant(&cluster.store).map_err(io::Error::other)?;
+        cluster::plant(&cluster.store).map_err(io::Error::other)?;
         let mut controller = Controller::new(Arc::clone(&cluster));
         controller.settle();
         cluster.tasks.spawn(controller.run());
@@ -176,13 +166,78 @@ async fn connection(stream: TcpStream, cluster: Arc<Cluster>) {
     }
 }
 
-async fn serve(
-    cluster: Arc<Cluster>,
-    request: Request<Incoming>,
-) -> Result<response::ApiResponse, Infallible> {
+async fn serve(cluster: Arc<Cluster>, request: Request<Incoming>) -> Result<ApiResponse, Infallible> {
     const NAME: HeaderName = HeaderName::from_static("kas-simulator");
     const NOTICE: HeaderValue = HeaderValue::from_static("this is not a real cluster");
-    let mut reply = routes::route(request::ApiRequest::new(cluster, request)).await;
+    let mut reply = route(ApiRequest::new(cluster, request)).await;
     reply.headers_mut().insert(NAME, NOTICE);
     Ok(reply)
+}
+
+/// The target of a path: an object, a collection or a subresource.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub resource: &'static Resource,
+    /// `None` for objects outside namespaces, and for a collection across all of them.
+    pub namespace: Option<String>,
+    pub name: Option<String>,
+    pub subresource: Option<String>,
+}
+
+/// Handles a request.
+pub(crate) async fn route(call: ApiRequest) -> ApiResponse {
+    let path = call.request.uri().path().to_owned();
+    if let Some(path) = path.strip_prefix(prometheus::PREFIX) {
+        return prometheus::answer(call, path).await;
+    }
+    match answer(call, &path).await {
+        Ok(reply) => reply,
+        Err(failure) => response::failure(&failure),
+    }
+}
+
+async fn answer(call: ApiRequest, path: &str) -> Result<ApiResponse, StatusError> {
+    let segments: Vec<String> =
+        path.split('/').filter(|segment| !segment.is_empty()).map(|segment| decode(segment).into()).collect();
+    let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
+    match segments.as_slice() {
+        ["healthz" | "livez" | "readyz", ..] => reading(&call).map(|()| response::text(StatusCode::OK, "ok")),
+        ["openapi", "v3", document @ ..] => reading(&call).and_then(|()| discovery::open_api(document)),
+        ["version"] | ["api"] | ["apis"] | ["api", _] | ["apis", _] | ["apis", _, _] => {
+            reading(&call).and_then(|()| discovery::answer(&segments))
+        }
+        ["apis", "authentication.k8s.io", "v1", "selfsubjectreviews"] => discovery::review(call).await,
+        ["api", version, rest @ ..] => objects::answer(call, target("", version, rest)?).await,
+        ["apis", group, version, rest @ ..] => objects::answer(call, target(group, version, rest)?).await,
+        _ => Err(StatusError::no_such_path()),
+    }
+}
+
+fn reading(call: &ApiRequest) -> Result<(), StatusError> {
+    match *call.request.method() {
+        Method::GET | Method::HEAD => Ok(()),
+        _ => Err(StatusError::method_not_allowed()),
+    }
+}
+
+fn target(group: &str, version: &str, path: &[&str]) -> Result<Target, StatusError> {
+    let (namespace, path) = match path {
+        ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (Some((*namespace).to_owned()), rest),
+        _ => (None, path),
+    };
+    let (plural, rest) = path.split_first().ok_or_else(StatusError::no_such_path)?;
+    let resource = Resource::find(group, version, plural).ok_or_else(StatusError::no_such_path)?;
+    let (name, subresource) = match rest {
+        [] => (None, None),
+        [name] => (Some((*name).to_owned()), None),
+        [name, subresource] => (Some((*name).to_owned()), Some((*subresource).to_owned())),
+        _ => return Err(StatusError::no_such_path()),
+    };
+    // Only paths of namespaced objects contain a namespace.
+    let misplaced =
+        if resource.namespaced { namespace.is_none() && name.is_some() } else { namespace.is_some() };
+    if misplaced {
+        return Err(StatusError::no_such_path());
+    }
+    Ok(Target { resource, namespace, name, subresource })
 }

@@ -1,27 +1,22 @@
-//! The verbs list, watch, get, create, replace, patch, apply and delete.
+//! The verbs list, watch, get, create, replace, patch, apply and delete, and the subresource `scale`.
 
 use std::sync::Arc;
 
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use super::admission;
-use super::error::StatusError;
-use super::exec;
-use super::fields::text;
-use super::json_patch;
-use super::logs;
-use super::merge::{Lists, merge};
-use super::port_forward;
-use super::request::{self, ApiRequest};
-use super::resources::Resource;
-use super::response::{self, ApiResponse};
-use super::routes::Target;
-use super::scale;
-use super::selector::Selector;
-use super::store::{Key, WriteMode};
-use super::view::View;
-use super::watcher;
+use crate::{
+    Target, admission, exec,
+    patch::{Lists, Operation, apply_json_patch, merge},
+    pods,
+    request::{self, ApiRequest},
+    resources::{DEPLOYMENTS, Resource},
+    response::{self, ApiResponse, StatusError},
+    selector::{Selector, number, section, text},
+    store::{Key, WriteMode},
+    view::View,
+    watcher, websocket,
+};
 
 /// Handles a request for an object, a collection or a subresource.
 pub(crate) async fn answer(call: ApiRequest, target: Target) -> Result<ApiResponse, StatusError> {
@@ -41,10 +36,10 @@ pub(crate) async fn answer(call: ApiRequest, target: Target) -> Result<ApiRespon
         (None, _, Method::PUT) => replace(call, resource, &key).await,
         (None, _, Method::PATCH) => patch(call, &target, &key).await,
         (None, _, Method::DELETE) => delete(call, resource, &key).await,
-        (Some("log"), "pods", Method::GET) => logs::answer(&call, &key),
+        (Some("log"), "pods", Method::GET) => pods::log(&call, &key),
         (Some("exec"), "pods", Method::GET | Method::POST) => exec::answer(call, &key),
-        (Some("portforward"), "pods", Method::GET | Method::POST) => port_forward::answer(call, &key),
-        (Some("scale"), "deployments", method) => scale::answer(call, method, &key).await,
+        (Some("portforward"), "pods", Method::GET | Method::POST) => websocket::port_forward(call, &key),
+        (Some("scale"), "deployments", method) => scale(call, method, &key).await,
         (None | Some("log" | "exec" | "portforward"), _, _) => Err(StatusError::method_not_allowed()),
         (Some(_), _, _) => Err(StatusError::no_such_path()),
     }
@@ -111,7 +106,7 @@ async fn replace(mut call: ApiRequest, resource: &Resource, key: &Key) -> Result
 
 /// The media types of patches.
 enum Patch {
-    Json(Vec<json_patch::Operation>),
+    Json(Vec<Operation>),
     Merge(Value, Lists),
     /// Server-side apply, without field ownership: fields that a later configuration omits stay.
     Apply(Value),
@@ -138,7 +133,7 @@ impl Patch {
     fn apply(self, present: &Value) -> Result<Value, StatusError> {
         let mut patched = present.clone();
         match self {
-            Self::Json(operations) => json_patch::apply(&mut patched, operations)?,
+            Self::Json(operations) => apply_json_patch(&mut patched, operations)?,
             Self::Merge(patch, lists) => merge(&mut patched, patch, lists),
             Self::Apply(configuration) => merge(&mut patched, configuration, Lists::MergeByKey),
         }
@@ -218,4 +213,62 @@ async fn delete(mut call: ApiRequest, resource: &Resource, key: &Key) -> Result<
             },
         }),
     ))
+}
+
+/// `deployments/scale`: reads or changes the number of replicas.
+async fn scale(mut call: ApiRequest, method: Method, key: &Key) -> Result<ApiResponse, StatusError> {
+    let patch = match method {
+        Method::GET | Method::HEAD => {
+            let deployment = call.cluster.store.get(key);
+            let deployment = deployment.ok_or_else(|| StatusError::not_found(&DEPLOYMENTS, &key.name))?;
+            return Ok(response::json(StatusCode::OK, &scale_object(&deployment)));
+        }
+        // A replacement changes the same two fields as a patch: the revision and the replicas.
+        Method::PUT => call.object().await?,
+        Method::PATCH => match call.content_type().as_str() {
+            "application/merge-patch+json" | "application/strategic-merge-patch+json" => {
+                request::json(&call.body().await?)?
+            }
+            found => return Err(StatusError::unsupported_media_type(found, "merge patches")),
+        },
+        _ => return Err(StatusError::method_not_allowed()),
+    };
+    let scaled = call.cluster.store.put(key, call.mode(), |present| {
+        let present = present.ok_or_else(|| StatusError::not_found(&DEPLOYMENTS, &key.name))?;
+        let mut wanted = scale_object(present);
+        merge(&mut wanted, patch, Lists::Replace);
+        let mut deployment = present.clone();
+        // Admission refuses a value that is no number.
+        let replicas = number(&wanted, "/spec/replicas").unwrap_or(-1);
+        section(&mut deployment, "spec").insert("replicas".to_owned(), replicas.into());
+        let revision = wanted["metadata"]["resourceVersion"].clone();
+        section(&mut deployment, "metadata").insert("resourceVersion".to_owned(), revision);
+        admission::update(&DEPLOYMENTS, present, deployment)
+    })?;
+    Ok(response::json(StatusCode::OK, &scale_object(&scaled)))
+}
+
+fn scale_object(deployment: &Value) -> Value {
+    let labels = deployment["spec"]["selector"]["matchLabels"].as_object();
+    let terms = labels.into_iter().flatten().map(|(key, value)| {
+        let value = value.as_str().unwrap_or_default();
+        format!("{key}={value}")
+    });
+    let metadata = &deployment["metadata"];
+    json!({
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+            "resourceVersion": metadata["resourceVersion"],
+            "creationTimestamp": metadata["creationTimestamp"],
+        },
+        "spec": { "replicas": deployment["spec"]["replicas"] },
+        "status": {
+            "replicas": number(deployment, "/status/replicas").unwrap_or_default(),
+            "selector": terms.collect::<Vec<_>>().join(","),
+        },
+    })
 }

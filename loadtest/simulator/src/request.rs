@@ -1,20 +1,23 @@
 //! API requests: query parameters, and bodies in JSON and YAML.
 
-use std::borrow::Cow;
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_TYPE};
-use http::{HeaderName, Request};
+use http::{
+    HeaderName, Request,
+    header::{ACCEPT, CONTENT_TYPE},
+};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
 
-use super::cluster::Cluster;
-use super::error::StatusError;
-use super::fields::{MAX_DEPTH, depth};
-use super::store::WriteMode;
+use crate::{
+    cluster::Cluster,
+    response::StatusError,
+    selector::{MAX_DEPTH, depth},
+    store::WriteMode,
+};
 
 /// The size limit of a body in bytes. Larger ones are refused with 413, as by a real API server.
 pub(crate) const MAX_BODY: usize = 3 * 1024 * 1024;

@@ -3,16 +3,19 @@
 //! Watches read the recent changes by revision instead of having queues, so a slow reader uses no memory
 //! and receives an error, as from a real API server, when its revision has expired.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use parking_lot::RwLock;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::fields::section;
-use super::resources::Resource;
+use crate::{resources::Resource, selector::section};
 
 /// The key of an object. The namespace is empty for cluster-scoped objects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

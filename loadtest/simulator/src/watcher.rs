@@ -1,23 +1,21 @@
 //! Watches: the changes of a kind as lines of JSON.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::stream;
-use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
-use super::cluster::{Cluster, OpenStream};
-use super::error::StatusError;
-use super::request::ApiRequest;
-use super::resources::Resource;
-use super::response::{self, ApiResponse};
-use super::routes::Target;
-use super::selector::Selector;
-use super::store::Change;
-use super::view::View;
+use crate::{
+    Target,
+    cluster::{Cluster, OpenStream},
+    request::ApiRequest,
+    resources::Resource,
+    response::{self, ApiResponse, StatusError},
+    selector::Selector,
+    store::Change,
+    view::View,
+};
 
 /// Handles a request with `watch=true`.
 pub(crate) fn start(call: &ApiRequest, target: Target) -> Result<ApiResponse, StatusError> {

@@ -1,15 +1,30 @@
-//! The WebSocket protocol of the kubelet: the first byte of each message is the channel.
+//! The WebSocket protocol of the kubelet, whose messages begin with the channel, and `pods/portforward`.
 
-use http::header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::{SinkExt, StreamExt};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
+};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
-use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{
+        Message,
+        handshake::derive_accept_key,
+        protocol::{Role, WebSocketConfig},
+    },
+};
 
-use super::error::StatusError;
-use super::response::{self, ApiResponse};
+use crate::{
+    request::ApiRequest,
+    resources::PODS,
+    response::{self, ApiResponse, StatusError},
+    store::Key,
+};
 
 /// The size limit of a message. `kubectl` sends at most 32 KiB.
 const MAX_MESSAGE: usize = 1024 * 1024;
@@ -68,4 +83,45 @@ pub(crate) async fn accept(upgrade: OnUpgrade) -> hyper::Result<Socket> {
     let config =
         WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE));
     Ok(WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await)
+}
+
+/// The maximum number of ports of one connection: each has two channels.
+const MAX_PORTS: usize = 100;
+
+/// `pods/portforward`: every port of a simulated pod echoes.
+pub(crate) fn port_forward(mut call: ApiRequest, key: &Key) -> Result<ApiResponse, StatusError> {
+    call.cluster.store.get(key).ok_or_else(|| StatusError::not_found(&PODS, &key.name))?;
+    let ports: Result<Vec<u16>, _> =
+        call.query.all("ports").flat_map(|list| list.split(',')).map(str::parse).collect();
+    let ports = ports.map_err(|_| StatusError::bad_request("ports: what is there is no port"))?;
+    if ports.is_empty() || ports.len() > MAX_PORTS {
+        return Err(StatusError::bad_request(format!("ports: there must be 1 to {MAX_PORTS}")));
+    }
+    let (_, reply) = switch(call.request.headers(), [Version::V4])?;
+    let upgrade = hyper::upgrade::on(&mut call.request);
+    let cluster = Arc::clone(&call.cluster);
+    call.cluster.tasks.spawn(async move {
+        let _open = cluster.open_stream();
+        cluster.stop.run_until_cancelled(echo(upgrade, &ports)).await;
+    });
+    Ok(reply)
+}
+
+/// Echoes until the caller closes the connection. Each port has a channel for data and one for errors.
+async fn echo(upgrade: OnUpgrade, ports: &[u16]) {
+    let Ok(mut socket) = accept(upgrade).await else { return };
+    // The first message of each channel is the port number, as from the kubelet.
+    for (channel, port) in (0..).zip(ports.iter().flat_map(|port| [port, port])) {
+        let [low, high] = port.to_le_bytes();
+        if socket.send(Message::Binary(Bytes::from(vec![channel, low, high]))).await.is_err() {
+            return;
+        }
+    }
+    while let Some(Ok(message)) = socket.next().await {
+        let Message::Binary(data) = message else { continue };
+        let of_bytes = data.first().is_some_and(|channel| channel % 2 == 0);
+        if of_bytes && socket.send(Message::Binary(data)).await.is_err() {
+            return;
+        }
+    }
 }

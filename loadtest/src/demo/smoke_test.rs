@@ -1,6 +1,6 @@
 //! Requests through the tunnel, and checks of their responses.
 
-use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io::Write as _, sync::Arc, time::Duration};
 
 use agent::upstream::{ClientTls, ClientTlsConfig, Pem, ResponseBody, Upstream, UpstreamConfig};
 use anyhow::{Context as _, bail, ensure};
@@ -10,7 +10,8 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::Body;
 
-use super::files::{AGENT, DemoFiles};
+use super::RunningDemo;
+use crate::stack::AGENT;
 
 /// A caller that checks responses of kas.
 pub(super) struct SmokeTest {
@@ -23,12 +24,12 @@ pub(super) struct SmokeTest {
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 impl SmokeTest {
-    pub(super) fn new(files: &DemoFiles, public: SocketAddr, prometheus: bool) -> anyhow::Result<Self> {
-        let ca = Some(Pem::File(files.path("kas.crt")));
+    pub(super) fn new(demo: &RunningDemo) -> anyhow::Result<Self> {
+        let ca = Some(Pem::File(demo.directory.join("kas.crt")));
         let tls = ClientTls::new(ClientTlsConfig { ca, ..ClientTlsConfig::default() })?;
         let settings = UpstreamConfig { tls: Arc::new(tls), ..UpstreamConfig::default() };
-        let kas = Upstream::new(format!("https://{public}").parse()?, settings);
-        Ok(Self { kas, token: files.caller_token().to_owned(), prometheus })
+        let kas = Upstream::new(format!("https://{}", demo.kas.public).parse()?, settings);
+        Ok(Self { kas, token: demo.caller_token.clone(), prometheus: demo.prometheus })
     }
 
     pub(super) async fn wait_for_agent(&self, within: Duration) -> anyhow::Result<()> {

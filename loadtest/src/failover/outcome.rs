@@ -7,21 +7,10 @@ use std::{
 
 use serde::Serialize;
 
+use crate::callers::SentRequest;
+
 /// Slower responses are counted as slow.
 const SLOW: Duration = Duration::from_secs(1);
-
-/// One request.
-#[derive(Clone, Debug)]
-pub(super) struct SentRequest {
-    /// The moment when it was sent.
-    pub(super) at: Instant,
-    /// The time until the response was complete or the request failed.
-    pub(super) took: Duration,
-    /// The number of the replica that the last attempt went to.
-    pub(super) replica: usize,
-    /// The reason of the failure, if the request failed.
-    pub(super) failure: Option<String>,
-}
 
 /// The summary of all requests around a fault.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -44,13 +33,6 @@ pub(super) struct FaultOutcome {
     pub(super) causes: BTreeMap<String, usize>,
 }
 
-impl SentRequest {
-    /// Returns whether the first replica had this request when the fault began.
-    fn was_in_flight(&self, fault: Instant, fault_end: Instant) -> bool {
-        self.replica == 0 && self.at <= fault_end && self.at + self.took >= fault
-    }
-}
-
 impl FaultOutcome {
     /// Summarizes the requests around a fault that was injected between `fault` and `fault_end`.
     pub(super) fn of(requests: &[SentRequest], fault: Instant, fault_end: Instant) -> Self {
@@ -58,8 +40,8 @@ impl FaultOutcome {
         let times = || failed.iter().map(|sent| sent.at);
         let (first, last) = (times().min(), times().max());
         let mut causes = BTreeMap::new();
-        for cause in failed.iter().filter_map(|sent| sent.failure.clone()) {
-            *causes.entry(cause).or_default() += 1;
+        for cause in failed.iter().filter_map(|sent| sent.failure.as_ref()) {
+            *causes.entry(cause.to_string()).or_default() += 1;
         }
         let seconds = |from: Instant, to: Instant| {
             let after = to.saturating_duration_since(from).as_secs_f64();
@@ -68,7 +50,7 @@ impl FaultOutcome {
         Self {
             sent: requests.len(),
             failed: failed.len(),
-            failed_in_flight: failed.iter().filter(|sent| sent.was_in_flight(fault, fault_end)).count(),
+            failed_in_flight: failed.iter().filter(|sent| was_in_flight(sent, fault, fault_end)).count(),
             window_seconds: first.zip(last).map_or(0.0, |(first, last)| seconds(first, last)),
             last_failed_seconds: last.map(|last| seconds(fault, last)),
             slow: requests.iter().filter(|sent| sent.failure.is_none() && sent.took > SLOW).count(),
@@ -78,25 +60,33 @@ impl FaultOutcome {
     }
 }
 
+/// Returns whether the affected replica had this request when the fault began.
+fn was_in_flight(sent: &SentRequest, fault: Instant, fault_end: Instant) -> bool {
+    sent.replica == 0 && sent.at <= fault_end && sent.at + sent.took >= fault
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{callers::RequestFailure, load::LoadError};
+
+    const CLOSED: RequestFailure = RequestFailure::NoResponse(LoadError::Closed);
 
     #[test]
     fn window_spans_first_to_last_failed_request() {
         let begin = Instant::now();
-        let sent = |at: u64, took: u64, failure: Option<&str>| SentRequest {
+        let sent = |at: u64, took: u64, failure: Option<RequestFailure>| SentRequest {
             at: begin + Duration::from_millis(at),
             took: Duration::from_millis(took),
             replica: 0,
-            failure: failure.map(str::to_owned),
+            failure,
         };
         let requests = [
             sent(0, 3, None),
-            sent(1500, 10, Some("closed")),
+            sent(1500, 10, Some(CLOSED)),
             sent(1750, 1200, None),
             sent(2000, 2, None),
-            sent(2500, 1500, Some("status 503")),
+            sent(2500, 1500, Some(RequestFailure::Status(503, None))),
             sent(9000, 1000, None),
         ];
         let at = |millis: u64| begin + Duration::from_millis(millis);
@@ -104,7 +94,10 @@ mod tests {
         assert_eq!((outcome.sent, outcome.failed, outcome.slow), (6, 2, 1));
         assert_eq!((outcome.window_seconds, outcome.last_failed_seconds), (1.0, Some(0.5)));
         assert_eq!(outcome.worst_seconds, 1.5);
-        assert_eq!(outcome.causes.keys().collect::<Vec<_>>(), ["closed", "status 503"]);
+        assert_eq!(
+            outcome.causes.keys().collect::<Vec<_>>(),
+            ["connection closed before the end of the response", "status 503"]
+        );
 
         let none = FaultOutcome::of(&requests[..1], begin, begin);
         assert_eq!((none.failed, none.window_seconds, none.last_failed_seconds), (0, 0.0, None));
@@ -120,7 +113,7 @@ mod tests {
             at: at(start),
             took: Duration::from_millis(took),
             replica,
-            failure: Some("closed".to_owned()),
+            failure: Some(CLOSED),
         };
         let in_flight = |sent| FaultOutcome::of(&[sent], at(1000), at(1010)).failed_in_flight == 1;
         assert!(in_flight(failed(990, 15, 0)) && in_flight(failed(1005, 3, 0)));

@@ -2,7 +2,6 @@
 
 use std::{
     net::SocketAddr,
-    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -14,21 +13,15 @@ use serde_json::Value;
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
-    process::Command,
     time::sleep,
 };
 
-use super::callers::{Backend, Endpoint};
 use crate::{
-    load::{Target, target::TargetOptions},
+    callers::{Backend, Endpoint},
+    load::target::TargetOptions,
     stack::{
-        KUBECONFIG, POLL, START,
-        child::{ChildProcess, find},
-        get, hash,
-        network::SimulatedNetwork,
-        new_token,
-        redis::RedisProcess,
-        wait_until_ready, write_file,
+        KasProcess, POLL, START, StackConfig, get, kubeconfig, network::SimulatedNetwork, prepare_directory,
+        process::ChildProcess, redis::RedisProcess, wait_until_ready, write_file,
     },
 };
 
@@ -48,15 +41,16 @@ pub(super) struct Replicas {
     directory: PathBuf,
     /// The replicas; the first is the affected one.
     kas: Vec<Replica>,
+    /// The names of the agents.
+    names: Vec<String>,
     agents: Vec<ChildProcess>,
 }
 
 /// A replica with its network, which connects it with Redis, agents and other replicas.
 #[derive(Debug)]
 struct Replica {
-    child: Option<ChildProcess>,
+    kas: Option<KasProcess>,
     network: SimulatedNetwork,
-    public: SocketAddr,
     observability: SocketAddr,
     backend: Arc<Backend>,
 }
@@ -66,28 +60,35 @@ impl Replicas {
     pub(super) async fn start(
         directory: &Path,
         replicas: usize,
-        agents: usize,
+        agents: u32,
         cluster: SocketAddr,
         seed: u64,
     ) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(directory)
-            .with_context(|| format!("cannot write {}", directory.display()))?;
-        write(directory, agents)?;
+        let directory = &prepare_directory(directory)?;
         let redis = RedisProcess::start(directory).await?;
+        let mut setup = StackConfig {
+            extra_agents: agents,
+            default_limits: true,
+            default_grace_periods: true,
+            ..StackConfig::default()
+        };
         let mut kas = Vec::new();
         for index in 0..replicas {
-            kas.push(Replica::start(directory, index, redis.address).await?);
+            kas.push(Replica::start(directory, index, redis.address, &setup).await?);
         }
-        let balancer =
-            balance(kas.iter().map(|replica| Arc::clone(&replica.backend)).collect(), seed).await?;
-        let (redis_at, redis) = (redis.address, Some(redis));
-        let mut all = Self { redis, redis_at, directory: directory.to_owned(), kas, agents: Vec::new() };
-        write_file(directory, "kubeconfig", &KUBECONFIG.replace("SERVER", &format!("http://{cluster}")))?;
-        for index in 0..agents {
-            all.agents.push(start_agentk(directory, index, balancer).await?);
-        }
+        let backends = kas.iter().map(|replica| Arc::clone(&replica.backend)).collect();
+        setup.dial = Some(balance(backends, seed).await?);
+        let mut all = Self {
+            redis_at: redis.address,
+            redis: Some(redis),
+            directory: directory.to_owned(),
+            kas,
+            names: (2..=agents + 1).map(|id| format!("load-{id}")).collect(),
+            agents: Vec::new(),
+        };
+        all.start_agents(&setup, &kubeconfig(cluster)).await?;
         let deadline = Instant::now() + START;
-        while all.tunnels().await? < agents * TUNNELS {
+        while all.tunnels().await? < all.agents.len() * TUNNELS {
             ensure!(Instant::now() < deadline, "the agents' tunnels did not come up in time");
             sleep(POLL).await;
         }
@@ -97,18 +98,29 @@ impl Replicas {
             sleep(POLL).await;
         }
         for replica in &all.kas {
-            for agent in 0..agents {
-                wait_until_ready(&replica.target(directory, agent..agent + 1)?).await?;
+            for name in &all.names {
+                wait_until_ready(&replica.running()?.target_of([name], PATH)?).await?;
             }
         }
         Ok(all)
     }
 
+    async fn start_agents(&mut self, setup: &StackConfig, kubeconfig: &str) -> anyhow::Result<()> {
+        let kas = self.kas[0].running()?;
+        for (name, token) in self.names.iter().zip(kas.extra_agent_tokens()?) {
+            let file = self.directory.join(format!("agentk-{name}.token"));
+            write_file(Path::new(""), &file, &token)?;
+            let name = format!("agentk-{name}");
+            self.agents.push(kas.spawn_agentk(&name, setup, &file, Some(kubeconfig), &[]).await?);
+        }
+        Ok(())
+    }
+
     /// Returns the endpoints for callers: of all replicas, or of the unaffected ones.
-    pub(super) fn endpoints(&self, directory: &Path, all: bool) -> anyhow::Result<Vec<Endpoint>> {
+    pub(super) fn endpoints(&self, all: bool) -> anyhow::Result<Vec<Endpoint>> {
         let replicas = self.kas.iter().enumerate().skip(usize::from(!all));
         let endpoint = |(number, replica): (usize, &Replica)| {
-            let target = replica.target(directory, 0..self.agents.len())?;
+            let target = replica.running()?.target_of(&self.names, PATH)?;
             Ok(Endpoint::new(target, Arc::clone(&replica.backend), number))
         };
         replicas.map(endpoint).collect()
@@ -122,12 +134,12 @@ impl Replicas {
 
     /// Sends a signal to the affected replica.
     pub(super) async fn signal(&mut self, signal: &str) -> anyhow::Result<()> {
-        self.kas[0].child.as_mut().context("it was stopped")?.signal(signal).await
+        self.kas[0].kas.as_mut().context("it was stopped")?.signal(signal).await
     }
 
     /// Sends SIGTERM to the affected replica and waits until it has stopped.
     pub(super) async fn stop(&mut self) -> anyhow::Result<()> {
-        self.kas[0].child.take().context("it was stopped")?.stop().await
+        self.kas[0].kas.take().context("it was stopped")?.stop().await
     }
 
     /// Returns the network of the affected replica.
@@ -165,7 +177,12 @@ impl Replicas {
 }
 
 impl Replica {
-    async fn start(directory: &Path, index: usize, redis: SocketAddr) -> anyhow::Result<Self> {
+    async fn start(
+        directory: &Path,
+        index: usize,
+        redis: SocketAddr,
+        setup: &StackConfig,
+    ) -> anyhow::Result<Self> {
         let network = SimulatedNetwork::default();
         let [to_redis, private, agents, probes] = [
             network.listen().await?,
@@ -173,39 +190,26 @@ impl Replica {
             network.listen().await?,
             network.listen().await?,
         ];
-        let file = format!("kas-{index}.yaml");
-        write_file(directory, &file, &CONFIG.replace("REDIS", &to_redis.address.to_string()))?;
-        let mut command = Command::new(find("kas", None)?);
-        command.arg("serve").arg("--config").arg(directory.join(file));
-        command.env("OWN_PRIVATE_API_URL", format!("http://{}", private.address));
-        let log = directory.join(format!("kas-{index}.log"));
-        to_redis.forward_to(&network, redis);
-        let (child, fields) = ChildProcess::start(command, &log, Some("kas is listening"), START).await?;
-        let address = |name: &str| -> anyhow::Result<SocketAddr> {
-            let address = fields[name].as_str().and_then(|text| text.parse().ok());
-            address.with_context(|| format!("kas did not log its {name} address"))
+        let setup = StackConfig {
+            redis: Some(to_redis.address),
+            private_address: Some(private.address),
+            ..setup.clone()
         };
-        let (public, observability) = (address("public")?, address("observability")?);
-        private.forward_to(&network, address("private")?);
+        to_redis.forward_to(&network, redis);
+        let kas = KasProcess::start_as(&format!("kas-{index}"), directory, &setup).await?;
+        private.forward_to(&network, kas.private.context("kas did not log its private address")?);
         let readiness = TargetOptions {
             urls: vec![format!("http://{}/readiness", probes.address)],
             ..TargetOptions::default()
         };
         let backend = Backend::watch(agents.address, readiness.build()?);
-        agents.forward_to(&network, address("agent")?);
-        probes.forward_to(&network, observability);
-        Ok(Self { child: Some(child), network, public, observability, backend })
+        agents.forward_to(&network, kas.agents);
+        probes.forward_to(&network, kas.observability);
+        Ok(Self { observability: kas.observability, kas: Some(kas), network, backend })
     }
 
-    /// Returns a target with a request for each agent.
-    fn target(&self, directory: &Path, agents: Range<usize>) -> anyhow::Result<Target> {
-        let url = |agent| format!("http://{}/agents/agent-{agent}/kubernetes{PATH}", self.public);
-        let options = TargetOptions {
-            urls: agents.map(url).collect(),
-            token_file: Some(directory.join("caller-token")),
-            ..TargetOptions::default()
-        };
-        options.build()
+    fn running(&self) -> anyhow::Result<&KasProcess> {
+        self.kas.as_ref().context("it was stopped")
     }
 
     /// Returns the number of tunnels of each agent at this replica, from its `/agents`.
@@ -219,21 +223,6 @@ impl Replica {
 
 fn without_another(tunnels: &[usize]) -> usize {
     tunnels.iter().filter(|count| **count == TUNNELS).count()
-}
-
-async fn start_agentk(directory: &Path, index: usize, balancer: SocketAddr) -> anyhow::Result<ChildProcess> {
-    let mut command = Command::new(find("agentk", None)?);
-    command
-        .args(["--kas-address", &format!("ws://{balancer}")])
-        .arg("--token-file")
-        .arg(directory.join(format!("agent-token-{index}")))
-        .arg("--kubeconfig")
-        .arg(directory.join("kubeconfig"))
-        .args(["--observability-listen-address", "127.0.0.1:0"])
-        .env_remove("AGENTK_TOKEN");
-    let log = directory.join(format!("agentk-{index}.log"));
-    let (agentk, _) = ChildProcess::start(command, &log, None, START).await?;
-    Ok(agentk)
 }
 
 /// A load balancer for agents: it forwards each connection to a random ready replica, as a Kubernetes Service does.
@@ -255,40 +244,3 @@ async fn balance(backends: Vec<Arc<Backend>>, seed: u64) -> std::io::Result<Sock
     });
     Ok(address)
 }
-
-fn write(directory: &Path, agents: usize) -> anyhow::Result<()> {
-    use std::fmt::Write as _;
-
-    use base64::{Engine as _, prelude::BASE64_STANDARD};
-
-    let mut identity = "agents:\n".to_owned();
-    for index in 0..agents {
-        let token = new_token("agent");
-        write_file(directory, format!("agent-token-{index}"), &token)?;
-        writeln!(identity, "- {{id: {}, name: agent-{index}, tokens: [\"{}\"]}}", index + 1, hash(&token))?;
-    }
-    let token = new_token("caller");
-    write_file(directory, "caller-token", &token)?;
-    writeln!(
-        identity,
-        "callers:\n- {{name: load, tokens: [\"{}\"], agents: [\"*\"], services: [\"*\"]}}",
-        hash(&token)
-    )?;
-    write_file(directory, "identity.yaml", &identity)?;
-    write_file(directory, "secret", &BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))
-}
-
-/// The addresses and files. Other settings have their defaults.
-const CONFIG: &str = "\
-agent:
-  listen: {address: \"127.0.0.1:0\"}
-  kubernetes_api:
-    listen: {address: \"127.0.0.1:0\"}
-private_api:
-  listen: {address: \"127.0.0.1:0\", authentication_secret_file: secret}
-redis:
-  server: {address: \"REDIS\"}
-observability:
-  listen: {address: \"127.0.0.1:0\"}
-identity: {file: identity.yaml}
-";

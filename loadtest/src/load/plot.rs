@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Report, table::number};
+use super::{Report, report::number};
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 240.0;

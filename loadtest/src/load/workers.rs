@@ -27,6 +27,9 @@ use super::{
 /// The pause after a failed connection attempt, so that an unreachable target is not flooded.
 const RECONNECT: Duration = Duration::from_millis(100);
 
+/// The time after which a request is cancelled, if it is one of those that are.
+const CANCEL_AFTER: Duration = Duration::from_millis(20);
+
 /// The load of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -51,6 +54,8 @@ pub struct Plan {
     pub fresh: bool,
     /// The only status that is no error. Without it, all below 400 are none.
     pub expected: Option<u16>,
+    /// If set, one of this many requests is cancelled after [`CANCEL_AFTER`], and counts as a failure.
+    pub cancelled: Option<u32>,
     /// If set, each connection opens an upgraded session and sends this many bytes again and again, which the far end echoes.
     pub echo: Option<usize>,
 }
@@ -79,6 +84,7 @@ impl Default for Plan {
             buffer: 16 * 1024,
             fresh: false,
             expected: None,
+            cancelled: None,
             echo: None,
         }
     }
@@ -216,7 +222,11 @@ impl Worker {
                 &requests[random.random_range(0..requests.len())]
             };
             let exchange = self.plan.exchange(&self.target, &mut link, request, &self.counter);
-            let exchange = timeout(self.plan.timeout, exchange).await;
+            let limit = match self.plan.cancelled {
+                Some(share) if random.random_range(0..share) == 0 => CANCEL_AFTER,
+                _ => self.plan.timeout,
+            };
+            let exchange = timeout(limit, exchange).await;
             let result = exchange.unwrap_or(Err(LoadError::TimedOut));
             let now = Instant::now();
             match result {

@@ -1,15 +1,12 @@
 //! redis-server as a process on this machine, and its command statistics.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::Path, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
 use anyhow::{Context as _, ensure};
 use redis::{Client, FromRedisValue, aio::MultiplexedConnection};
 use tokio::{process::Command, time::sleep};
 
-use super::{START, child::ChildProcess, free_port};
-
-/// The polling interval until the server responds.
-const POLL: Duration = Duration::from_millis(20);
+use super::{POLL, START, free_port, process::ChildProcess};
 
 /// A running server that keeps nothing on disk. Dropping it kills the process.
 #[derive(Debug)]
@@ -122,11 +119,16 @@ impl Commands {
     }
 
     /// Returns each command with its number of calls, the most frequent first.
-    pub fn by_count(&self) -> Vec<(&str, u64)> {
-        let mut counts: Vec<_> = self.0.iter().map(|(name, calls)| (name.as_str(), *calls)).collect();
+    pub fn by_count(&self) -> Vec<(String, u64)> {
+        let mut counts: Vec<_> = self.0.iter().map(|(name, calls)| (name.clone(), *calls)).collect();
         counts.sort_by_key(|(_, calls)| std::cmp::Reverse(*calls));
         counts
     }
+}
+
+/// Formats commands and their numbers of calls.
+pub(crate) fn list(commands: &[(String, u64)]) -> String {
+    commands.iter().map(|(name, calls)| format!("{name} {calls}")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -143,7 +145,10 @@ mod tests {
         };
         let (before, after) = (look(10, 1), look(17, 5));
         let between = after.since(&before);
-        assert_eq!((between.total(), between.by_count()), (7, vec![("evalsha", 7)]));
-        assert_eq!(after.since(&Commands::default()).by_count(), [("evalsha", 17), ("client|setinfo", 4)]);
+        assert_eq!((between.total(), between.by_count()), (7, vec![("evalsha".to_owned(), 7)]));
+        assert_eq!(
+            after.since(&Commands::default()).by_count(),
+            [("evalsha".to_owned(), 17), ("client|setinfo".to_owned(), 4)]
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use loadtest::stack::{AGENT, KasProcess, StackConfig, child::ChildProcess};
+use loadtest::stack::{AGENT, KasProcess, StackConfig, process::ChildProcess};
 use tempfile::TempDir;
 
 use crate::program::programs;

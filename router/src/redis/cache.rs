@@ -1,5 +1,7 @@
 //! Cached lookups. An entry is valid for a short time, or until an event invalidates it. Invalid entries are kept and
 //! used while Redis is down.
+//!
+//! An event of another replica also wakes the callers that wait for the agent.
 
 use std::{
     sync::{
@@ -13,7 +15,7 @@ use moka::future::Cache;
 use proto::AgentId;
 use tokio::time::Instant;
 
-use super::metrics::RedisMetrics;
+use super::{RedisMetrics, Shared, client::Connection, members::Effect, wire::Event};
 use crate::store::{AgentRoutes, StoreError};
 
 /// The highest number of agents in the cache, at some hundred bytes each.
@@ -120,15 +122,50 @@ impl LookupCache {
     }
 }
 
+impl Shared {
+    /// Handles the payload of one event. An event that cannot be decoded is counted and ignored.
+    pub(super) async fn handle_event(&self, connection: &Connection, payload: &[u8]) -> Result<(), String> {
+        let event = match Event::decode(payload) {
+            Ok(event) => event,
+            Err(error) => {
+                self.reject("event", &error);
+                return Ok(());
+            }
+        };
+        let replica = event.replica;
+        let effect = self.members.lock().handle_event(event);
+        match effect {
+            Effect::None => {}
+            Effect::InvalidateAgents(agents) => {
+                for agent in agents {
+                    self.cache.invalidate(agent);
+                    self.waiters.wake(agent);
+                }
+            }
+            Effect::InvalidateAll => self.invalidate_all(),
+            Effect::OtherFleet(fleet) => {
+                self.reject("replica", &format!("{replica} belongs to fleet {fleet:?}"));
+            }
+            Effect::OwnEvent => self.cleanup_dead_replicas(connection).await?,
+        }
+        Ok(())
+    }
+
+    /// Invalidates every cached lookup and wakes every waiting caller.
+    pub(super) fn invalidate_all(&self) {
+        self.cache.invalidate_all();
+        self.waiters.wake_all();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::future::ready;
 
-    use proto::{Epoch, ReplicaId};
-    use tokio::{join, sync::Notify, time::advance};
-
     use super::*;
     use crate::store::Route;
+    use proto::{Epoch, ReplicaId};
+    use tokio::{join, sync::Notify, time::advance};
 
     const AGENT: AgentId = AgentId(7);
 

@@ -16,7 +16,7 @@ use redis::{
 use tokio::{sync::Notify, time::timeout};
 
 use super::{
-    metrics::RedisMetrics,
+    RedisMetrics,
     settings::{RedisAddress, RedisServers, RedisSettings, read_password},
 };
 

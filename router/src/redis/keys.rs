@@ -1,8 +1,10 @@
-//! The keys in Redis with their TTLs, and [`SCHEMA`], which documents them.
+//! The keys in Redis with their TTLs, [`SCHEMA`], which documents them, and the Lua scripts that use them. Each script begins
+//! with its job, its arguments and its result.
 
 use std::time::Duration;
 
 use proto::ReplicaId;
+use redis::Script;
 
 /// The time between two heartbeats of a replica.
 pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
@@ -87,9 +89,28 @@ impl Keys {
     }
 }
 
+macro_rules! scripts {
+    ($($name:ident)*) => {
+        /// The scripts of this crate. The library sends each text once to a server, and its digest afterwards.
+        #[derive(Debug)]
+        pub(super) struct Scripts {
+            $(pub(super) $name: Script,)*
+        }
+
+        impl Scripts {
+            pub(super) fn new() -> Self {
+                Self { $($name: Script::new(include_str!(concat!("scripts/", stringify!($name), ".lua"))),)* }
+            }
+        }
+    };
+}
+
+scripts! { admit check cleanup deployments heartbeat instances join leave lookup members publish stage }
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn schema_lists_every_key_and_ttl() {
@@ -134,5 +155,21 @@ mod tests {
     #[test]
     fn document_contains_the_schema() {
         assert!(include_str!("../../../docs/redis.md").contains(SCHEMA));
+    }
+
+    fn commands(script: &str) -> BTreeSet<&str> {
+        let calls = script.split("call('").skip(1);
+        calls.map(|rest| rest.split('\'').next().unwrap()).collect()
+    }
+
+    #[test]
+    fn check_tries_every_command_of_the_scripts() {
+        let check = include_str!("scripts/check.lua");
+        let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/redis/scripts")).unwrap();
+        for file in files.map(|file| file.unwrap().path()).filter(|file| !file.ends_with("check.lua")) {
+            for command in commands(&std::fs::read_to_string(&file).unwrap()) {
+                assert!(check.contains(&format!("{{ '{command}'")), "{command} of {}", file.display());
+            }
+        }
     }
 }

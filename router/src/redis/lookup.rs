@@ -1,11 +1,17 @@
-//! Reads the routes and instances of agents from Redis, and adds those of this replica.
+//! The records of other replicas: reads routes and instances of agents from Redis, adds those of this replica, and removes the
+//! records of dead replicas. Every live replica tries to remove them; the first one does it.
 
-use proto::AgentId;
+use std::time::SystemTime;
+
+use proto::{AgentId, ReplicaId};
 use redis::{FromRedisValue, ScriptInvocation};
 
 use super::{
     Shared,
-    wire::{self, MAX_RECORD, RouteRecord},
+    client::Connection,
+    keys::GONE_TTL,
+    sync::millis,
+    wire::{self, MAX_RECORD, RouteRecord, unix_seconds},
 };
 use crate::store::{AgentRoutes, InstanceList, ReplicaInstances, Route, StoreError};
 
@@ -167,4 +173,45 @@ impl Shared {
 
 fn empty_answer() -> StoreError {
     StoreError("Redis returned an empty answer".to_owned())
+}
+
+impl Shared {
+    /// Forgets the replicas whose heartbeats are missing, and removes their records from Redis.
+    ///
+    /// Call it after each own event. A replica whose heartbeat key has not expired yet is tried again at the next call.
+    pub(super) async fn cleanup_dead_replicas(&self, connection: &Connection) -> Result<(), String> {
+        let expired = self.members.lock().remove_expired();
+        for id in expired {
+            tracing::warn!(replica = %id, "a replica stopped sending heartbeats");
+            self.dead.lock().push(id);
+            self.invalidate_all();
+        }
+
+        let dead = std::mem::take(&mut *self.dead.lock());
+        for id in dead {
+            if self.members.lock().get(id).is_some() {
+                continue;
+            }
+            if self.cleanup_replica(connection, id).await? {
+                self.invalidate_all();
+            } else {
+                self.dead.lock().push(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the records of one dead replica, and marks its agents as disconnected.
+    ///
+    /// Returns false if the replica's heartbeat key still exists, and true also if another replica did it first.
+    pub(super) async fn cleanup_replica(
+        &self,
+        connection: &Connection,
+        id: ReplicaId,
+    ) -> Result<bool, String> {
+        let mut script = self.scripts.cleanup.key(self.keys.replica(id));
+        script.key(self.keys.routes(id)).key(self.keys.replicas()).key(self.keys.gone());
+        script.arg(id.to_string()).arg(unix_seconds(SystemTime::now())).arg(millis(GONE_TTL));
+        connection.run(&script, &self.metrics).await
+    }
 }

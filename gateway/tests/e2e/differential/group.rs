@@ -10,7 +10,7 @@ use super::{
     side::Side,
     table::{Expected, Row, parse},
 };
-use crate::support::{Cluster, World};
+use crate::support::{Cluster, Installation};
 
 /// The number of retries of a row whose result differs between two runs without the tunnel.
 const ATTEMPTS: usize = 4;
@@ -35,7 +35,7 @@ impl Group {
     /// Runs every row at both sides, writes the report, and panics if a row differs.
     pub(super) fn run(&self) {
         let Some(cluster) = Cluster::or_skip() else { return };
-        let world = World::with_cluster(&cluster.kubeconfig);
+        let world = Installation::with_cluster(&cluster.kubeconfig);
         let namespaces = match self.kind {
             GroupKind::Shared => vec![cluster.namespace(self.name)],
             GroupKind::Twin => vec![cluster.namespace(self.name), cluster.namespace(self.name)],

@@ -17,7 +17,7 @@ use super::{
 pub(crate) const AGENT: &str = "prod";
 
 /// One kas, one agentk, and their options.
-pub(crate) struct World {
+pub(crate) struct Installation {
     /// The running kas.
     pub(crate) kas: Kas,
     /// The options of kas.
@@ -31,7 +31,7 @@ pub(crate) struct World {
     directory: TempDir,
 }
 
-impl World {
+impl Installation {
     /// Starts both for a cluster. The public listener uses TLS, because kubectl needs it; the agent listener does not.
     pub(crate) fn with_cluster(kubeconfig: &Path) -> Self {
         Self::start(kubeconfig, |options, certificates| options.public_tls = Some(certificates))

@@ -16,7 +16,7 @@ const PIECE: usize = 64 * 1024;
 
 /// Listens on a free port of this machine and forwards connections to `to`, until the runtime ends. `delay` applies to each
 /// direction.
-pub async fn start(to: SocketAddr, delay: Duration) -> std::io::Result<SocketAddr> {
+pub(super) async fn start(to: SocketAddr, delay: Duration) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     tokio::spawn(async move {

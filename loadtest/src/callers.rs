@@ -1,6 +1,7 @@
-//! Callers behind a load balancer: an open loop of requests, each to a replica that is ready.
+//! Callers whose every request is recorded, of one kas or of replicas behind a load balancer.
 
 use std::{
+    fmt,
     net::SocketAddr,
     sync::{
         Arc,
@@ -10,17 +11,17 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use proto::Reason;
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
 use tokio::{
     task::JoinSet,
-    time::{interval, sleep_until, timeout},
+    time::{interval, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::outcome::SentRequest;
 use crate::load::{
     LoadError, Target,
-    client::{self, Connection},
+    client::{self, Connection, ResponseHead},
     progress::Counter,
 };
 
@@ -31,38 +32,60 @@ const HEAD: usize = 16 * 1024;
 
 /// A replica behind the load balancer.
 #[derive(Debug)]
-pub(super) struct Backend {
+pub(crate) struct Backend {
     /// The address for agents.
-    pub(super) agents: SocketAddr,
+    pub(crate) agents: SocketAddr,
     ready: AtomicBool,
 }
 
 /// A replica with the connections of callers to it.
-pub(super) struct Endpoint {
+pub(crate) struct Endpoint {
     /// The requests, one for each agent.
-    pub(super) target: Target,
+    pub(crate) target: Target,
     /// The readiness of the replica.
-    pub(super) backend: Arc<Backend>,
+    pub(crate) backend: Arc<Backend>,
     /// The number of the replica; 0 is the affected one.
     replica: usize,
     /// Idle connections that can be used again.
     idle: Mutex<Vec<Connection>>,
 }
 
+/// One request.
+#[derive(Debug)]
+pub(crate) struct SentRequest {
+    /// The moment when it was sent.
+    pub(crate) at: Instant,
+    /// The time until the response was complete or the request failed.
+    pub(crate) took: Duration,
+    /// The number of the replica that the last attempt went to.
+    pub(crate) replica: usize,
+    /// The reason of the failure, if the request failed.
+    pub(crate) failure: Option<RequestFailure>,
+}
+
+/// The reason why a request failed.
+#[derive(Debug)]
+pub(crate) enum RequestFailure {
+    /// A status of 400 and above, with the reason of kas if the response is an error of kas.
+    Status(u16, Option<Reason>),
+    /// No complete response.
+    NoResponse(LoadError),
+}
+
 /// The load of the callers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CallerConfig {
+pub(crate) struct CallerConfig {
     /// Requests per second.
-    pub(super) rate: f64,
+    pub(crate) rate: f64,
     /// The timeout of a response.
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
     /// The seed of the choice among agents.
-    pub(super) seed: u64,
+    pub(crate) seed: u64,
 }
 
 impl Backend {
     /// Creates a backend that is ready until a probe of `readiness` fails.
-    pub(super) fn watch(agents: SocketAddr, readiness: Target) -> Arc<Self> {
+    pub(crate) fn watch(agents: SocketAddr, readiness: Target) -> Arc<Self> {
         let backend = Arc::new(Self { agents, ready: AtomicBool::new(true) });
         let watched = Arc::downgrade(&backend);
         tokio::spawn(async move {
@@ -82,28 +105,76 @@ impl Backend {
     }
 
     /// Returns the result of the last probe.
-    pub(super) fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.ready.load(Relaxed)
     }
 }
 
 impl Endpoint {
     /// Creates an endpoint without connections.
-    pub(super) fn new(target: Target, backend: Arc<Backend>, replica: usize) -> Self {
+    pub(crate) fn new(target: Target, backend: Arc<Backend>, replica: usize) -> Self {
         Self { target, backend, replica, idle: Mutex::default() }
     }
 
-    /// Sends a request, reads the whole response and returns its status.
-    async fn send(&self, request: &[u8]) -> Result<u16, LoadError> {
+    /// Sends a request, reads the whole response and returns its head.
+    async fn send(&self, request: &[u8]) -> Result<ResponseHead, LoadError> {
         let used = self.idle.lock().pop();
         let (head, connection) = client::send_over(used, &self.target, request).await?;
         self.idle.lock().extend(connection);
-        Ok(head.status)
+        Ok(head)
     }
 }
 
-/// Sends requests until `until` is cancelled, and waits for the responses.
-pub(super) async fn send_requests(
+impl SentRequest {
+    /// Records a request that was sent at `at` and ends now. A result of `None` is a timeout.
+    fn new(at: Instant, replica: usize, result: Option<Result<ResponseHead, LoadError>>) -> Self {
+        let failure = match result.unwrap_or(Err(LoadError::TimedOut)) {
+            Ok(head) if head.status < 400 => None,
+            Ok(head) => Some(RequestFailure::Status(head.status, head.reason)),
+            Err(error) => Some(RequestFailure::NoResponse(error)),
+        };
+        Self { at, took: at.elapsed(), replica, failure }
+    }
+}
+
+impl fmt::Display for RequestFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status(status, Some(reason)) => write!(f, "status {status} ({reason})"),
+            Self::Status(status, None) => write!(f, "status {status}"),
+            Self::NoResponse(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Sends the first request of a target again and again over a kept connection, with a pause after each response, until `until`
+/// is cancelled.
+pub(crate) async fn send_repeatedly(
+    target: Arc<Target>,
+    pause: Duration,
+    limit: Duration,
+    until: CancellationToken,
+) -> Vec<SentRequest> {
+    let (mut kept, mut done) = (None, Vec::new());
+    while !until.is_cancelled() {
+        let at = Instant::now();
+        let sending = client::send_over(kept.take(), &target, &target.requests()[0]);
+        let result = match timeout(limit, sending).await {
+            Ok(Ok((head, connection))) => {
+                kept = connection;
+                Some(Ok(head))
+            }
+            Ok(Err(error)) => Some(Err(error)),
+            Err(_) => None,
+        };
+        done.push(SentRequest::new(at, 0, result));
+        until.run_until_cancelled(sleep(pause)).await;
+    }
+    done
+}
+
+/// Sends an open loop of requests, each to a replica that is ready, until `until` is cancelled. Waits for the responses.
+pub(crate) async fn send_requests(
     endpoints: Vec<Endpoint>,
     config: CallerConfig,
     until: CancellationToken,
@@ -120,14 +191,8 @@ pub(super) async fn send_requests(
         let endpoints = Arc::clone(&endpoints);
         requests.spawn(async move {
             let asked = AtomicUsize::new(0);
-            let answer = timeout(config.timeout, send_to_any(&endpoints, number, agent, &asked)).await;
-            let replica = asked.into_inner();
-            let failure = match answer.unwrap_or(Err(LoadError::TimedOut)) {
-                Ok(status) if status < 400 => None,
-                Ok(status) => Some(format!("status {status}")),
-                Err(failure) => Some(failure.to_string()),
-            };
-            SentRequest { at: due, took: due.elapsed(), replica, failure }
+            let result = timeout(config.timeout, send_to_any(&endpoints, number, agent, &asked)).await;
+            SentRequest::new(due, asked.into_inner(), result.ok())
         });
         while let Some(sent) = requests.try_join_next() {
             done.extend(sent);
@@ -144,7 +209,7 @@ async fn send_to_any(
     turn: usize,
     agent: usize,
     asked: &AtomicUsize,
-) -> Result<u16, LoadError> {
+) -> Result<ResponseHead, LoadError> {
     let mut order: Vec<_> =
         (0..endpoints.len()).map(|nth| &endpoints[(turn + nth) % endpoints.len()]).collect();
     order.sort_by_key(|endpoint| !endpoint.backend.is_ready());
