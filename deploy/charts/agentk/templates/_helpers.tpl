@@ -50,23 +50,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.config.secretName | default (printf "%s-token" (include "agentk.fullname" .)) }}
 {{- end -}}
 
-{{/* The flags of agentk, which `agentk check` has, too. */}}
+{{/* The flags of agentk, which `agentk check` has, too. Those with a variable are in its environment, so that `kubectl exec
+deployment/agentk -- agentk check` needs none of them. */}}
 {{- define "agentk.args" -}}
-- {{ printf "--kas-address=%s" .Values.config.kasAddress | quote }}
-- --token-file=/etc/agentk/token/token
-{{- if .Values.config.kasCaCert }}
-- --kas-ca-cert-file=/etc/agentk/config/kas-ca.crt
-{{- end }}
+- --tunnels={{ .Values.tunnels }}
+- --shutdown-grace-period={{ sub .Values.terminationGracePeriodSeconds 5 }}s
 {{- with .Values.config.kasTlsServerName }}
 - --kas-tls-server-name={{ . }}
 {{- end }}
 {{- range .Values.config.kasHeaders }}
 - {{ printf "--kas-header=%s" . | quote }}
-{{- end }}
-- --tunnels={{ .Values.tunnels }}
-- --shutdown-grace-period={{ sub .Values.terminationGracePeriodSeconds 5 }}s
-{{- if .Values.policy }}
-- --policy-file=/etc/agentk/config/policy.yaml
 {{- end }}
 {{- range $index, $server := .Values.prometheus.servers }}
 {{- $name := ternary (printf "%s=" $server.name) "" (hasKey $server "name") }}

@@ -62,6 +62,18 @@ securityContext:
   readOnlyRootFilesystem: true
   capabilities: {drop: [ALL]}
 env:
+  - name: AGENTK_KAS_ADDRESS
+    value: {{ .Values.config.kasAddress | quote }}
+  - name: AGENTK_TOKEN_FILE
+    value: /etc/agentk/token/token
+  {{- if .Values.config.kasCaCert }}
+  - name: AGENTK_KAS_CA_CERT_FILE
+    value: /etc/agentk/config/kas-ca.crt
+  {{- end }}
+  {{- if .Values.policy }}
+  - name: AGENTK_POLICY_FILE
+    value: /etc/agentk/config/policy.yaml
+  {{- end }}
   - name: POD_NAME
     valueFrom: {fieldRef: {fieldPath: metadata.name}}
   - name: POD_NAMESPACE
