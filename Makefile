@@ -56,6 +56,18 @@ differential: ## Hundreds of kubectl, helm and curl commands with and without th
 	cargo nextest run -p gateway --test e2e -E 'test(/^differential::differential_/)'; code=$$?; \
 	  cat target/differential/report.md; exit $$code
 
+# The Python of the tests of client libraries has the YAML library where the system's does not.
+CHART_TEST = $(if $(wildcard target/clients/bin/python),target/clients/bin/python) deploy/charts/test
+
+.PHONY: charts
+charts: ## Charts, alerts, systemd units and the compose file; with KUBECONFIG, its API server reads what is rendered
+	cargo build -p gateway -p agent --bins
+	$(CHART_TEST)
+
+.PHONY: charts-update
+charts-update: ## Write what helm renders into deploy/charts/*/ci/rendered and deploy/kubernetes
+	$(CHART_TEST) --update
+
 E2E_LARGE_MIB ?= 1024
 
 .PHONY: e2e-large

@@ -1,0 +1,95 @@
+{{- define "agentk.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "agentk.fullname" -}}
+{{- $name := include "agentk.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "agentk.instanceLabels" -}}
+app.kubernetes.io/name: {{ include "agentk.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "agentk.selectorLabels" -}}
+{{ include "agentk.instanceLabels" . }}
+app.kubernetes.io/component: agent
+{{- end -}}
+
+{{- define "agentk.labels" -}}
+{{ include "agentk.instanceLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "agentk.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "agentk.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default (include "agentk.fullname" .) -}}
+{{- else -}}
+{{- .Values.serviceAccount.name | default "default" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "agentk.tokenSecret" -}}
+{{ .Values.config.secretName | default (printf "%s-token" (include "agentk.fullname" .)) }}
+{{- end -}}
+
+{{/* The flags of agentk, which `agentk check` has, too. Those with a variable are in its environment, so that `kubectl exec
+deployment/agentk -- agentk check` needs none of them. */}}
+{{- define "agentk.args" -}}
+- --tunnels={{ .Values.tunnels }}
+- --shutdown-grace-period={{ sub .Values.terminationGracePeriodSeconds 5 }}s
+{{- with .Values.config.kasTlsServerName }}
+- --kas-tls-server-name={{ . }}
+{{- end }}
+{{- range .Values.config.kasHeaders }}
+- {{ printf "--kas-header=%s" . | quote }}
+{{- end }}
+{{- range $index, $server := .Values.prometheus.servers }}
+{{- $name := ternary (printf "%s=" $server.name) "" (hasKey $server "name") }}
+{{- $files := printf "%s/etc/agentk/prometheus/%d" $name $index }}
+- --prometheus-url={{ $name }}{{ $server.url }}
+{{- if $server.caSecret }}
+- --prometheus-ca-cert-file={{ $files }}/ca.crt
+{{- end }}
+{{- if $server.tokenSecret }}
+- --prometheus-token-file={{ $files }}/token
+{{- end }}
+{{- if $server.basicAuthSecret }}
+- --prometheus-basic-auth-file={{ $files }}/basic-auth
+{{- end }}
+{{- end }}
+{{- with .Values.prometheus.discovery }}
+- {{ printf "--prometheus-discovery=%s" . | quote }}
+{{- end }}
+{{- with .Values.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "agentk.hasConfig" -}}
+{{- if or .Values.config.kasCaCert .Values.policy -}}true{{- end -}}
+{{- end -}}
+
+{{- define "agentk.subject" -}}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "agentk.serviceAccountName" . }}
+    namespace: {{ .Release.Namespace }}
+{{- end -}}

@@ -1,0 +1,106 @@
+{{/* What the pods of agentk and the pod of `helm test` share. */}}
+{{- define "agentk.pod" -}}
+serviceAccountName: {{ include "agentk.serviceAccountName" . }}
+# The identity of agentk in the cluster.
+automountServiceAccountToken: true
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.hostAliases }}
+hostAliases: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.dnsConfig }}
+dnsConfig: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+volumes:
+  - name: token
+    secret: {secretName: {{ include "agentk.tokenSecret" . }}}
+  {{- if include "agentk.hasConfig" . }}
+  - name: config
+    configMap: {name: {{ include "agentk.fullname" . }}}
+  {{- end }}
+  {{- range $index, $server := .Values.prometheus.servers }}
+  {{- if or $server.caSecret $server.tokenSecret $server.basicAuthSecret }}
+  - name: prometheus-{{ $index }}
+    projected:
+      sources:
+        {{- range $path, $secret := dict "ca.crt" $server.caSecret "token" $server.tokenSecret "basic-auth" $server.basicAuthSecret }}
+        {{- if $secret }}
+        - secret:
+            name: {{ $secret.name }}
+            items:
+              - {key: {{ $secret.key }}, path: {{ $path }}}
+        {{- end }}
+        {{- end }}
+  {{- end }}
+  {{- end }}
+  {{- with .Values.extraVolumes }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "agentk.container" -}}
+image: {{ include "agentk.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+env:
+  - name: AGENTK_KAS_ADDRESS
+    value: {{ .Values.config.kasAddress | quote }}
+  - name: AGENTK_TOKEN_FILE
+    value: /etc/agentk/token/token
+  {{- if .Values.config.kasCaCert }}
+  - name: AGENTK_KAS_CA_CERT_FILE
+    value: /etc/agentk/config/kas-ca.crt
+  {{- end }}
+  {{- if .Values.policy }}
+  - name: AGENTK_POLICY_FILE
+    value: /etc/agentk/config/policy.yaml
+  {{- end }}
+  - name: POD_NAME
+    valueFrom: {fieldRef: {fieldPath: metadata.name}}
+  - name: POD_NAMESPACE
+    valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+  {{- range $name, $value := dict "HTTPS_PROXY" .Values.proxy.httpsProxy "HTTP_PROXY" .Values.proxy.httpProxy "NO_PROXY" .Values.proxy.noProxy }}
+  {{- if $value }}
+  - name: {{ $name }}
+    value: {{ $value | quote }}
+  {{- end }}
+  {{- end }}
+  {{- with .Values.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .Values.extraEnvFrom }}
+envFrom: {{- toYaml . | nindent 2 }}
+{{- end }}
+volumeMounts:
+  - {name: token, mountPath: /etc/agentk/token, readOnly: true}
+  {{- if include "agentk.hasConfig" . }}
+  - {name: config, mountPath: /etc/agentk/config, readOnly: true}
+  {{- end }}
+  {{- range $index, $server := .Values.prometheus.servers }}
+  {{- if or $server.caSecret $server.tokenSecret $server.basicAuthSecret }}
+  - {name: prometheus-{{ $index }}, mountPath: /etc/agentk/prometheus/{{ $index }}, readOnly: true}
+  {{- end }}
+  {{- end }}
+  {{- with .Values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}

@@ -1,0 +1,58 @@
+{{- define "kas.config.tls" -}}
+{{- if include "kas.tlsSecret" . }}
+certificate_file: /etc/kas/tls/tls.crt
+key_file: /etc/kas/tls/tls.key
+{{- end }}
+{{- end -}}
+
+{{- define "kas.config.defaults" -}}
+agent:
+  listen:
+    address: 0.0.0.0:8150
+    {{- include "kas.config.tls" . | nindent 4 }}
+  kubernetes_api:
+    listen:
+      address: 0.0.0.0:8154
+      {{- include "kas.config.tls" . | nindent 6 }}
+      {{- with .Values.trustedProxies }}
+      trusted_proxies: {{ toJson . }}
+      {{- end }}
+      {{- $late := has .Values.ingress.preset (list "gce" "alb") }}
+      {{- $grace := .Values.shutdown.listenGracePeriod }}
+      listen_grace_period: {{ eq $grace "auto" | ternary (ternary "20s" "5s" $late) $grace }}
+      shutdown_grace_period: {{ .Values.shutdown.shutdownGracePeriod }}
+    {{- if ne .Values.ingress.preset "none" }}
+    limits:
+      # Longer than the load balancer keeps an idle connection: it would send a request into one that kas closes.
+      idle_timeout: 70m
+      head_timeout: 70m
+    {{- end }}
+observability:
+  listen:
+    address: 0.0.0.0:8151
+{{- if include "kas.redis" . }}
+redis:
+  {{- omit .Values.redis "existingSecret" | toYaml | nindent 2 }}
+  {{- if .Values.redis.existingSecret }}
+  password_file: /etc/kas/redis/password
+  {{- end }}
+private_api:
+  listen:
+    address: 0.0.0.0:8155
+    authentication_secret_file: /etc/kas/private-api/secret
+{{- end }}
+identity:
+  file: /etc/kas/identity/identity.yaml
+{{- end -}}
+
+{{/* kas.yaml: what the chart writes, and customConfig merged over it. */}}
+{{- define "kas.config" -}}
+{{- mergeOverwrite (include "kas.config.defaults" . | fromYaml) (deepCopy .Values.customConfig) | toYaml -}}
+{{- end -}}
+
+{{/* The seconds that a pod has to stop: both periods of kas, and 15 for the last steps. */}}
+{{- define "kas.gracePeriod" -}}
+{{- $listen := (include "kas.config" . | fromYaml).agent.kubernetes_api.listen -}}
+{{- $periods := add (include "kas.seconds" $listen.listen_grace_period | int64) (include "kas.seconds" $listen.shutdown_grace_period | int64) -}}
+{{- add $periods 15 -}}
+{{- end -}}

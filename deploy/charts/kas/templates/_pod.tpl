@@ -1,0 +1,89 @@
+{{/* What the pods that serve and the pod of `helm test` share. */}}
+{{- define "kas.pod" -}}
+serviceAccountName: {{ include "kas.serviceAccountName" . }}
+automountServiceAccountToken: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.hostAliases }}
+hostAliases: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.dnsConfig }}
+dnsConfig: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+volumes:
+  - name: config
+    configMap: {name: {{ include "kas.fullname" . }}}
+  - name: identity
+    secret: {secretName: {{ include "kas.identitySecret" . }}}
+  {{- with include "kas.tlsSecret" . }}
+  - name: tls
+    secret: {secretName: {{ . }}}
+  {{- end }}
+  {{- if include "kas.redis" . }}
+  - name: private-api
+    secret: {secretName: {{ include "kas.privateApiSecret" . }}}
+  {{- with .Values.redis.existingSecret }}
+  - name: redis
+    secret: {secretName: {{ . }}}
+  {{- end }}
+  {{- end }}
+  {{- with .Values.extraVolumes }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "kas.container" -}}
+image: {{ include "kas.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- if or (include "kas.redis" .) .Values.extraEnv }}
+env:
+  {{- if include "kas.redis" . }}
+  # The address for other replicas: that of this pod, not that of the Service.
+  - name: POD_IP
+    valueFrom: {fieldRef: {fieldPath: status.podIP}}
+  - name: OWN_PRIVATE_API_URL
+    value: http://$(POD_IP):8155
+  {{- end }}
+  {{- with .Values.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- with .Values.extraEnvFrom }}
+envFrom: {{- toYaml . | nindent 2 }}
+{{- end }}
+volumeMounts:
+  - {name: config, mountPath: /etc/kas/kas.yaml, subPath: kas.yaml}
+  - {name: identity, mountPath: /etc/kas/identity, readOnly: true}
+  {{- if include "kas.tlsSecret" . }}
+  - {name: tls, mountPath: /etc/kas/tls, readOnly: true}
+  {{- end }}
+  {{- if include "kas.redis" . }}
+  - {name: private-api, mountPath: /etc/kas/private-api, readOnly: true}
+  {{- if .Values.redis.existingSecret }}
+  - {name: redis, mountPath: /etc/kas/redis, readOnly: true}
+  {{- end }}
+  {{- end }}
+  {{- with .Values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}

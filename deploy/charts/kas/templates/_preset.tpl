@@ -1,0 +1,33 @@
+{{/* Annotations of the ingress for a load balancer. docs/load-balancers.md explains each. */}}
+{{- define "kas.preset.ingressAnnotations" -}}
+{{- $tls := include "kas.tlsSecret" . -}}
+{{- if eq .Values.ingress.preset "nginx" -}}
+nginx.ingress.kubernetes.io/backend-protocol: {{ ternary "HTTPS" "HTTP" (ne $tls "") }}
+nginx.ingress.kubernetes.io/proxy-body-size: "0"
+nginx.ingress.kubernetes.io/proxy-buffering: "off"
+nginx.ingress.kubernetes.io/proxy-request-buffering: "off"
+nginx.ingress.kubernetes.io/proxy-http-version: "1.1"
+nginx.ingress.kubernetes.io/proxy-read-timeout: "3600"
+nginx.ingress.kubernetes.io/proxy-send-timeout: "3600"
+{{- else if eq .Values.ingress.preset "alb" -}}
+alb.ingress.kubernetes.io/target-type: ip
+alb.ingress.kubernetes.io/backend-protocol: {{ ternary "HTTPS" "HTTP" (ne $tls "") }}
+alb.ingress.kubernetes.io/healthcheck-protocol: HTTP
+alb.ingress.kubernetes.io/healthcheck-port: "8151"
+alb.ingress.kubernetes.io/healthcheck-path: /readiness
+alb.ingress.kubernetes.io/healthcheck-interval-seconds: "5"
+alb.ingress.kubernetes.io/healthcheck-timeout-seconds: "3"
+alb.ingress.kubernetes.io/load-balancer-attributes: idle_timeout.timeout_seconds=4000
+alb.ingress.kubernetes.io/target-group-attributes: deregistration_delay.timeout_seconds={{ min 3600 (include "kas.gracePeriod" .) }}
+{{- end -}}
+{{- end -}}
+
+{{- define "kas.preset.serviceAnnotations" -}}
+{{- if eq .Values.ingress.preset "gce" -}}
+cloud.google.com/neg: '{"ingress": true}'
+cloud.google.com/backend-config: '{"default": "{{ include "kas.fullname" . }}"}'
+{{- if include "kas.tlsSecret" . }}
+cloud.google.com/app-protocols: '{"agent": "HTTPS", "public": "HTTPS"}'
+{{- end }}
+{{- end -}}
+{{- end -}}

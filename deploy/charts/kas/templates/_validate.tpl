@@ -1,0 +1,50 @@
+{{/* Refuses values that the schema cannot refuse. Each message begins with the key. */}}
+{{- define "kas.validate" -}}
+{{- $redis := include "kas.redis" . -}}
+{{- $identity := .Values.identity -}}
+{{- if not (or $identity.existingSecret $identity.content) -}}
+{{- fail "identity: set identity.existingSecret, or identity.content (--set-file identity.content=identity.yaml)" -}}
+{{- end -}}
+{{- if and $identity.existingSecret $identity.content -}}
+{{- fail "identity: set one of identity.existingSecret and identity.content, not both" -}}
+{{- end -}}
+{{- if and (not $redis) (gt (int .Values.replicas) 1) -}}
+{{- fail "replicas: more than one replica needs redis.server, redis.sentinel or redis.cluster" -}}
+{{- end -}}
+{{- if and (not $redis) (include "kas.hpa" .) -}}
+{{- fail "hpa.enabled: autoscaling needs redis.server, redis.sentinel or redis.cluster" -}}
+{{- end -}}
+{{- if gt (int .Values.minReplicas) (int .Values.maxReplicas) -}}
+{{- fail "minReplicas: it is more than maxReplicas" -}}
+{{- end -}}
+{{- if and (not $redis) (or .Values.redis.existingSecret (gt (len (omit .Values.redis "existingSecret")) 0)) -}}
+{{- fail "redis: set one of redis.server, redis.sentinel and redis.cluster" -}}
+{{- end -}}
+{{- if gt (len (pick .Values.redis "server" "sentinel" "cluster")) 1 -}}
+{{- fail "redis: set one of redis.server, redis.sentinel and redis.cluster, not two" -}}
+{{- end -}}
+{{- if or .Values.customConfig.redis .Values.customConfig.private_api | and (not $redis) -}}
+{{- fail "customConfig: set Redis as `redis`, not as customConfig.redis, because the chart writes private_api and the autoscaler for it" -}}
+{{- end -}}
+{{- if and $redis (not .Values.privateApi.generate) (not .Values.privateApi.existingSecret) -}}
+{{- fail "privateApi.existingSecret: replicas need a secret; name one, or set privateApi.generate" -}}
+{{- end -}}
+{{- if and .Values.tls.existingSecret .Values.tls.certManager.enabled -}}
+{{- fail "tls: set one of tls.existingSecret and tls.certManager.enabled, not both" -}}
+{{- end -}}
+{{- if and .Values.tls.certManager.enabled (not .Values.tls.certManager.issuerRef.name) -}}
+{{- fail "tls.certManager.issuerRef: name the issuer, as in {name: letsencrypt, kind: ClusterIssuer}" -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.host) -}}
+{{- fail "ingress.host: name the host of the ingress" -}}
+{{- end -}}
+{{- if and .Values.gateway.enabled (not .Values.gateway.parentRefs) -}}
+{{- fail "gateway.parentRefs: name the gateway of the route" -}}
+{{- end -}}
+{{- if and (has .Values.ingress.preset (list "nginx" "gce" "alb")) (not .Values.ingress.enabled) -}}
+{{- fail (printf "ingress.preset: %s needs ingress.enabled" .Values.ingress.preset) -}}
+{{- end -}}
+{{- if and (eq .Values.ingress.preset "envoy") (not .Values.gateway.enabled) -}}
+{{- fail "ingress.preset: envoy needs gateway.enabled" -}}
+{{- end -}}
+{{- end -}}
