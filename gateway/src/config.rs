@@ -6,6 +6,7 @@
 mod agent;
 mod api;
 mod bounds;
+mod gitlab;
 mod kubernetes_api;
 mod network;
 mod observability;
@@ -25,6 +26,7 @@ use serde_saphyr::Spanned;
 
 pub use self::agent::{AgentListen, AgentTunnelConfig};
 pub use self::api::{ApiConfig, ApiListen};
+pub use self::gitlab::{ApiRateLimit, GitLabConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::network::Network;
 pub use self::observability::{
@@ -52,8 +54,10 @@ pub struct Config {
     pub private_api: Option<PrivateApiConfig>,
     /// The internal API. Without this section there is none.
     pub api: Option<ApiConfig>,
-    /// The agents and callers.
-    pub identity: IdentityConfig,
+    /// The GitLab that knows the agents. Without this section, `identity` is required.
+    pub gitlab: Option<GitLabConfig>,
+    /// The agents and callers. Without this section, `gitlab` is required.
+    pub identity: Option<IdentityConfig>,
     /// The positions of the keys, for errors.
     #[serde(skip)]
     keys: KeyLocations,
@@ -96,6 +100,7 @@ impl Config {
         let text = read_text(file)?;
         let mut config: Self = parse(file, &text)?;
         config.keys = KeyLocations::parse(&text);
+        config.check_sources(file)?;
         let directory = file.parent().unwrap_or_else(|| Path::new(""));
         let (agent, tracing) = (&mut config.agent, &mut config.observability.tracing);
         for path in [
@@ -108,7 +113,8 @@ impl Config {
         ]
         .into_iter()
         .flatten()
-        .chain([&mut config.identity.file])
+        .chain(config.identity.as_mut().map(|identity| &mut identity.file))
+        .chain(config.gitlab.iter_mut().flat_map(GitLabConfig::paths))
         .chain(config.redis.iter_mut().flat_map(RedisConfig::paths))
         {
             path.value = directory.join(&path.value);
@@ -132,6 +138,17 @@ impl Config {
         }
 
         Ok(config)
+    }
+
+    /// Returns an error if no section has agents.
+    fn check_sources(&self, file: &Path) -> Result<(), ConfigError> {
+        match (&self.identity, &self.gitlab) {
+            (None, None) => {
+                let what = "the key identity is missing: name the file with the agents and callers, or GitLab in the key gitlab";
+                Err(self.error(file, "identity", what))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns an error if two listeners have overlapping addresses.
@@ -215,11 +232,17 @@ mod tests {
     }
 
     #[test]
-    fn identity_is_the_only_required_key() {
+    fn identity_or_gitlab_is_the_only_required_key() {
         let config: Config = parse(Path::new("kas.yaml"), "identity: {file: identity.yaml}").unwrap();
         assert_eq!(config.agent.listen.address.port(), 8150);
         assert_eq!(config.agent.kubernetes_api.listen.address.port(), 8154);
         assert_eq!(config.observability.listen.address.port(), 8151);
+        let gitlab = "gitlab: {address: 'https://gitlab.example.com', authentication_secret_file: s}";
+        let config: Config = parse(Path::new("kas.yaml"), gitlab).unwrap();
+        assert!(config.check_sources(Path::new("kas.yaml")).is_ok());
+        let config: Config = parse(Path::new("kas.yaml"), "agent: {}").unwrap();
+        let error = config.check_sources(Path::new("kas.yaml")).unwrap_err().to_string();
+        assert!(error.starts_with("kas.yaml: identity: the key identity is missing"), "{error}");
     }
 
     #[test]
@@ -235,7 +258,6 @@ mod tests {
             error("identity: {file: i}\nagent:\n  listen:\n    address: here\n"),
             "kas.yaml:4:14: agent.listen.address: invalid socket address syntax"
         );
-        assert!(error("agent: {}\n").contains("the key identity is missing"));
         let duration = error("identity: {file: i}\nagent: {tunnel: {reconnect_wait: soon}}\n");
         assert!(duration.starts_with("kas.yaml:2:"), "{duration}");
         assert!(duration.contains("agent.tunnel.reconnect_wait: \"soon\" is not a duration"), "{duration}");
@@ -300,6 +322,7 @@ mod tests {
             include_str!("config/redis.rs"),
             include_str!("config/private_api.rs"),
             include_str!("config/api.rs"),
+            include_str!("config/gitlab.rs"),
         ];
         let keys = sources
             .iter()
@@ -335,7 +358,8 @@ mod tests {
     fn whole(example: &str) -> String {
         let mut section = false;
         let lines = example.lines().map(|line| {
-            section = !line.is_empty() && (section || ["# private_api:", "# api:"].contains(&line));
+            section =
+                !line.is_empty() && (section || ["# private_api:", "# api:", "# gitlab:"].contains(&line));
             if section { line.trim_start_matches('#').strip_prefix(' ').unwrap() } else { line }
         });
         lines.collect::<Vec<_>>().join("\n")

@@ -87,7 +87,7 @@ impl World {
         tracer: Option<Tracer>,
     ) -> Self {
         let identity = identity(&[&agent_token], &caller_token);
-        let kas = Arc::new(App::of_replica(fleet, config, identity, traces, None, None));
+        let kas = Arc::new(App::of_replica(fleet, config, identity.into(), traces, None, None));
         let callers = Arc::clone(&kas.callers);
         let run = async move { callers.budget.run(&callers.metrics).await };
         let background = Arc::new(AbortOnDropHandle::new(tokio::spawn(run)));
