@@ -40,7 +40,7 @@ use crate::{
     cors::Cors,
     forward::Forwarder,
     gitlab::{GitLabClient, GitLabSetup, SwitchMonitor},
-    identity::{AgentAuthenticator, AgentSources, Identities, Identity},
+    identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities, Identity},
     listen::LOG_PERIOD,
     metrics::{self, Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
@@ -129,12 +129,21 @@ impl App {
         }
         let identities = Identities::new(identity);
         let file = Arc::new(identities.clone());
-        let sources = AgentSources::new([Arc::clone(&file) as Arc<dyn AgentAuthenticator>]);
-        let access = AccessControl::new([file as Arc<dyn CallerAuthorizer>]);
+        let access = AccessControl::new([Arc::clone(&file) as Arc<dyn CallerAuthorizer>]);
         let limits = config.agent.kubernetes_api.limits.clone();
         let tunnels = Arc::new(LocalTunnels::new(limits.max_requests_per_agent));
         let ReplicaContext { replica, store, connector, secret } = context;
         let shared = redis.as_ref().map(|(store, _)| store.clone());
+        let gitlab_agents = gitlab.as_ref().map(|client| {
+            let ttls = (config.agent.info_cache_ttl, config.agent.info_cache_error_ttl);
+            let rate = client.rate_limit().refill_rate_per_second;
+            GitLabAgents::new(client.clone(), identities.clone(), ttls, rate, shared.clone())
+        });
+        let sources = AgentSources::new(
+            [Arc::clone(&file) as Arc<dyn AgentAuthenticator>]
+                .into_iter()
+                .chain(gitlab_agents.map(|agents| Arc::new(agents) as Arc<dyn AgentAuthenticator>)),
+        );
         if let Some(redis) = &shared {
             metrics::redis::register(&mut registry, redis);
             let help = "1 if other replicas reach this one at its published address, else 0";
