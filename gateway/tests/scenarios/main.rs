@@ -6,6 +6,8 @@ mod api;
 mod callers;
 mod drain;
 mod fidelity;
+mod gitlab_agents;
+mod gitlab_client;
 mod headers;
 mod http1;
 mod http1_heads;

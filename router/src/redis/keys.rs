@@ -32,6 +32,7 @@ pub const SCHEMA: &str = "\
 | `{kas}:check:<id>` | any | scratch value on which `kas check-config --live` tries commands | 10 s, removed at once | by that command | |
 | `kas:limit:<digest>` | string | rate limit of an agent token: the theoretical arrival time of GCRA, in microseconds since 1970; the digest is a hash of the token's hash | while it limits, at most 1 min | when an agent opens a tunnel | 100 bytes per token |
 | `{kas}:deployments` | list | the newest jobs with an environment that were allowed to use an agent, in JSON; at most 1000 | 30 d | when such a job sends its first request to an agent | 250 bytes per job |
+| `kas:unknown:<digest>` | string | mark of an agent token that GitLab does not know; the digest is a hash of the token's hash | `agent.info_cache_error_ttl` | when an agent with such a token connects | 80 bytes per token |
 | `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or left}]` | | every 3 s per replica; when an agent connects or disconnects | |
 ";
 
@@ -84,6 +85,10 @@ impl Keys {
         format!("{{{}}}:deployments", self.prefix)
     }
 
+    pub(super) fn unknown(&self, digest: &str) -> String {
+        format!("{}:unknown:{digest}", self.prefix)
+    }
+
     pub(super) fn events(&self) -> String {
         format!("{}:events", self.prefix)
     }
@@ -105,7 +110,7 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit check cleanup deployments heartbeat instances join leave lookup members publish stage }
+scripts! { admit check cleanup deployments heartbeat instances join leave lookup members publish stage unknown }
 
 #[cfg(test)]
 mod tests {
@@ -124,6 +129,7 @@ mod tests {
             keys.check(id),
             keys.limit("<digest>"),
             keys.deployments(),
+            keys.unknown("<digest>"),
             keys.events(),
         ] {
             let key = key.replace(&id.to_string(), "<id>");
