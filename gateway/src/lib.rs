@@ -15,6 +15,7 @@
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
 //! * `agents` serves agents and registers their tunnels.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
+//! * [`repository`] reads files of Git repositories.
 //! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
 //!   `agent_locations`.
 //! * [`app`] builds a replica from its [`config`] and its [`identity`] file, runs it and stops it.
@@ -42,6 +43,7 @@ pub mod metrics;
 pub mod peers;
 mod promql;
 mod proxy;
+pub mod repository;
 pub mod secret;
 mod target;
 mod tasks;
