@@ -7,6 +7,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use cores::Cores;
+use process::logs::LogFilter;
 use prometheus_client::registry::Registry;
 use proto::{InstanceId, ServiceName};
 use secrecy::SecretString;
@@ -29,8 +30,11 @@ use crate::{
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     file_followers::FileFollowers,
-    policy::PolicyEnforcer,
-    services::{KubernetesService, prometheus::discovery::Discovery},
+    policy::{PolicyEnforcer, ScopeEnforcer},
+    services::{
+        ConfigurationService, KubernetesService, configuration::LogLevelSetting,
+        prometheus::discovery::Discovery,
+    },
     session::FORCED_CLOSE_TIMEOUT,
 };
 
@@ -43,6 +47,12 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
     "a background task panicked, so that agentk had to stop; this is a defect, and the log has the panic"
 )]
 pub struct TaskPanicError;
+
+/// Returns the filter of the log for a value of `--log-level`.
+pub fn log_filter(level: &str) -> String {
+    // At the level trace, tungstenite logs payloads, which contain secrets of the cluster.
+    format!("{level},tungstenite=info")
+}
 
 /// An agentk that is ready to run. It has no connection, and listens nowhere, yet.
 pub struct App {
@@ -59,7 +69,7 @@ pub struct App {
 
 impl App {
     /// Builds an agentk, which reads its files again at each new value of `reload`. This reads every file that is named, which
-    /// blocks.
+    /// blocks. A configuration from kas may change the filter of the `log`.
     ///
     /// # Errors
     ///
@@ -69,6 +79,7 @@ impl App {
         token: Option<SecretString>,
         cores: Cores,
         reload: watch::Sender<()>,
+        log: Option<LogFilter>,
     ) -> anyhow::Result<Self> {
         let token = agent_token(&options, token)?;
         let dialer = dialer(&options)?;
@@ -103,6 +114,14 @@ impl App {
             let enforcer = Arc::new(enforcer);
             services = services.with_policy(&enforcer);
             followers.add("--policy-file", |file, requests| enforcer.follow(file, requests));
+        }
+        if !options.no_remote_configuration {
+            let scope = Arc::new(ScopeEnforcer::new(observability.metrics.clone()));
+            let log = log.map(|filter| LogLevelSetting { filter, default: log_filter(&options.log_level) });
+            let configuration =
+                ConfigurationService::new(Arc::clone(&scope), log, observability.metrics.clone());
+            // Added after the policy, which restricts callers and not kas.
+            services = services.with_scope(&scope).with_handler(ServiceName::CONFIGURATION, configuration);
         }
 
         let instance = InstanceId::random();

@@ -134,6 +134,12 @@ pub struct RunOptions {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_POLICY_FILE", help_heading = "Cluster")]
     pub policy_file: Option<PathBuf>,
 
+    /// Do not accept the configuration of this agent from kas
+    ///
+    /// The configuration may restrict requests to namespaces and set the log level. See docs/configuration-from-git.md.
+    #[arg(long, env = "AGENTK_NO_REMOTE_CONFIGURATION", help_heading = "Cluster")]
+    pub no_remote_configuration: bool,
+
     /// OpenTelemetry collector that traces are sent to, as OTLP over HTTP: http(s)://host[:port][/path]
     ///
     /// The default path is /v1/traces. The environment variables OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and

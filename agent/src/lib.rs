@@ -33,7 +33,7 @@ mod session;
 pub mod upstream;
 
 pub use self::{
-    app::{App, TaskPanicError},
+    app::{App, TaskPanicError, log_filter},
     check::CheckCommand,
     connect::{AgentToken, Dial, DialError, KasAddress, TcpDialer},
     health::{AgentHealth, ClusterStatus, Observability},

@@ -9,6 +9,7 @@ use agent::{
     App, CheckCommand, TaskPanicError,
     cli::{Cli, Command, RunOptions, TOKEN_VARIABLE, token_from_env},
     cluster::kill_plugins,
+    log_filter,
 };
 use clap::{Parser as _, error::ErrorKind};
 use cores::Cores;
@@ -72,8 +73,7 @@ fn check(options: RunOptions) -> ExitCode {
 
 fn run(options: RunOptions) -> ExitCode {
     let filter = match EnvFilter::try_new(&options.log_level) {
-        // At the level trace, tungstenite logs payloads, which contain secrets of the cluster.
-        Ok(filter) => filter.add_directive("tungstenite=info".parse().expect("a constant")),
+        Ok(_) => EnvFilter::new(log_filter(&options.log_level)),
         Err(error) => return refuse(&format!("--log-level {:?} is invalid: {error}", options.log_level)),
     };
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime can be built");
@@ -88,7 +88,8 @@ fn run(options: RunOptions) -> ExitCode {
     // Further cores would have no tunnel.
     let count = cores::count().min(options.tunnels.into());
     let (cores, threads) = Cores::start(count).expect("threads can be started");
-    let app = match App::build(options, token_from_env(std::env::var_os(TOKEN_VARIABLE)), cores, reload) {
+    let token = token_from_env(std::env::var_os(TOKEN_VARIABLE));
+    let app = match App::build(options, token, cores, reload, Some(log.filter())) {
         Ok(app) => app,
         Err(error) => {
             // Flushes the log, so that its lines are before the reason.

@@ -29,6 +29,10 @@ pub struct AgentMetrics {
     cluster_checks: Family<ResultLabel, Counter>,
     policy_decisions: Family<PolicyLabels, Counter>,
     policy_reloads: Family<ResultLabel, Counter>,
+    out_of_scope: Counter,
+    configuration_updates: Family<ResultLabel, Counter>,
+    /// 1 if kas reports an error in the configuration of this agent.
+    configuration_error: Gauge,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -115,6 +119,21 @@ impl AgentMetrics {
             "Reloads of the policy file, by result",
             metrics.policy_reloads.clone(),
         );
+        registry.register(
+            "agentk_requests_out_of_scope",
+            "Requests that the scope of the configuration refused",
+            metrics.out_of_scope.clone(),
+        );
+        registry.register(
+            "agentk_configuration_updates",
+            "Configurations that kas sent, by result",
+            metrics.configuration_updates.clone(),
+        );
+        registry.register(
+            "agentk_configuration_error",
+            "1 if kas cannot use the newest configuration of this agent",
+            metrics.configuration_error.clone(),
+        );
         metrics
     }
 
@@ -149,6 +168,22 @@ impl AgentMetrics {
     pub(crate) fn record_policy_reload(&self, accepted: bool) {
         let result = if accepted { "ok" } else { "failed" };
         self.policy_reloads.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// Counts a request that the scope refused.
+    pub(crate) fn count_out_of_scope(&self) {
+        self.out_of_scope.inc();
+    }
+
+    /// Counts a configuration that kas sent.
+    pub(crate) fn record_configuration_update(&self, accepted: bool) {
+        let result = if accepted { "ok" } else { "failed" };
+        self.configuration_updates.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// Records whether kas reports an error in the configuration.
+    pub(crate) fn set_configuration_error(&self, is_error: bool) {
+        self.configuration_error.set(is_error.into());
     }
 
     /// Returns the metrics of a service.
@@ -220,6 +255,9 @@ impl Default for AgentMetrics {
             cluster_checks: Family::default(),
             policy_decisions: Family::default(),
             policy_reloads: Family::default(),
+            out_of_scope: Counter::default(),
+            configuration_updates: Family::default(),
+            configuration_error: Gauge::default(),
         }
     }
 }

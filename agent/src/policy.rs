@@ -1,4 +1,5 @@
-//! The policy of the cluster's owner: the requests that agentk may send to the cluster (`--policy-file`).
+//! The requests that agentk may send to the cluster: the policy of its owner (`--policy-file`), and the scope of its
+//! configuration.
 //!
 //! ```text
 //!   request ──► request_info: verb, resource ─┐
@@ -6,6 +7,8 @@
 //!   file, whenever it changes ──► file: parsed, or the last good version stays in force ──────┤
 //!   requests in flight that the new version refuses ──► layer: PermittedRequest is revoked ◄──┘
 //! ```
+//!
+//! `scope` is a second restriction, which applies in addition to the policy.
 //!
 //! agentk sends no request to the cluster that the policy refuses. RBAC applies in addition to those that pass. The
 //! semantics are in `docs/policy.md`.
@@ -16,17 +19,19 @@ mod kubectl_names;
 mod layer;
 pub(crate) mod request_info;
 mod rule;
+mod scope;
 mod user;
 mod validate;
 
 use http::Request;
 use proto::ServiceName;
 
-pub(crate) use self::layer::{PermittedRequest, PolicyLayer};
+pub(crate) use self::layer::{PermittedRequest, PolicyLayer, Restriction};
 pub use self::{
     enforcer::PolicyEnforcer,
     request_info::UnclearRequestError,
     rule::{Action, Rule},
+    scope::ScopeEnforcer,
 };
 use self::{
     request_info::{DecodedPath, RequestInfo},

@@ -2,6 +2,7 @@
 //!
 //! A new request type is a [`RequestHandler`] in this folder, which the application adds with [`Services::with_handler`].
 
+pub mod configuration;
 pub(crate) mod control;
 mod error;
 pub mod headers;
@@ -15,8 +16,11 @@ use proto::ServiceName;
 use tower::{Layer as _, Service, service_fn, util::BoxCloneSyncService};
 use tunnel::Body;
 
-pub use self::{error::ServiceError, kubernetes::KubernetesService, prometheus::PrometheusService};
-use crate::policy::{PolicyEnforcer, PolicyLayer};
+pub use self::{
+    configuration::ConfigurationService, error::ServiceError, kubernetes::KubernetesService,
+    prometheus::PrometheusService,
+};
+use crate::policy::{PolicyEnforcer, PolicyLayer, Restriction, ScopeEnforcer};
 
 /// A service of any type.
 ///
@@ -97,10 +101,21 @@ impl Services {
     #[must_use]
     pub fn with_policy(self, enforcer: &Arc<PolicyEnforcer>) -> Self {
         let services = self.0.into_iter().map(|(name, service)| {
-            let layer = PolicyLayer::new(Arc::clone(enforcer), name.clone());
+            let layer = PolicyLayer::new(Restriction::Policy(Arc::clone(enforcer)), name.clone());
             (name, BoxService::new(layer.layer(service)))
         });
         Self(services.collect())
+    }
+
+    /// Checks every request for the Kubernetes API against the scope of the configuration, before the policy.
+    #[must_use]
+    pub fn with_scope(mut self, scope: &Arc<ScopeEnforcer>) -> Self {
+        let name: ServiceName = ServiceName::KUBERNETES.parse().expect("a service name");
+        if let Some(service) = self.0.remove(&name) {
+            let layer = PolicyLayer::new(Restriction::Scope(Arc::clone(scope)), name.clone());
+            self.0.insert(name, BoxService::new(layer.layer(service)));
+        }
+        self
     }
 
     /// Returns the names that the hello header announces.

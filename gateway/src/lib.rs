@@ -16,6 +16,7 @@
 //! * `agents` serves agents and registers their tunnels.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
 //! * [`gitlab`] sends requests to GitLab's internal API.
+//! * [`repository`] reads files of Git repositories.
 //! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
 //!   `agent_locations`.
 //! * [`app`] builds a replica from its [`config`] and its [`identity`] file, runs it and stops it.
@@ -46,6 +47,7 @@ pub mod metrics;
 pub mod peers;
 mod promql;
 mod proxy;
+pub mod repository;
 pub mod secret;
 mod target;
 mod tasks;

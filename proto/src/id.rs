@@ -120,6 +120,8 @@ pub struct ServiceName(Cow<'static, str>);
 pub struct InvalidServiceName(String);
 
 impl ServiceName {
+    /// Configurations that kas sends to agentk. Callers cannot reach this service.
+    pub const CONFIGURATION: &str = "configuration";
     /// Requests of kas itself to agentk. Callers cannot reach this service.
     pub const CONTROL: &str = "control";
     /// The Kubernetes API of the agent's cluster.
@@ -130,6 +132,11 @@ impl ServiceName {
     /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Returns true if only kas itself sends requests to this service.
+    pub fn is_internal(&self) -> bool {
+        matches!(self.as_str(), Self::CONFIGURATION | Self::CONTROL)
     }
 }
 

@@ -17,6 +17,7 @@
 //! The crate does no I/O. Every parser limits its input, because the bytes come from outside.
 #![warn(missing_docs)]
 
+pub mod agent_configuration;
 pub mod control;
 mod delivery;
 pub mod duration;

@@ -1,4 +1,4 @@
-//! The policy as a tower layer, and the requests that it has permitted.
+//! Policy and scope as a tower layer, and the requests that they have permitted.
 
 use std::{
     convert::Infallible,
@@ -10,13 +10,14 @@ use std::{
 
 use http::{HeaderMap, HeaderName, Request, Response, header::CONNECTION};
 use proto::{ServiceName, impersonation};
+use tokio::sync::watch;
 use tower::{Layer, Service};
 use tunnel::Body;
 
-use super::PolicyEnforcer;
+use super::{PolicyEnforcer, ScopeEnforcer};
 use crate::ServiceError;
 
-/// Passes requests to one service if the policy in force allows them.
+/// Passes requests to one service if the restriction in force allows them.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyLayer(Arc<ServicePolicy>);
 
@@ -27,27 +28,38 @@ pub(crate) struct PolicyService<S> {
     inner: S,
 }
 
-/// A request that the policy has permitted; a later version may revoke the permission. It is in the extensions of the
+/// A request that a restriction has permitted; a later version may revoke the permission. It is in the extensions of the
 /// response.
 #[derive(Clone, Debug)]
 pub(crate) struct PermittedRequest {
     policy: Arc<ServicePolicy>,
-    /// The version of the policy that permitted the request.
+    /// The version of the restriction that permitted the request.
     version: u64,
-    /// The parts of the request that a policy evaluates.
+    /// The parts of the request that a restriction evaluates.
     request: Arc<Request<()>>,
+    /// The permission of the next layer.
+    inner: Option<Box<Self>>,
 }
 
-/// The policy for one service.
+/// The restriction of one service.
 #[derive(Debug)]
 struct ServicePolicy {
-    enforcer: Arc<PolicyEnforcer>,
+    restriction: Restriction,
     service: ServiceName,
 }
 
+/// Refuses requests. Its rules may change at any time.
+#[derive(Clone, Debug)]
+pub(crate) enum Restriction {
+    /// The policy file of the cluster's owner.
+    Policy(Arc<PolicyEnforcer>),
+    /// The scope of the agent's configuration.
+    Scope(Arc<ScopeEnforcer>),
+}
+
 impl PolicyLayer {
-    pub(crate) fn new(enforcer: Arc<PolicyEnforcer>, service: ServiceName) -> Self {
-        Self(Arc::new(ServicePolicy { enforcer, service }))
+    pub(crate) fn new(restriction: Restriction, service: ServiceName) -> Self {
+        Self(Arc::new(ServicePolicy { restriction, service }))
     }
 }
 
@@ -74,10 +86,11 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         match PermittedRequest::check(&self.policy, &request) {
-            Ok(permitted) => {
+            Ok(mut permitted) => {
                 let responding = self.inner.call(request);
                 Box::pin(async {
                     let mut response = responding.await?;
+                    permitted.inner = response.extensions_mut().remove().map(Box::new);
                     response.extensions_mut().insert(permitted);
                     Ok(response)
                 })
@@ -88,32 +101,69 @@ where
 }
 
 impl PermittedRequest {
-    /// Checks a request against the policy in force.
+    /// Checks a request against the restriction in force.
     fn check<B>(policy: &Arc<ServicePolicy>, request: &Request<B>) -> Result<Self, ServiceError> {
-        let version = policy.enforcer.check(policy.service.as_str(), request)?;
+        let service = policy.service.as_str();
+        let version = match &policy.restriction {
+            Restriction::Policy(policy) => policy.check(service, request)?,
+            Restriction::Scope(scope) => scope.check(request)?,
+        };
         let mut copy = Request::new(());
         *copy.method_mut() = request.method().clone();
         *copy.uri_mut() = request.uri().clone();
         *copy.headers_mut() = identity_headers(request.headers());
-        Ok(Self { policy: Arc::clone(policy), version, request: Arc::new(copy) })
+        Ok(Self { policy: Arc::clone(policy), version, request: Arc::new(copy), inner: None })
     }
 
-    /// Waits until a version of the policy is in force that refuses the request.
+    /// Waits until a version of a restriction is in force that refuses the request.
     ///
     /// Most responses are complete before this is polled; until then, a permitted request costs nothing.
-    pub(crate) async fn revoked(self) {
-        let ServicePolicy { enforcer, service } = &*self.policy;
+    pub(crate) async fn revoked(mut self) {
+        match self.inner.take() {
+            None => self.revoked_here().await,
+            Some(inner) => tokio::select! {
+                () = self.revoked_here() => {}
+                () = Box::pin(inner.revoked()) => {}
+            },
+        }
+    }
+
+    async fn revoked_here(self) {
+        let ServicePolicy { restriction, service } = &*self.policy;
         // Subscribed first: a version that came into force since the check is then compared below, and no later one is missed.
-        let mut changes = enforcer.changes();
-        let mut changed = enforcer.version() != self.version;
+        let mut changes = restriction.changes();
+        let mut changed = restriction.version() != self.version;
         loop {
-            if changed && !enforcer.still_allows(service.as_str(), &*self.request) {
+            if changed && !restriction.still_allows(service.as_str(), &self.request) {
                 return;
             }
             changed = changes.changed().await.is_ok();
             if !changed {
                 pending().await
             }
+        }
+    }
+}
+
+impl Restriction {
+    fn changes(&self) -> watch::Receiver<()> {
+        match self {
+            Self::Policy(policy) => policy.changes(),
+            Self::Scope(scope) => scope.changes(),
+        }
+    }
+
+    fn version(&self) -> u64 {
+        match self {
+            Self::Policy(policy) => policy.version(),
+            Self::Scope(scope) => scope.version(),
+        }
+    }
+
+    fn still_allows(&self, service: &str, request: &Request<()>) -> bool {
+        match self {
+            Self::Policy(policy) => policy.still_allows(service, request),
+            Self::Scope(scope) => scope.check(request).is_ok(),
         }
     }
 }
@@ -141,13 +191,14 @@ mod tests {
     const ALLOW: &str = "rules: [{name: all, action: allow, services: ['*']}]";
 
     /// Returns the policy for `kubernetes`, which allows everything.
-    fn allowing() -> Arc<ServicePolicy> {
+    fn allowing() -> (Arc<PolicyEnforcer>, Arc<ServicePolicy>) {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("policy.yaml");
         fs::write(&file, ALLOW).unwrap();
         let enforcer = PolicyEnforcer::load(file, Vec::new(), AgentMetrics::default()).unwrap();
-        let service = ServiceName::KUBERNETES.parse().unwrap();
-        Arc::new(ServicePolicy { enforcer: Arc::new(enforcer), service })
+        let (enforcer, service) = (Arc::new(enforcer), ServiceName::KUBERNETES.parse().unwrap());
+        let restriction = Restriction::Policy(Arc::clone(&enforcer));
+        (enforcer, Arc::new(ServicePolicy { restriction, service }))
     }
 
     fn watch() -> Request<()> {
@@ -157,23 +208,23 @@ mod tests {
     /// Most responses are complete before the revocation is polled.
     #[tokio::test]
     async fn version_before_the_first_poll_revokes() {
-        let policy = allowing();
+        let (enforcer, policy) = allowing();
         let permitted = PermittedRequest::check(&policy, &watch()).unwrap();
-        policy.enforcer.replace_with("rules: []");
+        enforcer.replace_with("rules: []");
         permitted.revoked().await;
         assert!(PermittedRequest::check(&policy, &watch()).is_err());
     }
 
     #[tokio::test(start_paused = true)]
     async fn version_that_still_allows_does_not_revoke() {
-        let policy = allowing();
+        let (enforcer, policy) = allowing();
         let permitted = PermittedRequest::check(&policy, &watch()).unwrap();
-        policy.enforcer.replace_with(ALLOW);
+        enforcer.replace_with(ALLOW);
         let mut revoked = std::pin::pin!(permitted.revoked());
         assert!(timeout(Duration::from_secs(60), &mut revoked).await.is_err());
-        policy.enforcer.replace_with(ALLOW);
+        enforcer.replace_with(ALLOW);
         assert!(timeout(Duration::from_secs(60), &mut revoked).await.is_err());
-        policy.enforcer.replace_with("rules: []");
+        enforcer.replace_with("rules: []");
         revoked.await;
     }
 }

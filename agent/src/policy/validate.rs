@@ -30,6 +30,9 @@ pub(super) fn service(word: &str) -> Option<&'static str> {
     match word {
         "*" | ServiceName::KUBERNETES | ServiceName::PROMETHEUS => None,
         ServiceName::CONTROL => Some("the service 'control' is agentk's own, and no policy applies to it"),
+        ServiceName::CONFIGURATION => {
+            Some("only kas itself sends configurations, and no policy applies to them")
+        }
         _ if is_named_prometheus(word) => None,
         _ => Some("not the name of a service: write kubernetes, prometheus, prometheus.<name> or '*'"),
     }

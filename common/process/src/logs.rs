@@ -8,6 +8,7 @@
 //! panics when standard output is closed.
 
 use std::{
+    fmt,
     io::{self, IsTerminal as _, Write},
     panic::{self, PanicHookInfo},
     sync::{
@@ -20,7 +21,7 @@ use std::{
 };
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
-use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter, reload};
 
 /// Most bytes of lines that wait for the thread, which are some ten thousand lines.
 const MAX_QUEUED: usize = 4 << 20;
@@ -45,7 +46,14 @@ pub enum LogFormat {
 /// Flushes the log when it is dropped, for at most 100 ms.
 #[derive(Debug)]
 #[must_use = "dropping it flushes the log"]
-pub struct LogGuard(LogWriter);
+pub struct LogGuard {
+    writer: LogWriter,
+    filter: LogFilter,
+}
+
+/// Replaces the filter of the running log. Clones are cheap.
+#[derive(Clone)]
+pub struct LogFilter(Arc<dyn Fn(EnvFilter) + Send + Sync>);
 
 /// Queues lines for the thread that writes them. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -76,12 +84,49 @@ pub fn start(filter: EnvFilter, format: LogFormat, targets: bool) -> LogGuard {
         // Internal errors are printed with `eprintln!`, which panics when standard error is closed.
         .log_internal_errors(false)
         .with_writer(writer.clone());
-    match format {
-        LogFormat::Text => builder.init(),
-        LogFormat::Json => builder.json().flatten_event(true).init(),
-    }
+    let filter = match format {
+        LogFormat::Text => {
+            let builder = builder.with_filter_reloading();
+            let filter = LogFilter::new(builder.reload_handle());
+            builder.init();
+            filter
+        }
+        LogFormat::Json => {
+            let builder = builder.json().flatten_event(true).with_filter_reloading();
+            let filter = LogFilter::new(builder.reload_handle());
+            builder.init();
+            filter
+        }
+    };
     panic::set_hook(Box::new(on_panic));
-    LogGuard(writer)
+    LogGuard { writer, filter }
+}
+
+impl LogGuard {
+    /// Returns a handle that replaces the filter.
+    pub fn filter(&self) -> LogFilter {
+        self.filter.clone()
+    }
+}
+
+impl LogFilter {
+    fn new<S: 'static>(handle: reload::Handle<EnvFilter, S>) -> Self {
+        Self(Arc::new(move |filter| {
+            // It fails if the subscriber is gone, and with it the log.
+            let _ = handle.reload(filter);
+        }))
+    }
+
+    /// Replaces the filter.
+    pub fn set(&self, filter: EnvFilter) {
+        (self.0)(filter);
+    }
+}
+
+impl fmt::Debug for LogFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LogFilter")
+    }
 }
 
 /// Registers `<prefix>_log_lines_lost_total` and `<prefix>_panics_total`.
@@ -170,7 +215,7 @@ impl MakeWriter<'_> for LogWriter {
 
 impl Drop for LogGuard {
     fn drop(&mut self) {
-        self.0.flush(FLUSH_TIMEOUT);
+        self.writer.flush(FLUSH_TIMEOUT);
     }
 }
 

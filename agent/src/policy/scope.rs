@@ -1,0 +1,243 @@
+//! Enforces the scope of the agent's configuration: requests may reach its namespaces only.
+
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use http::Request;
+use process::LogLimiter;
+use proto::{Reason, ServiceName, agent_configuration::Scope, header};
+use tokio::{sync::watch, time::Instant};
+
+use super::{
+    UnclearRequestError, describe,
+    request_info::{DecodedPath, RequestInfo, RequestTarget, ResourceTarget},
+};
+use crate::{ServiceError, metrics::AgentMetrics};
+
+/// The period in which refusals are logged once.
+const LOG_PERIOD: Duration = Duration::from_secs(60);
+/// The longest description of a request in the log, in characters.
+const MAX_DESCRIPTION: usize = 300;
+
+/// Checks requests for the Kubernetes API against the scope in force.
+#[derive(Debug)]
+pub struct ScopeEnforcer {
+    active: ArcSwap<ActiveScope>,
+    changes: watch::Sender<()>,
+    metrics: AgentMetrics,
+    log_limit: LogLimiter<()>,
+}
+
+#[derive(Debug, Default)]
+struct ActiveScope {
+    /// The number of scopes before this one.
+    version: u64,
+    /// `None` allows all requests.
+    scope: Option<Scope>,
+}
+
+/// The reason why a scope does not contain a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OutOfScope<'a> {
+    /// The request is for another namespace.
+    Namespace(&'a str),
+    /// The request is for all namespaces, or for an object that is in none.
+    ClusterScoped,
+    /// The path has no resource, and is not one of the discovery.
+    Path,
+}
+
+impl ScopeEnforcer {
+    /// Returns an enforcer that allows all requests until [`Self::set`] is called.
+    pub fn new(metrics: AgentMetrics) -> Self {
+        Self {
+            active: ArcSwap::default(),
+            changes: watch::Sender::new(()),
+            metrics,
+            log_limit: LogLimiter::new(LOG_PERIOD),
+        }
+    }
+
+    /// Replaces the scope. `None` allows all requests. Streams that the new scope does not contain end.
+    pub fn set(&self, scope: Option<Scope>) {
+        let active = self.active.load();
+        if active.scope == scope {
+            return;
+        }
+        match &scope {
+            Some(scope) => tracing::info!(namespaces = ?scope.namespaces, "scope in force"),
+            None => tracing::info!("scope removed: requests may reach all namespaces"),
+        }
+        self.active.store(Arc::new(ActiveScope { version: active.version + 1, scope }));
+        self.changes.send_replace(());
+    }
+
+    /// Checks a request, and counts and logs a refusal. Returns the version of the scope that permits it.
+    pub(crate) fn check<B>(&self, request: &Request<B>) -> Result<u64, ServiceError> {
+        let active = self.active.load();
+        let Some(scope) = &active.scope else { return Ok(active.version) };
+        let Some(why) = refusal(scope, request) else { return Ok(active.version) };
+        self.metrics.count_out_of_scope();
+        let described: String =
+            describe(ServiceName::KUBERNETES, request).chars().take(MAX_DESCRIPTION).collect();
+        if let Some(suppressed) = self.log_limit.admit((), Instant::now().into_std()) {
+            let id = request.headers().get(header::REQUEST_ID).and_then(|id| id.to_str().ok());
+            tracing::warn!(
+                request = described,
+                reason = why,
+                request.id = id,
+                suppressed,
+                "request out of scope"
+            );
+        }
+        let message =
+            format!("the scope of this agent's configuration does not contain this: {described}: {why}");
+        Err(ServiceError::new(Reason::RefusedByPolicy, message))
+    }
+
+    /// Returns the version in force.
+    pub(super) fn version(&self) -> u64 {
+        self.active.load().version
+    }
+
+    /// Returns a receiver of each scope that comes into force after this call.
+    pub(super) fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+}
+
+/// Returns the reason why a scope does not contain a request, or `None` if it does.
+fn refusal<B>(scope: &Scope, request: &Request<B>) -> Option<String> {
+    let interpreted = || -> Result<_, UnclearRequestError> {
+        let path = DecodedPath::new(request.uri())?;
+        let info = RequestInfo::new(request.method(), &path, request.uri().query())?;
+        Ok(out_of_scope(scope, &info).map(|why| message(scope, why)))
+    };
+    interpreted().unwrap_or_else(|unclear| Some(format!("it cannot be interpreted: {unclear}")))
+}
+
+fn out_of_scope<'a>(scope: &Scope, info: &RequestInfo<'a>) -> Option<OutOfScope<'a>> {
+    let contains = |namespace: &str| scope.namespaces.iter().any(|each| each == namespace);
+    match &info.target {
+        RequestTarget::Path(path) => {
+            (!matches!(info.verb, "get" | "head") || !is_discovery(path)).then_some(OutOfScope::Path)
+        }
+        RequestTarget::Resource(ResourceTarget { namespace: None, .. }) => Some(OutOfScope::ClusterScoped),
+        RequestTarget::Resource(ResourceTarget { namespace: Some(namespace), .. })
+            if !contains(namespace) =>
+        {
+            Some(OutOfScope::Namespace(namespace))
+        }
+        // A namespace is a cluster-scoped object, and clients read their own.
+        RequestTarget::Resource(ResourceTarget { group: "", resource: "namespaces", .. })
+            if !matches!(info.verb, "get" | "watch") =>
+        {
+            Some(OutOfScope::ClusterScoped)
+        }
+        RequestTarget::Resource(_) => None,
+    }
+}
+
+/// Returns true if a path without a resource shows APIs, their schemas, the version or the health of the API server.
+fn is_discovery(path: &str) -> bool {
+    let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
+    matches!(first, "" | "api" | "apis" | "openapi" | "version" | "healthz" | "livez" | "readyz")
+}
+
+fn message(scope: &Scope, why: OutOfScope<'_>) -> String {
+    let namespaces = match &*scope.namespaces {
+        [only] => format!("the namespace {only}"),
+        [first, rest @ ..] => format!("the namespace {first} and {} others", rest.len()),
+        [] => "no namespace".to_owned(),
+    };
+    match why {
+        OutOfScope::Namespace(other) => format!("the scope is {namespaces}, without {other}"),
+        OutOfScope::ClusterScoped => {
+            format!("the scope is {namespaces}, without cluster-scoped objects and lists of all namespaces")
+        }
+        OutOfScope::Path => format!("the scope is {namespaces} and the discovery of APIs"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allows(request: &str) -> bool {
+        let (method, path) = request.split_once(' ').unwrap();
+        let request = Request::builder().method(method).uri(path).body(()).unwrap();
+        let scope = Scope { namespaces: vec!["shop".to_owned(), "shop-test".to_owned()] };
+        refusal(&scope, &request).is_none()
+    }
+
+    #[test]
+    fn requests_for_namespaces_of_the_scope_and_discovery_pass() {
+        for request in [
+            "GET /api/v1/namespaces/shop/pods",
+            "GET /api/v1/namespaces/shop/pods?watch=1",
+            "GET /api/v1/watch/namespaces/shop/pods",
+            "POST /api/v1/namespaces/shop-test/pods/p/exec?command=sh",
+            "DELETE /apis/apps/v1/namespaces/shop/deployments",
+            "GET /api/v1/namespaces/sh%6fp/services/s/proxy/x",
+            "GET /api/v1/namespaces/shop",
+            "GET /",
+            "GET /api",
+            "GET /api/v1",
+            "GET /apis",
+            "GET /apis/apps/v1",
+            "HEAD /version",
+            "GET /openapi/v3/apis/apps/v1?hash=1",
+            "GET /readyz/etcd",
+        ] {
+            assert!(allows(request), "{request}");
+        }
+    }
+
+    #[test]
+    fn requests_elsewhere_and_for_cluster_scoped_objects_are_refused() {
+        for request in [
+            "GET /api/v1/namespaces/other/pods",
+            "GET /api/v1/namespaces/shop2/pods",
+            "GET /api/v1/namespaces/SHOP/pods",
+            "GET /api/v1/watch/namespaces/other/pods",
+            "GET /api/v1/pods",
+            "GET /api/v1/secrets?fieldSelector=metadata.namespace=shop",
+            "GET /api/v1/watch/pods",
+            "GET /api/v1/namespaces",
+            "GET /api/v1/namespaces?fieldSelector=metadata.name=shop",
+            "POST /api/v1/namespaces",
+            "DELETE /api/v1/namespaces/shop",
+            "PUT /api/v1/namespaces/shop/finalize",
+            "PATCH /api/v1/namespaces/shop",
+            "GET /api/v1/nodes/n",
+            "GET /api/v1/nodes/n/proxy/logs",
+            "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+            "GET /apis/rbac.authorization.k8s.io/v1/clusterroles",
+            "GET /metrics",
+            "GET /logs",
+            "GET /debug/pprof",
+            "POST /api",
+            "GET /api/v1/namespaces/shop/../other/pods",
+            "GET /api/v1/namespaces//pods",
+            "GET /api/v1/namespaces/shop%2f..%2fother/pods",
+            "BREW /api/v1/namespaces/shop/pods",
+        ] {
+            assert!(!allows(request), "{request}");
+        }
+    }
+
+    #[test]
+    fn scope_is_replaced_with_a_new_version() {
+        let enforcer = ScopeEnforcer::new(AgentMetrics::default());
+        let request = Request::get("/api/v1/pods").body(()).unwrap();
+        assert_eq!(enforcer.check(&request).unwrap(), 0);
+        enforcer.set(Some(Scope { namespaces: vec!["a".to_owned()] }));
+        let error = enforcer.check(&request).unwrap_err();
+        assert_eq!(error.reason, Reason::RefusedByPolicy);
+        assert!(error.message.contains("the scope is the namespace a"), "{error}");
+        enforcer.set(Some(Scope { namespaces: vec!["a".to_owned()] }));
+        assert_eq!(enforcer.version(), 1, "the same scope is no new version");
+        enforcer.set(None);
+        assert_eq!(enforcer.check(&request).unwrap(), 2);
+    }
+}

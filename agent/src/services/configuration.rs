@@ -1,0 +1,213 @@
+//! The service `configuration`: kas sends the configuration of the agent, and agentk applies it while it runs.
+//!
+//! The configuration lives as long as the process, so that it outlives every tunnel. All tunnels share it.
+
+use std::sync::Arc;
+
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use parking_lot::Mutex;
+use process::logs::LogFilter;
+use proto::{
+    Reason,
+    agent_configuration::{AppliedKeys, CONFIGURATION_PATH, ConfigurationUpdate, LogLevel, MAX_UPDATE},
+};
+use tracing_subscriber::EnvFilter;
+use tunnel::Body;
+
+use super::{RequestHandler, ServiceError};
+use crate::{metrics::AgentMetrics, policy::ScopeEnforcer};
+
+/// Libraries that log what passes through them, or a line for each frame, at the level debug.
+const QUIET: &str = "h2=info,hyper=info,hyper_util=info,rustls=info,tungstenite=info";
+
+/// Applies the configuration that kas sends. Clones share their state.
+#[derive(Clone, Debug)]
+pub struct ConfigurationService(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    scope: Arc<ScopeEnforcer>,
+    log: Option<LogLevelSetting>,
+    metrics: AgentMetrics,
+    state: Mutex<ConfigurationState>,
+}
+
+/// The log of this process, whose level a configuration may change.
+#[derive(Clone, Debug)]
+pub struct LogLevelSetting {
+    /// Replaces the filter.
+    pub filter: LogFilter,
+    /// The filter of the command line, which applies unless the configuration has a level.
+    pub default: String,
+}
+
+#[derive(Debug, Default)]
+struct ConfigurationState {
+    /// The time when kas read the newest update, in milliseconds since 1970.
+    observed: u64,
+    version: Option<String>,
+    error: Option<String>,
+    level: Option<LogLevel>,
+}
+
+impl ConfigurationService {
+    /// Returns a service that sets this scope and, if there is one, the level of this log.
+    pub fn new(scope: Arc<ScopeEnforcer>, log: Option<LogLevelSetting>, metrics: AgentMetrics) -> Self {
+        Self(Arc::new(Inner { scope, log, metrics, state: Mutex::default() }))
+    }
+
+    /// Applies an update, unless a newer one was applied before.
+    ///
+    /// # Errors
+    ///
+    /// A key has an invalid value. The configuration before stays in force.
+    fn apply(&self, update: ConfigurationUpdate) -> Result<(), String> {
+        let keys = update.configuration.as_ref().map(AppliedKeys::new).transpose()?;
+        let Inner { scope, log, metrics, state } = &*self.0;
+        let mut state = state.lock();
+        if update.observed < state.observed {
+            // Another replica of kas has read the configuration later.
+            return Ok(());
+        }
+        state.observed = update.observed;
+        metrics.set_configuration_error(update.error.is_some());
+        if update.error != state.error {
+            match &update.error {
+                Some(error) => tracing::warn!(error, "the configuration of this agent is not used"),
+                None => tracing::info!("the configuration of this agent is valid again"),
+            }
+            state.error = update.error;
+        }
+        let Some(keys) = keys else { return Ok(()) };
+        scope.set(keys.scope);
+        if keys.log_level != state.level {
+            if let Some(log) = log {
+                log.set(keys.log_level);
+            }
+            state.level = keys.log_level;
+        }
+        if update.version != state.version {
+            let version = update.version.as_deref().unwrap_or_default();
+            tracing::info!(version, "configuration of this agent applied");
+            state.version = update.version;
+        }
+        Ok(())
+    }
+}
+
+impl LogLevelSetting {
+    fn set(&self, level: Option<LogLevel>) {
+        let filter = match level {
+            Some(level @ LogLevel::Debug) => format!("{},{QUIET}", level.as_str()),
+            Some(level) => level.as_str().to_owned(),
+            None => self.default.clone(),
+        };
+        let level = level.map_or("that of the command line", LogLevel::as_str);
+        tracing::info!(level, "log level set by the configuration of this agent");
+        self.filter.set(EnvFilter::new(filter));
+    }
+}
+
+impl RequestHandler for ConfigurationService {
+    async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        if request.uri().path() != CONFIGURATION_PATH {
+            let what = format!("agentk has no path {} for configurations", request.uri().path());
+            return Err(ServiceError::new(Reason::UnknownPath, what));
+        }
+        if request.method() != Method::PUT {
+            let error = ServiceError::new(Reason::MethodNotAllowed, "the method of this path is PUT");
+            return Err(error.with_allow("PUT"));
+        }
+        let refused = |what: String| {
+            self.0.metrics.record_configuration_update(false);
+            tracing::warn!(error = what, "configuration of kas refused");
+            ServiceError::new(Reason::BadRequest, format!("invalid configuration: {what}"))
+        };
+        let body = Limited::new(request.into_body(), MAX_UPDATE).collect().await;
+        let body = body.map_err(|error| refused(error.to_string()))?.to_bytes();
+        let update = serde_json::from_slice(&body).map_err(|error| refused(error.to_string()))?;
+        self.apply(update).map_err(refused)?;
+        self.0.metrics.record_configuration_update(true);
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        Ok(response)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    struct Fixture {
+        service: ConfigurationService,
+        scope: Arc<ScopeEnforcer>,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let scope = Arc::new(ScopeEnforcer::new(AgentMetrics::default()));
+            let service = ConfigurationService::new(Arc::clone(&scope), None, AgentMetrics::default());
+            Self { service, scope }
+        }
+
+        /// Returns the status of the response to an update.
+        async fn put(&self, update: &Value) -> Result<u16, ServiceError> {
+            let body = Body::from(Bytes::from(update.to_string()));
+            let request = Request::put(CONFIGURATION_PATH).body(body).unwrap();
+            Ok(self.service.handle(request).await?.status().as_u16())
+        }
+
+        fn allows(&self, path: &str) -> bool {
+            self.scope.check(&Request::get(path).body(()).unwrap()).is_ok()
+        }
+    }
+
+    fn update(observed: u64, configuration: &Value) -> Value {
+        json!({"observed": observed, "version": "1", "configuration": configuration, "error": null})
+    }
+
+    const PODS: &str = "/api/v1/namespaces/b/pods";
+
+    #[tokio::test]
+    async fn scope_applies_until_an_update_has_none() {
+        let agent = Fixture::new();
+        assert!(agent.allows(PODS));
+        assert_eq!(agent.put(&update(1, &json!({"scope": {"namespaces": ["a"]}}))).await.unwrap(), 204);
+        assert!(!agent.allows(PODS));
+        let only_error = json!({"observed": 2, "version": null, "configuration": null, "error": "bad"});
+        agent.put(&only_error).await.unwrap();
+        assert!(!agent.allows(PODS), "a kas without a valid configuration changes nothing");
+        agent.put(&update(3, &json!({}))).await.unwrap();
+        assert!(agent.allows(PODS));
+    }
+
+    #[tokio::test]
+    async fn update_that_was_read_before_the_applied_one_is_ignored() {
+        let agent = Fixture::new();
+        agent.put(&update(2, &json!({"scope": {"namespaces": ["a"]}}))).await.unwrap();
+        agent.put(&update(1, &json!({}))).await.unwrap();
+        assert!(!agent.allows(PODS));
+    }
+
+    #[tokio::test]
+    async fn invalid_update_changes_nothing() {
+        let agent = Fixture::new();
+        agent.put(&update(1, &json!({"scope": {"namespaces": ["a"]}}))).await.unwrap();
+        for bad in [
+            update(2, &json!({"scope": {"namespaces": []}})),
+            update(2, &json!({"scope": {"namespaces": ["b"], "verbs": ["get"]}})),
+            update(2, &json!({"observability": {"logging": {"level": "loud"}}})),
+            json!([]),
+        ] {
+            let error = agent.put(&bad).await.unwrap_err();
+            assert_eq!(error.reason, Reason::BadRequest, "{bad}");
+        }
+        assert!(!agent.allows(PODS));
+        let huge = update(2, &json!({"gitops": "x".repeat(MAX_UPDATE)}));
+        assert!(agent.put(&huge).await.is_err());
+    }
+}

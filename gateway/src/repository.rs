@@ -1,0 +1,150 @@
+//! Reads files of a Git repository at a commit. Each kind of repository implements [`Repository`].
+
+use std::{fmt, str::FromStr};
+
+use proto::AgentName;
+use router::BoxFuture;
+
+/// The directory of a repository that contains one directory for each agent with a configuration.
+pub const AGENTS_DIRECTORY: &str = ".gitlab/agents";
+
+/// The name of the configuration file in the directory of an agent.
+pub const CONFIGURATION_FILE: &str = "config.yaml";
+
+/// The most agents that [`Repository::list_agents`] returns.
+pub const MAX_LISTED_AGENTS: usize = 1000;
+
+/// A Git repository. Its content is not trusted.
+///
+/// Implementations limit the time and the memory of each call. Dropping a future cancels the call.
+pub trait Repository: fmt::Debug + Send + Sync {
+    /// Returns the current commit of the branch, or `None` if the repository has no commit yet.
+    ///
+    /// Without a configured branch, the branch is the default one of the repository (its `HEAD`).
+    ///
+    /// # Errors
+    ///
+    /// The repository cannot be reached, or it has commits but not the branch.
+    fn resolve(&self) -> BoxFuture<'_, Result<Option<Commit>, RepositoryError>>;
+
+    /// Returns the content of a regular file at a commit that [`Self::resolve`] returned, or `None` if nothing has the path.
+    ///
+    /// `path` is relative, has `/` as separator and neither empty segments nor `.` and `..`.
+    ///
+    /// # Errors
+    ///
+    /// The path names something other than a regular file, the file has more than `max_bytes` bytes, or the repository cannot be
+    /// reached.
+    fn read_file<'a>(
+        &'a self,
+        commit: &'a CommitId,
+        path: &'a str,
+        max_bytes: usize,
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, RepositoryError>>;
+
+    /// Returns the agents that have a file [`CONFIGURATION_FILE`] in a directory of their name, in order of their names.
+    ///
+    /// The directories are in [`AGENTS_DIRECTORY`], unless the repository is configured with another one. Entries whose names
+    /// are not names of agents are left out, as is everything after [`MAX_LISTED_AGENTS`].
+    ///
+    /// # Errors
+    ///
+    /// The repository cannot be reached.
+    fn list_agents<'a>(
+        &'a self,
+        commit: &'a CommitId,
+    ) -> BoxFuture<'a, Result<Vec<AgentName>, RepositoryError>>;
+}
+
+/// The commit of a branch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    /// The id of the commit.
+    pub id: CommitId,
+    /// The branch, such as `main`. It is not trusted.
+    pub branch: String,
+}
+
+/// The id of a commit: 40 (SHA-1) or 64 (SHA-256) hexadecimal digits in lower case.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CommitId(String);
+
+/// The error of a text that is not the id of a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not the id of a commit: it must have 40 or 64 hexadecimal digits")]
+pub struct InvalidCommitId;
+
+/// The error of a repository. Messages contain no credentials.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RepositoryError {
+    /// The repository does not respond, refuses the credentials, or sends something invalid. Another attempt may succeed.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The repository has commits, but not this branch.
+    #[error("the repository has no branch {0:?}")]
+    BranchNotFound(String),
+    /// The path is a directory, a symbolic link or a submodule.
+    #[error("{path} is {kind} and not a regular file")]
+    NotAFile {
+        /// The path in the repository.
+        path: String,
+        /// The kind of the entry with its article, like "a directory".
+        kind: &'static str,
+    },
+    /// The file is too large.
+    #[error("{path} is larger than {max_bytes} bytes")]
+    TooLarge {
+        /// The path in the repository.
+        path: String,
+        /// The limit, in bytes.
+        max_bytes: usize,
+    },
+}
+
+impl CommitId {
+    /// Returns the hexadecimal digits.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for CommitId {
+    type Err = InvalidCommitId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidCommitId> {
+        let digits = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        (digits && matches!(text.len(), 40 | 64)).then(|| Self(text.to_owned())).ok_or(InvalidCommitId)
+    }
+}
+
+impl fmt::Display for CommitId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Returns the path of an agent's configuration file within the directory of all agents.
+pub fn configuration_path(directory: &str, agent: &AgentName) -> String {
+    format!("{directory}/{agent}/{CONFIGURATION_FILE}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commit_id_has_the_digits_of_sha1_or_sha256() {
+        for length in [40, 64] {
+            assert!("a1".repeat(length / 2).parse::<CommitId>().is_ok());
+        }
+        for text in ["", "main", &"a".repeat(39), &"A".repeat(40), &"g".repeat(40), &"a".repeat(128)] {
+            assert_eq!(text.parse::<CommitId>(), Err(InvalidCommitId), "{text}");
+        }
+    }
+
+    #[test]
+    fn configuration_is_in_the_directory_of_the_agent() {
+        let agent = "prod".parse().unwrap();
+        assert_eq!(configuration_path(AGENTS_DIRECTORY, &agent), ".gitlab/agents/prod/config.yaml");
+    }
+}

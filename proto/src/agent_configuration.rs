@@ -1,0 +1,319 @@
+//! The configuration file of an agent, `.gitlab/agents/<name>/config.yaml`, and the request that carries it to agentk.
+//!
+//! The keys are those of GitLab's agent, and `scope`. Sections of features that do not exist here are accepted, so that a file
+//! of GitLab works unchanged, and [`AgentConfiguration::warnings`] names them. All other unknown keys are errors.
+
+mod access;
+mod update;
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use self::{
+    access::{
+        CiAccess, CiAccessAs, CiAuthorization, Empty, Extra, Impersonate, ResourceManagement, UserAccess,
+        UserAccessAs, UserAuthorization,
+    },
+    update::{AppliedKeys, CONFIGURATION_PATH, ConfigurationUpdate, MAX_UPDATE},
+};
+use crate::yaml::{Budget, KeyLocations, YamlError, parse_with_budget};
+
+/// The default limit of a file, in bytes, which is that of GitLab's kas.
+pub const DEFAULT_MAX_BYTES: usize = 128 << 10;
+
+/// The most namespaces of a scope.
+const MAX_NAMESPACES: usize = 1000;
+
+/// The configuration of an agent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AgentConfiguration {
+    /// The observability of agentk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observability: Option<Observability>,
+    /// The part of the cluster that requests may reach.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<Scope>,
+    /// The CI jobs that may use the agent. GitLab evaluates it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ci_access: Option<CiAccess>,
+    /// The users who may use the agent. GitLab evaluates it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_access: Option<UserAccess>,
+    /// GitOps. It is kept, and has no effect yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gitops: Option<Value>,
+    /// A feature of GitLab that does not exist here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_scanning: Option<Value>,
+    /// A feature of GitLab that does not exist here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flux: Option<Value>,
+    /// A feature of GitLab that does not exist here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote_development: Option<Value>,
+    /// A feature of GitLab that does not exist here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<Value>,
+}
+
+/// Section `observability`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Observability {
+    /// The log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logging: Option<Logging>,
+    /// A feature of GitLab that does not exist here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub google_profiler: Option<Value>,
+}
+
+/// Section `observability.logging`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Logging {
+    /// The level of agentk's log. Without it, that of agentk's command line applies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<LogLevel>,
+    /// The level of gRPC, which agentk does not use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grpc_level: Option<LogLevel>,
+}
+
+/// A level of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// Events of interest for operators.
+    Info,
+    /// Details for the search of a defect.
+    Debug,
+    /// Problems that agentk handles.
+    Warn,
+    /// Problems that agentk does not handle.
+    Error,
+}
+
+/// Section `scope`: the part of the cluster that requests may reach. agentk enforces it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scope {
+    /// The namespaces. Requests for other namespaces and for cluster-scoped objects are refused.
+    pub namespaces: Vec<String>,
+}
+
+impl AgentConfiguration {
+    /// Parses the text of a file. An empty file is an empty configuration. `file` is for errors.
+    ///
+    /// # Errors
+    ///
+    /// The text is not YAML, has an unknown key or an invalid value, or expands to too many nodes. The error names file, line and
+    /// key.
+    pub fn parse(file: &Path, text: &str) -> Result<Self, YamlError> {
+        let parsed: Option<Self> = parse_with_budget(file, text, budget())?;
+        let configuration = parsed.unwrap_or_default();
+        configuration
+            .validate()
+            .map_err(|(key, what)| YamlError::about(file, &KeyLocations::parse(text), key, what))?;
+        Ok(configuration)
+    }
+
+    /// Returns the key and the problem of the first invalid value.
+    fn validate(&self) -> Result<(), (String, String)> {
+        if let Some(scope) = &self.scope {
+            scope.validate().map_err(|what| ("scope.namespaces".to_owned(), what))?;
+        }
+        self.ci_access.iter().try_for_each(CiAccess::validate)?;
+        self.user_access.iter().try_for_each(UserAccess::validate)
+    }
+
+    /// Returns a sentence for each key that is accepted and has no effect.
+    pub fn warnings(&self) -> Vec<String> {
+        let observability = self.observability.as_ref();
+        let logging = observability.and_then(|section| section.logging.as_ref());
+        let absent = [
+            ("container_scanning", self.container_scanning.is_some()),
+            ("flux", self.flux.is_some()),
+            ("remote_development", self.remote_development.is_some()),
+            ("config", self.config.is_some()),
+            ("observability.google_profiler", observability.is_some_and(|it| it.google_profiler.is_some())),
+            ("observability.logging.grpc_level", logging.is_some_and(|it| it.grpc_level.is_some())),
+        ];
+        let absent = absent.into_iter().filter(|(_, is_set)| *is_set);
+        let absent = absent.map(|(key, _)| format!("{key} has no effect: agentk does not have this feature"));
+        let gitops = self.gitops.is_some().then(|| {
+            "gitops has no effect: agentk does not apply manifests yet; deploy with a CI job or with Flux"
+                .to_owned()
+        });
+        gitops.into_iter().chain(absent).collect()
+    }
+
+    /// Returns the level of agentk's log.
+    pub fn log_level(&self) -> Option<LogLevel> {
+        self.observability.as_ref()?.logging.as_ref()?.level
+    }
+}
+
+impl Scope {
+    /// Returns the problem of the section, if it has one.
+    fn validate(&self) -> Result<(), String> {
+        if self.namespaces.is_empty() {
+            return Err("name at least one namespace, or remove scope to allow all of them".to_owned());
+        }
+        if self.namespaces.len() > MAX_NAMESPACES {
+            return Err(format!("a scope has at most {MAX_NAMESPACES} namespaces"));
+        }
+        let is_name = |name: &String| {
+            let inner = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+            inner && (1..=63).contains(&name.len()) && !name.starts_with('-') && !name.ends_with('-')
+        };
+        match self.namespaces.iter().find(|name| !is_name(name)) {
+            Some(name) => {
+                Err(format!("{name:?} is not a namespace: write its exact name; there are no patterns here"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl LogLevel {
+    /// Returns the word in a file and in a filter of the log.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Warn => "warn",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// Returns the limits of the parser: the nodes that fit into the largest file, and few aliases.
+fn budget() -> Budget {
+    let mut budget = Budget::default();
+    budget.max_nodes = 50_000;
+    budget.max_events = 200_000;
+    budget.max_total_scalar_bytes = 1 << 20;
+    budget.max_aliases = 1000;
+    budget
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<AgentConfiguration, String> {
+        AgentConfiguration::parse(Path::new("config.yaml"), text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn empty_file_is_an_empty_configuration() {
+        for text in ["", "\n", "# nothing yet\n", "---\n", "{}"] {
+            assert_eq!(parse(text).unwrap(), AgentConfiguration::default(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn keys_of_gitlab_and_the_scope_are_parsed() {
+        let text = "
+observability: {logging: {level: debug, grpc_level: warn}}
+scope: {namespaces: [shop, shop-staging]}
+ci_access:
+  projects:
+  - id: group/shop
+    default_namespace: shop
+    environments: [production, 'review/*']
+    protected_branches_only: true
+    resource_management: {enabled: true}
+    access_as: {impersonate: {username: ci, groups: [jobs], uid: '7', extra: [{key: a, val: [b]}]}}
+  - {id: group/other, access_as: {ci_job: {}}}
+  groups: [{id: group, access_as: {agent: {}}}]
+  instance: {}
+user_access:
+  access_as: {user: {}}
+  projects: [{id: group/shop}]
+  groups: [{id: group}]
+gitops: {manifest_projects: [{id: group/shop, paths: [{glob: '/**/*.yaml'}]}]}
+container_scanning: {cadence: '0 * * * *'}
+flux: {webhook_receiver_url: 'http://webhook-receiver.flux-system'}
+remote_development: {enabled: true, partial_sync_interval: 10s}
+";
+        let parsed = parse(text).unwrap();
+        assert_eq!(parsed.log_level(), Some(LogLevel::Debug));
+        assert_eq!(parsed.scope.as_ref().unwrap().namespaces, ["shop", "shop-staging"]);
+        let ci = parsed.ci_access.as_ref().unwrap();
+        assert!(
+            matches!(&ci.projects[0].access_as, Some(CiAccessAs::Impersonate(who)) if who.username == "ci")
+        );
+        let warnings = parsed.warnings();
+        let named = |key: &str| warnings.iter().any(|warning| warning.starts_with(key));
+        for key in
+            ["gitops", "container_scanning", "flux", "remote_development", "observability.logging.grpc_level"]
+        {
+            assert!(named(key), "{key} is not in {warnings:?}");
+        }
+        assert_eq!(warnings.len(), 5);
+
+        // GitLab receives the file as JSON.
+        let json = serde_json::to_value(&parsed).unwrap();
+        assert_eq!(json["ci_access"]["projects"][1]["access_as"]["ci_job"], serde_json::json!({}));
+        assert_eq!(json["remote_development"]["partial_sync_interval"], "10s");
+        assert_eq!(serde_json::from_value::<AgentConfiguration>(json).unwrap(), parsed);
+    }
+
+    #[test]
+    fn invalid_file_is_refused_with_line_and_key() {
+        for (text, expected) in [
+            (
+                "observability:\n  loging: {}\n",
+                "config.yaml:2:3: observability.loging: unknown field `loging`",
+            ),
+            ("observability: {logging: {level: loud}}", "observability.logging.level: "),
+            ("scope: {}", "the key namespaces is missing"),
+            ("scope:\n  namespaces: []\n", "config.yaml:2:3: scope.namespaces: name at least one namespace"),
+            ("scope: {namespaces: ['*']}", "\"*\" is not a namespace"),
+            ("scope: {namespaces: [UPPER]}", "\"UPPER\" is not a namespace"),
+            ("scope: {namespace: [a]}", "unknown field `namespace`"),
+            ("ci_access: {projects: [{id: ''}]}", "ci_access.projects: projects[0].id must not be empty"),
+            ("ci_access: {projects: [{name: a}]}", "unknown field `name`"),
+            ("ci_access: {projects: [{id: a, access_as: {root: {}}}]}", "unknown variant"),
+            (
+                "ci_access: {groups: [{id: a, access_as: {impersonate: {username: ''}}}]}",
+                "username must not be empty",
+            ),
+            (
+                "ci_access: {groups: [{id: a, access_as: {impersonate: {username: u, extra: [{key: k, val: []}]}}}]}",
+                "extra[0].val must have a value",
+            ),
+            ("user_access: {access_as: {ci_job: {}}}", "unknown variant"),
+            ("user_access: {projects: [{id: a, default_namespace: b}]}", "unknown field `default_namespace`"),
+            ("- a\n- b\n", "it must be a mapping"),
+            ("a: [", "config.yaml:1"),
+            ("scope: {namespaces: [a]}\nscope: {namespaces: [b]}", "is set twice"),
+            ("policy: {}", "config.yaml:1:1: policy: unknown field `policy`"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text}\n gave {error}");
+        }
+    }
+
+    #[test]
+    fn expansion_of_aliases_is_limited() {
+        let mut bomb = "gitops:\n  a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for level in 1..12 {
+            let inner = format!("*a{}", level - 1);
+            bomb += &format!("  a{level}: &a{level} [{}]\n", vec![inner; 9].join(", "));
+        }
+        let error = parse(&bomb).unwrap_err();
+        assert!(error.starts_with("config.yaml"), "{error}");
+
+        let long =
+            format!("gitops: {{a: &a {}, b: [{}]}}", "x".repeat(10_000), vec!["*a"; 100_000].join(","));
+        assert!(parse(&long).is_err());
+        assert!(parse(&format!("gitops: {}{}", "[".repeat(100_000), "]".repeat(100_000))).is_err());
+        assert!(parse(&format!("gitops: [{}]", "a,".repeat(500_000))).is_err(), "a megabyte of nodes");
+    }
+}

@@ -1,0 +1,84 @@
+//! The request of the service `configuration`, with which kas sends an agent its configuration.
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::{LogLevel, Scope};
+
+/// The path of the request. Its method is PUT.
+pub const CONFIGURATION_PATH: &str = "/v1/configuration";
+
+/// The largest body of the request, in bytes. JSON takes more than the YAML of the file.
+pub const MAX_UPDATE: usize = 4 << 20;
+
+/// The body of the request: the configuration that is in force, and the error of a newer one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ConfigurationUpdate {
+    /// The time when kas read the repository or the file, in milliseconds since 1970. agentk ignores an update that is older
+    /// than the last one: replicas of kas read independently.
+    pub observed: u64,
+    /// The version of the configuration, for people: a commit, or a digest of a local file. `None` if kas has no valid
+    /// configuration, so that agentk keeps the one that it has.
+    pub version: Option<String>,
+    /// The configuration file as JSON.
+    pub configuration: Option<Value>,
+    /// The reason why the newest version cannot be used.
+    pub error: Option<String>,
+}
+
+/// The keys of the file that agentk applies.
+///
+/// A newer kas may send keys that this agentk does not have. Those of [`Scope`] restrict requests, so an unknown one is an
+/// error.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AppliedKeys {
+    /// The level of agentk's log.
+    pub log_level: Option<LogLevel>,
+    /// The part of the cluster that requests may reach.
+    pub scope: Option<Scope>,
+}
+
+impl AppliedKeys {
+    /// Reads the keys from the configuration of an update.
+    ///
+    /// # Errors
+    ///
+    /// A key has an invalid value, or a key of the scope is unknown.
+    pub fn new(configuration: &Value) -> Result<Self, String> {
+        let scope: Option<Scope> = value(configuration, "/scope")?;
+        scope.iter().try_for_each(Scope::validate).map_err(|what| format!("scope.namespaces: {what}"))?;
+        Ok(Self { log_level: value(configuration, "/observability/logging/level")?, scope })
+    }
+}
+
+fn value<T: DeserializeOwned>(configuration: &Value, pointer: &str) -> Result<Option<T>, String> {
+    let value = configuration.pointer(pointer).unwrap_or(&Value::Null);
+    Option::deserialize(value).map_err(|error| format!("{}: {error}", pointer[1..].replace('/', ".")))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn applied_keys_are_read_and_others_are_ignored() {
+        let keys = AppliedKeys::new(&json!({
+            "observability": {"logging": {"level": "warn"}},
+            "scope": {"namespaces": ["a"]},
+            "feature_of_a_later_kas": {},
+        }));
+        let keys = keys.unwrap();
+        assert_eq!(keys.log_level, Some(LogLevel::Warn));
+        assert_eq!(keys.scope.unwrap().namespaces, ["a"]);
+        assert_eq!(AppliedKeys::new(&json!({})).unwrap(), AppliedKeys::default());
+    }
+
+    #[test]
+    fn scope_that_cannot_be_enforced_is_refused() {
+        for scope in [json!({}), json!({"namespaces": []}), json!({"namespaces": ["a"], "clusters": []})] {
+            assert!(AppliedKeys::new(&json!({"scope": scope})).is_err());
+        }
+    }
+}
