@@ -38,6 +38,7 @@ use crate::{
     api::ApiServer,
     config::{Config, ConfigError},
     cors::Cors,
+    disabled::KillSwitch,
     forward::Forwarder,
     identity::{AgentAuthenticator, AgentSources, Identities, Identity},
     listen::LOG_PERIOD,
@@ -134,7 +135,10 @@ impl App {
             &config,
             metrics.clone(),
         ));
+        let kill_switch = Arc::new(KillSwitch::default());
+        kill_switch.register(&mut registry);
         let agents = Arc::new(AgentServer {
+            kill_switch: Arc::clone(&kill_switch),
             identities: identities.clone(),
             sources,
             tunnels: Arc::clone(&tunnels),
@@ -168,6 +172,7 @@ impl App {
             trusted_proxies: public.listen.trusted_proxies.iter().copied().map(Into::into).collect(),
             extra_headers: public.extra_allowed_response_headers.clone(),
             access,
+            kill_switch: Arc::clone(&kill_switch),
             forwarder: Forwarder {
                 tunnels,
                 store: Arc::clone(&store),
@@ -186,8 +191,14 @@ impl App {
         let files = ReloadHealth::default();
         files.register(&mut registry, "kas");
         let expirations = CertificateExpirations::register(&mut registry);
-        let admin =
-            Arc::new(AdminServer { readiness: readiness.clone(), files, registry, store, agent_lister });
+        let admin = Arc::new(AdminServer {
+            readiness: readiness.clone(),
+            files,
+            kill_switch,
+            registry,
+            store,
+            agent_lister,
+        });
         Self {
             agents,
             callers,
@@ -268,6 +279,10 @@ impl App {
         background.spawn(async move {
             until.run_until_cancelled(budget.run(&metrics)).await;
         });
+        let (switch, until) = (Arc::clone(&self.callers.kill_switch), draining.clone());
+        background.spawn(async move {
+            until.run_until_cancelled(switch.run()).await;
+        });
         self.follow_files(background);
         if let Some(exporter) = self.exporter.take() {
             background.spawn(exporter.run(draining.clone()));
@@ -298,7 +313,8 @@ impl App {
         if panicked.is_cancelled() { Err(BackgroundPanic) } else { Ok(()) }
     }
 
-    /// Reads certificates, secrets and the identity file again when they change, until the group drains.
+    /// Reads certificates, secrets, the identity file and the rules of the kill switch again when they change, until the group
+    /// drains.
     fn follow_files(&self, background: &TaskGroup) {
         let files = &self.admin.files;
         let spawn = |following| {
@@ -334,6 +350,11 @@ impl App {
         let (identities, path) = (self.identities.clone(), self.config.identity.file.value.clone());
         let (file, paths) = (files.file("identity.file"), vec![path.clone()]);
         spawn(follow(file, paths, self.reload.subscribe(), move || identities.reload(&path)).boxed());
+        if let Some(path) = self.config.disabled.file.as_ref().map(|path| path.value.clone()) {
+            let switch = Arc::clone(&self.callers.kill_switch);
+            let (file, paths) = (files.file("disabled.file"), vec![path.clone()]);
+            spawn(follow(file, paths, self.reload.subscribe(), move || switch.reload(&path)).boxed());
+        }
     }
 
     fn shutdown(&self) -> Shutdown {

@@ -52,6 +52,9 @@ pub struct Config {
     pub private_api: Option<PrivateApiConfig>,
     /// The internal API. Without this section there is none.
     pub api: Option<ApiConfig>,
+    /// The kill switch.
+    #[serde(default)]
+    pub disabled: DisabledConfig,
     /// The agents and callers.
     pub identity: IdentityConfig,
     /// The positions of the keys, for errors.
@@ -82,6 +85,14 @@ pub struct IdentityConfig {
     pub file: Spanned<PathBuf>,
 }
 
+/// Section `disabled`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DisabledConfig {
+    /// The file with the rules by which requests are disabled. It is read again when it changes. Without it there are no rules.
+    pub file: Option<Spanned<PathBuf>>,
+}
+
 /// The requests in flight on one connection to another replica.
 const PEER_STREAMS: u32 = 100_000;
 /// The bytes that replicas add to the largest head of a caller.
@@ -105,6 +116,7 @@ impl Config {
             &mut agent.kubernetes_api.listen.key_file,
             &mut tracing.otlp_ca_certificate_file,
             &mut tracing.otlp_token_secret_file,
+            &mut config.disabled.file,
         ]
         .into_iter()
         .flatten()
@@ -335,7 +347,8 @@ mod tests {
     fn whole(example: &str) -> String {
         let mut section = false;
         let lines = example.lines().map(|line| {
-            section = !line.is_empty() && (section || ["# private_api:", "# api:"].contains(&line));
+            section =
+                !line.is_empty() && (section || ["# private_api:", "# api:", "# disabled:"].contains(&line));
             if section { line.trim_start_matches('#').strip_prefix(' ').unwrap() } else { line }
         });
         lines.collect::<Vec<_>>().join("\n")

@@ -12,6 +12,7 @@
 //!
 //! * `proxy` serves callers: start with its function `handle`. It uses `target` (the path), `access` (authentication and
 //!   authorization), `headers`, `cors`, `promql` (queries of restricted callers), `error` and `traces`.
+//! * [`disabled`] is the kill switch: the rules by which the operator disables requests.
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
 //! * `agents` serves agents and registers their tunnels.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
@@ -31,6 +32,7 @@ pub mod cli;
 pub mod config;
 mod cors;
 mod destination;
+pub mod disabled;
 mod error;
 mod forward;
 mod headers;

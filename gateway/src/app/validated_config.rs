@@ -1,7 +1,7 @@
 //! A configuration with the content of all files that it names, and the listeners that are bound from it.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -11,12 +11,14 @@ use router::{
     MemoryStore, Replica,
     redis::{RedisSettings, RedisStore},
 };
+use serde_saphyr::Spanned;
 use telemetry::Program;
 
 use super::{App, connection_limits::ConnectionLimits};
 use crate::{
     api::{ApiServer, Verifier},
     config::{Config, ConfigError, unreadable},
+    disabled::{self, DisableRule},
     identity::Identity,
     listen::{BindError, Listener},
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
@@ -38,6 +40,7 @@ pub struct ValidatedConfig {
     pub(super) config: Config,
     pub(super) private: Option<PeerConfig>,
     identity: Identity,
+    disabled: Vec<DisableRule>,
     agent_certificate: Option<Certificate>,
     public_certificate: Option<Certificate>,
     api_certificate: Option<Certificate>,
@@ -95,11 +98,19 @@ impl ValidatedConfig {
         let redis = config.redis.as_ref().map(|redis| redis.settings(file, config.keys())).transpose()?;
         let path = &config.identity.file;
         // Errors in the content have the lines of that file.
-        files::metadata(&path.value).map_err(|error| {
-            let what = format!("{}: {}", path.value.display(), unreadable(&error));
-            ConfigError::new(file, path.referenced, "identity.file", what)
-        })?;
+        let exists = |key: &str, path: &Spanned<PathBuf>| {
+            files::metadata(&path.value).map_err(|error| {
+                let what = format!("{}: {}", path.value.display(), unreadable(&error));
+                ConfigError::new(file, path.referenced, key, what)
+            })
+        };
+        exists("identity.file", path)?;
         let identity = Identity::read(&path.value)?;
+        let disabled = config.disabled.file.as_ref().map(|path| {
+            exists("disabled.file", path)?;
+            disabled::file::read(&path.value)
+        });
+        let disabled = disabled.transpose()?.unwrap_or_default();
         let private = config.private_api.as_ref();
         let private = private
             .map(|section| PeerConfig::read(file, section, config.keys(), NetworkEnv::from_process()))
@@ -112,6 +123,7 @@ impl ValidatedConfig {
             config,
             private,
             identity,
+            disabled,
             agent_certificate,
             public_certificate,
             api_certificate,
@@ -230,6 +242,7 @@ impl ValidatedConfig {
             }
         }
         let mut app = App::of_replica(fleet, config, self.identity, traces, exporter, redis);
+        app.callers.kill_switch.set_file(self.disabled);
         let public = self.agent_certificate.into_iter().chain(self.public_certificate);
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate).cloned();
         app.certificates = public.chain(self.api_certificate).chain(peer_certificate).collect();
