@@ -14,13 +14,13 @@ mod enforcer;
 mod file;
 mod kubectl_names;
 mod layer;
-pub(crate) mod request_info;
 mod rule;
 mod user;
 mod validate;
 
 use http::Request;
 use proto::ServiceName;
+pub(crate) use proto::request_info;
 
 pub(crate) use self::layer::{PermittedRequest, PolicyLayer};
 pub use self::{
