@@ -82,10 +82,14 @@ async fn readiness(State(admin): State<Arc<Admin>>) -> Response {
     if !problems.is_empty() {
         return (StatusCode::SERVICE_UNAVAILABLE, problems.join("\n") + "\n").into_response();
     }
-    match &*admin.health.files.problems() {
-        [] => "ready\n".into_response(),
-        refused => format!("ready, degraded\n{}\n", refused.join("\n")).into_response(),
-    }
+    let (refused, disabled) = (admin.health.files.problems(), admin.health.disabled.lines());
+    let state = match (&*refused, &*disabled) {
+        ([], []) => return "ready\n".into_response(),
+        ([], _) => "disabled",
+        (_, _) => "degraded",
+    };
+    let lines: Vec<_> = refused.into_iter().chain(disabled).collect();
+    format!("ready, {state}\n{}\n", lines.join("\n")).into_response()
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
@@ -100,6 +104,10 @@ mod tests {
     use axum::body::Body;
     use http::{Method, Request, header::ALLOW};
     use http_body_util::BodyExt as _;
+    use proto::{
+        TunnelId,
+        control::{DisabledNotice, DisabledScope},
+    };
     use tokio::time::Instant;
     use tower::ServiceExt as _;
 
@@ -145,6 +153,20 @@ mod tests {
         assert!(metrics.contains("agentk_tunnels 1\n"), "{metrics}");
         assert!(metrics.contains("agentk_cluster_up 1\n"), "{metrics}");
         assert_eq!(get(&routes, "/").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn agentk_that_kas_has_disabled_is_ready_with_the_reason() {
+        let (observability, routes) = admin();
+        let _up = observability.tunnel_opened();
+        observability.cluster_probed(ClusterStatus::Up { version: None });
+        let tunnel = observability.health.disabled.tunnel(TunnelId::random());
+        let rule = DisabledScope { service: None, reason: "drill".to_owned(), until: None };
+        tunnel.replace(DisabledNotice { rules: vec![rule] });
+        let disabled = "ready, disabled\ndisabled by the operator of kas: all services: drill\n";
+        assert_eq!(get(&routes, "/readiness").await, (200, disabled.to_owned()));
+        tunnel.replace(DisabledNotice::default());
+        assert_eq!(get(&routes, "/readiness").await, (200, "ready\n".to_owned()));
     }
 
     #[tokio::test]

@@ -93,6 +93,8 @@ impl App {
         let mut registry = Registry::default();
         let observability =
             Observability { metrics: AgentMetrics::register(&mut registry), ..Observability::default() };
+        let disabled = "1 if the operator of kas has disabled requests to this agent, else 0";
+        registry.register("agentk_disabled", disabled, observability.health.disabled.gauge());
         process::logs::register(&mut registry, "agentk");
         observability.health.files.register(&mut registry, "agentk");
         let mut followers = FileFollowers::new(observability.health.files.clone(), reload);

@@ -11,7 +11,7 @@ use std::{
 use files::ReloadHealth;
 use tokio::{sync::watch, time::sleep};
 
-use crate::{metrics::AgentMetrics, services::KubernetesService, session::Backoff};
+use crate::{disabled::DisabledRules, metrics::AgentMetrics, services::KubernetesService, session::Backoff};
 
 /// The time between two probes of the cluster that succeed, less up to a fifth.
 const PROBE_PERIOD: Duration = Duration::from_secs(30);
@@ -34,6 +34,8 @@ pub struct AgentHealth {
     cluster: watch::Sender<ClusterStatus>,
     /// The files that are read again.
     pub files: ReloadHealth,
+    /// The rules by which the operator of kas has disabled this agent.
+    pub disabled: DisabledRules,
     stopping: AtomicBool,
 }
 

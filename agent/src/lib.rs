@@ -23,6 +23,7 @@ mod check;
 pub mod cli;
 pub mod cluster;
 pub mod connect;
+mod disabled;
 mod dispatch;
 mod file_followers;
 mod health;
@@ -36,6 +37,7 @@ pub use self::{
     app::{App, TaskPanicError, log_filter},
     check::CheckCommand,
     connect::{AgentToken, Dial, DialError, KasAddress, TcpDialer},
+    disabled::DisabledRules,
     health::{AgentHealth, ClusterStatus, Observability},
     metrics::AgentMetrics,
     services::{ServiceError, Services},

@@ -17,7 +17,6 @@ mod enforcer;
 mod file;
 mod kubectl_names;
 mod layer;
-pub(crate) mod request_info;
 mod rule;
 mod scope;
 mod user;
@@ -25,6 +24,7 @@ mod validate;
 
 use http::Request;
 use proto::ServiceName;
+pub(crate) use proto::request_info;
 
 pub(crate) use self::layer::{PermittedRequest, PolicyLayer, Restriction};
 pub use self::{

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use router::{RouteStore, StoreHealth};
 
-use crate::{agent_list::AgentLister, http_server::HttpServer, metrics};
+use crate::{agent_list::AgentLister, disabled::KillSwitch, http_server::HttpServer, metrics};
 
 /// The time that a probe may take to send the head of a request, or leave its connection idle.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,8 +60,9 @@ impl Readiness {
         self.0.lock().unreachable = error;
     }
 
-    /// Builds the response to a probe. A degraded replica is ready, because it serves the agents that are connected to it.
-    fn response(&self, health: &StoreHealth, files: Vec<String>) -> Response {
+    /// Builds the response to a probe. A degraded replica is ready, because it serves the agents that are connected to it. A
+    /// replica with rules of the kill switch is ready, because callers should receive the reason.
+    fn response(&self, health: &StoreHealth, files: Vec<String>, disabled: &[String]) -> Response {
         let ReadinessState { phase, unreachable } = self.0.lock().clone();
         let redis = match health {
             StoreHealth::Healthy => None,
@@ -84,10 +85,14 @@ impl Readiness {
         });
         let unreachable = unreachable.map(|why| format!("private_api: {why}"));
         let problems: Vec<_> = redis.into_iter().chain(unreachable).chain(files).collect();
-        match &*problems {
-            [] => "ready\n".into_response(),
-            problems => format!("ready, degraded\n{}\n", problems.join("\n")).into_response(),
-        }
+        let state = match (&*problems, disabled) {
+            ([], []) => return "ready\n".into_response(),
+            ([], _) => "disabled",
+            (_, _) => "degraded",
+        };
+        let disabled = disabled.iter().map(|rule| format!("disabled: {rule}"));
+        let lines: Vec<_> = problems.into_iter().chain(disabled).collect();
+        format!("ready, {state}\n{}\n", lines.join("\n")).into_response()
     }
 }
 
@@ -100,6 +105,8 @@ pub struct AdminServer {
     pub registry: Registry,
     /// The files that are reloaded, whose health is a part of `/readiness`.
     pub files: ReloadHealth,
+    /// The rules of the kill switch, which are a part of `/readiness`.
+    pub kill_switch: Arc<KillSwitch>,
     /// The directory, whose health is a part of `/readiness`.
     pub store: Arc<dyn RouteStore>,
     /// Creates the list of `/agents`.
@@ -126,7 +133,7 @@ impl AdminServer {
 }
 
 async fn readiness(State(admin): State<Arc<AdminServer>>) -> Response {
-    admin.readiness.response(&admin.store.health(), admin.files.problems())
+    admin.readiness.response(&admin.store.health(), admin.files.problems(), &admin.kill_switch.lines())
 }
 
 async fn metrics(State(admin): State<Arc<AdminServer>>) -> impl IntoResponse {
@@ -160,7 +167,7 @@ mod tests {
         health: &StoreHealth,
         files: &ReloadHealth,
     ) -> (u16, String) {
-        let response = readiness.response(health, files.problems());
+        let response = readiness.response(health, files.problems(), &[]);
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, String::from_utf8(body.to_vec()).unwrap())
@@ -195,6 +202,20 @@ mod tests {
             response_with(&readiness, &StoreHealth::Healthy, &files).await,
             (200, "ready\n".to_owned())
         );
+    }
+
+    #[tokio::test]
+    async fn disabled_is_ready_with_the_rules() {
+        let readiness = Readiness::default();
+        readiness.set_ready();
+        for (health, state) in [(StoreHealth::Healthy, "disabled"), (degraded(), "degraded")] {
+            let response = readiness.response(&health, Vec::new(), &["agent prod: drill".to_owned()]);
+            assert_eq!(response.status(), 200);
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let body = String::from_utf8(body.to_vec()).unwrap();
+            assert!(body.starts_with(&format!("ready, {state}\n")), "{body}");
+            assert!(body.ends_with("\ndisabled: agent prod: drill\n"), "{body}");
+        }
     }
 
     #[tokio::test]

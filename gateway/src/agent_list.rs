@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     agent_locations::{AgentLocations, AgentOwner, AgentState, rfc3339},
     agents::AgentServer,
+    disabled::KillSwitch,
     identity::Identities,
     tunnel_entry::TunnelEntry,
 };
@@ -22,6 +23,7 @@ pub struct AgentLister {
     identities: Identities,
     tunnels: Arc<LocalTunnels<TunnelEntry>>,
     store: Arc<dyn RouteStore>,
+    kill_switch: Arc<KillSwitch>,
     replica: ReplicaId,
 }
 
@@ -37,6 +39,9 @@ pub struct AgentList {
     pub time: SystemTime,
     /// The error because of which the tunnels to other replicas are missing.
     pub missing: Option<String>,
+    /// The rules by which requests are disabled.
+    #[serde(default)]
+    pub disabled: Vec<String>,
     /// The agents, in order of their names.
     pub agents: Vec<AgentStatus>,
 }
@@ -51,6 +56,9 @@ pub struct AgentStatus {
     /// The connection of the agent.
     #[serde(flatten)]
     pub state: AgentState,
+    /// The rule by which all requests to the agent are disabled.
+    #[serde(default)]
+    pub disabled: Option<String>,
     /// Its tunnels to this replica.
     pub tunnels: Vec<TunnelStatus>,
     /// The other replicas that hold tunnels of the agent.
@@ -105,6 +113,7 @@ impl AgentLister {
             identities: agents.identities.clone(),
             tunnels: Arc::clone(&agents.tunnels),
             store: Arc::clone(&agents.store),
+            kill_switch: Arc::clone(&agents.kill_switch),
             replica: agents.replica,
         }
     }
@@ -131,11 +140,13 @@ impl AgentLister {
                 (true, false) => AgentState::Elsewhere,
                 (true, true) => locations.state_without_owner(id),
             };
-            agents.push(AgentStatus { id, name: name.clone(), state, tunnels, elsewhere });
+            let (name, disabled) = (name.clone(), self.kill_switch.rule_of_agent(id, name));
+            agents.push(AgentStatus { id, name, state, disabled, tunnels, elsewhere });
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let missing = locations.missing;
-        AgentList { replica: self.replica, version, time: SystemTime::now(), missing, agents }
+        let disabled = self.kill_switch.lines();
+        AgentList { replica: self.replica, version, time: SystemTime::now(), missing, disabled, agents }
     }
 }
 

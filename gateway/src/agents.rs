@@ -1,5 +1,7 @@
 //! Serves agents: authenticates, upgrades the connection to a tunnel, and registers the tunnel until it ends.
 
+mod control;
+mod disabled;
 mod drain;
 mod instances;
 mod rebalance;
@@ -43,6 +45,7 @@ pub use self::rebalancer::Rebalancer;
 pub(crate) use self::tunnel_permits::TunnelPermits;
 use self::{drain::Supervised, refusal::HandshakeError, tunnel_permits::TunnelPermit};
 use crate::{
+    disabled::KillSwitch,
     identity::{AgentAuthenticator, AgentIdentity, AgentSources, Identities},
     io::StallGuard,
     metrics::{GaugeGuard, Limit, Metrics},
@@ -86,6 +89,8 @@ pub struct AgentServer {
     pub metrics: Metrics,
     /// The epoch of the last announcement to the directory.
     pub epoch: AtomicU64,
+    /// The rules that are reported to agents.
+    pub kill_switch: Arc<KillSwitch>,
     /// Limits the log lines of refused tunnels.
     pub log_limit: LogLimiter<&'static str>,
     /// Detects the idle timeout of a proxy from the ends of tunnels.
@@ -281,11 +286,17 @@ impl AgentServer {
             let revoked = agent.source.revoked(agent.id, &agent.token);
             drain::supervise(supervised, revoked, || registration.drain(), self.withdraw(agent.id)).await
         });
+        let reporter = poll_on_wake(disabled::report(
+            &self.kill_switch,
+            (agent.id, &agent.name),
+            (agent.tunnel, &tunnel),
+        ));
         let serving = async {
             tokio::select! {
                 biased;
                 ended = driving => ended,
                 ended = supervisor => ended,
+                never = reporter => match never {},
             }
         };
         // The state of the tunnel is not used again after a panic. The cleanup below must run in any case.

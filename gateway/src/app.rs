@@ -39,6 +39,7 @@ use crate::{
     config::{Config, ConfigError, IdentityConfig},
     cors::Cors,
     deployments::Deployments,
+    disabled::KillSwitch,
     environments::EnvironmentFile,
     forward::Forwarder,
     gitlab::{GitLabClient, GitLabSetup, SwitchMonitor},
@@ -165,7 +166,10 @@ impl App {
             &config,
             metrics.clone(),
         ));
+        let kill_switch = Arc::new(KillSwitch::default());
+        kill_switch.register(&mut registry);
         let agents = Arc::new(AgentServer {
+            kill_switch: Arc::clone(&kill_switch),
             identities: identities.clone(),
             sources,
             tunnels: Arc::clone(&tunnels),
@@ -199,6 +203,7 @@ impl App {
             trusted_proxies: public.listen.trusted_proxies.iter().copied().map(Into::into).collect(),
             extra_headers: public.extra_allowed_response_headers.clone(),
             access,
+            kill_switch: Arc::clone(&kill_switch),
             forwarder: Forwarder {
                 tunnels,
                 store: Arc::clone(&store),
@@ -217,8 +222,14 @@ impl App {
         let files = ReloadHealth::default();
         files.register(&mut registry, "kas");
         let expirations = CertificateExpirations::register(&mut registry);
-        let admin =
-            Arc::new(AdminServer { readiness: readiness.clone(), files, registry, store, agent_lister });
+        let admin = Arc::new(AdminServer {
+            readiness: readiness.clone(),
+            files,
+            kill_switch,
+            registry,
+            store,
+            agent_lister,
+        });
         Self {
             agents,
             callers,
@@ -303,6 +314,10 @@ impl App {
         background.spawn(async move {
             until.run_until_cancelled(budget.run(&metrics)).await;
         });
+        let (switch, until) = (Arc::clone(&self.callers.kill_switch), draining.clone());
+        background.spawn(async move {
+            until.run_until_cancelled(switch.run()).await;
+        });
         self.follow_files(background);
         if let Some(exporter) = self.exporter.take() {
             background.spawn(exporter.run(draining.clone()));
@@ -339,7 +354,8 @@ impl App {
         if panicked.is_cancelled() { Err(BackgroundPanic) } else { Ok(()) }
     }
 
-    /// Reads certificates, secrets and the identity file again when they change, until the group drains.
+    /// Reads certificates, secrets, the identity file and the rules of the kill switch again when they change, until the group
+    /// drains.
     fn follow_files(&self, background: &TaskGroup) {
         let files = &self.admin.files;
         let spawn = |following| {
@@ -390,6 +406,11 @@ impl App {
             let (identities, path) = (self.identities.clone(), path.value.clone());
             let (file, paths) = (files.file("identity.file"), vec![path.clone()]);
             spawn(follow(file, paths, self.reload.subscribe(), move || identities.reload(&path)).boxed());
+        }
+        if let Some(path) = self.config.disabled.file.as_ref().map(|path| path.value.clone()) {
+            let switch = Arc::clone(&self.callers.kill_switch);
+            let (file, paths) = (files.file("disabled.file"), vec![path.clone()]);
+            spawn(follow(file, paths, self.reload.subscribe(), move || switch.reload(&path)).boxed());
         }
     }
 

@@ -60,6 +60,9 @@ pub struct Config {
     pub identity: Option<IdentityConfig>,
     /// The environments. Without this section there are none.
     pub environments: Option<EnvironmentsConfig>,
+    /// The kill switch.
+    #[serde(default)]
+    pub disabled: DisabledConfig,
     /// The positions of the keys, for errors.
     #[serde(skip)]
     keys: KeyLocations,
@@ -100,6 +103,14 @@ pub struct IdentityConfig {
 pub struct EnvironmentsConfig {
     /// The file with the environments. It is read again when it changes.
     pub file: Spanned<PathBuf>,
+}
+
+/// Section `disabled`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DisabledConfig {
+    /// The file with the rules by which requests are disabled. It is read again when it changes. Without it there are no rules.
+    pub file: Option<Spanned<PathBuf>>,
 }
 
 /// The requests in flight on one connection to another replica.
@@ -146,6 +157,7 @@ impl Config {
             &mut agent.kubernetes_api.listen.key_file,
             &mut tracing.otlp_ca_certificate_file,
             &mut tracing.otlp_token_secret_file,
+            &mut config.disabled.file,
         ]
         .into_iter()
         .flatten()
@@ -396,8 +408,8 @@ mod tests {
     fn whole(example: &str) -> String {
         let mut section = false;
         let lines = example.lines().map(|line| {
-            section =
-                !line.is_empty() && (section || ["# private_api:", "# api:", "# gitlab:"].contains(&line));
+            section = !line.is_empty()
+                && (section || ["# private_api:", "# api:", "# gitlab:", "# disabled:"].contains(&line));
             if section { line.trim_start_matches('#').strip_prefix(' ').unwrap() } else { line }
         });
         lines.collect::<Vec<_>>().join("\n")

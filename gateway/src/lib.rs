@@ -12,6 +12,7 @@
 //!
 //! * `proxy` serves callers: start with its function `handle`. It uses `target` (the path), `access` (authentication and
 //!   authorization), `headers`, `cors`, `promql` (queries of restricted callers), `error` and `traces`.
+//! * [`disabled`] is the kill switch: the rules by which the operator disables requests.
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
 //! * `agents` serves agents and registers their tunnels.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
@@ -34,6 +35,7 @@ pub mod config;
 mod cors;
 pub mod deployments;
 mod destination;
+pub mod disabled;
 pub mod environments;
 mod error;
 mod forward;

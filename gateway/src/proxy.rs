@@ -44,6 +44,7 @@ use self::{
 use crate::{
     access::AuthorizedCaller,
     destination::Destination,
+    disabled::RequestAttributes,
     error::RequestError,
     headers::PeerAddress,
     io::{LingeringClose, StallGuard},
@@ -71,8 +72,15 @@ async fn handle(request: ProxyRequest) -> Result<Response<TrackedBody>, RequestE
 async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Access, RequestError> {
     let path = head.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     let target = Target::parse(&path)?;
+    let (switch, service) = (&context.server.kill_switch, &target.service);
+    let mut request =
+        RequestAttributes { address: context.forwarded.client, service, agent: None, caller: None };
+    // Before the authorization, which may depend on a server that is down, or that must be spared.
+    switch.check(&request)?;
     let AuthorizedCaller { grant, agent, name } =
         context.server.access.authorize(head.headers(), &target).await?;
+    (request.agent, request.caller) = (Some((agent, &name)), Some(&*grant.caller.name));
+    switch.check(&request)?;
 
     let upgrade = hop_by_hop::upgrade_protocol(head.headers()).is_some();
     let uri =

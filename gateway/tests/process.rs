@@ -28,7 +28,7 @@ const LISTENING: &str = "0A";
 /// A running kas.
 struct Kas {
     child: Child,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Kas {
@@ -52,7 +52,7 @@ impl Kas {
         let run = format!("{shell} exec {} serve --config kas.yaml", env!("CARGO_BIN_EXE_kas"));
         let mut command = Command::new("sh");
         command.args(["-c", &run]).current_dir(&directory).stdin(Stdio::null()).stdout(Stdio::null());
-        Self { child: command.stderr(log).spawn().unwrap(), _directory: directory }
+        Self { child: command.stderr(log).spawn().unwrap(), directory }
     }
 
     fn log(&mut self) -> impl std::io::Read + use<> {
@@ -105,6 +105,18 @@ impl Kas {
             connection.write_all(b"no HTTP\r\n\r\n").unwrap();
             // Waits for the response or the end of the connection.
             let _ = connection.read(&mut [0]);
+        }
+    }
+
+    /// Runs a command of kas in its directory. Returns its standard output, or its exit code and its error.
+    fn command(&self, arguments: &str) -> Result<String, (i32, String)> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kas"));
+        command.args(arguments.split(' ')).current_dir(&self.directory).env_remove("KAS_CONFIG");
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        match output.status.code() {
+            Some(0) => Ok(text(output.stdout)),
+            code => Err((code.unwrap(), text(output.stderr))),
         }
     }
 
@@ -204,6 +216,69 @@ fn sighup_logs_each_reloaded_file() {
     for (line, file) in reloaded.iter().zip(files) {
         assert!(line.contains(&format!("\"file\":\"{file}\"")), "{file}: {line}");
     }
+}
+
+#[test]
+fn disable_command_has_effect_on_a_running_kas_until_enable() {
+    let kas = Kas::start_with(
+        Stdio::null(),
+        "0s",
+        "ulimit -c 0; echo 'rules: []' > off.yaml;",
+        "disabled: {file: off.yaml}",
+    );
+    let readiness = |expected: &str| {
+        eventually(expected, || kas.get("/readiness").ends_with(expected).then_some(()));
+    };
+    readiness("\r\n\r\nready\n");
+    let rule = "--config kas.yaml --agent production --service kubernetes";
+    kas.command(&format!("disable {rule} --reason incident --for 1h")).unwrap();
+    assert_eq!(
+        kas.command(&format!("disable {rule} --reason drill")).unwrap(),
+        "disabled agent production, service kubernetes: drill\n"
+    );
+    readiness("ready, disabled\ndisabled: agent production, service kubernetes: drill\n");
+    kas.command("disable --file off.yaml --all --reason maintenance --until 2999-01-01T00:00:00Z").unwrap();
+    assert_eq!(
+        kas.command("disable --file off.yaml --list").unwrap(),
+        "agent production, service kubernetes: drill\neverything until 2999-01-01T00:00:00Z: maintenance\n"
+    );
+
+    let (code, error) = kas.command("enable --file off.yaml --agent production").unwrap_err();
+    assert_eq!(code, 64);
+    assert!(
+        error.contains("no rule for exactly agent production; it has: agent production, service"),
+        "{error}"
+    );
+    kas.command(&format!("enable {rule}")).unwrap();
+    readiness("ready, disabled\ndisabled: everything until 2999-01-01T00:00:00Z: maintenance\n");
+    assert_eq!(kas.command("enable --file off.yaml --every-rule").unwrap(), "enabled everything\n");
+    readiness("\r\n\r\nready\n");
+}
+
+#[test]
+fn disable_command_refuses_mistakes_and_leaves_an_invalid_file_alone() {
+    let kas = Kas::start_with(Stdio::null(), "0s", "echo 'rules: [{all: yes}]' > bad.yaml;", "");
+    for (arguments, expected) in [
+        ("disable --reason a --all", "--file"),
+        ("disable --file off.yaml --reason a", "name what to disable"),
+        ("disable --file off.yaml --all", "--reason"),
+        ("disable --file off.yaml --all --agent a --reason b", "cannot be used with"),
+        ("disable --file off.yaml --agent UP --reason b", "neither the id nor the name"),
+        ("disable --file off.yaml --all --reason b --until soon", "not a time in UTC"),
+        ("disable --file bad.yaml --all --reason b", "bad.yaml:1:"),
+        ("disable --config kas.yaml --all --reason b", "has no disabled.file"),
+        ("enable --file off.yaml --all", "off.yaml: the file does not exist"),
+        ("enable --file bad.yaml", "bad.yaml:1:"),
+    ] {
+        // The files exist once kas listens.
+        kas.address(OBSERVABILITY);
+        let (code, error) = kas.command(arguments).unwrap_err();
+        assert_eq!(code, 64, "{arguments}: {error}");
+        assert!(error.contains(expected), "{arguments}: {error}");
+    }
+    let text = fs::read_to_string(kas.directory.path().join("bad.yaml")).unwrap();
+    assert_eq!(text, "rules: [{all: yes}]\n");
+    kas.command("disable --file /proc/none/off.yaml --all --reason b").unwrap_err();
 }
 
 #[test]

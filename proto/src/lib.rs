@@ -28,6 +28,7 @@ pub mod hop_by_hop;
 mod id;
 pub mod impersonation;
 mod reason;
+pub mod request_info;
 pub mod trailers;
 pub mod yaml;
 

@@ -97,6 +97,8 @@ reasons! {
     ClusterCredential = "cluster-credential", BAD_GATEWAY, Cluster;
     /// kas is stopping.
     Draining = "draining", SERVICE_UNAVAILABLE, Server;
+    /// The operator has disabled kas, or a part of it, for requests like this one.
+    Disabled = "disabled", SERVICE_UNAVAILABLE, Server;
     /// A limit of kas was reached.
     TooManyRequests = "too-many-requests", TOO_MANY_REQUESTS, Server;
     /// The head of the request has more or longer fields than kas accepts.

@@ -1,25 +1,32 @@
 //! Requests of kas to agentk itself, which concern the tunnel that they arrive on.
 
+use std::sync::Arc;
+
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use proto::{
     Reason,
-    control::{DRAIN_PATH, DrainRequest, MAX_BODY},
+    control::{DISABLED_PATH, DRAIN_PATH, DrainRequest, MAX_BODY},
 };
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tunnel::Body;
 
 use super::ServiceError;
+use crate::disabled::TunnelRules;
 
 /// The `control` service of one tunnel.
 #[derive(Clone, Debug)]
-pub(crate) struct ControlService(watch::Sender<Option<DrainRequest>>);
+pub(crate) struct ControlService {
+    drain: watch::Sender<Option<DrainRequest>>,
+    disabled: Arc<TunnelRules>,
+}
 
 impl ControlService {
     /// Returns the service, and a receiver of the last drain request.
-    pub(crate) fn new() -> (Self, watch::Receiver<Option<DrainRequest>>) {
-        let (sender, receiver) = watch::channel(None);
-        (Self(sender), receiver)
+    pub(crate) fn new(disabled: TunnelRules) -> (Self, watch::Receiver<Option<DrainRequest>>) {
+        let (drain, receiver) = watch::channel(None);
+        (Self { drain, disabled: Arc::new(disabled) }, receiver)
     }
 
     /// Returns the response to a request. Errors are responses, too.
@@ -28,18 +35,27 @@ impl ControlService {
     }
 
     async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
-        if request.method() != Method::POST || request.uri().path() != DRAIN_PATH {
-            let what = format!("agentk has no control request {} {}", request.method(), request.uri().path());
-            return Err(ServiceError::new(Reason::UnknownPath, what));
+        match (request.method(), request.uri().path()) {
+            (&Method::POST, DRAIN_PATH) => {
+                let drain = read(request, "drain request").await?;
+                self.drain.send_replace(Some(drain));
+            }
+            (&Method::POST, DISABLED_PATH) => self.disabled.replace(read(request, "notice").await?),
+            (method, path) => {
+                let what = format!("agentk has no control request {method} {path}");
+                return Err(ServiceError::new(Reason::UnknownPath, what));
+            }
         }
-        let invalid =
-            |error| ServiceError::new(Reason::BadRequest, format!("invalid drain request: {error}"));
-        let body = Limited::new(request.into_body(), MAX_BODY).collect().await.map_err(invalid)?.to_bytes();
-        let drain = serde_json::from_slice(&body).map_err(|error| invalid(error.into()))?;
-        self.0.send_replace(Some(drain));
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::ACCEPTED;
 
         Ok(response)
     }
+}
+
+/// Reads the body of a control request. `what` names it in errors.
+async fn read<T: DeserializeOwned>(request: Request<Body>, what: &str) -> Result<T, ServiceError> {
+    let invalid = |error| ServiceError::new(Reason::BadRequest, format!("invalid {what}: {error}"));
+    let body = Limited::new(request.into_body(), MAX_BODY).collect().await.map_err(invalid)?.to_bytes();
+    serde_json::from_slice(&body).map_err(|error| invalid(error.into()))
 }

@@ -45,7 +45,7 @@ impl ActiveTunnel {
         (id, replica): (TunnelId, ReplicaId),
         (session, drain): (TunnelServer<WebSocket<D::Io>>, DrainHandle),
     ) -> Self {
-        let (control, drain_request) = ControlService::new();
+        let (control, drain_request) = ControlService::new(context.observability.health.disabled.tunnel(id));
         let serving = serve(Arc::clone(context), session, drain.clone(), control);
         let task = context.tunnels.spawn({
             let context = Arc::clone(context);

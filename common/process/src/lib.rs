@@ -1,13 +1,15 @@
 //! The log, signals and file descriptors of kas and agentk.
 //!
-//! * [`logs`] writes the log without blocking the program, and logs panics. A [`LogLimiter`] bounds repeated lines.
+//! * [`logs`] writes the log by a [`LineWriter`], without blocking the program, and logs panics. A [`LogLimiter`] bounds repeated lines.
 //! * [`signals`] cancels a token on SIGTERM and Ctrl-C, and ends the process on the second one.
 //! * [`descriptors`] raises the limit of open files.
 #![warn(missing_docs)]
 
 pub mod descriptors;
+mod line_writer;
 mod log_limiter;
 pub mod logs;
 pub mod signals;
 
+pub use self::line_writer::LineWriter;
 pub use self::log_limiter::LogLimiter;

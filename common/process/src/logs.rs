@@ -1,8 +1,7 @@
 //! The log of a program: lines on standard error, which a thread writes.
 //!
-//! A program must serve its requests even if the reader of its log stops or a disk is full. So `LogWriter` never blocks and
-//! never fails. It queues lines for the thread, and counts the lines that are lost because the queue is full or the write
-//! fails.
+//! A program must serve its requests even if the reader of its log stops or a disk is full. So a [`LineWriter`] queues the
+//! lines for the thread, and counts those that are lost.
 //!
 //! `tracing-appender` has such a queue, too. It ignores failed writes without a count, and prints with `println!`, which
 //! panics when standard output is closed.
@@ -11,17 +10,15 @@ use std::{
     fmt,
     io::{self, IsTerminal as _, Write},
     panic::{self, PanicHookInfo},
-    sync::{
-        Arc, LazyLock,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-        mpsc::{self, Receiver, Sender, SyncSender},
-    },
+    sync::{Arc, LazyLock},
     thread,
     time::Duration,
 };
 
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter, reload};
+
+use crate::LineWriter;
 
 /// Most bytes of lines that wait for the thread, which are some ten thousand lines.
 const MAX_QUEUED: usize = 4 << 20;
@@ -57,18 +54,7 @@ pub struct LogFilter(Arc<dyn Fn(EnvFilter) + Send + Sync>);
 
 /// Queues lines for the thread that writes them. Cheap to clone.
 #[derive(Clone, Debug)]
-struct LogWriter {
-    entries: Sender<LogEntry>,
-    /// Bytes of lines in the queue.
-    queued: Arc<AtomicUsize>,
-    lost: Counter,
-}
-
-enum LogEntry {
-    Line(Vec<u8>),
-    /// Reports that every line before it was written.
-    Flush(SyncSender<()>),
-}
+struct LogWriter(LineWriter);
 
 /// Logs events that pass the `filter`, and each panic, to standard error. With `targets`, each line has its module.
 ///
@@ -76,7 +62,7 @@ enum LogEntry {
 ///
 /// If the process logs already, or cannot start a thread.
 pub fn start(filter: EnvFilter, format: LogFormat, targets: bool) -> LogGuard {
-    let writer = LogWriter::start(io::stderr(), LOST.clone());
+    let writer = LogWriter::start(io::stderr());
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(targets)
@@ -147,56 +133,16 @@ fn on_panic(panic: &PanicHookInfo<'_>) {
 }
 
 impl LogWriter {
-    fn start(sink: impl Write + Send + 'static, lost: Counter) -> Self {
-        let (entries, queue) = mpsc::channel();
-        let writer = Self { entries, queued: Arc::default(), lost };
-        let (queued, lost) = (Arc::clone(&writer.queued), writer.lost.clone());
-        let writing = move || write_lines(sink, &queue, &queued, &lost);
-        thread::Builder::new().name("log".to_owned()).spawn(writing).expect("the system can start a thread");
-        writer
-    }
-
-    /// Waits until the lines that are queued now were written, or until the timeout.
-    fn flush(&self, timeout: Duration) {
-        let (written, flushed) = mpsc::sync_channel(1);
-        if self.entries.send(LogEntry::Flush(written)).is_ok() {
-            let _ = flushed.recv_timeout(timeout);
-        }
-    }
-}
-
-fn write_lines(mut sink: impl Write, queue: &Receiver<LogEntry>, queued: &AtomicUsize, lost: &Counter) {
-    let mut reported = 0;
-    for entry in queue {
-        let line = match entry {
-            LogEntry::Line(line) => line,
-            LogEntry::Flush(written) => {
-                let _ = written.try_send(());
-                continue;
-            }
-        };
-        let result = sink.write_all(&line).and_then(|()| sink.flush());
-        queued.fetch_sub(line.len(), Relaxed);
-        if result.is_err() {
-            lost.inc();
-            continue;
-        }
-        let total = lost.get();
-        if total > reported {
-            tracing::warn!(lines = total - reported, "log lines were lost: standard error was not writable");
-            reported = total;
-        }
+    fn start(sink: impl Write + Send + 'static) -> Self {
+        let report = |lines| tracing::warn!(lines, "log lines were lost: standard error was not writable");
+        Self(LineWriter::start("log", MAX_QUEUED, sink, LOST.clone(), report))
     }
 }
 
 impl Write for LogWriter {
     /// Queues a whole line, as the formatter passes it.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let queued = self.queued.fetch_add(line.len(), Relaxed);
-        if queued + line.len() > MAX_QUEUED || self.entries.send(LogEntry::Line(line.to_vec())).is_err() {
-            self.queued.fetch_sub(line.len(), Relaxed);
-            self.lost.inc();
-        }
+        self.0.send(line.to_vec());
         Ok(line.len())
     }
 
@@ -215,91 +161,6 @@ impl MakeWriter<'_> for LogWriter {
 
 impl Drop for LogGuard {
     fn drop(&mut self) {
-        self.writer.flush(FLUSH_TIMEOUT);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use parking_lot::{Mutex, MutexGuard};
-
-    use super::*;
-
-    const LONG: Duration = Duration::from_secs(30);
-
-    /// A sink whose content tests can read. Its lock stops the thread.
-    #[derive(Clone, Default)]
-    struct Sink(Arc<Mutex<SinkState>>);
-
-    #[derive(Default)]
-    struct SinkState {
-        written: Vec<u8>,
-        fails: bool,
-    }
-
-    impl Sink {
-        fn state(&self) -> MutexGuard<'_, SinkState> {
-            self.0.lock()
-        }
-    }
-
-    impl Write for Sink {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let mut state = self.state();
-            if state.fails {
-                return Err(io::ErrorKind::BrokenPipe.into());
-            }
-            state.written.extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    fn writer() -> (LogWriter, Sink) {
-        let sink = Sink::default();
-        (LogWriter::start(sink.clone(), Counter::default()), sink)
-    }
-
-    #[test]
-    fn lines_are_written_in_order() {
-        let (mut writer, sink) = writer();
-        writer.write_all(b"one\n").unwrap();
-        writer.write_all(b"two\n").unwrap();
-        writer.flush(LONG);
-        assert_eq!((&*sink.state().written, writer.lost.get()), (&b"one\ntwo\n"[..], 0));
-        assert_eq!(writer.queued.load(Relaxed), 0);
-    }
-
-    #[test]
-    fn failed_lines_are_counted_and_later_ones_are_written() {
-        let (mut writer, sink) = writer();
-        sink.state().fails = true;
-        for _ in 0..3 {
-            writer.write_all(b"lost\n").unwrap();
-        }
-        writer.flush(LONG);
-        sink.state().fails = false;
-        writer.write_all(b"written\n").unwrap();
-        writer.flush(LONG);
-        assert_eq!((&*sink.state().written, writer.lost.get()), (&b"written\n"[..], 3));
-    }
-
-    #[test]
-    fn blocked_sink_delays_no_line_and_bounds_the_queue() {
-        let (mut writer, sink) = writer();
-        let blocked = sink.state();
-        let line = vec![b'x'; MAX_QUEUED / 16];
-        for _ in 0..20 {
-            writer.write_all(&line).unwrap();
-        }
-        // The timeout is zero, because the thread is blocked.
-        writer.flush(Duration::ZERO);
-        assert_eq!(writer.lost.get(), 4);
-        drop(blocked);
-        writer.flush(LONG);
-        assert_eq!(sink.state().written.len(), MAX_QUEUED);
+        self.writer.0.flush(FLUSH_TIMEOUT);
     }
 }

@@ -2,21 +2,16 @@
 
 use std::{future::pending, time::Duration};
 
-use bytes::Bytes;
-use http::Request;
 use proto::{
-    AgentName, ServiceName, TunnelId,
+    AgentName, TunnelId,
     control::{DRAIN_PATH, DrainReason, DrainRequest},
-    header,
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tunnel::{Body, CloseReason, Tunnel};
+use tunnel::{CloseReason, Tunnel};
 
+use super::control;
 use crate::tasks::TaskGroup;
-
-/// The time that an agent may take for the response to a control request.
-const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The tunnel to supervise, and the reasons to end it.
 pub(super) struct Supervised<'a> {
@@ -56,8 +51,10 @@ pub(super) async fn supervise(
     };
     on_drain();
     let drained = async {
-        if let Err(error) = send_drain(tunnel, reason, supervised.grace).await {
-            tracing::warn!(agent.name = %supervised.agent, tunnel = %supervised.id, error, "drain request failed");
+        // The agent opens another tunnel, and leaves this one.
+        let request = DrainRequest { reason, within: supervised.grace };
+        if let Err(error) = control::send(tunnel, DRAIN_PATH, &request).await {
+            tracing::warn!(agent.name = %supervised.agent, tunnel = %supervised.id, %error, "drain request failed");
         }
         if reason == DrainReason::Shutdown {
             // This replica finishes the requests in flight. New requests go to the replica of the agent's next tunnel.
@@ -81,19 +78,4 @@ async fn close_revoked(supervised: &Supervised<'_>) -> CloseReason {
     tracing::warn!(agent.name = %supervised.agent, tunnel = %supervised.id, "token revoked, tunnel cut");
     supervised.tunnel.close();
     pending().await
-}
-
-/// Asks the agent to open another tunnel and to leave this one. Returns the cause if the agent does not accept.
-async fn send_drain(tunnel: &Tunnel, reason: DrainReason, within: Duration) -> Result<(), String> {
-    let body = serde_json::to_vec(&DrainRequest { reason, within }).expect("serializable");
-    let request = Request::post(DRAIN_PATH)
-        .header(header::SERVICE, ServiceName::CONTROL)
-        .body(Body::from(Bytes::from(body)))
-        .expect("valid request");
-    match timeout(CONTROL_TIMEOUT, tunnel.call(request)).await {
-        Ok(Ok(response)) if response.status().is_success() => Ok(()),
-        Ok(Ok(response)) => Err(format!("the agent responded with {}", response.status())),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("the agent did not respond in time".to_owned()),
-    }
 }

@@ -1,7 +1,7 @@
 //! A configuration with the content of all files that it names, and the listeners that are bound from it.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -11,12 +11,14 @@ use router::{
     MemoryStore, Replica,
     redis::{RedisSettings, RedisStore},
 };
+use serde_saphyr::Spanned;
 use telemetry::Program;
 
 use super::{App, ReplicaSources, connection_limits::ConnectionLimits};
 use crate::{
     api::{ApiServer, Verifier},
     config::{Config, ConfigError, IdentityConfig, unreadable},
+    disabled::{self, DisableRule},
     environments::{EnvironmentFile, EnvironmentSource},
     gitlab::GitLabSetup,
     identity::Identity,
@@ -41,6 +43,7 @@ pub struct ValidatedConfig {
     pub(super) private: Option<PeerConfig>,
     identity: Identity,
     environments: Option<EnvironmentFile>,
+    disabled: Vec<DisableRule>,
     agent_certificate: Option<Certificate>,
     public_certificate: Option<Certificate>,
     api_certificate: Option<Certificate>,
@@ -98,20 +101,30 @@ impl ValidatedConfig {
         let traces = traces::settings(file, &config.observability.tracing)?;
         let redis = config.redis.as_ref().map(|redis| redis.settings(file, config.keys())).transpose()?;
         let gitlab = config.gitlab.as_ref().map(|section| GitLabSetup::read(file, section)).transpose()?;
+        // Errors in the content have the lines of that file.
+        let exists = |key: &str, path: &Spanned<PathBuf>| {
+            files::metadata(&path.value).map_err(|error| {
+                let what = format!("{}: {}", path.value.display(), unreadable(&error));
+                ConfigError::new(file, path.referenced, key, what)
+            })
+        };
         let identity = match &config.identity {
             Some(IdentityConfig { file: path }) => {
-                // Errors in the content have the lines of that file.
-                files::metadata(&path.value).map_err(|error| {
-                    let what = format!("{}: {}", path.value.display(), unreadable(&error));
-                    ConfigError::new(file, path.referenced, "identity.file", what)
-                })?;
+                exists("identity.file", path)?;
                 Identity::read(&path.value)?
             }
             None => Identity::default(),
         };
-        let environments =
-            config.environments.as_ref().map(|section| EnvironmentFile::read(&section.file.value));
+        let environments = config.environments.as_ref().map(|section| {
+            exists("environments.file", &section.file)?;
+            EnvironmentFile::read(&section.file.value)
+        });
         let environments = environments.transpose()?;
+        let disabled = config.disabled.file.as_ref().map(|path| {
+            exists("disabled.file", path)?;
+            disabled::file::read(&path.value)
+        });
+        let disabled = disabled.transpose()?.unwrap_or_default();
         let private = config.private_api.as_ref();
         let private = private
             .map(|section| PeerConfig::read(file, section, config.keys(), NetworkEnv::from_process()))
@@ -125,6 +138,7 @@ impl ValidatedConfig {
             private,
             identity,
             environments,
+            disabled,
             agent_certificate,
             public_certificate,
             api_certificate,
@@ -246,6 +260,7 @@ impl ValidatedConfig {
         let gitlab = self.gitlab.as_ref().map(GitLabSetup::client);
         let sources = ReplicaSources { identity: self.identity, gitlab };
         let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
+        app.callers.kill_switch.set_file(self.disabled);
         let public = self.agent_certificate.into_iter().chain(self.public_certificate);
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate).cloned();
         app.certificates = public.chain(self.api_certificate).chain(peer_certificate).collect();

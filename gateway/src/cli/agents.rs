@@ -61,7 +61,8 @@ Columns:
   STATE       connected, leaving (a draining tunnel), away,
               elsewhere (connected to other replicas only),
               never (since kas started),
-              unknown (the directory is unavailable)
+              unknown (the directory is unavailable);
+              with ,disabled if the kill switch stops all its requests
   AWAY        time since the last tunnel ended
   REPLICAS    owners of the agent, the queried one first
   IN-FLIGHT   requests in flight on the queried replica: 2/3 is 2 short
@@ -103,6 +104,9 @@ impl Agents {
         })?;
         if let Some(missing) = &listing.missing {
             warn(&format!("agents of other replicas are not listed: {missing}"));
+        }
+        for rule in &listing.disabled {
+            warn(&format!("disabled: {rule}"));
         }
         match self.output {
             Format::Table => print(&summary(&listing)),

@@ -17,6 +17,7 @@ use crate::{
     config::CallerLimits,
     cors::Cors,
     destination::Destination,
+    disabled::{KillSwitch, RequestAttributes},
     error::ErrorFormat,
     forward::Forwarder,
     headers::{ExtraHeader, ForwardedFor, PeerAddress},
@@ -35,6 +36,8 @@ const MAX_REQUEST_ID: usize = 64;
 pub struct ProxyServer {
     /// Decides which caller may reach which agent, and as whom.
     pub access: AccessControl,
+    /// The rules by which requests are disabled.
+    pub kill_switch: Arc<KillSwitch>,
     /// Sends a request to its agent.
     pub forwarder: Forwarder,
     /// Connections and upgrades. Once the group drains, connections close when they are idle.
@@ -122,6 +125,27 @@ impl ProxyRequest {
             guard,
         };
         Self { head: Request::from_parts(parts, ()), context: Arc::new(context) }
+    }
+}
+
+impl Access {
+    /// Completes when the caller loses its rights, or when a rule disables the request. Returns the cause.
+    pub(super) fn cut(&self, context: &RequestContext) -> impl Future<Output = &'static str> + Send + use<> {
+        let (server, client) = (Arc::clone(&context.server), context.forwarded.client);
+        let (grant, Destination { agent, name, service, .. }) =
+            (Arc::clone(&self.grant), self.destination.clone());
+        async move {
+            let request = RequestAttributes {
+                address: client,
+                service: &service,
+                agent: Some((agent, &name)),
+                caller: Some(&grant.caller.name),
+            };
+            tokio::select! {
+                () = grant.revoked.cancelled() => "the caller's token was revoked",
+                () = server.kill_switch.disabled(request) => "the operator of kas has disabled the request",
+            }
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use percent_encoding::percent_decode_str;
 use proto::{AgentName, Reason, header};
 use router::RequestClass;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tunnel::{Body, upgrade};
 
 use super::{
@@ -61,11 +62,11 @@ pub(super) async fn respond(
                 let cause = "a request that asks for an upgrade cannot have a body";
                 return Err(RequestError::bad_request(cause));
             }
-            let cut = access.grant.revoked.child_token();
-            let release = cut.clone();
+            let over_budget = CancellationToken::new();
+            let release = over_budget.clone();
             let budget = server.budget.add(upgraded.monitor(), move || release.cancel());
             let guard = guard(response.status());
-            PendingUpgrade { context, upgraded, outside, guard, permit, budget, request_cut: cut }.spawn();
+            PendingUpgrade { context, access, upgraded, outside, guard, permit, budget, over_budget }.spawn();
             Ok(response.map(TrackedBody::untracked))
         }
         _ if response.status() == StatusCode::SWITCHING_PROTOCOLS => Err(RequestError::new(
@@ -89,8 +90,9 @@ fn agent_error(response: &Response<Body>, agent: &AgentName) -> Option<RequestEr
     let message = headers.get(&header::ERROR_MESSAGE).and_then(|message| message.to_str().ok());
     let message = percent_decode_str(message.unwrap_or("the agent gave no message")).decode_utf8_lossy();
     let message: String = message.chars().filter(|c| !c.is_control()).collect();
-    // A caller that receives `unauthorized` discards its credential.
-    let reason = reason.parse().ok().filter(|reason| *reason != Reason::Unauthorized);
+    // A caller that receives `unauthorized` discards its credential; only the operator of kas disables requests.
+    let only_kas = [Reason::Unauthorized, Reason::Disabled];
+    let reason = reason.parse().ok().filter(|reason| !only_kas.contains(reason));
     let reason = reason.unwrap_or(Reason::AgentMisbehaved);
     let mut error = RequestError::new(reason, format!("agent {agent}: {message}"));
     error.allow = headers.get(ALLOW).filter(|_| reason == Reason::MethodNotAllowed).cloned();
@@ -133,7 +135,7 @@ fn track(
         if let Some(monitor) = monitor {
             tracked = tracked.with_budget(&context.server.budget, monitor);
         }
-        if long { tracked.with_revocation(access.grant.revoked.clone()) } else { tracked }
+        if long { tracked.with_cut(access.cut(context)) } else { tracked }
     })
 }
 

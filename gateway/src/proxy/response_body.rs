@@ -11,11 +11,11 @@ use std::{
 };
 
 use bytes::Bytes;
+use cores::poll_on_wake;
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use proto::Reason;
 use router::RequestPermit;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tunnel::{Body, BodyError, StreamMonitor};
 
 use super::{
@@ -30,7 +30,6 @@ use crate::{
 };
 
 /// A response body that holds a [`ResponseGuard`] until the caller has the last byte or has closed the stream.
-#[derive(Debug)]
 pub(super) struct TrackedBody {
     body: Body,
     metrics: Option<Arc<ServiceMetrics>>,
@@ -38,8 +37,11 @@ pub(super) struct TrackedBody {
     /// Held even if the budget cuts the response: the unread bytes stay until the connection ends.
     _permit: Option<ConcurrencyPermit>,
     budget: Option<BudgetGuard>,
-    revoked: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    /// Completes with the cause for which the response must not continue.
+    cut: Option<CutFuture>,
 }
+
+type CutFuture = Pin<Box<dyn Future<Output = &'static str> + Send>>;
 
 /// The owner of the guard of a response.
 #[derive(Debug)]
@@ -112,19 +114,12 @@ impl TrackedBody {
     /// Wraps the body of a response that came through a tunnel.
     pub(super) fn new(body: Body, guard: ResponseGuard, permit: ConcurrencyPermit) -> Self {
         let metrics = Some(Arc::clone(&guard.metrics));
-        Self {
-            body,
-            metrics,
-            guard: GuardSlot::Body(guard),
-            _permit: Some(permit),
-            budget: None,
-            revoked: None,
-        }
+        Self { body, metrics, guard: GuardSlot::Body(guard), _permit: Some(permit), budget: None, cut: None }
     }
 
     /// Wraps the body of a response of kas itself, which needs no guard.
     pub(super) fn untracked(body: Body) -> Self {
-        Self { body, metrics: None, guard: GuardSlot::None, _permit: None, budget: None, revoked: None }
+        Self { body, metrics: None, guard: GuardSlot::None, _permit: None, budget: None, cut: None }
     }
 
     /// Counts the response in the budget. When the budget cuts the response, the guard is released although the caller may
@@ -139,9 +134,9 @@ impl TrackedBody {
         self
     }
 
-    /// Fails the body when the token of the caller is revoked.
-    pub(super) fn with_revocation(mut self, revoked: CancellationToken) -> Self {
-        self.revoked = Some(Box::pin(revoked.cancelled_owned()));
+    /// Fails the body with the cause that `cut` returns.
+    pub(super) fn with_cut(mut self, cut: impl Future<Output = &'static str> + Send + 'static) -> Self {
+        self.cut = Some(Box::pin(poll_on_wake(cut)));
         self
     }
 }
@@ -154,10 +149,9 @@ impl http_body::Body for TrackedBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if let Some(revoked) = &mut self.revoked
-            && revoked.as_mut().poll(cx).is_ready()
+        if let Some(cut) = &mut self.cut
+            && let Poll::Ready(cause) = cut.as_mut().poll(cx)
         {
-            let cause = "the caller's token was revoked";
             return Poll::Ready(Some(Err(BodyError::Other(cause.into()))));
         }
         let polled = Pin::new(&mut self.body).poll_frame(cx);

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use cores::poll_on_wake;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
@@ -14,7 +15,7 @@ use tunnel::upgrade::{self, UpgradedStream};
 
 use super::{
     budget::BudgetGuard,
-    context::RequestContext,
+    context::{Access, RequestContext},
     response_body::{ConcurrencyPermit, ResponseGuard},
 };
 use crate::metrics::Limit;
@@ -25,6 +26,7 @@ const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
 /// An upgrade that the cluster has accepted, until hyper hands over the caller's connection.
 pub(super) struct PendingUpgrade {
     pub(super) context: Arc<RequestContext>,
+    pub(super) access: Access,
     /// The stream to the agent.
     pub(super) upgraded: UpgradedStream,
     /// The caller's connection.
@@ -32,8 +34,8 @@ pub(super) struct PendingUpgrade {
     pub(super) guard: ResponseGuard,
     pub(super) permit: ConcurrencyPermit,
     pub(super) budget: BudgetGuard,
-    /// Cancelled when the caller's token is revoked, or when the budget cuts the upgrade.
-    pub(super) request_cut: CancellationToken,
+    /// Cancelled when the budget cuts the upgrade.
+    pub(super) over_budget: CancellationToken,
 }
 
 impl PendingUpgrade {
@@ -48,10 +50,20 @@ impl PendingUpgrade {
     }
 
     async fn run(self) {
-        let Self { context, upgraded, outside, guard, permit, budget, request_cut } = self;
+        let Self { context, access, upgraded, outside, guard, permit, budget, over_budget } = self;
         let _held = (permit, budget);
+        let cut = poll_on_wake(async {
+            tokio::select! {
+                cause = access.cut(&context) => tracing::debug!(cause, "upgraded connection cut"),
+                () = over_budget.cancelled() => {}
+            }
+        });
         let splice = splice(&context, upgraded, outside, &guard);
-        request_cut.run_until_cancelled(splice).await;
+        tokio::select! {
+            biased;
+            () = cut => {}
+            () = splice => {}
+        }
     }
 }
 

@@ -202,12 +202,13 @@ async fn attack_40_executable_content_is_sandboxed() {
     }
 }
 
-/// A client that receives `unauthorized` discards its credential, or sends its user to sign in again.
+/// A client that receives `unauthorized` discards its credential, or sends its user to sign in again. One that receives
+/// `disabled` takes it for a decision of the operator.
 #[tokio::test(start_paused = true)]
-async fn attack_39_agent_cannot_send_unauthorized() {
+async fn attack_39_agent_cannot_send_errors_of_kas() {
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
-    for reason in [Reason::Unauthorized.as_str(), "no-such-reason", ""] {
+    for reason in [Reason::Unauthorized.as_str(), Reason::Disabled.as_str(), "no-such-reason", ""] {
         for code in ["401", "200"] {
             let (asking, stream) = asked_for(&world, &mut attacker, "/version").await;
             let said = [
@@ -243,7 +244,8 @@ async fn attack_39_agent_cannot_send_unauthorized() {
 async fn attack_39_error_of_agent_has_the_status_of_its_reason() {
     let world = World::new();
     let mut attacker = agent(&world, &[]).await;
-    for reason in Reason::ALL.iter().filter(|reason| **reason != Reason::Unauthorized) {
+    let only_kas = [Reason::Unauthorized, Reason::Disabled];
+    for reason in Reason::ALL.iter().filter(|reason| !only_kas.contains(reason)) {
         let (asking, stream) = asked(&world, &mut attacker).await;
         let said = [(":status", "200"), ("kas-error", reason.as_str()), ("content-type", "text/html")];
         attacker.send(&headers(stream, 0, &said)).await;

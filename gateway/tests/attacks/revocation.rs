@@ -3,6 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use futures_util::future::join_all;
+use gateway::disabled;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -84,6 +85,25 @@ async fn attack_34_revoked_agent_is_cut() {
     drop(half_open);
     tokio::time::sleep(Duration::from_secs(60)).await;
     world.tunnels(0).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn exec_that_a_rule_disables_is_cut_and_its_tunnel_stays() {
+    let world = World::new();
+    let mut by_hand = agent(&world, &[]).await;
+    let exec = exec(&world, &mut by_hand).await;
+    let disable = |rules: &str| {
+        let rules = disabled::file::parse(Path::new("disabled.yaml"), rules).unwrap();
+        world.kas.callers.kill_switch.set_file(rules);
+    };
+    disable("rules: [{caller: me, service: prometheus, reason: another service}]");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(world.in_flight(), 1);
+
+    disable("rules: [{caller: me, reason: an incident}]");
+    assert_hung_up(exec).await;
+    assert_eq!(world.in_flight(), 0);
+    world.tunnels(1).await;
 }
 
 #[tokio::test(start_paused = true)]

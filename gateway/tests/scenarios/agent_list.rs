@@ -68,7 +68,8 @@ async fn absent_agent_is_listed_with_the_time_of_its_disconnect() {
         TokenHash::of(&world.agent_token)
     );
     world.kas.identities.replace(Identity::parse(Path::new("identity.yaml"), &text).unwrap());
-    let never = json!({"id": 2, "name": "new", "state": "never", "tunnels": [], "elsewhere": []});
+    let never =
+        json!({"id": 2, "name": "new", "state": "never", "disabled": null, "tunnels": [], "elsewhere": []});
     assert_eq!(agents(&world).await[0], never, "in order of their names");
     assert_eq!(agents(&world).await[1]["state"], "never");
 

@@ -139,9 +139,10 @@ impl World {
         let kas = "ws://kas".parse().unwrap();
         let token = AgentToken::value(self.agent_token.clone());
         let options = SessionConfig { tracer: self.tracer.clone(), ..SessionConfig::new(kas, token) };
-        let agent = Agent::new(options, dial, services, Observability::default());
+        let observability = Observability::default();
+        let agent = Agent::new(options, dial, services, observability.clone());
         let task = AbortOnDropHandle::new(tokio::spawn(agent.run(stop.clone())));
-        RunningAgent { stop, task }
+        RunningAgent { stop, observability, task }
     }
 
     /// Waits until kas has `count` tunnels.
@@ -273,6 +274,8 @@ impl Dial for World {
 /// A running agent.
 pub struct RunningAgent {
     stop: CancellationToken,
+    /// The health and the metrics of the agent.
+    pub observability: Observability,
     task: AbortOnDropHandle<()>,
 }
 

@@ -35,7 +35,7 @@ pub(super) fn summary(listing: &AgentList) -> String {
         table.row([
             agent.id.to_string(),
             agent.name.to_string(),
-            state(&agent.state).to_owned(),
+            marked(agent, state(&agent.state)),
             away(agent, listing.time),
             replicas(agent, listing),
             if count == 0 { String::new() } else { count.to_string() },
@@ -74,7 +74,7 @@ pub(super) fn wide(listing: &AgentList) -> String {
             table.row([
                 id.clone(),
                 name.clone(),
-                state.to_owned(),
+                marked(agent, state),
                 String::new(),
                 short(&listing.replica.to_string()),
                 short(&tunnel.id.to_string()),
@@ -91,7 +91,8 @@ pub(super) fn wide(listing: &AgentList) -> String {
         for holder in &agent.elsewhere {
             for instance in &holder.instances {
                 let replica = short(&holder.replica.to_string());
-                table.row(other_replica_cells(&id, &name, replica, instance, listing.time));
+                let state = marked(agent, "elsewhere");
+                table.row(other_replica_cells([&id, &name, &state], replica, instance, listing.time));
             }
         }
         if agent.tunnels.is_empty() && agent.elsewhere.is_empty() {
@@ -99,7 +100,7 @@ pub(super) fn wide(listing: &AgentList) -> String {
             cells[..4].clone_from_slice(&[
                 id,
                 name,
-                state(&agent.state).to_owned(),
+                marked(agent, state(&agent.state)),
                 away(agent, listing.time),
             ]);
             table.row(cells);
@@ -110,14 +111,13 @@ pub(super) fn wide(listing: &AgentList) -> String {
 
 /// Returns the cells of an agentk process with tunnels to another replica.
 fn other_replica_cells(
-    id: &str,
-    name: &str,
+    agent: [&str; 3],
     replica: String,
     instance: &InstanceInfo,
     now: SystemTime,
 ) -> [String; 14] {
     let mut cells = [const { String::new() }; 14];
-    cells[..3].clone_from_slice(&[id.to_owned(), name.to_owned(), "elsewhere".to_owned()]);
+    cells[..3].clone_from_slice(&agent.map(str::to_owned));
     cells[4..7].clone_from_slice(&[replica, format!("{}x", instance.tunnels), since(instance.since, now)]);
     cells[8..12].clone_from_slice(&[
         short(&instance.id.to_string()),
@@ -133,6 +133,12 @@ fn replicas(agent: &AgentStatus, listing: &AgentList) -> String {
     let here = (!agent.tunnels.is_empty()).then_some(listing.replica);
     let all = here.into_iter().chain(agent.elsewhere.iter().map(|holder| holder.replica));
     all.map(|replica| short(&replica.to_string())).collect::<Vec<_>>().join(",")
+}
+
+/// Returns the state of an agent or a tunnel, and whether requests to the agent are disabled.
+fn marked(agent: &AgentStatus, state: &str) -> String {
+    let disabled = if agent.disabled.is_some() { ",disabled" } else { "" };
+    format!("{state}{disabled}")
 }
 
 fn state(state: &AgentState) -> &'static str {

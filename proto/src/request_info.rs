@@ -15,7 +15,7 @@ pub struct UnclearRequestError(pub &'static str);
 
 /// The verb and the target of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RequestInfo<'a> {
+pub struct RequestInfo<'a> {
     /// The verb as in RBAC: `get`, `list`, …; the lower-case method if the target is a [`RequestTarget::Path`].
     pub verb: &'static str,
     /// The resource or the path.
@@ -24,7 +24,7 @@ pub(crate) struct RequestInfo<'a> {
 
 /// The target of a request: a resource, or another path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum RequestTarget<'a> {
+pub enum RequestTarget<'a> {
     /// A path below `/api/<version>/` or `/apis/<group>/<version>/`.
     Resource(ResourceTarget<'a>),
     /// Any other path, decoded: `/version`, `/apis/apps/v1`.
@@ -33,7 +33,7 @@ pub(crate) enum RequestTarget<'a> {
 
 /// An object, or a collection of objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ResourceTarget<'a> {
+pub struct ResourceTarget<'a> {
     /// The API group; empty for the core group.
     pub group: &'a str,
     /// The name of the resource in the plural: `pods`.
@@ -48,11 +48,11 @@ pub(crate) struct ResourceTarget<'a> {
 
 /// A decoded path that all servers interpret in the same way. No slash of it was encoded.
 #[derive(Debug)]
-pub(crate) struct DecodedPath<'a>(Cow<'a, str>);
+pub struct DecodedPath<'a>(Cow<'a, str>);
 
 impl<'a> DecodedPath<'a> {
     /// Decodes the path of a URI.
-    pub(crate) fn new(uri: &'a Uri) -> Result<Self, UnclearRequestError> {
+    pub fn new(uri: &'a Uri) -> Result<Self, UnclearRequestError> {
         let path = uri.path();
         let Some(rest) = path.strip_prefix('/') else {
             return Err(UnclearRequestError("its path does not begin with a slash"));
@@ -99,7 +99,7 @@ const USUAL_SEGMENTS: usize = 12;
 
 impl<'a> RequestInfo<'a> {
     /// Interprets a request by its method, its decoded path and its query.
-    pub(crate) fn new(
+    pub fn new(
         method: &Method,
         decoded: &'a DecodedPath<'_>,
         query: Option<&str>,

@@ -1,0 +1,208 @@
+//! The commands `kas disable` and `kas enable`, which write the rules of the kill switch.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use clap::ValueHint;
+use ipnet::IpNet;
+use proto::ServiceName;
+
+use super::error::{CliError, CommandResult, print};
+use crate::{
+    config::Config,
+    disabled::{DisableRule, Selector, file},
+};
+
+/// Disable requests: of everything, a service, an agent or a caller
+///
+/// A running kas reads the file within 3 s. Callers then get 503 with the reason, and their watches, logs and exec end. Tunnels of
+/// agents stay open. Several selectors in one command disable the requests that match all of them. A rule with the same
+/// selectors is replaced. Comments in the file are lost.
+#[derive(Debug, clap::Args)]
+#[command(after_help = DISABLE_EXAMPLES)]
+pub(super) struct Disable {
+    #[command(flatten)]
+    rules: RulesFile,
+    #[command(flatten)]
+    selector: SelectorOptions,
+    /// The reason, which callers receive
+    #[arg(long, value_name = "TEXT", value_parser = file::parse_reason, required_unless_present = "list")]
+    reason: Option<String>,
+    /// The end of the rule, in UTC (RFC 3339); without it, the rule lasts until `kas enable`
+    #[arg(long, value_name = "TIME", value_parser = file::parse_until, conflicts_with = "lasting")]
+    until: Option<SystemTime>,
+    /// The time after which the rule ends, like 30m or 2h
+    #[arg(long = "for", value_name = "DURATION", value_parser = proto::duration::parse)]
+    lasting: Option<Duration>,
+    /// Print the rules, and change nothing
+    #[arg(long, conflicts_with_all = ["selector", "reason", "until", "lasting"])]
+    list: bool,
+}
+
+/// Enable requests again that `kas disable` has disabled
+///
+/// Removes the rule with exactly these selectors. A running kas reads the file within 3 s.
+#[derive(Debug, clap::Args)]
+#[command(after_help = ENABLE_EXAMPLES)]
+pub(super) struct Enable {
+    #[command(flatten)]
+    rules: RulesFile,
+    #[command(flatten)]
+    selector: SelectorOptions,
+    /// Remove every rule
+    #[arg(long, conflicts_with = "selector")]
+    every_rule: bool,
+}
+
+const DISABLE_EXAMPLES: &str = "\
+Examples:
+  kas disable --file disabled.yaml --agent production --reason \"incident 4711\"
+  kas disable --config kas.yaml --all --reason maintenance --for 1h
+  kas disable --file disabled.yaml --caller ci --service kubernetes \\
+    --reason \"a job deletes what it should not\"
+  kas disable --file disabled.yaml --list
+
+Exit codes:
+  0   written, or listed
+  64  the command line or the file is invalid
+  73  the file cannot be written";
+
+const ENABLE_EXAMPLES: &str = "\
+Examples:
+  kas enable --file disabled.yaml --agent production
+  kas enable --config kas.yaml --every-rule
+
+Exit codes:
+  0   written
+  64  the command line or the file is invalid, or there is no such rule
+  73  the file cannot be written";
+
+/// The file with the rules.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = true)]
+struct RulesFile {
+    /// The file with the rules
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    file: Option<PathBuf>,
+    /// The configuration file of kas, whose disabled.file is used without --file
+    #[arg(
+        long,
+        visible_alias = "configuration-file",
+        env = "KAS_CONFIG",
+        value_name = "FILE",
+        value_hint = ValueHint::FilePath
+    )]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+#[group(id = "selector", multiple = true)]
+struct SelectorOptions {
+    /// Everything
+    #[arg(long, conflicts_with_all = ["service", "agent", "caller", "address"])]
+    all: bool,
+    /// A service: kubernetes, or prometheus with its named servers
+    #[arg(long, value_name = "NAME")]
+    service: Option<ServiceName>,
+    /// An agent, by its name or id
+    #[arg(long, value_name = "AGENT", value_parser = file::parse_agent)]
+    agent: Option<String>,
+    /// A caller, by its name
+    #[arg(long, value_name = "NAME", value_parser = file::parse_caller)]
+    caller: Option<String>,
+    /// An address of callers, or a network like 192.0.2.0/24
+    #[arg(long, value_name = "ADDRESS", value_parser = file::parse_address)]
+    address: Option<IpNet>,
+}
+
+impl Disable {
+    /// Adds the rule to the file, or lists the rules.
+    pub(super) fn run(self) -> CommandResult {
+        let path = self.rules.path()?;
+        if self.list {
+            return list(&file::read(&path)?);
+        }
+        let (Some(selector), Some(reason)) = (self.selector.selector(), self.reason) else {
+            return Err(CliError::usage(
+                "name what to disable: --all, or some of --service, --agent, --caller and --address",
+            ));
+        };
+        let until = self.until.or_else(|| SystemTime::now().checked_add(self.lasting?));
+        let rule = DisableRule { selector, reason, until };
+        let mut rules = if path.exists() { file::read(&path)? } else { Vec::new() };
+        rules.retain(|other| other.selector != rule.selector);
+        let done = format!("disabled {rule}\n");
+        rules.push(rule);
+        write(&path, &rules)?;
+        print(&done)
+    }
+}
+
+impl Enable {
+    /// Removes the rule from the file.
+    pub(super) fn run(self) -> CommandResult {
+        let path = self.rules.path()?;
+        let rules = file::read(&path)?;
+        let selector = self.selector.selector();
+        if selector.is_none() && !self.every_rule {
+            let what = "name the rule with the options of `kas disable`, or use --every-rule";
+            return Err(CliError::usage(what));
+        }
+        let (removed, left): (Vec<_>, Vec<_>) = rules
+            .into_iter()
+            .partition(|rule| selector.as_ref().is_none_or(|selector| rule.selector == *selector));
+        if let Some(selector) = selector.filter(|_| removed.is_empty()) {
+            let rules: Vec<_> = left.iter().map(|rule| rule.selector.to_string()).collect();
+            let rules = if rules.is_empty() { "none".to_owned() } else { rules.join("; ") };
+            let what = format!("{} has no rule for exactly {selector}; it has: {rules}", path.display());
+            return Err(CliError::usage(what));
+        }
+        write(&path, &left)?;
+        removed.iter().try_for_each(|rule| print(&format!("enabled {}\n", rule.selector)))
+    }
+}
+
+impl RulesFile {
+    fn path(&self) -> Result<PathBuf, CliError> {
+        if let Some(file) = &self.file {
+            return Ok(file.clone());
+        }
+        let Some(config) = &self.config else {
+            return Err(CliError::usage("name the file with --file"));
+        };
+        let file = Config::read(config)?.disabled.file.map(|file| file.value);
+        file.ok_or_else(|| {
+            CliError::usage(format!(
+                "{} has no disabled.file: add that key and restart kas",
+                config.display()
+            ))
+        })
+    }
+}
+
+impl SelectorOptions {
+    /// Returns the selector, or `None` without any option.
+    fn selector(&self) -> Option<Selector> {
+        let selector = Selector {
+            service: self.service.clone(),
+            agent: self.agent.clone(),
+            caller: self.caller.clone(),
+            address: self.address,
+        };
+        (self.all || selector != Selector::default()).then_some(selector)
+    }
+}
+
+fn list(rules: &[DisableRule]) -> CommandResult {
+    match rules {
+        [] => print("nothing is disabled\n"),
+        rules => rules.iter().try_for_each(|rule| print(&format!("{rule}\n"))),
+    }
+}
+
+fn write(path: &Path, rules: &[DisableRule]) -> CommandResult {
+    let failed = |error| CliError::output(format!("{}: {error}", path.display()));
+    file::replace(path, rules).map_err(failed)
+}

@@ -1,0 +1,250 @@
+//! One rule of the kill switch, and the requests that it matches.
+
+use std::{
+    fmt,
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
+
+use ipnet::IpNet;
+use proto::{AgentId, AgentName, Reason, ServiceName};
+
+use crate::error::RequestError;
+
+/// `Retry-After` of a rule without an end.
+const RETRY_AFTER: Duration = Duration::from_secs(60);
+/// The longest `Retry-After`: the rule may be lifted early.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
+
+/// Disables the requests that it matches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DisableRule {
+    /// The requests.
+    pub selector: Selector,
+    /// The reason, which callers receive.
+    pub reason: String,
+    /// The time at which the rule ends by itself.
+    pub until: Option<SystemTime>,
+}
+
+/// Selects requests. All given fields must match; without any field, it selects everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selector {
+    /// The service. `prometheus` also selects `prometheus.<name>`.
+    pub service: Option<ServiceName>,
+    /// The id or the name of the agent.
+    pub agent: Option<String>,
+    /// The name of the caller.
+    pub caller: Option<String>,
+    /// The network of the caller.
+    pub address: Option<IpNet>,
+}
+
+/// The attributes of a request that rules select by. Before the request is authorized, its agent and its caller are unknown.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestAttributes<'a> {
+    /// The address of the caller.
+    pub address: IpAddr,
+    /// The service of the agent.
+    pub service: &'a ServiceName,
+    /// The agent, once the request is authorized.
+    pub agent: Option<(AgentId, &'a AgentName)>,
+    /// The name of the caller, once it is authenticated.
+    pub caller: Option<&'a str>,
+}
+
+impl DisableRule {
+    /// Returns whether the rule has not ended.
+    pub(super) fn is_active(&self, now: SystemTime) -> bool {
+        self.until.is_none_or(|until| now < until)
+    }
+
+    /// Returns the error for a request that the rule matches.
+    pub(super) fn error(&self, now: SystemTime) -> RequestError {
+        let left = self.until.and_then(|until| until.duration_since(now).ok()).unwrap_or(RETRY_AFTER);
+        RequestError::new(Reason::Disabled, format!("the operator of kas has disabled {self}"))
+            .with_retry_after(left.clamp(Duration::from_secs(1), MAX_RETRY_AFTER))
+    }
+}
+
+impl Selector {
+    /// Returns whether the selector selects a request. A field whose attribute is unknown does not match.
+    pub(super) fn matches(&self, request: &RequestAttributes<'_>) -> bool {
+        self.service.as_ref().is_none_or(|service| covers(service, request.service))
+            && self
+                .agent
+                .as_ref()
+                .is_none_or(|agent| request.agent.is_some_and(|(id, name)| is_agent(agent, id, name)))
+            && self.caller.as_ref().is_none_or(|caller| request.caller == Some(&**caller))
+            && self.address.is_none_or(|network| network.contains(&request.address))
+    }
+
+    /// Returns whether the selector selects requests of all callers to the agent, or to one of its services.
+    pub(super) fn concerns_agent(&self, id: AgentId, name: &AgentName) -> bool {
+        self.caller.is_none()
+            && self.address.is_none()
+            && self.agent.as_ref().is_none_or(|agent| is_agent(agent, id, name))
+    }
+
+    /// Returns the names of the fields, for the metric: `all` if there is none.
+    pub(super) fn fields(&self) -> impl Iterator<Item = &'static str> {
+        let fields = [
+            ("service", self.service.is_some()),
+            ("agent", self.agent.is_some()),
+            ("caller", self.caller.is_some()),
+            ("address", self.address.is_some()),
+            ("all", *self == Self::default()),
+        ];
+        fields.into_iter().filter_map(|(name, given)| given.then_some(name))
+    }
+}
+
+/// Returns whether a rule for `service` includes the service of a request.
+fn covers(service: &ServiceName, requested: &ServiceName) -> bool {
+    let rest = requested.as_str().strip_prefix(service.as_str());
+    rest.is_some_and(|rest| {
+        rest.is_empty() || (service.as_str() == ServiceName::PROMETHEUS && rest.starts_with('.'))
+    })
+}
+
+fn is_agent(selected: &str, id: AgentId, name: &AgentName) -> bool {
+    // No text is both an id and a name.
+    selected == name.as_str() || selected.parse().is_ok_and(|selected: AgentId| selected == id)
+}
+
+/// Formats as the fields: `agent prod, service kubernetes`.
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::default() {
+            return f.write_str("everything");
+        }
+        let address = self.address.map(|network| match network.prefix_len() == network.max_prefix_len() {
+            true => network.addr().to_string(),
+            false => network.to_string(),
+        });
+        let fields = [
+            ("agent", self.agent.clone()),
+            ("service", self.service.as_ref().map(ServiceName::to_string)),
+            ("caller", self.caller.clone()),
+            ("address", address),
+        ];
+        let given = fields.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        for (index, (name, value)) in given.enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{name} {value}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Formats as selector, end and reason: `agent prod until 2026-11-22T15:00:00Z: maintenance`.
+impl fmt::Display for DisableRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.selector)?;
+        if let Some(until) = self.until {
+            write!(f, " until {}", humantime::format_rfc3339_seconds(until))?;
+        }
+        write!(f, ": {}", self.reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selector(service: &str, agent: &str, caller: &str, address: &str) -> Selector {
+        let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        Selector {
+            service: some(service).map(|service| service.parse().unwrap()),
+            agent: some(agent),
+            caller: some(caller),
+            address: some(address).map(|address| address.parse().unwrap()),
+        }
+    }
+
+    fn matches(selector: &Selector, service: &str) -> bool {
+        let (service, name) = (service.parse().unwrap(), "prod".parse().unwrap());
+        selector.matches(&RequestAttributes {
+            address: "192.0.2.7".parse().unwrap(),
+            service: &service,
+            agent: Some((AgentId(7), &name)),
+            caller: Some("ci"),
+        })
+    }
+
+    #[test]
+    fn all_fields_of_a_selector_must_match() {
+        for (service, agent, caller, address, expected) in [
+            ("", "", "", "", true),
+            ("kubernetes", "", "", "", true),
+            ("prometheus", "", "", "", false),
+            ("", "prod", "", "", true),
+            ("", "7", "", "", true),
+            ("", "8", "", "", false),
+            ("", "07", "", "", false),
+            ("", "", "ci", "", true),
+            ("", "", "c", "", false),
+            ("", "", "", "192.0.2.0/24", true),
+            ("", "", "", "192.0.2.7/32", true),
+            ("", "", "", "192.0.3.0/24", false),
+            ("", "", "", "2001:db8::/32", false),
+            ("kubernetes", "prod", "ci", "192.0.2.0/24", true),
+            ("kubernetes", "prod", "other", "192.0.2.0/24", false),
+        ] {
+            let selector = selector(service, agent, caller, address);
+            assert_eq!(matches(&selector, "kubernetes"), expected, "{selector}");
+        }
+    }
+
+    #[test]
+    fn prometheus_includes_its_named_servers_and_no_other_service_does() {
+        let named = "prometheus.thanos";
+        assert!(matches(&selector("prometheus", "", "", ""), named));
+        assert!(matches(&selector(named, "", "", ""), named));
+        assert!(!matches(&selector("prometheus", "", "", ""), "prometheusx"));
+        assert!(!matches(&selector(named, "", "", ""), "prometheus"));
+        assert!(!matches(&selector("kubernetes", "", "", ""), "kubernetes.x"));
+    }
+
+    #[test]
+    fn unknown_attribute_does_not_match() {
+        let service = "kubernetes".parse().unwrap();
+        let address = "192.0.2.7".parse().unwrap();
+        let request = RequestAttributes { address, service: &service, agent: None, caller: None };
+        assert!(Selector::default().matches(&request));
+        assert!(selector("kubernetes", "", "", "192.0.2.0/24").matches(&request));
+        assert!(!selector("", "prod", "", "").matches(&request));
+        assert!(!selector("", "", "ci", "").matches(&request));
+    }
+
+    #[test]
+    fn agent_is_concerned_by_rules_for_all_of_its_callers() {
+        let name = "prod".parse().unwrap();
+        for (rule, expected) in [
+            (Selector::default(), true),
+            (selector("kubernetes", "", "", ""), true),
+            (selector("", "7", "", ""), true),
+            (selector("", "test", "", ""), false),
+            (selector("", "prod", "ci", ""), false),
+            (selector("", "", "", "192.0.2.0/24"), false),
+        ] {
+            assert_eq!(rule.concerns_agent(AgentId(7), &name), expected, "{rule}");
+        }
+    }
+
+    #[test]
+    fn error_has_rule_reason_and_bounded_retry_after() {
+        let now = SystemTime::UNIX_EPOCH;
+        let error = |left: Option<u64>| {
+            let until = left.map(|left| now + Duration::from_secs(left));
+            let selector = selector("kubernetes", "prod", "ci", "192.0.2.7/32");
+            DisableRule { selector, reason: "drill".to_owned(), until }.error(now)
+        };
+        let all = "agent prod, service kubernetes, caller ci, address 192.0.2.7";
+        assert_eq!(error(None).message, format!("the operator of kas has disabled {all}: drill"));
+        assert!(error(Some(5)).message.ends_with(" until 1970-01-01T00:00:05Z: drill"));
+        for (left, seconds) in [(None, 60), (Some(5), 5), (Some(0), 1), (Some(1 << 30), 3600)] {
+            assert_eq!(error(left).retry_after.unwrap().as_secs(), seconds, "{left:?}");
+        }
+    }
+}
