@@ -78,7 +78,8 @@ impl Soak {
         if !figures.is_empty() {
             crate::print(&table(&figures))?;
         }
-        result.and(check(&figures))
+        result?;
+        check(&figures)
     }
 
     /// Adds a sample to each figure at each `--every`. Returns only if a figure cannot be read.

@@ -25,7 +25,7 @@ use tokio::{
 
 use self::process::{ChildProcess, find};
 use crate::load::{
-    Target,
+    LoadTarget,
     client::Connection,
     progress::Counter,
     target::{TargetOptions, read_token},
@@ -182,7 +182,7 @@ impl KasProcess {
     }
 
     /// Returns a target whose requests go to a path of the cluster.
-    pub fn target(&self, path: &str) -> anyhow::Result<Target> {
+    pub fn target(&self, path: &str) -> anyhow::Result<LoadTarget> {
         self.target_of([AGENT], path)
     }
 
@@ -191,7 +191,7 @@ impl KasProcess {
         &self,
         agents: impl IntoIterator<Item = impl std::fmt::Display>,
         path: &str,
-    ) -> anyhow::Result<Target> {
+    ) -> anyhow::Result<LoadTarget> {
         let url = |agent| format!("{}://{}/agents/{agent}/kubernetes{path}", self.scheme, self.public);
         let options = TargetOptions {
             urls: agents.into_iter().map(url).collect(),
@@ -300,7 +300,7 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> anyhow::Result<Strin
 }
 
 /// Waits until a request succeeds with a status below 400, for at most 30 s.
-pub async fn wait_until_ready(target: &Target) -> anyhow::Result<()> {
+pub async fn wait_until_ready(target: &LoadTarget) -> anyhow::Result<()> {
     let deadline = Instant::now() + START;
     loop {
         let exchange = async {

@@ -2,7 +2,7 @@
 
 use crate::{
     streams::{TWO_LINES, follow},
-    support::{Cluster, Namespace, Installation, eventually},
+    support::{Cluster, Installation, Namespace, eventually},
 };
 
 #[test]

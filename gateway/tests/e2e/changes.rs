@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::support::{Cluster, Kubectl, KubectlVersion, Namespace, Installation, eventually, normalize};
+use crate::support::{Cluster, Installation, Kubectl, KubectlVersion, Namespace, eventually, normalize};
 
 /// Prints the managed fields without their times. kubectl before 1.21 has no `--show-managed-fields`.
 const MANAGED_FIELDS: &str = "--output=jsonpath={range .items[*].metadata.managedFields[*]}{.manager} {.operation} {.fieldsV1}{\"\\n\"}{end}";

@@ -25,7 +25,7 @@ use secrecy::ExposeSecret as _;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::support::{AGENT, Cluster, Kas, Namespace, Installation, eventually, path_argument, run, skipped};
+use crate::support::{AGENT, Cluster, Installation, Kas, Namespace, eventually, path_argument, run, skipped};
 
 const SERVER: &str =
     "mkdir -p /www; echo the page >/www/page; echo first; echo ready; exec httpd -f -p 8080 -h /www";

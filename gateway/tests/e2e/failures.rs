@@ -10,7 +10,7 @@ use gateway::token::{self, Holder};
 use secrecy::ExposeSecret as _;
 use serde_json::json;
 
-use crate::support::{AGENT, Agent, Kas, Installation, curl, eventually, run};
+use crate::support::{AGENT, Agent, Installation, Kas, curl, eventually, run};
 
 /// Starts kas with TLS for callers, and an agentk whose cluster is unreachable.
 fn without_cluster() -> Installation {

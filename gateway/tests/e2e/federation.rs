@@ -5,7 +5,7 @@ use std::fs;
 use secrecy::ExposeSecret as _;
 use serde_json::json;
 
-use crate::support::{AGENT, Prometheus, PrometheusServer, Installation, curl, eventually};
+use crate::support::{AGENT, Installation, Prometheus, PrometheusServer, curl, eventually};
 
 /// A metric of the first Prometheus that is not federated.
 const NOT_FEDERATED: &str = "scrape_samples_scraped";

@@ -3,7 +3,7 @@
 
 use secrecy::ExposeSecret as _;
 
-use crate::support::{AGENT, CurlResponse, Prometheus, Installation, curl};
+use crate::support::{AGENT, CurlResponse, Installation, Prometheus, curl};
 
 const FORM: &str = "application/x-www-form-urlencoded";
 

@@ -9,7 +9,7 @@ use std::{
 
 use secrecy::ExposeSecret as _;
 
-use crate::support::{AGENT, Process, Installation, run};
+use crate::support::{AGENT, Installation, Process, run};
 
 const SIZE: usize = 300 << 20;
 /// The limit for the growth of memory, in MiB: far below [`SIZE`], and above the buffers of a debug build.

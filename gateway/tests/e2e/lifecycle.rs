@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{
     streams::{TWO_LINES, follow},
-    support::{AGENT, Agent, Cluster, Namespace, Installation, curl, eventually, path_argument},
+    support::{AGENT, Agent, Cluster, Installation, Namespace, curl, eventually, path_argument},
 };
 
 fn with_two_lines_pod(

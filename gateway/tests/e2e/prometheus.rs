@@ -10,7 +10,7 @@ use std::{
 
 use secrecy::ExposeSecret as _;
 
-use crate::support::{AGENT, Prometheus, Installation, curl, run};
+use crate::support::{AGENT, Installation, Prometheus, curl, run};
 
 const SERIES: &str = "prometheus_http_requests_total";
 /// A metric whose values do not depend on the duration of scrapes.

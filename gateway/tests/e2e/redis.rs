@@ -7,7 +7,7 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde_json::{Value, json};
 use sha2::Sha256;
 
-use crate::support::{AGENT, Kas, KasOptions, Redis, Tokens, Installation, curl, eventually, run};
+use crate::support::{AGENT, Installation, Kas, KasOptions, Redis, Tokens, curl, eventually, run};
 
 /// Returns the options of a replica that uses this Redis.
 fn replica_options(redis: &Redis, directory: &Path, wait_at_start: bool) -> KasOptions {

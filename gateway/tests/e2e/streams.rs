@@ -5,7 +5,7 @@ use std::{
     thread,
 };
 
-use crate::support::{Cluster, Kubectl, Process, Installation, eventually};
+use crate::support::{Cluster, Installation, Kubectl, Process, eventually};
 
 /// A script that prints "one", then "two" once `/go` exists, and exits.
 pub(crate) const TWO_LINES: &str = "echo one; until [ -e /go ]; do sleep 0.1; done; echo two";

@@ -4,6 +4,7 @@ mod agent;
 mod cluster;
 mod curl;
 mod fleet;
+mod installation;
 mod kas;
 mod kubeconfig;
 mod kubectl;
@@ -15,7 +16,6 @@ mod relay;
 mod simulator;
 mod tls;
 mod version;
-mod installation;
 
 pub(crate) use testkit::{
     process::{Process, code, eventually, run},
@@ -27,6 +27,7 @@ pub(crate) use self::{
     cluster::{Cluster, Namespace, path_argument, pod_manifest},
     curl::{CurlResponse, curl},
     fleet::{Fleet, run_under_load, write_secret},
+    installation::{AGENT, Installation},
     kas::{Kas, KasOptions, Tokens},
     kubectl::{Kubectl, assert_same_output, normalize},
     networks::{NetworkNamespaces, namespace_address},
@@ -37,5 +38,4 @@ pub(crate) use self::{
     simulator::Simulator,
     tls::Certificates,
     version::KubectlVersion,
-    installation::{AGENT, Installation},
 };

@@ -7,7 +7,7 @@ use gateway::token::{self, Holder, TokenHash};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 
-use crate::support::{AGENT, CurlResponse, Prometheus, Installation, curl, eventually};
+use crate::support::{AGENT, CurlResponse, Installation, Prometheus, curl, eventually};
 
 const SERIES: &str = "prometheus_http_requests_total";
 

@@ -3,7 +3,7 @@
 use std::{fs, process::Stdio, thread};
 
 use crate::support::{
-    Cluster, Kubectl, KubectlVersion, Process, Simulator, Installation, assert_same_output, curl, eventually,
+    Cluster, Installation, Kubectl, KubectlVersion, Process, Simulator, assert_same_output, curl, eventually,
     path_argument,
 };
 

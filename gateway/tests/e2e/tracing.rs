@@ -7,7 +7,7 @@ use opentelemetry_proto::tonic::{
 };
 use prost::Message as _;
 
-use crate::support::{AGENT, RecordingServer, Installation, eventually};
+use crate::support::{AGENT, Installation, RecordingServer, eventually};
 
 /// Returns the resource and the first span of a program, or `None` before the collector has received it.
 fn span_of(collector: &RecordingServer, program: &str) -> Option<(Vec<KeyValue>, Span)> {

@@ -13,7 +13,7 @@ use secrecy::ExposeSecret as _;
 use sha2::{Digest as _, Sha256};
 
 use crate::support::{
-    AGENT, Cluster, Kubectl, Namespace, Installation, assert_same_output, curl, eventually, normalize,
+    AGENT, Cluster, Installation, Kubectl, Namespace, assert_same_output, curl, eventually, normalize,
     path_argument, pod_manifest,
 };
 

@@ -17,7 +17,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    LoadError, Tally, Target,
+    LoadError, LoadTarget, Tally,
     client::Connection,
     progress::Counter,
     schedule::{Due, Schedule},
@@ -92,7 +92,7 @@ impl Default for Plan {
 
 /// One thread with its part of the connections.
 struct Worker {
-    target: Arc<Target>,
+    target: Arc<LoadTarget>,
     plan: Plan,
     begin: Instant,
     start: Instant,
@@ -112,7 +112,7 @@ impl Plan {
     /// `link` is set to the connection if it can be used again.
     pub(crate) async fn exchange(
         &self,
-        target: &Target,
+        target: &LoadTarget,
         link: &mut KeptConnection,
         request: &[u8],
         counter: &Counter,
@@ -142,7 +142,7 @@ impl Plan {
     /// flight then are not counted.
     pub async fn run(
         &self,
-        target: Arc<Target>,
+        target: Arc<LoadTarget>,
         counter: Counter,
         stop: CancellationToken,
     ) -> anyhow::Result<Tally> {

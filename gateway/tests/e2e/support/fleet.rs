@@ -15,9 +15,9 @@ use tempfile::TempDir;
 
 use super::{
     AGENT, Agent, AgentOptions, CurlResponse, Kas, KasOptions, Kubectl, Tokens, eventually,
+    installation::unreachable_cluster,
     kas::{Membership, bearer},
     kubeconfig,
-    installation::unreachable_cluster,
 };
 
 /// The options that all replicas share. The test owns the replicas, and may kill them.
