@@ -54,7 +54,7 @@ pub struct Plan {
     pub fresh: bool,
     /// The only status that is no error. Without it, all below 400 are none.
     pub expected: Option<u16>,
-    /// If set, one of this many requests is cancelled after [`CANCEL_AFTER`], and counts as a failure.
+    /// If set, one of this many requests is cancelled after 20 ms, and counts as a failure.
     pub cancelled: Option<u32>,
     /// If set, each connection opens an upgraded session and sends this many bytes again and again, which the far end echoes.
     pub echo: Option<usize>,
