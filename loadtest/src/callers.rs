@@ -20,7 +20,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::load::{
-    LoadError, Target,
+    LoadError, LoadTarget,
     client::{self, Connection, ResponseHead},
     progress::Counter,
 };
@@ -41,7 +41,7 @@ pub(crate) struct Backend {
 /// A replica with the connections of callers to it.
 pub(crate) struct Endpoint {
     /// The requests, one for each agent.
-    pub(crate) target: Target,
+    pub(crate) target: LoadTarget,
     /// The readiness of the replica.
     pub(crate) backend: Arc<Backend>,
     /// The number of the replica; 0 is the affected one.
@@ -85,7 +85,7 @@ pub(crate) struct CallerConfig {
 
 impl Backend {
     /// Creates a backend that is ready until a probe of `readiness` fails.
-    pub(crate) fn watch(agents: SocketAddr, readiness: Target) -> Arc<Self> {
+    pub(crate) fn watch(agents: SocketAddr, readiness: LoadTarget) -> Arc<Self> {
         let backend = Arc::new(Self { agents, ready: AtomicBool::new(true) });
         let watched = Arc::downgrade(&backend);
         tokio::spawn(async move {
@@ -112,7 +112,7 @@ impl Backend {
 
 impl Endpoint {
     /// Creates an endpoint without connections.
-    pub(crate) fn new(target: Target, backend: Arc<Backend>, replica: usize) -> Self {
+    pub(crate) fn new(target: LoadTarget, backend: Arc<Backend>, replica: usize) -> Self {
         Self { target, backend, replica, idle: Mutex::default() }
     }
 
@@ -150,7 +150,7 @@ impl fmt::Display for RequestFailure {
 /// Sends the first request of a target again and again over a kept connection, with a pause after each response, until `until`
 /// is cancelled.
 pub(crate) async fn send_repeatedly(
-    target: Arc<Target>,
+    target: Arc<LoadTarget>,
     pause: Duration,
     limit: Duration,
     until: CancellationToken,

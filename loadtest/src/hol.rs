@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     http::{check_target, run_plan},
     load::{
-        LoadError, Options, Plan, Report, Tally, Target, client::Connection, median, progress::Counter,
+        LoadError, LoadTarget, Options, Plan, Report, Tally, client::Connection, median, progress::Counter,
         report::number, target::TargetOptions,
     },
 };
@@ -121,8 +121,8 @@ impl HeadOfLine {
 
     async fn compare(
         &self,
-        target: &Arc<Target>,
-        long: &Target,
+        target: &Arc<LoadTarget>,
+        long: &LoadTarget,
         plan: &Plan,
         stop: &CancellationToken,
         comparison: &mut Comparison,
@@ -154,7 +154,7 @@ impl HeadOfLine {
     }
 
     /// Opens connections that have stopped reading, and waits until buffers are full. Opens one first; if it fails, no other.
-    async fn open_stalled_readers(&self, long: &Target, plan: &Plan) -> anyhow::Result<Vec<Connection>> {
+    async fn open_stalled_readers(&self, long: &LoadTarget, plan: &Plan) -> anyhow::Result<Vec<Connection>> {
         let now = Instant::now();
         let (mut tally, mut readers) = (Tally::new(now, now), Vec::new());
         for share in [1, self.stalled - 1] {
@@ -189,7 +189,7 @@ impl fmt::Display for Ratio {
 }
 
 /// Requests a long response and reads its beginning.
-async fn open_stalled(target: &Target, limit: Duration) -> Result<(u16, Connection), LoadError> {
+async fn open_stalled(target: &LoadTarget, limit: Duration) -> Result<(u16, Connection), LoadError> {
     let opening = async {
         let mut connection = Connection::open(target, STALLED_READ, Counter::default()).await?;
         connection.send(&target.requests()[0]).await?;

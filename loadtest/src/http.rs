@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::load::{
-    LoadError, Options, Plan, Report, Tally, Target,
+    LoadError, LoadTarget, Options, Plan, Report, Tally,
     options::OutputOptions,
     progress::{Counter, Progress},
     session::is_port_forward,
@@ -139,7 +139,7 @@ impl Upgrade {
 /// Returns an error if more requests failed than allowed.
 pub(crate) async fn measure(
     command: &'static str,
-    target: Arc<Target>,
+    target: Arc<LoadTarget>,
     plan: &Plan,
     output: &OutputOptions,
     stop: CancellationToken,
@@ -154,7 +154,7 @@ pub(crate) async fn measure(
 /// Runs the plan with a progress bar, and prints the report.
 pub(crate) async fn run_plan(
     what: &'static str,
-    target: &Arc<Target>,
+    target: &Arc<LoadTarget>,
     plan: &Plan,
     stop: &CancellationToken,
 ) -> anyhow::Result<(Report, Tally)> {
@@ -170,7 +170,7 @@ pub(crate) async fn run_plan(
 }
 
 /// Sends one request, so that a target that is unreachable or refuses it receives no load.
-pub(crate) async fn check_target(target: &Target, plan: &Plan) -> anyhow::Result<()> {
+pub(crate) async fn check_target(target: &LoadTarget, plan: &Plan) -> anyhow::Result<()> {
     let (mut link, counter) = (KeptConnection::None, Counter::default());
     let exchange = plan.exchange(target, &mut link, &target.requests()[0], &counter);
     let answer = timeout(plan.timeout, exchange).await.unwrap_or(Err(LoadError::TimedOut));

@@ -1,10 +1,10 @@
 //! The load engine that all commands share: connections that send requests on a schedule, and their measurements.
 //!
 //! ```text
-//!   Target (what to send) ─┐
-//!   Plan (how much)        ├─► workers: a thread per core, many connections each ─► Tally ─► Report
-//!   Schedule (when)       ─┘        client, session: one connection                    ├─► table, JSON
-//!                                                                                       └─► plot (SVG)
+//!   LoadTarget (what to send) ─┐
+//!   Plan (how much)            ├─► workers: a thread per core, many connections each ─► Tally ─► Report
+//!   Schedule (when)           ─┘        client, session: one connection                    ├─► table, JSON
+//!                                                                                           └─► plot (SVG)
 //! ```
 
 pub mod client;
@@ -19,7 +19,7 @@ pub mod target;
 pub mod workers;
 
 pub use self::{
-    client::LoadError, options::Options, report::Report, tally::Tally, target::Target, workers::Plan,
+    client::LoadError, options::Options, report::Report, tally::Tally, target::LoadTarget, workers::Plan,
 };
 
 /// Returns the median, or NaN without values.

@@ -1,21 +1,18 @@
 //! kas and agentk as processes on this machine, for commands that start, kill or compare them.
 
+mod config;
 pub mod network;
 pub mod process;
 pub mod redis;
 
 use std::{
     net::SocketAddr,
-    ops::RangeInclusive,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use agent::KasAddress;
 use anyhow::{Context as _, bail};
-use base64::{Engine as _, prelude::BASE64_STANDARD};
-use rcgen::{CertificateParams, KeyPair};
-use sha2::{Digest as _, Sha256};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -23,72 +20,23 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use self::process::{ChildProcess, find};
+pub(crate) use self::config::kubeconfig;
+pub use self::config::{AGENT, IDENTITY, POLICY, StackConfig, Tls, hash, new_agents, new_token};
+use self::{
+    config::{config, write_identity},
+    process::{ChildProcess, find},
+};
 use crate::load::{
-    Target,
+    LoadTarget,
     client::Connection,
     progress::Counter,
     target::{TargetOptions, read_token},
 };
 
-/// The name of the agent in the identity file.
-pub const AGENT: &str = "demo";
 /// The timeout for the start of a program.
 pub(crate) const START: Duration = Duration::from_secs(30);
 /// The polling interval.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
-
-/// The connections that use TLS.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tls {
-    /// None.
-    #[default]
-    Off,
-    /// The tunnel.
-    Tunnel,
-    /// The tunnel and the connections of callers.
-    Both,
-}
-
-impl From<bool> for Tls {
-    fn from(both: bool) -> Self {
-        if both { Self::Both } else { Self::Off }
-    }
-}
-
-/// The configuration of kas and agentk.
-#[derive(Clone, Debug, Default)]
-pub struct StackConfig {
-    /// The connections that use TLS.
-    pub tls: Tls,
-    /// If true, each request is logged (level `debug`).
-    pub debug: bool,
-    /// If true, agentk checks each request against a policy.
-    pub policy: bool,
-    /// The port for agents; 0 for any free one.
-    pub agent_port: u16,
-    /// The port for callers; 0 for any free one.
-    pub public_port: u16,
-    /// The number of additional agents load-2, load-3, …, whose tokens are in the file `agent-tokens`. For them the limit of
-    /// connections per token is the default.
-    pub extra_agents: u32,
-    /// The limit of new tunnels per second, if there is one.
-    pub per_second: Option<u32>,
-    /// If true, kas has its default limits of tunnels.
-    pub default_limits: bool,
-    /// If true, kas has its default grace periods; if not, it stops at once.
-    pub default_grace_periods: bool,
-    /// The address of the Redis that replicas share.
-    pub redis: Option<SocketAddr>,
-    /// The address at which other replicas reach this one, if it is not that of its private listener.
-    pub private_address: Option<SocketAddr>,
-    /// The address that agentk dials, if it is not that of kas.
-    pub dial: Option<SocketAddr>,
-    /// The directory of kas and agentk, if it is not that of this program.
-    pub programs: Option<PathBuf>,
-    /// If true, both programs run in valgrind, which writes their instruction counts to `kas.callgrind` and `agentk.callgrind`.
-    pub callgrind: bool,
-}
 
 /// A running kas.
 #[derive(Debug)]
@@ -182,7 +130,7 @@ impl KasProcess {
     }
 
     /// Returns a target whose requests go to a path of the cluster.
-    pub fn target(&self, path: &str) -> anyhow::Result<Target> {
+    pub fn target(&self, path: &str) -> anyhow::Result<LoadTarget> {
         self.target_of([AGENT], path)
     }
 
@@ -191,7 +139,7 @@ impl KasProcess {
         &self,
         agents: impl IntoIterator<Item = impl std::fmt::Display>,
         path: &str,
-    ) -> anyhow::Result<Target> {
+    ) -> anyhow::Result<LoadTarget> {
         let url = |agent| format!("{}://{}/agents/{agent}/kubernetes{path}", self.scheme, self.public);
         let options = TargetOptions {
             urls: agents.into_iter().map(url).collect(),
@@ -300,7 +248,7 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> anyhow::Result<Strin
 }
 
 /// Waits until a request succeeds with a status below 400, for at most 30 s.
-pub async fn wait_until_ready(target: &Target) -> anyhow::Result<()> {
+pub async fn wait_until_ready(target: &LoadTarget) -> anyhow::Result<()> {
     let deadline = Instant::now() + START;
     loop {
         let exchange = async {
@@ -332,111 +280,6 @@ fn program_command(name: &str, files: &Path, setup: &StackConfig) -> anyhow::Res
     Ok(valgrind)
 }
 
-/// Writes the tokens, their hashes, the certificate and the secret of the replicas.
-fn write_identity(directory: &Path, extra_agents: u32) -> anyhow::Result<()> {
-    let key = KeyPair::generate()?;
-    let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
-    write_file(directory, "kas.crt", &CertificateParams::new(names)?.self_signed(&key)?.pem())?;
-    write_file(directory, "kas.key", &key.serialize_pem())?;
-    write_file(directory, "peer-secret", &BASE64_STANDARD.encode(rand::random::<[u8; 32]>()))?;
-    let mut identity = IDENTITY.to_owned();
-    for holder in ["agent", "caller"] {
-        let token = new_token(holder);
-        write_file(directory, format!("{holder}-token"), &token)?;
-        identity = identity.replace(&format!("{}_HASH", holder.to_uppercase()), &hash(&token));
-    }
-    if extra_agents > 0 {
-        // Agent 1 exists always.
-        let (agents, tokens) = new_agents(2..=extra_agents + 1);
-        identity = identity.replacen("callers:", &format!("{agents}callers:"), 1);
-        write_file(directory, "agent-tokens", &tokens)?;
-    }
-    write_file(directory, "identity.yaml", &identity)
-}
-
-/// Returns the configuration of kas.
-fn config(setup: &StackConfig) -> String {
-    let tls = |used| if used { ", certificate_file: kas.crt, key_file: kas.key" } else { "" };
-    let (agent_tls, public_tls) = (tls(setup.tls != Tls::Off), tls(setup.tls == Tls::Both));
-    let (agent_port, public_port) = (setup.agent_port, setup.public_port);
-    let per_token = if setup.extra_agents > 0 { 100 } else { 1_000_000 };
-    let per_second = setup.per_second.unwrap_or(1_000_000);
-    let limits = if setup.default_limits {
-        String::new()
-    } else {
-        format!(
-            ", max_tunnels_per_agent: 50000, max_connections: 60000,
-    connections_per_token_per_minute: {per_token}, connections_per_second: {per_second}"
-        )
-    };
-    let (public_grace, private_grace) = if setup.default_grace_periods {
-        ("", "")
-    } else {
-        (", listen_grace_period: 0s, shutdown_grace_period: 1s", ", listen_grace_period: 0s")
-    };
-    let level = if setup.debug { "debug" } else { "info" };
-    let mut config = format!(
-        "agent:
-  listen: {{address: \"127.0.0.1:{agent_port}\"{agent_tls}{limits}}}
-  kubernetes_api:
-    listen: {{address: \"127.0.0.1:{public_port}\"{public_tls}{public_grace}}}
-observability:
-  listen: {{address: \"127.0.0.1:0\"}}
-  logging: {{level: {level}}}
-identity: {{file: identity.yaml}}
-"
-    );
-    if let Some(redis) = setup.redis {
-        config += &format!(
-            "private_api:
-  listen: {{address: \"127.0.0.1:0\", authentication_secret_file: peer-secret{private_grace}}}
-redis: {{server: {{address: \"{redis}\"}}}}
-"
-        );
-    }
-    config
-}
-
-/// Returns a kubeconfig for a cluster that accepts every caller.
-pub(crate) fn kubeconfig(cluster: SocketAddr) -> String {
-    format!(
-        "apiVersion: v1
-kind: Config
-clusters: [{{name: upstream, cluster: {{server: \"http://{cluster}\"}}}}]
-users: [{{name: nobody, user: {{}}}}]
-contexts: [{{name: upstream, context: {{cluster: upstream, user: nobody}}}}]
-current-context: upstream
-"
-    )
-}
-
-/// Returns the entries of the agents load-1, load-2, … for the identity file, and their tokens, one per line.
-pub fn new_agents(ids: RangeInclusive<u32>) -> (String, String) {
-    let (mut agents, mut tokens) = (String::new(), String::new());
-    for id in ids {
-        let token = new_token("agent");
-        agents += &format!("- {{id: {id}, name: load-{id}, tokens: [\"{}\"]}}\n", hash(&token));
-        tokens += &token;
-        tokens.push('\n');
-    }
-    (agents, tokens)
-}
-
-/// Returns a new token for an agent or a caller.
-pub fn new_token(holder: &str) -> String {
-    let random: [u8; 32] = rand::random();
-    format!("kas-{holder}-{}", hex(&random))
-}
-
-/// Returns the hash of a token in the format of the identity file.
-pub fn hash(token: &str) -> String {
-    format!("sha256:{}", hex(&Sha256::digest(token.as_bytes())))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Returns a port that was free a moment ago.
 pub fn free_port() -> std::io::Result<u16> {
     Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
@@ -451,19 +294,3 @@ pub fn write_file(directory: &Path, name: impl AsRef<Path>, text: &str) -> anyho
     let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
     written.with_context(|| format!("cannot write {}", path.display()))
 }
-
-/// One agent and one caller. The hashes of their tokens replace the placeholders.
-pub const IDENTITY: &str = "\
-agents:
-- {id: 1, name: demo, tokens: [\"AGENT_HASH\"]}
-callers:
-- {name: you, tokens: [\"CALLER_HASH\"], agents: [\"*\"], services: [\"*\"]}
-";
-
-/// Three rules on services and resources, the last of which allows everything.
-pub const POLICY: &str = "\
-rules:
-- {name: no-secrets, action: deny, services: [kubernetes], resources: [secrets]}
-- {name: no-shells, action: deny, services: [kubernetes], resources: [pods/exec, pods/attach]}
-- {name: everything, action: allow, services: [\"*\"]}
-";

@@ -325,7 +325,7 @@ fn micros(duration: Duration) -> u64 {
     (duration.as_micros() as u64).max(1)
 }
 
-/// The counters of a [`RedisStore`](super::RedisStore), for the metrics of kas.
+/// The counters of a [`RedisStore`], for the metrics of kas.
 #[derive(Debug, Default)]
 pub struct RedisMetrics {
     /// Commands sent to Redis; a script counts as one.

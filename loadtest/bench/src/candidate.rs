@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use loadtest::{
-    load::{Target, target::TargetOptions},
+    load::{LoadTarget, target::TargetOptions},
     stack::{KasProcess, StackConfig, free_port, process::ChildProcess, wait_until_ready},
 };
 
@@ -105,7 +105,7 @@ impl Candidate {
     }
 
     /// Returns a target for a path of the upstream.
-    pub(super) fn target(&self, path: &str) -> anyhow::Result<Target> {
+    pub(super) fn target(&self, path: &str) -> anyhow::Result<LoadTarget> {
         let address = match &self.kind {
             CandidateKind::Plain(nginx) => nginx.address,
             CandidateKind::Rathole(rathole) => rathole.address,

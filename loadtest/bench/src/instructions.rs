@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{candidate::Candidate, nginx::Nginx, peer::ReplicaPair};
 use loadtest::{
-    load::{Target, client::Connection, options::write_json, progress::Counter},
+    load::{LoadTarget, client::Connection, options::write_json, progress::Counter},
     stack::{StackConfig, redis::RedisProcess},
 };
 
@@ -85,7 +85,7 @@ async fn count(work: &Path, upstream: &Nginx, requests: u64) -> anyhow::Result<I
     Ok(Instructions { kas: kas?, agentk: agentk?, two_kas })
 }
 
-async fn send(target: &Target, requests: u64) -> anyhow::Result<()> {
+async fn send(target: &LoadTarget, requests: u64) -> anyhow::Result<()> {
     let mut connection = Connection::open(target, 16 * 1024, Counter::default()).await?;
     for _ in 0..requests {
         let (head, _) = connection.exchange(&target.requests()[0]).await?;

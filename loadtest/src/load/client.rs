@@ -11,7 +11,7 @@ use agent::{
 use proto::{Reason, header};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{Target, progress::Counter};
+use super::{LoadTarget, progress::Counter};
 
 /// The size limit of a response head in [`send_over`], in bytes.
 const HEAD: usize = 16 * 1024;
@@ -54,7 +54,7 @@ impl Connection {
     ///
     /// `buffer` is the size of one read and the size limit of a response head, in bytes. `received` counts the bytes of
     /// bodies as they wait_until_connected.
-    pub async fn open(target: &Target, buffer: usize, received: Counter) -> Result<Self, LoadError> {
+    pub async fn open(target: &LoadTarget, buffer: usize, received: Counter) -> Result<Self, LoadError> {
         Ok(Self::over(target.dial().dial().await?, buffer, received))
     }
 
@@ -184,7 +184,7 @@ impl Connection {
 /// Dropping the future closes the connection.
 pub(crate) async fn send_over(
     kept: Option<Connection>,
-    target: &Target,
+    target: &LoadTarget,
     request: &[u8],
 ) -> Result<(ResponseHead, Option<Connection>), LoadError> {
     let mut kept = kept;

@@ -14,7 +14,7 @@ use anyhow::{Context as _, bail, ensure};
 use http::{HeaderName, HeaderValue, Uri};
 
 /// A server and the prepared requests for it.
-pub struct Target {
+pub struct LoadTarget {
     name: String,
     dial: TcpDialer,
     requests: Vec<Vec<u8>>,
@@ -45,7 +45,7 @@ pub struct TargetOptions {
 
 impl TargetOptions {
     /// Reads the files and prepares the requests, without dialling. Blocks.
-    pub fn build(&self) -> anyhow::Result<Target> {
+    pub fn build(&self) -> anyhow::Result<LoadTarget> {
         let mut uris = self.urls.iter().map(|url| parse(url));
         let first = uris.next().context("there is no URL")??;
         let fields = self.fields()?;
@@ -63,7 +63,7 @@ impl TargetOptions {
         let address: KasAddress = format!("{scheme}://{authority}").parse()?;
         let ca = self.cacert.clone().map(Pem::File);
         let tls = ClientTlsConfig { ca, insecure: self.insecure, ..ClientTlsConfig::default() };
-        Ok(Target { name: first.to_string(), dial: TcpDialer::new(address, tls)?, requests })
+        Ok(LoadTarget { name: first.to_string(), dial: TcpDialer::new(address, tls)?, requests })
     }
 
     fn fields(&self) -> anyhow::Result<Vec<(HeaderName, HeaderValue)>> {
@@ -85,7 +85,7 @@ impl TargetOptions {
     }
 }
 
-impl Target {
+impl LoadTarget {
     /// Returns the first URL, for messages.
     pub fn name(&self) -> &str {
         &self.name

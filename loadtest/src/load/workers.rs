@@ -17,7 +17,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    LoadError, Tally, Target,
+    LoadError, LoadTarget, Tally,
     client::Connection,
     progress::Counter,
     schedule::{Due, Schedule},
@@ -54,7 +54,7 @@ pub struct Plan {
     pub fresh: bool,
     /// The only status that is no error. Without it, all below 400 are none.
     pub expected: Option<u16>,
-    /// If set, one of this many requests is cancelled after [`CANCEL_AFTER`], and counts as a failure.
+    /// If set, one of this many requests is cancelled after 20 ms, and counts as a failure.
     pub cancelled: Option<u32>,
     /// If set, each connection opens an upgraded session and sends this many bytes again and again, which the far end echoes.
     pub echo: Option<usize>,
@@ -92,7 +92,7 @@ impl Default for Plan {
 
 /// One thread with its part of the connections.
 struct Worker {
-    target: Arc<Target>,
+    target: Arc<LoadTarget>,
     plan: Plan,
     begin: Instant,
     start: Instant,
@@ -112,7 +112,7 @@ impl Plan {
     /// `link` is set to the connection if it can be used again.
     pub(crate) async fn exchange(
         &self,
-        target: &Target,
+        target: &LoadTarget,
         link: &mut KeptConnection,
         request: &[u8],
         counter: &Counter,
@@ -142,7 +142,7 @@ impl Plan {
     /// flight then are not counted.
     pub async fn run(
         &self,
-        target: Arc<Target>,
+        target: Arc<LoadTarget>,
         counter: Counter,
         stop: CancellationToken,
     ) -> anyhow::Result<Tally> {

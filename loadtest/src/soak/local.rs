@@ -36,7 +36,7 @@ const CANCELLED: u32 = 20;
 /// minute.
 const RETURN: Duration = Duration::from_secs(90);
 
-/// The number of additional file descriptors after the load that are no leak, but kept connections.
+/// The number of file descriptors that may be more or less after the load: connections that are kept, or were before it.
 const KEPT: u64 = 4;
 
 #[derive(Debug, Serialize)]
