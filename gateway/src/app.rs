@@ -162,6 +162,7 @@ impl App {
         let agents = Arc::new(AgentServer {
             identities: identities.clone(),
             sources,
+            has_gitlab: gitlab.is_some(),
             tunnels: Arc::clone(&tunnels),
             store: Arc::clone(&store),
             replica,

@@ -8,7 +8,13 @@ use gateway::config::Config;
 use gitlab_standin::{Agent, Endpoint, Fault, StandIn};
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper_util::rt::TokioIo;
-use testkit::world::{World, text};
+use proto::{AgentId, Epoch, ReplicaId};
+use router::{ProjectAgent, Route};
+use serde_json::{Value, json};
+use testkit::{
+    internal_api,
+    world::{World, text},
+};
 use tokio::time::sleep;
 use tunnel::Body;
 
@@ -183,4 +189,51 @@ async fn agent_with_an_id_of_the_identity_file_is_refused() {
     gitlab.state().add_agent(Agent::new(1, "prod", "glagent-another"));
     let world = world(&gitlab);
     assert_eq!(handshake(&world, "glagent-another").await.status(), StatusCode::UNAUTHORIZED);
+}
+
+async fn listed(world: &World, path: &str) -> Vec<(u64, String)> {
+    let response = internal_api::get(world, path).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    let page: Value = serde_json::from_str(&text(response).await).unwrap();
+    assert_eq!(page["missing"], Value::Null);
+    let agents = page["agents"].as_array().unwrap().iter();
+    let named = |agent: &Value| (agent["id"].as_u64().unwrap(), agent["name"].as_str().unwrap().to_owned());
+    agents.map(named).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn connected_agents_of_gitlab_are_listed_also_those_of_other_replicas() {
+    let gitlab = standin().await;
+    let world = world(&gitlab);
+    let agent = world.agent(services()).await;
+    // Another replica shares the store.
+    let (store, other) = (&world.kas.agents.store, ReplicaId::random());
+    let elsewhere = ProjectAgent { agent: AgentId(50), name: "staging".parse().unwrap(), project: 142 };
+    store.set_project(elsewhere, other);
+    store.announce(AgentId(50), Route { replica: other, epoch: Epoch(1) }).await.unwrap();
+
+    let both = [(42, "production".to_owned()), (50, "staging".to_owned())];
+    assert_eq!(listed(&world, "/api/v1/agents").await, both);
+    assert_eq!(listed(&world, "/api/v1/agents?project=142").await, both);
+    assert_eq!(listed(&world, "/api/v1/agents?project=142&name=staging").await, both[1..]);
+    assert_eq!(listed(&world, "/api/v1/agents?id=42").await, both[..1]);
+    assert_eq!(listed(&world, "/api/v1/agents?limit=2").await, both[..1], "and the one of the identity file");
+    assert_eq!(listed(&world, "/api/v1/agents?limit=2&continue=42").await, both[1..]);
+    assert_eq!(listed(&world, "/api/v1/agents?project=7").await, []);
+    let one = text(internal_api::get(&world, "/api/v1/agents/42").await).await;
+    let one: Value = serde_json::from_str(&one).unwrap();
+    assert_eq!((&one["agent"]["project_id"], &one["agent"]["state"]), (&json!(142), &json!("connected")));
+    assert_eq!(internal_api::get(&world, "/api/v1/agents/43").await.status(), StatusCode::NOT_FOUND);
+
+    let list = serde_json::to_value(world.kas.admin.agent_lister.list().await).unwrap();
+    let states = list["agents"].as_array().unwrap().iter().map(|agent| (&agent["id"], &agent["state"]));
+    // In order of their names; the agent of the identity file is not connected.
+    let expected =
+        [(1, "never"), (42, "connected"), (50, "elsewhere")].map(|(id, state)| (json!(id), json!(state)));
+    let expected: Vec<_> = expected.iter().map(|(id, state)| (id, state)).collect();
+    assert_eq!(states.collect::<Vec<_>>(), expected);
+
+    agent.stop().await;
+    world.tunnels(0).await;
+    assert_eq!(listed(&world, "/api/v1/agents").await, both[1..]);
 }
