@@ -43,6 +43,7 @@ pub use self::rebalancer::Rebalancer;
 pub(crate) use self::tunnel_permits::TunnelPermits;
 use self::{drain::Supervised, refusal::HandshakeError, tunnel_permits::TunnelPermit};
 use crate::{
+    gitlab::Usage,
     identity::{AgentAuthenticator, AgentIdentity, AgentSources, Identities},
     io::StallGuard,
     metrics::{GaugeGuard, Limit, Metrics},
@@ -60,6 +61,8 @@ pub struct AgentServer {
     pub sources: AgentSources,
     /// True if agents come from GitLab too.
     pub has_gitlab: bool,
+    /// The agents that connect, for GitLab.
+    pub usage: Usage,
     /// The tunnels that end at this replica.
     pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
     /// The directory that all replicas share.
@@ -321,11 +324,15 @@ impl AgentServer {
     }
 
     /// Announces to the other replicas that this one holds the agent.
-    async fn announce(&self, AuthenticatedAgent { identity, .. }: &AuthenticatedAgent) {
+    async fn announce(&self, AuthenticatedAgent { identity, hello, .. }: &AuthenticatedAgent) {
         let agent = identity.id;
         if let Some(project) = identity.project
             && self.identities.load().name(agent).is_none()
         {
+            // The other tunnels of the process would repeat it.
+            if hello.tunnel_index == 0 {
+                self.usage.register_agent(agent, project, hello);
+            }
             let described = ProjectAgent { agent, name: identity.name.clone(), project };
             self.store.set_project(described, self.replica);
         }

@@ -39,7 +39,7 @@ use crate::{
     config::{Config, ConfigError, IdentityConfig},
     cors::Cors,
     forward::Forwarder,
-    gitlab::{GitLabClient, GitLabSetup, SwitchMonitor},
+    gitlab::{GitLabClient, GitLabSetup, SwitchMonitor, Usage, UsageReporter},
     identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities, Identity},
     listen::LOG_PERIOD,
     metrics::{self, Metrics, certificate::CertificateExpirations},
@@ -69,6 +69,8 @@ pub struct App {
     pub admin: Arc<AdminServer>,
     /// The agents and callers of the identity file.
     pub identities: Identities,
+    /// The use of clusters, for GitLab.
+    pub usage: Usage,
     /// Each new value makes this replica read its files again.
     pub reload: watch::Sender<()>,
     readiness: Readiness,
@@ -159,7 +161,9 @@ impl App {
             &config,
             metrics.clone(),
         ));
+        let usage = Usage::default();
         let agents = Arc::new(AgentServer {
+            usage: usage.clone(),
             identities: identities.clone(),
             sources,
             has_gitlab: gitlab.is_some(),
@@ -221,6 +225,7 @@ impl App {
             api: None,
             admin,
             identities,
+            usage,
             reload: watch::Sender::new(()),
             readiness,
             certificates: Vec::new(),
@@ -306,6 +311,14 @@ impl App {
             background.spawn(async move { agents.rebalance(rebalancer).await });
         }
         if let Some(client) = self.gitlab.take() {
+            let (usage, period) = (self.usage.clone(), self.config.observability.usage_reporting_period);
+            let (reporter, until) =
+                (UsageReporter { client: client.clone(), usage, period }, draining.clone());
+            if !period.is_zero() {
+                background.spawn(async move {
+                    until.run_until_cancelled(reporter.run()).await;
+                });
+            }
             let until = draining.clone();
             background.spawn(async move {
                 until.run_until_cancelled(SwitchMonitor { client }.run()).await;

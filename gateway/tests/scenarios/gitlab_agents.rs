@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use agent::Services;
-use gateway::config::Config;
+use gateway::{
+    config::Config,
+    gitlab::{Usage, UsageKind, UsageReporter, UsageSubject},
+};
 use gitlab_standin::{Agent, Endpoint, Fault, StandIn};
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper_util::rt::TokioIo;
@@ -16,6 +19,7 @@ use testkit::{
     world::{World, text},
 };
 use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
 use tunnel::Body;
 
 use crate::gitlab_client::{TOKEN, client, standin};
@@ -236,4 +240,63 @@ async fn connected_agents_of_gitlab_are_listed_also_those_of_other_replicas() {
     agent.stop().await;
     world.tunnels(0).await;
     assert_eq!(listed(&world, "/api/v1/agents").await, both[1..]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connected_agents_are_posted_as_events_once() {
+    let gitlab = standin().await;
+    let world = world(&gitlab);
+    let _agent = world.agent(services()).await;
+    let reporter = UsageReporter { client: client(&gitlab), usage: world.kas.usage.clone(), period: MINUTE };
+    let _reporter = AbortOnDropHandle::new(tokio::spawn(reporter.run()));
+    sleep(5 * MINUTE).await;
+    let posted = gitlab.state().agent_events.clone();
+    assert_eq!(posted.len(), 1, "{posted:?}");
+    let events = posted[0]["events"]["register_agent_at_kas"].as_array().unwrap();
+    assert_eq!(events.len(), 1, "one process with two tunnels: {events:?}");
+    assert_eq!((&events[0]["agent_id"], &events[0]["project_id"]), (&json!(42), &json!(142)));
+    assert_eq!(events[0]["agent_version"], env!("CARGO_PKG_VERSION"));
+    gitlab.assert_no_violations();
+}
+
+#[tokio::test(start_paused = true)]
+async fn usage_is_posted_and_carried_over_while_gitlab_fails() {
+    let gitlab = standin().await;
+    let usage = Usage::default();
+    let reporter = UsageReporter { client: client(&gitlab), usage: usage.clone(), period: MINUTE };
+    let _reporter = AbortOnDropHandle::new(tokio::spawn(reporter.run()));
+    let job = UsageSubject { user: 5, agent: AgentId(42), project: 7 };
+    usage.count_request(UsageKind::Ci, job);
+    gitlab.set_fault(Fault::Down);
+    sleep(2 * MINUTE).await;
+    usage.count_request(UsageKind::Ci, job);
+    usage.count_request(UsageKind::Pat, UsageSubject { user: 6, ..job });
+    usage.count_push(9);
+    gitlab.set_fault(None);
+    sleep(3 * MINUTE).await;
+
+    let posted = gitlab.state().usage_metrics.clone();
+    let expected = json!({
+        "counters": {
+            "k8s_api_proxy_request": 3,
+            "k8s_api_proxy_requests_via_ci_access": 2,
+            "k8s_api_proxy_requests_via_pat_access": 1,
+            "flux_git_push_notifications_total": 1,
+        },
+        "unique_counters": {
+            "k8s_api_proxy_requests_unique_users_via_ci_access": [5],
+            "k8s_api_proxy_requests_unique_agents_via_ci_access": [42],
+            "k8s_api_proxy_requests_unique_users_via_pat_access": [6],
+            "k8s_api_proxy_requests_unique_agents_via_pat_access": [42],
+            "flux_git_push_notified_unique_projects": [9],
+        },
+    });
+    assert_eq!(posted, [expected]);
+    let events = gitlab.state().agent_events.clone();
+    let expected = json!({"events": {
+        "k8s_api_proxy_requests_unique_users_via_ci_access": [{"user_id": 5, "project_id": 7}],
+        "k8s_api_proxy_requests_unique_users_via_pat_access": [{"user_id": 6, "project_id": 7}],
+    }});
+    assert_eq!(events, [expected]);
+    gitlab.assert_no_violations();
 }
