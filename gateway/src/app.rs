@@ -42,7 +42,7 @@ use crate::{
     disabled::KillSwitch,
     environments::EnvironmentFile,
     forward::Forwarder,
-    gitlab::{GitLabClient, GitLabSetup, SwitchMonitor},
+    gitlab::{GitLabClient, GitLabSetup, SwitchMonitor, Usage, UsageReporter},
     identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities, Identity},
     listen::LOG_PERIOD,
     metrics::{self, Metrics, certificate::CertificateExpirations},
@@ -74,6 +74,8 @@ pub struct App {
     pub identities: Identities,
     /// The deployments of CI jobs.
     pub deployments: Deployments,
+    /// The use of clusters, for GitLab.
+    pub usage: Usage,
     /// Each new value makes this replica read its files again.
     pub reload: watch::Sender<()>,
     readiness: Readiness,
@@ -168,10 +170,13 @@ impl App {
         ));
         let kill_switch = Arc::new(KillSwitch::default());
         kill_switch.register(&mut registry);
+        let usage = Usage::default();
         let agents = Arc::new(AgentServer {
             kill_switch: Arc::clone(&kill_switch),
+            usage: usage.clone(),
             identities: identities.clone(),
             sources,
+            has_gitlab: gitlab.is_some(),
             tunnels: Arc::clone(&tunnels),
             store: Arc::clone(&store),
             replica,
@@ -238,6 +243,7 @@ impl App {
             admin,
             identities,
             deployments,
+            usage,
             reload: watch::Sender::new(()),
             readiness,
             certificates: Vec::new(),
@@ -328,6 +334,14 @@ impl App {
             background.spawn(async move { agents.rebalance(rebalancer).await });
         }
         if let Some(client) = self.gitlab.take() {
+            let (usage, period) = (self.usage.clone(), self.config.observability.usage_reporting_period);
+            let (reporter, until) =
+                (UsageReporter { client: client.clone(), usage, period }, draining.clone());
+            if !period.is_zero() {
+                background.spawn(async move {
+                    until.run_until_cancelled(reporter.run()).await;
+                });
+            }
             let until = draining.clone();
             background.spawn(async move {
                 until.run_until_cancelled(SwitchMonitor { client }.run()).await;
