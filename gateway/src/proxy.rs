@@ -42,7 +42,7 @@ use self::{
     response_body::{ConcurrencyPermit, TrackedBody},
 };
 use crate::{
-    access::AuthorizedCaller,
+    access::{AuthorizedCaller, without_credentials},
     destination::Destination,
     error::RequestError,
     headers::PeerAddress,
@@ -75,8 +75,8 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
         context.server.access.authorize(head.headers(), &target).await?;
 
     let upgrade = hop_by_hop::upgrade_protocol(head.headers()).is_some();
-    let uri =
-        Uri::from_str(target.path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
+    let path = without_credentials(target.path);
+    let uri = Uri::from_str(&path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
     let class = target.class(upgrade);
     let destination = Destination { agent, name, service: target.service, class };
     context.trace.lock().set_destination(&destination, &context.method);

@@ -238,7 +238,8 @@ impl ValidatedConfig {
             }
         }
         let gitlab = self.gitlab.as_ref().map(GitLabSetup::client);
-        let sources = ReplicaSources { identity: self.identity, gitlab };
+        let api_tokens = self.api_secret.as_ref().map(|file| Verifier::new(file.secret().clone()));
+        let sources = ReplicaSources { identity: self.identity, gitlab, api_tokens: api_tokens.clone() };
         let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
         let public = self.agent_certificate.into_iter().chain(self.public_certificate);
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate).cloned();
@@ -251,10 +252,7 @@ impl ValidatedConfig {
             let peers = app.callers.forwarder.peers.clone();
             ReachabilityProbe { client: peers, store: Arc::clone(&app.callers.forwarder.store), own }
         });
-        app.api = self.api_secret.map(|file| {
-            let verifier = Verifier::new(file.secret().clone());
-            Arc::new(ApiServer::new(&app.agents, verifier))
-        });
+        app.api = api_tokens.map(|verifier| Arc::new(ApiServer::new(&app.agents, verifier)));
         Ok((app, listeners))
     }
 }
