@@ -16,10 +16,12 @@ use http::HeaderMap;
 use proto::{AgentId, AgentName, Reason};
 use router::BoxFuture;
 
-pub use self::credential::{Credential, TokenKind};
+pub use self::{
+    credential::{Credential, TokenKind},
+    gitlab::GitLabAuthorizer,
+};
 pub(crate) use self::{
-    gitlab::GitLabAuthorizer, in_flight::InFlightCounters, rails::RailsAuthorizer,
-    session::without_credentials,
+    gitlab::AgentNames, in_flight::InFlightCounters, rails::RailsAuthorizer, session::without_credentials,
 };
 use crate::{error::RequestError, identity::Grant, target::Target};
 

@@ -31,7 +31,9 @@ pub use self::{
     validated_config::{Listeners, ValidatedConfig},
 };
 use crate::{
-    access::{AccessControl, CallerAuthorizer, GitLabAuthorizer, InFlightCounters, RailsAuthorizer},
+    access::{
+        AccessControl, AgentNames, CallerAuthorizer, GitLabAuthorizer, InFlightCounters, RailsAuthorizer,
+    },
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
     agents::{AgentServer, Rebalancer, TunnelPermits},
@@ -40,7 +42,7 @@ use crate::{
     cors::Cors,
     forward::Forwarder,
     gitlab::{GitLabClient, GitLabSetup, SwitchMonitor},
-    identity::{AgentAuthenticator, AgentSources, Identities, Identity},
+    identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities, Identity},
     listen::LOG_PERIOD,
     metrics::{self, Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
@@ -69,6 +71,8 @@ pub struct App {
     pub admin: Arc<AdminServer>,
     /// The agents and callers of the identity file.
     pub identities: Identities,
+    /// The jobs and users of GitLab, if one is configured.
+    pub gitlab_callers: Option<Arc<GitLabAuthorizer>>,
     /// Each new value makes this replica read its files again.
     pub reload: watch::Sender<()>,
     readiness: Readiness,
@@ -79,7 +83,6 @@ pub struct App {
     exporter: Option<Exporter>,
     redis: Option<(RedisStore, SyncTask)>,
     gitlab: Option<GitLabClient>,
-    gitlab_callers: Option<Arc<GitLabAuthorizer>>,
     gitlab_setup: Option<GitLabSetup>,
     reachability: Option<ReachabilityProbe>,
     /// Each new version of a secret or of the private authority is a new value.
@@ -132,12 +135,22 @@ impl App {
         }
         let identities = Identities::new(identity);
         let file = Arc::new(identities.clone());
-        let sources = AgentSources::new([Arc::clone(&file) as Arc<dyn AgentAuthenticator>]);
-        let (access, gitlab_callers) = access_control(&identities, gitlab.clone(), api_tokens, &config);
         let limits = config.agent.kubernetes_api.limits.clone();
         let tunnels = Arc::new(LocalTunnels::new(limits.max_requests_per_agent));
         let ReplicaContext { replica, store, connector, secret } = context;
         let shared = redis.as_ref().map(|(store, _)| store.clone());
+        let gitlab_agents = gitlab.as_ref().map(|client| {
+            let ttls = (config.agent.info_cache_ttl, config.agent.info_cache_error_ttl);
+            let rate = client.rate_limit().refill_rate_per_second;
+            GitLabAgents::new(client.clone(), identities.clone(), ttls, rate, shared.clone())
+        });
+        let sources = AgentSources::new(
+            [Arc::clone(&file) as Arc<dyn AgentAuthenticator>]
+                .into_iter()
+                .chain(gitlab_agents.clone().map(|agents| Arc::new(agents) as Arc<dyn AgentAuthenticator>)),
+        );
+        let gitlab_sources = gitlab.clone().zip(gitlab_agents);
+        let (access, gitlab_callers) = access_control(&identities, gitlab_sources, api_tokens, &config);
         if let Some(redis) = &shared {
             metrics::redis::register(&mut registry, redis);
             let help = "1 if other replicas reach this one at its published address, else 0";
@@ -407,7 +420,7 @@ impl From<Identity> for ReplicaSources {
 /// Returns the sources of callers in their order, and that of GitLab's jobs and users.
 fn access_control(
     identities: &Identities,
-    gitlab: Option<GitLabClient>,
+    gitlab: Option<(GitLabClient, GitLabAgents)>,
     api_tokens: Option<Verifier>,
     config: &Config,
 ) -> (AccessControl, Option<Arc<GitLabAuthorizer>>) {
@@ -417,9 +430,9 @@ fn access_control(
         let (identities, has_gitlab) = (identities.clone(), gitlab.is_some());
         sources.push(Arc::new(RailsAuthorizer::new(verifier, identities, has_gitlab, in_flight.clone())));
     }
-    let gitlab = gitlab.map(|client| {
-        let config = &config.agent.kubernetes_api;
-        Arc::new(GitLabAuthorizer::new(client, identities.clone(), in_flight, config))
+    let gitlab = gitlab.map(|(client, agents)| {
+        let names = AgentNames { identities: identities.clone(), agents };
+        Arc::new(GitLabAuthorizer::new(client, names, in_flight, &config.agent.kubernetes_api))
     });
     sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));
     (AccessControl::new(sources), gitlab)

@@ -66,7 +66,7 @@ pub struct Config {
 }
 
 /// Section `agent`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentConfig {
     /// The listener for tunnels.
@@ -78,6 +78,12 @@ pub struct AgentConfig {
     /// The tunnels.
     #[serde(default)]
     pub tunnel: AgentTunnelConfig,
+    /// The time for which an answer of GitLab about an agent token is used.
+    #[serde(default = "info_cache_ttl", deserialize_with = "bounds::timeout")]
+    pub info_cache_ttl: Duration,
+    /// The time for which a token is unknown after GitLab did not know it.
+    #[serde(default = "info_cache_error_ttl", deserialize_with = "bounds::timeout")]
+    pub info_cache_error_ttl: Duration,
 }
 
 /// Section `identity`.
@@ -95,6 +101,26 @@ const PEER_HEADER_BYTES: u32 = 1024;
 /// A connection to another replica is closed after five seconds of silence, with the requests that wait on it.
 const PEER_KEEPALIVE: tunnel::KeepaliveConfig =
     tunnel::KeepaliveConfig { interval: Duration::from_secs(2), timeout: Duration::from_secs(3) };
+
+impl Default for AgentConfig {
+    fn default() -> Self {
+        Self {
+            listen: AgentListen::default(),
+            kubernetes_api: KubernetesApiConfig::default(),
+            tunnel: AgentTunnelConfig::default(),
+            info_cache_ttl: info_cache_ttl(),
+            info_cache_error_ttl: info_cache_error_ttl(),
+        }
+    }
+}
+
+fn info_cache_ttl() -> Duration {
+    Duration::from_secs(300)
+}
+
+fn info_cache_error_ttl() -> Duration {
+    Duration::from_secs(60)
+}
 
 impl Config {
     /// Reads a configuration file and makes its paths absolute.

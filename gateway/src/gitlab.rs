@@ -3,6 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | `client` | [`GitLabClient`]: limits, retries and the parsing of responses |
+//! | `agent_info` | [`AgentInfo`]: the agent of a token |
 //! | `endpoint` | [`Endpoint`]: paths, and which requests are sent again; [`Credential`] |
 //! | `response` | which status is an answer, and which means that GitLab cannot answer; [`GitLabError`] |
 //! | `retry`, `token_bucket` | when a failed request is sent again, and how many are sent per second |
@@ -12,6 +13,7 @@
 //! | `switch` | whether GitLab has switched kas off |
 
 mod address;
+mod agent_info;
 mod client;
 mod endpoint;
 mod jwt;
@@ -25,6 +27,7 @@ mod transport;
 
 pub use self::{
     address::{GitLabAddress, GitLabAddressError},
+    agent_info::{AgentInfo, GitalyRepository, GitalyServer},
     client::GitLabClient,
     endpoint::{Credential, Endpoint},
     response::GitLabError,

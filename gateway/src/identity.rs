@@ -2,6 +2,7 @@
 
 mod current;
 mod file;
+mod gitlab;
 
 use std::{
     collections::HashMap,
@@ -16,7 +17,7 @@ use router::BoxFuture;
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 
-pub use self::current::Identities;
+pub use self::{current::Identities, gitlab::GitLabAgents};
 use crate::{promql::Labels, token::TokenHash};
 
 /// A source of answers: who is this agent?

@@ -31,7 +31,7 @@ use crate::{
     config::KubernetesApiConfig,
     error::RequestError,
     gitlab::{self, Endpoint, GitLabClient, GitLabError},
-    identity::Identities,
+    identity::{GitLabAgents, Identities},
     target::Target,
     token::TokenHash,
 };
@@ -45,9 +45,9 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Authorizes CI jobs and users by GitLab.
 #[derive(Debug)]
-pub(crate) struct GitLabAuthorizer {
+pub struct GitLabAuthorizer {
     client: GitLabClient,
-    identities: Identities,
+    names: AgentNames,
     callers: CallerCache,
     in_flight: InFlightCounters,
     /// The time for which an answer of GitLab is valid.
@@ -55,21 +55,21 @@ pub(crate) struct GitLabAuthorizer {
 }
 
 impl GitLabAuthorizer {
-    /// Creates a source of the callers that GitLab knows. `identities` has names of agents.
+    /// Creates a source of the callers that GitLab knows.
     pub(crate) fn new(
         client: GitLabClient,
-        identities: Identities,
+        names: AgentNames,
         in_flight: InFlightCounters,
         config: &KubernetesApiConfig,
     ) -> Self {
         let ttl = config.allowed_agent_cache_ttl;
         let callers = CallerCache::new(ttl, config.allowed_agent_cache_error_ttl);
-        Self { client, identities, callers, in_flight, ttl }
+        Self { client, names, callers, in_flight, ttl }
     }
 
     /// Asks GitLab again about callers with open streams, so that the streams of a revoked credential end after at most twice
     /// the time for which an answer is valid. The future never completes.
-    pub(crate) async fn run(&self) {
+    pub async fn run(&self) {
         loop {
             sleep(self.ttl).await;
             let recheck = |caller: Arc<GitLabCaller>| async move {
@@ -147,11 +147,26 @@ impl GitLabAuthorizer {
         }
         user::refusal(error)
     }
+}
 
-    /// Returns the name of an agent, for messages and logs.
-    fn name(&self, agent: AgentId) -> AgentName {
-        let identity = self.identities.load();
-        identity.name(agent).cloned().unwrap_or_else(|| AgentName::of_id(agent))
+/// The names of agents, and which of them GitLab knows.
+#[derive(Debug)]
+pub(crate) struct AgentNames {
+    /// The agents of the file.
+    pub(crate) identities: Identities,
+    /// The agents of GitLab that have connected to this replica.
+    pub(crate) agents: GitLabAgents,
+}
+
+impl AgentNames {
+    /// Returns the name of an agent of GitLab, for messages and logs, or `None` if its id is that of an agent of the file. The file
+    /// and GitLab number their agents independently.
+    async fn of(&self, agent: AgentId) -> Option<AgentName> {
+        if self.identities.load().name(agent).is_some() {
+            return None;
+        }
+        let info = self.agents.info(agent).await;
+        Some(info.map_or_else(|| AgentName::of_id(agent), |info| info.name.clone()))
     }
 }
 
@@ -164,20 +179,12 @@ impl CallerAuthorizer for GitLabAuthorizer {
         Box::pin(async move {
             let Some((kind, agent)) = CredentialKind::of(credential) else { return Ok(None) };
             let caller = self.caller(credential, kind, agent).await?;
-            let name = self.name(agent);
+            let grant = caller.grant(agent)?;
+            let name = self.names.of(agent).await.ok_or_else(|| same_id(agent))?;
             let is_named =
                 |text: &str| text == name.as_str() || text.parse::<AgentId>().is_ok_and(|id| id == agent);
             if !target.agent.is_none_or(is_named) {
                 let what = "the credential is for another agent than the path names";
-                return Err(RequestError::new(Reason::Forbidden, what));
-            }
-            let grant = caller.grant(agent)?;
-            // The file and GitLab number their agents independently.
-            if self.identities.load().name(agent).is_some() {
-                let what = format!(
-                    "Forbidden: agentId is not allowed: agent {agent} of GitLab cannot be used, because the identity file of kas has \
-                     another agent with this id"
-                );
                 return Err(RequestError::new(Reason::Forbidden, what));
             }
             if !grant.caller.may_use_service(&target.service) {
@@ -219,6 +226,14 @@ impl CredentialKind {
         };
         TokenHash::of_credential(&context, &credential.token, credential.csrf_token.as_ref())
     }
+}
+
+fn same_id(agent: AgentId) -> RequestError {
+    let what = format!(
+        "Forbidden: agentId is not allowed: agent {agent} of GitLab cannot be used, because the identity file of kas has another \
+         agent with this id"
+    );
+    RequestError::new(Reason::Forbidden, what)
 }
 
 async fn within_timeout<T>(response: impl Future<Output = Result<T, GitLabError>>) -> Result<T, GitLabError> {

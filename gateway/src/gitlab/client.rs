@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -27,7 +30,9 @@ use tokio::{
 };
 
 use super::{
-    Credential, Endpoint, GitLabAddress, GitLabError, Transport, jwt,
+    Credential, Endpoint, GitLabAddress, GitLabError, Transport,
+    agent_info::GitalyServers,
+    jwt,
     metrics::{self, AttemptResult, GitLabMetrics},
     response::{self, Failure},
     retry,
@@ -63,10 +68,14 @@ struct Inner {
     address: GitLabAddress,
     secret: Secret,
     http: Client<Connector, Full<Bytes>>,
+    limit: ApiRateLimit,
     bucket: Mutex<TokenBucket>,
     permits: Semaphore,
     metrics: GitLabMetrics,
     switch: Switch,
+    gitaly: GitalyServers,
+    /// GitLab does not have the new path of `agent_info`.
+    legacy_agent_info: AtomicBool,
 }
 
 /// A request that can be sent several times.
@@ -92,10 +101,13 @@ impl GitLabClient {
             address,
             secret,
             http,
+            limit: limit.clone(),
             bucket: Mutex::new(bucket),
             permits: Semaphore::new(MAX_IN_FLIGHT),
             metrics: GitLabMetrics::default(),
             switch: Switch::default(),
+            gitaly: GitalyServers::default(),
+            legacy_agent_info: AtomicBool::new(false),
         }))
     }
 
@@ -107,6 +119,17 @@ impl GitLabClient {
     ///
     /// GitLab refuses the request, or it gives no usable answer. For most endpoints, up to five attempts have failed then.
     pub async fn get<T: DeserializeOwned>(
+        &self,
+        endpoint: Endpoint,
+        query: &[(&str, &str)],
+        credential: Credential<'_>,
+    ) -> Result<T, GitLabError> {
+        let result = self.try_get(endpoint, query, credential).await;
+        self.check_switch(endpoint, result)
+    }
+
+    /// Sends a GET request whose 404 does not mean that GitLab may have switched kas off.
+    pub(super) async fn try_get<T: DeserializeOwned>(
         &self,
         endpoint: Endpoint,
         query: &[(&str, &str)],
@@ -129,7 +152,18 @@ impl GitLabClient {
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
         let body = serde_json::to_vec(body).expect("the bodies are serializable");
-        self.send(Method::POST, endpoint, &[], body.into(), credential).await
+        let result = self.send(Method::POST, endpoint, &[], body.into(), credential).await;
+        self.check_switch(endpoint, result)
+    }
+
+    fn check_switch<T>(&self, endpoint: Endpoint, result: Result<T, GitLabError>) -> Result<T, GitLabError> {
+        match &result {
+            Err(error) if endpoint.is_internal() && error.is_status(StatusCode::NOT_FOUND) => {
+                self.0.switch.suspect();
+            }
+            _ => {}
+        }
+        result
     }
 
     /// Returns a receiver whose value is true while GitLab has switched kas off.
@@ -137,8 +171,29 @@ impl GitLabClient {
         self.0.switch.off()
     }
 
+    /// Returns the limit of requests.
+    pub fn rate_limit(&self) -> &ApiRateLimit {
+        &self.0.limit
+    }
+
     pub(super) fn switch(&self) -> &Switch {
         &self.0.switch
+    }
+
+    pub(super) fn gitaly_servers(&self) -> &GitalyServers {
+        &self.0.gitaly
+    }
+
+    /// Returns the endpoint of `agent_info` that this GitLab has, as far as known.
+    pub(super) fn agent_info_endpoint(&self) -> Endpoint {
+        match self.0.legacy_agent_info.load(Relaxed) {
+            true => Endpoint::LegacyAgentInfo,
+            false => Endpoint::AgentInfo,
+        }
+    }
+
+    pub(super) fn set_agent_info_endpoint(&self, endpoint: Endpoint) {
+        self.0.legacy_agent_info.store(endpoint == Endpoint::LegacyAgentInfo, Relaxed);
     }
 
     /// Registers the metrics of this client.
@@ -169,14 +224,7 @@ impl GitLabClient {
         let prepared = Prepared { method, endpoint, url, headers, body };
 
         let deadline = Instant::now() + TOTAL_TIMEOUT;
-        let result = self.send_with_retries(&prepared, deadline).await;
-        if endpoint.is_internal() {
-            match &result {
-                Err(error) if error.is_status(StatusCode::NOT_FOUND) => self.0.switch.suspect(),
-                _ => {}
-            }
-        }
-        result
+        self.send_with_retries(&prepared, deadline).await
     }
 
     async fn send_with_retries<T: DeserializeOwned>(

@@ -6,6 +6,8 @@
 use std::time::Duration;
 
 use http::StatusCode;
+use secrecy::SecretString;
+use serde::de::IgnoredAny;
 use tokio::{
     sync::{Notify, watch},
     time::sleep,
@@ -15,6 +17,9 @@ use super::{Credential, Endpoint, GitLabClient, GitLabError};
 
 /// The time between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// A token that no agent has.
+const NO_TOKEN: &str = "kas-probe";
 
 /// The state of the switch.
 #[derive(Debug)]
@@ -74,9 +79,10 @@ impl SwitchMonitor {
 
     /// Returns whether kas is switched off, or `None` if GitLab does not answer.
     async fn is_switched_off(&self) -> Option<bool> {
+        let token = SecretString::from(NO_TOKEN);
         // An old GitLab has only the second path, and a future one perhaps only the first.
         for endpoint in [Endpoint::AgentInfo, Endpoint::LegacyAgentInfo] {
-            match self.client.get::<serde_json::Value>(endpoint, &[], Credential::None).await {
+            match self.client.try_get::<IgnoredAny>(endpoint, &[], Credential::Agent(&token)).await {
                 Err(error) if error.is_status(StatusCode::NOT_FOUND) => {}
                 Err(GitLabError::Unavailable { .. }) => return None,
                 Ok(_) | Err(GitLabError::Status { .. }) => return Some(false),

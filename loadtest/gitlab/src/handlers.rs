@@ -97,7 +97,8 @@ async fn handle(
 
 fn refuse(shared: &Shared, request: &str, violation: &Violation) -> Response {
     shared.record_violation(request, &violation.rule);
-    json_response((violation.status, message(&violation.rule)))
+    let text = if violation.jwt { "KAS JWT authentication invalid" } else { &violation.rule };
+    json_response((violation.status, message(text)))
 }
 
 /// Returns the answer to a request that keeps the rules.

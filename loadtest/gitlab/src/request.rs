@@ -24,6 +24,8 @@ const AGENT_HEADERS: [&str; 2] = ["gitlab-agent-api-request", "gitlab-agentk-api
 pub(crate) struct Violation {
     pub(crate) status: u16,
     pub(crate) rule: String,
+    /// The JWT is refused. kas recognizes this by the message.
+    pub(crate) jwt: bool,
 }
 
 /// A request that keeps the rules.
@@ -87,9 +89,9 @@ pub(crate) fn check(
 ) -> Result<KasRequest, Violation> {
     let endpoint = Endpoint::at(uri.path()).ok_or_else(|| violation(404, "there is nothing at this path"))?;
     let token = single(headers, "gitlab-kas-api-request")
-        .map_err(|rule| violation(401, rule))?
-        .ok_or_else(|| violation(401, "Gitlab-Kas-Api-Request is missing"))?;
-    jwt::check(&token, secret, SystemTime::now()).map_err(|rule| violation(401, rule))?;
+        .map_err(jwt_violation)?
+        .ok_or_else(|| jwt_violation("Gitlab-Kas-Api-Request is missing"))?;
+    jwt::check(&token, secret, SystemTime::now()).map_err(jwt_violation)?;
     if *method != endpoint.method() {
         return Err(violation(405, "the method is wrong"));
     }
@@ -173,5 +175,9 @@ fn single(headers: &HeaderMap, name: &str) -> Result<Option<String>, String> {
 }
 
 pub(crate) fn violation(status: u16, rule: impl Into<String>) -> Violation {
-    Violation { status, rule: rule.into() }
+    Violation { status, rule: rule.into(), jwt: false }
+}
+
+fn jwt_violation(rule: impl Into<String>) -> Violation {
+    Violation { status: 401, rule: rule.into(), jwt: true }
 }

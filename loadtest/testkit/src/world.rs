@@ -10,10 +10,11 @@ use std::{
 use agent::{Agent, AgentToken, Dial, DialError, Observability, Services, SessionConfig};
 use bytes::Bytes;
 use gateway::{
-    app::App,
+    app::{App, ReplicaSources},
     config::Config,
+    gitlab::GitLabClient,
     identity::Identity,
-    internals::Traces,
+    internals::{Traces, Verifier},
     peers::ReplicaContext,
     token::{self, Holder, TokenHash},
 };
@@ -30,6 +31,8 @@ use tokio::io::DuplexStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tunnel::Body;
 
+use crate::fleet::secret;
+
 /// The address of callers.
 pub const CALLER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 40_000);
 
@@ -39,7 +42,7 @@ pub struct World {
     pub kas: Arc<App>,
     pub agent_token: SecretString,
     pub caller_token: SecretString,
-    /// The background task that `App::run` would run.
+    /// The background tasks that `App::run` would run.
     _background: Arc<AbortOnDropHandle<()>>,
     /// The tracer of agents.
     tracer: Option<Tracer>,
@@ -87,9 +90,45 @@ impl World {
         tracer: Option<Tracer>,
     ) -> Self {
         let identity = identity(&[&agent_token], &caller_token);
-        let kas = Arc::new(App::of_replica(fleet, config, identity.into(), traces, None, None));
+        Self::of_sources(fleet, config, identity.into(), (agent_token, caller_token), traces, tracer)
+    }
+
+    /// Creates a kas whose agents come from GitLab. Its agents use the token; the caller is that of the identity file.
+    pub fn with_gitlab(
+        gitlab: GitLabClient,
+        agent_token: impl Into<SecretString>,
+        edit: impl FnOnce(&mut Config),
+    ) -> Self {
+        let mut config = configuration();
+        edit(&mut config);
+        let fleet =
+            ReplicaContext::standalone(ReplicaId::random(), Arc::new(MemoryStore::default()), &config);
+        let caller = token::new(Holder::Caller);
+        let api_tokens = Some(Verifier::new(secret(1)));
+        let sources = ReplicaSources { identity: identity(&[], &caller), gitlab: Some(gitlab), api_tokens };
+        Self::of_sources(fleet, config, sources, (agent_token.into(), caller), None, None)
+    }
+
+    fn of_sources(
+        fleet: ReplicaContext,
+        config: Config,
+        sources: ReplicaSources,
+        (agent_token, caller_token): (SecretString, SecretString),
+        traces: Option<Traces>,
+        tracer: Option<Tracer>,
+    ) -> Self {
+        let kas = Arc::new(App::of_replica(fleet, config, sources, traces, None, None));
         let callers = Arc::clone(&kas.callers);
-        let run = async move { callers.budget.run(&callers.metrics).await };
+        let gitlab_callers = kas.gitlab_callers.clone();
+        let run = async move {
+            let of_gitlab = async {
+                match gitlab_callers {
+                    Some(source) => source.run().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::join!(callers.budget.run(&callers.metrics), of_gitlab);
+        };
         let background = Arc::new(AbortOnDropHandle::new(tokio::spawn(run)));
         Self { kas, agent_token, caller_token, _background: background, tracer, pipes: Arc::default() }
     }
@@ -169,6 +208,12 @@ impl World {
         let text = gateway::metrics::render(&self.kas.admin.registry);
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {name} in:\n{text}")).parse().unwrap()
+    }
+
+    /// Returns whether a metric has a value.
+    pub fn has_metric(&self, name: &str) -> bool {
+        let text = gateway::metrics::render(&self.kas.admin.registry);
+        text.lines().any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')))
     }
 
     /// Returns how often a limit was exceeded.
