@@ -33,10 +33,17 @@ pub fn client(gitlab: &StandIn) -> GitLabClient {
 
 /// Starts a stand-in, and a kas with the agent `prod` of GitLab, whose services respond with the request that they received.
 pub async fn world(edit: impl FnOnce(&mut Config)) -> (StandIn, World, RunningAgent) {
+    world_with(edit, Services::new().with_fn("kubernetes", echo).with_fn("prometheus", echo)).await
+}
+
+/// Starts a stand-in, and a kas with the agent `prod` of GitLab, which has these services.
+pub async fn world_with(
+    edit: impl FnOnce(&mut Config),
+    services: Services,
+) -> (StandIn, World, RunningAgent) {
     let gitlab = StandIn::start().await;
     gitlab.state().add_agent(Agent::new(AGENT, "prod", AGENT_TOKEN));
     let world = World::with_gitlab(client(&gitlab), AGENT_TOKEN.to_owned(), edit);
-    let services = Services::new().with_fn("kubernetes", echo).with_fn("prometheus", echo);
     let agent = world.agent(services).await;
     (gitlab, world, agent)
 }
