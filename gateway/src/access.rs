@@ -1,9 +1,14 @@
 //! May this caller reach this agent, and as whom?
 //!
-//! [`AccessControl`] asks its sources in their order. The identity file is the first one (`file`).
+//! [`AccessControl`] asks its sources in their order: the identity file (`file`), GitLab's own requests (`rails`), and the jobs
+//! and users of GitLab (`gitlab`).
 
 mod credential;
 mod file;
+mod gitlab;
+mod in_flight;
+mod rails;
+mod session;
 
 use std::{fmt, sync::Arc};
 
@@ -11,7 +16,13 @@ use http::HeaderMap;
 use proto::{AgentId, AgentName, Reason};
 use router::BoxFuture;
 
-pub use self::credential::{Credential, TokenKind};
+pub use self::{
+    credential::{Credential, TokenKind},
+    gitlab::GitLabAuthorizer,
+};
+pub(crate) use self::{
+    gitlab::AgentNames, in_flight::InFlightCounters, rails::RailsAuthorizer, session::without_credentials,
+};
 use crate::{error::RequestError, identity::Grant, target::Target};
 
 /// A source of answers: may this caller reach this agent, and as whom?
@@ -24,6 +35,7 @@ pub trait CallerAuthorizer: fmt::Debug + Send + Sync {
     /// * `unauthorized`: the credential is of this source and is not valid, or neither it nor the path names an agent.
     /// * `unknown-agent`: there is no such agent, or the caller may not use it.
     /// * `forbidden`: the caller may not use the service, or the credential is for another agent.
+    /// * `identity-unavailable`: the source cannot answer now.
     fn authorize<'a>(
         &'a self,
         credential: &'a Credential,
@@ -52,7 +64,7 @@ impl AccessControl {
         Self(sources.into_iter().collect())
     }
 
-    /// Authenticates the caller by its `Authorization` header, and authorizes its request.
+    /// Authenticates the caller by its `Authorization` header or its browser session, and authorizes its request.
     ///
     /// # Errors
     ///
@@ -62,7 +74,7 @@ impl AccessControl {
         headers: &HeaderMap,
         target: &Target<'_>,
     ) -> Result<AuthorizedCaller, RequestError> {
-        let credential = Credential::parse(headers)?;
+        let credential = Credential::parse(headers, target.query())?;
         for source in &*self.0 {
             if let Some(caller) = source.authorize(&credential, target).await? {
                 return Ok(caller);

@@ -31,11 +31,13 @@ pub use self::{
     validated_config::{Listeners, ValidatedConfig},
 };
 use crate::{
-    access::{AccessControl, CallerAuthorizer},
+    access::{
+        AccessControl, AgentNames, CallerAuthorizer, GitLabAuthorizer, InFlightCounters, RailsAuthorizer,
+    },
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
     agents::{AgentServer, Rebalancer, TunnelPermits},
-    api::ApiServer,
+    api::{ApiServer, Verifier},
     config::{Config, ConfigError, IdentityConfig},
     cors::Cors,
     deployments::Deployments,
@@ -76,6 +78,8 @@ pub struct App {
     pub deployments: Deployments,
     /// The use of clusters, for GitLab.
     pub usage: Usage,
+    /// The jobs and users of GitLab, if one is configured.
+    pub gitlab_callers: Option<Arc<GitLabAuthorizer>>,
     /// Each new value makes this replica read its files again.
     pub reload: watch::Sender<()>,
     readiness: Readiness,
@@ -101,6 +105,8 @@ pub struct ReplicaSources {
     pub identity: Identity,
     /// The GitLab, if one is configured.
     pub gitlab: Option<GitLabClient>,
+    /// The tokens of GitLab and other clients of the internal API, if it is configured.
+    pub api_tokens: Option<Verifier>,
 }
 
 /// A background task has panicked.
@@ -131,13 +137,12 @@ impl App {
         }
         let metrics = Metrics::register(&mut registry);
         process::logs::register(&mut registry, "kas");
-        let ReplicaSources { identity, gitlab } = sources;
+        let ReplicaSources { identity, gitlab, api_tokens } = sources;
         if let Some(gitlab) = &gitlab {
             gitlab.register(&mut registry);
         }
         let identities = Identities::new(identity);
         let file = Arc::new(identities.clone());
-        let access = AccessControl::new([Arc::clone(&file) as Arc<dyn CallerAuthorizer>]);
         let limits = config.agent.kubernetes_api.limits.clone();
         let tunnels = Arc::new(LocalTunnels::new(limits.max_requests_per_agent));
         let ReplicaContext { replica, store, connector, secret } = context;
@@ -150,8 +155,10 @@ impl App {
         let sources = AgentSources::new(
             [Arc::clone(&file) as Arc<dyn AgentAuthenticator>]
                 .into_iter()
-                .chain(gitlab_agents.map(|agents| Arc::new(agents) as Arc<dyn AgentAuthenticator>)),
+                .chain(gitlab_agents.clone().map(|agents| Arc::new(agents) as Arc<dyn AgentAuthenticator>)),
         );
+        let gitlab_sources = gitlab.clone().zip(gitlab_agents);
+        let (access, gitlab_callers) = access_control(&identities, gitlab_sources, api_tokens, &config);
         if let Some(redis) = &shared {
             metrics::redis::register(&mut registry, redis);
             let help = "1 if other replicas reach this one at its published address, else 0";
@@ -204,7 +211,7 @@ impl App {
         let public = &config.agent.kubernetes_api;
         let callers = Arc::new(ProxyServer {
             budget: Arc::new(ResponseBudget::new(limits.max_bytes_in_flight, limits.write_stall_timeout)),
-            cors: Cors::new(public.allowed_origins.clone()),
+            cors: Cors::new(config.allowed_origins()),
             trusted_proxies: public.listen.trusted_proxies.iter().copied().map(Into::into).collect(),
             extra_headers: public.extra_allowed_response_headers.clone(),
             access,
@@ -254,6 +261,7 @@ impl App {
             exporter,
             redis,
             gitlab,
+            gitlab_callers,
             gitlab_setup: None,
             reachability: None,
             credentials: watch::Sender::new(()),
@@ -332,6 +340,12 @@ impl App {
             let (agents, tunnel) = (Arc::clone(&self.agents), &self.config.agent.tunnel);
             let rebalancer = Rebalancer::new(tunnel.rebalance_threshold, tunnel.rebalance_rate);
             background.spawn(async move { agents.rebalance(rebalancer).await });
+        }
+        if let Some(callers) = self.gitlab_callers.take() {
+            let until = draining.clone();
+            background.spawn(async move {
+                until.run_until_cancelled(callers.run()).await;
+            });
         }
         if let Some(client) = self.gitlab.take() {
             let (usage, period) = (self.usage.clone(), self.config.observability.usage_reporting_period);
@@ -449,8 +463,29 @@ impl App {
 
 impl From<Identity> for ReplicaSources {
     fn from(identity: Identity) -> Self {
-        Self { identity, gitlab: None }
+        Self { identity, ..Self::default() }
     }
+}
+
+/// Returns the sources of callers in their order, and that of GitLab's jobs and users.
+fn access_control(
+    identities: &Identities,
+    gitlab: Option<(GitLabClient, GitLabAgents)>,
+    api_tokens: Option<Verifier>,
+    config: &Config,
+) -> (AccessControl, Option<Arc<GitLabAuthorizer>>) {
+    let in_flight = InFlightCounters::default();
+    let mut sources: Vec<Arc<dyn CallerAuthorizer>> = vec![Arc::new(identities.clone())];
+    if let Some(verifier) = api_tokens {
+        let (identities, has_gitlab) = (identities.clone(), gitlab.is_some());
+        sources.push(Arc::new(RailsAuthorizer::new(verifier, identities, has_gitlab, in_flight.clone())));
+    }
+    let gitlab = gitlab.map(|(client, agents)| {
+        let names = AgentNames { identities: identities.clone(), agents };
+        Arc::new(GitLabAuthorizer::new(client, names, in_flight, &config.agent.kubernetes_api))
+    });
+    sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));
+    (AccessControl::new(sources), gitlab)
 }
 
 /// Sets the metric of the expiration, and logs a warning if clients refuse the certificate now.

@@ -24,6 +24,8 @@ use proto::yaml::{KeyLocations, parse};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
+use crate::cors::Origin;
+
 pub use self::agent::{AgentListen, AgentTunnelConfig};
 pub use self::api::{ApiConfig, ApiListen};
 pub use self::gitlab::{ApiRateLimit, GitLabConfig};
@@ -187,6 +189,12 @@ impl Config {
         }
 
         Ok(config)
+    }
+
+    /// Returns the origins of web pages that may use the listener for callers: GitLab, and the configured ones.
+    pub fn allowed_origins(&self) -> Vec<Origin> {
+        let gitlab = self.gitlab.as_ref().and_then(|gitlab| Origin::of_url(gitlab.external_url.as_deref()?));
+        gitlab.into_iter().chain(self.agent.kubernetes_api.allowed_origins.iter().cloned()).collect()
     }
 
     /// Returns an error if no section has agents.

@@ -113,6 +113,13 @@ impl CorsHeaders {
 }
 
 impl Origin {
+    /// Returns the origin of a page at a URL.
+    pub fn of_url(url: &str) -> Option<Self> {
+        let (scheme, rest) = url.split_once("://")?;
+        let authority = rest.split(['/', '?', '#']).next()?;
+        format!("{scheme}://{authority}").parse().ok()
+    }
+
     /// Returns whether the request goes to the origin of its page. Some clients other than browsers send that, too.
     fn is_own<B>(&self, request: &Request<B>) -> bool {
         let named = request.uri().authority().map(|authority| authority.as_str());
@@ -222,6 +229,20 @@ mod tests {
         let request =
             Request::options("/k8s-proxy/api").header(ACCESS_CONTROL_REQUEST_METHOD, "GET").body(()).unwrap();
         assert!(cors().check(&request).unwrap().preflight(&request).is_none());
+    }
+
+    #[test]
+    fn origin_of_a_url_has_no_path() {
+        let origin: Origin = "https://gitlab.example.com".parse().unwrap();
+        for url in [
+            "https://gitlab.example.com/",
+            "https://GitLab.example.com:443/a?b",
+            "HTTPS://gitlab.example.com",
+        ] {
+            assert_eq!(Origin::of_url(url), Some(origin.clone()), "{url}");
+        }
+        assert_eq!(Origin::of_url("gitlab.example.com"), None);
+        assert_eq!(Origin::of_url("https://a@b/"), None);
     }
 
     #[test]

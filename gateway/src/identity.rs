@@ -215,7 +215,25 @@ impl Identity {
     }
 }
 
+impl Grant {
+    /// Creates the rights of a caller that are not revoked.
+    pub(crate) fn new(caller: Caller, in_flight: Arc<AtomicU32>) -> Self {
+        Self { caller: Arc::new(caller), revoked: CancellationToken::new(), in_flight }
+    }
+}
+
 impl Caller {
+    /// Creates a caller of one agent, without restrictions to labels.
+    pub(crate) fn of_agent(
+        name: String,
+        agent: AgentId,
+        services: Vec<ServiceName>,
+        access_as: AccessAs,
+    ) -> Self {
+        let (agents, services) = (Allowed::Only(vec![agent]), Allowed::Only(services));
+        Self { name, agents, services, access_as, labels: None }
+    }
+
     /// Returns whether the caller may use an agent.
     pub fn may_use(&self, agent: AgentId) -> bool {
         self.agents.contains(&agent)

@@ -62,7 +62,9 @@ mod tunnel_entry;
 /// Parts of a replica, for its tests, benchmarks and fuzz targets.
 pub mod internals {
     pub use crate::{
-        access::{AccessControl, AuthorizedCaller, CallerAuthorizer, Credential, TokenKind},
+        access::{
+            AccessControl, AuthorizedCaller, CallerAuthorizer, Credential, GitLabAuthorizer, TokenKind,
+        },
         agents::Rebalancer,
         api::{ApiServer, Query, TokenError, Verifier},
         destination::Destination,

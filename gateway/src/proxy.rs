@@ -42,7 +42,7 @@ use self::{
     response_body::{ConcurrencyPermit, TrackedBody},
 };
 use crate::{
-    access::AuthorizedCaller,
+    access::{AuthorizedCaller, without_credentials},
     destination::Destination,
     disabled::RequestAttributes,
     error::RequestError,
@@ -83,8 +83,8 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     switch.check(&request)?;
 
     let upgrade = hop_by_hop::upgrade_protocol(head.headers()).is_some();
-    let uri =
-        Uri::from_str(target.path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
+    let path = without_credentials(target.path);
+    let uri = Uri::from_str(&path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
     let class = target.class(upgrade);
     let destination = Destination { agent, name, service: target.service, class };
     context.trace.lock().set_destination(&destination, &context.method);

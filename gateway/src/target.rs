@@ -62,6 +62,11 @@ impl<'a> Target<'a> {
         Ok(Self { agent: Some(agent), service, path })
     }
 
+    /// Returns the query, if there is one.
+    pub fn query(&self) -> Option<&'a str> {
+        self.path.split_once('?').map(|(_, query)| query)
+    }
+
     /// Returns the dialect of errors for a path, which kas needs before the path is parsed.
     pub fn dialect(path: &str) -> ErrorDialect {
         let service = path.strip_prefix(AGENTS_PREFIX).and_then(|rest| rest.split('/').nth(1));

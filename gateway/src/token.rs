@@ -50,6 +50,22 @@ impl TokenHash {
         Self(Sha256::digest(token.expose_secret().as_bytes()).into())
     }
 
+    /// Hashes a token together with the purpose for which it is used, and with the CSRF token that belongs to it.
+    pub(crate) fn of_credential(
+        purpose: &str,
+        token: &SecretString,
+        csrf_token: Option<&SecretString>,
+    ) -> Self {
+        let mut digest = Sha256::new();
+        // With their lengths, two different lists are never the same bytes.
+        for part in [Some(purpose), Some(token.expose_secret()), csrf_token.map(|csrf| csrf.expose_secret())]
+        {
+            digest.update(part.map_or(u64::MAX, |part| part.len() as u64).to_le_bytes());
+            digest.update(part.unwrap_or_default());
+        }
+        Self(digest.finalize().into())
+    }
+
     /// Returns an id of the token for Redis. Neither the token nor its hash can be computed from it.
     pub fn digest(&self) -> [u8; 16] {
         let digest = Sha256::new().chain_update(b"kas limit\0").chain_update(self.0).finalize();
@@ -120,6 +136,26 @@ mod tests {
         for bad in ["", "sha256:", "sha256:00", &format!("sha256:{}", "+1".repeat(32)), &"0".repeat(64)] {
             assert!(bad.parse::<TokenHash>().is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn hash_of_a_credential_depends_on_each_part() {
+        let hash = |purpose: &str, token: &str, csrf: Option<&str>| {
+            let csrf = csrf.map(SecretString::from);
+            TokenHash::of_credential(purpose, &SecretString::from(token), csrf.as_ref())
+        };
+        let hashes = [
+            hash("ci", "ab", None),
+            hash("ci", "ab", Some("")),
+            hash("ci", "a", Some("b")),
+            hash("cia", "b", None),
+            hash("pat", "ab", None),
+            TokenHash::of(&SecretString::from("ab")),
+        ];
+        for (index, one) in hashes.iter().enumerate() {
+            assert!(!hashes[index + 1..].contains(one), "{index}");
+        }
+        assert_eq!(hash("ci", "ab", None), hashes[0]);
     }
 
     #[test]

@@ -56,6 +56,11 @@ pub struct AgentName(Arc<str>);
 pub struct InvalidAgentName(String);
 
 impl AgentName {
+    /// Returns the name `agent-<id>`, for messages about an agent whose name is not known.
+    pub fn of_id(id: AgentId) -> Self {
+        Self(format!("agent-{id}").into())
+    }
+
     /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -301,6 +306,8 @@ mod tests {
         for good in ["a", "prod-eu-1", "1a", &"x".repeat(63)] {
             assert!(good.parse::<AgentName>().is_ok(), "{good:?}");
         }
+        let unnamed = AgentName::of_id(AgentId(u64::MAX));
+        assert_eq!(unnamed.as_str().parse::<AgentName>().unwrap(), unnamed);
         for bad in ["", "-a", "a-", "A", "a.b", "a/b", "a%2f", "42", "ü", &"x".repeat(64)] {
             assert!(bad.parse::<AgentName>().is_err(), "{bad:?}");
         }

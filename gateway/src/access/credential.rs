@@ -1,18 +1,23 @@
-//! The credential of a caller, as its `Authorization` header has it.
+//! The credential of a caller: its `Authorization` header, or its browser session.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::AUTHORIZATION};
 use proto::AgentId;
 use secrecy::SecretString;
 
-use super::unauthorized;
+use super::{session::BrowserSession, unauthorized};
 use crate::error::RequestError;
 
-/// The content of an `Authorization` header. It is parsed and not yet verified.
-#[derive(Debug)]
+/// The longest token or cookie, in bytes. Job tokens of GitLab are JWTs of about 1,000 bytes.
+const MAX_TOKEN: usize = 8192;
+
+/// The credential of a request. It is parsed and not yet verified.
+#[derive(Clone, Debug)]
 pub struct Credential {
-    /// The token, without the prefix that names its kind and the agent.
+    /// The token, without the prefix that names its kind and the agent. The cookie of a browser session.
     pub token: SecretString,
+    /// The CSRF token of a browser session.
+    pub csrf_token: Option<SecretString>,
     /// The prefix of the token.
     pub kind: TokenKind,
     /// The user name of basic authentication, which is the name of the caller.
@@ -28,6 +33,8 @@ pub enum TokenKind {
     CiJob(AgentId),
     /// `pat:<agent id>:<token>`: the personal access token of a user, for this agent.
     Personal(AgentId),
+    /// The cookie `_gitlab_kas` of a browser session, for this agent.
+    Session(AgentId),
 }
 
 impl TokenKind {
@@ -35,22 +42,22 @@ impl TokenKind {
     pub fn agent(self) -> Option<AgentId> {
         match self {
             Self::Plain => None,
-            Self::CiJob(agent) | Self::Personal(agent) => Some(agent),
+            Self::CiJob(agent) | Self::Personal(agent) | Self::Session(agent) => Some(agent),
         }
     }
 }
 
 impl Credential {
-    /// Parses the `Authorization` header of a request.
+    /// Parses the `Authorization` header of a request or, without one, its browser session, which is partly in the query.
     ///
     /// # Errors
     ///
-    /// The reason is `unauthorized` if there is no such header, more than one, or a malformed one.
-    pub fn parse(headers: &HeaderMap) -> Result<Self, RequestError> {
+    /// The reason is `unauthorized` if there is no credential, more than one, or a malformed one.
+    pub fn parse(headers: &HeaderMap, query: Option<&str>) -> Result<Self, RequestError> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let value = match (values.next(), values.next()) {
             (Some(value), None) => value,
-            (None, _) => return Err(unauthorized("an Authorization header with a token is missing")),
+            (None, _) => return Self::session(headers, query),
             (Some(_), Some(_)) => return Err(unauthorized("there is more than one Authorization header")),
         };
         let value = value.to_str().map_err(|_| unauthorized("the Authorization header is malformed"))?;
@@ -80,7 +87,7 @@ impl Credential {
                 (kind, token)
             }
         };
-        (!token.is_empty()).then(|| Self { token: SecretString::from(token), kind, name: None })
+        is_token(token).then(|| Self { token: SecretString::from(token), csrf_token: None, kind, name: None })
     }
 
     fn basic(encoded: &str) -> Option<Self> {
@@ -90,4 +97,24 @@ impl Credential {
         credential.name = Some(name.to_owned());
         Some(credential)
     }
+
+    fn session(headers: &HeaderMap, query: Option<&str>) -> Result<Self, RequestError> {
+        let session = BrowserSession::parse(headers, query).map_err(unauthorized)?;
+        let session =
+            session.ok_or_else(|| unauthorized("an Authorization header with a token is missing"))?;
+        if session.cookie.len() > MAX_TOKEN || session.csrf_token.len() > MAX_TOKEN {
+            return Err(unauthorized("the cookie _gitlab_kas or its CSRF token is too long"));
+        }
+        Ok(Self {
+            token: session.cookie.into(),
+            csrf_token: Some(session.csrf_token.into()),
+            kind: TokenKind::Session(session.agent),
+            name: None,
+        })
+    }
+}
+
+/// Returns whether a text can be a token: printable ASCII without spaces (RFC 6750 section 2.1 allows fewer).
+fn is_token(text: &str) -> bool {
+    (1..=MAX_TOKEN).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
 }

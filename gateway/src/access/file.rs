@@ -5,7 +5,7 @@ use std::{future::ready, sync::Arc};
 use proto::{AgentId, Reason};
 use router::BoxFuture;
 
-use super::{AuthorizedCaller, CallerAuthorizer, Credential, unauthorized};
+use super::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, unauthorized};
 use crate::{
     error::RequestError,
     identity::{Caller, Identities, Identity},
@@ -28,6 +28,10 @@ fn authorize(
     credential: &Credential,
     target: &Target<'_>,
 ) -> Result<Option<AuthorizedCaller>, RequestError> {
+    // A token must not be accepted as a cookie, which browsers send without the will of the user.
+    if matches!(credential.kind, TokenKind::Session(_)) {
+        return Ok(None);
+    }
     let grant = identity.grant(&credential.token);
     let Some(grant) =
         grant.filter(|grant| credential.name.as_ref().is_none_or(|name| *name == grant.caller.name))

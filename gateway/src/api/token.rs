@@ -14,7 +14,7 @@ use jsonwebtoken::{
     errors::{Error, ErrorKind},
     signature,
 };
-use serde::de::IgnoredAny;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use sha2::{Sha256, Sha384, Sha512};
 
 use crate::secret::Secret;
@@ -72,6 +72,11 @@ impl Verifier {
 
     /// Verifies a token.
     pub fn check(&self, token: &str) -> Result<(), TokenError> {
+        self.claims::<IgnoredAny>(token).map(|_| ())
+    }
+
+    /// Verifies a token, and returns its claims.
+    pub(crate) fn claims<T: DeserializeOwned>(&self, token: &str) -> Result<T, TokenError> {
         if token.len() > MAX_LENGTH {
             return Err(TokenError::Invalid("it is longer than 4096 bytes"));
         }
@@ -81,12 +86,12 @@ impl Verifier {
             Some(_) => {
                 Err(TokenError::Invalid("its header has critical extensions, which kas does not support"))
             }
-            None => Ok(()),
+            None => Ok(token.claims),
         }
     }
 
     /// Verifies the signature with one key after the other. Returns the error of the last key.
-    fn decode(&self, token: &str) -> Result<TokenData<IgnoredAny>, Error> {
+    fn decode<T: DeserializeOwned>(&self, token: &str) -> Result<TokenData<T>, Error> {
         let mut result = Err(ErrorKind::InvalidSignature.into());
         for key in self.secret.keys().iter() {
             let key = DecodingKey::from_secret(key.expose_bytes());

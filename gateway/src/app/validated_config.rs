@@ -258,7 +258,8 @@ impl ValidatedConfig {
             }
         }
         let gitlab = self.gitlab.as_ref().map(GitLabSetup::client);
-        let sources = ReplicaSources { identity: self.identity, gitlab };
+        let api_tokens = self.api_secret.as_ref().map(|file| Verifier::new(file.secret().clone()));
+        let sources = ReplicaSources { identity: self.identity, gitlab, api_tokens: api_tokens.clone() };
         let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
         app.callers.kill_switch.set_file(self.disabled);
         let public = self.agent_certificate.into_iter().chain(self.public_certificate);
@@ -273,8 +274,7 @@ impl ValidatedConfig {
             let peers = app.callers.forwarder.peers.clone();
             ReachabilityProbe { client: peers, store: Arc::clone(&app.callers.forwarder.store), own }
         });
-        app.api = self.api_secret.map(|file| {
-            let verifier = Verifier::new(file.secret().clone());
+        app.api = api_tokens.map(|verifier| {
             let environments =
                 self.environments.clone().map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
             Arc::new(ApiServer::new(&app.agents, verifier, environments, app.deployments.clone()))

@@ -12,7 +12,7 @@ use super::{
 use crate::{cors::Origin, headers::ExtraHeader};
 
 /// Section `agent.kubernetes_api`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KubernetesApiConfig {
     /// The listener for callers.
@@ -21,6 +21,12 @@ pub struct KubernetesApiConfig {
     pub allowed_origins: Vec<Origin>,
     /// Response headers that are allowed in addition to the harmless ones.
     pub extra_allowed_response_headers: Vec<ExtraHeader>,
+    /// The time for which an answer of GitLab about a CI job or a user is valid.
+    #[serde(deserialize_with = "timeout")]
+    pub allowed_agent_cache_ttl: Duration,
+    /// The time for which a refusal of GitLab is valid.
+    #[serde(deserialize_with = "timeout")]
+    pub allowed_agent_cache_error_ttl: Duration,
     /// The limits of one caller, of one agent and of all callers together.
     pub limits: CallerLimits,
 }
@@ -83,6 +89,19 @@ pub struct CallerLimits {
     /// Bytes of a form with PromQL, which is read as a whole if the caller may see only certain series.
     #[serde(deserialize_with = "within::<_, _, 1024, { 64 << 20 }>")]
     pub max_form_bytes: usize,
+}
+
+impl Default for KubernetesApiConfig {
+    fn default() -> Self {
+        Self {
+            listen: PublicListen::default(),
+            allowed_origins: Vec::new(),
+            extra_allowed_response_headers: Vec::new(),
+            allowed_agent_cache_ttl: Duration::from_secs(60),
+            allowed_agent_cache_error_ttl: Duration::from_secs(10),
+            limits: CallerLimits::default(),
+        }
+    }
 }
 
 impl Default for PublicListen {

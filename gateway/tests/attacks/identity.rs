@@ -229,7 +229,11 @@ fn attack_36_tokens_are_compared_as_hashes() {
         exposing,
         [
             "Self(Sha256::digest(token.expose_secret().as_bytes()).into())",
+            "access_key: credential.token.expose_secret(),",
+            "csrf_token: credential.csrf_token.as_ref().map(|token| token.expose_secret()),",
+            "for part in [Some(purpose), Some(token.expose_secret()), csrf_token.map(|csrf| csrf.expose_secret())]",
             "let mut value = HeaderValue::try_from(format!(\"{scheme}{}\", token.expose_secret()))?;",
+            "let token = credential.token.expose_secret();",
             "let token = self.token.expose_secret();",
             "let token = token.expose_secret();",
             "print(&format!(\"token: {}\\nhash:  {}\\n\", token.expose_secret(), TokenHash::of(&token)))",

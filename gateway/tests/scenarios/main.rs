@@ -8,6 +8,7 @@ mod disabled;
 mod drain;
 mod fidelity;
 mod gitlab_agents;
+mod gitlab_callers;
 mod gitlab_client;
 mod headers;
 mod http1;

@@ -14,7 +14,7 @@ use gateway::{
     config::Config,
     gitlab::GitLabClient,
     identity::Identity,
-    internals::Traces,
+    internals::{Traces, Verifier},
     peers::ReplicaContext,
     token::{self, Holder, TokenHash},
 };
@@ -31,6 +31,8 @@ use tokio::io::DuplexStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tunnel::Body;
 
+use crate::fleet::secret;
+
 /// The address of callers.
 pub const CALLER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 40_000);
 
@@ -40,7 +42,7 @@ pub struct World {
     pub kas: Arc<App>,
     pub agent_token: SecretString,
     pub caller_token: SecretString,
-    /// The background task that `App::run` would run.
+    /// The background tasks that `App::run` would run.
     _background: Arc<AbortOnDropHandle<()>>,
     /// The tracer of agents.
     tracer: Option<Tracer>,
@@ -102,7 +104,8 @@ impl World {
         let fleet =
             ReplicaContext::standalone(ReplicaId::random(), Arc::new(MemoryStore::default()), &config);
         let caller = token::new(Holder::Caller);
-        let sources = ReplicaSources { identity: identity(&[], &caller), gitlab: Some(gitlab) };
+        let api_tokens = Some(Verifier::new(secret(1)));
+        let sources = ReplicaSources { identity: identity(&[], &caller), gitlab: Some(gitlab), api_tokens };
         Self::of_sources(fleet, config, sources, (agent_token.into(), caller), None, None)
     }
 
@@ -116,7 +119,16 @@ impl World {
     ) -> Self {
         let kas = Arc::new(App::of_replica(fleet, config, sources, traces, None, None));
         let callers = Arc::clone(&kas.callers);
-        let run = async move { callers.budget.run(&callers.metrics).await };
+        let gitlab_callers = kas.gitlab_callers.clone();
+        let run = async move {
+            let of_gitlab = async {
+                match gitlab_callers {
+                    Some(source) => source.run().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::join!(callers.budget.run(&callers.metrics), of_gitlab);
+        };
         let background = Arc::new(AbortOnDropHandle::new(tokio::spawn(run)));
         Self { kas, agent_token, caller_token, _background: background, tracer, pipes: Arc::default() }
     }

@@ -1,0 +1,244 @@
+//! Callers that GitLab knows: CI jobs, and users with a personal access token or a browser session.
+//!
+//! | file | content |
+//! |---|---|
+//! | `job`, `user` | the responses of GitLab, and the errors for callers |
+//! | `impersonation` | the identities of jobs and users in the cluster |
+//! | `caller` | [`caller::GitLabCaller`]: a job or user with its rights for each agent |
+//! | `cache` | [`cache::CallerCache`]: one request to GitLab per credential and minute |
+
+mod cache;
+mod caller;
+mod impersonation;
+mod job;
+mod user;
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{StreamExt as _, stream};
+use proto::{AgentId, AgentName, Reason};
+use router::BoxFuture;
+use secrecy::ExposeSecret as _;
+use tokio::time::{sleep, timeout};
+
+use self::{
+    cache::CallerCache,
+    caller::{CallerInfo, GitLabCaller},
+    user::{AccessType, UserInfo, UserRequest},
+};
+use super::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, in_flight::InFlightCounters};
+use crate::{
+    config::KubernetesApiConfig,
+    error::RequestError,
+    gitlab::{self, Endpoint, GitLabClient, GitLabError},
+    identity::{GitLabAgents, Identities},
+    target::Target,
+    token::TokenHash,
+};
+
+/// The time that a caller waits for GitLab, with all attempts.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Requests to GitLab at once about callers with open streams.
+const MAX_RECHECKS: usize = 8;
+/// `Retry-After` after this time.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// Authorizes CI jobs and users by GitLab.
+#[derive(Debug)]
+pub struct GitLabAuthorizer {
+    client: GitLabClient,
+    names: AgentNames,
+    callers: CallerCache,
+    in_flight: InFlightCounters,
+    /// The time for which an answer of GitLab is valid.
+    ttl: Duration,
+}
+
+impl GitLabAuthorizer {
+    /// Creates a source of the callers that GitLab knows.
+    pub(crate) fn new(
+        client: GitLabClient,
+        names: AgentNames,
+        in_flight: InFlightCounters,
+        config: &KubernetesApiConfig,
+    ) -> Self {
+        let ttl = config.allowed_agent_cache_ttl;
+        let callers = CallerCache::new(ttl, config.allowed_agent_cache_error_ttl);
+        Self { client, names, callers, in_flight, ttl }
+    }
+
+    /// Asks GitLab again about callers with open streams, so that the streams of a revoked credential end after at most twice
+    /// the time for which an answer is valid. The future never completes.
+    pub async fn run(&self) {
+        loop {
+            sleep(self.ttl).await;
+            let recheck = |caller: Arc<GitLabCaller>| async move {
+                if let Some((kind, agent)) = CredentialKind::of(&caller.credential) {
+                    // The result is in the cache, and a refusal has ended the streams.
+                    let _ = self.caller(&caller.credential, kind, agent).await;
+                }
+            };
+            stream::iter(self.callers.expired_in_use()).for_each_concurrent(MAX_RECHECKS, recheck).await;
+        }
+    }
+
+    /// Returns the job or user of a credential, which is for this agent.
+    async fn caller(
+        &self,
+        credential: &Credential,
+        kind: CredentialKind,
+        agent: AgentId,
+    ) -> Result<Arc<GitLabCaller>, RequestError> {
+        let key = kind.cache_key(credential, agent);
+        let lookup = |previous: Option<Arc<GitLabCaller>>| async move {
+            match self.ask(credential, kind, agent).await {
+                Ok(info) => Ok(GitLabCaller::new(credential, info, &self.in_flight, previous)),
+                Err(error) => {
+                    // The streams of a caller go on while GitLab does not answer.
+                    if let Some(previous) = previous.filter(|_| error.reason != Reason::IdentityUnavailable) {
+                        previous.revoke();
+                    }
+                    Err(error)
+                }
+            }
+        };
+        self.callers.get(key, lookup).await
+    }
+
+    /// Asks GitLab who holds the credential.
+    async fn ask(
+        &self,
+        credential: &Credential,
+        kind: CredentialKind,
+        agent: AgentId,
+    ) -> Result<CallerInfo, RequestError> {
+        match kind {
+            CredentialKind::Job => {
+                let token = gitlab::Credential::Job(&credential.token);
+                let response = self.client.get(Endpoint::AllowedAgents, &[], token);
+                let job = within_timeout(response).await.map_err(|error| job::refusal(&error))?;
+                Ok(CallerInfo::Job(job))
+            }
+            CredentialKind::User(access_type) => {
+                let body = UserRequest {
+                    agent_id: agent,
+                    access_type,
+                    access_key: credential.token.expose_secret(),
+                    csrf_token: credential.csrf_token.as_ref().map(|token| token.expose_secret()),
+                };
+                let none = gitlab::Credential::None;
+                let response = self.client.post(Endpoint::AuthorizeProxyUser, &body, none);
+                let user: UserInfo = within_timeout(response).await.map_err(|error| self.refusal(&error))?;
+                if user.agent.id != agent {
+                    let message = "its response is about another agent".to_owned();
+                    let error = GitLabError::Unavailable { message, retry_after: RETRY_AFTER };
+                    return Err(user::refusal(&error));
+                }
+                Ok(CallerInfo::User(user, access_type))
+            }
+        }
+    }
+
+    /// Returns the error for a user. A 404 also means that GitLab has switched kas off.
+    fn refusal(&self, error: &GitLabError) -> RequestError {
+        if error.is_status(http::StatusCode::NOT_FOUND) && *self.client.switched_off().borrow() {
+            let message = "it has switched kas off".to_owned();
+            return user::refusal(&GitLabError::Unavailable { message, retry_after: RETRY_AFTER });
+        }
+        user::refusal(error)
+    }
+}
+
+/// The names of agents, and which of them GitLab knows.
+#[derive(Debug)]
+pub(crate) struct AgentNames {
+    /// The agents of the file.
+    pub(crate) identities: Identities,
+    /// The agents of GitLab that have connected to this replica.
+    pub(crate) agents: GitLabAgents,
+}
+
+impl AgentNames {
+    /// Returns the name of an agent of GitLab, for messages and logs, or `None` if its id is that of an agent of the file. The file
+    /// and GitLab number their agents independently.
+    async fn of(&self, agent: AgentId) -> Option<AgentName> {
+        if self.identities.load().name(agent).is_some() {
+            return None;
+        }
+        let info = self.agents.info(agent).await;
+        Some(info.map_or_else(|| AgentName::of_id(agent), |info| info.name.clone()))
+    }
+}
+
+impl CallerAuthorizer for GitLabAuthorizer {
+    fn authorize<'a>(
+        &'a self,
+        credential: &'a Credential,
+        target: &'a Target<'a>,
+    ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>> {
+        Box::pin(async move {
+            let Some((kind, agent)) = CredentialKind::of(credential) else { return Ok(None) };
+            let caller = self.caller(credential, kind, agent).await?;
+            let grant = caller.grant(agent)?;
+            let name = self.names.of(agent).await.ok_or_else(|| same_id(agent))?;
+            let is_named =
+                |text: &str| text == name.as_str() || text.parse::<AgentId>().is_ok_and(|id| id == agent);
+            if !target.agent.is_none_or(is_named) {
+                let what = "the credential is for another agent than the path names";
+                return Err(RequestError::new(Reason::Forbidden, what));
+            }
+            if !grant.caller.may_use_service(&target.service) {
+                let what = format!("caller {} may not use the service {}", grant.caller.name, target.service);
+                return Err(RequestError::new(Reason::Forbidden, what));
+            }
+            Ok(Some(AuthorizedCaller { grant, agent, name }))
+        })
+    }
+}
+
+/// The kinds of credentials that GitLab knows.
+#[derive(Clone, Copy, Debug)]
+enum CredentialKind {
+    Job,
+    User(AccessType),
+}
+
+impl CredentialKind {
+    /// Returns the kind of a credential and its agent, or `None` if GitLab does not know such credentials.
+    fn of(credential: &Credential) -> Option<(Self, AgentId)> {
+        // GitLab has no user names in credentials, and a password manager would send the wrong one.
+        if credential.name.is_some() {
+            return None;
+        }
+        match credential.kind {
+            TokenKind::Plain => None,
+            TokenKind::CiJob(agent) => Some((Self::Job, agent)),
+            TokenKind::Personal(agent) => Some((Self::User(AccessType::PersonalAccessToken), agent)),
+            TokenKind::Session(agent) => Some((Self::User(AccessType::SessionCookie), agent)),
+        }
+    }
+
+    /// Returns the key of the cache: the answer of GitLab about a job has all of its agents, that about a user has one.
+    fn cache_key(self, credential: &Credential, agent: AgentId) -> TokenHash {
+        let context = match self {
+            Self::Job => "ci".to_owned(),
+            Self::User(access_type) => format!("{} {agent}", access_type.as_str()),
+        };
+        TokenHash::of_credential(&context, &credential.token, credential.csrf_token.as_ref())
+    }
+}
+
+fn same_id(agent: AgentId) -> RequestError {
+    let what = format!(
+        "Forbidden: agentId is not allowed: agent {agent} of GitLab cannot be used, because the identity file of kas has another \
+         agent with this id"
+    );
+    RequestError::new(Reason::Forbidden, what)
+}
+
+async fn within_timeout<T>(response: impl Future<Output = Result<T, GitLabError>>) -> Result<T, GitLabError> {
+    timeout(LOOKUP_TIMEOUT, response).await.unwrap_or_else(|_| {
+        let message = format!("it did not respond within {} s", LOOKUP_TIMEOUT.as_secs());
+        Err(GitLabError::Unavailable { message, retry_after: RETRY_AFTER })
+    })
+}

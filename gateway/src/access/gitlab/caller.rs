@@ -1,0 +1,200 @@
+//! A job or a user with its rights for each agent.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+};
+
+use parking_lot::Mutex;
+use proto::{AgentId, ServiceName};
+
+use super::{
+    impersonation,
+    job::{self, JobInfo},
+    user::{AccessType, UserInfo},
+};
+use crate::{
+    access::{
+        Credential,
+        in_flight::{InFlightCounters, Subject},
+    },
+    error::RequestError,
+    identity::{Caller, Grant},
+};
+
+/// The answer of GitLab about a credential.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum CallerInfo {
+    Job(JobInfo),
+    User(UserInfo, AccessType),
+}
+
+/// A job or a user. Its grants are built when it first uses an agent.
+#[derive(Debug)]
+pub(super) struct GitLabCaller {
+    /// The credential, with which GitLab is asked again while streams are open.
+    pub(super) credential: Credential,
+    info: CallerInfo,
+    in_flight: Arc<AtomicU32>,
+    grants: Mutex<HashMap<AgentId, Arc<Grant>>>,
+}
+
+impl CallerInfo {
+    fn subject(&self) -> Subject {
+        match self {
+            Self::Job(job) => Subject::Job(job.job.id),
+            Self::User(user, _) => Subject::User(user.user.id),
+        }
+    }
+
+    /// Returns the number of its elements, as a measure of its memory.
+    fn weight(&self) -> usize {
+        match self {
+            Self::Job(job) => job.weight(),
+            Self::User(user, _) => user.weight(),
+        }
+    }
+
+    /// Returns the rights for an agent.
+    fn caller(&self, agent: AgentId) -> Result<Caller, RequestError> {
+        let (name, access_as) = match self {
+            Self::Job(job) => {
+                let allowed = job.agent(agent).ok_or_else(|| job::not_allowed(agent))?;
+                (format!("gitlab:ci_job:{}", job.job.id), impersonation::of_job(job, agent, allowed)?)
+            }
+            Self::User(user, access_type) => {
+                // The name is in messages and logs, and GitLab is not trusted to send a short one.
+                let name = user.user.username.chars().filter(|c| !c.is_control()).take(255);
+                let name = format!("gitlab:user:{}", name.collect::<String>());
+                (name, impersonation::of_user(user, *access_type)?)
+            }
+        };
+        let services = [ServiceName::KUBERNETES, ServiceName::PROMETHEUS];
+        let services = services.map(|name| name.parse().expect("it is a service name"));
+        Ok(Caller::of_agent(name, agent, services.into(), access_as))
+    }
+}
+
+impl GitLabCaller {
+    /// Creates a caller from a new answer of GitLab. Streams of the previous answer continue for agents for which the rights are
+    /// the same, and end for others.
+    pub(super) fn new(
+        credential: &Credential,
+        info: CallerInfo,
+        counters: &InFlightCounters,
+        previous: Option<Arc<Self>>,
+    ) -> Arc<Self> {
+        let Some(previous) = previous else {
+            let in_flight = counters.of(info.subject());
+            return Arc::new(Self {
+                credential: credential.clone(),
+                info,
+                in_flight,
+                grants: Mutex::default(),
+            });
+        };
+        if previous.info == info {
+            return previous;
+        }
+        let in_flight = counters.of(info.subject());
+        let mut grants = previous.grants.lock().clone();
+        grants.retain(|agent, grant| {
+            let unchanged = info.caller(*agent).is_ok_and(|caller| caller == *grant.caller);
+            if !unchanged {
+                grant.revoked.cancel();
+            }
+            unchanged
+        });
+        Arc::new(Self { credential: credential.clone(), info, in_flight, grants: Mutex::new(grants) })
+    }
+
+    /// Returns the rights for an agent.
+    ///
+    /// # Errors
+    ///
+    /// The reason is `forbidden` if the caller may not use the agent, or `internal` if its configuration is invalid.
+    pub(super) fn grant(&self, agent: AgentId) -> Result<Arc<Grant>, RequestError> {
+        let mut grants = self.grants.lock();
+        if let Some(grant) = grants.get(&agent) {
+            return Ok(Arc::clone(grant));
+        }
+        let grant = Arc::new(Grant::new(self.info.caller(agent)?, Arc::clone(&self.in_flight)));
+        grants.insert(agent, Arc::clone(&grant));
+        Ok(grant)
+    }
+
+    /// Ends the streams of the caller.
+    pub(super) fn revoke(&self) {
+        for grant in self.grants.lock().values() {
+            grant.revoked.cancel();
+        }
+    }
+
+    /// Returns whether the caller has requests in flight.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.in_flight.load(Relaxed) > 0
+    }
+
+    /// Returns the number of its elements, as a measure of its memory.
+    pub(super) fn weight(&self) -> usize {
+        self.info.weight()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::access::TokenKind;
+
+    fn credential() -> Credential {
+        let token = "token".to_owned().into();
+        Credential { token, csrf_token: None, kind: TokenKind::CiJob(AgentId(7)), name: None }
+    }
+
+    fn job(id: u64, agents: &[u64], access_as: &str) -> CallerInfo {
+        let agents: Vec<_> = agents
+            .iter()
+            .map(|id| json!({"id": id, "config_project": {"id": 1}, "configuration": {"access_as": {access_as: {}}}}))
+            .collect();
+        let info = json!({"allowed_agents": agents, "job": {"id": id}, "pipeline": {"id": 6},
+            "project": {"id": 30, "groups": []}, "user": {"id": 1, "username": "root"}});
+        CallerInfo::Job(serde_json::from_value(info).unwrap())
+    }
+
+    #[test]
+    fn job_may_use_kubernetes_and_prometheus_of_its_agents() {
+        let counters = InFlightCounters::default();
+        let caller = GitLabCaller::new(&credential(), job(3, &[7, 8], "agent"), &counters, None);
+        let grant = caller.grant(AgentId(7)).unwrap();
+        assert_eq!(grant.caller.name, "gitlab:ci_job:3");
+        let services = |name: &str| grant.caller.may_use_service(&name.parse().unwrap());
+        assert_eq!(["kubernetes", "prometheus", "gitops"].map(services), [true, true, false]);
+        assert!(!grant.caller.may_use(AgentId(8)));
+        assert_eq!(caller.grant(AgentId(9)).unwrap_err().reason.as_str(), "forbidden");
+        assert!(Arc::ptr_eq(&grant, &caller.grant(AgentId(7)).unwrap()));
+    }
+
+    #[test]
+    fn streams_continue_with_unchanged_rights() {
+        let counters = InFlightCounters::default();
+        let first = GitLabCaller::new(&credential(), job(3, &[7, 8], "ci_job"), &counters, None);
+        let grants = [7, 8].map(|agent| first.grant(AgentId(agent)).unwrap());
+        let same =
+            GitLabCaller::new(&credential(), job(3, &[7, 8], "ci_job"), &counters, Some(Arc::clone(&first)));
+        assert!(Arc::ptr_eq(&same, &first));
+
+        let fewer = GitLabCaller::new(&credential(), job(3, &[7], "ci_job"), &counters, Some(first));
+        assert_eq!(grants.each_ref().map(|grant| grant.revoked.is_cancelled()), [false, true]);
+        assert!(Arc::ptr_eq(&fewer.grant(AgentId(7)).unwrap(), &grants[0]));
+        let other = GitLabCaller::new(&credential(), job(3, &[7], "agent"), &counters, Some(fewer));
+        assert!(grants[0].revoked.is_cancelled(), "another identity is other rights");
+        let last = other.grant(AgentId(7)).unwrap();
+        other.revoke();
+        assert!(last.revoked.is_cancelled());
+    }
+}

@@ -1,0 +1,181 @@
+//! Users: the request to GitLab about a personal access token or a browser session, its response, and what it means.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use proto::{AgentId, Reason};
+use serde::{Deserialize, Serialize};
+
+use crate::{error::RequestError, gitlab::GitLabError};
+
+/// The body of `authorize_proxy_user`.
+#[derive(Debug, Serialize)]
+pub(super) struct UserRequest<'a> {
+    pub(super) agent_id: AgentId,
+    pub(super) access_type: AccessType,
+    /// The cookie or the token.
+    pub(super) access_key: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) csrf_token: Option<&'a str>,
+}
+
+/// The kind of a user's credential.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum AccessType {
+    /// The cookie of a browser session.
+    SessionCookie,
+    /// A personal access token.
+    PersonalAccessToken,
+}
+
+/// The response of `authorize_proxy_user`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct UserInfo {
+    pub(super) agent: UserAgent,
+    pub(super) user: User,
+    pub(super) access_as: UserAccessAs,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct UserAgent {
+    pub(super) id: AgentId,
+    pub(super) config_project: ConfigProject,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct ConfigProject {
+    pub(super) id: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct User {
+    pub(super) id: u64,
+    pub(super) username: String,
+}
+
+/// The identity of a user in the cluster. Another key than these, or none or both, fails to parse.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum UserAccessAs {
+    /// The identity of agentk.
+    Agent(Empty),
+    /// An identity that names the user and its roles.
+    User(Memberships),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct Empty {}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct Memberships {
+    #[serde(default)]
+    pub(super) projects: Vec<Membership>,
+    #[serde(default)]
+    pub(super) groups: Vec<Membership>,
+}
+
+/// The roles of the user in a project or a group that `user_access` lists.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(super) struct Membership {
+    pub(super) id: u64,
+    #[serde(default)]
+    pub(super) roles: Vec<String>,
+}
+
+impl AccessType {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::SessionCookie => "session_cookie",
+            Self::PersonalAccessToken => "personal_access_token",
+        }
+    }
+}
+
+impl UserInfo {
+    /// Returns the number of its elements, as a measure of its memory.
+    pub(super) fn weight(&self) -> usize {
+        match &self.access_as {
+            UserAccessAs::Agent(_) => 0,
+            UserAccessAs::User(Memberships { projects, groups }) => {
+                projects.iter().chain(groups).map(|membership| 1 + membership.roles.len()).sum()
+            }
+        }
+    }
+}
+
+/// Returns the error for the caller if GitLab does not accept a user, or does not answer.
+///
+/// One answer for all reasons tells nobody which users and agents exist. GitLab sends 400 for a credential that cannot be one.
+pub(super) fn refusal(error: &GitLabError) -> RequestError {
+    let retry_after = match error {
+        GitLabError::Status { status, .. } => match *status {
+            StatusCode::BAD_REQUEST
+            | StatusCode::UNAUTHORIZED
+            | StatusCode::FORBIDDEN
+            | StatusCode::NOT_FOUND => {
+                let what = "Unauthorized: GitLab does not let this user use this agent, or the credential is not valid";
+                return RequestError::new(Reason::Unauthorized, what);
+            }
+            _ => Duration::from_secs(5),
+        },
+        GitLabError::Unavailable { retry_after, .. } => *retry_after,
+    };
+    let what = format!("Failed to authorize user session: {error}");
+    RequestError::new(Reason::IdentityUnavailable, what).with_retry_after(retry_after)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn parsed(access_as: Value) -> Option<UserAccessAs> {
+        let info = json!({
+            "agent": {"id": 7, "config_project": {"id": 1}, "new": 1},
+            "user": {"id": 5, "username": "alice"},
+            "access_as": access_as,
+        });
+        Some(serde_json::from_value::<UserInfo>(info).ok()?.access_as)
+    }
+
+    #[test]
+    fn access_as_has_exactly_one_known_mode() {
+        assert_eq!(parsed(json!({"agent": {}})), Some(UserAccessAs::Agent(Empty {})));
+        let role = json!([{"id": 3, "roles": ["developer"]}]);
+        let expected = Membership { id: 3, roles: vec!["developer".into()] };
+        let expected = Memberships { projects: vec![expected], groups: Vec::new() };
+        assert_eq!(parsed(json!({"user": {"projects": role}})), Some(UserAccessAs::User(expected)));
+        for other in [
+            json!({}),
+            json!(null),
+            json!({"agent": {}, "user": {}}),
+            json!({"root": {}}),
+            json!({"agent": 1}),
+        ] {
+            assert_eq!(parsed(other.clone()), None, "{other}");
+        }
+    }
+
+    /// The rows for users of the table of GitLab's kas. It answers 500 where this kas answers 503, and to a 400.
+    #[test]
+    fn refusal_does_not_say_why() {
+        for (status, expected, message) in [
+            (401, 401, "Unauthorized"),
+            (403, 401, "Unauthorized"),
+            (404, 401, "Unauthorized"),
+            (400, 401, "Unauthorized"),
+            (422, 503, "Failed to authorize user session"),
+        ] {
+            let status = StatusCode::from_u16(status).unwrap();
+            let error = refusal(&GitLabError::Status { status, message: "text of GitLab".into() });
+            assert_eq!(error.reason.status(), expected, "{status}");
+            assert!(error.message.starts_with(message), "{}", error.message);
+            assert_eq!(error.message.contains("text of GitLab"), expected == 503);
+        }
+        let retry_after = Duration::from_secs(9);
+        let down = refusal(&GitLabError::Unavailable { message: "it is down".into(), retry_after });
+        assert_eq!((down.reason.status().as_u16(), down.retry_after), (503, Some(retry_after)));
+    }
+}

@@ -1,0 +1,118 @@
+//! GitLab itself as a caller: it sends PromQL on behalf of a project.
+//!
+//! The token is the JWT of the internal API, signed with the secret of `api.listen`. Its claim `project_id` names the project for
+//! which GitLab has checked the rights of a user.
+
+use std::sync::Arc;
+
+use jsonwebtoken::{Algorithm, decode_header};
+use proto::{AgentId, AgentName, Reason, ServiceName};
+use router::BoxFuture;
+use secrecy::ExposeSecret as _;
+use serde::Deserialize;
+
+use super::{
+    AuthorizedCaller, CallerAuthorizer, Credential, TokenKind,
+    in_flight::{InFlightCounters, Subject},
+    unauthorized,
+};
+use crate::{
+    api::Verifier,
+    error::RequestError,
+    identity::{AccessAs, Caller, Grant, Identities},
+    target::Target,
+};
+
+/// Authorizes requests of GitLab for PromQL.
+#[derive(Debug)]
+pub(crate) struct RailsAuthorizer {
+    verifier: Verifier,
+    identities: Identities,
+    /// True if GitLab has agents that the identity file does not know.
+    has_gitlab: bool,
+    in_flight: InFlightCounters,
+}
+
+#[derive(Debug, Deserialize)]
+struct Claims {
+    project_id: Option<u64>,
+}
+
+impl RailsAuthorizer {
+    /// Creates a source that accepts the tokens of `verifier`. `identities` has the agents of the file.
+    pub(crate) fn new(
+        verifier: Verifier,
+        identities: Identities,
+        has_gitlab: bool,
+        in_flight: InFlightCounters,
+    ) -> Self {
+        Self { verifier, identities, has_gitlab, in_flight }
+    }
+
+    fn authorize(
+        &self,
+        credential: &Credential,
+        target: &Target<'_>,
+    ) -> Result<Option<AuthorizedCaller>, RequestError> {
+        let token = credential.token.expose_secret();
+        if credential.kind != TokenKind::Plain || credential.name.is_some() || !is_signed_with_secret(token) {
+            return Ok(None);
+        }
+        let claims: Claims = self.verifier.claims(token).map_err(|error| unauthorized(&error.to_string()))?;
+        let forbidden = |what: &str| RequestError::new(Reason::Forbidden, what);
+        let project = claims.project_id.ok_or_else(|| {
+            forbidden("the token names no project: requests of GitLab need the claim project_id")
+        })?;
+        let service = &target.service;
+        if !is_prometheus(service) {
+            return Err(forbidden("a token of GitLab may be used for the service prometheus only"));
+        }
+        let text = target.agent.ok_or_else(|| {
+            unauthorized("at this path the credential names the agent, which a token of GitLab does not")
+        })?;
+        let (agent, name) = self.find(text, project).ok_or_else(|| {
+            RequestError::new(
+                Reason::UnknownAgent,
+                format!("there is no agent {text:?} for project {project}"),
+            )
+        })?;
+        let name_of_caller = format!("gitlab:project:{project}");
+        let caller = Caller::of_agent(name_of_caller, agent, vec![service.clone()], AccessAs::Agent);
+        let grant = Arc::new(Grant::new(caller, self.in_flight.of(Subject::Project(project))));
+        Ok(Some(AuthorizedCaller { grant, agent, name }))
+    }
+
+    /// Returns the agent that the path names. An agent of the identity file must belong to the project. GitLab knows which
+    /// projects may use its own agents.
+    fn find(&self, text: &str, project: u64) -> Option<(AgentId, AgentName)> {
+        let identity = self.identities.load();
+        if let Some(agent) = identity.find(text) {
+            let name = identity.name(agent)?.clone();
+            return (identity.project(agent) == Some(project)).then_some((agent, name));
+        }
+        let agent = text.parse().ok().filter(|_| self.has_gitlab)?;
+        Some((agent, AgentName::of_id(agent)))
+    }
+}
+
+impl CallerAuthorizer for RailsAuthorizer {
+    fn authorize<'a>(
+        &'a self,
+        credential: &'a Credential,
+        target: &'a Target<'a>,
+    ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>> {
+        Box::pin(std::future::ready(self.authorize(credential, target)))
+    }
+}
+
+/// Returns whether a token claims to be signed with a shared secret. Tokens of issuers are signed with a private key.
+fn is_signed_with_secret(token: &str) -> bool {
+    token.bytes().filter(|byte| *byte == b'.').count() == 2
+        && decode_header(token)
+            .is_ok_and(|header| [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512].contains(&header.alg))
+}
+
+fn is_prometheus(service: &ServiceName) -> bool {
+    let rest = service.as_str().strip_prefix(ServiceName::PROMETHEUS);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}

@@ -1,0 +1,305 @@
+//! CI jobs and users of GitLab.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::time::Duration;
+
+use gitlab_standin::{AgentAccess, Endpoint, Fault, Job, Membership, StandIn, User, sign_for_kas};
+use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+use testkit::{
+    gitlab::{AGENT, world},
+    world::{RunningAgent, World, text},
+};
+use tokio::time::sleep;
+use tunnel::Body;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn with_job(gitlab: &StandIn, token: &str, access_as: Value) {
+    let job = Job { groups: vec![23], ..Job::new(3, 30) }.with_agent(AGENT, json!({"access_as": access_as}));
+    gitlab.state().add_job(token, job.with_environment("prod", "production"));
+}
+
+async fn attached() -> (StandIn, World, RunningAgent) {
+    let (gitlab, world, agent) = world(|_| {}).await;
+    with_job(&gitlab, "job", json!({"ci_job": {}}));
+    let roles = vec![Membership { id: 30, roles: vec!["developer".into()] }];
+    gitlab.state().users.push(
+        User::new(5, "alice")
+            .with_token("glpat-alice")
+            .with_session("cookie+/=", "csrf")
+            .with_access(AGENT, AgentAccess::User { projects: roles, groups: Vec::new() }),
+    );
+    (gitlab, world, agent)
+}
+
+async fn get(world: &World, path: &str, headers: &[(&str, &str)]) -> Response<Incoming> {
+    let request = Request::get(path).header("host", "kas");
+    let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+    world.send(request.body(Body::empty()).unwrap()).await
+}
+
+async fn get_with(world: &World, path: &str, token: &str) -> Response<Incoming> {
+    get(world, path, &[("authorization", &format!("Bearer {token}"))]).await
+}
+
+async fn status(world: &World, token: &str) -> u16 {
+    get_with(world, "/k8s-proxy/api", token).await.status().as_u16()
+}
+
+/// Returns the values of a header in the text of an echoed request.
+fn values<'a>(echo: &'a str, name: &str) -> Vec<&'a str> {
+    echo.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_reaches_its_agent_as_itself() {
+    let (gitlab, world, _agent) = attached().await;
+    for path in ["/k8s-proxy/api?x=1", "/agents/7/kubernetes/api?x=1", "/agents/prod/kubernetes/api?x=1"] {
+        let response = get_with(&world, path, "ci:7:job").await;
+        assert_eq!(response.status(), StatusCode::OK, "{path}");
+        let echo = text(response).await;
+        assert!(echo.starts_with("/api?x=1\n"), "{echo}");
+        assert_eq!(values(&echo, "impersonate-user"), ["gitlab:ci_job:3"]);
+        let mut groups = values(&echo, "impersonate-group");
+        groups.sort_unstable();
+        let expected = [
+            "gitlab:ci_job",
+            "gitlab:group:23",
+            "gitlab:group_env_tier:23:production",
+            "gitlab:project:30",
+            "gitlab:project_env:30:prod",
+            "gitlab:project_env_tier:30:production",
+        ];
+        assert_eq!(groups, expected);
+        assert_eq!(values(&echo, "impersonate-extra-agent.gitlab.com%2fenvironment_tier"), ["production"]);
+        assert!(!echo.contains("authorization"), "{echo}");
+    }
+    assert_eq!(
+        get_with(&world, "/agents/7/prometheus/api/v1/query?query=up", "ci:7:job").await.status(),
+        200
+    );
+    assert_eq!(get_with(&world, "/agents/7/gitops/x", "ci:7:job").await.status(), 403);
+    assert_eq!(gitlab.requests(Endpoint::AllowedAgents), 1);
+    gitlab.assert_no_violations();
+}
+
+#[tokio::test(start_paused = true)]
+async fn modes_of_a_job_have_their_identities() {
+    let (gitlab, world, _agent) = attached().await;
+    with_job(&gitlab, "agent", json!({"agent": {}}));
+    with_job(
+        &gitlab,
+        "impersonate",
+        json!({"impersonate": {"username": "bob", "uid": "9", "groups": ["g"]}}),
+    );
+    with_job(&gitlab, "invalid", json!({"ci_user": {}}));
+    for (token, user) in [("agent", &[][..]), ("job", &["gitlab:ci_job:3"]), ("impersonate", &["bob"])] {
+        let echo = text(get_with(&world, "/k8s-proxy/api", &format!("ci:7:{token}")).await).await;
+        assert_eq!(values(&echo, "impersonate-user"), user, "{token}: {echo}");
+    }
+    let response = get_with(&world, "/k8s-proxy/api", "ci:7:invalid").await;
+    assert_eq!(response.status(), 500);
+    assert!(text(response).await.contains("Failed to construct impersonation config"));
+}
+
+/// The table of authorization results of GitLab's kas, with one row for each line.
+#[tokio::test(start_paused = true)]
+async fn each_refusal_has_its_status_and_message() {
+    let (gitlab, world, _agent) = attached().await;
+    gitlab.state().other_tokens.push("glpat-alice".into());
+    for (token, refused, finished) in
+        [("finished", None, true), ("forbidden", Some(403), false), ("unprocessable", Some(422), false)]
+    {
+        gitlab.state().add_job(token, Job { refused, finished, ..Job::new(4, 30) });
+    }
+    gitlab.state().users.push(User::new(6, "mallory").with_token("glpat-mallory"));
+    for (token, expected, message) in [
+        ("", 401, "malformed"),
+        ("ci:7:finished", 401, "Unauthorized: CI job token"),
+        ("ci:7:unknown", 401, "Unauthorized: CI job token"),
+        ("ci:7:forbidden", 403, "Forbidden: CI job token"),
+        ("ci:7:glpat-alice", 404, "Not found: agents for CI job token"),
+        ("ci:7:unprocessable", 503, "Failed to get allowed agents for CI job token"),
+        ("ci:8:job", 403, "Forbidden: agentId is not allowed"),
+        ("pat:7:unknown", 401, "Unauthorized"),
+        ("pat:7:glpat-mallory", 401, "Unauthorized"),
+        ("pat:8:glpat-alice", 401, "Unauthorized"),
+    ] {
+        let response = get_with(&world, "/k8s-proxy/api", token).await;
+        let unauthorized = response.headers().get("gitlab-unauthorized").is_some();
+        assert_eq!((response.status().as_u16(), unauthorized), (expected, expected == 401), "{token}");
+        let body = text(response).await;
+        assert!(body.contains(message), "{token}: {body}");
+    }
+    gitlab.assert_no_violations();
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_are_valid_for_a_minute_and_refusals_for_ten_seconds() {
+    let (gitlab, world, _agent) = attached().await;
+    let lookups = || gitlab.requests(Endpoint::AllowedAgents);
+    for _ in 0..3 {
+        assert_eq!(status(&world, "ci:7:job").await, 200);
+        assert_eq!(status(&world, "ci:7:later").await, 401);
+    }
+    assert_eq!(lookups(), 2);
+    with_job(&gitlab, "later", json!({}));
+    assert_eq!(status(&world, "ci:7:later").await, 401);
+    sleep(10 * SECOND).await;
+    assert_eq!(status(&world, "ci:7:later").await, 200);
+    assert_eq!(lookups(), 3);
+
+    gitlab.state().jobs.clear();
+    sleep(49 * SECOND).await;
+    assert_eq!(status(&world, "ci:7:job").await, 200);
+    sleep(SECOND).await;
+    assert_eq!(status(&world, "ci:7:job").await, 401);
+    assert_eq!(lookups(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_gitlab_cached_answers_are_used_for_their_time() {
+    let (gitlab, world, _agent) = attached().await;
+    assert_eq!(status(&world, "ci:7:job").await, 200);
+    assert_eq!(status(&world, "pat:7:glpat-alice").await, 200);
+    for fault in [
+        Fault::Down,
+        Fault::Status(StatusCode::BAD_GATEWAY),
+        Fault::Garbage,
+        Fault::Huge(8 << 20),
+        Fault::Slow(3600 * SECOND),
+    ] {
+        gitlab.set_fault(fault.clone());
+        assert_eq!(status(&world, "ci:7:job").await, 200, "{fault:?}");
+        for token in ["ci:7:other", "pat:7:other"] {
+            let started = tokio::time::Instant::now();
+            let response =
+                get_with(&world, "/k8s-proxy/api", &format!("{token}{}", fault_name(&fault))).await;
+            assert_eq!(response.status(), 503, "{fault:?}");
+            assert_eq!(response.headers()["kas-error"], "identity-unavailable");
+            assert!(response.headers().contains_key("retry-after"));
+            assert!(started.elapsed() < 15 * SECOND, "{fault:?}");
+        }
+    }
+    sleep(60 * SECOND).await;
+    for token in ["ci:7:job", "pat:7:glpat-alice"] {
+        assert_eq!(status(&world, token).await, 503, "{token}");
+    }
+    gitlab.set_fault(None);
+    sleep(10 * SECOND).await;
+    assert_eq!(status(&world, "ci:7:job").await, 200);
+}
+
+fn fault_name(fault: &Fault) -> String {
+    format!("{fault:?}").chars().take_while(char::is_ascii_alphabetic).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn user_reaches_the_agent_with_a_token_or_a_session() {
+    let (gitlab, world, _agent) = attached().await;
+    let cookie = ("cookie", "a=b; _gitlab_kas=cookie%2B%2F%3D");
+    for (path, headers, access_type) in [
+        (
+            "/k8s-proxy/api?a=%20&b",
+            vec![("authorization", "Bearer pat:7:glpat-alice")],
+            "personal_access_token",
+        ),
+        (
+            "/k8s-proxy/api?a=%20&b",
+            vec![cookie, ("gitlab-agent-id", "7"), ("x-csrf-token", "csrf")],
+            "session_cookie",
+        ),
+        ("/k8s-proxy/api?gitlab-agent-id=7&a=%20&gitlab-csrf-token=csrf&b", vec![cookie], "session_cookie"),
+    ] {
+        let response = get(&world, path, &headers).await;
+        assert_eq!(response.status(), 200, "{path}");
+        let echo = text(response).await;
+        assert!(echo.starts_with("/api?a=%20&b\n"), "{echo}");
+        assert_eq!(values(&echo, "impersonate-user"), ["gitlab:user:alice"]);
+        assert_eq!(values(&echo, "impersonate-group"), ["gitlab:user", "gitlab:project_role:30:developer"]);
+        assert_eq!(values(&echo, "impersonate-extra-agent.gitlab.com%2faccess_type"), [access_type]);
+        for secret in ["csrf", "_gitlab_kas", "gitlab-agent-id", "glpat"] {
+            assert!(!echo.contains(secret), "{secret}: {echo}");
+        }
+    }
+    assert_eq!(gitlab.requests(Endpoint::AuthorizeProxyUser), 2);
+    gitlab.assert_no_violations();
+}
+
+#[tokio::test(start_paused = true)]
+async fn page_of_gitlab_may_read_responses() {
+    let edit = |config: &mut gateway::config::Config| {
+        let section = json!({
+            "address": "http://gitlab", "authentication_secret_file": "secret",
+            "external_url": "https://gitlab.example.com/path",
+        });
+        config.gitlab = Some(serde_json::from_value(section).unwrap());
+    };
+    let (_gitlab, world, _agent) = world(edit).await;
+    let origin = |origin| {
+        let world = world.clone();
+        async move { get(&world, "/k8s-proxy/api", &[("origin", origin)]).await }
+    };
+    let response = origin("https://gitlab.example.com").await;
+    assert_eq!(response.status(), 401);
+    assert_eq!(response.headers()["access-control-allow-origin"], "https://gitlab.example.com");
+    assert_eq!(response.headers()["access-control-allow-credentials"], "true");
+    assert_eq!(origin("https://evil.example").await.status(), 403);
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_counts_all_credentials_of_a_user() {
+    let (gitlab, world, _agent) = world(|config| {
+        config.agent.kubernetes_api.limits.max_requests_per_caller = 2;
+    })
+    .await;
+    with_job(&gitlab, "job", json!({}));
+    gitlab.state().users.push(
+        User::new(5, "alice").with_token("one").with_token("two").with_access(AGENT, AgentAccess::Agent),
+    );
+    let watch = |token| {
+        let world = world.clone();
+        async move { get_with(&world, "/k8s-proxy/watch?watch=1", token).await }
+    };
+    let open = [watch("pat:7:one").await, watch("pat:7:two").await];
+    assert_eq!(open.each_ref().map(|response| response.status().as_u16()), [200, 200]);
+    assert_eq!(status(&world, "pat:7:one").await, 429);
+    assert_eq!(status(&world, "ci:7:job").await, 200, "another caller");
+}
+
+#[tokio::test(start_paused = true)]
+async fn gitlab_queries_prometheus_on_behalf_of_a_project() {
+    let (_gitlab, world, _agent) = attached().await;
+    let token =
+        |claims: Value| testkit::internal_api::jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &claims);
+    let query = "/agents/7/prometheus/api/v1/query?query=up";
+    let good = token(json!({"iss": "gitlab.example.com", "aud": "gitlab-kas", "project_id": 30}));
+    let response = get_with(&world, query, &good).await;
+    assert_eq!(response.status(), 200);
+    let echo = text(response).await;
+    assert!(echo.starts_with("/api/v1/query?query=up\n") && !echo.contains("impersonate"), "{echo}");
+    let without_project = sign_for_kas(&[1; 32], std::time::SystemTime::now());
+    for (path, token, expected) in [
+        ("/agents/7/kubernetes/api", &*good, 403),
+        ("/k8s-proxy/api", &good, 403),
+        (query, &without_project, 403),
+        (query, &token(json!({"aud": "gitlab", "project_id": 30})), 401),
+        ("/agents/unknown/prometheus/api/v1/query?query=up", &good, 404),
+    ] {
+        assert_eq!(get_with(&world, path, token).await.status().as_u16(), expected, "{path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn message_of_a_wrong_path_names_the_cause() {
+    let (_gitlab, world, _agent) = attached().await;
+    let response = get_with(&world, "/agents/8/kubernetes/api", "ci:7:job").await;
+    assert_eq!(response.status(), 403);
+    let headers: HeaderMap = response.headers().clone();
+    assert_eq!(headers["kas-error"], "forbidden");
+    assert!(text(response).await.contains("for another agent than the path names"));
+    let basic = get(&world, "/k8s-proxy/api", &[(AUTHORIZATION.as_str(), "Basic YTpjaTo3OmpvYg==")]).await;
+    assert_eq!(basic.status(), 401, "a user name is not part of credentials of GitLab");
+}
