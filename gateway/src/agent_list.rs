@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     agent_locations::{AgentLocations, AgentOwner, AgentState, rfc3339},
     agents::AgentServer,
+    configuration::{ConfigurationService, ConfigurationStatus},
     identity::Identities,
     tunnel_entry::TunnelEntry,
 };
@@ -23,6 +24,7 @@ pub struct AgentLister {
     tunnels: Arc<LocalTunnels<TunnelEntry>>,
     store: Arc<dyn RouteStore>,
     replica: ReplicaId,
+    configuration: ConfigurationService,
 }
 
 /// All agents of the identity file.
@@ -55,6 +57,8 @@ pub struct AgentStatus {
     pub tunnels: Vec<TunnelStatus>,
     /// The other replicas that hold tunnels of the agent.
     pub elsewhere: Vec<AgentOwner>,
+    /// The configuration of the agent, if it has a tunnel to this replica.
+    pub configuration: Option<ConfigurationStatus>,
 }
 
 /// One tunnel. The agent reports the fields from `instance` to `kubernetes_version` itself, and is not trusted.
@@ -106,6 +110,7 @@ impl AgentLister {
             tunnels: Arc::clone(&agents.tunnels),
             store: Arc::clone(&agents.store),
             replica: agents.replica,
+            configuration: agents.configuration.clone(),
         }
     }
 
@@ -131,7 +136,8 @@ impl AgentLister {
                 (true, false) => AgentState::Elsewhere,
                 (true, true) => locations.state_without_owner(id),
             };
-            agents.push(AgentStatus { id, name: name.clone(), state, tunnels, elsewhere });
+            let configuration = self.configuration.status(id);
+            agents.push(AgentStatus { id, name: name.clone(), state, tunnels, elsewhere, configuration });
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let missing = locations.missing;

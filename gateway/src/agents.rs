@@ -10,6 +10,7 @@ mod tunnel_permits;
 use std::{
     convert::Infallible,
     fmt::Display,
+    future::pending,
     io,
     panic::AssertUnwindSafe,
     sync::{
@@ -26,7 +27,9 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::O
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use process::LogLimiter;
-use proto::{AgentId, AgentName, Epoch, Hello, ReplicaId, TunnelId, TunnelLimits, Welcome, header};
+use proto::{
+    AgentId, AgentName, Epoch, Hello, ReplicaId, ServiceName, TunnelId, TunnelLimits, Welcome, header,
+};
 use router::{KeyedRateLimiter, LocalTunnels, RateLimiter, Route, RouteStore};
 use secrecy::SecretString;
 use tokio::{
@@ -43,6 +46,7 @@ pub use self::rebalancer::Rebalancer;
 pub(crate) use self::tunnel_permits::TunnelPermits;
 use self::{drain::Supervised, refusal::HandshakeError, tunnel_permits::TunnelPermit};
 use crate::{
+    configuration::ConfigurationService,
     identity::{AgentAuthenticator, AgentIdentity, AgentSources, Identities},
     io::StallGuard,
     metrics::{GaugeGuard, Limit, Metrics},
@@ -88,6 +92,8 @@ pub struct AgentServer {
     pub epoch: AtomicU64,
     /// Limits the log lines of refused tunnels.
     pub log_limit: LogLimiter<&'static str>,
+    /// Sends each agent its configuration.
+    pub configuration: ConfigurationService,
     /// Detects the idle timeout of a proxy from the ends of tunnels.
     pub idle_timeouts: Mutex<IdleTimeoutDetector>,
 }
@@ -97,6 +103,7 @@ pub struct AgentServer {
 struct AuthenticatedAgent {
     id: AgentId,
     name: AgentName,
+    project: Option<u64>,
     token: SecretString,
     /// Reports the revocation of the token.
     source: Arc<dyn AgentAuthenticator>,
@@ -178,7 +185,7 @@ impl AgentServer {
             return Err(HandshakeError::Draining);
         }
         let token = bearer(request.headers()).ok_or(HandshakeError::Unauthorized)?;
-        let (AgentIdentity { id, name, .. }, source) =
+        let (AgentIdentity { id, name, project }, source) =
             self.sources.authenticate(&token).await?.ok_or(HandshakeError::Unauthorized)?;
         let hello = hello(request.headers())?;
 
@@ -199,6 +206,7 @@ impl AgentServer {
         let agent = AuthenticatedAgent {
             id,
             name,
+            project,
             token,
             source,
             hello,
@@ -243,6 +251,21 @@ impl AgentServer {
             return tracing::debug!(peer = agent.address, "tunnel closed before it was registered");
         }
 
+        let accepts_configuration =
+            agent.hello.services.iter().any(|service| service.as_str() == ServiceName::CONFIGURATION);
+        let identity = AgentIdentity { id: agent.id, name: agent.name.clone(), project: agent.project };
+        // An agent that does not accept its configuration has one for others, such as GitLab.
+        let mut delivery = self.configuration.subscribe(&identity);
+        if accepts_configuration {
+            tokio::select! {
+                () = delivery.send_current(&tunnel) => {}
+                _ = &mut driving => {
+                    self.metrics.count_handshake("incomplete");
+                    return tracing::debug!(peer = agent.address, "tunnel closed before it was registered");
+                }
+            }
+        }
+
         self.metrics.count_handshake("accepted");
         let open = GaugeGuard::new(&self.metrics.tunnels);
         let since = Instant::now();
@@ -281,11 +304,21 @@ impl AgentServer {
             let revoked = agent.source.revoked(agent.id, &agent.token);
             drain::supervise(supervised, revoked, || registration.drain(), self.withdraw(agent.id)).await
         });
+        let delivering = poll_on_wake(async {
+            match accepts_configuration {
+                true => delivery.run(tunnel.clone()).await,
+                false => {
+                    let _delivery = delivery;
+                    pending().await
+                }
+            }
+        });
         let serving = async {
             tokio::select! {
                 biased;
                 ended = driving => ended,
                 ended = supervisor => ended,
+                () = delivering => CloseReason::LocallyClosed,
             }
         };
         // The state of the tunnel is not used again after a panic. The cleanup below must run in any case.

@@ -34,6 +34,7 @@ pub use self::{
 use crate::{
     agent_locations::{AgentLocations, AgentState},
     agents::AgentServer,
+    configuration::ConfigurationService,
     http_server::HttpServer,
     identity::{Identities, Identity},
     listen::LOG_PERIOD,
@@ -49,6 +50,7 @@ pub struct ApiServer {
     verifier: Verifier,
     identities: Identities,
     store: Arc<dyn RouteStore>,
+    configuration: ConfigurationService,
     replica: ReplicaId,
     metrics: Metrics,
     log_limit: LogLimiter<&'static str>,
@@ -61,6 +63,7 @@ impl ApiServer {
             verifier,
             identities: agents.identities.clone(),
             store: Arc::clone(&agents.store),
+            configuration: agents.configuration.clone(),
             replica: agents.replica,
             metrics: agents.metrics.clone(),
             log_limit: LogLimiter::new(LOG_PERIOD),
@@ -155,7 +158,13 @@ async fn get_agent(
     let id = identity.find(&name).ok_or_else(|| ApiError::no_agent(&name))?;
     let mut locations = AgentLocations::lookup(&*api.store, &[id]).await;
     let agent = agent(&identity, id, &mut locations);
-    Ok(AgentResponse { replica: api.replica, time: SystemTime::now(), missing: locations.missing, agent })
+    Ok(AgentResponse {
+        replica: api.replica,
+        time: SystemTime::now(),
+        missing: locations.missing,
+        agent,
+        configuration: api.configuration.status(id),
+    })
 }
 
 fn agent(identity: &Identity, id: AgentId, locations: &mut AgentLocations) -> AgentInfo {

@@ -37,6 +37,7 @@ use crate::{
     agents::{AgentServer, Rebalancer, TunnelPermits},
     api::ApiServer,
     config::{Config, ConfigError},
+    configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource},
     cors::Cors,
     forward::Forwarder,
     identity::{AgentAuthenticator, AgentSources, Identities, Identity},
@@ -134,7 +135,17 @@ impl App {
             &config,
             metrics.clone(),
         ));
+        let configuration = ConfigurationService::new(
+            config.agent.configuration.poll_period,
+            ConfigurationMetrics::register(&mut registry),
+        );
+        configuration.add_source(Arc::new(ConfiguredSource::new(
+            identities.clone(),
+            config.agent.configuration.settings.clone(),
+            config.agent.configuration.max_configuration_file_size,
+        )));
         let agents = Arc::new(AgentServer {
+            configuration,
             identities: identities.clone(),
             sources,
             tunnels: Arc::clone(&tunnels),

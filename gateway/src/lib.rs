@@ -15,7 +15,7 @@
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
 //! * `agents` serves agents and registers their tunnels.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
-//! * [`repository`] reads files of Git repositories.
+//! * [`configuration`] reads the configurations of agents, from files and from a [`repository`], and sends them to agentk.
 //! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
 //!   `agent_locations`.
 //! * [`app`] builds a replica from its [`config`] and its [`identity`] file, runs it and stops it.
@@ -30,6 +30,7 @@ mod api;
 pub mod app;
 pub mod cli;
 pub mod config;
+pub mod configuration;
 mod cors;
 mod destination;
 mod error;

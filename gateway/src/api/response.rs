@@ -12,7 +12,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{QueryError, TokenError};
-use crate::agent_locations::{AgentOwner, AgentState, rfc3339};
+use crate::{
+    agent_locations::{AgentOwner, AgentState, rfc3339},
+    configuration::ConfigurationStatus,
+};
 
 /// A page of connected agents.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,6 +42,8 @@ pub(super) struct AgentResponse {
     pub(super) time: SystemTime,
     pub(super) missing: Option<String>,
     pub(super) agent: AgentInfo,
+    /// The configuration of the agent, if it has a tunnel to the replica.
+    pub(super) configuration: Option<ConfigurationStatus>,
 }
 
 /// One agent in a response.
