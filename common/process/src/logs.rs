@@ -274,6 +274,26 @@ mod tests {
     }
 
     #[test]
+    fn filter_is_replaced_while_the_log_runs() {
+        let (writer, sink) = writer();
+        let builder = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("info"));
+        let builder = builder.with_writer(writer.clone()).with_filter_reloading();
+        let filter = LogFilter::new(builder.reload_handle());
+        tracing::subscriber::with_default(builder.finish(), || {
+            for level in ["info", "debug", "warn"] {
+                filter.set(EnvFilter::new(level));
+                tracing::debug!("details at {level}");
+                tracing::info!("event at {level}");
+            }
+        });
+        writer.flush(LONG);
+        let text = String::from_utf8(sink.state().written.clone()).unwrap();
+        let shown = |line: &str| text.contains(line);
+        assert!(shown("event at info") && shown("event at debug") && shown("details at debug"), "{text}");
+        assert!(!shown("details at info") && !shown("at warn"), "{text}");
+    }
+
+    #[test]
     fn failed_lines_are_counted_and_later_ones_are_written() {
         let (mut writer, sink) = writer();
         sink.state().fails = true;
