@@ -36,11 +36,12 @@ use crate::{
     agent_list::AgentLister,
     agents::{AgentServer, Rebalancer, TunnelPermits},
     api::ApiServer,
-    config::{Config, ConfigError},
+    config::{Config, ConfigError, IdentityConfig},
     configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource},
     cors::Cors,
     forward::Forwarder,
-    identity::{AgentAuthenticator, AgentSources, Identities, Identity},
+    gitlab::{self, GitLabClient, GitLabSetup, SwitchMonitor},
+    identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities, Identity},
     listen::LOG_PERIOD,
     metrics::{self, Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
@@ -78,10 +79,21 @@ pub struct App {
     expirations: CertificateExpirations,
     exporter: Option<Exporter>,
     redis: Option<(RedisStore, SyncTask)>,
+    gitlab: Option<GitLabClient>,
+    gitlab_setup: Option<GitLabSetup>,
     reachability: Option<ReachabilityProbe>,
     /// Each new version of a secret or of the private authority is a new value.
     credentials: watch::Sender<()>,
     config: Config,
+}
+
+/// The sources of agents and callers.
+#[derive(Debug, Default)]
+pub struct ReplicaSources {
+    /// The identity file.
+    pub identity: Identity,
+    /// The GitLab, if one is configured.
+    pub gitlab: Option<GitLabClient>,
 }
 
 /// A background task has panicked.
@@ -94,14 +106,14 @@ impl App {
     pub fn new(config: Config, identity: Identity) -> Self {
         let store = Arc::new(MemoryStore::default());
         let context = ReplicaContext::standalone(ReplicaId::random(), store, &config);
-        Self::of_replica(context, config, identity, None, None, None)
+        Self::of_replica(context, config, identity.into(), None, None, None)
     }
 
     /// Builds a replica of a fleet. Without an exporter, the tracer of `traces` exports the spans by itself.
     pub fn of_replica(
         context: ReplicaContext,
         config: Config,
-        identity: Identity,
+        sources: ReplicaSources,
         traces: Option<Traces>,
         exporter: Option<Exporter>,
         redis: Option<(RedisStore, SyncTask)>,
@@ -112,14 +124,27 @@ impl App {
         }
         let metrics = Metrics::register(&mut registry);
         process::logs::register(&mut registry, "kas");
+        let ReplicaSources { identity, gitlab } = sources;
+        if let Some(gitlab) = &gitlab {
+            gitlab.register(&mut registry);
+        }
         let identities = Identities::new(identity);
         let file = Arc::new(identities.clone());
-        let sources = AgentSources::new([Arc::clone(&file) as Arc<dyn AgentAuthenticator>]);
-        let access = AccessControl::new([file as Arc<dyn CallerAuthorizer>]);
+        let access = AccessControl::new([Arc::clone(&file) as Arc<dyn CallerAuthorizer>]);
         let limits = config.agent.kubernetes_api.limits.clone();
         let tunnels = Arc::new(LocalTunnels::new(limits.max_requests_per_agent));
         let ReplicaContext { replica, store, connector, secret } = context;
         let shared = redis.as_ref().map(|(store, _)| store.clone());
+        let gitlab_agents = gitlab.as_ref().map(|client| {
+            let ttls = (config.agent.info_cache_ttl, config.agent.info_cache_error_ttl);
+            let rate = client.rate_limit().refill_rate_per_second;
+            GitLabAgents::new(client.clone(), identities.clone(), ttls, rate, shared.clone())
+        });
+        let sources = AgentSources::new(
+            [Arc::clone(&file) as Arc<dyn AgentAuthenticator>]
+                .into_iter()
+                .chain(gitlab_agents.clone().map(|agents| Arc::new(agents) as Arc<dyn AgentAuthenticator>)),
+        );
         if let Some(redis) = &shared {
             metrics::redis::register(&mut registry, redis);
             let help = "1 if other replicas reach this one at its published address, else 0";
@@ -139,6 +164,9 @@ impl App {
             config.agent.configuration.poll_period,
             ConfigurationMetrics::register(&mut registry),
         );
+        if let Some((client, agents)) = gitlab.clone().zip(gitlab_agents) {
+            configuration.add_observer(gitlab::observer(client, agents));
+        }
         configuration.add_source(Arc::new(ConfiguredSource::new(
             identities.clone(),
             config.agent.configuration.settings.clone(),
@@ -214,6 +242,8 @@ impl App {
             expirations,
             exporter,
             redis,
+            gitlab,
+            gitlab_setup: None,
             reachability: None,
             credentials: watch::Sender::new(()),
             config,
@@ -288,6 +318,12 @@ impl App {
             let rebalancer = Rebalancer::new(tunnel.rebalance_threshold, tunnel.rebalance_rate);
             background.spawn(async move { agents.rebalance(rebalancer).await });
         }
+        if let Some(client) = self.gitlab.take() {
+            let until = draining.clone();
+            background.spawn(async move {
+                until.run_until_cancelled(SwitchMonitor { client }.run()).await;
+            });
+        }
         if let Some(probe) = self.reachability.take() {
             let (readiness, until) = (self.readiness.clone(), stop.clone());
             let credentials = self.credentials.subscribe();
@@ -342,9 +378,18 @@ impl App {
             let reload = move || tls.reload_authority().map(|()| credentials.send_modify(|()| {}));
             spawn(follow(file, paths, self.reload.subscribe(), reload).boxed());
         }
-        let (identities, path) = (self.identities.clone(), self.config.identity.file.value.clone());
-        let (file, paths) = (files.file("identity.file"), vec![path.clone()]);
-        spawn(follow(file, paths, self.reload.subscribe(), move || identities.reload(&path)).boxed());
+        if let Some(setup) = self.gitlab_setup.clone()
+            && let Some((key, path)) = setup.authority()
+        {
+            let (file, paths) = (files.file(key), vec![path.to_owned()]);
+            let setup = setup.clone();
+            spawn(follow(file, paths, self.reload.subscribe(), move || setup.reload_authority()).boxed());
+        }
+        if let Some(IdentityConfig { file: path }) = &self.config.identity {
+            let (identities, path) = (self.identities.clone(), path.value.clone());
+            let (file, paths) = (files.file("identity.file"), vec![path.clone()]);
+            spawn(follow(file, paths, self.reload.subscribe(), move || identities.reload(&path)).boxed());
+        }
     }
 
     fn shutdown(&self) -> Shutdown {
@@ -363,6 +408,12 @@ impl App {
             agents: self.agents.connections.clone(),
             background: TaskGroup::default(),
         }
+    }
+}
+
+impl From<Identity> for ReplicaSources {
+    fn from(identity: Identity) -> Self {
+        Self { identity, gitlab: None }
     }
 }
 

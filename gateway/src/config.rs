@@ -7,6 +7,7 @@ mod agent;
 mod api;
 mod bounds;
 mod configuration;
+mod gitlab;
 mod kubernetes_api;
 mod network;
 mod observability;
@@ -28,6 +29,7 @@ use serde_saphyr::Spanned;
 pub use self::agent::{AgentListen, AgentTunnelConfig};
 pub use self::api::{ApiConfig, ApiListen};
 pub use self::configuration::{AgentConfigurationConfig, RepositoryConfig};
+pub use self::gitlab::{ApiRateLimit, GitLabConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::network::Network;
 pub use self::observability::{
@@ -56,15 +58,17 @@ pub struct Config {
     pub private_api: Option<PrivateApiConfig>,
     /// The internal API. Without this section there is none.
     pub api: Option<ApiConfig>,
-    /// The agents and callers.
-    pub identity: IdentityConfig,
+    /// The GitLab that knows the agents. Without this section, `identity` is required.
+    pub gitlab: Option<GitLabConfig>,
+    /// The agents and callers. Without this section, `gitlab` is required.
+    pub identity: Option<IdentityConfig>,
     /// The positions of the keys, for errors.
     #[serde(skip)]
     keys: KeyLocations,
 }
 
 /// Section `agent`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentConfig {
     /// The listener for tunnels.
@@ -79,6 +83,12 @@ pub struct AgentConfig {
     /// The configuration files of agents.
     #[serde(default)]
     pub configuration: AgentConfigurationConfig,
+    /// The time for which an answer of GitLab about an agent token is used.
+    #[serde(default = "info_cache_ttl", deserialize_with = "bounds::timeout")]
+    pub info_cache_ttl: Duration,
+    /// The time for which a token is unknown after GitLab did not know it.
+    #[serde(default = "info_cache_error_ttl", deserialize_with = "bounds::timeout")]
+    pub info_cache_error_ttl: Duration,
 }
 
 /// Section `identity`.
@@ -97,12 +107,33 @@ const PEER_HEADER_BYTES: u32 = 1024;
 const PEER_KEEPALIVE: tunnel::KeepaliveConfig =
     tunnel::KeepaliveConfig { interval: Duration::from_secs(2), timeout: Duration::from_secs(3) };
 
+impl Default for AgentConfig {
+    fn default() -> Self {
+        Self {
+            listen: AgentListen::default(),
+            kubernetes_api: KubernetesApiConfig::default(),
+            tunnel: AgentTunnelConfig::default(),
+            info_cache_ttl: info_cache_ttl(),
+            info_cache_error_ttl: info_cache_error_ttl(),
+        }
+    }
+}
+
+fn info_cache_ttl() -> Duration {
+    Duration::from_secs(300)
+}
+
+fn info_cache_error_ttl() -> Duration {
+    Duration::from_secs(60)
+}
+
 impl Config {
     /// Reads a configuration file and makes its paths absolute.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
         let text = read_text(file)?;
         let mut config: Self = parse(file, &text)?;
         config.keys = KeyLocations::parse(&text);
+        config.check_sources(file)?;
         let directory = file.parent().unwrap_or_else(|| Path::new(""));
         let (agent, tracing) = (&mut config.agent, &mut config.observability.tracing);
         for path in [
@@ -115,7 +146,8 @@ impl Config {
         ]
         .into_iter()
         .flatten()
-        .chain([&mut config.identity.file])
+        .chain(config.identity.as_mut().map(|identity| &mut identity.file))
+        .chain(config.gitlab.iter_mut().flat_map(GitLabConfig::paths))
         .chain(config.redis.iter_mut().flat_map(RedisConfig::paths))
         {
             path.value = directory.join(&path.value);
@@ -145,6 +177,17 @@ impl Config {
             config.agent.configuration.settings = Some(Arc::new(settings));
         }
         Ok(config)
+    }
+
+    /// Returns an error if no section has agents.
+    fn check_sources(&self, file: &Path) -> Result<(), ConfigError> {
+        match (&self.identity, &self.gitlab) {
+            (None, None) => {
+                let what = "the key identity is missing: name the file with the agents and callers, or GitLab in the key gitlab";
+                Err(self.error(file, "identity", what))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns an error if two listeners have overlapping addresses.
@@ -228,11 +271,17 @@ mod tests {
     }
 
     #[test]
-    fn identity_is_the_only_required_key() {
+    fn identity_or_gitlab_is_the_only_required_key() {
         let config: Config = parse(Path::new("kas.yaml"), "identity: {file: identity.yaml}").unwrap();
         assert_eq!(config.agent.listen.address.port(), 8150);
         assert_eq!(config.agent.kubernetes_api.listen.address.port(), 8154);
         assert_eq!(config.observability.listen.address.port(), 8151);
+        let gitlab = "gitlab: {address: 'https://gitlab.example.com', authentication_secret_file: s}";
+        let config: Config = parse(Path::new("kas.yaml"), gitlab).unwrap();
+        assert!(config.check_sources(Path::new("kas.yaml")).is_ok());
+        let config: Config = parse(Path::new("kas.yaml"), "agent: {}").unwrap();
+        let error = config.check_sources(Path::new("kas.yaml")).unwrap_err().to_string();
+        assert!(error.starts_with("kas.yaml: identity: the key identity is missing"), "{error}");
     }
 
     #[test]
@@ -248,7 +297,6 @@ mod tests {
             error("identity: {file: i}\nagent:\n  listen:\n    address: here\n"),
             "kas.yaml:4:14: agent.listen.address: invalid socket address syntax"
         );
-        assert!(error("agent: {}\n").contains("the key identity is missing"));
         let duration = error("identity: {file: i}\nagent: {tunnel: {reconnect_wait: soon}}\n");
         assert!(duration.starts_with("kas.yaml:2:"), "{duration}");
         assert!(duration.contains("agent.tunnel.reconnect_wait: \"soon\" is not a duration"), "{duration}");
@@ -314,6 +362,7 @@ mod tests {
             include_str!("config/redis.rs"),
             include_str!("config/private_api.rs"),
             include_str!("config/api.rs"),
+            include_str!("config/gitlab.rs"),
         ];
         let keys = sources
             .iter()
@@ -349,7 +398,8 @@ mod tests {
     fn whole(example: &str) -> String {
         let mut section = false;
         let lines = example.lines().map(|line| {
-            section = !line.is_empty() && (section || ["# private_api:", "# api:"].contains(&line));
+            section =
+                !line.is_empty() && (section || ["# private_api:", "# api:", "# gitlab:"].contains(&line));
             if section { line.trim_start_matches('#').strip_prefix(' ').unwrap() } else { line }
         });
         lines.collect::<Vec<_>>().join("\n")

@@ -2,6 +2,7 @@
 
 mod current;
 mod file;
+mod gitlab;
 
 use std::{
     collections::HashMap,
@@ -17,7 +18,7 @@ use router::BoxFuture;
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 
-pub use self::current::Identities;
+pub use self::{current::Identities, gitlab::GitLabAgents};
 use crate::{promql::Labels, repository::RepositorySettings, token::TokenHash};
 
 /// A source of answers: who is this agent?

@@ -16,6 +16,7 @@
 //! * `agents` serves agents and registers their tunnels.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
 //! * [`configuration`] reads the configurations of agents, from files and from a [`repository`], and sends them to agentk.
+//! * [`gitlab`] sends requests to GitLab's internal API.
 //! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
 //!   `agent_locations`.
 //! * [`app`] builds a replica from its [`config`] and its [`identity`] file, runs it and stops it.
@@ -35,6 +36,7 @@ mod cors;
 mod destination;
 mod error;
 mod forward;
+pub mod gitlab;
 mod headers;
 mod http_server;
 pub mod identity;

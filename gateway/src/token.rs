@@ -11,6 +11,9 @@ use subtle::ConstantTimeEq as _;
 /// Random bytes of a token. They cannot be guessed, so that a fast hash is safe for storage.
 const RANDOM_BYTES: usize = 32;
 
+/// The beginning of all tokens that kas creates.
+pub const PREFIX: &str = "kas-";
+
 /// SHA-256 of a token.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(try_from = "String")]

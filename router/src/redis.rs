@@ -152,11 +152,29 @@ impl RedisStore {
     /// that Redis did not answer.
     pub(crate) async fn admit(&self, key: [u8; 16], gcra: Gcra) -> Result<Result<(), Duration>, StoreError> {
         let shared = &self.0;
-        let key = format!("{:032x}", u128::from_be_bytes(key));
-        let mut script = shared.scripts.admit.key(shared.keys.limit(&key));
+        let mut script = shared.scripts.admit.key(shared.keys.limit(&hex(key)));
         script.arg(micros(gcra.interval)).arg(micros(gcra.burst));
         let wait: u64 = shared.query(&script).await?;
         Ok(if wait == 0 { Ok(()) } else { Err(Duration::from_micros(wait)) })
+    }
+
+    /// Returns whether a replica has found that GitLab does not know the token with this digest. False without Redis.
+    pub async fn is_unknown_token(&self, digest: [u8; 16]) -> bool {
+        let shared = &self.0;
+        let script = shared.scripts.unknown.key(shared.keys.unknown(&hex(digest)));
+        matches!(shared.query::<u8>(&script).await, Ok(1))
+    }
+
+    /// Records for `ttl` that GitLab does not know the token with this digest.
+    ///
+    /// # Errors
+    ///
+    /// Redis did not answer.
+    pub async fn mark_unknown_token(&self, digest: [u8; 16], ttl: Duration) -> Result<(), StoreError> {
+        let shared = &self.0;
+        let mut script = shared.scripts.unknown.key(shared.keys.unknown(&hex(digest)));
+        script.arg(ttl.as_millis().max(1) as u64);
+        shared.query::<u8>(&script).await.map(|_| ())
     }
 }
 
@@ -260,6 +278,10 @@ impl RouteStore for RedisStore {
     fn health(&self) -> StoreHealth {
         self.0.health.borrow().clone()
     }
+}
+
+fn hex(digest: [u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(digest))
 }
 
 /// Converts a duration for the rate limit script, which counts whole microseconds and cannot use 0.

@@ -40,7 +40,7 @@ pub fn run(data: &[u8]) {
         assert!(Instant::now().checked_add(spread).is_some(), "{duration:?} is no deadline");
     }
     let files = [&agents.certificate_file, &agents.key_file, &callers.certificate_file, &callers.key_file];
-    for file in files.into_iter().flatten().chain([&config.identity.file]) {
+    for file in files.into_iter().flatten().chain(config.identity.as_ref().map(|identity| &identity.file)) {
         assert!(file.value.is_absolute(), "{:?}", file.value);
     }
 }

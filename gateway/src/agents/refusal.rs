@@ -25,8 +25,8 @@ pub(super) enum HandshakeError {
     #[error("this kas is stopping; try another replica")]
     Draining,
     #[error(
-        "the agent token is unknown or was revoked: create one with `kas token new`, put its hash into the identity file of \
-         kas and the token into agentk's secret"
+        "the agent token is unknown or was revoked: create one in GitLab, or create one with `kas token new` and put its hash \
+         into the identity file of kas; put the token into agentk's secret"
     )]
     Unauthorized,
     #[error("the token of the agent cannot be checked: {0}")]

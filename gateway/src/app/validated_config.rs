@@ -13,10 +13,11 @@ use router::{
 };
 use telemetry::Program;
 
-use super::{App, connection_limits::ConnectionLimits};
+use super::{App, ReplicaSources, connection_limits::ConnectionLimits};
 use crate::{
     api::{ApiServer, Verifier},
-    config::{Config, ConfigError, unreadable},
+    config::{Config, ConfigError, IdentityConfig, unreadable},
+    gitlab::GitLabSetup,
     identity::Identity,
     listen::{BindError, Listener},
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
@@ -43,6 +44,7 @@ pub struct ValidatedConfig {
     api_certificate: Option<Certificate>,
     api_secret: Option<SecretFile>,
     traces: Option<telemetry::TracerConfig>,
+    gitlab: Option<GitLabSetup>,
     pub(super) redis: Option<RedisSettings>,
 }
 
@@ -93,13 +95,18 @@ impl ValidatedConfig {
         let api_secret = api_secret.transpose()?;
         let traces = traces::settings(file, &config.observability.tracing)?;
         let redis = config.redis.as_ref().map(|redis| redis.settings(file, config.keys())).transpose()?;
-        let path = &config.identity.file;
-        // Errors in the content have the lines of that file.
-        files::metadata(&path.value).map_err(|error| {
-            let what = format!("{}: {}", path.value.display(), unreadable(&error));
-            ConfigError::new(file, path.referenced, "identity.file", what)
-        })?;
-        let identity = Identity::read(&path.value)?;
+        let gitlab = config.gitlab.as_ref().map(|section| GitLabSetup::read(file, section)).transpose()?;
+        let identity = match &config.identity {
+            Some(IdentityConfig { file: path }) => {
+                // Errors in the content have the lines of that file.
+                files::metadata(&path.value).map_err(|error| {
+                    let what = format!("{}: {}", path.value.display(), unreadable(&error));
+                    ConfigError::new(file, path.referenced, "identity.file", what)
+                })?;
+                Identity::read(&path.value)?
+            }
+            None => Identity::default(),
+        };
         let private = config.private_api.as_ref();
         let private = private
             .map(|section| PeerConfig::read(file, section, config.keys(), NetworkEnv::from_process()))
@@ -117,6 +124,7 @@ impl ValidatedConfig {
             api_certificate,
             api_secret,
             traces,
+            gitlab,
             redis,
         })
     }
@@ -229,11 +237,15 @@ impl ValidatedConfig {
                 redis = Some((store, sync));
             }
         }
-        let mut app = App::of_replica(fleet, config, self.identity, traces, exporter, redis);
+        let gitlab = self.gitlab.as_ref().map(GitLabSetup::client);
+        let sources = ReplicaSources { identity: self.identity, gitlab };
+        let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
         let public = self.agent_certificate.into_iter().chain(self.public_certificate);
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate).cloned();
         app.certificates = public.chain(self.api_certificate).chain(peer_certificate).collect();
-        app.secrets = peer_secret.into_iter().chain(self.api_secret.clone()).collect();
+        let gitlab_secret = self.gitlab.as_ref().map(GitLabSetup::secret).cloned();
+        app.secrets = peer_secret.into_iter().chain(self.api_secret.clone()).chain(gitlab_secret).collect();
+        app.gitlab_setup = self.gitlab;
         app.peer_tls = peer_tls;
         app.reachability = own.map(|own| {
             let peers = app.callers.forwarder.peers.clone();

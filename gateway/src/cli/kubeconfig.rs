@@ -25,7 +25,7 @@ use super::{
     error::{CliError, CommandResult, print, warn},
 };
 use crate::{
-    config::{Config, unreadable},
+    config::{Config, IdentityConfig, unreadable},
     identity::{Caller, Identity},
 };
 
@@ -88,10 +88,15 @@ impl Kubeconfig {
     /// Checks the permissions of the caller and writes the kubeconfig.
     pub(super) fn run(self) -> CommandResult {
         let config = Config::read(&self.config.path)?;
-        let identity = Identity::read(&config.identity.file.value)?;
+        let Some(IdentityConfig { file: identity_file }) = &config.identity else {
+            return Err(CliError::usage(
+                "the configuration has no identity file, and GitLab writes its kubeconfigs itself",
+            ));
+        };
+        let identity = Identity::read(&identity_file.value)?;
         let token = read_token(&self.token_file)?;
         let id = identity.find(&self.agent).ok_or_else(|| {
-            let file = config.identity.file.value.display();
+            let file = identity_file.value.display();
             CliError::usage(format!("there is no agent {:?} in {file}", self.agent))
         })?;
         let caller = caller_of(&identity, &token, self.caller.as_deref()).map_err(CliError::forbidden)?;

@@ -104,7 +104,9 @@ impl PollerState {
         let mut after = before.clone();
         let result = after.apply(reading, SystemTime::now());
         self.log(&before, &after);
+        // Without a version there is no file: GitLab keeps what it has.
         if after.configuration() != before.configuration()
+            && after.has_version()
             && let Some(configuration) = after.configuration()
         {
             for observer in service.observers.read().clone() {

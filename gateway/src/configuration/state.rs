@@ -144,6 +144,11 @@ impl ConfigurationState {
         self.last.as_ref()
     }
 
+    /// Returns true if a file is in force.
+    pub(super) fn has_version(&self) -> bool {
+        self.version.is_some()
+    }
+
     /// Returns the path of the Git project.
     pub(super) fn project(&self) -> Option<&str> {
         self.project.as_deref()

@@ -105,7 +105,8 @@ fn load_roots(certificate: &Certificate, authority: &Spanned<PathBuf>) -> Result
     })
 }
 
-fn parse_roots(bytes: &[u8]) -> Result<RootCertStore, String> {
+/// Parses the certificates (PEM) of authorities: at least one.
+pub(crate) fn parse_roots(bytes: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(bytes) {
         let certificate = certificate.map_err(|_| "is not PEM".to_owned())?;

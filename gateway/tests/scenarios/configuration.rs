@@ -16,6 +16,7 @@ use gateway::{
     identity::AgentIdentity,
     repository::{AGENTS_DIRECTORY, Commit, CommitId, Repository, RepositoryError},
 };
+use gitlab_standin::Fault;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
@@ -27,6 +28,8 @@ use testkit::{
 };
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::Body;
+
+use crate::gitlab_client::{TOKEN, client, standin};
 
 const PATH: &str = ".gitlab/agents/prod/config.yaml";
 const PERIOD: Duration = Duration::from_secs(300);
@@ -53,9 +56,13 @@ enum Outage {
 
 impl MemoryRepository {
     fn commit(&self, text: &str) {
+        self.commit_as(PATH, text);
+    }
+
+    fn commit_as(&self, path: &'static str, text: &str) {
         let mut state = self.state.lock();
         state.commits += 1;
-        state.files.insert(PATH, text.to_owned());
+        state.files.insert(path, text.to_owned());
     }
 
     fn set_outage(&self, outage: Option<Outage>) {
@@ -302,13 +309,13 @@ async fn repository_that_hangs_delays_no_request() {
 #[tokio::test(start_paused = true)]
 async fn observers_receive_each_configuration_of_an_agent_that_accepts_none() {
     let (repository, world) = (Arc::new(MemoryRepository::default()), World::new());
-    repository.commit(ONLY_A);
     let received = Arc::new(Mutex::new(Vec::new()));
     let list = Arc::clone(&received);
     world.kas.agents.configuration.add_source(Arc::new(MemorySource(Arc::clone(&repository))));
     world.kas.agents.configuration.add_observer(Arc::new(move |agent, configuration| {
         list.lock().push(format!("{} {configuration}", agent.id));
     }));
+    repository.commit(ONLY_A);
     let _agent = world.agent(cluster()).await;
     sleep(Duration::from_secs(1)).await;
     repository.commit(&format!("# the same\n{ONLY_A}"));
@@ -332,4 +339,46 @@ async fn caller_cannot_send_a_configuration() {
         assert_eq!(response.headers()["kas-error"], "unknown-path");
     }
     assert_eq!(fixture.statuses().await, (200, 403));
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_without_a_file_is_no_news_for_observers() {
+    let world = World::new();
+    let received = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&received);
+    world.kas.agents.configuration.add_observer(Arc::new(move |_, _| {
+        count.fetch_add(1, Relaxed);
+    }));
+    let _agent = world.agent(services()).await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.metric(r#"kas_agent_configuration_reads_total{result="none"}"#), 1.0);
+    assert_eq!(received.load(Relaxed), 0);
+}
+
+/// GitLab evaluates `ci_access`, which it receives in this way.
+#[tokio::test(start_paused = true)]
+async fn configuration_of_an_agent_of_gitlab_is_sent_to_gitlab_until_it_accepts() {
+    let gitlab = standin().await;
+    let world = World::with_gitlab(client(&gitlab), TOKEN, |_| {});
+    let repository = Arc::new(MemoryRepository::default());
+    world.kas.agents.configuration.add_source(Arc::new(MemorySource(Arc::clone(&repository))));
+    let commit = |group: &str| {
+        let text = format!("ci_access: {{groups: [{{id: {group}}}]}}");
+        repository.commit_as(".gitlab/agents/production/config.yaml", &text);
+    };
+    let posted = |group: &str| (42, serde_json::json!({"ci_access": {"groups": [{"id": group}]}}));
+    commit("a");
+    let _agent = world.agent(cluster()).await;
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(gitlab.state().configurations, [posted("a")]);
+
+    gitlab.set_fault(Fault::Down);
+    commit("b");
+    world.kas.agents.configuration.wake("group/agents");
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(gitlab.state().configurations, [posted("a")]);
+    gitlab.set_fault(None);
+    sleep(Duration::from_secs(400)).await;
+    assert_eq!(gitlab.state().configurations, [posted("a"), posted("b")]);
+    gitlab.assert_no_violations();
 }

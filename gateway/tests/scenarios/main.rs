@@ -7,6 +7,8 @@ mod callers;
 mod configuration;
 mod drain;
 mod fidelity;
+mod gitlab_agents;
+mod gitlab_client;
 mod headers;
 mod http1;
 mod http1_heads;

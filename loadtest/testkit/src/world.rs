@@ -10,8 +10,9 @@ use std::{
 use agent::{Agent, AgentToken, Dial, DialError, Observability, Services, SessionConfig};
 use bytes::Bytes;
 use gateway::{
-    app::App,
+    app::{App, ReplicaSources},
     config::Config,
+    gitlab::GitLabClient,
     identity::Identity,
     internals::Traces,
     peers::ReplicaContext,
@@ -87,7 +88,33 @@ impl World {
         tracer: Option<Tracer>,
     ) -> Self {
         let identity = identity(&[&agent_token], &caller_token);
-        let kas = Arc::new(App::of_replica(fleet, config, identity, traces, None, None));
+        Self::of_sources(fleet, config, identity.into(), (agent_token, caller_token), traces, tracer)
+    }
+
+    /// Creates a kas whose agents come from GitLab. Its agents use the token; the caller is that of the identity file.
+    pub fn with_gitlab(
+        gitlab: GitLabClient,
+        agent_token: impl Into<SecretString>,
+        edit: impl FnOnce(&mut Config),
+    ) -> Self {
+        let mut config = configuration();
+        edit(&mut config);
+        let fleet =
+            ReplicaContext::standalone(ReplicaId::random(), Arc::new(MemoryStore::default()), &config);
+        let caller = token::new(Holder::Caller);
+        let sources = ReplicaSources { identity: identity(&[], &caller), gitlab: Some(gitlab) };
+        Self::of_sources(fleet, config, sources, (agent_token.into(), caller), None, None)
+    }
+
+    fn of_sources(
+        fleet: ReplicaContext,
+        config: Config,
+        sources: ReplicaSources,
+        (agent_token, caller_token): (SecretString, SecretString),
+        traces: Option<Traces>,
+        tracer: Option<Tracer>,
+    ) -> Self {
+        let kas = Arc::new(App::of_replica(fleet, config, sources, traces, None, None));
         let callers = Arc::clone(&kas.callers);
         let run = async move { callers.budget.run(&callers.metrics).await };
         let background = Arc::new(AbortOnDropHandle::new(tokio::spawn(run)));
@@ -174,6 +201,12 @@ impl World {
         let text = gateway::metrics::render(&self.kas.admin.registry);
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {name} in:\n{text}")).parse().unwrap()
+    }
+
+    /// Returns whether a metric has a value.
+    pub fn has_metric(&self, name: &str) -> bool {
+        let text = gateway::metrics::render(&self.kas.admin.registry);
+        text.lines().any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')))
     }
 
     /// Returns how often a limit was exceeded.

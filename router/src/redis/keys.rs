@@ -26,6 +26,7 @@ pub const SCHEMA: &str = "\
 | `{kas}:gone` | hash | agent id → time when its last tunnel to a replica ended, in seconds since 1970 | 7 d | when an agent disconnects from a replica | 50 bytes per agent |
 | `{kas}:check:<id>` | any | scratch value on which `kas check-config --live` tries commands | 10 s, removed at once | by that command | |
 | `kas:limit:<digest>` | string | rate limit of an agent token: the theoretical arrival time of GCRA, in microseconds since 1970; the digest is a hash of the token's hash | while it limits, at most 1 min | when an agent opens a tunnel | 100 bytes per token |
+| `kas:unknown:<digest>` | string | mark of an agent token that GitLab does not know; the digest is a hash of the token's hash | `agent.info_cache_error_ttl` | when an agent with such a token connects | 80 bytes per token |
 | `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or left}]` | | every 3 s per replica; when an agent connects or disconnects | |
 ";
 
@@ -74,6 +75,10 @@ impl Keys {
         format!("{}:limit:{digest}", self.prefix)
     }
 
+    pub(super) fn unknown(&self, digest: &str) -> String {
+        format!("{}:unknown:{digest}", self.prefix)
+    }
+
     pub(super) fn events(&self) -> String {
         format!("{}:events", self.prefix)
     }
@@ -94,6 +99,7 @@ mod tests {
             keys.gone(),
             keys.check(id),
             keys.limit("<digest>"),
+            keys.unknown("<digest>"),
             keys.events(),
         ] {
             let key = key.replace(&id.to_string(), "<id>");

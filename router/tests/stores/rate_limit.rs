@@ -1,4 +1,4 @@
-//! Tests of `KeyedRateLimiter` with Redis.
+//! Tests of `KeyedRateLimiter` and of unknown tokens with Redis.
 
 use std::time::Duration;
 
@@ -40,4 +40,32 @@ async fn replica_counts_alone_without_redis() {
     server.kill();
     assert!(limit.admit([1; 16]).await.is_ok() && limit.admit([1; 16]).await.is_ok());
     assert!(limit.admit([1; 16]).await.is_err());
+}
+
+#[tokio::test]
+async fn replicas_share_unknown_tokens_until_they_expire() {
+    let Some(server) = redis() else { return };
+    let (here, there) =
+        (TestReplica::joined(server.settings()).await, TestReplica::joined(server.settings()).await);
+    assert!(!there.store.is_unknown_token([1; 16]).await);
+    here.store.mark_unknown_token([1; 16], MINUTE).await.unwrap();
+    assert!(there.store.is_unknown_token([1; 16]).await);
+    assert!(!there.store.is_unknown_token([2; 16]).await);
+
+    let key = format!("kas:unknown:{}", "01".repeat(16));
+    let ttl: i64 = server.run(&format!("PTTL {key}")).await;
+    assert!((1..=60_000).contains(&ttl), "{ttl}");
+    let _: i64 = server.run(&format!("DEL {key}")).await;
+    assert!(!there.store.is_unknown_token([1; 16]).await);
+    let _: i64 = server.run(&format!("HSET {key} a 1")).await;
+    assert!(!there.store.is_unknown_token([1; 16]).await, "a value of another type is no mark");
+}
+
+#[tokio::test]
+async fn no_token_is_unknown_without_redis() {
+    let Some(mut server) = redis() else { return };
+    let replica = TestReplica::joined(server.settings()).await;
+    replica.store.mark_unknown_token([1; 16], MINUTE).await.unwrap();
+    server.kill();
+    assert!(!replica.store.is_unknown_token([1; 16]).await);
 }

@@ -1,0 +1,96 @@
+//! Section `gitlab`: the GitLab that knows the agents, the jobs and the users.
+
+use std::path::PathBuf;
+
+use http::Uri;
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_saphyr::Spanned;
+
+use super::bounds::within;
+use crate::gitlab::GitLabAddress;
+
+/// Section `gitlab`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GitLabConfig {
+    /// The address of GitLab's internal API.
+    pub address: GitLabAddress,
+    /// The URL of GitLab for browsers and agents.
+    #[serde(default, deserialize_with = "url")]
+    pub external_url: Option<String>,
+    /// The secret with which kas signs its requests: base64 of 32 bytes.
+    pub authentication_secret_file: Spanned<PathBuf>,
+    /// An authority (PEM) that is trusted in addition to those of the system.
+    #[serde(default)]
+    pub ca_certificate_file: Option<Spanned<PathBuf>>,
+    /// The limit of requests to GitLab.
+    #[serde(default)]
+    pub api_rate_limit: ApiRateLimit,
+}
+
+/// Section `gitlab.api_rate_limit`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ApiRateLimit {
+    /// Requests per second.
+    #[serde(deserialize_with = "within::<_, _, 1, 100_000>")]
+    pub refill_rate_per_second: u32,
+    /// Requests at once after a quiet time.
+    #[serde(deserialize_with = "within::<_, _, 1, 100_000>")]
+    pub bucket_size: u32,
+}
+
+impl GitLabConfig {
+    /// Iterates over the paths of the section.
+    pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
+        [&mut self.authentication_secret_file].into_iter().chain(&mut self.ca_certificate_file)
+    }
+}
+
+impl Default for ApiRateLimit {
+    fn default() -> Self {
+        Self { refill_rate_per_second: 50, bucket_size: 250 }
+    }
+}
+
+/// Deserializes a URL of the scheme http or https.
+fn url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let url = text.parse::<Uri>().ok().filter(|url| matches!(url.scheme_str(), Some("http" | "https")));
+    match url.as_ref().and_then(Uri::host) {
+        Some(host) if !host.is_empty() => Ok(Some(text)),
+        _ => Err(D::Error::custom(format!("{text:?} is not a URL such as https://gitlab.example.com"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proto::yaml::parse;
+
+    use crate::config::Config;
+
+    #[test]
+    fn invalid_section_is_refused_with_its_key() {
+        for (section, expected) in [
+            (
+                "{address: gitlab, authentication_secret_file: s}",
+                "gitlab.address: \"gitlab\" is not the address",
+            ),
+            ("{address: 'https://a'}", "gitlab: the key authentication_secret_file is missing"),
+            (
+                "{address: 'https://a', authentication_secret_file: s, external_url: a}",
+                "gitlab.external_url: \"a\" is not a URL",
+            ),
+            (
+                "{address: 'https://a', authentication_secret_file: s, api_rate_limit: {bucket_size: 0}}",
+                "gitlab.api_rate_limit.bucket_size: 0 is not between",
+            ),
+        ] {
+            let text = format!("identity: {{file: i}}\ngitlab: {section}\n");
+            let error = parse::<Config>(Path::new("kas.yaml"), &text).unwrap_err().to_string();
+            assert!(error.starts_with("kas.yaml:2:") && error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! The client of GitLab's internal API: `GitLabClient::get` and `GitLabClient::post` send a request to an [`Endpoint`].
+//!
+//! | file | content |
+//! |---|---|
+//! | `client` | [`GitLabClient`]: limits, retries and the parsing of responses |
+//! | `agent_info` | [`AgentInfo`]: the agent of a token |
+//! | `endpoint` | [`Endpoint`]: paths, and which requests are sent again; [`Credential`] |
+//! | `response` | which status is an answer, and which means that GitLab cannot answer; [`GitLabError`] |
+//! | `retry`, `token_bucket` | when a failed request is sent again, and how many are sent per second |
+//! | `jwt` | the token with which GitLab recognizes kas |
+//! | `transport` | connections: TCP, TLS, Unix sockets |
+//! | `setup` | reads the files of the section `gitlab` |
+//! | `switch` | whether GitLab has switched kas off |
+
+mod address;
+mod agent_configuration;
+mod agent_info;
+mod client;
+mod endpoint;
+mod jwt;
+mod metrics;
+mod response;
+mod retry;
+mod setup;
+mod switch;
+mod token_bucket;
+mod transport;
+
+pub(crate) use self::agent_configuration::observer;
+pub use self::{
+    address::{GitLabAddress, GitLabAddressError},
+    agent_info::{AgentInfo, GitalyRepository, GitalyServer},
+    client::GitLabClient,
+    endpoint::{Credential, Endpoint},
+    response::GitLabError,
+    setup::GitLabSetup,
+    switch::SwitchMonitor,
+    transport::{Stream, Transport},
+};

@@ -1,0 +1,182 @@
+//! The agent of a token, and the repository of its configuration.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use http::StatusCode;
+use parking_lot::Mutex;
+use proto::{AgentId, AgentName};
+use secrecy::SecretString;
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::{Credential, Endpoint, GitLabClient, GitLabError};
+
+/// The most Gitaly servers that are remembered. A GitLab has some.
+const MAX_SERVERS: usize = 32;
+
+/// The answer of GitLab to `agent_info`.
+#[derive(Clone, Debug)]
+pub struct AgentInfo {
+    /// The id of the agent.
+    pub agent: AgentId,
+    /// The name of the agent, or `agent-<id>` if kas cannot use it as a name, because it has only digits.
+    pub name: AgentName,
+    /// The id of the configuration project.
+    pub project: u64,
+    /// The Gitaly that holds the repository. Agents with the same server share it.
+    pub gitaly: Arc<GitalyServer>,
+    /// The repository of the configuration project.
+    pub repository: GitalyRepository,
+    /// The default branch of the repository.
+    pub default_branch: String,
+}
+
+/// The way to a Gitaly server.
+#[derive(Debug, Default, Deserialize)]
+pub struct GitalyServer {
+    /// The address: `tcp://…`, `tls://…` or `unix:…`.
+    #[serde(default)]
+    pub address: String,
+    /// The secret that kas and Gitaly share.
+    #[serde(default)]
+    pub token: SecretString,
+    /// Feature flags, which are metadata of each call.
+    #[serde(default)]
+    pub features: BTreeMap<String, String>,
+}
+
+/// A repository, in the terms of Gitaly's protocol.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct GitalyRepository {
+    /// The name of the storage.
+    pub storage_name: String,
+    /// The path in the storage.
+    pub relative_path: String,
+    /// The folder of objects, if it is not the usual one.
+    pub git_object_directory: String,
+    /// Further folders of objects.
+    pub git_alternate_object_directories: Vec<String>,
+    /// The name of the repository in GitLab.
+    pub gl_repository: String,
+    /// The path of the project in GitLab.
+    pub gl_project_path: String,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    project_id: u64,
+    agent_id: AgentId,
+    agent_name: String,
+    #[serde(default)]
+    gitaly_info: serde_json::Value,
+    gitaly_repository: Option<GitalyRepository>,
+    default_branch: Option<String>,
+}
+
+/// The Gitaly servers that are known, so that thousands of agents do not each hold the same feature flags.
+#[derive(Default)]
+pub(super) struct GitalyServers(Mutex<Vec<([u8; 32], Arc<GitalyServer>)>>);
+
+impl GitLabClient {
+    /// Returns the agent that holds a token, or `None` if GitLab does not know the token.
+    ///
+    /// GitLab counts this as a use of the token, and shows the agent as connected for some minutes.
+    ///
+    /// # Errors
+    ///
+    /// GitLab gives no usable answer about the token.
+    pub async fn agent_info(&self, token: &SecretString) -> Result<Option<AgentInfo>, GitLabError> {
+        let first = self.agent_info_endpoint();
+        let mut result = self.try_get::<Body>(first, &[], Credential::Agent(token)).await;
+        if is_not_found(&result) {
+            // An old GitLab does not have the new path, and a future one may not have the old one.
+            let other = match first {
+                Endpoint::AgentInfo => Endpoint::LegacyAgentInfo,
+                _ => Endpoint::AgentInfo,
+            };
+            result = self.try_get(other, &[], Credential::Agent(token)).await;
+            match is_not_found(&result) {
+                true => self.switch().suspect(),
+                false => self.set_agent_info_endpoint(other),
+            }
+        }
+        match result {
+            Ok(body) => self.parse(body).map(Some),
+            Err(error) if error.is_status(StatusCode::UNAUTHORIZED) => Ok(None),
+            // Any other refusal is not about the token: kas is switched off, or a proxy refuses kas.
+            Err(GitLabError::Status { status, message }) => {
+                Err(GitLabError::unavailable(format!("it responded with {status}: {message}")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn parse(&self, body: Body) -> Result<AgentInfo, GitLabError> {
+        let Body { agent_id: agent, agent_name, .. } = body;
+        let name = agent_name.parse().or_else(|_| format!("agent-{agent}").parse());
+        Ok(AgentInfo {
+            agent,
+            name: name.map_err(|_| GitLabError::unavailable("its agent has no name"))?,
+            project: body.project_id,
+            gitaly: self.gitaly_servers().get(body.gitaly_info)?,
+            repository: body.gitaly_repository.unwrap_or_default(),
+            default_branch: body.default_branch.unwrap_or_default(),
+        })
+    }
+}
+
+fn is_not_found<T>(result: &Result<T, GitLabError>) -> bool {
+    matches!(result, Err(error) if error.is_status(StatusCode::NOT_FOUND))
+}
+
+impl GitalyServers {
+    /// Returns the server with this description.
+    fn get(&self, info: serde_json::Value) -> Result<Arc<GitalyServer>, GitLabError> {
+        if info.is_null() {
+            return Ok(Arc::default());
+        }
+        let digest: [u8; 32] = Sha256::digest(info.to_string()).into();
+        let mut servers = self.0.lock();
+        if let Some((_, server)) = servers.iter().find(|(known, _)| *known == digest) {
+            return Ok(Arc::clone(server));
+        }
+        let server: GitalyServer = serde_json::from_value(info)
+            .map_err(|_| GitLabError::unavailable("its gitaly_info is not the expected JSON"))?;
+        let server = Arc::new(server);
+        if servers.len() == MAX_SERVERS {
+            servers.remove(0);
+        }
+        servers.push((digest, Arc::clone(&server)));
+        Ok(server)
+    }
+}
+
+impl fmt::Debug for GitalyServers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GitalyServers")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn same_server_is_shared_and_a_changed_one_is_new() {
+        let servers = GitalyServers::default();
+        let info = |token: &str| json!({"address": "tcp://a:1", "token": token, "features": {"f": "true"}});
+        let first = servers.get(info("a")).unwrap();
+        assert_eq!((first.address.as_str(), first.features["f"].as_str()), ("tcp://a:1", "true"));
+        assert!(Arc::ptr_eq(&first, &servers.get(info("a")).unwrap()));
+        assert!(!Arc::ptr_eq(&first, &servers.get(info("b")).unwrap()));
+        assert!(servers.get(json!([1])).is_err());
+        assert!(!format!("{first:?}").contains("token: \"a\""));
+        for n in 0..100 {
+            servers.get(info(&n.to_string())).unwrap();
+        }
+        assert_eq!(servers.0.lock().len(), MAX_SERVERS);
+    }
+}

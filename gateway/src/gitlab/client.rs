@@ -1,0 +1,321 @@
+//! Sends requests to GitLab.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode,
+    header::{ACCEPT, CONTENT_TYPE, USER_AGENT},
+};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper_util::{
+    client::legacy::Client,
+    rt::{TokioExecutor, TokioTimer},
+};
+use parking_lot::Mutex;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use prometheus_client::registry::Registry;
+use proto::ErrorChain;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::{Instant, sleep, timeout_at},
+};
+
+use super::{
+    Credential, Endpoint, GitLabAddress, GitLabError, Transport,
+    agent_info::GitalyServers,
+    jwt,
+    metrics::{self, AttemptResult, GitLabMetrics},
+    response::{self, Failure},
+    retry,
+    switch::Switch,
+    token_bucket::TokenBucket,
+    transport::Connector,
+};
+use crate::{config::ApiRateLimit, secret::Secret};
+
+/// The time of one attempt, from the name lookup to the end of the response.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
+/// The time of a request with all waits and attempts.
+const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The largest body of a response, in bytes. The agents of a job are the largest: some hundred bytes each.
+const MAX_BODY: usize = 4 << 20;
+/// The requests in flight, each of which is a connection.
+const MAX_IN_FLIGHT: usize = 128;
+/// The idle connections that are kept, and the time for which they are.
+const MAX_IDLE: usize = 16;
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+/// The form of GitLab's kas is `gitlab-kas/<version>/<commit>`.
+const AGENT: HeaderValue =
+    HeaderValue::from_static(concat!("gitlab-kas/", env!("CARGO_PKG_VERSION"), "/unknown"));
+const KAS_REQUEST: HeaderName = HeaderName::from_static("gitlab-kas-api-request");
+
+/// Sends requests to GitLab. Clones are cheap, and share connections and limits.
+#[derive(Clone)]
+pub struct GitLabClient(Arc<Inner>);
+
+struct Inner {
+    address: GitLabAddress,
+    secret: Secret,
+    http: Client<Connector, Full<Bytes>>,
+    limit: ApiRateLimit,
+    bucket: Mutex<TokenBucket>,
+    permits: Semaphore,
+    metrics: GitLabMetrics,
+    switch: Switch,
+    gitaly: GitalyServers,
+    /// GitLab does not have the new path of `agent_info`.
+    legacy_agent_info: AtomicBool,
+}
+
+/// A request that can be sent several times.
+struct Prepared {
+    method: Method,
+    endpoint: Endpoint,
+    url: http::Uri,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl GitLabClient {
+    /// Creates a client that signs its requests with the secret.
+    pub fn new(address: GitLabAddress, secret: Secret, transport: Transport, limit: &ApiRateLimit) -> Self {
+        let http = Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_max_idle_per_host(MAX_IDLE)
+            .build(transport.0);
+        let bucket = TokenBucket::new(limit.refill_rate_per_second, limit.bucket_size, Instant::now());
+        Self(Arc::new(Inner {
+            address,
+            secret,
+            http,
+            limit: limit.clone(),
+            bucket: Mutex::new(bucket),
+            permits: Semaphore::new(MAX_IN_FLIGHT),
+            metrics: GitLabMetrics::default(),
+            switch: Switch::default(),
+            gitaly: GitalyServers::default(),
+            legacy_agent_info: AtomicBool::new(false),
+        }))
+    }
+
+    /// Sends a GET request with these query parameters, and parses the JSON of a 2xx response. An empty body is `()`.
+    ///
+    /// The future completes within 30 s. It may be dropped at any time.
+    ///
+    /// # Errors
+    ///
+    /// GitLab refuses the request, or it gives no usable answer. For most endpoints, up to five attempts have failed then.
+    pub async fn get<T: DeserializeOwned>(
+        &self,
+        endpoint: Endpoint,
+        query: &[(&str, &str)],
+        credential: Credential<'_>,
+    ) -> Result<T, GitLabError> {
+        let result = self.try_get(endpoint, query, credential).await;
+        self.check_switch(endpoint, result)
+    }
+
+    /// Sends a GET request whose 404 does not mean that GitLab may have switched kas off.
+    pub(super) async fn try_get<T: DeserializeOwned>(
+        &self,
+        endpoint: Endpoint,
+        query: &[(&str, &str)],
+        credential: Credential<'_>,
+    ) -> Result<T, GitLabError> {
+        self.send(Method::GET, endpoint, query, Bytes::new(), credential).await
+    }
+
+    /// Sends a POST request with this body as JSON, and parses the JSON of a 2xx response. An empty body is `()`.
+    ///
+    /// The future completes within 30 s. If it is dropped, GitLab may have processed the request.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::get`].
+    pub async fn post<B: Serialize, T: DeserializeOwned>(
+        &self,
+        endpoint: Endpoint,
+        body: &B,
+        credential: Credential<'_>,
+    ) -> Result<T, GitLabError> {
+        let body = serde_json::to_vec(body).expect("the bodies are serializable");
+        let result = self.send(Method::POST, endpoint, &[], body.into(), credential).await;
+        self.check_switch(endpoint, result)
+    }
+
+    fn check_switch<T>(&self, endpoint: Endpoint, result: Result<T, GitLabError>) -> Result<T, GitLabError> {
+        match &result {
+            Err(error) if endpoint.is_internal() && error.is_status(StatusCode::NOT_FOUND) => {
+                self.0.switch.suspect();
+            }
+            _ => {}
+        }
+        result
+    }
+
+    /// Returns a receiver whose value is true while GitLab has switched kas off.
+    pub fn switched_off(&self) -> watch::Receiver<bool> {
+        self.0.switch.off()
+    }
+
+    /// Returns the limit of requests.
+    pub fn rate_limit(&self) -> &ApiRateLimit {
+        &self.0.limit
+    }
+
+    pub(super) fn switch(&self) -> &Switch {
+        &self.0.switch
+    }
+
+    pub(super) fn gitaly_servers(&self) -> &GitalyServers {
+        &self.0.gitaly
+    }
+
+    /// Returns the endpoint of `agent_info` that this GitLab has, as far as known.
+    pub(super) fn agent_info_endpoint(&self) -> Endpoint {
+        match self.0.legacy_agent_info.load(Relaxed) {
+            true => Endpoint::LegacyAgentInfo,
+            false => Endpoint::AgentInfo,
+        }
+    }
+
+    pub(super) fn set_agent_info_endpoint(&self, endpoint: Endpoint) {
+        self.0.legacy_agent_info.store(endpoint == Endpoint::LegacyAgentInfo, Relaxed);
+    }
+
+    /// Registers the metrics of this client.
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        metrics::register(registry, self, &self.0.metrics);
+    }
+
+    async fn send<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        endpoint: Endpoint,
+        query: &[(&str, &str)],
+        body: Bytes,
+        credential: Credential<'_>,
+    ) -> Result<T, GitLabError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, JSON);
+        headers.insert(USER_AGENT, AGENT);
+        if method == Method::POST {
+            headers.insert(CONTENT_TYPE, JSON);
+        }
+        let credential = credential.header(endpoint).map_err(|_| GitLabError::Status {
+            status: StatusCode::UNAUTHORIZED,
+            message: "not sent: the token has characters that no header may have".to_owned(),
+        })?;
+        headers.extend(credential);
+        let url = self.0.address.url(endpoint.path(), &encode(query));
+        let prepared = Prepared { method, endpoint, url, headers, body };
+
+        let deadline = Instant::now() + TOTAL_TIMEOUT;
+        self.send_with_retries(&prepared, deadline).await
+    }
+
+    async fn send_with_retries<T: DeserializeOwned>(
+        &self,
+        prepared: &Prepared,
+        deadline: Instant,
+    ) -> Result<T, GitLabError> {
+        let mut attempt = 0;
+        loop {
+            let failure = match self.attempt(prepared, deadline).await {
+                Ok(value) => return Ok(value),
+                Err(failure) => failure,
+            };
+            if !failure.retryable || !prepared.endpoint.is_retried() {
+                return Err(failure.error);
+            }
+            let delay = retry::delay(attempt, failure.requested, rand::random());
+            match delay.filter(|delay| Instant::now() + *delay < deadline) {
+                Some(delay) => sleep(delay).await,
+                None => return Err(failure.error),
+            }
+            attempt += 1;
+        }
+    }
+
+    /// Waits until the request may be sent, sends it and reads the response.
+    async fn attempt<T: DeserializeOwned>(
+        &self,
+        prepared: &Prepared,
+        deadline: Instant,
+    ) -> Result<T, Failure> {
+        let limited = || {
+            self.0.metrics.limited.inc();
+            Failure::unavailable("kas sends as many requests as it may (gitlab.api_rate_limit)", false)
+        };
+        let now = Instant::now();
+        let wait = self.0.bucket.lock().take(now, deadline.saturating_duration_since(now));
+        sleep(wait.map_err(|_| limited())?).await;
+        let permit = timeout_at(deadline, self.0.permits.acquire()).await.map_err(|_| limited())?;
+        let _permit = permit.expect("the semaphore is never closed");
+
+        let started = Instant::now();
+        let exchange = timeout_at(deadline.min(started + ATTEMPT_TIMEOUT), self.exchange(prepared)).await;
+        let (result, response) = match exchange {
+            Ok(Ok((status, headers, body))) => {
+                (AttemptResult::Status(status), response::parse(status, &headers, &body))
+            }
+            Ok(Err((result, failure))) => (result, Err(failure)),
+            Err(_) => (AttemptResult::Timeout, Err(Failure::unavailable("it did not respond in time", true))),
+        };
+        self.0.metrics.observe(prepared.endpoint, result, started.elapsed());
+        response
+    }
+
+    async fn exchange(
+        &self,
+        prepared: &Prepared,
+    ) -> Result<(StatusCode, HeaderMap, Bytes), (AttemptResult, Failure)> {
+        let mut request = Request::new(Full::new(prepared.body.clone()));
+        *request.method_mut() = prepared.method.clone();
+        *request.uri_mut() = prepared.url.clone();
+        *request.headers_mut() = prepared.headers.clone();
+        // An attempt may start long after the one before it, so that each needs its own token.
+        let token = jwt::header(self.0.secret.keys().signing(), SystemTime::now());
+        request.headers_mut().insert(KAS_REQUEST, token);
+
+        let response = self.0.http.request(request).await.map_err(|error| {
+            (AttemptResult::Failed, Failure::unavailable(ErrorChain(&error).to_string(), true))
+        })?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
+            let large = error.is::<LengthLimitError>();
+            let what = match large {
+                true => format!("its response is larger than {MAX_BODY} bytes"),
+                false => ErrorChain(&*error).to_string(),
+            };
+            (AttemptResult::Failed, Failure::unavailable(what, !large))
+        })?;
+        Ok((head.status, head.headers, body.to_bytes()))
+    }
+}
+
+/// Encodes the parameters of a query.
+fn encode(query: &[(&str, &str)]) -> String {
+    let pair =
+        |(key, value): &(&str, &str)| format!("{key}={}", utf8_percent_encode(value, NON_ALPHANUMERIC));
+    query.iter().map(pair).collect::<Vec<_>>().join("&")
+}
+
+impl fmt::Debug for GitLabClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GitLabClient({})", self.0.address)
+    }
+}

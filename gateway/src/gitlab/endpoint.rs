@@ -1,0 +1,108 @@
+//! The endpoints of GitLab that kas uses, and the credentials that it sends there.
+
+use http::{HeaderName, HeaderValue, header::AUTHORIZATION};
+use secrecy::{ExposeSecret as _, SecretString};
+
+/// The header of agent tokens on the endpoints below `/api/v4/internal/agents`.
+const AGENT_TOKEN: HeaderName = HeaderName::from_static("gitlab-agentk-api-request");
+const JOB_TOKEN: HeaderName = HeaderName::from_static("job-token");
+
+/// An endpoint of GitLab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// GET: the agent of a token.
+    AgentInfo,
+    /// GET: the same on GitLab before 18.3.
+    LegacyAgentInfo,
+    /// GET: a project that the agent may read.
+    ProjectInfo,
+    /// GET: whether the agent may read a project.
+    VerifyProjectAccess,
+    /// POST: the configuration of an agent.
+    AgentConfiguration,
+    /// POST: the rights of a user.
+    AuthorizeProxyUser,
+    /// POST: counters.
+    UsageMetrics,
+    /// POST: events.
+    AgentEvents,
+    /// GET: the agents of a CI job.
+    AllowedAgents,
+}
+
+/// The credential of a request, besides the JWT of kas.
+#[derive(Clone, Copy, Debug)]
+pub enum Credential<'a> {
+    /// None.
+    None,
+    /// The token of an agent.
+    Agent(&'a SecretString),
+    /// The token of a CI job.
+    Job(&'a SecretString),
+}
+
+impl Endpoint {
+    /// Returns the path.
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::AgentInfo => "/api/v4/internal/agents/agentk/agent_info",
+            Self::LegacyAgentInfo => "/api/v4/internal/kubernetes/agent_info",
+            Self::ProjectInfo => "/api/v4/internal/kubernetes/project_info",
+            Self::VerifyProjectAccess => "/api/v4/internal/kubernetes/verify_project_access",
+            Self::AgentConfiguration => "/api/v4/internal/kubernetes/agent_configuration",
+            Self::AuthorizeProxyUser => "/api/v4/internal/kubernetes/authorize_proxy_user",
+            Self::UsageMetrics => "/api/v4/internal/kubernetes/usage_metrics",
+            Self::AgentEvents => "/api/v4/internal/kubernetes/agent_events",
+            Self::AllowedAgents => "/api/v4/job/allowed_agents",
+        }
+    }
+
+    /// Returns the value of the label `endpoint`.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::AgentInfo => "agent_info",
+            Self::LegacyAgentInfo => "legacy_agent_info",
+            Self::ProjectInfo => "project_info",
+            Self::VerifyProjectAccess => "verify_project_access",
+            Self::AgentConfiguration => "agent_configuration",
+            Self::AuthorizeProxyUser => "authorize_proxy_user",
+            Self::UsageMetrics => "usage_metrics",
+            Self::AgentEvents => "agent_events",
+            Self::AllowedAgents => "allowed_agents",
+        }
+    }
+
+    /// Returns whether a failed request is sent again.
+    ///
+    /// agentk itself connects again. Counters and events would be counted twice if GitLab had processed them.
+    pub(super) fn is_retried(self) -> bool {
+        !matches!(self, Self::AgentInfo | Self::LegacyAgentInfo | Self::UsageMetrics | Self::AgentEvents)
+    }
+
+    /// Returns whether a 404 can mean that GitLab has switched kas off.
+    pub(super) fn is_internal(self) -> bool {
+        self != Self::AllowedAgents
+    }
+}
+
+impl Credential<'_> {
+    /// Returns the header, or `None` without a credential.
+    ///
+    /// # Errors
+    ///
+    /// The token has a character that no header may have.
+    pub(super) fn header(
+        self,
+        endpoint: Endpoint,
+    ) -> Result<Option<(HeaderName, HeaderValue)>, http::header::InvalidHeaderValue> {
+        let (name, scheme, token) = match self {
+            Self::None => return Ok(None),
+            Self::Agent(token) if endpoint == Endpoint::AgentInfo => (AGENT_TOKEN, "", token),
+            Self::Agent(token) => (AUTHORIZATION, "Bearer ", token),
+            Self::Job(token) => (JOB_TOKEN, "", token),
+        };
+        let mut value = HeaderValue::try_from(format!("{scheme}{}", token.expose_secret()))?;
+        value.set_sensitive(true);
+        Ok(Some((name, value)))
+    }
+}

@@ -1,0 +1,101 @@
+//! Reads the files of the section `gitlab`.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use arc_swap::ArcSwap;
+use rustls::{ClientConfig, RootCertStore};
+use serde_saphyr::Spanned;
+
+use super::{GitLabClient, Transport};
+use crate::{
+    config::{ConfigError, GitLabConfig, unreadable},
+    secret::SecretFile,
+    tls::parse_roots,
+};
+
+/// The key of the additional authority.
+const AUTHORITY_KEY: &str = "gitlab.ca_certificate_file";
+
+/// The section `gitlab` with its files, which are read again when they change. Clones are cheap.
+#[derive(Clone, Debug)]
+pub struct GitLabSetup {
+    config: PathBuf,
+    section: GitLabConfig,
+    secret: SecretFile,
+    /// The TLS configuration, unless the address needs none.
+    tls: Option<Arc<ArcSwap<ClientConfig>>>,
+}
+
+impl GitLabSetup {
+    /// Reads the files of the section, which is in the file `config`.
+    pub fn read(config: &Path, section: &GitLabConfig) -> Result<Self, ConfigError> {
+        let secret = SecretFile::read(
+            config,
+            "gitlab.authentication_secret_file",
+            &section.authentication_secret_file,
+        )?;
+        let tls = match section.address.is_secure() {
+            true => Some(Arc::new(ArcSwap::new(load(config, section)?))),
+            false => None,
+        };
+        Ok(Self { config: config.to_owned(), section: section.clone(), secret, tls })
+    }
+
+    /// Creates a client.
+    pub fn client(&self) -> GitLabClient {
+        let address = self.section.address.clone();
+        let transport = match (&self.tls, address.socket()) {
+            (_, Some(path)) => Transport::socket(path.clone()),
+            (Some(tls), None) => Transport::tls(Arc::clone(tls)),
+            (None, None) => Transport::tcp(),
+        };
+        GitLabClient::new(address, self.secret.secret().clone(), transport, &self.section.api_rate_limit)
+    }
+
+    /// Returns the file of the secret.
+    pub fn secret(&self) -> &SecretFile {
+        &self.secret
+    }
+
+    /// Returns the key and the path of the additional authority, if connections use one.
+    pub fn authority(&self) -> Option<(&'static str, &Path)> {
+        let file = self.section.ca_certificate_file.as_ref().filter(|_| self.tls.is_some())?;
+        Some((AUTHORITY_KEY, &file.value))
+    }
+
+    /// Reads the file of the authority again. If it is invalid, the authorities do not change.
+    pub fn reload_authority(&self) -> Result<(), ConfigError> {
+        if let Some(tls) = &self.tls {
+            tls.store(load(&self.config, &self.section)?);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the TLS configuration with the authorities of the system and the additional one.
+fn load(config: &Path, section: &GitLabConfig) -> Result<Arc<ClientConfig>, ConfigError> {
+    let mut roots = RootCertStore::empty();
+    // Some systems have certificates that rustls cannot parse.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if let Some(file) = &section.ca_certificate_file {
+        roots.roots.extend(read_authority(config, file)?.roots);
+    }
+    let mut client = ClientConfig::builder_with_provider(tls::provider())
+        .with_safe_default_protocol_versions()
+        .expect("the provider supports the default versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    client.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(client))
+}
+
+fn read_authority(config: &Path, file: &Spanned<PathBuf>) -> Result<RootCertStore, ConfigError> {
+    let roots = files::read(&file.value).map_err(|error| unreadable(&error));
+    roots.and_then(|bytes| parse_roots(&bytes)).map_err(|what| {
+        let what = format!("{}: {what}", file.value.display());
+        ConfigError::new(config, file.referenced, AUTHORITY_KEY, what)
+    })
+}

@@ -1,0 +1,186 @@
+//! Agents whose identity comes from GitLab.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::time::Duration;
+
+use agent::Services;
+use gateway::config::Config;
+use gitlab_standin::{Agent, Endpoint, Fault, StandIn};
+use http::{Request, Response, StatusCode, header::AUTHORIZATION};
+use hyper_util::rt::TokioIo;
+use testkit::world::{World, text};
+use tokio::time::sleep;
+use tunnel::Body;
+
+use crate::gitlab_client::{TOKEN, client, standin};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn services() -> Services {
+    Services::new().with_fn("kubernetes", async |_: Request<Body>| Response::new(Body::from("hello")))
+}
+
+fn world(gitlab: &StandIn) -> World {
+    // Tunnels are not replaced because of their age.
+    let edit = |config: &mut Config| config.agent.listen.max_connection_age = 1000 * MINUTE;
+    World::with_gitlab(client(gitlab), TOKEN, edit)
+}
+
+/// Opens a tunnel as far as the response to the handshake.
+async fn handshake(world: &World, token: &str) -> Response<hyper::body::Incoming> {
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let agents = std::sync::Arc::clone(&world.kas.agents);
+    tokio::spawn(async move { agents.serve(far, "agent").await });
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::get("/")
+        .header("host", "kas")
+        .header("connection", "upgrade")
+        .header("upgrade", "websocket")
+        .header("sec-websocket-version", "13")
+        .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
+        .header("sec-websocket-protocol", proto::SUBPROTOCOL)
+        .header(AUTHORIZATION, format!("Bearer {token}"));
+    sender.send_request(request.body(Body::empty()).unwrap()).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_of_gitlab_opens_tunnels_with_one_lookup() {
+    let gitlab = standin().await;
+    let world = world(&gitlab);
+    let _agent = world.agent(services()).await;
+    assert_eq!(gitlab.requests(Endpoint::AgentInfo), 1);
+    gitlab.assert_no_violations();
+}
+
+#[tokio::test(start_paused = true)]
+async fn open_tunnel_uses_the_token_every_five_minutes() {
+    let gitlab = standin().await;
+    let world = world(&gitlab);
+    let _agent = world.agent(services()).await;
+    sleep(60 * MINUTE).await;
+    let uses = gitlab.state().token_uses[TOKEN];
+    assert!((12..=15).contains(&uses), "{uses} in an hour");
+    world.tunnels(2).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn revoked_token_ends_all_tunnels_when_the_answer_expires() {
+    let gitlab = standin().await;
+    let world = world(&gitlab);
+    let _agent = world.agent(services()).await;
+    gitlab.state().agents.remove(&42);
+    sleep(4 * MINUTE).await;
+    world.tunnels(2).await;
+    sleep(2 * MINUTE).await;
+    assert_eq!(world.kas.agents.metrics.tunnels.get(), 0);
+    assert_eq!(handshake(&world, TOKEN).await.status(), StatusCode::UNAUTHORIZED);
+}
+
+#[tokio::test(start_paused = true)]
+async fn token_that_moved_to_another_agent_ends_the_tunnels() {
+    let gitlab = standin().await;
+    let world = world(&gitlab);
+    let agent = world.agent(services()).await;
+    {
+        let mut state = gitlab.state();
+        state.agents.remove(&42);
+        state.add_agent(Agent::new(43, "staging", TOKEN));
+    }
+    sleep(6 * MINUTE).await;
+    assert!(world.metric(r#"kas_tunnel_lifetime_seconds_count{reason="closed"}"#) >= 2.0);
+    drop(agent);
+}
+
+#[tokio::test(start_paused = true)]
+async fn outage_of_gitlab_cuts_no_tunnel() {
+    let gitlab = standin().await;
+    for fault in [
+        Fault::Down,
+        Fault::Slow(10 * MINUTE),
+        Fault::Garbage,
+        Fault::Huge(5 << 20),
+        Fault::SwitchedOff,
+        Fault::Status(StatusCode::INTERNAL_SERVER_ERROR),
+        Fault::Status(StatusCode::TOO_MANY_REQUESTS),
+        Fault::Status(StatusCode::FORBIDDEN),
+    ] {
+        gitlab.set_fault(None);
+        let world = world(&gitlab);
+        let _agent = world.agent(services()).await;
+        gitlab.set_fault(fault.clone());
+        sleep(15 * MINUTE).await;
+        assert_eq!(world.kas.agents.metrics.tunnels.get(), 2, "{fault:?}");
+        assert_eq!(world.metric("kas_tunnels"), 2.0);
+        assert!(!world.has_metric(r#"kas_tunnel_lifetime_seconds_count{reason="closed"}"#), "{fault:?}");
+
+        // Revoked during the outage: noticed after it.
+        gitlab.state().agents.remove(&42);
+        gitlab.set_fault(None);
+        sleep(2 * MINUTE).await;
+        assert_eq!(world.kas.agents.metrics.tunnels.get(), 0, "{fault:?}");
+        gitlab.state().add_agent(Agent::new(42, "production", TOKEN));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cached_answer_lives_its_time_and_then_the_handshake_is_503() {
+    let gitlab = standin().await;
+    let world = world(&gitlab);
+    let agent = world.agent(services()).await;
+    agent.kill();
+    world.tunnels(0).await;
+    gitlab.set_fault(Fault::Down);
+    sleep(4 * MINUTE).await;
+    // The token is valid; the handshake fails only because this test sends no hello.
+    assert_eq!(handshake(&world, TOKEN).await.status(), StatusCode::BAD_REQUEST);
+    sleep(2 * MINUTE).await;
+    let refused = handshake(&world, TOKEN).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refused.headers()["retry-after"], "5");
+    assert!(text(refused).await.contains("GitLab is not available"));
+    gitlab.set_fault(None);
+    assert_eq!(handshake(&world, TOKEN).await.status(), StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_token_is_looked_up_once_in_a_minute() {
+    let gitlab = standin().await;
+    let world = world(&gitlab);
+    for _ in 0..10 {
+        assert_eq!(handshake(&world, "glagent-unknown").await.status(), StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(gitlab.requests(Endpoint::AgentInfo), 1);
+    sleep(MINUTE).await;
+    assert_eq!(handshake(&world, "glagent-unknown").await.status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(gitlab.requests(Endpoint::AgentInfo), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn concurrent_handshakes_share_one_lookup() {
+    let gitlab = standin().await;
+    gitlab.set_fault(Fault::Slow(Duration::from_secs(1)));
+    let world = world(&gitlab);
+    let attempts = (0..20).map(|_| handshake(&world, TOKEN));
+    for response in futures_util::future::join_all(attempts).await {
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST, "no hello");
+    }
+    assert_eq!(gitlab.requests(Endpoint::AgentInfo), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn token_of_the_identity_file_is_never_sent_to_gitlab() {
+    let gitlab = standin().await;
+    let world = world(&gitlab);
+    assert_eq!(handshake(&world, "kas-agent-0123456789").await.status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(gitlab.requests(Endpoint::AgentInfo), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_with_an_id_of_the_identity_file_is_refused() {
+    let gitlab = standin().await;
+    // The identity file has an agent 1.
+    gitlab.state().add_agent(Agent::new(1, "prod", "glagent-another"));
+    let world = world(&gitlab);
+    assert_eq!(handshake(&world, "glagent-another").await.status(), StatusCode::UNAUTHORIZED);
+}

@@ -1,0 +1,95 @@
+//! The endpoints, by method and path.
+
+use http::Method;
+
+/// An endpoint of the API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// `GET /internal/agents/agentk/agent_info`
+    AgentInfo,
+    /// `GET /internal/kubernetes/agent_info`, the path of older versions.
+    AgentInfoDeprecated,
+    /// `GET /internal/kubernetes/project_info`
+    ProjectInfo,
+    /// `GET /internal/kubernetes/verify_project_access`
+    VerifyProjectAccess,
+    /// `POST /internal/kubernetes/agent_configuration`
+    AgentConfiguration,
+    /// `POST /internal/kubernetes/authorize_proxy_user`
+    AuthorizeProxyUser,
+    /// `POST /internal/kubernetes/usage_metrics`
+    UsageMetrics,
+    /// `POST /internal/kubernetes/agent_events`
+    AgentEvents,
+    /// `GET /job/allowed_agents`
+    AllowedAgents,
+}
+
+/// The headers that identify the subject of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// A token of an agent.
+    Agent,
+    /// A token of a CI job.
+    Job,
+    /// The body names the subject, if there is one.
+    Body,
+}
+
+impl Endpoint {
+    pub(crate) const ALL: [Self; 9] = [
+        Self::AgentInfo,
+        Self::AgentInfoDeprecated,
+        Self::ProjectInfo,
+        Self::VerifyProjectAccess,
+        Self::AgentConfiguration,
+        Self::AuthorizeProxyUser,
+        Self::UsageMetrics,
+        Self::AgentEvents,
+        Self::AllowedAgents,
+    ];
+
+    /// Returns the endpoint at a path.
+    pub(crate) fn at(path: &str) -> Option<Self> {
+        let path = path.strip_prefix("/api/v4")?;
+        Self::ALL.into_iter().find(|endpoint| endpoint.path() == path)
+    }
+
+    fn path(self) -> &'static str {
+        match self {
+            Self::AgentInfo => "/internal/agents/agentk/agent_info",
+            Self::AgentInfoDeprecated => "/internal/kubernetes/agent_info",
+            Self::ProjectInfo => "/internal/kubernetes/project_info",
+            Self::VerifyProjectAccess => "/internal/kubernetes/verify_project_access",
+            Self::AgentConfiguration => "/internal/kubernetes/agent_configuration",
+            Self::AuthorizeProxyUser => "/internal/kubernetes/authorize_proxy_user",
+            Self::UsageMetrics => "/internal/kubernetes/usage_metrics",
+            Self::AgentEvents => "/internal/kubernetes/agent_events",
+            Self::AllowedAgents => "/job/allowed_agents",
+        }
+    }
+
+    pub(crate) fn method(self) -> Method {
+        match self.subject() {
+            Subject::Agent | Subject::Job => Method::GET,
+            Subject::Body => Method::POST,
+        }
+    }
+
+    pub(crate) fn subject(self) -> Subject {
+        match self {
+            Self::AgentInfo | Self::AgentInfoDeprecated | Self::ProjectInfo | Self::VerifyProjectAccess => {
+                Subject::Agent
+            }
+            Self::AllowedAgents => Subject::Job,
+            Self::AgentConfiguration | Self::AuthorizeProxyUser | Self::UsageMetrics | Self::AgentEvents => {
+                Subject::Body
+            }
+        }
+    }
+
+    /// Returns whether the endpoint has the query parameter `id`.
+    pub(crate) fn has_id(self) -> bool {
+        matches!(self, Self::ProjectInfo | Self::VerifyProjectAccess)
+    }
+}

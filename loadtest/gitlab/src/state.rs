@@ -1,0 +1,289 @@
+//! The programmable state: agents, jobs, users, and what kas posted.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// The state of the stand-in.
+#[derive(Debug, Default)]
+pub struct State {
+    /// The agents by id.
+    pub agents: BTreeMap<u64, Agent>,
+    /// The projects of `project_info` and `verify_project_access`, other than those of agents.
+    pub projects: Vec<Project>,
+    /// The CI jobs by token.
+    pub jobs: HashMap<String, Job>,
+    /// Tokens that are valid and not of a CI job: 404 of `allowed_agents`.
+    pub other_tokens: Vec<String>,
+    /// The users.
+    pub users: Vec<User>,
+    /// The configurations that were posted: the id of the agent, and its file.
+    pub configurations: Vec<(u64, Value)>,
+    /// The bodies of `usage_metrics`.
+    pub usage_metrics: Vec<Value>,
+    /// The bodies of `agent_events`.
+    pub agent_events: Vec<Value>,
+    /// How often each token of an agent was used. GitLab shows an agent as connected by it.
+    pub token_uses: HashMap<String, usize>,
+}
+
+/// An agent with its configuration project.
+#[derive(Clone, Debug)]
+pub struct Agent {
+    /// The id.
+    pub id: u64,
+    /// The name.
+    pub name: String,
+    /// Its tokens: at most two in GitLab.
+    pub tokens: Vec<String>,
+    /// The configuration project.
+    pub project: Project,
+    /// The status with which `agent_info` refuses valid tokens, such as 403.
+    pub refused: Option<u16>,
+}
+
+/// A project with its repository.
+#[derive(Clone, Debug)]
+pub struct Project {
+    /// The id.
+    pub id: u64,
+    /// The full path.
+    pub path: String,
+    /// The default branch.
+    pub default_branch: String,
+    /// The address of its Gitaly.
+    pub gitaly: Gitaly,
+}
+
+/// How kas reaches Gitaly.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Gitaly {
+    /// The address, as in `tcp://127.0.0.1:8075`.
+    pub address: String,
+    /// The shared secret of Gitaly.
+    pub token: String,
+    /// The feature flags, which kas copies to the metadata of its calls.
+    pub features: BTreeMap<String, String>,
+}
+
+/// A CI job.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The id of the job.
+    pub id: u64,
+    /// The id of the pipeline.
+    pub pipeline: u64,
+    /// The id of the project.
+    pub project: u64,
+    /// The ids of the group of the project and of its ancestors.
+    pub groups: Vec<u64>,
+    /// The id of the user.
+    pub user: u64,
+    /// The name of the user.
+    pub username: String,
+    /// The environment of the job.
+    pub environment: Option<Environment>,
+    /// The agents that the job may use.
+    pub allowed_agents: Vec<AllowedAgent>,
+    /// True if the job has ended: its token is refused with 401.
+    pub finished: bool,
+    /// The status with which GitLab refuses the token, such as 403.
+    pub refused: Option<u16>,
+}
+
+/// The environment of a job.
+#[derive(Clone, Debug, Serialize)]
+pub struct Environment {
+    /// The slug.
+    pub slug: String,
+    /// `production`, `staging`, `testing`, `development` or `other`.
+    pub tier: String,
+}
+
+/// An agent that a job may use.
+#[derive(Clone, Debug)]
+pub struct AllowedAgent {
+    /// The id of the agent.
+    pub id: u64,
+    /// The id of its configuration project.
+    pub config_project: u64,
+    /// The entry of `ci_access`, such as `{"access_as": {"ci_job": {}}}`.
+    pub configuration: Value,
+}
+
+/// A user with the credentials that kas may forward.
+#[derive(Clone, Debug)]
+pub struct User {
+    /// The id.
+    pub id: u64,
+    /// The name.
+    pub username: String,
+    /// Personal access tokens.
+    pub tokens: Vec<AccessToken>,
+    /// Browser sessions.
+    pub sessions: Vec<Session>,
+    /// The rights by the id of the agent. 403 for other agents.
+    pub access: HashMap<u64, AgentAccess>,
+}
+
+/// A personal access token.
+#[derive(Clone, Debug)]
+pub struct AccessToken {
+    /// The token.
+    pub token: String,
+    /// The scopes. `k8s_proxy` is needed.
+    pub scopes: Vec<String>,
+}
+
+/// A browser session.
+#[derive(Clone, Debug)]
+pub struct Session {
+    /// The value of the cookie `_gitlab_kas`, unescaped.
+    pub cookie: String,
+    /// The CSRF token of the session.
+    pub csrf_token: String,
+}
+
+/// The right of a user to use an agent.
+#[derive(Clone, Debug)]
+pub enum AgentAccess {
+    /// `access_as: {agent: {}}`
+    Agent,
+    /// `access_as: {user: {…}}` with the projects and groups in which the user has roles.
+    User {
+        /// The projects.
+        projects: Vec<Membership>,
+        /// The groups.
+        groups: Vec<Membership>,
+    },
+}
+
+/// The roles of a user in a project or group.
+#[derive(Clone, Debug, Serialize)]
+pub struct Membership {
+    /// The id of the project or group.
+    pub id: u64,
+    /// The roles, in lower case and cumulative.
+    pub roles: Vec<String>,
+}
+
+impl State {
+    /// Adds an agent, or replaces the one with its id.
+    pub fn add_agent(&mut self, agent: Agent) {
+        self.agents.insert(agent.id, agent);
+    }
+
+    /// Adds a job with its token.
+    pub fn add_job(&mut self, token: &str, job: Job) {
+        self.jobs.insert(token.to_owned(), job);
+    }
+
+    /// Returns the project with this id or full path.
+    pub(crate) fn project(&self, id_or_path: &str) -> Option<&Project> {
+        let agents = self.agents.values().map(|agent| &agent.project);
+        self.projects
+            .iter()
+            .chain(agents)
+            .find(|project| project.path == id_or_path || project.id.to_string() == id_or_path)
+    }
+
+    /// Returns the agent that holds a token.
+    pub(crate) fn agent(&self, token: &str) -> Option<&Agent> {
+        self.agents.values().find(|agent| agent.tokens.iter().any(|known| known == token))
+    }
+}
+
+impl Agent {
+    /// Creates an agent with one token, whose configuration project has the id 100 more than that of the agent.
+    pub fn new(id: u64, name: &str, token: &str) -> Self {
+        let project = Project::new(id + 100, &format!("group/config-{id}"));
+        Self { id, name: name.to_owned(), tokens: vec![token.to_owned()], project, refused: None }
+    }
+}
+
+impl Project {
+    /// Creates a project with the default branch `main`.
+    pub fn new(id: u64, path: &str) -> Self {
+        let gitaly = Gitaly::default();
+        Self { id, path: path.to_owned(), default_branch: "main".to_owned(), gitaly }
+    }
+
+    /// Returns the fields that `agent_info` and `project_info` share.
+    pub(crate) fn info(&self) -> Value {
+        json!({
+            "project_id": self.id,
+            "gitaly_info": self.gitaly,
+            "gitaly_repository": {
+                "storage_name": "default",
+                "relative_path": format!("@hashed/{}.git", self.id),
+                "git_object_directory": "",
+                "git_alternate_object_directories": [],
+                "gl_repository": format!("project-{}", self.id),
+                "gl_project_path": self.path,
+            },
+            "default_branch": self.default_branch,
+        })
+    }
+}
+
+impl Job {
+    /// Creates a running job of a project without groups and without an environment.
+    pub fn new(id: u64, project: u64) -> Self {
+        Self {
+            id,
+            pipeline: 1000 + id,
+            project,
+            groups: Vec::new(),
+            user: 1,
+            username: "root".to_owned(),
+            environment: None,
+            allowed_agents: Vec::new(),
+            finished: false,
+            refused: None,
+        }
+    }
+
+    /// Lets the job use an agent, with this entry of `ci_access`.
+    pub fn with_agent(mut self, id: u64, configuration: Value) -> Self {
+        self.allowed_agents.push(AllowedAgent { id, config_project: id + 100, configuration });
+        self
+    }
+
+    /// Gives the job an environment.
+    pub fn with_environment(mut self, slug: &str, tier: &str) -> Self {
+        self.environment = Some(Environment { slug: slug.to_owned(), tier: tier.to_owned() });
+        self
+    }
+}
+
+impl User {
+    /// Creates a user without credentials and rights.
+    pub fn new(id: u64, username: &str) -> Self {
+        Self {
+            id,
+            username: username.to_owned(),
+            tokens: Vec::new(),
+            sessions: Vec::new(),
+            access: HashMap::new(),
+        }
+    }
+
+    /// Adds a personal access token with the scope `k8s_proxy`.
+    pub fn with_token(mut self, token: &str) -> Self {
+        self.tokens.push(AccessToken { token: token.to_owned(), scopes: vec!["k8s_proxy".to_owned()] });
+        self
+    }
+
+    /// Adds a browser session.
+    pub fn with_session(mut self, cookie: &str, csrf_token: &str) -> Self {
+        self.sessions.push(Session { cookie: cookie.to_owned(), csrf_token: csrf_token.to_owned() });
+        self
+    }
+
+    /// Lets the user use an agent.
+    pub fn with_access(mut self, agent: u64, access: AgentAccess) -> Self {
+        self.access.insert(agent, access);
+        self
+    }
+}
