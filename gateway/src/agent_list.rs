@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     agent_locations::{AgentDirectory, AgentLocations, AgentOwner, AgentState, KnownAgent, rfc3339},
     agents::AgentServer,
+    configuration::{ConfigurationService, ConfigurationStatus},
     disabled::KillSwitch,
     tunnel_entry::TunnelEntry,
 };
@@ -24,6 +25,7 @@ pub struct AgentLister {
     store: Arc<dyn RouteStore>,
     kill_switch: Arc<KillSwitch>,
     replica: ReplicaId,
+    configuration: ConfigurationService,
 }
 
 /// All agents of the identity file, and the connected agents of GitLab.
@@ -62,6 +64,8 @@ pub struct AgentStatus {
     pub tunnels: Vec<TunnelStatus>,
     /// The other replicas that hold tunnels of the agent.
     pub elsewhere: Vec<AgentOwner>,
+    /// The configuration of the agent, if it has a tunnel to this replica.
+    pub configuration: Option<ConfigurationStatus>,
 }
 
 /// One tunnel. The agent reports the fields from `instance` to `kubernetes_version` itself, and is not trusted.
@@ -114,6 +118,7 @@ impl AgentLister {
             store: Arc::clone(&agents.store),
             kill_switch: Arc::clone(&agents.kill_switch),
             replica: agents.replica,
+            configuration: agents.configuration.clone(),
         }
     }
 
@@ -139,8 +144,9 @@ impl AgentLister {
                 (true, false) => AgentState::Elsewhere,
                 (true, true) => locations.state_without_owner(id),
             };
-            let (name, disabled) = (name.clone(), self.kill_switch.rule_of_agent(id, name));
-            agents.push(AgentStatus { id, name, state, disabled, tunnels, elsewhere });
+            let (name, disabled) = (name.clone(), self.kill_switch.rule_of_agent(id, &name));
+            let configuration = self.configuration.status(id);
+            agents.push(AgentStatus { id, name, state, disabled, tunnels, elsewhere, configuration });
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let missing = locations.missing.or(known.missing);

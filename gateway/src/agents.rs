@@ -12,6 +12,7 @@ mod tunnel_permits;
 use std::{
     convert::Infallible,
     fmt::Display,
+    future::pending,
     io,
     panic::AssertUnwindSafe,
     sync::{
@@ -28,7 +29,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::O
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use process::LogLimiter;
-use proto::{AgentId, Epoch, Hello, ReplicaId, TunnelId, TunnelLimits, Welcome, header};
+use proto::{AgentId, Epoch, Hello, ReplicaId, ServiceName, TunnelId, TunnelLimits, Welcome, header};
 use router::{KeyedRateLimiter, LocalTunnels, ProjectAgent, RateLimiter, Route, RouteStore};
 use secrecy::SecretString;
 use tokio::{
@@ -45,6 +46,7 @@ pub use self::rebalancer::Rebalancer;
 pub(crate) use self::tunnel_permits::TunnelPermits;
 use self::{drain::Supervised, refusal::HandshakeError, tunnel_permits::TunnelPermit};
 use crate::{
+    configuration::ConfigurationService,
     disabled::KillSwitch,
     gitlab::Usage,
     identity::{AgentAuthenticator, AgentIdentity, AgentSources, Identities},
@@ -98,6 +100,8 @@ pub struct AgentServer {
     pub kill_switch: Arc<KillSwitch>,
     /// Limits the log lines of refused tunnels.
     pub log_limit: LogLimiter<&'static str>,
+    /// Sends each agent its configuration.
+    pub configuration: ConfigurationService,
     /// Detects the idle timeout of a proxy from the ends of tunnels.
     pub idle_timeouts: Mutex<IdleTimeoutDetector>,
 }
@@ -251,6 +255,20 @@ impl AgentServer {
             return tracing::debug!(peer = agent.address, "tunnel closed before it was registered");
         }
 
+        let accepts_configuration =
+            agent.hello.services.iter().any(|service| service.as_str() == ServiceName::CONFIGURATION);
+        // An agent that does not accept its configuration has one for others, such as GitLab.
+        let mut delivery = self.configuration.subscribe(&agent.identity);
+        if accepts_configuration {
+            tokio::select! {
+                () = delivery.send_current(&tunnel) => {}
+                _ = &mut driving => {
+                    self.metrics.count_handshake("incomplete");
+                    return tracing::debug!(peer = agent.address, "tunnel closed before it was registered");
+                }
+            }
+        }
+
         self.metrics.count_handshake("accepted");
         let open = GaugeGuard::new(&self.metrics.tunnels);
         let since = Instant::now();
@@ -293,15 +311,25 @@ impl AgentServer {
         });
         let reporter = poll_on_wake(disabled::report(
             &self.kill_switch,
-            (agent.id, &agent.name),
+            (id, &agent.identity.name),
             (agent.tunnel, &tunnel),
         ));
+        let delivering = poll_on_wake(async {
+            match accepts_configuration {
+                true => delivery.run(tunnel.clone()).await,
+                false => {
+                    let _delivery = delivery;
+                    pending().await
+                }
+            }
+        });
         let serving = async {
             tokio::select! {
                 biased;
                 ended = driving => ended,
                 ended = supervisor => ended,
                 never = reporter => match never {},
+                () = delivering => CloseReason::LocallyClosed,
             }
         };
         // The state of the tunnel is not used again after a panic. The cleanup below must run in any case.

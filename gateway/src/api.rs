@@ -37,6 +37,7 @@ pub use self::{
 use crate::{
     agent_locations::{AgentDirectory, AgentLocations, AgentState, KnownAgent},
     agents::AgentServer,
+    configuration::ConfigurationService,
     deployments::Deployments,
     environments::EnvironmentSource,
     http_server::HttpServer,
@@ -53,6 +54,7 @@ pub struct ApiServer {
     verifier: Verifier,
     directory: AgentDirectory,
     store: Arc<dyn RouteStore>,
+    configuration: ConfigurationService,
     replica: ReplicaId,
     environments: Option<Arc<dyn EnvironmentSource>>,
     deployments: Deployments,
@@ -72,6 +74,7 @@ impl ApiServer {
             verifier,
             directory: AgentDirectory::new(agents),
             store: Arc::clone(&agents.store),
+            configuration: agents.configuration.clone(),
             replica: agents.replica,
             environments,
             deployments,
@@ -162,8 +165,10 @@ async fn get_agent(
     }
     let known = api.directory.find(&name).await.ok_or_else(|| ApiError::no_agent(&name))?;
     let mut locations = AgentLocations::lookup(&*api.store, &[known.id]).await;
+    let configuration = api.configuration.status(known.id);
     let agent = agent(known, &mut locations);
-    Ok(AgentResponse { replica: api.replica, time: SystemTime::now(), missing: locations.missing, agent })
+    let missing = locations.missing;
+    Ok(AgentResponse { replica: api.replica, time: SystemTime::now(), missing, agent, configuration })
 }
 
 fn agent(known: KnownAgent, locations: &mut AgentLocations) -> AgentInfo {

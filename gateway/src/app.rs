@@ -39,12 +39,13 @@ use crate::{
     agents::{AgentServer, Rebalancer, TunnelPermits},
     api::{ApiServer, Verifier},
     config::{Config, ConfigError, IdentityConfig},
+    configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource},
     cors::Cors,
     deployments::Deployments,
     disabled::KillSwitch,
     environments::EnvironmentFile,
     forward::Forwarder,
-    gitlab::{GitLabClient, GitLabSetup, SwitchMonitor, Usage, UsageReporter},
+    gitlab::{self, GitLabClient, GitLabSetup, SwitchMonitor, Usage, UsageReporter},
     identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities, Identity},
     listen::LOG_PERIOD,
     metrics::{self, Metrics, certificate::CertificateExpirations},
@@ -157,7 +158,7 @@ impl App {
                 .into_iter()
                 .chain(gitlab_agents.clone().map(|agents| Arc::new(agents) as Arc<dyn AgentAuthenticator>)),
         );
-        let gitlab_sources = gitlab.clone().zip(gitlab_agents);
+        let gitlab_sources = gitlab.clone().zip(gitlab_agents.clone());
         let (access, gitlab_callers) = access_control(&identities, gitlab_sources, api_tokens, &config);
         if let Some(redis) = &shared {
             metrics::redis::register(&mut registry, redis);
@@ -175,12 +176,25 @@ impl App {
             &config,
             metrics.clone(),
         ));
+        let configuration = ConfigurationService::new(
+            config.agent.configuration.poll_period,
+            ConfigurationMetrics::register(&mut registry),
+        );
+        if let Some((client, agents)) = gitlab.clone().zip(gitlab_agents) {
+            configuration.add_observer(gitlab::observer(client, agents));
+        }
+        configuration.add_source(Arc::new(ConfiguredSource::new(
+            identities.clone(),
+            config.agent.configuration.settings.clone(),
+            config.agent.configuration.max_configuration_file_size,
+        )));
         let kill_switch = Arc::new(KillSwitch::default());
         kill_switch.register(&mut registry);
         let usage = Usage::default();
         let agents = Arc::new(AgentServer {
             kill_switch: Arc::clone(&kill_switch),
             usage: usage.clone(),
+            configuration,
             identities: identities.clone(),
             sources,
             has_gitlab: gitlab.is_some(),

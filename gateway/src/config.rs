@@ -6,6 +6,7 @@
 mod agent;
 mod api;
 mod bounds;
+mod configuration;
 mod gitlab;
 mod kubernetes_api;
 mod network;
@@ -17,6 +18,7 @@ mod source;
 use std::{
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -28,6 +30,7 @@ use crate::cors::Origin;
 
 pub use self::agent::{AgentListen, AgentTunnelConfig};
 pub use self::api::{ApiConfig, ApiListen};
+pub use self::configuration::{AgentConfigurationConfig, RepositoryConfig};
 pub use self::gitlab::{ApiRateLimit, GitLabConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::network::Network;
@@ -38,6 +41,7 @@ pub use self::private_api::{ListenNetwork, PrivateApiConfig, PrivateListen};
 pub use self::redis::{RedisCluster, RedisConfig, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::source::ConfigError;
 pub(crate) use self::source::{read_text, unreadable};
+use crate::repository::RepositorySettings;
 
 /// The whole file.
 #[derive(Clone, Debug, Deserialize)]
@@ -83,6 +87,9 @@ pub struct AgentConfig {
     /// The tunnels.
     #[serde(default)]
     pub tunnel: AgentTunnelConfig,
+    /// The configuration files of agents.
+    #[serde(default)]
+    pub configuration: AgentConfigurationConfig,
     /// The time for which an answer of GitLab about an agent token is used.
     #[serde(default = "info_cache_ttl", deserialize_with = "bounds::timeout")]
     pub info_cache_ttl: Duration,
@@ -129,6 +136,7 @@ impl Default for AgentConfig {
             listen: AgentListen::default(),
             kubernetes_api: KubernetesApiConfig::default(),
             tunnel: AgentTunnelConfig::default(),
+            configuration: AgentConfigurationConfig::default(),
             info_cache_ttl: info_cache_ttl(),
             info_cache_error_ttl: info_cache_error_ttl(),
         }
@@ -184,10 +192,16 @@ impl Config {
             }
         }
 
-        for path in config.api.iter_mut().flat_map(ApiConfig::paths) {
+        let repository = config.agent.configuration.repository.iter_mut();
+        let files = repository.flat_map(RepositoryConfig::paths);
+        for path in config.api.iter_mut().flat_map(ApiConfig::paths).chain(files) {
             path.value = directory.join(&path.value);
         }
 
+        if let Some(section) = &config.agent.configuration.repository {
+            let settings = RepositorySettings::new(file, "agent.configuration.repository", section)?;
+            config.agent.configuration.settings = Some(Arc::new(settings));
+        }
         Ok(config)
     }
 
@@ -375,6 +389,7 @@ mod tests {
         let sources = [
             include_str!("config.rs"),
             include_str!("config/agent.rs"),
+            include_str!("config/configuration.rs"),
             include_str!("config/kubernetes_api.rs"),
             include_str!("config/observability.rs"),
             include_str!("config/redis.rs"),

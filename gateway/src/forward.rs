@@ -252,7 +252,8 @@ fn too_many_requests(to: &Destination) -> RequestError {
 }
 
 fn not_served(to: &Destination, services: &[ServiceName]) -> RequestError {
-    let served = services.iter().map(ServiceName::as_str).collect::<Vec<_>>().join(", ");
+    let served = services.iter().filter(|service| !service.is_internal()).map(ServiceName::as_str);
+    let served = served.collect::<Vec<_>>().join(", ");
     let what = format!("agent {} does not serve {}; it serves: {served}", to.name, to.service);
     RequestError::new(Reason::UnknownService, what)
 }

@@ -14,6 +14,7 @@
 //! | `switch` | whether GitLab has switched kas off |
 
 mod address;
+mod agent_configuration;
 mod agent_info;
 mod client;
 mod endpoint;
@@ -27,6 +28,7 @@ mod token_bucket;
 mod transport;
 mod usage;
 
+pub(crate) use self::agent_configuration::observer;
 pub use self::{
     address::{GitLabAddress, GitLabAddressError},
     agent_info::{AgentInfo, GitalyRepository, GitalyServer},

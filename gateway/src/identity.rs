@@ -7,6 +7,7 @@ mod gitlab;
 use std::{
     collections::HashMap,
     fmt,
+    path::PathBuf,
     sync::{Arc, atomic::AtomicU32},
     time::Duration,
 };
@@ -18,7 +19,7 @@ use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 
 pub use self::{current::Identities, gitlab::GitLabAgents};
-use crate::{promql::Labels, token::TokenHash};
+use crate::{promql::Labels, repository::RepositorySettings, token::TokenHash};
 
 /// A source of answers: who is this agent?
 pub trait AgentAuthenticator: fmt::Debug + Send + Sync {
@@ -68,7 +69,17 @@ pub struct Identity {
     agents_by_name: HashMap<AgentName, AgentId>,
     projects: HashMap<AgentId, u64>,
     agent_tokens: HashMap<TokenHash, AgentId>,
+    configurations: HashMap<AgentId, ConfigurationLocation>,
     caller_tokens: HashMap<TokenHash, Arc<Grant>>,
+}
+
+/// The location of an agent's configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConfigurationLocation {
+    /// A file of this machine.
+    File(PathBuf),
+    /// A Git repository.
+    Repository(Arc<RepositorySettings>),
 }
 
 /// The rights of a caller's token.
@@ -193,6 +204,11 @@ impl Identity {
     /// Returns the project of an agent, if it has one.
     pub fn project(&self, agent: AgentId) -> Option<u64> {
         self.projects.get(&agent).copied()
+    }
+
+    /// Returns the location of an agent's configuration, if its entry has one.
+    pub fn configuration(&self, agent: AgentId) -> Option<&ConfigurationLocation> {
+        self.configurations.get(&agent)
     }
 
     /// Returns all agents, in order of their names.

@@ -16,8 +16,8 @@
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
 //! * `agents` serves agents and registers their tunnels.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
+//! * [`configuration`] reads the configurations of agents, from files and from a [`repository`], and sends them to agentk.
 //! * [`gitlab`] sends requests to GitLab's internal API.
-//! * [`repository`] reads files of Git repositories.
 //! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
 //!   `agent_locations`.
 //! * [`app`] builds a replica from its [`config`] and its [`identity`] file, runs it and stops it.
@@ -32,6 +32,7 @@ mod api;
 pub mod app;
 pub mod cli;
 pub mod config;
+pub mod configuration;
 mod cors;
 pub mod deployments;
 mod destination;

@@ -1,9 +1,15 @@
 //! Reads files of a Git repository at a commit. Each kind of repository implements [`Repository`].
 
+mod git;
+mod settings;
+
 use std::{fmt, str::FromStr};
 
 use proto::AgentName;
 use router::BoxFuture;
+
+pub(crate) use self::git::GitRepositories;
+pub use self::settings::{Location, RepositorySettings};
 
 /// The directory of a repository that contains one directory for each agent with a configuration.
 pub const AGENTS_DIRECTORY: &str = ".gitlab/agents";

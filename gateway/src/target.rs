@@ -49,7 +49,7 @@ impl<'a> Target<'a> {
             .ok_or_else(|| unknown_path(whole))?;
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
         let service = rest[..end].parse::<ServiceName>().map_err(|_| unknown_path(whole))?;
-        if service.as_str() == ServiceName::CONTROL {
+        if service.is_internal() {
             return Err(unknown_path(whole));
         }
         // `/agents/a/prometheus` means `/agents/a/prometheus/`. With a query, the slash is required.

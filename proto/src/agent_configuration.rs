@@ -265,6 +265,13 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
     }
 
     #[test]
+    fn example_has_every_section_with_an_effect() {
+        let parsed = parse(include_str!("../../deploy/agent-configuration.example.yaml")).unwrap();
+        assert!(parsed.scope.is_some() && parsed.ci_access.is_some() && parsed.user_access.is_some());
+        assert_eq!((parsed.log_level(), parsed.warnings()), (Some(LogLevel::Info), Vec::<String>::new()));
+    }
+
+    #[test]
     fn invalid_file_is_refused_with_line_and_key() {
         for (text, expected) in [
             (

@@ -164,3 +164,45 @@ impl Drop for LogGuard {
         self.writer.0.flush(FLUSH_TIMEOUT);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Sends each line to a test.
+    struct Sink(mpsc::Sender<String>);
+
+    impl Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.send(String::from_utf8_lossy(bytes).into_owned()).map_err(io::Error::other)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn filter_is_replaced_while_the_log_runs() {
+        let (sender, lines) = mpsc::channel();
+        let writer = LogWriter::start(Sink(sender));
+        let builder = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("info"));
+        let builder = builder.with_writer(writer.clone()).with_filter_reloading();
+        let filter = LogFilter::new(builder.reload_handle());
+        tracing::subscriber::with_default(builder.finish(), || {
+            for level in ["info", "debug", "warn"] {
+                filter.set(EnvFilter::new(level));
+                tracing::debug!("details at {level}");
+                tracing::info!("event at {level}");
+            }
+        });
+        writer.0.flush(Duration::from_secs(30));
+        let text: String = lines.try_iter().collect();
+        let shown = |line: &str| text.contains(line);
+        assert!(shown("event at info") && shown("event at debug") && shown("details at debug"), "{text}");
+        assert!(!shown("details at info") && !shown("at warn"), "{text}");
+    }
+}

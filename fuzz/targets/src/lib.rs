@@ -4,6 +4,7 @@
 //! libFuzzer programs in `fuzz/fuzz_targets` call these functions with generated inputs. The tests in
 //! `fuzz/targets/tests` call them with every file in `fuzz/corpus`.
 
+pub mod agent_configuration;
 pub mod api;
 pub mod authorization;
 pub mod config;

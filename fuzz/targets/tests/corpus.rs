@@ -19,6 +19,7 @@ macro_rules! targets {
 }
 
 targets! {
+    agent_configuration
     api
     authorization
     config

@@ -14,6 +14,7 @@ use serde_json::json;
 use super::{QueryError, TokenError};
 use crate::{
     agent_locations::{AgentOwner, AgentState, rfc3339},
+    configuration::ConfigurationStatus,
     identity::SourceUnavailable,
 };
 
@@ -42,6 +43,8 @@ pub(super) struct AgentResponse {
     pub(super) time: SystemTime,
     pub(super) missing: Option<String>,
     pub(super) agent: AgentInfo,
+    /// The configuration of the agent, if it has a tunnel to the replica.
+    pub(super) configuration: Option<ConfigurationStatus>,
 }
 
 /// One agent in a response.

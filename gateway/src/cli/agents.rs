@@ -1,5 +1,6 @@
 //! The command `kas agents`, which lists the agents of the running kas.
 
+mod details;
 mod tables;
 
 use std::{
@@ -19,7 +20,10 @@ use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use self::tables::{summary, wide};
+use self::{
+    details::details,
+    tables::{summary, wide},
+};
 use super::{
     ConfigFile,
     error::{CliError, CommandResult, print, warn},
@@ -31,13 +35,40 @@ use crate::{agent_list::AgentList, config::Config};
 /// The list comes from the kas that runs with this configuration, at its observability.listen.address. It has the agents of
 /// all replicas. Of tunnels to other replicas it has only the number.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(super) struct Agents {
+    #[command(subcommand)]
+    command: Option<AgentsCommand>,
+    #[command(flatten)]
+    list: Option<List>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum AgentsCommand {
+    Show(Show),
+}
+
+/// The options of the list.
+#[derive(Debug, clap::Args)]
+struct List {
     #[command(flatten)]
     config: ConfigFile,
     /// The format of the list
     #[arg(long, short, value_enum, value_name = "FORMAT", default_value_t = Format::Table)]
     output: Format,
+}
+
+/// Show one agent: its state, its tunnels and its configuration
+///
+/// The configuration is that of the queried kas, and known if the agent has a tunnel to it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  kas agents show prod --config kas.yaml")]
+struct Show {
+    /// The name or the id of the agent
+    #[arg(value_name = "AGENT")]
+    agent: String,
+    #[command(flatten)]
+    config: ConfigFile,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -54,6 +85,7 @@ const EXAMPLES: &str = "\
 Examples:
   kas agents --config kas.yaml
   kas agents --config kas.yaml --output wide
+  kas agents show prod --config kas.yaml
   kas agents --config kas.yaml --output json |
     jq -r '.agents[] | select(.state != \"connected\").name'
 
@@ -80,11 +112,60 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_RESPONSE: usize = 128 << 20;
 
 impl Agents {
-    /// Requests the list and prints it.
+    /// Requests the list and prints it, or one agent of it.
     pub(super) fn run(self) -> CommandResult {
-        let listen = Config::read(&self.config.path)?.observability.listen.address;
+        match (self.command, self.list) {
+            (Some(AgentsCommand::Show(show)), _) => show.run(),
+            (None, Some(list)) => list.run(),
+            (None, None) => unreachable!("clap requires one of them"),
+        }
+    }
+}
+
+impl List {
+    fn run(self) -> CommandResult {
+        let body = self.config.request_agents()?;
+        let listing = parse(&body)?;
+        match self.output {
+            Format::Table => print(&summary(&listing)),
+            Format::Json => print(&String::from_utf8_lossy(&body)),
+            Format::Wide => print(&wide(&listing)),
+        }
+    }
+}
+
+impl Show {
+    fn run(self) -> CommandResult {
+        let mut listing = parse(&self.config.request_agents()?)?;
+        listing
+            .agents
+            .retain(|agent| agent.name.as_str() == self.agent || agent.id.to_string() == self.agent);
+        if listing.agents.is_empty() {
+            return Err(CliError::usage(format!("the identity file of kas has no agent {:?}", self.agent)));
+        }
+        print(&details(&listing))
+    }
+}
+
+fn parse(body: &[u8]) -> Result<AgentList, CliError> {
+    let listing: AgentList = serde_json::from_slice(body).map_err(|error| {
+        CliError::unavailable(format!("the server is not a kas of this version: {error}"))
+    })?;
+    if let Some(missing) = &listing.missing {
+        warn(&format!("agents of other replicas are not listed: {missing}"));
+    }
+    for rule in &listing.disabled {
+        warn(&format!("disabled: {rule}"));
+    }
+    Ok(listing)
+}
+
+impl ConfigFile {
+    /// Requests the list from the kas that runs with this configuration.
+    fn request_agents(&self) -> Result<Bytes, CliError> {
+        let listen = Config::read(&self.path)?.observability.listen.address;
         let address = reachable(listen);
-        let named = format!("{address} (observability.listen.address of {})", self.config.path.display());
+        let named = format!("{address} (observability.listen.address of {})", self.path.display());
         if listen.port() == 0 {
             return Err(CliError::usage(format!(
                 "{named} is a port that the system chooses: give kas a fixed one"
@@ -96,23 +177,9 @@ impl Agents {
             .build()
             .expect("the operating system lets a runtime start");
         let response = runtime.block_on(async { timeout(TIMEOUT, request_list(address)).await });
-        let body = response
+        response
             .unwrap_or_else(|_| Err(format!("no response within {} s", TIMEOUT.as_secs())))
-            .map_err(|what| CliError::unavailable(format!("no kas responds at {named}: {what}")))?;
-        let listing: AgentList = serde_json::from_slice(&body).map_err(|error| {
-            CliError::unavailable(format!("the server at {named} is not a kas of this version: {error}"))
-        })?;
-        if let Some(missing) = &listing.missing {
-            warn(&format!("agents of other replicas are not listed: {missing}"));
-        }
-        for rule in &listing.disabled {
-            warn(&format!("disabled: {rule}"));
-        }
-        match self.output {
-            Format::Table => print(&summary(&listing)),
-            Format::Json => print(&String::from_utf8_lossy(&body)),
-            Format::Wide => print(&wide(&listing)),
-        }
+            .map_err(|what| CliError::unavailable(format!("no kas responds at {named}: {what}")))
     }
 }
 

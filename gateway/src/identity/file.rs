@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, hash_map::Entry},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -15,10 +15,11 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 use tokio_util::sync::CancellationToken;
 
-use super::{AccessAs, Allowed, Caller, Grant, Identity};
+use super::{AccessAs, Allowed, Caller, ConfigurationLocation, Grant, Identity};
 use crate::{
-    config::{self, ConfigError},
+    config::{self, ConfigError, RepositoryConfig},
     promql::Labels,
+    repository::RepositorySettings,
     token::TokenHash,
 };
 
@@ -55,6 +56,16 @@ struct AgentEntry {
     #[serde(default)]
     project_id: Option<u64>,
     tokens: Spanned<Vec<Spanned<TokenHash>>>,
+    #[serde(default)]
+    configuration: Option<ConfigurationEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "lowercase")]
+enum ConfigurationEntry {
+    /// Relative to the identity file.
+    File(PathBuf),
+    Repository(Box<RepositoryConfig>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -166,7 +177,25 @@ fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<
     identity.agents_by_name.insert(agent.name.value.clone(), id);
     identity.agents.insert(id, agent.name.value);
     identity.projects.extend(agent.project_id.map(|project| (id, project)));
+    if let Some(entry) = agent.configuration {
+        identity.configurations.insert(id, configuration(entry, at)?);
+    }
     Ok(())
+}
+
+fn configuration(entry: ConfigurationEntry, at: &At<'_>) -> Result<ConfigurationLocation, ConfigError> {
+    let directory = at.path.parent().unwrap_or_else(|| Path::new(""));
+    match entry {
+        ConfigurationEntry::File(path) => Ok(ConfigurationLocation::File(directory.join(path))),
+        ConfigurationEntry::Repository(mut section) => {
+            for path in section.paths() {
+                path.value = directory.join(&path.value);
+            }
+            let key = format!("{}.configuration.repository", at.key);
+            let settings = RepositorySettings::new(at.path, &key, &section)?;
+            Ok(ConfigurationLocation::Repository(Arc::new(settings)))
+        }
+    }
 }
 
 fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Result<(), ConfigError> {
@@ -180,8 +209,8 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
     })?;
     let services = allowed(&entry.services, at, "services", |name| {
         let service: ServiceName = name.parse().map_err(|error| format!("{error}"))?;
-        if service.as_str() == ServiceName::CONTROL {
-            return Err("the service 'control' is reserved for kas".to_owned());
+        if service.is_internal() {
+            return Err(format!("the service '{service}' is reserved for kas"));
         }
         Ok(service)
     })?;
@@ -263,6 +292,7 @@ mod tests {
     use secrecy::SecretString;
 
     use super::*;
+    use crate::repository::Location;
 
     fn hash(token: &str) -> TokenHash {
         TokenHash::of(&SecretString::from(token))
@@ -354,6 +384,24 @@ mod tests {
     }
 
     #[test]
+    fn configuration_of_an_agent_is_a_file_or_a_repository() {
+        let text = "agents:\n- {id: 1, name: a, tokens: [], configuration: {file: agents/a.yaml}}\n\
+                    - {id: 2, name: b, tokens: [], configuration: {repository: {url: 'https://host/p.git', \
+                    password_file: token}}}\n- {id: 3, name: c, tokens: []}";
+        let identity = Identity::parse(Path::new("/etc/kas/id.yaml"), text).unwrap();
+        let file = ConfigurationLocation::File("/etc/kas/agents/a.yaml".into());
+        assert_eq!(identity.configuration(AgentId(1)), Some(&file));
+        let Some(ConfigurationLocation::Repository(repository)) = identity.configuration(AgentId(2)) else {
+            panic!("agent 2 has a repository");
+        };
+        let password = Some(("git".to_owned(), "/etc/kas/token".into()));
+        assert!(
+            matches!(&repository.location, Location::Https { credentials, .. } if *credentials == password)
+        );
+        assert_eq!(identity.configuration(AgentId(3)), None);
+    }
+
+    #[test]
     fn invalid_entry_is_refused_with_its_position() {
         for (text, expected) in [
             ("agents: [{id: 1, name: UP, tokens: []}]", "agents[0].name"),
@@ -368,6 +416,10 @@ mod tests {
             ),
             ("callers: [{name: a, tokens: [], agents: ['*'], services: [control]}]", "reserved for kas"),
             ("callers: [{name: 'a:b', tokens: [], agents: [], services: []}]", "without ':'"),
+            (
+                "callers: [{name: a, tokens: [], agents: ['*'], services: [configuration]}]",
+                "'configuration' is reserved for kas",
+            ),
             (
                 "callers: [{name: a, tokens: [], agents: [], services: [], access_as: {impersonate: {username: ''}}}]",
                 "must not be empty",
@@ -384,6 +436,11 @@ mod tests {
                 "callers: [{name: a, tokens: [], agents: [], services: [], prometheus: {label: {a: [b]}}}]",
                 "unknown field `label`",
             ),
+            (
+                "agents: [{id: 1, name: a, tokens: [], configuration: {repository: {url: 'http://host/a'}}}]",
+                "agents[0].configuration.repository.url: a repository decides",
+            ),
+            ("agents: [{id: 1, name: a, tokens: [], configuration: {files: a}}]", "agents[0].configuration"),
             ("people: []", "unknown field `people`"),
         ] {
             let error = parse(text).unwrap_err();

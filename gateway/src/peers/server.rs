@@ -217,9 +217,9 @@ impl PeerServer {
         let VerifiedRequest { header, service } = request;
         let declined =
             |reason, message: &str| Err(ProbeResponse::Declined { reason, message: message.to_owned() });
-        // kas sends control requests itself. They are never requests of a caller.
-        if service.as_str() == ServiceName::CONTROL {
-            return declined(Reason::UnknownService, "it does not forward control requests");
+        // kas sends these requests itself. They are never requests of a caller.
+        if service.is_internal() {
+            return declined(Reason::UnknownService, "it does not forward requests of kas itself");
         }
         match self.tunnels.choose(header.agent, service, header.class, &[], cores::current()) {
             TunnelChoice::Tunnel(request_permit) => Ok(request_permit),
@@ -232,7 +232,8 @@ impl PeerServer {
                  (agent.kubernetes_api.limits.max_requests_per_agent)",
             ),
             TunnelChoice::NotServed(services) => {
-                let served = services.iter().map(ServiceName::as_str).collect::<Vec<_>>().join(", ");
+                let served = services.iter().filter(|service| !service.is_internal());
+                let served = served.map(ServiceName::as_str).collect::<Vec<_>>().join(", ");
                 declined(Reason::UnknownService, &format!("the agent serves there: {served}"))
             }
         }

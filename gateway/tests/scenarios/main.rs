@@ -4,6 +4,7 @@ mod agent_list;
 mod agents;
 mod api;
 mod callers;
+mod configuration;
 mod disabled;
 mod drain;
 mod fidelity;

@@ -135,8 +135,13 @@ impl World {
 
     /// Starts an agent and waits until kas has two tunnels.
     pub async fn agent(&self, services: Services) -> RunningAgent {
+        self.agent_with_tunnels(services, 2).await
+    }
+
+    /// Starts an agent and waits until kas has `count` tunnels.
+    pub async fn agent_with_tunnels(&self, services: Services, count: i64) -> RunningAgent {
         let agent = self.start_agent(services);
-        self.tunnels(2).await;
+        self.tunnels(count).await;
         agent
     }
 

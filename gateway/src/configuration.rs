@@ -1,0 +1,111 @@
+//! The configuration of agents: reads it from files and repositories, and sends it to agentk.
+//!
+//! ```text
+//!   file ───────────┐                        ┌─► delivery: PUT through each tunnel ─► agentk
+//!   Git, Gitaly ────┴─► source ─► poller ─► state ─► observers (GitLab)
+//!                                  ▲         └─► `kas agents show`, internal API
+//!              push event, first tunnel
+//! ```
+//!
+//! One poller serves all tunnels of an agent at this replica, and lives as long as there is one. No request of a caller waits
+//! for it. A configuration that cannot be used leaves the last good one in force.
+
+mod configured;
+mod delivery;
+mod metrics;
+mod poller;
+mod source;
+mod state;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use parking_lot::{Mutex, RwLock};
+use proto::AgentId;
+use serde_json::Value;
+
+pub(crate) use self::configured::ConfiguredSource;
+use self::poller::Poller;
+pub use self::{
+    delivery::Delivery,
+    metrics::ConfigurationMetrics,
+    source::{ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading, read_repository},
+    state::{ConfigurationError, ConfigurationState, ConfigurationStatus},
+};
+use crate::identity::AgentIdentity;
+
+/// Receives each configuration that comes into force, as JSON.
+///
+/// It is called on a thread of a runtime and must not block. Each replica that holds a tunnel of the agent calls it.
+pub type Observer = Arc<dyn Fn(&AgentIdentity, &Arc<Value>) + Send + Sync>;
+
+/// Reads the configurations of the agents with tunnels to this replica. Clones are cheap, and share their state.
+#[derive(Clone, Debug)]
+pub struct ConfigurationService(Arc<Shared>);
+
+/// The state of the service.
+pub(crate) struct Shared {
+    poll_period: Duration,
+    sources: RwLock<Vec<Arc<dyn ConfigurationSource>>>,
+    observers: RwLock<Vec<Observer>>,
+    pollers: Mutex<HashMap<AgentId, Weak<Poller>>>,
+    metrics: ConfigurationMetrics,
+}
+
+impl ConfigurationService {
+    /// Returns a service without sources, whose pollers read every `poll_period`.
+    pub fn new(poll_period: Duration, metrics: ConfigurationMetrics) -> Self {
+        Self(Arc::new(Shared {
+            poll_period,
+            sources: RwLock::default(),
+            observers: RwLock::default(),
+            pollers: Mutex::default(),
+            metrics,
+        }))
+    }
+
+    /// Adds a source. The first source that knows an agent determines its configuration.
+    pub fn add_source(&self, source: Arc<dyn ConfigurationSource>) {
+        self.0.sources.write().push(source);
+    }
+
+    /// Adds an observer of the configurations that come into force after this call.
+    pub fn add_observer(&self, observer: Observer) {
+        self.0.observers.write().push(observer);
+    }
+
+    /// Reads the configurations from the repository of a project again, because it has received a push.
+    pub fn wake(&self, project_path: &str) {
+        for poller in self.0.pollers.lock().values().filter_map(Weak::upgrade) {
+            poller.wake(project_path);
+        }
+    }
+
+    /// Returns the delivery of the agent's configuration to one of its tunnels. The first one starts the poller.
+    pub fn subscribe(&self, agent: &AgentIdentity) -> Delivery {
+        let mut pollers = self.0.pollers.lock();
+        let poller = pollers.get(&agent.id).and_then(Weak::upgrade).unwrap_or_else(|| {
+            pollers.retain(|_, poller| poller.strong_count() > 0);
+            let poller = Arc::new(Poller::start(Arc::clone(&self.0), agent.clone()));
+            pollers.insert(agent.id, Arc::downgrade(&poller));
+            poller
+        });
+        Delivery::new(poller, self.0.metrics.clone())
+    }
+
+    /// Returns the configuration of an agent for operators, or `None` if it has no tunnel to this replica.
+    pub fn status(&self, agent: AgentId) -> Option<ConfigurationStatus> {
+        let poller = self.0.pollers.lock().get(&agent).and_then(Weak::upgrade)?;
+        Some(poller.state().borrow().status())
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("sources", &*self.sources.read()).finish_non_exhaustive()
+    }
+}

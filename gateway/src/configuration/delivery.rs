@@ -1,0 +1,118 @@
+//! Sends the configuration of an agent through one of its tunnels.
+
+use std::{future::pending, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::Request;
+use proto::{
+    ServiceName,
+    agent_configuration::{CONFIGURATION_PATH, ConfigurationUpdate},
+    header,
+};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+use tunnel::{Body, Tunnel};
+
+use super::{ConfigurationMetrics, ConfigurationState, poller::Poller};
+
+/// The time that an agent may take for the response.
+const PUSH_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time for which a new tunnel may wait for its configuration before it takes requests.
+const FIRST_PUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pause after a push that failed. It doubles up to five minutes.
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+/// The longest pause after a push that failed.
+const MAX_PAUSE: Duration = Duration::from_secs(300);
+
+/// The configuration of one agent for one tunnel. The poller of the agent runs while a delivery exists.
+#[derive(Debug)]
+pub struct Delivery {
+    poller: Arc<Poller>,
+    state: watch::Receiver<ConfigurationState>,
+    metrics: ConfigurationMetrics,
+}
+
+/// The result of one push.
+enum PushResult {
+    Accepted,
+    /// The agent does not accept this configuration.
+    Refused(String),
+    /// The agent did not respond.
+    Failed(String),
+}
+
+impl Delivery {
+    pub(super) fn new(poller: Arc<Poller>, metrics: ConfigurationMetrics) -> Self {
+        let mut state = poller.state();
+        // The first reading may be complete.
+        state.mark_changed();
+        Self { poller, state, metrics }
+    }
+
+    /// Sends the configuration if it is known already, so that it is in force before the first request of a caller.
+    ///
+    /// This takes a second at most. [`Self::run`] sends it again if it fails.
+    pub async fn send_current(&mut self, tunnel: &Tunnel) {
+        let update = self.state.borrow_and_update().update();
+        let Some(update) = update else { return };
+        let sent = timeout(FIRST_PUSH_TIMEOUT, push(tunnel, &update)).await;
+        if let Ok(PushResult::Accepted) = sent {
+            self.metrics.count_push("ok");
+        } else {
+            self.state.mark_changed();
+        }
+    }
+
+    /// Sends each version of the configuration through the tunnel. The future never completes.
+    pub async fn run(mut self, tunnel: Tunnel) {
+        let mut pause = FIRST_PAUSE;
+        while self.state.changed().await.is_ok() {
+            let update = self.state.borrow_and_update().update();
+            let Some(update) = update else { continue };
+            let name = &self.poller.agent().name;
+            match push(&tunnel, &update).await {
+                PushResult::Accepted => {
+                    self.metrics.count_push("ok");
+                    pause = FIRST_PAUSE;
+                }
+                PushResult::Refused(error) => {
+                    self.metrics.count_push("refused");
+                    tracing::warn!(agent.name = %name, error, "configuration refused by agentk");
+                }
+                PushResult::Failed(error) => {
+                    self.metrics.count_push("failed");
+                    tracing::debug!(agent.name = %name, error, "configuration not sent to agentk");
+                    self.state.mark_changed();
+                    sleep(pause).await;
+                    pause = (pause * 2).min(MAX_PAUSE);
+                }
+            }
+        }
+        pending().await
+    }
+}
+
+async fn push(tunnel: &Tunnel, update: &ConfigurationUpdate) -> PushResult {
+    let body = serde_json::to_vec(update).expect("serializable");
+    let request = Request::put(CONFIGURATION_PATH)
+        .header(header::SERVICE, ServiceName::CONFIGURATION)
+        .body(Body::from(Bytes::from(body)))
+        .expect("valid request");
+    match timeout(PUSH_TIMEOUT, tunnel.call(request)).await {
+        Ok(Ok(response)) if response.status().is_success() => PushResult::Accepted,
+        Ok(Ok(response)) => {
+            let message = response.headers().get(header::ERROR_MESSAGE).and_then(|it| it.to_str().ok());
+            let message: String = message.unwrap_or_default().chars().take(300).collect();
+            let error = format!("{} {message}", response.status());
+            if response.status().is_client_error() {
+                PushResult::Refused(error)
+            } else {
+                PushResult::Failed(error)
+            }
+        }
+        Ok(Err(error)) => PushResult::Failed(error.to_string()),
+        Err(_) => PushResult::Failed("no response in time".to_owned()),
+    }
+}

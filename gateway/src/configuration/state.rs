@@ -1,0 +1,329 @@
+//! The configuration of one agent: the version in force, and the error of a newer one. No I/O.
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use proto::agent_configuration::{AgentConfiguration, ConfigurationUpdate};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{ConfigurationFile, FileKey, ReadError, Reading};
+use crate::agent_locations::rfc3339;
+
+/// The configuration of one agent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ConfigurationState {
+    /// The version in force.
+    version: Option<String>,
+    /// The configuration in force as JSON, or `None` if no valid one was read yet.
+    configuration: Option<Arc<Value>>,
+    warnings: Vec<String>,
+    error: Option<ConfigurationError>,
+    /// The last time when the source responded.
+    observed: Option<SystemTime>,
+    /// The last file that the source returned, valid or not.
+    last: Option<FileKey>,
+    project: Option<String>,
+}
+
+/// The reason why the newest version cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigurationError {
+    /// The problem and its place.
+    pub message: String,
+    /// The time of the first attempt that failed like this.
+    pub since: SystemTime,
+}
+
+/// The configuration of an agent, as operators see it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigurationStatus {
+    /// The version in force: a commit, or a digest of a local file.
+    pub version: Option<String>,
+    /// The last time when the file or the repository was read.
+    #[serde(with = "optional_rfc3339")]
+    pub read: Option<SystemTime>,
+    /// The keys of the file that have no effect.
+    pub warnings: Vec<String>,
+    /// The reason why the newest version is not in force.
+    pub error: Option<String>,
+    /// The time since which there is this error.
+    #[serde(with = "optional_rfc3339")]
+    pub error_since: Option<SystemTime>,
+}
+
+/// The kind of the result of one reading, for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReadResult {
+    /// A new version is in force.
+    Ok,
+    /// The version is the one that was read before.
+    Unchanged,
+    /// No source knows the agent.
+    None,
+    /// The file is invalid.
+    Invalid,
+    /// The file cannot be used: too large, or not a file.
+    Refused,
+    /// The source does not respond.
+    Unavailable,
+}
+
+impl ConfigurationState {
+    /// Applies the result of reading the sources at `now`.
+    pub(super) fn apply(
+        &mut self,
+        result: Result<Option<Reading>, ReadError>,
+        now: SystemTime,
+    ) -> ReadResult {
+        if !matches!(result, Err(ReadError::Unavailable(_))) {
+            self.observed = Some(now);
+        }
+        match result {
+            Ok(None) => {
+                // A former configuration, also one from an earlier process of kas, is not in force any more.
+                *self = Self {
+                    observed: self.observed,
+                    configuration: Some(Arc::new(Value::Object(serde_json::Map::new()))),
+                    ..Self::default()
+                };
+                ReadResult::None
+            }
+            Ok(Some(Reading::Unchanged)) => {
+                // An error of the file stays, and an outage is over.
+                if self.error.as_ref().is_some_and(|error| error.message.starts_with(UNAVAILABLE)) {
+                    self.error = None;
+                }
+                ReadResult::Unchanged
+            }
+            Ok(Some(Reading::File(file))) => self.apply_file(file, now),
+            Err(ReadError::Unavailable(what)) => {
+                self.set_error(format!("{UNAVAILABLE}{what}"), now);
+                ReadResult::Unavailable
+            }
+            Err(ReadError::Refused(what)) => {
+                self.last = None;
+                self.set_error(what, now);
+                ReadResult::Refused
+            }
+        }
+    }
+
+    fn apply_file(&mut self, file: ConfigurationFile, now: SystemTime) -> ReadResult {
+        self.last = Some(file.key);
+        self.project = file.project;
+        match parse(&file.path, file.content) {
+            Ok(configuration) => {
+                self.warnings = configuration.warnings();
+                let value = serde_json::to_value(&configuration).expect("serializable");
+                if self.configuration.as_deref() != Some(&value) {
+                    self.configuration = Some(Arc::new(value));
+                }
+                self.version = Some(file.version);
+                self.error = None;
+                ReadResult::Ok
+            }
+            Err(what) => {
+                self.set_error(format!("{what} (version {})", file.version), now);
+                ReadResult::Invalid
+            }
+        }
+    }
+
+    fn set_error(&mut self, message: String, now: SystemTime) {
+        if self.error.as_ref().is_none_or(|error| error.message != message) {
+            self.error = Some(ConfigurationError { message, since: now });
+        }
+    }
+
+    /// Returns the key of the last file that the source returned.
+    pub(super) fn last(&self) -> Option<&FileKey> {
+        self.last.as_ref()
+    }
+
+    /// Returns true if a file is in force.
+    pub(super) fn has_version(&self) -> bool {
+        self.version.is_some()
+    }
+
+    /// Returns the path of the Git project.
+    pub(super) fn project(&self) -> Option<&str> {
+        self.project.as_deref()
+    }
+
+    /// Returns the configuration in force.
+    pub fn configuration(&self) -> Option<&Arc<Value>> {
+        self.configuration.as_ref()
+    }
+
+    /// Returns the reason why the newest version cannot be used.
+    pub fn error(&self) -> Option<&ConfigurationError> {
+        self.error.as_ref()
+    }
+
+    /// Returns the keys of the file that have no effect.
+    pub(super) fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Returns true if agentk should receive this state after `other`.
+    pub(super) fn differs(&self, other: &Self) -> bool {
+        (&self.version, &self.configuration, &self.error)
+            != (&other.version, &other.configuration, &other.error)
+    }
+
+    /// Returns the message for agentk, or `None` before the first reading.
+    pub(super) fn update(&self) -> Option<ConfigurationUpdate> {
+        if self.configuration.is_none() && self.error.is_none() {
+            return None;
+        }
+        let observed = self.observed.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let observed = observed.unwrap_or(Duration::ZERO).as_millis();
+        Some(ConfigurationUpdate {
+            observed: u64::try_from(observed).unwrap_or(u64::MAX),
+            version: self.version.clone(),
+            configuration: self.configuration.as_deref().cloned(),
+            error: self.error.as_ref().map(|error| error.message.clone()),
+        })
+    }
+
+    /// Returns the state for operators.
+    pub fn status(&self) -> ConfigurationStatus {
+        let error = self.error.as_ref();
+        ConfigurationStatus {
+            version: self.version.clone(),
+            read: self.observed,
+            warnings: self.warnings.clone(),
+            error: error.map(|error| error.message.clone()),
+            error_since: error.map(|error| error.since),
+        }
+    }
+}
+
+/// The beginning of the message about a source that does not respond.
+const UNAVAILABLE: &str = "the configuration cannot be read: ";
+
+fn parse(path: &Path, content: Option<Vec<u8>>) -> Result<AgentConfiguration, String> {
+    let text = String::from_utf8(content.unwrap_or_default())
+        .map_err(|_| format!("{}: the file is not UTF-8 text", path.display()))?;
+    AgentConfiguration::parse(path, &text).map_err(|error| error.to_string())
+}
+
+impl ReadResult {
+    /// Returns the value of the metric's label.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Unchanged => "unchanged",
+            Self::None => "none",
+            Self::Invalid => "invalid",
+            Self::Refused => "refused",
+            Self::Unavailable => "unavailable",
+        }
+    }
+}
+
+mod optional_rfc3339 {
+    use std::time::SystemTime;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::rfc3339;
+
+    #[derive(Serialize, Deserialize)]
+    struct Time(#[serde(with = "rfc3339")] SystemTime);
+
+    pub(super) fn serialize<S: Serializer>(time: &Option<SystemTime>, to: S) -> Result<S::Ok, S::Error> {
+        time.map(Time).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SystemTime>, D::Error> {
+        Ok(Option::<Time>::deserialize(from)?.map(|Time(time)| time))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: SystemTime = SystemTime::UNIX_EPOCH;
+
+    fn at(seconds: u64) -> SystemTime {
+        START + Duration::from_secs(seconds)
+    }
+
+    fn file(version: &str, content: Option<&str>) -> Result<Option<Reading>, ReadError> {
+        Ok(Some(Reading::File(ConfigurationFile {
+            key: FileKey(version.to_owned()),
+            version: version.to_owned(),
+            path: "agents/prod/config.yaml".into(),
+            content: content.map(|text| text.as_bytes().to_vec()),
+            project: None,
+        })))
+    }
+
+    const LEVEL: &str = "observability: {logging: {level: debug}}";
+
+    #[test]
+    fn invalid_file_keeps_the_last_good_one() {
+        let mut state = ConfigurationState::default();
+        assert_eq!(state.update(), None, "nothing is sent before the first reading");
+        assert_eq!(state.apply(file("1", Some(LEVEL)), at(1)), ReadResult::Ok);
+        let good = state.update().unwrap();
+
+        assert_eq!(state.apply(file("2", Some("observability: {login: {}}")), at(2)), ReadResult::Invalid);
+        let update = state.update().unwrap();
+        assert_eq!((&update.version, &update.configuration), (&good.version, &good.configuration));
+        let error = update.error.unwrap();
+        assert!(
+            error.starts_with("agents/prod/config.yaml:1:17: observability.login: unknown field"),
+            "{error}"
+        );
+        assert!(error.ends_with("(version 2)"), "{error}");
+        assert_eq!(state.last(), Some(&FileKey("2".to_owned())), "it is not read again");
+        state.apply(Ok(Some(Reading::Unchanged)), at(3));
+        assert_eq!(state.status().error_since, Some(at(2)));
+
+        assert_eq!(state.apply(file("3", None), at(4)), ReadResult::Ok);
+        assert_eq!(state.status().error, None);
+        assert_eq!(state.update().unwrap().configuration, Some(serde_json::json!({})));
+    }
+
+    #[test]
+    fn outage_is_an_error_until_the_source_responds() {
+        let mut state = ConfigurationState::default();
+        let outage = || Err(ReadError::Unavailable("connection refused".to_owned()));
+        assert_eq!(state.apply(outage(), at(1)), ReadResult::Unavailable);
+        assert_eq!(state.update().unwrap().configuration, None, "agentk keeps the one that it has");
+        state.apply(file("1", Some(LEVEL)), at(2));
+        let good = state.clone();
+        state.apply(outage(), at(3));
+        assert!(state.differs(&good));
+        assert_eq!(state.status().read, Some(at(2)));
+        state.apply(outage(), at(4));
+        assert_eq!(state.status().error_since, Some(at(3)));
+        state.apply(Ok(Some(Reading::Unchanged)), at(5));
+        assert!(!state.differs(&good));
+    }
+
+    #[test]
+    fn refused_entry_is_read_again_each_time() {
+        let mut state = ConfigurationState::default();
+        state.apply(file("1", Some(LEVEL)), at(1));
+        let refused = Err(ReadError::Refused("config.yaml is a directory".to_owned()));
+        assert_eq!(state.apply(refused, at(2)), ReadResult::Refused);
+        assert_eq!((state.last(), state.status().version.as_deref()), (None, Some("1")));
+    }
+
+    #[test]
+    fn agent_without_source_has_an_empty_configuration() {
+        let mut state = ConfigurationState::default();
+        state.apply(file("1", Some(LEVEL)), at(1));
+        assert_eq!(state.apply(Ok(None), at(2)), ReadResult::None);
+        let update = state.update().unwrap();
+        assert_eq!((update.version, update.configuration), (None, Some(serde_json::json!({}))));
+    }
+}
