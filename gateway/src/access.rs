@@ -1,9 +1,11 @@
 //! May this caller reach this agent, and as whom?
 //!
-//! [`AccessControl`] asks its sources in their order. The identity file is the first one (`file`).
+//! [`AccessControl`] asks its sources in their order: the tokens of the identity file (`file`), and OIDC tokens, whose rights are
+//! in the same file (`oidc`).
 
 mod credential;
 mod file;
+mod oidc;
 
 use std::{fmt, sync::Arc};
 
@@ -11,7 +13,10 @@ use http::HeaderMap;
 use proto::{AgentId, AgentName, Reason};
 use router::BoxFuture;
 
-pub use self::credential::{Credential, TokenKind};
+pub use self::{
+    credential::{Credential, TokenKind},
+    oidc::OidcAuthorizer,
+};
 use crate::{error::RequestError, identity::Grant, target::Target};
 
 /// A source of answers: may this caller reach this agent, and as whom?
@@ -24,6 +29,7 @@ pub trait CallerAuthorizer: fmt::Debug + Send + Sync {
     /// * `unauthorized`: the credential is of this source and is not valid, or neither it nor the path names an agent.
     /// * `unknown-agent`: there is no such agent, or the caller may not use it.
     /// * `forbidden`: the caller may not use the service, or the credential is for another agent.
+    /// * `identity-unavailable`: the source cannot answer now.
     fn authorize<'a>(
         &'a self,
         credential: &'a Credential,

@@ -31,7 +31,7 @@ pub use self::{
     validated_config::{Listeners, ValidatedConfig},
 };
 use crate::{
-    access::{AccessControl, CallerAuthorizer},
+    access::{AccessControl, CallerAuthorizer, OidcAuthorizer},
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
     agents::{AgentServer, Rebalancer, TunnelPermits},
@@ -42,6 +42,7 @@ use crate::{
     identity::{AgentAuthenticator, AgentSources, Identities, Identity},
     listen::LOG_PERIOD,
     metrics::{self, Metrics, certificate::CertificateExpirations},
+    oidc::Issuers,
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::{ProxyServer, ResponseBudget},
     secret::SecretFile,
@@ -68,6 +69,8 @@ pub struct App {
     pub admin: Arc<AdminServer>,
     /// The agents and callers of the identity file.
     pub identities: Identities,
+    /// The issuers of OIDC tokens.
+    pub issuers: Issuers,
     /// Each new value makes this replica read its files again.
     pub reload: watch::Sender<()>,
     readiness: Readiness,
@@ -93,7 +96,7 @@ impl App {
     pub fn new(config: Config, identity: Identity) -> Self {
         let store = Arc::new(MemoryStore::default());
         let context = ReplicaContext::standalone(ReplicaId::random(), store, &config);
-        Self::of_replica(context, config, identity, None, None, None)
+        Self::of_replica(context, config, identity, Issuers::default(), None, None, None)
     }
 
     /// Builds a replica of a fleet. Without an exporter, the tracer of `traces` exports the spans by itself.
@@ -101,6 +104,7 @@ impl App {
         context: ReplicaContext,
         config: Config,
         identity: Identity,
+        issuers: Issuers,
         traces: Option<Traces>,
         exporter: Option<Exporter>,
         redis: Option<(RedisStore, SyncTask)>,
@@ -111,10 +115,12 @@ impl App {
         }
         let metrics = Metrics::register(&mut registry);
         process::logs::register(&mut registry, "kas");
-        let identities = Identities::new(identity);
+        issuers.metrics.register(&mut registry);
+        let identities = Identities::new(identity).with_issuers(issuers.names());
         let file = Arc::new(identities.clone());
         let sources = AgentSources::new([Arc::clone(&file) as Arc<dyn AgentAuthenticator>]);
-        let access = AccessControl::new([file as Arc<dyn CallerAuthorizer>]);
+        let oidc = Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone()));
+        let access = AccessControl::new([file as Arc<dyn CallerAuthorizer>, oidc]);
         let limits = config.agent.kubernetes_api.limits.clone();
         let tunnels = Arc::new(LocalTunnels::new(limits.max_requests_per_agent));
         let ReplicaContext { replica, store, connector, secret } = context;
@@ -195,6 +201,7 @@ impl App {
             api: None,
             admin,
             identities,
+            issuers,
             reload: watch::Sender::new(()),
             readiness,
             certificates: Vec::new(),
@@ -267,6 +274,10 @@ impl App {
         let (budget, until) = (Arc::clone(&self.callers.budget), draining.clone());
         background.spawn(async move {
             until.run_until_cancelled(budget.run(&metrics)).await;
+        });
+        let (issuers, until) = (self.issuers.clone(), draining.clone());
+        background.spawn(async move {
+            until.run_until_cancelled(issuers.run()).await;
         });
         self.follow_files(background);
         if let Some(exporter) = self.exporter.take() {

@@ -9,6 +9,7 @@ mod bounds;
 mod kubernetes_api;
 mod network;
 mod observability;
+mod oidc;
 mod private_api;
 mod redis;
 mod source;
@@ -30,6 +31,7 @@ pub use self::network::Network;
 pub use self::observability::{
     LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen, TracingConfig,
 };
+pub use self::oidc::{IssuerConfig, OidcConfig, SigningAlgorithm};
 pub use self::private_api::{ListenNetwork, PrivateApiConfig, PrivateListen};
 pub use self::redis::{RedisCluster, RedisConfig, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::source::ConfigError;
@@ -54,6 +56,9 @@ pub struct Config {
     pub api: Option<ApiConfig>,
     /// The agents and callers.
     pub identity: IdentityConfig,
+    /// The issuers of tokens that callers may use.
+    #[serde(default)]
+    pub oidc: OidcConfig,
     /// The positions of the keys, for errors.
     #[serde(skip)]
     keys: KeyLocations,
@@ -127,7 +132,9 @@ impl Config {
             }
         }
 
-        for path in config.api.iter_mut().flat_map(ApiConfig::paths) {
+        let authorities =
+            config.oidc.issuers.iter_mut().filter_map(|issuer| issuer.ca_certificate_file.as_mut());
+        for path in config.api.iter_mut().flat_map(ApiConfig::paths).chain(authorities) {
             path.value = directory.join(&path.value);
         }
 
@@ -300,6 +307,7 @@ mod tests {
             include_str!("config/redis.rs"),
             include_str!("config/private_api.rs"),
             include_str!("config/api.rs"),
+            include_str!("config/oidc.rs"),
         ];
         let keys = sources
             .iter()

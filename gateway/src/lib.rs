@@ -12,6 +12,7 @@
 //!
 //! * `proxy` serves callers: start with its function `handle`. It uses `target` (the path), `access` (authentication and
 //!   authorization), `headers`, `cors`, `promql` (queries of restricted callers), `error` and `traces`.
+//! * [`oidc`] verifies the tokens of OpenID Connect issuers for `access`.
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
 //! * `agents` serves agents and registers their tunnels.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
@@ -39,6 +40,7 @@ pub mod identity;
 mod io;
 mod listen;
 pub mod metrics;
+pub mod oidc;
 pub mod peers;
 mod promql;
 mod proxy;
@@ -54,7 +56,7 @@ mod tunnel_entry;
 /// Parts of a replica, for its tests, benchmarks and fuzz targets.
 pub mod internals {
     pub use crate::{
-        access::{AccessControl, AuthorizedCaller, CallerAuthorizer, Credential, TokenKind},
+        access::{AccessControl, AuthorizedCaller, CallerAuthorizer, Credential, OidcAuthorizer, TokenKind},
         agents::Rebalancer,
         api::{ApiServer, Query, TokenError, Verifier},
         destination::Destination,

@@ -95,6 +95,8 @@ reasons! {
     ClusterMisbehaved = "cluster-misbehaved", BAD_GATEWAY, Cluster;
     /// agentk has no valid credential for its cluster.
     ClusterCredential = "cluster-credential", BAD_GATEWAY, Cluster;
+    /// The source of identities that knows the credential cannot answer now.
+    IdentityUnavailable = "identity-unavailable", SERVICE_UNAVAILABLE, Server;
     /// kas is stopping.
     Draining = "draining", SERVICE_UNAVAILABLE, Server;
     /// A limit of kas was reached.

@@ -6,13 +6,15 @@ use proto::AgentId;
 use secrecy::SecretString;
 
 use super::unauthorized;
-use crate::error::RequestError;
+use crate::{error::RequestError, token::TokenHash};
 
 /// The content of an `Authorization` header. It is parsed and not yet verified.
 #[derive(Debug)]
 pub struct Credential {
     /// The token, without the prefix that names its kind and the agent.
     pub token: SecretString,
+    /// The hash of the token, by which every source looks it up.
+    pub hash: TokenHash,
     /// The prefix of the token.
     pub kind: TokenKind,
     /// The user name of basic authentication, which is the name of the caller.
@@ -80,7 +82,11 @@ impl Credential {
                 (kind, token)
             }
         };
-        (!token.is_empty()).then(|| Self { token: SecretString::from(token), kind, name: None })
+        if token.is_empty() {
+            return None;
+        }
+        let token = SecretString::from(token);
+        Some(Self { hash: TokenHash::of(&token), token, kind, name: None })
     }
 
     fn basic(encoded: &str) -> Option<Self> {

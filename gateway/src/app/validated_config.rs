@@ -19,6 +19,7 @@ use crate::{
     config::{Config, ConfigError, unreadable},
     identity::Identity,
     listen::{BindError, Listener},
+    oidc::Issuers,
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
     secret::SecretFile,
     tls::{Certificate, MutualTls},
@@ -38,6 +39,7 @@ pub struct ValidatedConfig {
     pub(super) config: Config,
     pub(super) private: Option<PeerConfig>,
     identity: Identity,
+    issuers: Issuers,
     agent_certificate: Option<Certificate>,
     public_certificate: Option<Certificate>,
     api_certificate: Option<Certificate>,
@@ -100,6 +102,8 @@ impl ValidatedConfig {
             ConfigError::new(file, path.referenced, "identity.file", what)
         })?;
         let identity = Identity::read(&path.value)?;
+        let issuers = Issuers::read(file, &config)?;
+        identity.check_issuers(&path.value, &issuers.names())?;
         let private = config.private_api.as_ref();
         let private = private
             .map(|section| PeerConfig::read(file, section, config.keys(), NetworkEnv::from_process()))
@@ -112,6 +116,7 @@ impl ValidatedConfig {
             config,
             private,
             identity,
+            issuers,
             agent_certificate,
             public_certificate,
             api_certificate,
@@ -229,7 +234,7 @@ impl ValidatedConfig {
                 redis = Some((store, sync));
             }
         }
-        let mut app = App::of_replica(fleet, config, self.identity, traces, exporter, redis);
+        let mut app = App::of_replica(fleet, config, self.identity, self.issuers, traces, exporter, redis);
         let public = self.agent_certificate.into_iter().chain(self.public_certificate);
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate).cloned();
         app.certificates = public.chain(self.api_certificate).chain(peer_certificate).collect();

@@ -15,7 +15,10 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 use tokio_util::sync::CancellationToken;
 
-use super::{AccessAs, Allowed, Caller, Grant, Identity};
+use super::{
+    AccessAs, Allowed, Caller, Grant, Identity, Rights,
+    oidc::{ClaimRule, ClaimValues, OidcAccess, OidcRule},
+};
 use crate::{
     config::{self, ConfigError},
     promql::Labels,
@@ -61,15 +64,27 @@ struct AgentEntry {
 #[serde(deny_unknown_fields)]
 struct CallerEntry {
     name: Spanned<String>,
-    tokens: Spanned<Vec<Spanned<TokenHash>>>,
+    #[serde(default)]
+    tokens: Option<Vec<Spanned<TokenHash>>>,
+    #[serde(default)]
+    oidc: Option<OidcEntry>,
     /// Names or ids of agents, or `*`.
     agents: Vec<Spanned<String>>,
     /// Names of services, or `*`.
     services: Vec<Spanned<String>>,
     #[serde(default)]
-    access_as: Option<AccessAsEntry>,
+    access_as: Option<Spanned<AccessAsEntry>>,
     #[serde(default)]
     prometheus: Option<PrometheusEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OidcEntry {
+    /// The name of an issuer in the configuration of kas.
+    issuer: Spanned<String>,
+    /// The values that each claim may have.
+    claims: Spanned<BTreeMap<String, ClaimValues>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -83,6 +98,7 @@ struct PrometheusEntry {
 #[serde(deny_unknown_fields, rename_all = "lowercase")]
 enum AccessAsEntry {
     Agent(Empty),
+    User(Empty),
     Impersonate(Box<Spanned<ImpersonateEntry>>),
 }
 
@@ -185,18 +201,67 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
         }
         Ok(service)
     })?;
-    let access_as = match entry.access_as {
-        None | Some(AccessAsEntry::Agent(Empty {})) => AccessAs::Agent,
-        Some(AccessAsEntry::Impersonate(entry)) => impersonation(*entry, at)?,
-    };
     let labels = entry.prometheus.map(|entry| {
         Labels::new(&entry.labels.value)
             .map_err(|error| at.error("prometheus.labels", &entry.labels, error.to_string()))
     });
-    let labels = labels.transpose()?;
-    let caller = Arc::new(Caller { name: entry.name.value, agents, services, access_as, labels });
+    let rights = Rights { name: entry.name.value.clone(), agents, services, labels: labels.transpose()? };
+    let access = match entry.access_as {
+        None => OidcAccess::Fixed(AccessAs::Agent),
+        Some(access_as) => {
+            let location = access_as.referenced;
+            match access_as.value {
+                AccessAsEntry::Agent(Empty {}) => OidcAccess::Fixed(AccessAs::Agent),
+                AccessAsEntry::Impersonate(entry) => OidcAccess::Fixed(impersonation(*entry, at)?),
+                AccessAsEntry::User(Empty {}) if entry.oidc.is_some() && entry.tokens.is_none() => {
+                    OidcAccess::User
+                }
+                AccessAsEntry::User(Empty {}) => {
+                    let what =
+                        "only an OIDC token has a user: this needs the key oidc, and an entry without tokens";
+                    return Err(ConfigError::new(
+                        at.path,
+                        location,
+                        format!("{}.access_as.user", at.key),
+                        what,
+                    ));
+                }
+            }
+        }
+    };
+    if entry.tokens.is_none() && entry.oidc.is_none() {
+        return Err(at.error("name", &entry.name, "a caller needs tokens, oidc or both"));
+    }
+
+    if let OidcAccess::Fixed(access_as) = &access {
+        let access_as = access_as.clone();
+        let caller = Arc::new(Caller { rights: rights.clone(), access_as, user: None });
+        add_tokens(identity, entry.tokens.unwrap_or_default(), &caller, at)?;
+    }
+    if let Some(oidc) = entry.oidc {
+        let claims = claim_rules(oidc.claims, at)?;
+        identity.oidc_rules.push(OidcRule {
+            issuer: oidc.issuer.value,
+            location: oidc.issuer.referenced,
+            key: at.key.clone(),
+            claims,
+            rights,
+            access,
+            revoked: CancellationToken::new(),
+            in_flight: Arc::default(),
+        });
+    }
+    Ok(())
+}
+
+fn add_tokens(
+    identity: &mut Identity,
+    tokens: Vec<Spanned<TokenHash>>,
+    caller: &Arc<Caller>,
+    at: &At<'_>,
+) -> Result<(), ConfigError> {
     let in_flight = Arc::default();
-    for token in entry.tokens.value {
+    for token in tokens {
         if identity.agent_tokens.contains_key(&token.value) {
             return Err(at.error(
                 "tokens",
@@ -206,7 +271,7 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
         }
         match identity.caller_tokens.entry(token.value) {
             Entry::Vacant(vacant) => vacant.insert(Arc::new(Grant {
-                caller: Arc::clone(&caller),
+                caller: Arc::clone(caller),
                 revoked: CancellationToken::new(),
                 in_flight: Arc::clone(&in_flight),
             })),
@@ -214,6 +279,18 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
         };
     }
     Ok(())
+}
+
+fn claim_rules(
+    claims: Spanned<BTreeMap<String, ClaimValues>>,
+    at: &At<'_>,
+) -> Result<Vec<ClaimRule>, ConfigError> {
+    if claims.value.is_empty() || claims.value.values().any(|ClaimValues(values)| values.is_empty()) {
+        let what = "at least one claim is needed, each with a value; `iss` with the URL of the issuer admits all of its tokens";
+        return Err(at.error("oidc.claims", &claims, what));
+    }
+    let rules = claims.value.into_iter().map(|(name, ClaimValues(values))| ClaimRule { name, values });
+    Ok(rules.collect())
 }
 
 fn allowed<T>(
@@ -294,14 +371,14 @@ mod tests {
         assert_eq!(identity.find("2"), Some(AgentId(2)));
         assert_eq!(identity.find("3"), None);
 
-        let ci = &identity.grant(&"c".to_owned().into()).unwrap().caller;
+        let ci = &identity.grant(&hash("c")).unwrap().caller;
         assert!(ci.may_use(AgentId(1)) && !ci.may_use(AgentId(2)));
         assert!(
             ci.may_use_service(&"kubernetes".parse().unwrap())
                 && !ci.may_use_service(&"prometheus".parse().unwrap())
         );
         assert!(matches!(&ci.access_as, AccessAs::Impersonate { username, .. } if username == "ci"));
-        let ops = &identity.grant(&"d".to_owned().into()).unwrap().caller;
+        let ops = &identity.grant(&hash("d")).unwrap().caller;
         assert!(ops.may_use(AgentId(2)));
         assert_eq!(ops.access_as, AccessAs::Agent);
         assert_eq!(identity.agents_of(ci).len(), 1);
@@ -309,8 +386,7 @@ mod tests {
 
     #[test]
     fn streams_continue_with_unchanged_rights() {
-        let grant =
-            |identity: &Identity, token: &str| identity.grant(&token.to_owned().into()).unwrap().clone();
+        let grant = |identity: &Identity, token: &str| identity.grant(&hash(token)).unwrap().clone();
         let former = parse(&example()).unwrap();
         let (ci, ops) = (grant(&former, "c"), grant(&former, "d"));
 

@@ -12,6 +12,8 @@
 pub mod fleet;
 #[cfg(feature = "kas")]
 pub mod internal_api;
+#[cfg(feature = "kas")]
+pub mod issuer;
 pub mod logs;
 pub mod process;
 pub mod redis;

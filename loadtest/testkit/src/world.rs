@@ -14,6 +14,7 @@ use gateway::{
     config::Config,
     identity::Identity,
     internals::Traces,
+    oidc::{DocumentSource, Issuers},
     peers::ReplicaContext,
     token::{self, Holder, TokenHash},
 };
@@ -30,6 +31,8 @@ use tokio::io::DuplexStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tunnel::Body;
 
+use crate::issuer::TestIssuer;
+
 /// The address of callers.
 pub const CALLER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 40_000);
 
@@ -39,7 +42,7 @@ pub struct World {
     pub kas: Arc<App>,
     pub agent_token: SecretString,
     pub caller_token: SecretString,
-    /// The background task that `App::run` would run.
+    /// The background tasks that `App::run` would run.
     _background: Arc<AbortOnDropHandle<()>>,
     /// The tracer of agents.
     tracer: Option<Tracer>,
@@ -74,22 +77,51 @@ impl World {
         edit(&mut config);
         let store = Arc::new(MemoryStore::default());
         let fleet = ReplicaContext::standalone(ReplicaId::random(), store, &config);
-        let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
-        Self::replica(fleet, config, tokens, traces, tracer)
+        Self::build(fleet, config, new_tokens(), Issuers::default(), traces, tracer)
+    }
+
+    /// Creates a kas whose callers may have tokens of an OIDC issuer. `issuer` are additional keys of its entry in
+    /// `oidc.issuers`.
+    pub fn with_issuer(issuer: &TestIssuer, keys: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("kas.yaml");
+        let url = TestIssuer::URL;
+        let entry = format!("{{name: test, issuer: '{url}', audiences: [kas], {keys}}}");
+        std::fs::write(&file, format!("identity: {{file: identity.yaml}}\noidc: {{issuers: [{entry}]}}\n"))
+            .unwrap();
+        let config = Config::read(&file).unwrap();
+        let source: Arc<dyn DocumentSource> = Arc::new(issuer.clone());
+        let issuers = Issuers::with_sources(&file, &config, |_, _| Ok(Arc::clone(&source))).unwrap();
+        let store = Arc::new(MemoryStore::default());
+        let fleet = ReplicaContext::standalone(ReplicaId::random(), store, &config);
+        Self::build(fleet, config, new_tokens(), issuers, None, None)
     }
 
     /// Creates one of several replicas, with the given agent token and caller token.
     pub fn replica(
         fleet: ReplicaContext,
         config: Config,
+        tokens: (SecretString, SecretString),
+        traces: Option<Traces>,
+        tracer: Option<Tracer>,
+    ) -> Self {
+        Self::build(fleet, config, tokens, Issuers::default(), traces, tracer)
+    }
+
+    fn build(
+        fleet: ReplicaContext,
+        config: Config,
         (agent_token, caller_token): (SecretString, SecretString),
+        issuers: Issuers,
         traces: Option<Traces>,
         tracer: Option<Tracer>,
     ) -> Self {
         let identity = identity(&[&agent_token], &caller_token);
-        let kas = Arc::new(App::of_replica(fleet, config, identity, traces, None, None));
-        let callers = Arc::clone(&kas.callers);
-        let run = async move { callers.budget.run(&callers.metrics).await };
+        let kas = Arc::new(App::of_replica(fleet, config, identity, issuers, traces, None, None));
+        let (callers, issuers) = (Arc::clone(&kas.callers), kas.issuers.clone());
+        let run = async move {
+            tokio::join!(callers.budget.run(&callers.metrics), issuers.run());
+        };
         let background = Arc::new(AbortOnDropHandle::new(tokio::spawn(run)));
         Self { kas, agent_token, caller_token, _background: background, tracer, pipes: Arc::default() }
     }
@@ -200,6 +232,13 @@ impl World {
         self.kas.identities.replace(parse(&self.identity_file(rights)));
     }
 
+    /// Replaces the identity file by one whose callers are these: the items of a list, like `{name: a, …}, {…}`.
+    pub fn set_callers(&self, callers: &str) {
+        let agent = TokenHash::of(&self.agent_token);
+        let text = format!("agents: [{{id: 1, name: prod, tokens: ['{agent}']}}]\ncallers: [{callers}]\n");
+        self.kas.identities.replace(parse(&text));
+    }
+
     /// Returns an identity file with additional keys of the caller.
     pub fn identity_file(&self, rights: &str) -> String {
         let (agent, caller) = (TokenHash::of(&self.agent_token), TokenHash::of(&self.caller_token));
@@ -278,6 +317,10 @@ pub fn configuration() -> Config {
     let file = directory.path().join("kas.yaml");
     std::fs::write(&file, "identity: {file: identity.yaml}").unwrap();
     Config::read(&file).unwrap()
+}
+
+fn new_tokens() -> (SecretString, SecretString) {
+    (token::new(Holder::Agent), token::new(Holder::Caller))
 }
 
 fn identity(agent: &[&SecretString], caller: &SecretString) -> Identity {
