@@ -4,6 +4,7 @@ mod agents;
 mod check_config;
 mod error;
 mod kubeconfig;
+mod login;
 mod manual;
 mod serve;
 mod table;
@@ -33,6 +34,8 @@ enum Command {
     CheckConfig(check_config::CheckConfig),
     Agents(agents::Agents),
     Kubeconfig(kubeconfig::Kubeconfig),
+    Login(login::Login),
+    Logout(login::Logout),
     Token(Token),
     /// Print the Redis schema of kas: keys, types, lifetimes and sizes
     #[command(after_help = "Example:\n  kas redis-schema")]
@@ -132,6 +135,8 @@ impl Cli {
             Command::CheckConfig(check) => check.run(),
             Command::Agents(agents) => agents.run(),
             Command::Kubeconfig(kubeconfig) => kubeconfig.run(),
+            Command::Login(login) => login.run(),
+            Command::Logout(logout) => logout.run(),
             Command::Token(Token { command: TokenCommand::New { holder } }) => new_token(holder),
             Command::Token(Token { command: TokenCommand::Hash }) => hash(),
             Command::RedisSchema => print(router::redis::SCHEMA),
