@@ -22,6 +22,7 @@ pub use self::{
     client::{DocumentSource, FetchError, HttpClient},
     endpoint::{EndpointUrl, EndpointUrlError},
     issuer::{Issuer, Issuers, KeysUnavailable},
+    keys::KeySet,
     metadata::ProviderMetadata,
     metrics::OidcMetrics,
     token::{Claims, TokenError, UnverifiedToken, VerifiedToken},

@@ -26,6 +26,7 @@ targets! {
     hello
     identity
     kubeconfig
+    oidc
     peer
     policy
     prometheus

@@ -1,7 +1,12 @@
 //! Issuers, and the task that fetches the keys of each.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
+use serde_saphyr::Spanned;
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, timeout},
@@ -64,10 +69,7 @@ impl Issuers {
     pub fn with_sources(
         file: &Path,
         config: &Config,
-        source: impl Fn(
-            usize,
-            Option<&serde_saphyr::Spanned<std::path::PathBuf>>,
-        ) -> Result<Arc<dyn DocumentSource>, ConfigError>,
+        source: impl Fn(usize, Option<&Spanned<PathBuf>>) -> Result<Arc<dyn DocumentSource>, ConfigError>,
     ) -> Result<Self, ConfigError> {
         let metrics = OidcMetrics::default();
         let mut issuers: Vec<Issuer> = Vec::new();
@@ -109,7 +111,7 @@ impl Issuers {
         self.issuers.iter().find(|issuer| issuer.policy.issuer == url)
     }
 
-    /// Fetches the keys of all issuers, now and again and again. The future never completes.
+    /// Fetches the keys of all issuers, and again when they are due. The future never completes, unless there are no issuers.
     pub async fn run(&self) {
         futures_util::future::join_all(self.issuers.iter().map(Issuer::run)).await;
     }

@@ -14,7 +14,7 @@ const MAX_KEYS: usize = 32;
 
 /// The keys that verify signatures.
 #[derive(Debug)]
-pub(super) struct KeySet(Vec<VerificationKey>);
+pub struct KeySet(Vec<VerificationKey>);
 
 #[derive(Debug)]
 struct VerificationKey {
@@ -35,7 +35,7 @@ impl KeySet {
     /// # Errors
     ///
     /// It is not a JWK Set, or no key is left.
-    pub(super) fn parse(body: &[u8]) -> Result<Self, FetchError> {
+    pub fn parse(body: &[u8]) -> Result<Self, FetchError> {
         let subject = "the JWK Set (jwks_uri)";
         let document: Document =
             serde_json::from_slice(body).map_err(|error| FetchError::invalid(subject, &error))?;

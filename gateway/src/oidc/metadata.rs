@@ -34,7 +34,12 @@ impl ProviderMetadata {
         Self::parse(&body, issuer)
     }
 
-    fn parse(body: &[u8], issuer: &str) -> Result<Self, FetchError> {
+    /// Parses the document of the issuer with this URL.
+    ///
+    /// # Errors
+    ///
+    /// The document is not valid, or is that of another issuer.
+    pub fn parse(body: &[u8], issuer: &str) -> Result<Self, FetchError> {
         let metadata: Self = serde_json::from_slice(body)
             .map_err(|error| FetchError::invalid("the discovery document", &error))?;
         // Section 4.3: otherwise one issuer could pass off the keys of another as its own.

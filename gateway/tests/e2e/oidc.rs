@@ -23,6 +23,7 @@ fn world(provider: &OidcProvider, cluster: &std::path::Path) -> World {
         options.sections.push(("oidc", json!({"issuers": [issuer]})));
     });
     put_caller(&world, "id1");
+    world.kas.process.line("it has read the file", |line| line.contains("file reloaded"));
     world
 }
 

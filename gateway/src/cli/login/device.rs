@@ -59,6 +59,8 @@ pub(super) async fn log_in(
             Err(LoginError::Refused(error)) if error.error == "slow_down" => {
                 interval += Duration::from_secs(5)
             }
+            // Section 3.5, too: a lost connection does not end the login.
+            Err(LoginError::Unavailable(_)) => interval = (interval * 2).min(Duration::from_secs(60)),
             result => return result,
         }
     }

@@ -35,13 +35,13 @@ pub(super) struct Tokens {
 /// The reason for which there is no token.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LoginError {
-    /// The issuer does not respond, or its response is not valid.
+    /// The issuer does not respond. Another attempt may succeed.
     #[error(transparent)]
     Unavailable(#[from] FetchError),
     /// The issuer refused, with an error code of RFC 6749 section 5.2 or RFC 8628 section 3.5.
     #[error("the issuer refused the login: {0}")]
     Refused(OauthError),
-    /// The login failed on this machine.
+    /// The login failed on this machine, or the response of the issuer is not valid.
     #[error("{0}")]
     Failed(String),
 }
@@ -106,7 +106,7 @@ impl OauthClient {
         nonce: Option<&str>,
     ) -> Result<Tokens, LoginError> {
         let body = self.post(&self.token_endpoint, parameters).await?;
-        let invalid = |what: &str| FetchError::failed(&self.token_endpoint, &what);
+        let invalid = |what: &str| LoginError::Failed(format!("{}: {what}", self.token_endpoint));
         // The text of the error would have a part of the token.
         let response: TokenResponse =
             serde_json::from_slice(&body).map_err(|_| invalid("the response has no tokens"))?;
@@ -121,10 +121,10 @@ impl OauthClient {
         let parsed = UnverifiedToken::parse(token.expose_secret()).ok().flatten();
         let parsed = parsed.ok_or_else(|| invalid("the token is not a JWT, so that kas cannot verify it"))?;
         if parsed.issuer() != Some(&self.issuer) {
-            return Err(invalid("the token is that of another issuer (iss)").into());
+            return Err(invalid("the token is that of another issuer (iss)"));
         }
         if self.kind == TokenKind::Id && nonce.is_some() && parsed.claim("nonce") != nonce {
-            return Err(invalid("the token is that of another login (nonce)").into());
+            return Err(invalid("the token is that of another login (nonce)"));
         }
         let expires = parsed.expires().ok_or_else(|| invalid("the token has no expiration (exp)"))?;
         drop(parsed);

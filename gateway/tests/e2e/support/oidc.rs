@@ -58,7 +58,9 @@ fn build(directory: &Path) -> bool {
         return false;
     }
     let mut go = Command::new("timeout");
-    go.args(["600", "go", "install", MODULE]).env("GOBIN", directory).env("CGO_ENABLED", "0");
+    go.args(["600", "go", "install", MODULE]).env("GOBIN", directory);
+    // The go of a distribution may be older than the module allows.
+    go.env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "auto");
     let output = run(&mut go, b"");
     if !output.status.success() {
         skipped(&format!("{MODULE} cannot be built: {}", String::from_utf8_lossy(&output.stderr)));
