@@ -1,12 +1,13 @@
 //! May this caller reach this agent, and as whom?
 //!
-//! [`AccessControl`] asks its sources in their order: the identity file (`file`), GitLab's own requests (`rails`), and the jobs
-//! and users of GitLab (`gitlab`).
+//! [`AccessControl`] asks its sources in their order: the tokens of the identity file (`file`), OIDC tokens, whose rights are in
+//! the same file (`oidc`), GitLab's own requests (`rails`), and the jobs and users of GitLab (`gitlab`).
 
 mod credential;
 mod file;
 mod gitlab;
 mod in_flight;
+mod oidc;
 mod rails;
 mod session;
 
@@ -19,6 +20,7 @@ use router::BoxFuture;
 pub use self::{
     credential::{Credential, TokenKind},
     gitlab::GitLabAuthorizer,
+    oidc::OidcAuthorizer,
 };
 pub(crate) use self::{
     gitlab::AgentNames, in_flight::InFlightCounters, rails::RailsAuthorizer, session::without_credentials,

@@ -32,7 +32,8 @@ pub use self::{
 };
 use crate::{
     access::{
-        AccessControl, AgentNames, CallerAuthorizer, GitLabAuthorizer, InFlightCounters, RailsAuthorizer,
+        AccessControl, AgentNames, CallerAuthorizer, GitLabAuthorizer, InFlightCounters, OidcAuthorizer,
+        RailsAuthorizer,
     },
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
@@ -49,6 +50,7 @@ use crate::{
     identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities, Identity},
     listen::LOG_PERIOD,
     metrics::{self, Metrics, certificate::CertificateExpirations},
+    oidc::Issuers,
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::{ProxyServer, ResponseBudget},
     secret::SecretFile,
@@ -81,6 +83,8 @@ pub struct App {
     pub usage: Usage,
     /// The jobs and users of GitLab, if one is configured.
     pub gitlab_callers: Option<Arc<GitLabAuthorizer>>,
+    /// The issuers of OIDC tokens.
+    pub issuers: Issuers,
     /// Each new value makes this replica read its files again.
     pub reload: watch::Sender<()>,
     readiness: Readiness,
@@ -104,6 +108,8 @@ pub struct App {
 pub struct ReplicaSources {
     /// The identity file.
     pub identity: Identity,
+    /// The issuers of OIDC tokens.
+    pub issuers: Issuers,
     /// The GitLab, if one is configured.
     pub gitlab: Option<GitLabClient>,
     /// The tokens of GitLab and other clients of the internal API, if it is configured.
@@ -138,11 +144,12 @@ impl App {
         }
         let metrics = Metrics::register(&mut registry);
         process::logs::register(&mut registry, "kas");
-        let ReplicaSources { identity, gitlab, api_tokens } = sources;
+        let ReplicaSources { identity, issuers, gitlab, api_tokens } = sources;
         if let Some(gitlab) = &gitlab {
             gitlab.register(&mut registry);
         }
-        let identities = Identities::new(identity);
+        issuers.metrics.register(&mut registry);
+        let identities = Identities::new(identity).with_issuers(issuers.names());
         let file = Arc::new(identities.clone());
         let limits = config.agent.kubernetes_api.limits.clone();
         let tunnels = Arc::new(LocalTunnels::new(limits.max_requests_per_agent));
@@ -159,7 +166,8 @@ impl App {
                 .chain(gitlab_agents.clone().map(|agents| Arc::new(agents) as Arc<dyn AgentAuthenticator>)),
         );
         let gitlab_sources = gitlab.clone().zip(gitlab_agents.clone());
-        let (access, gitlab_callers) = access_control(&identities, gitlab_sources, api_tokens, &config);
+        let (access, gitlab_callers) =
+            access_control(&identities, &issuers, gitlab_sources, api_tokens, &config);
         if let Some(redis) = &shared {
             metrics::redis::register(&mut registry, redis);
             let help = "1 if other replicas reach this one at its published address, else 0";
@@ -265,6 +273,7 @@ impl App {
             identities,
             deployments,
             usage,
+            issuers,
             reload: watch::Sender::new(()),
             readiness,
             certificates: Vec::new(),
@@ -345,6 +354,10 @@ impl App {
         let (switch, until) = (Arc::clone(&self.callers.kill_switch), draining.clone());
         background.spawn(async move {
             until.run_until_cancelled(switch.run()).await;
+        });
+        let (issuers, until) = (self.issuers.clone(), draining.clone());
+        background.spawn(async move {
+            until.run_until_cancelled(issuers.run()).await;
         });
         self.follow_files(background);
         if let Some(exporter) = self.exporter.take() {
@@ -484,6 +497,7 @@ impl From<Identity> for ReplicaSources {
 /// Returns the sources of callers in their order, and that of GitLab's jobs and users.
 fn access_control(
     identities: &Identities,
+    issuers: &Issuers,
     gitlab: Option<(GitLabClient, GitLabAgents)>,
     api_tokens: Option<Verifier>,
     config: &Config,
@@ -494,6 +508,7 @@ fn access_control(
         let (identities, has_gitlab) = (identities.clone(), gitlab.is_some());
         sources.push(Arc::new(RailsAuthorizer::new(verifier, identities, has_gitlab, in_flight.clone())));
     }
+    sources.push(Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone())));
     let gitlab = gitlab.map(|(client, agents)| {
         let names = AgentNames { identities: identities.clone(), agents };
         Arc::new(GitLabAuthorizer::new(client, names, in_flight, &config.agent.kubernetes_api))

@@ -5,6 +5,7 @@ mod check_config;
 mod disable;
 mod error;
 mod kubeconfig;
+mod login;
 mod manual;
 mod serve;
 mod table;
@@ -36,6 +37,8 @@ enum Command {
     Kubeconfig(kubeconfig::Kubeconfig),
     Disable(disable::Disable),
     Enable(disable::Enable),
+    Login(login::Login),
+    Logout(login::Logout),
     Token(Token),
     /// Print the Redis schema of kas: keys, types, lifetimes and sizes
     #[command(after_help = "Example:\n  kas redis-schema")]
@@ -137,6 +140,8 @@ impl Cli {
             Command::Kubeconfig(kubeconfig) => kubeconfig.run(),
             Command::Disable(disable) => disable.run(),
             Command::Enable(enable) => enable.run(),
+            Command::Login(login) => login.run(),
+            Command::Logout(logout) => logout.run(),
             Command::Token(Token { command: TokenCommand::New { holder } }) => new_token(holder),
             Command::Token(Token { command: TokenCommand::Hash }) => hash(),
             Command::RedisSchema => print(router::redis::SCHEMA),

@@ -11,6 +11,7 @@ mod gitlab;
 mod kubernetes_api;
 mod network;
 mod observability;
+mod oidc;
 mod private_api;
 mod redis;
 mod source;
@@ -37,6 +38,7 @@ pub use self::network::Network;
 pub use self::observability::{
     LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen, TracingConfig,
 };
+pub use self::oidc::{IssuerConfig, OidcConfig, SigningAlgorithm};
 pub use self::private_api::{ListenNetwork, PrivateApiConfig, PrivateListen};
 pub use self::redis::{RedisCluster, RedisConfig, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::source::ConfigError;
@@ -69,6 +71,9 @@ pub struct Config {
     /// The kill switch.
     #[serde(default)]
     pub disabled: DisabledConfig,
+    /// The issuers of tokens that callers may use.
+    #[serde(default)]
+    pub oidc: OidcConfig,
     /// The positions of the keys, for errors.
     #[serde(skip)]
     keys: KeyLocations,
@@ -194,7 +199,9 @@ impl Config {
 
         let repository = config.agent.configuration.repository.iter_mut();
         let files = repository.flat_map(RepositoryConfig::paths);
-        for path in config.api.iter_mut().flat_map(ApiConfig::paths).chain(files) {
+        let authorities =
+            config.oidc.issuers.iter_mut().filter_map(|issuer| issuer.ca_certificate_file.as_mut());
+        for path in config.api.iter_mut().flat_map(ApiConfig::paths).chain(files).chain(authorities) {
             path.value = directory.join(&path.value);
         }
 
@@ -396,6 +403,7 @@ mod tests {
             include_str!("config/private_api.rs"),
             include_str!("config/api.rs"),
             include_str!("config/gitlab.rs"),
+            include_str!("config/oidc.rs"),
         ];
         let keys = sources
             .iter()

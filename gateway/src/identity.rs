@@ -3,11 +3,12 @@
 mod current;
 mod file;
 mod gitlab;
+mod oidc;
 
 use std::{
     collections::HashMap,
     fmt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicU32},
     time::Duration,
 };
@@ -18,8 +19,12 @@ use router::BoxFuture;
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 
+use self::oidc::OidcRule;
 pub use self::{current::Identities, gitlab::GitLabAgents};
-use crate::{promql::Labels, repository::RepositorySettings, token::TokenHash};
+use crate::{
+    config::ConfigError, oidc::VerifiedToken, promql::Labels, repository::RepositorySettings,
+    token::TokenHash,
+};
 
 /// A source of answers: who is this agent?
 pub trait AgentAuthenticator: fmt::Debug + Send + Sync {
@@ -71,6 +76,10 @@ pub struct Identity {
     agent_tokens: HashMap<TokenHash, AgentId>,
     configurations: HashMap<AgentId, ConfigurationLocation>,
     caller_tokens: HashMap<TokenHash, Arc<Grant>>,
+    /// The entries with `oidc`, in the order of the file.
+    oidc_rules: Vec<OidcRule>,
+    /// The number of versions before this one.
+    version: u64,
 }
 
 /// The location of an agent's configuration.
@@ -96,12 +105,19 @@ pub struct Grant {
 /// A person or program that sends requests to clusters.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// The name in logs, which is also the user name of basic authentication.
-    pub name: String,
-    agents: Allowed<AgentId>,
-    services: Allowed<ServiceName>,
+    rights: Rights,
     /// The identity of the caller in the cluster.
     pub access_as: AccessAs,
+    /// The user of an OIDC token, for logs.
+    pub user: Option<String>,
+}
+
+/// The rights of an entry of the identity file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rights {
+    name: String,
+    agents: Allowed<AgentId>,
+    services: Allowed<ServiceName>,
     labels: Option<Labels>,
 }
 
@@ -162,18 +178,53 @@ impl Identity {
         self.agent_tokens.get(hash) == Some(&agent)
     }
 
+    /// Returns the number of versions that this process has read before this one.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Returns the rights of an OIDC token: those of the first entry that matches it.
+    pub fn oidc_grant(&self, token: &VerifiedToken) -> Option<Arc<Grant>> {
+        self.oidc_rules.iter().find_map(|rule| rule.grant(token)).map(Arc::new)
+    }
+
+    /// Returns whether any caller with tokens of an issuer may use a service of an agent.
+    pub fn issuer_may_use(&self, issuer: &str, agent: AgentId, service: &ServiceName) -> bool {
+        self.oidc_rules.iter().any(|rule| {
+            rule.issuer == issuer
+                && rule.rights.agents.contains(&agent)
+                && rule.rights.services.contains(service)
+        })
+    }
+
+    /// Checks that each issuer of an entry is configured. `path` is for errors.
+    ///
+    /// # Errors
+    ///
+    /// An entry refers to an issuer that is none of `names`.
+    pub fn check_issuers(&self, path: &Path, names: &[String]) -> Result<(), ConfigError> {
+        let Some(rule) = self.oidc_rules.iter().find(|rule| !names.contains(&rule.issuer)) else {
+            return Ok(());
+        };
+        let what =
+            format!("there is no issuer {:?} in oidc.issuers of the configuration of kas", rule.issuer);
+        Err(ConfigError::new(path, rule.location, format!("{}.oidc.issuer", rule.key), what))
+    }
+
     /// Returns the rights of a caller's token.
-    pub fn grant(&self, token: &SecretString) -> Option<&Arc<Grant>> {
-        self.caller_tokens.get(&TokenHash::of(token))
+    pub fn grant(&self, token: &TokenHash) -> Option<&Arc<Grant>> {
+        self.caller_tokens.get(token)
     }
 
     /// Takes over the state of the previous version. The streams of a token continue if its caller has the same rights.
     fn inherit(&mut self, previous: &Self) {
+        self.version = previous.version + 1;
+        oidc::inherit(&mut self.oidc_rules, &previous.oidc_rules);
         // The limit of a caller is shared by all of its tokens, including new ones.
         let in_flight: HashMap<&str, &Arc<AtomicU32>> =
-            previous.caller_tokens.values().map(|old| (&*old.caller.name, &old.in_flight)).collect();
+            previous.caller_tokens.values().map(|old| (old.caller.name(), &old.in_flight)).collect();
         for new in self.caller_tokens.values_mut() {
-            if let Some(old) = in_flight.get(&*new.caller.name) {
+            if let Some(old) = in_flight.get(new.caller.name()) {
                 Arc::make_mut(new).in_flight = Arc::clone(old);
             }
         }
@@ -247,24 +298,29 @@ impl Caller {
         access_as: AccessAs,
     ) -> Self {
         let (agents, services) = (Allowed::Only(vec![agent]), Allowed::Only(services));
-        Self { name, agents, services, access_as, labels: None }
+        Self { rights: Rights { name, agents, services, labels: None }, access_as, user: None }
+    }
+
+    /// Returns the name of the entry, which is also the user name of basic authentication.
+    pub fn name(&self) -> &str {
+        &self.rights.name
     }
 
     /// Returns whether the caller may use an agent.
     pub fn may_use(&self, agent: AgentId) -> bool {
-        self.agents.contains(&agent)
+        self.rights.agents.contains(&agent)
     }
 
     /// Returns whether the caller may use a service of its agents.
     pub fn may_use_service(&self, service: &ServiceName) -> bool {
-        self.services.contains(service)
+        self.rights.services.contains(service)
     }
 
     /// Returns the labels to which requests to this service are restricted. Only `prometheus` and `prometheus.<name>` are
     /// restricted.
     pub fn labels(&self, service: &ServiceName) -> Option<&Labels> {
         let rest = service.as_str().strip_prefix(ServiceName::PROMETHEUS)?;
-        self.labels.as_ref().filter(|_| rest.is_empty() || rest.starts_with('.'))
+        self.rights.labels.as_ref().filter(|_| rest.is_empty() || rest.starts_with('.'))
     }
 }
 

@@ -13,6 +13,7 @@
 //! * `proxy` serves callers: start with its function `handle`. It uses `target` (the path), `access` (authentication and
 //!   authorization), `headers`, `cors`, `promql` (queries of restricted callers), `error` and `traces`.
 //! * [`disabled`] is the kill switch: the rules by which the operator disables requests.
+//! * [`oidc`] verifies the tokens of OpenID Connect issuers for `access`.
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
 //! * `agents` serves agents and registers their tunnels.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
@@ -47,6 +48,7 @@ pub mod identity;
 mod io;
 mod listen;
 pub mod metrics;
+pub mod oidc;
 pub mod peers;
 mod promql;
 mod proxy;
@@ -64,7 +66,8 @@ mod tunnel_entry;
 pub mod internals {
     pub use crate::{
         access::{
-            AccessControl, AuthorizedCaller, CallerAuthorizer, Credential, GitLabAuthorizer, TokenKind,
+            AccessControl, AuthorizedCaller, CallerAuthorizer, Credential, GitLabAuthorizer, OidcAuthorizer,
+            TokenKind,
         },
         agents::Rebalancer,
         api::{ApiServer, Query, TokenError, Verifier},

@@ -79,7 +79,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     switch.check(&request)?;
     let AuthorizedCaller { grant, agent, name } =
         context.server.access.authorize(head.headers(), &target).await?;
-    (request.agent, request.caller) = (Some((agent, &name)), Some(&*grant.caller.name));
+    (request.agent, request.caller) = (Some((agent, &name)), Some(grant.caller.name()));
     switch.check(&request)?;
 
     let upgrade = hop_by_hop::upgrade_protocol(head.headers()).is_some();

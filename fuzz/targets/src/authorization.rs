@@ -114,7 +114,7 @@ pub fn run(data: &[u8]) {
 
 fn access(headers: &HeaderMap, target: &Target<'_>) -> Result<(String, u64), RequestError> {
     let caller = ACCESS.authorize(headers, target).now_or_never().expect("the identity file needs no I/O")?;
-    Ok((caller.grant.caller.name.clone(), caller.agent.0))
+    Ok((caller.grant.caller.name().to_owned(), caller.agent.0))
 }
 
 /// Returns the caller and the agent that may be accessed. This second implementation follows the documentation.

@@ -49,7 +49,11 @@ fn check(identity: &Identity) {
             assert_eq!(identity.find(name.as_str()), Some(id));
         }
     }
-    if let Some(grant) = identity.grant(&CANARY.to_owned().into()) {
-        assert!(identity.agent(&CANARY.to_owned().into()).is_none(), "{} is an agent too", grant.caller.name);
+    if let Some(grant) = identity.grant(&gateway::token::TokenHash::of(&CANARY.to_owned().into())) {
+        assert!(
+            identity.agent(&CANARY.to_owned().into()).is_none(),
+            "{} is an agent too",
+            grant.caller.name()
+        );
     }
 }

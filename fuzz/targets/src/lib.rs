@@ -13,6 +13,7 @@ pub mod hello;
 pub mod identity;
 mod input;
 pub mod kubeconfig;
+pub mod oidc;
 pub mod peer;
 pub mod policy;
 pub mod prometheus;

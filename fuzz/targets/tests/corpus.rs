@@ -27,6 +27,7 @@ targets! {
     hello
     identity
     kubeconfig
+    oidc
     peer
     policy
     prometheus

@@ -6,7 +6,7 @@ use proto::AgentId;
 use secrecy::SecretString;
 
 use super::{session::BrowserSession, unauthorized};
-use crate::error::RequestError;
+use crate::{error::RequestError, token::TokenHash};
 
 /// The longest token or cookie, in bytes. Job tokens of GitLab are JWTs of about 1,000 bytes.
 const MAX_TOKEN: usize = 8192;
@@ -16,6 +16,8 @@ const MAX_TOKEN: usize = 8192;
 pub struct Credential {
     /// The token, without the prefix that names its kind and the agent. The cookie of a browser session.
     pub token: SecretString,
+    /// The hash of the token, by which every source looks it up.
+    pub hash: TokenHash,
     /// The CSRF token of a browser session.
     pub csrf_token: Option<SecretString>,
     /// The prefix of the token.
@@ -87,7 +89,11 @@ impl Credential {
                 (kind, token)
             }
         };
-        is_token(token).then(|| Self { token: SecretString::from(token), csrf_token: None, kind, name: None })
+        if !is_token(token) {
+            return None;
+        }
+        let token = SecretString::from(token);
+        Some(Self { hash: TokenHash::of(&token), token, csrf_token: None, kind, name: None })
     }
 
     fn basic(encoded: &str) -> Option<Self> {
@@ -105,8 +111,10 @@ impl Credential {
         if session.cookie.len() > MAX_TOKEN || session.csrf_token.len() > MAX_TOKEN {
             return Err(unauthorized("the cookie _gitlab_kas or its CSRF token is too long"));
         }
+        let token = SecretString::from(session.cookie);
         Ok(Self {
-            token: session.cookie.into(),
+            hash: TokenHash::of(&token),
+            token,
             csrf_token: Some(session.csrf_token.into()),
             kind: TokenKind::Session(session.agent),
             name: None,

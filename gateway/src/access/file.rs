@@ -8,7 +8,7 @@ use router::BoxFuture;
 use super::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, unauthorized};
 use crate::{
     error::RequestError,
-    identity::{Caller, Identities, Identity},
+    identity::{Caller, Grant, Identities, Identity},
     target::Target,
 };
 
@@ -18,13 +18,20 @@ impl CallerAuthorizer for Identities {
         credential: &'a Credential,
         target: &'a Target<'a>,
     ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>> {
-        Box::pin(ready(authorize(&self.load(), credential, target)))
+        let identity = self.load();
+        let authorized = match identity.grant(&credential.hash) {
+            Some(grant) => authorize(&identity, grant, credential, target),
+            None => Ok(None),
+        };
+        Box::pin(ready(authorized))
     }
 }
 
-/// Authorizes the request of a caller by one version of the identity file.
-fn authorize(
+/// Authorizes the request of a caller by one version of the identity file. Returns `None` if the user name of basic
+/// authentication is that of another caller.
+pub(super) fn authorize(
     identity: &Identity,
+    grant: &Arc<Grant>,
     credential: &Credential,
     target: &Target<'_>,
 ) -> Result<Option<AuthorizedCaller>, RequestError> {
@@ -32,13 +39,10 @@ fn authorize(
     if matches!(credential.kind, TokenKind::Session(_)) {
         return Ok(None);
     }
-    let grant = identity.grant(&credential.token);
-    let Some(grant) =
-        grant.filter(|grant| credential.name.as_ref().is_none_or(|name| *name == grant.caller.name))
-    else {
-        return Ok(None);
-    };
     let caller = &grant.caller;
+    if credential.name.as_ref().is_some_and(|name| *name != caller.name()) {
+        return Ok(None);
+    }
     let of_credential = credential.kind.agent();
     let named = match target.agent {
         Some(name) => identity.find(name),
@@ -58,7 +62,7 @@ fn authorize(
         ));
     }
     if !caller.may_use_service(&target.service) {
-        let what = format!("caller {} may not use the service {}", caller.name, target.service);
+        let what = format!("caller {} may not use the service {}", caller.name(), target.service);
         return Err(RequestError::new(Reason::Forbidden, what));
     }
 
@@ -83,7 +87,7 @@ fn unknown_agent(
         (false, true) => format!("{} and {} more", known.join(", "), agents.len() - known.len()),
         (false, false) => known.join(", "),
     };
-    let what = format!("there is no agent {named} for caller {}; there are: {known}", caller.name);
+    let what = format!("there is no agent {named} for caller {}; there are: {known}", caller.name());
     RequestError::new(Reason::UnknownAgent, what)
 }
 

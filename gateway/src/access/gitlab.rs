@@ -188,7 +188,8 @@ impl CallerAuthorizer for GitLabAuthorizer {
                 return Err(RequestError::new(Reason::Forbidden, what));
             }
             if !grant.caller.may_use_service(&target.service) {
-                let what = format!("caller {} may not use the service {}", grant.caller.name, target.service);
+                let what =
+                    format!("caller {} may not use the service {}", grant.caller.name(), target.service);
                 return Err(RequestError::new(Reason::Forbidden, what));
             }
             Ok(Some(AuthorizedCaller { grant, agent, name }))

@@ -5,17 +5,12 @@
 
 use std::sync::Arc;
 
-use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, header::AUTHORIZATION};
 use jsonwebtoken::{
-    Algorithm, AlgorithmFamily, DecodingKey, TokenData, Validation,
-    crypto::{CryptoProvider, JwtVerifier, KeyUtils},
-    decode,
+    AlgorithmFamily, DecodingKey, TokenData, Validation, decode,
     errors::{Error, ErrorKind},
-    signature,
 };
 use serde::de::{DeserializeOwned, IgnoredAny};
-use sha2::{Sha256, Sha384, Sha512};
 
 use crate::secret::Secret;
 
@@ -46,8 +41,6 @@ pub enum TokenError {
 impl Verifier {
     /// Creates a verifier of tokens that were signed with one of the keys of the secret.
     pub fn new(secret: Secret) -> Self {
-        // Fails if a provider is installed already, which has the same effect.
-        let _ = PROVIDER.install_default();
         let mut validation = Validation::new_for_family(AlgorithmFamily::Hmac);
         validation.leeway = 0;
         validation.validate_nbf = true;
@@ -90,7 +83,7 @@ impl Verifier {
         }
     }
 
-    /// Verifies the signature with one key after the other. Returns the error of the last key.
+    /// Verifies the signature with one key after the other, in constant time. Returns the error of the last key.
     fn decode<T: DeserializeOwned>(&self, token: &str) -> Result<TokenData<T>, Error> {
         let mut result = Err(ErrorKind::InvalidSignature.into());
         for key in self.secret.keys().iter() {
@@ -115,44 +108,5 @@ fn reason(error: &Error) -> &'static str {
         ErrorKind::InvalidClaimFormat(_) => "its exp or nbf is not a number of seconds",
         ErrorKind::InvalidAlgorithm => "it is not signed with HS256, HS384 or HS512",
         _ => "it is not a JWT",
-    }
-}
-
-/// The HMAC implementation of kas. It cannot sign.
-static PROVIDER: CryptoProvider = CryptoProvider {
-    signer_factory: |_, _| Err(ErrorKind::UnsupportedAlgorithm.into()),
-    verifier_factory: |algorithm, key| match algorithm {
-        Algorithm::HS256 => hmac::<Hmac<Sha256>>(Algorithm::HS256, key),
-        Algorithm::HS384 => hmac::<Hmac<Sha384>>(Algorithm::HS384, key),
-        Algorithm::HS512 => hmac::<Hmac<Sha512>>(Algorithm::HS512, key),
-        _ => Err(ErrorKind::UnsupportedAlgorithm.into()),
-    },
-    key_utils: KeyUtils::new_unimplemented(),
-};
-
-struct HmacVerifier<M> {
-    algorithm: Algorithm,
-    keyed: M,
-}
-
-fn hmac<M>(algorithm: Algorithm, key: &DecodingKey) -> Result<Box<dyn JwtVerifier>, Error>
-where
-    M: Mac + KeyInit + Clone + 'static,
-{
-    let keyed = M::new_from_slice(key.try_get_as_bytes()?).expect("any length is a key");
-    Ok(Box::new(HmacVerifier { algorithm, keyed }))
-}
-
-impl<M: Mac + Clone> signature::Verifier<Vec<u8>> for HmacVerifier<M> {
-    /// Compares in constant time.
-    fn verify(&self, message: &[u8], mac: &Vec<u8>) -> Result<(), signature::Error> {
-        let computed = self.keyed.clone().chain_update(message);
-        computed.verify_slice(mac).map_err(|_| signature::Error::new())
-    }
-}
-
-impl<M: Mac + Clone> JwtVerifier for HmacVerifier<M> {
-    fn algorithm(&self) -> Algorithm {
-        self.algorithm
     }
 }

@@ -23,6 +23,7 @@ use crate::{
     gitlab::GitLabSetup,
     identity::Identity,
     listen::{BindError, Listener},
+    oidc::Issuers,
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
     secret::SecretFile,
     tls::{Certificate, MutualTls},
@@ -44,6 +45,7 @@ pub struct ValidatedConfig {
     identity: Identity,
     environments: Option<EnvironmentFile>,
     disabled: Vec<DisableRule>,
+    issuers: Issuers,
     agent_certificate: Option<Certificate>,
     public_certificate: Option<Certificate>,
     api_certificate: Option<Certificate>,
@@ -125,6 +127,10 @@ impl ValidatedConfig {
             disabled::file::read(&path.value)
         });
         let disabled = disabled.transpose()?.unwrap_or_default();
+        let issuers = Issuers::read(file, &config)?;
+        if let Some(section) = &config.identity {
+            identity.check_issuers(&section.file.value, &issuers.names())?;
+        }
         let private = config.private_api.as_ref();
         let private = private
             .map(|section| PeerConfig::read(file, section, config.keys(), NetworkEnv::from_process()))
@@ -139,6 +145,7 @@ impl ValidatedConfig {
             identity,
             environments,
             disabled,
+            issuers,
             agent_certificate,
             public_certificate,
             api_certificate,
@@ -259,7 +266,12 @@ impl ValidatedConfig {
         }
         let gitlab = self.gitlab.as_ref().map(GitLabSetup::client);
         let api_tokens = self.api_secret.as_ref().map(|file| Verifier::new(file.secret().clone()));
-        let sources = ReplicaSources { identity: self.identity, gitlab, api_tokens: api_tokens.clone() };
+        let sources = ReplicaSources {
+            identity: self.identity,
+            issuers: self.issuers,
+            gitlab,
+            api_tokens: api_tokens.clone(),
+        };
         let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
         app.callers.kill_switch.set_file(self.disabled);
         let public = self.agent_certificate.into_iter().chain(self.public_certificate);

@@ -12,11 +12,11 @@ use std::{
 };
 
 use clap::{ValueHint, builder::NonEmptyStringValueParser};
-use proto::ServiceName;
+use proto::{AgentId, AgentName, ServiceName};
 use secrecy::SecretString;
 
 use self::{
-    file::KubeconfigText,
+    file::{KubeconfigText, UserCredential},
     server::ServerUrl,
     trust::{certificates, own_authority, pem},
 };
@@ -28,12 +28,14 @@ use crate::{
     config::{Config, IdentityConfig, unreadable},
     environments::{EnvironmentAgent, EnvironmentFile, EnvironmentQuery},
     identity::{Caller, Identity},
+    token::TokenHash,
 };
 
 /// Write a kubeconfig for a caller of an agent's cluster
 ///
 /// The context has the name of the agent and is the current one. The token must be that of a caller in the identity file, and
-/// this caller must be allowed to use the service kubernetes of the agent.
+/// this caller must be allowed to use the service kubernetes of the agent. With --exec the kubeconfig has no token: kubectl runs
+/// `kas login`, with which a person logs in at an OIDC issuer.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Kubeconfig {
@@ -53,8 +55,25 @@ pub(super) struct Kubeconfig {
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     server: Option<ServerUrl>,
     /// The file with the token of the caller; - is standard input
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    token_file: PathBuf,
+    #[arg(
+        long,
+        value_name = "FILE",
+        value_hint = ValueHint::FilePath,
+        required_unless_present = "exec",
+        conflicts_with = "exec"
+    )]
+    token_file: Option<PathBuf>,
+    /// The name of an issuer in oidc.issuers: kubectl runs `kas login` to get a token of it
+    #[arg(long, value_name = "ISSUER", conflicts_with = "caller", value_parser = NonEmptyStringValueParser::new())]
+    exec: Option<String>,
+    /// With --exec: the id of the client for `kas login`
+    ///
+    /// The default is the first audience of the issuer.
+    #[arg(long, value_name = "ID", requires = "exec", value_parser = NonEmptyStringValueParser::new())]
+    client_id: Option<String>,
+    /// With --exec: a further argument for `kas login`, such as --device; can be given several times
+    #[arg(long, value_name = "ARGUMENT", requires = "exec", allow_hyphen_values = true)]
+    login_arg: Vec<String>,
     /// The expected caller: a token of another caller is refused
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     caller: Option<String>,
@@ -82,6 +101,10 @@ Examples:
 
   kas kubeconfig --config kas.yaml --environment shop/web:production --token-file ./token
 
+  For people who log in at the issuer dex of oidc.issuers:
+  kas kubeconfig --config kas.yaml --agent production --exec dex \\
+    --server https://kas.example.com:8154 --output production.kubeconfig
+
   Add it to an existing kubeconfig:
   KUBECONFIG=~/.kube/config:production.kubeconfig \\
     kubectl config view --flatten > merged.kubeconfig
@@ -102,7 +125,7 @@ impl Kubeconfig {
             ));
         };
         let identity = Identity::read(&identity_file.value)?;
-        let token = read_token(&self.token_file)?;
+        let token = self.token_file.as_deref().map(read_token).transpose()?;
         let place = self
             .environment
             .as_deref()
@@ -115,16 +138,27 @@ impl Kubeconfig {
             let file = identity_file.value.display();
             CliError::usage(format!("there is no agent {agent:?} in {file}"))
         })?;
-        let caller = caller_of(&identity, &token, self.caller.as_deref()).map_err(CliError::forbidden)?;
         let agent = identity.name(id).expect("it was found");
         let kubernetes: ServiceName = ServiceName::KUBERNETES.parse().expect("it is a service name");
-        if !caller.may_use(id) {
-            return Err(CliError::forbidden(format!("caller {} may not use the agent {agent}", caller.name)));
-        }
-        if !caller.may_use_service(&kubernetes) {
-            let what = format!("caller {} may not use the service {kubernetes}", caller.name);
-            return Err(CliError::forbidden(what));
-        }
+        let login = self.exec.as_deref().map(|issuer| self.login_arguments(&config, issuer)).transpose()?;
+        let (caller, credential) = match (&token, &self.exec, &login) {
+            (Some(token), ..) => {
+                let caller = caller_of(&identity, token, self.caller.as_deref());
+                let caller = caller.map_err(CliError::forbidden)?;
+                check_rights(caller, id, agent, &kubernetes)?;
+                (caller.name(), UserCredential::Token(token))
+            }
+            (None, Some(issuer), Some(login)) => {
+                if !identity.issuer_may_use(issuer, id, &kubernetes) {
+                    let what = format!(
+                        "no caller with oidc.issuer {issuer} may use the service kubernetes of {agent}"
+                    );
+                    return Err(CliError::forbidden(what));
+                }
+                (&**issuer, UserCredential::Exec(login))
+            }
+            _ => return Err(CliError::usage("either --token-file or --exec is needed")),
+        };
 
         let listen = &config.agent.kubernetes_api.listen;
         let own = match &listen.certificate_file {
@@ -145,11 +179,11 @@ impl Kubeconfig {
 
         let text = KubeconfigText {
             agent: agent.as_str(),
-            caller: &caller.name,
+            caller,
             server: &server.agent_url(agent),
             authority: pem(&trusted).as_deref().filter(|_| server.is_secure()),
             namespace,
-            token: &token,
+            credential,
         }
         .to_string();
         match &self.output {
@@ -157,6 +191,36 @@ impl Kubeconfig {
             None => print(&text),
         }
     }
+
+    /// Returns the arguments with which kubectl runs `kas` to log in at the issuer with this name.
+    fn login_arguments(&self, config: &Config, name: &str) -> Result<Vec<String>, CliError> {
+        let issuer =
+            config.oidc.issuers.iter().find(|issuer| issuer.name.value == name).ok_or_else(|| {
+                CliError::usage(format!(
+                    "there is no issuer {name:?} in oidc.issuers of {}",
+                    self.config.path.display()
+                ))
+            })?;
+        let client = self.client_id.clone().or_else(|| issuer.audiences.value.first().cloned());
+        let client =
+            client.ok_or_else(|| CliError::usage("--client-id is needed: the issuer has no audiences"))?;
+        let mut arguments: Vec<_> =
+            ["login", "--issuer", &issuer.issuer.value, "--client-id", &client].map(str::to_owned).into();
+        arguments.extend(self.login_arg.iter().cloned());
+        Ok(arguments)
+    }
+}
+
+/// Returns an error if the caller may not use the service of the agent.
+fn check_rights(caller: &Caller, id: AgentId, agent: &AgentName, service: &ServiceName) -> CommandResult {
+    let name = caller.name();
+    if !caller.may_use(id) {
+        return Err(CliError::forbidden(format!("caller {name} may not use the agent {agent}")));
+    }
+    if !caller.may_use_service(service) {
+        return Err(CliError::forbidden(format!("caller {name} may not use the service {service}")));
+    }
+    Ok(())
 }
 
 /// Returns the agent and the namespace of an environment, `PROJECT:SLUG`. `agent` and `namespace` select one of several.
@@ -209,7 +273,7 @@ fn caller_of<'a>(
     token: &SecretString,
     expected: Option<&str>,
 ) -> Result<&'a Caller, String> {
-    let Some(grant) = identity.grant(token) else {
+    let Some(grant) = identity.grant(&TokenHash::of(token)) else {
         return Err(match identity.agent(token) {
             Some(agent) => format!(
                 "the token is that of the agent {}; create one for a caller with `kas token new caller`",
@@ -222,8 +286,8 @@ fn caller_of<'a>(
     };
 
     match expected {
-        Some(name) if name != grant.caller.name => {
-            Err(format!("the token is that of the caller {}, not of {name}", grant.caller.name))
+        Some(name) if name != grant.caller.name() => {
+            Err(format!("the token is that of the caller {}, not of {name}", grant.caller.name()))
         }
         _ => Ok(&grant.caller),
     }
@@ -270,7 +334,7 @@ fn write(file: &Path, text: &str) -> CommandResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::token::{self, Holder, TokenHash};
+    use crate::token::{self, Holder};
 
     #[test]
     fn token_must_be_of_the_expected_caller() {
@@ -282,8 +346,8 @@ mod tests {
             TokenHash::of(&caller)
         );
         let identity = Identity::parse(Path::new("id.yaml"), &text).unwrap();
-        assert_eq!(caller_of(&identity, &caller, None).unwrap().name, "ci");
-        assert_eq!(caller_of(&identity, &caller, Some("ci")).unwrap().name, "ci");
+        assert_eq!(caller_of(&identity, &caller, None).unwrap().name(), "ci");
+        assert_eq!(caller_of(&identity, &caller, Some("ci")).unwrap().name(), "ci");
         let error = |token, meant| caller_of(&identity, token, meant).unwrap_err();
         assert_eq!(error(&caller, Some("me")), "the token is that of the caller ci, not of me");
         assert!(error(&agent, None).starts_with("the token is that of the agent prod"));

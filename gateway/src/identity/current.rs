@@ -20,12 +20,21 @@ use crate::{config::ConfigError, token::TokenHash};
 pub struct Identities {
     current: Arc<ArcSwap<Identity>>,
     changes: watch::Sender<()>,
+    /// The names of the OIDC issuers in the configuration.
+    issuers: Arc<[String]>,
 }
 
 impl Identities {
     /// Starts with this version.
     pub fn new(identity: Identity) -> Self {
-        Self { current: Arc::new(ArcSwap::from_pointee(identity)), changes: watch::Sender::new(()) }
+        let current = Arc::new(ArcSwap::from_pointee(identity));
+        Self { current, changes: watch::Sender::new(()), issuers: Arc::default() }
+    }
+
+    /// Refuses versions that refer to other OIDC issuers than these.
+    #[must_use]
+    pub fn with_issuers(self, names: Vec<String>) -> Self {
+        Self { issuers: names.into(), ..self }
     }
 
     /// Returns the current version for a short use.
@@ -47,7 +56,9 @@ impl Identities {
 
     /// Reads a new version. If the file is invalid, the current version stays.
     pub fn reload(&self, file: &Path) -> Result<(), ConfigError> {
-        self.replace(Identity::read(file)?);
+        let identity = Identity::read(file)?;
+        identity.check_issuers(file, &self.issuers)?;
+        self.replace(identity);
         Ok(())
     }
 }

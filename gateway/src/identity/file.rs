@@ -15,7 +15,10 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 use tokio_util::sync::CancellationToken;
 
-use super::{AccessAs, Allowed, Caller, ConfigurationLocation, Grant, Identity};
+use super::{
+    AccessAs, Allowed, Caller, ConfigurationLocation, Grant, Identity, Rights,
+    oidc::{ClaimRule, ClaimValues, OidcAccess, OidcRule},
+};
 use crate::{
     config::{self, ConfigError, RepositoryConfig},
     promql::Labels,
@@ -72,15 +75,27 @@ enum ConfigurationEntry {
 #[serde(deny_unknown_fields)]
 struct CallerEntry {
     name: Spanned<String>,
-    tokens: Spanned<Vec<Spanned<TokenHash>>>,
+    #[serde(default)]
+    tokens: Option<Vec<Spanned<TokenHash>>>,
+    #[serde(default)]
+    oidc: Option<OidcEntry>,
     /// Names or ids of agents, or `*`.
     agents: Vec<Spanned<String>>,
     /// Names of services, or `*`.
     services: Vec<Spanned<String>>,
     #[serde(default)]
-    access_as: Option<AccessAsEntry>,
+    access_as: Option<Spanned<AccessAsEntry>>,
     #[serde(default)]
     prometheus: Option<PrometheusEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OidcEntry {
+    /// The name of an issuer in the configuration of kas.
+    issuer: Spanned<String>,
+    /// The values that each claim may have.
+    claims: Spanned<BTreeMap<String, ClaimValues>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -94,6 +109,7 @@ struct PrometheusEntry {
 #[serde(deny_unknown_fields, rename_all = "lowercase")]
 enum AccessAsEntry {
     Agent(Empty),
+    User(Empty),
     Impersonate(Box<Spanned<ImpersonateEntry>>),
 }
 
@@ -214,18 +230,67 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
         }
         Ok(service)
     })?;
-    let access_as = match entry.access_as {
-        None | Some(AccessAsEntry::Agent(Empty {})) => AccessAs::Agent,
-        Some(AccessAsEntry::Impersonate(entry)) => impersonation(*entry, at)?,
-    };
     let labels = entry.prometheus.map(|entry| {
         Labels::new(&entry.labels.value)
             .map_err(|error| at.error("prometheus.labels", &entry.labels, error.to_string()))
     });
-    let labels = labels.transpose()?;
-    let caller = Arc::new(Caller { name: entry.name.value, agents, services, access_as, labels });
+    let rights = Rights { name: entry.name.value.clone(), agents, services, labels: labels.transpose()? };
+    let access = match entry.access_as {
+        None => OidcAccess::Fixed(AccessAs::Agent),
+        Some(access_as) => {
+            let location = access_as.referenced;
+            match access_as.value {
+                AccessAsEntry::Agent(Empty {}) => OidcAccess::Fixed(AccessAs::Agent),
+                AccessAsEntry::Impersonate(entry) => OidcAccess::Fixed(impersonation(*entry, at)?),
+                AccessAsEntry::User(Empty {}) if entry.oidc.is_some() && entry.tokens.is_none() => {
+                    OidcAccess::User
+                }
+                AccessAsEntry::User(Empty {}) => {
+                    let what =
+                        "only an OIDC token has a user: this needs the key oidc, and an entry without tokens";
+                    return Err(ConfigError::new(
+                        at.path,
+                        location,
+                        format!("{}.access_as.user", at.key),
+                        what,
+                    ));
+                }
+            }
+        }
+    };
+    if entry.tokens.is_none() && entry.oidc.is_none() {
+        return Err(at.error("name", &entry.name, "a caller needs tokens, oidc or both"));
+    }
+
+    if let OidcAccess::Fixed(access_as) = &access {
+        let access_as = access_as.clone();
+        let caller = Arc::new(Caller { rights: rights.clone(), access_as, user: None });
+        add_tokens(identity, entry.tokens.unwrap_or_default(), &caller, at)?;
+    }
+    if let Some(oidc) = entry.oidc {
+        let claims = claim_rules(oidc.claims, at)?;
+        identity.oidc_rules.push(OidcRule {
+            issuer: oidc.issuer.value,
+            location: oidc.issuer.referenced,
+            key: at.key.clone(),
+            claims,
+            rights,
+            access,
+            revoked: CancellationToken::new(),
+            in_flight: Arc::default(),
+        });
+    }
+    Ok(())
+}
+
+fn add_tokens(
+    identity: &mut Identity,
+    tokens: Vec<Spanned<TokenHash>>,
+    caller: &Arc<Caller>,
+    at: &At<'_>,
+) -> Result<(), ConfigError> {
     let in_flight = Arc::default();
-    for token in entry.tokens.value {
+    for token in tokens {
         if identity.agent_tokens.contains_key(&token.value) {
             return Err(at.error(
                 "tokens",
@@ -235,7 +300,7 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
         }
         match identity.caller_tokens.entry(token.value) {
             Entry::Vacant(vacant) => vacant.insert(Arc::new(Grant {
-                caller: Arc::clone(&caller),
+                caller: Arc::clone(caller),
                 revoked: CancellationToken::new(),
                 in_flight: Arc::clone(&in_flight),
             })),
@@ -243,6 +308,18 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
         };
     }
     Ok(())
+}
+
+fn claim_rules(
+    claims: Spanned<BTreeMap<String, ClaimValues>>,
+    at: &At<'_>,
+) -> Result<Vec<ClaimRule>, ConfigError> {
+    if claims.value.is_empty() || claims.value.values().any(|ClaimValues(values)| values.is_empty()) {
+        let what = "at least one claim is needed, each with a value; `iss` with the URL of the issuer admits all of its tokens";
+        return Err(at.error("oidc.claims", &claims, what));
+    }
+    let rules = claims.value.into_iter().map(|(name, ClaimValues(values))| ClaimRule { name, values });
+    Ok(rules.collect())
 }
 
 fn allowed<T>(
@@ -288,168 +365,4 @@ impl At<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use secrecy::SecretString;
-
-    use super::*;
-    use crate::repository::Location;
-
-    fn hash(token: &str) -> TokenHash {
-        TokenHash::of(&SecretString::from(token))
-    }
-
-    fn parse(text: &str) -> Result<Identity, String> {
-        Identity::parse(Path::new("id.yaml"), text).map_err(|error| error.to_string())
-    }
-
-    fn example() -> String {
-        format!(
-            "agents:\n- {{id: 1, name: prod, tokens: ['{}']}}\n- {{id: 2, name: test, tokens: ['{}']}}\n\
-             callers:\n- name: ci\n  tokens: ['{}']\n  agents: [prod]\n  services: [kubernetes]\n  \
-             access_as: {{impersonate: {{username: 'ci', groups: ['jobs'], extra: [{{key: a/b, val: [c]}}]}}}}\n\
-             - {{name: ops, tokens: ['{}'], agents: ['*'], services: ['*']}}\n",
-            hash("a"),
-            hash("b"),
-            hash("c"),
-            hash("d"),
-        )
-    }
-
-    #[test]
-    fn agents_and_callers_are_found_by_token() {
-        let identity = parse(&example()).unwrap();
-        assert_eq!(identity.agent(&"a".to_owned().into()).unwrap().id, AgentId(1));
-        assert!(identity.agent(&"c".to_owned().into()).is_none(), "a caller is no agent");
-        assert_eq!(identity.find("test"), Some(AgentId(2)));
-        assert_eq!(identity.find("2"), Some(AgentId(2)));
-        assert_eq!(identity.find("3"), None);
-
-        let ci = &identity.grant(&"c".to_owned().into()).unwrap().caller;
-        assert!(ci.may_use(AgentId(1)) && !ci.may_use(AgentId(2)));
-        assert!(
-            ci.may_use_service(&"kubernetes".parse().unwrap())
-                && !ci.may_use_service(&"prometheus".parse().unwrap())
-        );
-        assert!(matches!(&ci.access_as, AccessAs::Impersonate { username, .. } if username == "ci"));
-        let ops = &identity.grant(&"d".to_owned().into()).unwrap().caller;
-        assert!(ops.may_use(AgentId(2)));
-        assert_eq!(ops.access_as, AccessAs::Agent);
-        assert_eq!(identity.agents_of(ci).len(), 1);
-    }
-
-    #[test]
-    fn streams_continue_with_unchanged_rights() {
-        let grant =
-            |identity: &Identity, token: &str| identity.grant(&token.to_owned().into()).unwrap().clone();
-        let former = parse(&example()).unwrap();
-        let (ci, ops) = (grant(&former, "c"), grant(&former, "d"));
-
-        let mut narrowed = parse(&example().replace("agents: ['*']", "agents: [test]")).unwrap();
-        narrowed.inherit(&former);
-        assert!(!ci.revoked.is_cancelled());
-        assert!(ops.revoked.is_cancelled(), "it may use less than before");
-        assert!(!grant(&narrowed, "d").revoked.is_cancelled(), "and may come back");
-
-        let labels = "services: ['*'], prometheus: {labels: {ns: [a]}}";
-        let (limited, wider) = (example().replace("services: ['*']", labels), example());
-        let (limited, mut wider) = (parse(&limited).unwrap(), parse(&wider).unwrap());
-        wider.inherit(&limited);
-        assert!(grant(&limited, "d").revoked.is_cancelled(), "other labels are other rights");
-        let prometheus = "prometheus".parse().unwrap();
-        assert!(grant(&limited, "d").caller.labels(&prometheus).is_some());
-        assert!(grant(&limited, "d").caller.labels(&"kubernetes".parse().unwrap()).is_none());
-        assert!(grant(&wider, "d").caller.labels(&prometheus).is_none());
-
-        let busy = Arc::clone(&grant(&former, "c").in_flight);
-        let both = format!("{}', '{}", hash("c"), hash("new"));
-        let mut rotated = parse(&example().replace(&hash("c").to_string(), &both)).unwrap();
-        rotated.inherit(&former);
-        assert!(
-            Arc::ptr_eq(&grant(&rotated, "new").in_flight, &busy),
-            "one limit for all tokens of a caller"
-        );
-
-        Identity::default().inherit(&narrowed);
-        assert!(ci.revoked.is_cancelled());
-    }
-
-    #[test]
-    fn file_with_more_nodes_than_the_library_reads_by_default_is_read() {
-        let nodes = Budget::default().max_nodes + 1;
-        let text = format!(
-            "callers: [{{name: a, tokens: [], agents: [{}], services: []}}]",
-            "x,\n".repeat(nodes) + "'*'"
-        );
-        assert!(parse(&text).is_ok());
-    }
-
-    #[test]
-    fn configuration_of_an_agent_is_a_file_or_a_repository() {
-        let text = "agents:\n- {id: 1, name: a, tokens: [], configuration: {file: agents/a.yaml}}\n\
-                    - {id: 2, name: b, tokens: [], configuration: {repository: {url: 'https://host/p.git', \
-                    password_file: token}}}\n- {id: 3, name: c, tokens: []}";
-        let identity = Identity::parse(Path::new("/etc/kas/id.yaml"), text).unwrap();
-        let file = ConfigurationLocation::File("/etc/kas/agents/a.yaml".into());
-        assert_eq!(identity.configuration(AgentId(1)), Some(&file));
-        let Some(ConfigurationLocation::Repository(repository)) = identity.configuration(AgentId(2)) else {
-            panic!("agent 2 has a repository");
-        };
-        let password = Some(("git".to_owned(), "/etc/kas/token".into()));
-        assert!(
-            matches!(&repository.location, Location::Https { credentials, .. } if *credentials == password)
-        );
-        assert_eq!(identity.configuration(AgentId(3)), None);
-    }
-
-    #[test]
-    fn invalid_entry_is_refused_with_its_position() {
-        for (text, expected) in [
-            ("agents: [{id: 1, name: UP, tokens: []}]", "agents[0].name"),
-            ("agents: [{id: 1, name: a, tokens: [secret]}]", "sha256:"),
-            (
-                "agents:\n- {id: 1, name: a, tokens: []}\n- {id: 1, name: b, tokens: []}",
-                "id.yaml:3:8: agents[1].id: another agent has the id 1",
-            ),
-            (
-                "callers: [{name: a, tokens: [], agents: [x], services: ['*']}]",
-                "callers[0].agents: there is no agent \"x\"",
-            ),
-            ("callers: [{name: a, tokens: [], agents: ['*'], services: [control]}]", "reserved for kas"),
-            ("callers: [{name: 'a:b', tokens: [], agents: [], services: []}]", "without ':'"),
-            (
-                "callers: [{name: a, tokens: [], agents: ['*'], services: [configuration]}]",
-                "'configuration' is reserved for kas",
-            ),
-            (
-                "callers: [{name: a, tokens: [], agents: [], services: [], access_as: {impersonate: {username: ''}}}]",
-                "must not be empty",
-            ),
-            (
-                "callers: [{name: a, tokens: [], agents: [], services: [], access_as: {root: {}}}]",
-                "unknown variant",
-            ),
-            (
-                "callers: [{name: a, tokens: [], agents: [], services: [], prometheus: {labels: {}}}]",
-                "callers[0].prometheus.labels: at least one label",
-            ),
-            (
-                "callers: [{name: a, tokens: [], agents: [], services: [], prometheus: {label: {a: [b]}}}]",
-                "unknown field `label`",
-            ),
-            (
-                "agents: [{id: 1, name: a, tokens: [], configuration: {repository: {url: 'http://host/a'}}}]",
-                "agents[0].configuration.repository.url: a repository decides",
-            ),
-            ("agents: [{id: 1, name: a, tokens: [], configuration: {files: a}}]", "agents[0].configuration"),
-            ("people: []", "unknown field `people`"),
-        ] {
-            let error = parse(text).unwrap_err();
-            assert!(error.contains(expected), "{text}\n gave {error}");
-        }
-
-        let three = format!("agents: [{{id: 1, name: a, tokens: ['{0}', '{0}', '{0}']}}]", hash("a"));
-        assert!(parse(&three).unwrap_err().contains("at most 2 tokens"));
-        let twice = format!("agents: [{{id: 1, name: a, tokens: ['{0}', '{0}']}}]", hash("a"));
-        assert!(parse(&twice).unwrap_err().contains("listed twice"));
-    }
-}
+mod tests;

@@ -139,7 +139,7 @@ impl Access {
                 address: client,
                 service: &service,
                 agent: Some((agent, &name)),
-                caller: Some(&grant.caller.name),
+                caller: Some(grant.caller.name()),
             };
             tokio::select! {
                 () = grant.revoked.cancelled() => "the caller's token was revoked",

@@ -98,7 +98,7 @@ impl ConcurrencyPermit {
         server.metrics.count_limit(Limit::RequestsPerCaller);
         let cause = format!(
             "caller {} has as many requests in flight as allowed (agent.kubernetes_api.limits.max_requests_per_caller)",
-            grant.caller.name
+            grant.caller.name()
         );
         Err(RequestError::new(Reason::TooManyRequests, cause).with_retry_after(Duration::from_secs(1)))
     }

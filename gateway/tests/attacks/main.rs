@@ -20,6 +20,7 @@ mod http2_stall;
 mod http2_tunnel;
 mod identity;
 mod memory;
+mod oidc;
 mod private;
 mod prometheus;
 mod revocation;

@@ -33,6 +33,7 @@ mod impersonation;
 mod large;
 mod large_responses;
 mod lifecycle;
+mod oidc;
 mod policy;
 mod prometheus;
 mod reading;

@@ -9,6 +9,7 @@ mod kas;
 mod kubeconfig;
 mod kubectl;
 mod networks;
+mod oidc;
 mod prometheus;
 mod recorder;
 mod redis;
@@ -31,6 +32,7 @@ pub(crate) use self::{
     kas::{Kas, KasOptions, Tokens},
     kubectl::{Kubectl, assert_same_output, normalize},
     networks::{NetworkNamespaces, namespace_address},
+    oidc::OidcProvider,
     prometheus::{Prometheus, PrometheusServer},
     recorder::RecordingServer,
     redis::{Redis, Sentinel, socket_section},

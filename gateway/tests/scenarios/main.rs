@@ -16,6 +16,7 @@ mod http1;
 mod http1_heads;
 mod limits;
 mod observability;
+mod oidc;
 mod panics;
 mod peers;
 mod peers_failures;

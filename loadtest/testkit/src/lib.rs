@@ -14,6 +14,8 @@ pub mod fleet;
 pub mod gitlab;
 #[cfg(feature = "kas")]
 pub mod internal_api;
+#[cfg(feature = "kas")]
+pub mod issuer;
 pub mod logs;
 pub mod process;
 pub mod redis;

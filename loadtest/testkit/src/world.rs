@@ -15,6 +15,7 @@ use gateway::{
     gitlab::GitLabClient,
     identity::Identity,
     internals::{Traces, Verifier},
+    oidc::{DocumentSource, Issuers},
     peers::ReplicaContext,
     token::{self, Holder, TokenHash},
 };
@@ -31,7 +32,7 @@ use tokio::io::DuplexStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tunnel::Body;
 
-use crate::fleet::secret;
+use crate::{fleet::secret, issuer::TestIssuer};
 
 /// The address of callers.
 pub const CALLER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 40_000);
@@ -77,20 +78,54 @@ impl World {
         edit(&mut config);
         let store = Arc::new(MemoryStore::default());
         let fleet = ReplicaContext::standalone(ReplicaId::random(), store, &config);
-        let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
-        Self::replica(fleet, config, tokens, traces, tracer)
+        Self::build(fleet, config, new_tokens(), Issuers::default(), traces, tracer)
+    }
+
+    /// Creates a kas whose callers may have tokens of an OIDC issuer. `issuer` are additional keys of its entry in
+    /// `oidc.issuers`.
+    pub fn with_issuer(issuer: &TestIssuer, keys: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("kas.yaml");
+        let url = TestIssuer::URL;
+        let entry = format!("{{name: test, issuer: '{url}', audiences: [kas], {keys}}}");
+        std::fs::write(&file, format!("identity: {{file: identity.yaml}}\noidc: {{issuers: [{entry}]}}\n"))
+            .unwrap();
+        let config = Config::read(&file).unwrap();
+        let source: Arc<dyn DocumentSource> = Arc::new(issuer.clone());
+        let issuers = Issuers::with_sources(&file, &config, |_, _| Ok(Arc::clone(&source))).unwrap();
+        let store = Arc::new(MemoryStore::default());
+        let fleet = ReplicaContext::standalone(ReplicaId::random(), store, &config);
+        Self::build(fleet, config, new_tokens(), issuers, None, None)
     }
 
     /// Creates one of several replicas, with the given agent token and caller token.
     pub fn replica(
         fleet: ReplicaContext,
         config: Config,
+        tokens: (SecretString, SecretString),
+        traces: Option<Traces>,
+        tracer: Option<Tracer>,
+    ) -> Self {
+        Self::build(fleet, config, tokens, Issuers::default(), traces, tracer)
+    }
+
+    fn build(
+        fleet: ReplicaContext,
+        config: Config,
         (agent_token, caller_token): (SecretString, SecretString),
+        issuers: Issuers,
         traces: Option<Traces>,
         tracer: Option<Tracer>,
     ) -> Self {
         let identity = identity(&[&agent_token], &caller_token);
-        Self::of_sources(fleet, config, identity.into(), (agent_token, caller_token), traces, tracer)
+        Self::of_sources(
+            fleet,
+            config,
+            ReplicaSources { issuers, ..identity.into() },
+            (agent_token, caller_token),
+            traces,
+            tracer,
+        )
     }
 
     /// Creates a kas whose agents come from GitLab. Its agents use the token; the caller is that of the identity file.
@@ -105,7 +140,7 @@ impl World {
             ReplicaContext::standalone(ReplicaId::random(), Arc::new(MemoryStore::default()), &config);
         let caller = token::new(Holder::Caller);
         let api_tokens = Some(Verifier::new(secret(1)));
-        let sources = ReplicaSources { identity: identity(&[], &caller), gitlab: Some(gitlab), api_tokens };
+        let sources = ReplicaSources { gitlab: Some(gitlab), api_tokens, ..identity(&[], &caller).into() };
         Self::of_sources(fleet, config, sources, (agent_token.into(), caller), None, None)
     }
 
@@ -118,7 +153,7 @@ impl World {
         tracer: Option<Tracer>,
     ) -> Self {
         let kas = Arc::new(App::of_replica(fleet, config, sources, traces, None, None));
-        let callers = Arc::clone(&kas.callers);
+        let (callers, issuers) = (Arc::clone(&kas.callers), kas.issuers.clone());
         let gitlab_callers = kas.gitlab_callers.clone();
         let run = async move {
             let of_gitlab = async {
@@ -127,7 +162,7 @@ impl World {
                     None => std::future::pending().await,
                 }
             };
-            tokio::join!(callers.budget.run(&callers.metrics), of_gitlab);
+            tokio::join!(callers.budget.run(&callers.metrics), issuers.run(), of_gitlab);
         };
         let background = Arc::new(AbortOnDropHandle::new(tokio::spawn(run)));
         Self { kas, agent_token, caller_token, _background: background, tracer, pipes: Arc::default() }
@@ -251,6 +286,13 @@ impl World {
         self.kas.identities.replace(parse(&self.identity_file(rights)));
     }
 
+    /// Replaces the identity file by one whose callers are these: the items of a list, like `{name: a, …}, {…}`.
+    pub fn set_callers(&self, callers: &str) {
+        let agent = TokenHash::of(&self.agent_token);
+        let text = format!("agents: [{{id: 1, name: prod, tokens: ['{agent}']}}]\ncallers: [{callers}]\n");
+        self.kas.identities.replace(parse(&text));
+    }
+
     /// Returns an identity file with additional keys of the caller.
     pub fn identity_file(&self, rights: &str) -> String {
         let (agent, caller) = (TokenHash::of(&self.agent_token), TokenHash::of(&self.caller_token));
@@ -331,6 +373,10 @@ pub fn configuration() -> Config {
     let file = directory.path().join("kas.yaml");
     std::fs::write(&file, "identity: {file: identity.yaml}").unwrap();
     Config::read(&file).unwrap()
+}
+
+fn new_tokens() -> (SecretString, SecretString) {
+    (token::new(Holder::Agent), token::new(Holder::Caller))
 }
 
 fn identity(agent: &[&SecretString], caller: &SecretString) -> Identity {

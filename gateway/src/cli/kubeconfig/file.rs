@@ -14,7 +14,15 @@ pub(super) struct KubeconfigText<'a> {
     /// The certificates of the authority (PEM).
     pub(super) authority: Option<&'a str>,
     pub(super) namespace: Option<&'a str>,
-    pub(super) token: &'a SecretString,
+    pub(super) credential: UserCredential<'a>,
+}
+
+/// The credential of the user.
+pub(super) enum UserCredential<'a> {
+    /// The token of a caller.
+    Token(&'a SecretString),
+    /// The arguments of `kas`, which kubectl runs to get a token.
+    Exec(&'a [String]),
 }
 
 #[derive(Serialize)]
@@ -50,8 +58,22 @@ struct NamedUser<'a> {
 }
 
 #[derive(Serialize)]
-struct User<'a> {
-    token: &'a str,
+#[serde(rename_all = "lowercase")]
+enum User<'a> {
+    Token(&'a str),
+    Exec(Exec<'a>),
+}
+
+/// A credential plugin.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Exec<'a> {
+    api_version: &'static str,
+    command: &'static str,
+    args: &'a [String],
+    install_hint: &'static str,
+    provide_cluster_info: bool,
+    interactive_mode: &'static str,
 }
 
 #[derive(Serialize)]
@@ -72,7 +94,18 @@ impl fmt::Display for KubeconfigText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The user has both names, because the names of merged kubeconfigs must differ.
         let (cluster, user) = (self.agent, &*format!("{}@{}", self.caller, self.agent));
-        let token = self.token.expose_secret();
+        let credential = match self.credential {
+            UserCredential::Token(token) => User::Token(token.expose_secret()),
+            UserCredential::Exec(args) => User::Exec(Exec {
+                // Every version of kubectl since 1.20 supports it, and old ones do not support v1.
+                api_version: "client.authentication.k8s.io/v1beta1",
+                command: "kas",
+                args,
+                install_hint: "Install kas and put it on the PATH. kas login gets the token for this cluster.",
+                provide_cluster_info: false,
+                interactive_mode: "IfAvailable",
+            }),
+        };
         let certificate_authority_data = self.authority.map(|pem| STANDARD.encode(pem));
         let file = File {
             api_version: "v1",
@@ -81,7 +114,7 @@ impl fmt::Display for KubeconfigText<'_> {
                 name: cluster,
                 cluster: Cluster { server: self.server, certificate_authority_data },
             }],
-            users: [NamedUser { name: user, user: User { token } }],
+            users: [NamedUser { name: user, user: credential }],
             contexts: [NamedContext {
                 name: self.agent,
                 context: Context { cluster, user, namespace: self.namespace },
@@ -107,7 +140,7 @@ mod tests {
             server: "https://kas.example.com:8154/agents/production/kubernetes",
             authority: Some(&certificates),
             namespace: Some("web"),
-            token: &"secret".into(),
+            credential: UserCredential::Token(&"secret".into()),
         };
         let expected = "\
 apiVersion: v1
@@ -133,6 +166,36 @@ current-context: production
         assert_eq!(entry.to_string(), expected);
     }
 
+    #[test]
+    fn plugin_has_the_form_of_kubectl() {
+        let args = ["login", "--issuer", "https://dex.example.com"].map(str::to_owned);
+        let entry = KubeconfigText {
+            agent: "a",
+            caller: "dex",
+            server: "https://kas",
+            authority: None,
+            namespace: None,
+            credential: UserCredential::Exec(&args),
+        };
+        let expected = "\
+users:
+- name: dex@a
+  user:
+    exec:
+      apiVersion: client.authentication.k8s.io/v1beta1
+      command: kas
+      args:
+      - login
+      - --issuer
+      - https://dex.example.com
+      installHint: Install kas and put it on the PATH. kas login gets the token for this cluster.
+      provideClusterInfo: false
+      interactiveMode: IfAvailable
+contexts:
+";
+        assert!(entry.to_string().contains(expected), "{entry}");
+    }
+
     /// The name of a caller and its token may contain any text.
     #[test]
     fn special_texts_stay_texts() {
@@ -145,7 +208,7 @@ current-context: production
                 server: "https://kas",
                 authority: None,
                 namespace: Some(text),
-                token: &text.into(),
+                credential: UserCredential::Token(&text.into()),
             };
             let read: serde_json::Value = serde_saphyr::from_str(&entry.to_string()).unwrap();
             assert_eq!(read["users"][0]["user"]["token"], text, "{entry}");

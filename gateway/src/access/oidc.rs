@@ -1,0 +1,150 @@
+//! Callers with OIDC tokens. The issuer proves who the caller is, and the identity file has the rights.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use arc_swap::ArcSwapOption;
+use moka::sync::Cache;
+use proto::Reason;
+use router::BoxFuture;
+use secrecy::ExposeSecret as _;
+
+use super::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, file, unauthorized};
+use crate::{
+    error::RequestError,
+    identity::{Grant, Identities, Identity},
+    oidc::{Issuers, KeysUnavailable, TokenError, UnverifiedToken, VerifiedToken},
+    target::Target,
+    token::TokenHash,
+};
+
+/// The time for which a token is not verified again. A key that its issuer has removed is used for this time longer.
+const CACHE_TIME: Duration = Duration::from_secs(300);
+/// The bytes of all cached tokens. A parsed token takes some times its length.
+const CACHE_BYTES: u64 = 16 << 20;
+
+/// Authorizes callers with OIDC tokens.
+#[derive(Debug)]
+pub struct OidcAuthorizer {
+    issuers: Issuers,
+    identities: Identities,
+    verified: Cache<TokenHash, Arc<CachedToken>>,
+}
+
+/// A verified token, and its rights in one version of the identity file.
+#[derive(Debug)]
+struct CachedToken {
+    token: VerifiedToken,
+    bytes: u32,
+    rights: ArcSwapOption<VersionedRights>,
+}
+
+#[derive(Debug)]
+struct VersionedRights {
+    version: u64,
+    grant: Option<Arc<Grant>>,
+}
+
+impl OidcAuthorizer {
+    /// Accepts tokens of these issuers.
+    pub fn new(issuers: Issuers, identities: Identities) -> Self {
+        let verified = Cache::builder()
+            .max_capacity(CACHE_BYTES)
+            .weigher(|_, cached: &Arc<CachedToken>| cached.bytes)
+            .time_to_live(CACHE_TIME)
+            .build();
+        Self { issuers, identities, verified }
+    }
+
+    async fn authorize(
+        &self,
+        credential: &Credential,
+        target: &Target<'_>,
+    ) -> Result<Option<AuthorizedCaller>, RequestError> {
+        if self.issuers.is_empty() {
+            return Ok(None);
+        }
+        // The expiration is checked when a request begins, as in kube-apiserver.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let cached = match self.verified.get(&credential.hash) {
+            Some(cached) => cached,
+            None => match self.verify(credential, now).await? {
+                Some(cached) => cached,
+                None => return Ok(None),
+            },
+        };
+        let identity = self.identities.load();
+        let grant = match cached.grant(&identity) {
+            _ if now >= cached.token.expires => Err(TokenError::Expired),
+            Some(grant) => Ok(grant),
+            None => Err(TokenError::NoMatchingCaller),
+        };
+        let grant = grant.map_err(|error| {
+            let (issuer, user) = (&*cached.token.issuer, &*cached.token.username);
+            self.issuers.metrics.count_token(issuer, Some(error));
+            tracing::debug!(issuer, user, class = error.class(), "OIDC token refused");
+            refused(error)
+        })?;
+        file::authorize(&identity, &grant, credential, target)
+    }
+
+    /// Verifies a token. Returns `None` if it is not one for this source.
+    async fn verify(
+        &self,
+        credential: &Credential,
+        now: u64,
+    ) -> Result<Option<Arc<CachedToken>>, RequestError> {
+        if matches!(credential.kind, TokenKind::Session(_)) {
+            return Ok(None);
+        }
+        let text = credential.token.expose_secret();
+        let Some(token) = UnverifiedToken::parse(text).map_err(refused)? else { return Ok(None) };
+        let Some(issuer) = token.issuer().and_then(|url| self.issuers.find(url)) else {
+            // With a prefix it may be a token of GitLab.
+            return match credential.kind {
+                TokenKind::Plain => Err(refused(TokenError::UnknownIssuer)),
+                TokenKind::CiJob(_) | TokenKind::Personal(_) | TokenKind::Session(_) => Ok(None),
+            };
+        };
+        let token = issuer.verify(token, now).await.map_err(unavailable)?.map_err(refused)?;
+        let bytes = u32::try_from(text.len()).unwrap_or(u32::MAX);
+        let cached = Arc::new(CachedToken { token, bytes, rights: ArcSwapOption::empty() });
+        self.verified.insert(credential.hash, Arc::clone(&cached));
+        Ok(Some(cached))
+    }
+}
+
+impl CachedToken {
+    /// Returns the rights of the token in this version of the identity file.
+    fn grant(&self, identity: &Identity) -> Option<Arc<Grant>> {
+        if let Some(rights) = &*self.rights.load()
+            && rights.version == identity.version()
+        {
+            return rights.grant.clone();
+        }
+        let grant = identity.oidc_grant(&self.token);
+        let rights = VersionedRights { version: identity.version(), grant: grant.clone() };
+        self.rights.store(Some(Arc::new(rights)));
+        grant
+    }
+}
+
+impl CallerAuthorizer for OidcAuthorizer {
+    fn authorize<'a>(
+        &'a self,
+        credential: &'a Credential,
+        target: &'a Target<'a>,
+    ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>> {
+        Box::pin(self.authorize(credential, target))
+    }
+}
+
+fn refused(error: TokenError) -> RequestError {
+    unauthorized(&format!("the OIDC token is refused ({}): {error}", error.class()))
+}
+
+fn unavailable(error: KeysUnavailable) -> RequestError {
+    RequestError::new(Reason::IdentityUnavailable, error.to_string()).with_retry_after(error.retry_after)
+}

@@ -1,0 +1,181 @@
+//! The token endpoint of an issuer (OAuth 2.0, RFC 6749).
+
+use std::time::Duration;
+
+use http::StatusCode;
+use humantime::format_rfc3339_seconds;
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::Deserialize;
+use url::form_urlencoded::Serializer;
+
+use super::{super::error::CliError, TokenKind, printable};
+use crate::oidc::{EndpointUrl, FetchError, HttpClient, ProviderMetadata, UnverifiedToken};
+
+/// A client of one issuer.
+#[derive(Debug)]
+pub(super) struct OauthClient {
+    http: HttpClient,
+    pub(super) issuer: String,
+    pub(super) client_id: String,
+    secret: Option<SecretString>,
+    token_endpoint: EndpointUrl,
+    kind: TokenKind,
+}
+
+/// The tokens of a session.
+#[derive(Clone, Debug)]
+pub(super) struct Tokens {
+    /// The token for kas.
+    pub(super) token: SecretString,
+    /// The time at which it expires, in seconds since 1970.
+    pub(super) expires: u64,
+    pub(super) refresh_token: Option<SecretString>,
+}
+
+/// The reason for which there is no token.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LoginError {
+    /// The issuer does not respond. Another attempt may succeed.
+    #[error(transparent)]
+    Unavailable(#[from] FetchError),
+    /// The issuer refused, with an error code of RFC 6749 section 5.2 or RFC 8628 section 3.5.
+    #[error("the issuer refused the login: {0}")]
+    Refused(OauthError),
+    /// The login failed on this machine, or the response of the issuer is not valid.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// The error response of an issuer.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct OauthError {
+    pub(super) error: String,
+    error_description: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct TokenResponse {
+    id_token: Option<SecretString>,
+    access_token: Option<SecretString>,
+    refresh_token: Option<SecretString>,
+}
+
+impl Tokens {
+    /// Returns whether the token is still valid at a time since 1970.
+    pub(super) fn is_valid(&self, at: Duration) -> bool {
+        at.as_secs() < self.expires
+    }
+
+    /// Returns the time of the expiration in the format of RFC 3339.
+    pub(super) fn expiration(&self) -> String {
+        // The year 9999 is the last one of the format.
+        let expires = Duration::from_secs(self.expires.min(253_402_300_799));
+        format_rfc3339_seconds(std::time::UNIX_EPOCH + expires).to_string()
+    }
+}
+
+impl OauthClient {
+    /// Creates a client of the issuer with this metadata.
+    pub(super) fn new(
+        http: HttpClient,
+        issuer: String,
+        client_id: String,
+        secret: Option<SecretString>,
+        metadata: &ProviderMetadata,
+        kind: TokenKind,
+    ) -> Result<Self, CliError> {
+        let token_endpoint = metadata.token_endpoint.clone();
+        let token_endpoint = token_endpoint
+            .ok_or_else(|| CliError::usage("the issuer has no token_endpoint: nobody can log in there"))?;
+        Ok(Self { http, issuer, client_id, secret, token_endpoint, kind })
+    }
+
+    /// Exchanges a refresh token for new tokens.
+    pub(super) async fn refresh(&self, token: &SecretString) -> Result<Tokens, LoginError> {
+        let parameters = [("grant_type", "refresh_token"), ("refresh_token", token.expose_secret())];
+        let mut tokens = self.request_tokens(&parameters, None).await?;
+        // RFC 6749 section 6: without a new one, the old refresh token stays valid.
+        tokens.refresh_token.get_or_insert_with(|| token.clone());
+        Ok(tokens)
+    }
+
+    /// Requests tokens. With a nonce, the ID token must have it.
+    pub(super) async fn request_tokens(
+        &self,
+        parameters: &[(&str, &str)],
+        nonce: Option<&str>,
+    ) -> Result<Tokens, LoginError> {
+        let body = self.post(&self.token_endpoint, parameters).await?;
+        let invalid = |what: &str| LoginError::Failed(format!("{}: {what}", self.token_endpoint));
+        // The text of the error would have a part of the token.
+        let response: TokenResponse =
+            serde_json::from_slice(&body).map_err(|_| invalid("the response has no tokens"))?;
+        let token = match self.kind {
+            TokenKind::Id => response
+                .id_token
+                .ok_or_else(|| invalid("the response has no id_token: add the scope openid"))?,
+            TokenKind::Access => {
+                response.access_token.ok_or_else(|| invalid("the response has no access_token"))?
+            }
+        };
+        let parsed = UnverifiedToken::parse(token.expose_secret()).ok().flatten();
+        let parsed = parsed.ok_or_else(|| invalid("the token is not a JWT, so that kas cannot verify it"))?;
+        if parsed.issuer() != Some(&self.issuer) {
+            return Err(invalid("the token is that of another issuer (iss)"));
+        }
+        if self.kind == TokenKind::Id && nonce.is_some() && parsed.claim("nonce") != nonce {
+            return Err(invalid("the token is that of another login (nonce)"));
+        }
+        let expires = parsed.expires().ok_or_else(|| invalid("the token has no expiration (exp)"))?;
+        drop(parsed);
+        Ok(Tokens { token, expires, refresh_token: response.refresh_token })
+    }
+
+    /// Sends a form with the identification of the client, and returns the body of a successful response.
+    pub(super) async fn post(
+        &self,
+        endpoint: &EndpointUrl,
+        parameters: &[(&str, &str)],
+    ) -> Result<bytes::Bytes, LoginError> {
+        let mut form = Serializer::new(String::new());
+        form.extend_pairs(parameters).append_pair("client_id", &self.client_id);
+        if let Some(secret) = &self.secret {
+            form.append_pair("client_secret", secret.expose_secret());
+        }
+        let (status, body) = self.http.post(endpoint, form.finish()).await?;
+        if status == StatusCode::OK {
+            return Ok(body);
+        }
+        Err(match serde_json::from_slice(&body) {
+            Ok(error) => LoginError::Refused(error),
+            Err(_) => FetchError::failed(endpoint, &format!("the response is {status}")).into(),
+        })
+    }
+}
+
+impl From<LoginError> for CliError {
+    fn from(error: LoginError) -> Self {
+        let message = error.to_string();
+        match error {
+            LoginError::Unavailable(_) | LoginError::Failed(_) => Self::unavailable(message),
+            LoginError::Refused(_) => Self::forbidden(message),
+        }
+    }
+}
+
+impl OauthError {
+    /// Creates the error of a redirect.
+    pub(super) fn new(error: String, error_description: Option<String>) -> Self {
+        Self { error, error_description }
+    }
+}
+
+impl std::fmt::Display for OauthError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&printable(&self.error))?;
+        match &self.error_description {
+            Some(description) => write!(f, ": {}", printable(description)),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Section `oidc`: the issuers whose tokens (JWT) callers may use.
+
+use std::{path::PathBuf, time::Duration};
+
+use jsonwebtoken::Algorithm;
+use serde::{Deserialize, Deserializer, de::Error as _};
+use serde_saphyr::Spanned;
+
+/// Section `oidc`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OidcConfig {
+    /// The issuers. Without them no caller uses such tokens.
+    pub issuers: Vec<IssuerConfig>,
+}
+
+/// One entry of `oidc.issuers`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IssuerConfig {
+    /// The name by which entries of the identity file refer to the issuer.
+    pub name: Spanned<String>,
+    /// The URL of the issuer, exactly as in the claim `iss`.
+    pub issuer: Spanned<String>,
+    /// The values of the claim `aud` of which a token needs one.
+    pub audiences: Spanned<Vec<String>>,
+    /// The algorithms of signatures that are accepted.
+    #[serde(default = "default_algorithms")]
+    pub algorithms: Vec<SigningAlgorithm>,
+    /// The certificate authority of the issuer (PEM). Without it the authorities of the system are trusted.
+    pub ca_certificate_file: Option<Spanned<PathBuf>>,
+    /// The difference of clocks that is tolerated for `exp` and `nbf`.
+    #[serde(default = "default_leeway", deserialize_with = "leeway")]
+    pub leeway: Duration,
+    /// The claim with the name of the user.
+    #[serde(default = "default_username_claim")]
+    pub username_claim: String,
+    /// The text before the name of each user. The default is the name of the issuer and a colon.
+    pub username_prefix: Option<Spanned<String>>,
+    /// The claim with the groups of the user. Without it users have no groups.
+    pub groups_claim: Option<String>,
+    /// The text before the name of each group. The default is the name of the issuer and a colon.
+    pub groups_prefix: Option<Spanned<String>>,
+}
+
+/// An algorithm with a public key. `none` and the HMACs (HS256) cannot be configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SigningAlgorithm(Algorithm);
+
+/// The longest tolerated difference of clocks.
+const MAX_LEEWAY: Duration = Duration::from_secs(300);
+
+impl SigningAlgorithm {
+    /// Returns the algorithm.
+    pub fn algorithm(self) -> Algorithm {
+        self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for SigningAlgorithm {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        Ok(Self(match &*word {
+            "RS256" => Algorithm::RS256,
+            "RS384" => Algorithm::RS384,
+            "RS512" => Algorithm::RS512,
+            "PS256" => Algorithm::PS256,
+            "PS384" => Algorithm::PS384,
+            "PS512" => Algorithm::PS512,
+            "ES256" => Algorithm::ES256,
+            "ES384" => Algorithm::ES384,
+            "EdDSA" => Algorithm::EdDSA,
+            _ => {
+                return Err(D::Error::custom(format!(
+                    "{word:?} is none of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384 and EdDSA"
+                )));
+            }
+        }))
+    }
+}
+
+fn leeway<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let leeway = proto::duration::deserialize(deserializer)?;
+    if leeway > MAX_LEEWAY {
+        return Err(D::Error::custom(
+            "the leeway must be at most 5m: set the clocks of both machines instead",
+        ));
+    }
+    Ok(leeway)
+}
+
+fn default_algorithms() -> Vec<SigningAlgorithm> {
+    [Algorithm::RS256, Algorithm::ES256].map(SigningAlgorithm).to_vec()
+}
+
+fn default_leeway() -> Duration {
+    Duration::from_secs(30)
+}
+
+fn default_username_claim() -> String {
+    "sub".to_owned()
+}

@@ -1,0 +1,157 @@
+use secrecy::SecretString;
+
+use super::*;
+use crate::repository::Location;
+
+fn hash(token: &str) -> TokenHash {
+    TokenHash::of(&SecretString::from(token))
+}
+
+fn parse(text: &str) -> Result<Identity, String> {
+    Identity::parse(Path::new("id.yaml"), text).map_err(|error| error.to_string())
+}
+
+fn example() -> String {
+    format!(
+        "agents:\n- {{id: 1, name: prod, tokens: ['{}']}}\n- {{id: 2, name: test, tokens: ['{}']}}\n\
+         callers:\n- name: ci\n  tokens: ['{}']\n  agents: [prod]\n  services: [kubernetes]\n  \
+         access_as: {{impersonate: {{username: 'ci', groups: ['jobs'], extra: [{{key: a/b, val: [c]}}]}}}}\n\
+         - {{name: ops, tokens: ['{}'], agents: ['*'], services: ['*']}}\n",
+        hash("a"),
+        hash("b"),
+        hash("c"),
+        hash("d"),
+    )
+}
+
+#[test]
+fn agents_and_callers_are_found_by_token() {
+    let identity = parse(&example()).unwrap();
+    assert_eq!(identity.agent(&"a".to_owned().into()).unwrap().id, AgentId(1));
+    assert!(identity.agent(&"c".to_owned().into()).is_none(), "a caller is no agent");
+    assert_eq!(identity.find("test"), Some(AgentId(2)));
+    assert_eq!(identity.find("2"), Some(AgentId(2)));
+    assert_eq!(identity.find("3"), None);
+
+    let ci = &identity.grant(&hash("c")).unwrap().caller;
+    assert!(ci.may_use(AgentId(1)) && !ci.may_use(AgentId(2)));
+    assert!(
+        ci.may_use_service(&"kubernetes".parse().unwrap())
+            && !ci.may_use_service(&"prometheus".parse().unwrap())
+    );
+    assert!(matches!(&ci.access_as, AccessAs::Impersonate { username, .. } if username == "ci"));
+    let ops = &identity.grant(&hash("d")).unwrap().caller;
+    assert!(ops.may_use(AgentId(2)));
+    assert_eq!(ops.access_as, AccessAs::Agent);
+    assert_eq!(identity.agents_of(ci).len(), 1);
+}
+
+#[test]
+fn streams_continue_with_unchanged_rights() {
+    let grant = |identity: &Identity, token: &str| identity.grant(&hash(token)).unwrap().clone();
+    let former = parse(&example()).unwrap();
+    let (ci, ops) = (grant(&former, "c"), grant(&former, "d"));
+
+    let mut narrowed = parse(&example().replace("agents: ['*']", "agents: [test]")).unwrap();
+    narrowed.inherit(&former);
+    assert!(!ci.revoked.is_cancelled());
+    assert!(ops.revoked.is_cancelled(), "it may use less than before");
+    assert!(!grant(&narrowed, "d").revoked.is_cancelled(), "and may come back");
+
+    let labels = "services: ['*'], prometheus: {labels: {ns: [a]}}";
+    let (limited, wider) = (example().replace("services: ['*']", labels), example());
+    let (limited, mut wider) = (parse(&limited).unwrap(), parse(&wider).unwrap());
+    wider.inherit(&limited);
+    assert!(grant(&limited, "d").revoked.is_cancelled(), "other labels are other rights");
+    let prometheus = "prometheus".parse().unwrap();
+    assert!(grant(&limited, "d").caller.labels(&prometheus).is_some());
+    assert!(grant(&limited, "d").caller.labels(&"kubernetes".parse().unwrap()).is_none());
+    assert!(grant(&wider, "d").caller.labels(&prometheus).is_none());
+
+    let busy = Arc::clone(&grant(&former, "c").in_flight);
+    let both = format!("{}', '{}", hash("c"), hash("new"));
+    let mut rotated = parse(&example().replace(&hash("c").to_string(), &both)).unwrap();
+    rotated.inherit(&former);
+    assert!(Arc::ptr_eq(&grant(&rotated, "new").in_flight, &busy), "one limit for all tokens of a caller");
+
+    Identity::default().inherit(&narrowed);
+    assert!(ci.revoked.is_cancelled());
+}
+
+#[test]
+fn file_with_more_nodes_than_the_library_reads_by_default_is_read() {
+    let nodes = Budget::default().max_nodes + 1;
+    let text = format!(
+        "callers: [{{name: a, tokens: [], agents: [{}], services: []}}]",
+        "x,\n".repeat(nodes) + "'*'"
+    );
+    assert!(parse(&text).is_ok());
+}
+
+#[test]
+fn invalid_entry_is_refused_with_its_position() {
+    for (text, expected) in [
+        ("agents: [{id: 1, name: UP, tokens: []}]", "agents[0].name"),
+        ("agents: [{id: 1, name: a, tokens: [secret]}]", "sha256:"),
+        (
+            "agents:\n- {id: 1, name: a, tokens: []}\n- {id: 1, name: b, tokens: []}",
+            "id.yaml:3:8: agents[1].id: another agent has the id 1",
+        ),
+        (
+            "callers: [{name: a, tokens: [], agents: [x], services: ['*']}]",
+            "callers[0].agents: there is no agent \"x\"",
+        ),
+        ("callers: [{name: a, tokens: [], agents: ['*'], services: [control]}]", "reserved for kas"),
+        ("callers: [{name: 'a:b', tokens: [], agents: [], services: []}]", "without ':'"),
+        (
+            "callers: [{name: a, tokens: [], agents: [], services: [], access_as: {impersonate: {username: ''}}}]",
+            "must not be empty",
+        ),
+        (
+            "callers: [{name: a, tokens: [], agents: [], services: [], access_as: {root: {}}}]",
+            "unknown variant",
+        ),
+        (
+            "callers: [{name: a, tokens: [], agents: [], services: [], prometheus: {labels: {}}}]",
+            "callers[0].prometheus.labels: at least one label",
+        ),
+        (
+            "callers: [{name: a, tokens: [], agents: [], services: [], prometheus: {label: {a: [b]}}}]",
+            "unknown field `label`",
+        ),
+        (
+            "callers: [{name: a, tokens: [], agents: ['*'], services: [configuration]}]",
+            "'configuration' is reserved for kas",
+        ),
+        (
+            "agents: [{id: 1, name: a, tokens: [], configuration: {repository: {url: 'http://host/a'}}}]",
+            "agents[0].configuration.repository.url: a repository decides",
+        ),
+        ("agents: [{id: 1, name: a, tokens: [], configuration: {files: a}}]", "agents[0].configuration"),
+        ("people: []", "unknown field `people`"),
+    ] {
+        let error = parse(text).unwrap_err();
+        assert!(error.contains(expected), "{text}\n gave {error}");
+    }
+
+    let three = format!("agents: [{{id: 1, name: a, tokens: ['{0}', '{0}', '{0}']}}]", hash("a"));
+    assert!(parse(&three).unwrap_err().contains("at most 2 tokens"));
+    let twice = format!("agents: [{{id: 1, name: a, tokens: ['{0}', '{0}']}}]", hash("a"));
+    assert!(parse(&twice).unwrap_err().contains("listed twice"));
+}
+
+#[test]
+fn configuration_of_an_agent_is_a_file_or_a_repository() {
+    let text = "agents:\n- {id: 1, name: a, tokens: [], configuration: {file: agents/a.yaml}}\n\
+                - {id: 2, name: b, tokens: [], configuration: {repository: {url: 'https://host/p.git', \
+                password_file: token}}}\n- {id: 3, name: c, tokens: []}";
+    let identity = Identity::parse(Path::new("/etc/kas/id.yaml"), text).unwrap();
+    let file = ConfigurationLocation::File("/etc/kas/agents/a.yaml".into());
+    assert_eq!(identity.configuration(AgentId(1)), Some(&file));
+    let Some(ConfigurationLocation::Repository(repository)) = identity.configuration(AgentId(2)) else {
+        panic!("agent 2 has a repository");
+    };
+    let password = Some(("git".to_owned(), "/etc/kas/token".into()));
+    assert!(matches!(&repository.location, Location::Https { credentials, .. } if *credentials == password));
+    assert_eq!(identity.configuration(AgentId(3)), None);
+}

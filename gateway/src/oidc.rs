@@ -1,0 +1,29 @@
+//! OpenID Connect: tokens (JWT) that issuers sign, as proof of who a caller is.
+//!
+//! ```text
+//!  token ──► UnverifiedToken::parse ──► Issuers::find (iss) ──► Issuer::keys_for (kid) ──► verify ──► VerifiedToken
+//!                                                                   │
+//!  issuer ══► DocumentSource ══► ProviderMetadata, KeySet ══► run ──┘
+//! ```
+//!
+//! The rights of a verified token are in the identity file. `kas login` uses the same client and metadata to get a token.
+
+mod client;
+mod endpoint;
+mod issuer;
+mod key_state;
+mod keys;
+mod metadata;
+mod metrics;
+mod policy;
+mod token;
+
+pub use self::{
+    client::{DocumentSource, FetchError, HttpClient},
+    endpoint::{EndpointUrl, EndpointUrlError},
+    issuer::{Issuer, Issuers, KeysUnavailable},
+    keys::KeySet,
+    metadata::ProviderMetadata,
+    metrics::OidcMetrics,
+    token::{Claims, TokenError, UnverifiedToken, VerifiedToken},
+};

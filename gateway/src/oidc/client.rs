@@ -1,0 +1,224 @@
+//! The HTTP client for issuers. Their responses are not trusted: bytes and time are limited, and redirects are not followed.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Request, StatusCode,
+    header::{ACCEPT, CONTENT_TYPE, USER_AGENT},
+};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_rustls::HttpsConnector;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use proto::ErrorChain;
+use router::BoxFuture;
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, pem::PemObject as _},
+};
+use tokio::{task::spawn_blocking, time::timeout};
+
+use super::EndpointUrl;
+use crate::config::unreadable;
+
+/// The time of a request, from the name lookup to the end of the response.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The most bytes of a response. Keys with certificate chains take about 10 KiB each.
+const MAX_BYTES: usize = 512 << 10;
+
+/// A source of the documents of issuers: their HTTP servers, or a test.
+pub trait DocumentSource: fmt::Debug + Send + Sync {
+    /// Returns the body of a successful response.
+    ///
+    /// # Errors
+    ///
+    /// There was no response in time, or it is not 200, or too large.
+    fn get<'a>(&'a self, url: &'a EndpointUrl) -> BoxFuture<'a, Result<Bytes, FetchError>>;
+}
+
+/// The reason for which there is no valid document.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct FetchError(String);
+
+/// Connects to issuers by HTTP or HTTPS.
+#[derive(Debug)]
+pub struct HttpClient {
+    authority: Option<PathBuf>,
+    /// TLS with the authorities of the system, which are read once.
+    system: OnceLock<Arc<ClientConfig>>,
+}
+
+impl FetchError {
+    /// Returns an error about a response that was received.
+    pub fn invalid(subject: &str, cause: &dyn fmt::Display) -> Self {
+        Self(format!("{subject} is not valid: {cause}"))
+    }
+
+    /// Returns an error about a URL.
+    pub fn failed(url: &EndpointUrl, cause: &dyn fmt::Display) -> Self {
+        Self(format!("{url}: {cause}"))
+    }
+}
+
+impl HttpClient {
+    /// Creates a client that trusts the authorities of a PEM file, which is read for each request, or those of the system.
+    pub fn new(authority: Option<PathBuf>) -> Self {
+        Self { authority, system: OnceLock::new() }
+    }
+
+    /// Checks that the file holds certificates. This blocks.
+    pub fn check(&self) -> Result<(), String> {
+        self.authority.as_deref().map_or(Ok(()), |file| read_roots(file).map(drop))
+    }
+
+    /// Sends a form, and returns the status and the body of the response.
+    ///
+    /// # Errors
+    ///
+    /// There was no response in time, or it is too large.
+    pub async fn post(&self, url: &EndpointUrl, form: String) -> Result<(StatusCode, Bytes), FetchError> {
+        let request = Request::post(url.uri())
+            .header(CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"))
+            .body(Full::from(form));
+        self.send(url, request.expect("a valid request")).await
+    }
+
+    async fn send(
+        &self,
+        url: &EndpointUrl,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<(StatusCode, Bytes), FetchError> {
+        let headers = request.headers_mut();
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("kas/", env!("CARGO_PKG_VERSION"))));
+        let exchange = async {
+            let tls = self.tls().await?;
+            let mut http = HttpConnector::new();
+            http.enforce_http(false);
+            // Requests are rare: a connection is not kept.
+            let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new())
+                .pool_max_idle_per_host(0)
+                .build(HttpsConnector::from((http, tls)));
+            let response = client.request(request).await.map_err(|error| ErrorChain(&error).to_string())?;
+            let (head, body) = response.into_parts();
+            let body = Limited::new(body, MAX_BYTES).collect().await;
+            let body = body.map_err(|error| ErrorChain(&*error).to_string())?.to_bytes();
+            Ok((head.status, body))
+        };
+        let result = timeout(TIMEOUT, exchange).await;
+        let result = result.unwrap_or_else(|_| Err(format!("no response within {} s", TIMEOUT.as_secs())));
+        result.map_err(|cause| FetchError::failed(url, &cause))
+    }
+
+    async fn tls(&self) -> Result<Arc<ClientConfig>, String> {
+        if let Some(config) = self.system.get() {
+            return Ok(Arc::clone(config));
+        }
+        let authority = self.authority.clone();
+        let read = move || authority.as_deref().map_or_else(system_roots, read_roots);
+        let roots = spawn_blocking(read).await.map_err(|error| error.to_string())??;
+        let mut config = ClientConfig::builder_with_provider(tls::provider())
+            .with_safe_default_protocol_versions()
+            .expect("AWS-LC supports the default versions")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let config = Arc::new(config);
+        Ok(match self.authority {
+            Some(_) => config,
+            None => Arc::clone(self.system.get_or_init(|| config)),
+        })
+    }
+}
+
+impl DocumentSource for HttpClient {
+    fn get<'a>(&'a self, url: &'a EndpointUrl) -> BoxFuture<'a, Result<Bytes, FetchError>> {
+        let request = Request::get(url.uri()).body(Full::default()).expect("a valid request");
+        Box::pin(async move {
+            match self.send(url, request).await? {
+                (StatusCode::OK, body) => Ok(body),
+                (status, _) => Err(FetchError::failed(url, &format!("the response is {status}"))),
+            }
+        })
+    }
+}
+
+fn read_roots(file: &Path) -> Result<RootCertStore, String> {
+    let bytes = files::read(file).map_err(|error| format!("{}: {}", file.display(), unreadable(&error)))?;
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&bytes).filter_map(Result::ok));
+    if roots.is_empty() {
+        return Err(format!("{}: holds no PEM certificate that can be used", file.display()));
+    }
+    Ok(roots)
+}
+
+/// Reads the authorities of the system. Without any, only `http` works.
+fn system_roots() -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    // Some systems ship certificates that rustls cannot parse.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    Ok(roots)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+    use tokio_util::task::AbortOnDropHandle;
+
+    use super::*;
+
+    /// Serves one response to each connection, and leaves it open.
+    async fn server(response: String) -> (EndpointUrl, AbortOnDropHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/document", listener.local_addr().unwrap()).parse().unwrap();
+        let serving = tokio::spawn(async move {
+            let mut open = Vec::new();
+            loop {
+                let (mut io, _) = listener.accept().await.unwrap();
+                let _ = io.read(&mut [0; 4096]).await;
+                let _ = io.write_all(response.as_bytes()).await;
+                open.push(io);
+            }
+        });
+        (url, AbortOnDropHandle::new(serving))
+    }
+
+    async fn get(response: &str) -> Result<Bytes, String> {
+        let (url, _server) = server(response.to_owned()).await;
+        HttpClient::new(None).get(&url).await.map_err(|error| error.to_string())
+    }
+
+    #[tokio::test]
+    async fn only_a_small_200_is_a_document() {
+        assert_eq!(get("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}").await.unwrap(), "{}");
+        let too_large = format!("HTTP/1.1 200 OK\r\nContent-Length: 600000\r\n\r\n{}", "x".repeat(600_000));
+        for (response, expected) in [
+            ("HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\nContent-Length: 0\r\n\r\n", "302 Found"),
+            ("HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", "the response is 500"),
+            ("garbage\r\n\r\n", "invalid HTTP"),
+            (&too_large, "length limit exceeded"),
+        ] {
+            let error = get(response).await.unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn response_that_does_not_end_is_an_error() {
+        let error = get("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{").await.unwrap_err();
+        assert!(error.ends_with("no response within 5 s"), "{error}");
+    }
+}

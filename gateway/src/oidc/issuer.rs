@@ -1,0 +1,210 @@
+//! Issuers, and the task that fetches the keys of each.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde_saphyr::Spanned;
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    DocumentSource, FetchError, HttpClient, OidcMetrics, ProviderMetadata, TokenError, UnverifiedToken,
+    VerifiedToken, key_state::KeyState, keys::KeySet, policy::TokenPolicy,
+};
+use crate::config::{Config, ConfigError};
+
+/// The time that a request waits for keys: two documents of five seconds each, and some time for the rest.
+const WAIT: Duration = Duration::from_secs(11);
+
+/// The issuers of the configuration. Clones are cheap.
+#[derive(Clone, Debug, Default)]
+pub struct Issuers {
+    issuers: Arc<[Issuer]>,
+    /// The metrics of all issuers.
+    pub metrics: OidcMetrics,
+}
+
+/// An issuer, and its keys.
+#[derive(Debug)]
+pub struct Issuer {
+    policy: TokenPolicy,
+    source: Arc<dyn DocumentSource>,
+    keys: watch::Sender<KeyState>,
+    /// A request needs keys that are not there.
+    wanted: Notify,
+    metrics: OidcMetrics,
+}
+
+/// kas cannot verify tokens of an issuer, because it has no current keys.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the keys of the issuer {issuer} are not available")]
+pub struct KeysUnavailable {
+    /// The name of the issuer.
+    pub issuer: String,
+    /// The time after which kas will have tried again.
+    pub retry_after: Duration,
+}
+
+impl Issuers {
+    /// Checks the section `oidc` of a configuration file. Files with authorities are read, and no issuer is contacted.
+    pub fn read(file: &Path, config: &Config) -> Result<Self, ConfigError> {
+        Self::with_sources(file, config, |index, authority| {
+            let client = HttpClient::new(authority.as_ref().map(|path| path.value.clone()));
+            match (client.check(), authority) {
+                (Err(what), Some(path)) => {
+                    let key = format!("oidc.issuers[{index}].ca_certificate_file");
+                    Err(ConfigError::new(file, path.referenced, key, what))
+                }
+                _ => Ok(Arc::new(client) as Arc<dyn DocumentSource>),
+            }
+        })
+    }
+
+    /// Checks the section `oidc` of a configuration file, with a source of documents for each issuer.
+    pub fn with_sources(
+        file: &Path,
+        config: &Config,
+        source: impl Fn(usize, Option<&Spanned<PathBuf>>) -> Result<Arc<dyn DocumentSource>, ConfigError>,
+    ) -> Result<Self, ConfigError> {
+        let metrics = OidcMetrics::default();
+        let mut issuers: Vec<Issuer> = Vec::new();
+        for (index, entry) in config.oidc.issuers.iter().enumerate() {
+            let policy = TokenPolicy::new(file, index, entry)?;
+            for (key, at, taken) in [
+                ("name", &entry.name, issuers.iter().any(|other| other.policy.name == policy.name)),
+                ("issuer", &entry.issuer, issuers.iter().any(|other| other.policy.issuer == policy.issuer)),
+            ] {
+                if taken {
+                    let what = format!("another issuer has the {key} {}", at.value);
+                    let key = format!("oidc.issuers[{index}].{key}");
+                    return Err(ConfigError::new(file, at.referenced, key, what));
+                }
+            }
+            issuers.push(Issuer {
+                policy,
+                source: source(index, entry.ca_certificate_file.as_ref())?,
+                keys: watch::Sender::default(),
+                wanted: Notify::new(),
+                metrics: metrics.clone(),
+            });
+        }
+        Ok(Self { issuers: issuers.into(), metrics })
+    }
+
+    /// Returns the names of the issuers.
+    pub fn names(&self) -> Vec<String> {
+        self.issuers.iter().map(|issuer| issuer.policy.name.clone()).collect()
+    }
+
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.issuers.is_empty()
+    }
+
+    /// Returns the issuer with this URL.
+    pub fn find(&self, url: &str) -> Option<&Issuer> {
+        self.issuers.iter().find(|issuer| issuer.policy.issuer == url)
+    }
+
+    /// Fetches the keys of all issuers, and again when they are due. The future never completes, unless there are no issuers.
+    pub async fn run(&self) {
+        futures_util::future::join_all(self.issuers.iter().map(Issuer::run)).await;
+    }
+}
+
+impl Issuer {
+    /// Verifies a token of this issuer at the time `now`, in seconds since 1970. Waits for keys if there are none for the token.
+    ///
+    /// # Errors
+    ///
+    /// The inner error is the reason for which the token is refused.
+    pub async fn verify(
+        &self,
+        token: UnverifiedToken<'_>,
+        now: u64,
+    ) -> Result<Result<VerifiedToken, TokenError>, KeysUnavailable> {
+        let verified = match token.algorithm(&self.policy) {
+            Ok(algorithm) => {
+                let keys = self.keys_for(|keys| keys.has(token.key_id(), algorithm)).await?;
+                token.verify(&self.policy, &keys, now)
+            }
+            Err(error) => Err(error),
+        };
+        self.metrics.count_token(&self.policy.name, verified.as_ref().err().copied());
+        Ok(verified)
+    }
+
+    /// Returns the keys. If the token has none of them, they are fetched first, as often as that is allowed.
+    async fn keys_for(&self, suffice: impl Fn(&KeySet) -> bool) -> Result<Arc<KeySet>, KeysUnavailable> {
+        let mut states = self.keys.subscribe();
+        let before = states.borrow_and_update().clone();
+        if let Some(keys) = before.usable(Instant::now()).filter(|keys| suffice(keys)) {
+            return Ok(Arc::clone(keys));
+        }
+        if before.until_allowed(Instant::now()).is_zero() {
+            self.wanted.notify_one();
+            // Fails if the time is over: the state that there is decides.
+            let _ = timeout(WAIT, states.wait_for(|state| state.attempts > before.attempts)).await;
+        }
+        let (now, state) = (Instant::now(), states.borrow());
+        let unavailable = || KeysUnavailable {
+            issuer: self.policy.name.clone(),
+            retry_after: state.until_due(now, 0.0).min(state.until_allowed(now)).max(Duration::from_secs(1)),
+        };
+        let keys = state.usable(now).ok_or_else(unavailable)?;
+        // The issuer may have a new key, and does not respond.
+        if state.failed() && !suffice(keys) {
+            return Err(unavailable());
+        }
+        Ok(Arc::clone(keys))
+    }
+
+    async fn run(&self) {
+        loop {
+            let fetched = self.fetch().await;
+            self.record(fetched);
+            let due = sleep(self.keys.borrow().until_due(Instant::now(), rand::random()));
+            tokio::select! {
+                () = due => {}
+                () = self.wait_until_wanted() => {}
+            }
+        }
+    }
+
+    async fn wait_until_wanted(&self) {
+        loop {
+            self.wanted.notified().await;
+            // It may be the request that the last fetch served.
+            if self.keys.borrow().until_allowed(Instant::now()).is_zero() {
+                return;
+            }
+        }
+    }
+
+    /// Fetches the discovery document and the keys. A request that is cancelled does not cancel this.
+    async fn fetch(&self) -> Result<KeySet, FetchError> {
+        let metadata = ProviderMetadata::fetch(&*self.source, &self.policy.issuer).await?;
+        KeySet::parse(&self.source.get(&metadata.jwks_uri).await?)
+    }
+
+    fn record(&self, fetched: Result<KeySet, FetchError>) {
+        let issuer = &*self.policy.name;
+        let now = Instant::now();
+        let had_failed = self.keys.borrow().failed();
+        let succeeded = fetched.is_ok();
+        match &fetched {
+            Ok(_) if had_failed => tracing::info!(issuer, "the issuer of OIDC tokens responds again"),
+            Err(error) if !had_failed => {
+                tracing::warn!(issuer, %error, "the keys of an OIDC issuer cannot be fetched; kas uses the last ones for 6 h");
+            }
+            Ok(_) | Err(_) => {}
+        }
+        self.keys.send_modify(|state| state.record(fetched.ok().map(Arc::new), now));
+        self.metrics.record_fetch(issuer, succeeded, self.keys.borrow().usable(now).is_some());
+    }
+}

@@ -1,0 +1,87 @@
+//! The rules for the tokens of one issuer.
+
+use std::path::Path;
+
+use jsonwebtoken::Algorithm;
+use serde_saphyr::Spanned;
+
+use super::EndpointUrl;
+use crate::config::{ConfigError, IssuerConfig, SigningAlgorithm};
+
+/// The names that Kubernetes reserves for itself.
+pub(super) const RESERVED: &str = "system:";
+
+/// The rules for the tokens of one issuer.
+#[derive(Clone, Debug)]
+pub(super) struct TokenPolicy {
+    /// The name by which entries of the identity file refer to the issuer.
+    pub(super) name: String,
+    /// The expected `iss`.
+    pub(super) issuer: String,
+    pub(super) audiences: Vec<String>,
+    pub(super) algorithms: Vec<Algorithm>,
+    /// In seconds.
+    pub(super) leeway: u64,
+    pub(super) username: ClaimMapping,
+    pub(super) groups: Option<ClaimMapping>,
+}
+
+/// A claim that becomes the name of a user, or the names of its groups.
+#[derive(Clone, Debug)]
+pub(super) struct ClaimMapping {
+    pub(super) claim: String,
+    pub(super) prefix: String,
+}
+
+impl TokenPolicy {
+    /// Checks one entry of `oidc.issuers`, whose position is `index`. Errors are about `file`.
+    pub(super) fn new(file: &Path, index: usize, config: &IssuerConfig) -> Result<Self, ConfigError> {
+        let error = |key: &str, at: serde_saphyr::Location, what: String| {
+            ConfigError::new(file, at, format!("oidc.issuers[{index}].{key}"), what)
+        };
+        let name = &config.name.value;
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if name.is_empty() || name.len() > 63 || !name.chars().all(plain) || name == "system" {
+            let what = "the name has 1 to 63 letters, digits, '-', '_' and '.', and is not system";
+            return Err(error("name", config.name.referenced, what.to_owned()));
+        }
+        let issuer = &config.issuer;
+        issuer
+            .value
+            .parse::<EndpointUrl>()
+            .map_err(|cause| error("issuer", issuer.referenced, cause.to_string()))?;
+        let audiences = &config.audiences;
+        if audiences.value.is_empty() || audiences.value.iter().any(String::is_empty) {
+            let what = "at least one audience is needed, and none may be empty: otherwise a token for another program is valid here";
+            return Err(error("audiences", audiences.referenced, what.to_owned()));
+        }
+        if config.algorithms.is_empty() {
+            return Err(error(
+                "algorithms",
+                config.name.referenced,
+                "at least one algorithm is needed".to_owned(),
+            ));
+        }
+        let prefix = |key: &str, prefix: &Option<Spanned<String>>| match prefix {
+            Some(prefix) if prefix.value.starts_with(RESERVED) => {
+                let what = format!("names that begin with {RESERVED} belong to Kubernetes");
+                Err(error(key, prefix.referenced, what))
+            }
+            Some(prefix) => Ok(prefix.value.clone()),
+            None => Ok(format!("{name}:")),
+        };
+        let groups_prefix = prefix("groups_prefix", &config.groups_prefix)?;
+        Ok(Self {
+            name: name.clone(),
+            issuer: issuer.value.clone(),
+            audiences: audiences.value.clone(),
+            algorithms: config.algorithms.iter().copied().map(SigningAlgorithm::algorithm).collect(),
+            leeway: config.leeway.as_secs(),
+            username: ClaimMapping {
+                claim: config.username_claim.clone(),
+                prefix: prefix("username_prefix", &config.username_prefix)?,
+            },
+            groups: config.groups_claim.clone().map(|claim| ClaimMapping { claim, prefix: groups_prefix }),
+        })
+    }
+}

@@ -1,0 +1,235 @@
+//! Callers with tokens of an OIDC issuer.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::time::Duration;
+
+use agent::Services;
+use http::{Request, Response, StatusCode, header::AUTHORIZATION};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use serde_json::json;
+use testkit::{
+    issuer::{Behavior, IssuerKey, TestIssuer, claims, now},
+    world::{World, endless, text},
+};
+use tunnel::Body;
+
+/// An entry whose caller is the user of the token.
+const APP: &str = "{name: app, oidc: {issuer: test, claims: {project: app}}, agents: [prod], services: [kubernetes], \
+                   access_as: {user: {}}}";
+/// The same rights for another project.
+const OTHER: &str =
+    "{name: other, oidc: {issuer: test, claims: {project: other}}, agents: [prod], services: [kubernetes]}";
+
+/// A cluster that returns the identity of the caller, and watches that do not end.
+fn services() -> Services {
+    Services::new().with_fn("kubernetes", async |request: Request<Body>| {
+        if request.uri().query().is_some() {
+            return Response::new(endless("watching"));
+        }
+        let identity = request.headers().iter().filter(|(name, _)| name.as_str().starts_with("impersonate-"));
+        let lines = identity.map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()));
+        let mut lines: Vec<_> = lines.collect();
+        lines.sort();
+        Response::new(Body::from(lines.join("\n")))
+    })
+}
+
+async fn get(world: &World, path: &str, authorization: &str) -> Response<Incoming> {
+    let request = Request::get(path).header("host", "kas").header(AUTHORIZATION, authorization);
+    world.send(request.body(Body::empty()).unwrap()).await
+}
+
+async fn status(world: &World, token: &str) -> StatusCode {
+    get(world, "/agents/prod/kubernetes/api", &format!("Bearer {token}")).await.status()
+}
+
+/// Returns the error of a request with a token.
+async fn refusal(world: &World, token: &str) -> (u16, String) {
+    let answer = get(world, "/agents/prod/kubernetes/api", &format!("Bearer {token}")).await;
+    (answer.status().as_u16(), text(answer).await)
+}
+
+async fn watch(world: &World, token: &str) -> Incoming {
+    let answer = get(world, "/agents/prod/kubernetes/pods?watch=true", &format!("Bearer {token}")).await;
+    assert_eq!(answer.status(), 200);
+    let mut body = answer.into_body();
+    body.frame().await.unwrap().unwrap();
+    body
+}
+
+fn app() -> serde_json::Value {
+    claims(json!({"project": "app"}))
+}
+
+#[tokio::test(start_paused = true)]
+async fn user_of_a_token_reaches_the_cluster_with_its_groups() {
+    let key = IssuerKey::ec("a");
+    let world = World::with_issuer(&TestIssuer::new(&[&key]), "groups_claim: groups, username_claim: email");
+    world.set_callers(APP);
+    let _agent = world.agent(services()).await;
+    let token = key.token(&claims(json!({"project": "app", "email": "a@b.c", "groups": ["dev", "ops"]})));
+    for (path, authorization) in [
+        ("/agents/prod/kubernetes/api", format!("Bearer {token}")),
+        ("/agents/1/kubernetes/api", format!("bearer {token}")),
+        ("/k8s-proxy/api", format!("Bearer ci:1:{token}")),
+        ("/k8s-proxy/api", format!("Bearer pat:1:{token}")),
+    ] {
+        let answer = get(&world, path, &authorization).await;
+        assert_eq!(answer.status(), 200, "{path}");
+        let expected =
+            "impersonate-group: test:dev\nimpersonate-group: test:ops\nimpersonate-user: test:a@b.c";
+        assert_eq!(text(answer).await, expected);
+    }
+    for (path, authorization, expected) in [
+        ("/k8s-proxy/api", format!("Bearer {token}"), 401),
+        ("/agents/prod/kubernetes/api", format!("Bearer ci:2:{token}"), 403),
+        ("/agents/prod/prometheus/api", format!("Bearer {token}"), 403),
+        ("/agents/other/kubernetes/api", format!("Bearer {token}"), 404),
+    ] {
+        assert_eq!(get(&world, path, &authorization).await.status(), expected, "{path} {expected}");
+    }
+    assert_eq!(
+        world.metric("kas_oidc_tokens_total{issuer=\"test\",result=\"accepted\"}"),
+        1.0,
+        "then it is cached"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_token_is_401_with_the_class_of_the_reason() {
+    let (key, stranger) = (IssuerKey::rsa("a"), IssuerKey::ec("b"));
+    let world = World::with_issuer(&TestIssuer::new(&[&key]), "leeway: 10s");
+    world.set_callers(APP);
+    let _agent = world.agent(services()).await;
+    for (class, token) in [
+        ("expired", key.token(&claims(json!({"project": "app", "exp": now() - 11})))),
+        ("not-yet-valid", key.token(&claims(json!({"project": "app", "nbf": now() + 60})))),
+        ("wrong-audience", key.token(&claims(json!({"project": "app", "aud": "other"})))),
+        ("unknown-issuer", key.token(&claims(json!({"iss": "https://evil.example.com"})))),
+        ("unknown-key", stranger.token(&app())),
+        ("no-matching-caller", key.token(&claims(json!({"project": "app2"})))),
+        ("too-large", key.token(&claims(json!({"project": "x".repeat(20_000)})))),
+    ] {
+        let answer = get(&world, "/agents/prod/kubernetes/api", &format!("Bearer {token}")).await;
+        assert_eq!(answer.status(), 401, "{class}");
+        assert_eq!(answer.headers()["kas-error"], "unauthorized");
+        let body = text(answer).await;
+        assert!(body.contains(&format!("the OIDC token is refused ({class})")), "{class}: {body}");
+        assert!(!body.contains("app") && !body.contains(&token[..40]), "{body}");
+    }
+    assert_eq!(world.metric("kas_oidc_tokens_total{issuer=\"test\",result=\"expired\"}"), 1.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rotated_key_is_found_at_once_and_the_old_one_forgotten() {
+    let (old, new) = (IssuerKey::ec("old"), IssuerKey::ec("new"));
+    let issuer = TestIssuer::new(&[&old]);
+    let world = World::with_issuer(&issuer, "");
+    world.set_callers(APP);
+    let _agent = world.agent(services()).await;
+    assert_eq!(status(&world, &old.token(&app())).await, 200);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    issuer.publish(&[&old, &new]);
+    assert_eq!(status(&world, &new.token(&app())).await, 200);
+    issuer.publish(&[&new]);
+    tokio::time::sleep(Duration::from_secs(301)).await;
+    let (code, body) = refusal(&world, &old.token(&claims(json!({"project": "app", "jti": 2})))).await;
+    assert!(code == 401 && body.contains("(unknown-key)"), "{body}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn outage_of_the_issuer_is_503_after_six_hours() {
+    let (key, unknown) = (IssuerKey::ec("a"), IssuerKey::ec("b"));
+    let issuer = TestIssuer::new(&[&key]);
+    let world = World::with_issuer(&issuer, "");
+    world.set_callers(APP);
+    let _agent = world.agent(services()).await;
+    let fresh = |id: u32| key.token(&claims(json!({"project": "app", "jti": id})));
+    assert_eq!(status(&world, &fresh(0)).await, 200);
+    for behavior in [Behavior::Down, Behavior::Garbage, Behavior::Slow(Duration::from_secs(3600))] {
+        issuer.set(behavior);
+        tokio::time::sleep(Duration::from_secs(1800)).await;
+        assert_eq!(status(&world, &fresh(1)).await, 200, "{behavior:?}: the keys are still there");
+    }
+    issuer.set(Behavior::Down);
+    tokio::time::sleep(Duration::from_secs(3700)).await;
+    let (code, body) = refusal(&world, &unknown.token(&app())).await;
+    assert!(code == 503 && body.contains("the keys of the issuer test are not available"), "{body}");
+
+    tokio::time::sleep(Duration::from_secs(5 * 3600)).await;
+    let answer = get(&world, "/agents/prod/kubernetes/api", &format!("Bearer {}", fresh(2))).await;
+    assert_eq!(answer.status(), 503);
+    assert_eq!(answer.headers()["kas-error"], "identity-unavailable");
+    let wait: u64 = answer.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((1..=60).contains(&wait), "{wait}");
+    assert_eq!(world.metric("kas_oidc_keys_usable{issuer=\"test\"}"), 0.0);
+
+    issuer.set(Behavior::Up);
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(status(&world, &fresh(2)).await, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn first_request_waits_for_the_keys() {
+    let key = IssuerKey::ec("a");
+    let issuer = TestIssuer::new(&[&key]);
+    issuer.set(Behavior::Slow(Duration::from_secs(3)));
+    let world = World::with_issuer(&issuer, "");
+    world.set_callers(APP);
+    let _agent = world.agent(services()).await;
+    assert_eq!(status(&world, &key.token(&app())).await, 200);
+
+    issuer.set(Behavior::Down);
+    let world = World::with_issuer(&issuer, "");
+    world.set_callers(APP);
+    let _agent = world.agent(services()).await;
+    assert_eq!(status(&world, &key.token(&app())).await, 503);
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_of_the_identity_file_applies_to_cached_tokens_and_watches() {
+    let key = IssuerKey::ec("a");
+    let world = World::with_issuer(&TestIssuer::new(&[&key]), "");
+    world.set_callers(&format!("{APP}, {OTHER}"));
+    let _agent = world.agent(services()).await;
+    let (token, other) = (key.token(&app()), key.token(&claims(json!({"project": "other"}))));
+    let (mut cut, mut kept) = (watch(&world, &token).await, watch(&world, &other).await);
+
+    world.set_callers(OTHER);
+    assert!(matches!(cut.frame().await, Some(Err(_))), "the entry is gone");
+    let (code, body) = refusal(&world, &token).await;
+    assert!(code == 401 && body.contains("(no-matching-caller)"), "{body}");
+    assert_eq!(status(&world, &other).await, 200);
+    assert!(tokio::time::timeout(Duration::from_secs(60), kept.frame()).await.is_err(), "it goes on");
+
+    world.set_callers(&format!("{APP}, {OTHER}"));
+    assert_eq!(status(&world, &token).await, 200);
+    world.set_callers(&format!("{}, {OTHER}", APP.replace("[kubernetes]", "[prometheus]")));
+    assert_eq!(status(&world, &token).await, 403);
+}
+
+/// The clock of tokens is that of the machine: this test waits for it.
+#[tokio::test]
+async fn token_that_expires_is_refused_while_its_watch_goes_on() {
+    let key = IssuerKey::ec("a");
+    let world = World::with_issuer(&TestIssuer::new(&[&key]), "leeway: 0s");
+    world.set_callers(APP);
+    let _agent = world.agent(services()).await;
+    let token = key.token(&claims(json!({"project": "app", "exp": now() + 3})));
+    let mut watch = watch(&world, &token).await;
+    while now() < now_of(&token) {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let (code, body) = refusal(&world, &token).await;
+    assert!(code == 401 && body.contains("(expired)"), "{body}");
+    assert!(tokio::time::timeout(Duration::from_millis(50), watch.frame()).await.is_err(), "it goes on");
+}
+
+/// Returns the time at which a token expires.
+fn now_of(token: &str) -> u64 {
+    use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+    let claims = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
+    let claims: serde_json::Value = serde_json::from_slice(&claims).unwrap();
+    claims["exp"].as_u64().unwrap()
+}
