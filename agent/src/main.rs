@@ -10,7 +10,7 @@ use agent::{
     cli::{Cli, Command, RunOptions, TOKEN_VARIABLE, token_from_env},
     cluster::kill_plugins,
 };
-use clap::{Parser as _, error::ErrorKind};
+use clap::error::ErrorKind;
 use cores::Cores;
 use process::{descriptors, logs, signals};
 use proto::ErrorChain;
@@ -32,7 +32,7 @@ const UNAVAILABLE: u8 = 69;
 const SOFTWARE_ERROR: u8 = 70;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::from_arguments(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
             // If the message cannot be printed, there is still the exit code.
