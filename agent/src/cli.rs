@@ -9,7 +9,7 @@ mod named_value;
 use std::{ffi::OsString, io::Write, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{
-    Args, CommandFactory as _, Parser, Subcommand, ValueHint,
+    Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueHint,
     builder::{NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use clap_complete::Shell;
@@ -35,6 +35,29 @@ pub struct Cli {
     /// The options of running agentk.
     #[command(flatten)]
     pub run: Option<RunOptions>,
+}
+
+impl Cli {
+    /// Parses the command line, of which the first word is the name of the program.
+    ///
+    /// With a command, the options of running are `None`. Variables such as `POD_NAME` set some of them in every pod, and clap
+    /// would then demand `--kas-address` for them, too.
+    ///
+    /// # Errors
+    /// The error for the terminal, which includes help and version.
+    pub fn from_arguments<T>(arguments: impl IntoIterator<Item = T>) -> Result<Self, clap::Error>
+    where
+        T: Into<OsString> + Clone,
+    {
+        let mut definition = Self::command();
+        let mut matches = definition.try_get_matches_from_mut(arguments)?;
+        let cli = match matches.subcommand_name() {
+            Some(_) => Command::from_arg_matches_mut(&mut matches)
+                .map(|command| Self { command: Some(command), run: None }),
+            None => Self::from_arg_matches_mut(&mut matches),
+        };
+        cli.map_err(|error| error.format(&mut definition))
+    }
 }
 
 /// The commands other than running agentk.
@@ -242,7 +265,7 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from(line.split_whitespace())
+        Cli::from_arguments(line.split_whitespace())
     }
 
     fn run_options(line: &str) -> RunOptions {

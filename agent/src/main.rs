@@ -11,7 +11,7 @@ use agent::{
     cluster::kill_plugins,
     log_filter,
 };
-use clap::{Parser as _, error::ErrorKind};
+use clap::error::ErrorKind;
 use cores::Cores;
 use process::{descriptors, logs, signals};
 use proto::ErrorChain;
@@ -33,7 +33,7 @@ const UNAVAILABLE: u8 = 69;
 const SOFTWARE_ERROR: u8 = 70;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::from_arguments(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
             // If the message cannot be printed, there is still the exit code.

@@ -205,6 +205,20 @@ fn invalid_flag_has_exit_code_64() {
 }
 
 #[test]
+fn check_takes_its_flags_in_a_pod_with_variables_of_running() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_agentk"))
+        .env_clear()
+        .envs([("AGENTK_TOKEN", "secret"), ("POD_NAME", "agentk-0"), ("POD_NAMESPACE", "agentk")])
+        .current_dir(directory.path())
+        .args(["check", "--kas-address", "ws://127.0.0.1:1"])
+        .output()
+        .unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("no Kubernetes API is configured"), "{message}");
+}
+
+#[test]
 fn help_version_and_completion_are_printed() {
     let directory = tempfile::tempdir().unwrap();
     for (arguments, expected) in [
