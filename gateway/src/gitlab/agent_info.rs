@@ -96,15 +96,18 @@ impl GitLabClient {
                 _ => Endpoint::AgentInfo,
             };
             result = self.try_get(other, &[], Credential::Agent(token)).await;
-            match is_not_found(&result) {
-                true => self.switch().suspect(),
-                false => self.set_agent_info_endpoint(other),
+            if is_not_found(&result) {
+                self.switch().suspect();
+                let what =
+                    "it answers 404: it has switched kas off, or gitlab.address is not the URL of a GitLab";
+                return Err(GitLabError::unavailable(what));
             }
+            self.set_agent_info_endpoint(other);
         }
         match result {
             Ok(body) => self.parse(body).map(Some),
             Err(error) if error.is_status(StatusCode::UNAUTHORIZED) => Ok(None),
-            // Any other refusal is not about the token: kas is switched off, or a proxy refuses kas.
+            // Any other refusal is not about the token: a proxy or an allowlist refuses kas.
             Err(GitLabError::Status { status, message }) => {
                 Err(GitLabError::unavailable(format!("it responded with {status}: {message}")))
             }
