@@ -1,6 +1,8 @@
 //! A configuration with the content of all files that it names, and the listeners that are bound from it.
 
 use std::{
+    fmt,
+    io::Write,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -17,6 +19,7 @@ use telemetry::Program;
 use super::{App, connection_limits::ConnectionLimits};
 use crate::{
     api::{ApiServer, Verifier},
+    audit::{self, AuditLog},
     config::{Config, ConfigError, unreadable},
     disabled::{self, DisableRule},
     identity::Identity,
@@ -47,6 +50,16 @@ pub struct ValidatedConfig {
     api_secret: Option<SecretFile>,
     traces: Option<telemetry::TracerConfig>,
     pub(super) redis: Option<RedisSettings>,
+    audit: Option<AuditOutput>,
+}
+
+/// The opened sink of the audit log.
+struct AuditOutput(Box<dyn Write + Send>);
+
+impl fmt::Debug for AuditOutput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AuditOutput")
+    }
 }
 
 /// The bound listeners.
@@ -111,6 +124,7 @@ impl ValidatedConfig {
             disabled::file::read(&path.value)
         });
         let disabled = disabled.transpose()?.unwrap_or_default();
+        audit::check(file, &config.observability.audit)?;
         let private = config.private_api.as_ref();
         let private = private
             .map(|section| PeerConfig::read(file, section, config.keys(), NetworkEnv::from_process()))
@@ -130,7 +144,18 @@ impl ValidatedConfig {
             api_secret,
             traces,
             redis,
+            audit: None,
         })
+    }
+
+    /// Opens the sink of the audit log, which creates its file. Without this call, the replica has no audit log.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be opened.
+    pub fn open_audit_log(&mut self, file: &Path) -> Result<(), ConfigError> {
+        self.audit = AuditLog::open(file, &self.config.observability.audit)?.map(AuditOutput);
+        Ok(())
     }
 
     /// Returns the numbers of agents and of callers' tokens.
@@ -243,6 +268,10 @@ impl ValidatedConfig {
         }
         let mut app = App::of_replica(fleet, config, self.identity, traces, exporter, redis);
         app.callers.kill_switch.set_file(self.disabled);
+        if let Some(AuditOutput(sink)) = self.audit {
+            let dropped = app.callers.metrics.audit_dropped.clone();
+            app.callers.audit.get_or_init(|| AuditLog::start(sink, dropped, replica));
+        }
         let public = self.agent_certificate.into_iter().chain(self.public_certificate);
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate).cloned();
         app.certificates = public.chain(self.api_certificate).chain(peer_certificate).collect();

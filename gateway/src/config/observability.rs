@@ -6,6 +6,8 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 use telemetry::{OtlpEndpoint, SampleRatio};
 
+use super::bounds::within;
+
 /// Section `observability`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -16,6 +18,8 @@ pub struct ObservabilityConfig {
     pub logging: LoggingConfig,
     /// Traces for an OpenTelemetry collector.
     pub tracing: TracingConfig,
+    /// The audit log.
+    pub audit: AuditConfig,
 }
 
 /// Section `observability.listen`.
@@ -54,6 +58,35 @@ pub struct TracingConfig {
     pub trust_callers: bool,
 }
 
+/// Section `observability.audit`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuditConfig {
+    /// The place of the lines.
+    pub sink: AuditSink,
+    /// The file of `sink: file`.
+    pub file: Option<Spanned<PathBuf>>,
+    /// The size at which the file is replaced, in bytes.
+    #[serde(deserialize_with = "within::<_, _, { 1 << 20 }, { 1 << 40 }>")]
+    pub max_file_size: u64,
+    /// The most files, with the current one.
+    #[serde(deserialize_with = "within::<_, _, 1, 1000>")]
+    pub max_files: u32,
+}
+
+/// The place of the lines of the audit log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AuditSink {
+    /// There is no audit log.
+    #[default]
+    None,
+    /// Standard output.
+    Stdout,
+    /// A file, which is rotated by its size.
+    File,
+}
+
 /// The level of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -87,6 +120,12 @@ fn endpoint<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<OtlpEnd
 
 fn ratio<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SampleRatio, D::Error> {
     SampleRatio::try_from(f64::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+impl Default for AuditConfig {
+    fn default() -> Self {
+        Self { sink: AuditSink::None, file: None, max_file_size: 100 << 20, max_files: 10 }
+    }
 }
 
 impl Default for ObservabilityListen {
