@@ -54,6 +54,8 @@ pub struct AuthorizedCaller {
     pub agent: AgentId,
     /// The name of the agent, for messages and logs.
     pub name: AgentName,
+    /// True if GitLab or an issuer was asked for this request, and not a file or a cache. The audit log has such requests.
+    pub login: bool,
 }
 
 /// The sources of access in their order. Clones are cheap.

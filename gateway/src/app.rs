@@ -6,7 +6,7 @@ mod shutdown;
 mod validated_config;
 
 use std::{
-    sync::{Arc, atomic::AtomicU64},
+    sync::{Arc, OnceLock, atomic::AtomicU64},
     time::{Duration, SystemTime},
 };
 
@@ -22,7 +22,7 @@ use router::{
     redis::{RedisStore, SyncTask},
 };
 use telemetry::Exporter;
-use tokio::{sync::watch, time::Instant};
+use tokio::{sync::watch, task::spawn_blocking, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::shutdown::{GracePeriods, Shutdown};
@@ -61,6 +61,9 @@ use crate::{
 
 /// The period of `connections_per_token_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);
+
+/// The time in which the last lines of the audit log are written when kas stops.
+const AUDIT_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// One replica: the servers behind its listeners, and the state that they share.
 #[derive(Debug)]
@@ -238,6 +241,7 @@ impl App {
             extra_headers: public.extra_allowed_response_headers.clone(),
             access,
             kill_switch: Arc::clone(&kill_switch),
+            audit: OnceLock::new(),
             forwarder: Forwarder {
                 tunnels,
                 store: Arc::clone(&store),
@@ -406,6 +410,10 @@ impl App {
 
         stop.run_until_cancelled(panicked.cancelled()).await;
         shutdown.run().await;
+        if let Some(audit) = self.callers.audit.get().cloned() {
+            // It blocks, and fails only if it panics.
+            let _ = spawn_blocking(move || audit.flush(AUDIT_FLUSH_TIMEOUT)).await;
+        }
         if panicked.is_cancelled() { Err(BackgroundPanic) } else { Ok(()) }
     }
 

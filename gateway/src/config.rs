@@ -36,7 +36,8 @@ pub use self::gitlab::{ApiRateLimit, GitLabConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::network::Network;
 pub use self::observability::{
-    LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen, TracingConfig,
+    AuditConfig, AuditSink, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen,
+    TracingConfig,
 };
 pub use self::oidc::{IssuerConfig, OidcConfig, SigningAlgorithm};
 pub use self::private_api::{ListenNetwork, PrivateApiConfig, PrivateListen};
@@ -173,6 +174,7 @@ impl Config {
             &mut tracing.otlp_ca_certificate_file,
             &mut tracing.otlp_token_secret_file,
             &mut config.disabled.file,
+            &mut config.observability.audit.file,
         ]
         .into_iter()
         .flatten()

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   disabled.file ──┐
-//!   fleet (Redis) ──┼─► KillSwitch ─┬─► proxy: new requests get 503 `disabled`, long responses and upgrades end
+//!                   ├─► KillSwitch ─┬─► proxy: new requests get 503 `disabled`, long responses and upgrades end
 //!   external ───────┘               ├─► agents: a control request reports the rules to agentk
 //!                                   └─► admin: /readiness, /agents, kas_disabled
 //! ```
@@ -56,7 +56,6 @@ pub struct KillSwitch {
 #[derive(Clone, Debug, Default)]
 struct Sources {
     file: Vec<DisableRule>,
-    fleet: Vec<DisableRule>,
     external: Option<DisableRule>,
 }
 
@@ -100,11 +99,6 @@ impl KillSwitch {
     pub fn reload(&self, file: &Path) -> Result<(), ConfigError> {
         self.set_file(file::read(file)?);
         Ok(())
-    }
-
-    /// Replaces the rules of the fleet.
-    pub fn set_fleet(&self, rules: Vec<DisableRule>) {
-        self.update(|sources| sources.fleet = rules);
     }
 
     /// Disables everything for a reason outside of kas, or lifts that with `None`.
@@ -200,8 +194,8 @@ impl KillSwitch {
         let mut sources = self.sources.lock();
         change(&mut sources);
         let now = SystemTime::now();
-        let Sources { file, fleet, external } = &*sources;
-        let all = file.iter().chain(fleet).chain(external);
+        let Sources { file, external } = &*sources;
+        let all = file.iter().chain(external);
         let active: Vec<DisableRule> = all.filter(|rule| rule.is_active(now)).cloned().collect();
         let before = self.active.load_full();
         if active == *before {
@@ -247,15 +241,14 @@ mod tests {
         let request = request(&service, &name);
         assert!(switch.check(&request).is_ok());
         switch.set_file(vec![rule(Some("prod"), "file")]);
-        switch.set_fleet(vec![rule(Some("test"), "fleet")]);
         switch.set_external(Some("outside".to_owned()));
-        assert_eq!(switch.lines(), ["agent prod: file", "agent test: fleet", "everything: outside"]);
+        assert_eq!(switch.lines(), ["agent prod: file", "everything: outside"]);
 
         switch.set_file(Vec::new());
         assert!(switch.check(&request).unwrap_err().message.ends_with("everything: outside"));
         switch.set_external(None);
         assert!(switch.check(&request).is_ok());
-        assert_eq!(switch.lines(), ["agent test: fleet"]);
+        assert!(switch.lines().is_empty());
     }
 
     #[test]

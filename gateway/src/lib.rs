@@ -12,6 +12,7 @@
 //!
 //! * `proxy` serves callers: start with its function `handle`. It uses `target` (the path), `access` (authentication and
 //!   authorization), `headers`, `cors`, `promql` (queries of restricted callers), `error` and `traces`.
+//! * [`audit`] writes the audit log.
 //! * [`disabled`] is the kill switch: the rules by which the operator disables requests.
 //! * [`oidc`] verifies the tokens of OpenID Connect issuers for `access`.
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
@@ -31,6 +32,7 @@ mod agent_locations;
 mod agents;
 mod api;
 pub mod app;
+pub mod audit;
 pub mod cli;
 pub mod config;
 pub mod configuration;

@@ -50,6 +50,8 @@ pub struct Metrics {
     pub tunnel_write_stalls: Counter,
     /// Bytes of responses that callers have not read yet.
     pub bytes_in_flight: Gauge,
+    /// Lines of the audit log that were lost.
+    pub audit_dropped: Counter,
     /// Request bodies that wait for the window of an agent, over all tunnels.
     pub stalls: StallCounter,
 }
@@ -82,6 +84,7 @@ impl Metrics {
             write_stalls: Counter::default(),
             tunnel_write_stalls: Counter::default(),
             bytes_in_flight: Gauge::default(),
+            audit_dropped: Counter::default(),
             stalls: StallCounter::default(),
         };
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
@@ -123,6 +126,11 @@ impl Metrics {
             "kas_tunnel_write_stalls",
             "Writes to a tunnel that had to wait for its agent to read",
             metrics.tunnel_write_stalls.clone(),
+        );
+        registry.register(
+            "kas_audit_dropped",
+            "Lines of the audit log that were dropped, because the sink was too slow or failed",
+            metrics.audit_dropped.clone(),
         );
         registry.register_with_unit(
             "kas_in_flight",

@@ -26,6 +26,7 @@ use http::{
 use proto::Reason;
 use tunnel::Body;
 
+pub(crate) use self::endpoints::is_query;
 use self::{endpoints::Endpoint, parameters::Parameters};
 pub use self::{labels::Labels, selectors::Rewriter};
 use crate::error::RequestError;

@@ -43,6 +43,7 @@ use self::{
 };
 use crate::{
     access::{AuthorizedCaller, without_credentials},
+    audit::AuditedAccess,
     destination::Destination,
     disabled::RequestAttributes,
     error::RequestError,
@@ -77,10 +78,10 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
         RequestAttributes { address: context.forwarded.client, service, agent: None, caller: None };
     // Before the authorization, which may depend on a server that is down, or that must be spared.
     switch.check(&request)?;
-    let AuthorizedCaller { grant, agent, name } =
+    let AuthorizedCaller { grant, agent, name, login } =
         context.server.access.authorize(head.headers(), &target).await?;
     (request.agent, request.caller) = (Some((agent, &name)), Some(grant.caller.name()));
-    switch.check(&request)?;
+    let disabled = switch.check(&request);
 
     let upgrade = hop_by_hop::upgrade_protocol(head.headers()).is_some();
     let path = without_credentials(target.path);
@@ -88,6 +89,12 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     let class = target.class(upgrade);
     let destination = Destination { agent, name, service: target.service, class };
     context.trace.lock().set_destination(&destination, &context.method);
+    context.audit(|record| {
+        let (grant, destination) = (Arc::clone(&grant), destination.clone());
+        record.set_access(AuditedAccess { grant, destination, upgrade, login }, &uri, context.trace_id());
+    });
+    // After the audit log has the caller.
+    disabled?;
     Ok(Access { grant, destination, uri, upgrade })
 }
 

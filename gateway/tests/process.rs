@@ -55,6 +55,12 @@ impl Kas {
         Self { child: command.stderr(log).spawn().unwrap(), directory }
     }
 
+    /// Starts kas with an audit log in the file `audit.log`, or on standard output, which is that file as well.
+    fn start_audited(audit: &str) -> Self {
+        let shell = format!("sed -i 's/logging:/audit: {audit}, logging:/' kas.yaml; exec >>audit.log;");
+        Self::start_with(Stdio::null(), "0s", &shell, "")
+    }
+
     fn log(&mut self) -> impl std::io::Read + use<> {
         self.child.stderr.take().unwrap()
     }
@@ -279,6 +285,27 @@ fn disable_command_refuses_mistakes_and_leaves_an_invalid_file_alone() {
     let text = fs::read_to_string(kas.directory.path().join("bad.yaml")).unwrap();
     assert_eq!(text, "rules: [{all: yes}]\n");
     kas.command("disable --file /proc/none/off.yaml --all --reason b").unwrap_err();
+}
+
+#[test]
+fn audit_log_is_written_to_a_file_or_to_standard_output() {
+    let refused = |kas: &Kas| {
+        let mut connection = TcpStream::connect(kas.address(PUBLIC)).unwrap();
+        connection.set_read_timeout(Some(SOON)).unwrap();
+        let request = "GET /agents/a/kubernetes/api HTTP/1.1\r\nHost: kas\r\nConnection: close\r\n\r\n";
+        connection.write_all(request.as_bytes()).unwrap();
+        connection.read_to_string(&mut String::new()).unwrap();
+    };
+    for audit in ["{sink: file, file: audit.log}", "{sink: stdout}"] {
+        // The shell redirects standard output, and becomes kas.
+        let mut kas = Kas::start_audited(audit);
+        refused(&kas);
+        kas.signal("TERM");
+        assert_eq!(kas.exit_code(), 0);
+        let lines = fs::read_to_string(kas.directory.path().join("audit.log")).unwrap();
+        assert_eq!(lines.lines().count(), 1, "{lines}");
+        assert!(lines.contains("\"reason\":\"unauthorized\""), "{lines}");
+    }
 }
 
 #[test]

@@ -66,7 +66,7 @@ pub(super) fn authorize(
         return Err(RequestError::new(Reason::Forbidden, what));
     }
 
-    Ok(Some(AuthorizedCaller { grant: Arc::clone(grant), agent, name }))
+    Ok(Some(AuthorizedCaller { grant: Arc::clone(grant), agent, name, login: false }))
 }
 
 fn unknown_agent(

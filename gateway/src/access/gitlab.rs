@@ -13,7 +13,13 @@ mod impersonation;
 mod job;
 mod user;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use futures_util::{StreamExt as _, stream};
 use proto::{AgentId, AgentName, Reason};
@@ -82,15 +88,17 @@ impl GitLabAuthorizer {
         }
     }
 
-    /// Returns the job or user of a credential, which is for this agent.
+    /// Returns the job or user of a credential, which is for this agent, and whether GitLab was asked now.
     async fn caller(
         &self,
         credential: &Credential,
         kind: CredentialKind,
         agent: AgentId,
-    ) -> Result<Arc<GitLabCaller>, RequestError> {
+    ) -> Result<(Arc<GitLabCaller>, bool), RequestError> {
         let key = kind.cache_key(credential, agent);
-        let lookup = |previous: Option<Arc<GitLabCaller>>| async move {
+        let asked = AtomicBool::new(false);
+        let lookup = async |previous: Option<Arc<GitLabCaller>>| {
+            asked.store(true, Relaxed);
             match self.ask(credential, kind, agent).await {
                 Ok(info) => Ok(GitLabCaller::new(credential, info, &self.in_flight, previous)),
                 Err(error) => {
@@ -102,7 +110,8 @@ impl GitLabAuthorizer {
                 }
             }
         };
-        self.callers.get(key, lookup).await
+        let caller = self.callers.get(key, lookup).await?;
+        Ok((caller, asked.load(Relaxed)))
     }
 
     /// Asks GitLab who holds the credential.
@@ -178,7 +187,7 @@ impl CallerAuthorizer for GitLabAuthorizer {
     ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>> {
         Box::pin(async move {
             let Some((kind, agent)) = CredentialKind::of(credential) else { return Ok(None) };
-            let caller = self.caller(credential, kind, agent).await?;
+            let (caller, login) = self.caller(credential, kind, agent).await?;
             let grant = caller.grant(agent)?;
             let name = self.names.of(agent).await.ok_or_else(|| same_id(agent))?;
             let is_named =
@@ -192,7 +201,7 @@ impl CallerAuthorizer for GitLabAuthorizer {
                     format!("caller {} may not use the service {}", grant.caller.name(), target.service);
                 return Err(RequestError::new(Reason::Forbidden, what));
             }
-            Ok(Some(AuthorizedCaller { grant, agent, name }))
+            Ok(Some(AuthorizedCaller { grant, agent, name, login }))
         })
     }
 }

@@ -68,10 +68,10 @@ impl OidcAuthorizer {
         }
         // The expiration is checked when a request begins, as in kube-apiserver.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let cached = match self.verified.get(&credential.hash) {
-            Some(cached) => cached,
+        let (cached, login) = match self.verified.get(&credential.hash) {
+            Some(cached) => (cached, false),
             None => match self.verify(credential, now).await? {
-                Some(cached) => cached,
+                Some(cached) => (cached, true),
                 None => return Ok(None),
             },
         };
@@ -87,7 +87,8 @@ impl OidcAuthorizer {
             tracing::debug!(issuer, user, class = error.class(), "OIDC token refused");
             refused(error)
         })?;
-        file::authorize(&identity, &grant, credential, target)
+        let caller = file::authorize(&identity, &grant, credential, target)?;
+        Ok(caller.map(|caller| AuthorizedCaller { login, ..caller }))
     }
 
     /// Verifies a token. Returns `None` if it is not one for this source.

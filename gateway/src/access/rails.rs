@@ -79,7 +79,7 @@ impl RailsAuthorizer {
         let name_of_caller = format!("gitlab:project:{project}");
         let caller = Caller::of_agent(name_of_caller, agent, vec![service.clone()], AccessAs::Agent);
         let grant = Arc::new(Grant::new(caller, self.in_flight.of(Subject::Project(project))));
-        Ok(Some(AuthorizedCaller { grant, agent, name }))
+        Ok(Some(AuthorizedCaller { grant, agent, name, login: false }))
     }
 
     /// Returns the agent that the path names. An agent of the identity file must belong to the project. GitLab knows which

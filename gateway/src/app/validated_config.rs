@@ -1,6 +1,8 @@
 //! A configuration with the content of all files that it names, and the listeners that are bound from it.
 
 use std::{
+    fmt,
+    io::Write,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -17,6 +19,7 @@ use telemetry::Program;
 use super::{App, ReplicaSources, connection_limits::ConnectionLimits};
 use crate::{
     api::{ApiServer, Verifier},
+    audit::{self, AuditLog},
     config::{Config, ConfigError, IdentityConfig, unreadable},
     disabled::{self, DisableRule},
     environments::{EnvironmentFile, EnvironmentSource},
@@ -53,6 +56,16 @@ pub struct ValidatedConfig {
     traces: Option<telemetry::TracerConfig>,
     gitlab: Option<GitLabSetup>,
     pub(super) redis: Option<RedisSettings>,
+    audit: Option<AuditOutput>,
+}
+
+/// The opened sink of the audit log.
+struct AuditOutput(Box<dyn Write + Send>);
+
+impl fmt::Debug for AuditOutput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AuditOutput")
+    }
 }
 
 /// The bound listeners.
@@ -131,6 +144,7 @@ impl ValidatedConfig {
         if let Some(section) = &config.identity {
             identity.check_issuers(&section.file.value, &issuers.names())?;
         }
+        audit::check(file, &config.observability.audit)?;
         let private = config.private_api.as_ref();
         let private = private
             .map(|section| PeerConfig::read(file, section, config.keys(), NetworkEnv::from_process()))
@@ -153,7 +167,18 @@ impl ValidatedConfig {
             traces,
             gitlab,
             redis,
+            audit: None,
         })
+    }
+
+    /// Opens the sink of the audit log, which creates its file. Without this call, the replica has no audit log.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be opened.
+    pub fn open_audit_log(&mut self, file: &Path) -> Result<(), ConfigError> {
+        self.audit = AuditLog::open(file, &self.config.observability.audit)?.map(AuditOutput);
+        Ok(())
     }
 
     /// Returns the numbers of agents and of callers' tokens.
@@ -274,6 +299,10 @@ impl ValidatedConfig {
         };
         let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
         app.callers.kill_switch.set_file(self.disabled);
+        if let Some(AuditOutput(sink)) = self.audit {
+            let dropped = app.callers.metrics.audit_dropped.clone();
+            app.callers.audit.get_or_init(|| AuditLog::start(sink, dropped, replica));
+        }
         let public = self.agent_certificate.into_iter().chain(self.public_certificate);
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate).cloned();
         app.certificates = public.chain(self.api_certificate).chain(peer_certificate).collect();

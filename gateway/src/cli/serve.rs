@@ -59,7 +59,8 @@ impl Serve {
             let _entered = runtime.enter();
             files::reload_on_sighup(reload.clone()).expect("signals can be handled")
         };
-        let checked = ValidatedConfig::read(&self.config.path)?;
+        let mut checked = ValidatedConfig::read(&self.config.path)?;
+        checked.open_audit_log(&self.config.path)?;
         let _log = start_logging(checked.logging());
         let (cores, threads) = Cores::start(cores::count()).expect(started);
         let result = runtime.block_on(async {

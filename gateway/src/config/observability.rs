@@ -6,6 +6,8 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 use telemetry::{OtlpEndpoint, SampleRatio};
 
+use super::bounds::within;
+
 /// Section `observability`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -19,6 +21,8 @@ pub struct ObservabilityConfig {
     /// The time between two posts of the use of clusters to GitLab. Zero disables them.
     #[serde(with = "proto::duration")]
     pub usage_reporting_period: Duration,
+    /// The audit log.
+    pub audit: AuditConfig,
 }
 
 /// Section `observability.listen`.
@@ -55,6 +59,35 @@ pub struct TracingConfig {
     pub sample_ratio: SampleRatio,
     /// If true, kas continues the trace of a caller, with its decision to record.
     pub trust_callers: bool,
+}
+
+/// Section `observability.audit`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuditConfig {
+    /// The place of the lines.
+    pub sink: AuditSink,
+    /// The file of `sink: file`.
+    pub file: Option<Spanned<PathBuf>>,
+    /// The size at which the file is replaced, in bytes.
+    #[serde(deserialize_with = "within::<_, _, { 1 << 20 }, { 1 << 40 }>")]
+    pub max_file_size: u64,
+    /// The most files, with the current one.
+    #[serde(deserialize_with = "within::<_, _, 1, 1000>")]
+    pub max_files: u32,
+}
+
+/// The place of the lines of the audit log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AuditSink {
+    /// There is no audit log.
+    #[default]
+    None,
+    /// Standard output.
+    Stdout,
+    /// A file, which is rotated by its size.
+    File,
 }
 
 /// The level of an event.
@@ -99,7 +132,14 @@ impl Default for ObservabilityConfig {
             logging: LoggingConfig::default(),
             tracing: TracingConfig::default(),
             usage_reporting_period: Duration::from_secs(60),
+            audit: AuditConfig::default(),
         }
+    }
+}
+
+impl Default for AuditConfig {
+    fn default() -> Self {
+        Self { sink: AuditSink::None, file: None, max_file_size: 100 << 20, max_files: 10 }
     }
 }
 

@@ -23,6 +23,11 @@ pub(super) enum Endpoint {
     Neutral,
 }
 
+/// Returns whether a request to Prometheus is a query, which changes nothing, although it may be a POST with a form.
+pub(crate) fn is_query(method: &Method, path: &str) -> bool {
+    Endpoint::find(method, path).is_ok()
+}
+
 impl Endpoint {
     /// Returns the endpoint at a path, which is compared byte by byte.
     pub(super) fn find(method: &Method, path: &str) -> Result<Self, RequestError> {

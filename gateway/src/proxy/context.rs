@@ -1,6 +1,9 @@
 //! The state of a request, from its head to the end of its response.
 
-use std::{array, fmt, sync::Arc};
+use std::{
+    array, fmt,
+    sync::{Arc, OnceLock},
+};
 
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use hyper::body::Incoming;
@@ -14,6 +17,7 @@ use tokio::time::Instant;
 use super::{budget::ResponseBudget, connection::RequestGuard, request_body::RequestBody};
 use crate::{
     access::AccessControl,
+    audit::{AuditLog, AuditRecord, ByteCounts, NewRequest},
     config::CallerLimits,
     cors::Cors,
     destination::Destination,
@@ -38,6 +42,8 @@ pub struct ProxyServer {
     pub access: AccessControl,
     /// The rules by which requests are disabled.
     pub kill_switch: Arc<KillSwitch>,
+    /// The audit log, if it is configured.
+    pub audit: OnceLock<AuditLog>,
     /// Sends a request to its agent.
     pub forwarder: Forwarder,
     /// Connections and upgrades. Once the group drains, connections close when they are idle.
@@ -85,6 +91,8 @@ pub(super) struct RequestContext {
     pub(super) error_format: ErrorFormat,
     /// The span of the request.
     pub(super) trace: Mutex<RequestTrace>,
+    /// The record for the audit log, if there is one. The line is written when the context is dropped.
+    pub(super) audit: Option<Box<Mutex<AuditRecord>>>,
     /// The body of the request.
     pub(super) body: RequestBody,
     /// Counts the request on its connection.
@@ -111,16 +119,24 @@ impl ProxyRequest {
         request: Request<Incoming>,
     ) -> Self {
         let (parts, body) = request.into_parts();
+        let id = request_id(&parts.headers);
+        let forwarded = ForwardedFor::new(&parts.headers, peer, &server.trusted_proxies);
+        let audit = server.audit.get().map(|log| {
+            let (method, uri) = (&parts.method, &parts.uri);
+            let request = NewRequest { id: &id, client: forwarded.client, method, uri };
+            Box::new(Mutex::new(AuditRecord::new(log, request)))
+        });
         let context = RequestContext {
             server: Arc::clone(server),
-            id: request_id(&parts.headers),
+            id,
             started: Instant::now(),
             method: parts.method.clone(),
             version: parts.version,
-            forwarded: ForwardedFor::new(&parts.headers, peer, &server.trusted_proxies),
+            forwarded,
             error_format: ErrorFormat::new(Target::dialect(parts.uri.path()), &parts.headers)
                 .with_discovery(Target::is_discovery(parts.uri.path())),
             trace: Mutex::default(),
+            audit,
             body: RequestBody::new(body, parts.headers.contains_key(http::header::EXPECT)),
             guard,
         };
@@ -150,6 +166,18 @@ impl Access {
 }
 
 impl RequestContext {
+    /// Adds a fact to the record for the audit log, if there is one.
+    pub(super) fn audit(&self, add: impl FnOnce(&mut AuditRecord)) {
+        if let Some(record) = &self.audit {
+            add(&mut record.lock());
+        }
+    }
+
+    /// Returns the counters of the audit log, if there is one.
+    pub(super) fn audited_bytes(&self) -> Option<Arc<ByteCounts>> {
+        self.audit.as_ref().map(|record| record.lock().bytes())
+    }
+
     /// Returns the id of the request's trace, if it is traced.
     pub(super) fn trace_id(&self) -> Option<TraceId> {
         self.trace.lock().id()

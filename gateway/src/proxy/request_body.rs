@@ -17,7 +17,7 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::time::timeout;
 use tunnel::{Body, BodyError};
 
-use crate::{io::StallTimer, metrics::ServiceMetrics};
+use crate::{audit::ByteCounts, io::StallTimer, metrics::ServiceMetrics};
 
 /// The most bytes that are drained from the body of a refused request.
 const MAX_DRAIN_BYTES: u64 = 64 << 10;
@@ -50,6 +50,7 @@ struct IdleTimeoutBody {
     expects_continue: bool,
     state: Arc<Mutex<BodyState>>,
     metrics: Arc<ServiceMetrics>,
+    audited: Option<Arc<ByteCounts>>,
     stalls: Counter,
     timer: StallTimer,
 }
@@ -66,7 +67,13 @@ impl RequestBody {
     /// Takes the body, to be sent to the agent.
     ///
     /// The body fails after `timeout` without a byte, and counts that in `stalls`.
-    pub(super) fn take(&self, metrics: &Arc<ServiceMetrics>, timeout: Duration, stalls: &Counter) -> Body {
+    pub(super) fn take(
+        &self,
+        metrics: &Arc<ServiceMetrics>,
+        audited: Option<Arc<ByteCounts>>,
+        timeout: Duration,
+        stalls: &Counter,
+    ) -> Body {
         let Some(state) = &self.0 else { return Body::empty() };
         let mut slot = state.lock();
         match std::mem::replace(&mut *slot, BodyState::Sending) {
@@ -75,6 +82,7 @@ impl RequestBody {
                 expects_continue,
                 state: Arc::clone(state),
                 metrics: Arc::clone(metrics),
+                audited,
                 stalls: stalls.clone(),
                 timer: StallTimer::new(timeout),
             }),
@@ -170,6 +178,9 @@ impl http_body::Body for IdleTimeoutBody {
             }
             if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
                 this.metrics.request_bytes.inc_by(data.len() as u64);
+                if let Some(audited) = &this.audited {
+                    audited.add_request(data.len());
+                }
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(|error| BodyError::Other(error.into()))));
         }

@@ -50,6 +50,7 @@ pub(super) async fn respond(
         response.headers_mut().remove(CONTENT_LENGTH);
     }
     timing.write(response.headers_mut());
+    context.audit(|record| record.set_response(response.status(), response.headers()));
     log(&context, &access, response.status(), &timing);
     let guard = |status| {
         context.trace.lock().record_response(status, &timing);

@@ -23,6 +23,7 @@ use super::{
     context::{ProxyServer, RequestContext},
 };
 use crate::{
+    audit::ByteCounts,
     error::RequestError,
     identity::Grant,
     metrics::{GaugeGuard, Limit, ServiceMetrics},
@@ -33,6 +34,7 @@ use crate::{
 pub(super) struct TrackedBody {
     body: Body,
     metrics: Option<Arc<ServiceMetrics>>,
+    audited: Option<Arc<ByteCounts>>,
     guard: GuardSlot,
     /// Held even if the budget cuts the response: the unread bytes stay until the connection ends.
     _permit: Option<ConcurrencyPermit>,
@@ -114,12 +116,29 @@ impl TrackedBody {
     /// Wraps the body of a response that came through a tunnel.
     pub(super) fn new(body: Body, guard: ResponseGuard, permit: ConcurrencyPermit) -> Self {
         let metrics = Some(Arc::clone(&guard.metrics));
-        Self { body, metrics, guard: GuardSlot::Body(guard), _permit: Some(permit), budget: None, cut: None }
+        let audited = guard.context.audited_bytes();
+        Self {
+            body,
+            metrics,
+            audited,
+            guard: GuardSlot::Body(guard),
+            _permit: Some(permit),
+            budget: None,
+            cut: None,
+        }
     }
 
     /// Wraps the body of a response of kas itself, which needs no guard.
     pub(super) fn untracked(body: Body) -> Self {
-        Self { body, metrics: None, guard: GuardSlot::None, _permit: None, budget: None, cut: None }
+        Self {
+            body,
+            metrics: None,
+            audited: None,
+            guard: GuardSlot::None,
+            _permit: None,
+            budget: None,
+            cut: None,
+        }
     }
 
     /// Counts the response in the budget. When the budget cuts the response, the guard is released although the caller may
@@ -159,6 +178,9 @@ impl http_body::Body for TrackedBody {
             && let Some(data) = frame.data_ref()
         {
             metrics.response_bytes.inc_by(data.len() as u64);
+            if let Some(audited) = &self.audited {
+                audited.add_response(data.len());
+            }
         }
         polled
     }

@@ -3,6 +3,7 @@
 mod agent_list;
 mod agents;
 mod api;
+mod audit;
 mod callers;
 mod configuration;
 mod disabled;

@@ -1,0 +1,180 @@
+//! The audit log: one line of JSON for each request that changes, reads a secret, upgrades, logs in or is refused.
+//!
+//! ```text
+//!   proxy: AuditRecord ── facts as they become known ──► dropped when the response has ended ──► AuditLog ──► thread ──► sink
+//! ```
+//!
+//! A line has no body, no query and no credential. `docs/audit.md` describes the fields. A slow or failing sink delays no request:
+//! lines that do not fit into the queue are dropped and counted.
+
+mod event;
+mod file;
+mod record;
+
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use process::{LineWriter, LogLimiter};
+use prometheus_client::metrics::counter::Counter;
+use proto::ReplicaId;
+use serde_saphyr::Spanned;
+
+use self::file::RotatingFile;
+pub(crate) use self::record::{AuditRecord, AuditedAccess, ByteCounts, NewRequest};
+use crate::config::{AuditConfig, AuditSink, ConfigError, unreadable};
+
+/// Most bytes of lines that wait for the sink, which are some ten thousand lines.
+const MAX_QUEUED: usize = 8 << 20;
+/// The period in which the loss of lines is logged once.
+const LOG_PERIOD: Duration = Duration::from_secs(10);
+/// The section of the configuration, for errors.
+const SECTION: &str = "observability.audit";
+
+/// Writes lines to the sink. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct AuditLog {
+    lines: LineWriter,
+    losses: Arc<LogLimiter<()>>,
+    replica: Arc<str>,
+}
+
+/// A sink that reports its errors.
+struct ReportingSink<S> {
+    sink: S,
+    losses: Arc<LogLimiter<()>>,
+}
+
+impl AuditLog {
+    /// Starts the thread that writes lines to `sink`. `dropped` counts the lines that are lost.
+    pub fn start(sink: impl Write + Send + 'static, dropped: Counter, replica: ReplicaId) -> Self {
+        let losses = Arc::new(LogLimiter::new(LOG_PERIOD));
+        let sink = ReportingSink { sink, losses: Arc::clone(&losses) };
+        let lines = LineWriter::start("audit", MAX_QUEUED, sink, dropped, |_| {});
+        Self { lines, losses, replica: replica.to_string().into() }
+    }
+
+    /// Returns the sink of the configuration, or `None` if there is none. Creates the file if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be opened.
+    pub(crate) fn open(
+        file: &Path,
+        config: &AuditConfig,
+    ) -> Result<Option<Box<dyn Write + Send>>, ConfigError> {
+        match (config.sink, &config.file) {
+            (AuditSink::Stdout, _) => Ok(Some(Box::new(io::stdout()))),
+            (AuditSink::File, Some(path)) => {
+                let opened = RotatingFile::open(&path.value, config.max_file_size, config.max_files);
+                let opened = opened.map_err(|error| about_file(file, path, &unreadable(&error)))?;
+                Ok(Some(Box::new(opened)))
+            }
+            (AuditSink::None, _) | (AuditSink::File, None) => Ok(None),
+        }
+    }
+
+    /// Waits until the lines that are queued now were written, or until the timeout.
+    pub fn flush(&self, timeout: Duration) {
+        self.lines.flush(timeout);
+    }
+
+    fn send(&self, line: Vec<u8>) {
+        if !self.lines.send(line) {
+            report(&self.losses, "the sink is too slow, and the queue is full");
+        }
+    }
+}
+
+/// Checks the section without creating a file.
+///
+/// # Errors
+///
+/// The file is missing, has no effect, or cannot be in its place.
+pub(crate) fn check(file: &Path, config: &AuditConfig) -> Result<(), ConfigError> {
+    match (config.sink, &config.file) {
+        (AuditSink::File, None) => {
+            let what = "sink: file needs observability.audit.file";
+            Err(ConfigError::whole(file, format!("{SECTION}.file: {what}")))
+        }
+        (AuditSink::File, Some(path)) => {
+            // The parent of a name without a directory is empty.
+            let directory = path.value.parent().filter(|parent| !parent.as_os_str().is_empty());
+            if directory.is_some_and(|directory| !directory.is_dir()) {
+                return Err(about_file(file, path, "the directory of the file does not exist"));
+            }
+            match std::fs::metadata(&path.value) {
+                Ok(found) if !found.is_file() => Err(about_file(file, path, "it is not a regular file")),
+                Ok(_) | Err(_) => Ok(()),
+            }
+        }
+        (AuditSink::None | AuditSink::Stdout, Some(path)) => {
+            let what = "has no effect without sink: file";
+            Err(ConfigError::new(file, path.referenced, format!("{SECTION}.file"), what))
+        }
+        (AuditSink::None | AuditSink::Stdout, None) => Ok(()),
+    }
+}
+
+fn about_file(file: &Path, path: &Spanned<PathBuf>, what: &str) -> ConfigError {
+    let what = format!("{}: {what}", path.value.display());
+    ConfigError::new(file, path.referenced, format!("{SECTION}.file"), what)
+}
+
+fn report(losses: &LogLimiter<()>, cause: &str) {
+    if let Some(suppressed) = losses.admit((), Instant::now()) {
+        tracing::error!(
+            cause,
+            suppressed,
+            "lines of the audit log were dropped; kas_audit_dropped_total counts them"
+        );
+    }
+}
+
+impl<S: Write> Write for ReportingSink<S> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.sink.write(line).inspect_err(|error| report(&self.losses, &error.to_string()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.sink.flush().inspect_err(|error| report(&self.losses, &error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn mistake_in_the_section_is_refused_with_its_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("kas.yaml");
+        let checked = |audit: &str| {
+            fs::write(&file, format!("identity: {{file: i}}\nobservability:\n  audit: {audit}\n")).unwrap();
+            let result = Config::read(&file).and_then(|config| check(&file, &config.observability.audit));
+            result.map_err(|error| error.to_string().replace(&format!("{}/", directory.path().display()), ""))
+        };
+        for valid in ["{}", "{sink: none}", "{sink: stdout}", "{sink: file, file: audit.log, max_files: 1}"] {
+            assert_eq!(checked(valid), Ok(()), "{valid}");
+        }
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "a check creates no file");
+        for (audit, expected) in [
+            ("{sink: file}", "kas.yaml: observability.audit.file: sink: file needs"),
+            ("{file: a}", "kas.yaml:3:17: observability.audit.file: has no effect without sink: file"),
+            ("{sink: file, file: none/a}", "kas.yaml:3:29: observability.audit.file: none/a: the directory"),
+            ("{sink: file, file: .}", "it is not a regular file"),
+            ("{sink: syslog}", "kas.yaml:3:17: observability.audit.sink: unknown variant"),
+            ("{sink: stdout, max_files: 0}", "observability.audit.max_files: 0 is not between"),
+            ("{sink: stdout, max_file_size: 1}", "observability.audit.max_file_size: 1 is not between"),
+        ] {
+            let error = checked(audit).unwrap_err();
+            assert!(error.contains(expected), "{audit}: {error}");
+        }
+    }
+}

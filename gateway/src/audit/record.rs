@@ -1,0 +1,261 @@
+//! The facts about one request, from its head to the line that is written when its response has ended.
+
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::SystemTime,
+};
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
+use proto::Reason;
+use serde::{Serialize, Serializer};
+use telemetry::TraceId;
+use tokio::time::Instant;
+
+use super::{
+    AuditLog,
+    event::{self, AuditEvent, Operation},
+};
+use crate::{destination::Destination, error::RequestError, identity::Grant};
+
+const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
+const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
+const IMPERSONATE_GROUP: HeaderName = HeaderName::from_static("impersonate-group");
+/// The id of the request in the audit log of the cluster.
+const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+
+/// The facts about one request. The line is written when the record is dropped, unless it was written before.
+#[derive(Debug)]
+pub(crate) struct AuditRecord {
+    log: AuditLog,
+    time: SystemTime,
+    started: Instant,
+    id: HeaderValue,
+    trace: Option<TraceId>,
+    client: IpAddr,
+    method: Method,
+    uri: Uri,
+    access: Option<AuditedAccess>,
+    operation: Option<Operation>,
+    identity: ImpersonatedIdentity,
+    status: Option<StatusCode>,
+    error: Option<(Reason, String)>,
+    cluster_audit_id: Option<HeaderValue>,
+    bytes: Arc<ByteCounts>,
+    written: bool,
+}
+
+/// A request whose head has arrived.
+#[derive(Debug)]
+pub(crate) struct NewRequest<'a> {
+    /// Identifies the request in the response and in all logs.
+    pub(crate) id: &'a HeaderValue,
+    /// The address of the caller.
+    pub(crate) client: IpAddr,
+    /// The method.
+    pub(crate) method: &'a Method,
+    /// The URI as the caller sent it.
+    pub(crate) uri: &'a Uri,
+}
+
+/// An authorized request.
+#[derive(Debug)]
+pub(crate) struct AuditedAccess {
+    /// The rights of the caller.
+    pub(crate) grant: Arc<Grant>,
+    /// The agent and its service.
+    pub(crate) destination: Destination,
+    /// The caller asks for an upgrade to another protocol.
+    pub(crate) upgrade: bool,
+    /// GitLab or an issuer was asked for the caller.
+    pub(crate) login: bool,
+}
+
+/// The bytes of bodies, or of the raw streams after an upgrade.
+#[derive(Debug, Default)]
+pub(crate) struct ByteCounts {
+    request: AtomicU64,
+    response: AtomicU64,
+}
+
+/// The user that the cluster sees in place of agentk.
+#[derive(Debug, Default)]
+struct ImpersonatedIdentity {
+    user: Option<HeaderValue>,
+    uid: Option<HeaderValue>,
+    groups: Vec<HeaderValue>,
+}
+
+/// One line. `docs/audit.md` describes the fields.
+#[derive(Serialize)]
+struct AuditLine<'a> {
+    time: String,
+    events: &'a [AuditEvent],
+    request_id: Text<'a>,
+    trace_id: Option<String>,
+    replica: &'a str,
+    client: IpAddr,
+    caller: Option<&'a str>,
+    impersonated_user: Option<Text<'a>>,
+    impersonated_uid: Option<Text<'a>>,
+    impersonated_groups: Vec<Text<'a>>,
+    agent_id: Option<u64>,
+    agent: Option<&'a str>,
+    service: Option<&'a str>,
+    verb: Option<&'a str>,
+    method: &'a str,
+    path: &'a str,
+    decision: &'static str,
+    reason: Option<&'static str>,
+    message: Option<&'a str>,
+    status: Option<u16>,
+    request_bytes: u64,
+    response_bytes: u64,
+    duration_ms: f64,
+    cluster_audit_id: Option<Text<'a>>,
+}
+
+/// The value of a header. Bytes that are not UTF-8 are replaced.
+struct Text<'a>(&'a HeaderValue);
+
+impl Serialize for Text<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&String::from_utf8_lossy(self.0.as_bytes()))
+    }
+}
+
+impl ByteCounts {
+    /// Counts bytes from the caller.
+    pub(crate) fn add_request(&self, bytes: usize) {
+        self.request.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Counts bytes to the caller.
+    pub(crate) fn add_response(&self, bytes: usize) {
+        self.response.fetch_add(bytes as u64, Relaxed);
+    }
+}
+
+impl AuditRecord {
+    /// Begins the record of a request.
+    pub(crate) fn new(log: &AuditLog, request: NewRequest<'_>) -> Self {
+        Self {
+            log: log.clone(),
+            time: SystemTime::now(),
+            started: Instant::now(),
+            id: request.id.clone(),
+            trace: None,
+            client: request.client,
+            method: request.method.clone(),
+            uri: request.uri.clone(),
+            access: None,
+            operation: None,
+            identity: ImpersonatedIdentity::default(),
+            status: None,
+            error: None,
+            cluster_audit_id: None,
+            bytes: Arc::default(),
+            written: false,
+        }
+    }
+
+    /// Returns the counters of the request.
+    pub(crate) fn bytes(&self) -> Arc<ByteCounts> {
+        Arc::clone(&self.bytes)
+    }
+
+    /// Adds the result of authorization. `uri` is the path with the query as the service receives it.
+    pub(crate) fn set_access(&mut self, access: AuditedAccess, uri: &Uri, trace: Option<TraceId>) {
+        let mut operation = Operation::new(&self.method, &access.destination.service, uri, access.upgrade);
+        if access.login {
+            operation.events.push(AuditEvent::Login);
+        }
+        self.operation = Some(operation);
+        self.access = Some(access);
+        self.trace = trace;
+    }
+
+    /// Adds the identity in the cluster, from the headers of the request to the agent.
+    pub(crate) fn set_identity(&mut self, headers: &HeaderMap) {
+        self.identity = ImpersonatedIdentity {
+            user: headers.get(IMPERSONATE_USER).cloned(),
+            uid: headers.get(IMPERSONATE_UID).cloned(),
+            groups: headers.get_all(IMPERSONATE_GROUP).iter().cloned().collect(),
+        };
+    }
+
+    /// Adds the head of the response.
+    pub(crate) fn set_response(&mut self, status: StatusCode, headers: &HeaderMap) {
+        self.status = Some(status);
+        self.cluster_audit_id = headers.get(AUDIT_ID).cloned();
+    }
+
+    /// Adds the error that the caller receives, and writes the line.
+    pub(crate) fn refuse(&mut self, error: &RequestError, trace: Option<TraceId>) {
+        self.status = Some(error.reason.status());
+        self.error = Some((error.reason, error.message.clone()));
+        self.trace = trace;
+        self.write();
+    }
+
+    fn write(&mut self) {
+        if self.written {
+            return;
+        }
+        self.written = true;
+        let status = self.status.map(|status| status.as_u16());
+        let reason = self.error.as_ref().map(|(reason, _)| *reason);
+        let refusal = status.is_some_and(|status| event::is_refusal(status, reason));
+        let mut events = self.operation.as_mut().map(|operation| std::mem::take(&mut operation.events));
+        let events = events.get_or_insert_default();
+        if refusal {
+            events.push(AuditEvent::Refusal);
+        }
+        if !events.is_empty() {
+            self.log.send(self.line(events, status, refusal && reason.is_some()));
+        }
+    }
+
+    fn line(&self, events: &[AuditEvent], status: Option<u16>, denied: bool) -> Vec<u8> {
+        let destination = self.access.as_ref().map(|access| &access.destination);
+        let line = AuditLine {
+            time: humantime::format_rfc3339_millis(self.time).to_string(),
+            events,
+            request_id: Text(&self.id),
+            trace_id: self.trace.map(|trace| trace.to_string()),
+            replica: &self.log.replica,
+            client: self.client,
+            caller: self.access.as_ref().map(|access| access.grant.caller.name()),
+            impersonated_user: self.identity.user.as_ref().map(Text),
+            impersonated_uid: self.identity.uid.as_ref().map(Text),
+            impersonated_groups: self.identity.groups.iter().map(Text).collect(),
+            agent_id: destination.map(|destination| destination.agent.0),
+            agent: destination.map(|destination| destination.name.as_str()),
+            service: destination.map(|destination| destination.service.as_str()),
+            verb: self.operation.as_ref().map(|operation| &*operation.verb),
+            method: self.method.as_str(),
+            path: self.uri.path(),
+            decision: if denied { "deny" } else { "allow" },
+            reason: self.error.as_ref().map(|(reason, _)| reason.as_str()),
+            // Messages about later failures may come from the agent, which has seen the query and the body.
+            message: self.error.as_ref().filter(|_| self.access.is_none()).map(|(_, message)| &**message),
+            status,
+            request_bytes: self.bytes.request.load(Relaxed),
+            response_bytes: self.bytes.response.load(Relaxed),
+            duration_ms: self.started.elapsed().as_micros() as f64 / 1000.0,
+            cluster_audit_id: self.cluster_audit_id.as_ref().map(Text),
+        };
+        let mut line = serde_json::to_vec(&line).expect("texts and numbers are serializable");
+        line.push(b'\n');
+        line
+    }
+}
+
+impl Drop for AuditRecord {
+    fn drop(&mut self) {
+        self.write();
+    }
+}
