@@ -205,7 +205,7 @@ impl Issuer {
             "urn:ietf:params:oauth:grant-type:device_code" => form["device_code"] == "the-device-code",
             other => panic!("{other}"),
         };
-        let error = state.errors.pop().or((!valid).then_some("invalid_grant"));
+        let error = state.errors.pop().or_else(|| (!valid).then_some("invalid_grant"));
         if let Some(error) = error {
             return json_response(StatusCode::BAD_REQUEST, json!({"error": error}));
         }
