@@ -8,6 +8,7 @@
 //! ```
 
 mod candidate;
+mod gitlab;
 mod idle;
 mod instructions;
 mod nginx;
