@@ -10,22 +10,21 @@ use router::{LocalTunnels, RequestsInFlight, RouteStore, TunnelView};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    agent_locations::{AgentLocations, AgentOwner, AgentState, rfc3339},
+    agent_locations::{AgentDirectory, AgentLocations, AgentOwner, AgentState, KnownAgent, rfc3339},
     agents::AgentServer,
-    identity::Identities,
     tunnel_entry::TunnelEntry,
 };
 
 /// Lists the agents of a replica.
 #[derive(Clone, Debug)]
 pub struct AgentLister {
-    identities: Identities,
+    directory: AgentDirectory,
     tunnels: Arc<LocalTunnels<TunnelEntry>>,
     store: Arc<dyn RouteStore>,
     replica: ReplicaId,
 }
 
-/// All agents of the identity file.
+/// All agents of the identity file, and the connected agents of GitLab.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AgentList {
     /// The replica that created the list.
@@ -102,7 +101,7 @@ impl AgentLister {
     /// Creates the lister of a replica.
     pub fn new(agents: &AgentServer) -> Self {
         Self {
-            identities: agents.identities.clone(),
+            directory: AgentDirectory::new(agents),
             tunnels: Arc::clone(&agents.tunnels),
             store: Arc::clone(&agents.store),
             replica: agents.replica,
@@ -116,12 +115,12 @@ impl AgentLister {
             held.entry(view.agent).or_default().push(TunnelStatus::new(&view));
         }
 
-        let identity = self.identities.load_full();
-        let names = identity.agents();
-        let ids: Vec<AgentId> = names.iter().map(|(_, id)| *id).collect();
+        let mut known = self.directory.list(None).await;
+        known.agents.sort_by(|one, other| (&one.name, one.id).cmp(&(&other.name, other.id)));
+        let ids: Vec<AgentId> = known.agents.iter().map(|agent| agent.id).collect();
         let mut locations = AgentLocations::lookup(&*self.store, &ids).await;
         let mut agents = Vec::new();
-        for (name, id) in names {
+        for KnownAgent { id, name, .. } in known.agents {
             let mut tunnels = held.remove(&id).unwrap_or_default();
             tunnels.sort_by_key(|tunnel| (tunnel.instance, tunnel.index, tunnel.since));
             let mut elsewhere = locations.take_owners(id);
@@ -131,10 +130,10 @@ impl AgentLister {
                 (true, false) => AgentState::Elsewhere,
                 (true, true) => locations.state_without_owner(id),
             };
-            agents.push(AgentStatus { id, name: name.clone(), state, tunnels, elsewhere });
+            agents.push(AgentStatus { id, name, state, tunnels, elsewhere });
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let missing = locations.missing;
+        let missing = locations.missing.or(known.missing);
         AgentList { replica: self.replica, version, time: SystemTime::now(), missing, agents }
     }
 }

@@ -1,10 +1,37 @@
 //! The replicas that hold tunnels of an agent, for the internal API and for `GET /agents`.
 
-use std::{collections::HashMap, time::SystemTime};
+use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
-use proto::{AgentId, InstanceId, ReplicaId};
-use router::{InstanceList, ReplicaInstances, RouteStore};
+use proto::{AgentId, AgentName, InstanceId, ReplicaId};
+use router::{InstanceList, ProjectAgent, ProjectAgentList, ReplicaInstances, RouteStore};
 use serde::{Deserialize, Serialize};
+
+use crate::{agents::AgentServer, identity::Identities};
+
+/// Lists the agents of the identity file and the connected ones of GitLab. Clones are cheap.
+#[derive(Clone, Debug)]
+pub(crate) struct AgentDirectory {
+    identities: Identities,
+    store: Arc<dyn RouteStore>,
+    has_gitlab: bool,
+}
+
+/// The agents of a [`AgentDirectory`].
+#[derive(Debug)]
+pub(crate) struct KnownAgents {
+    /// The agents, in no order.
+    pub agents: Vec<KnownAgent>,
+    /// The error because of which agents of GitLab at other replicas are missing.
+    pub missing: Option<String>,
+}
+
+/// An agent of the identity file or of GitLab.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KnownAgent {
+    pub id: AgentId,
+    pub name: AgentName,
+    pub project: Option<u64>,
+}
 
 /// The locations of some agents, as the directory and this replica know them.
 #[derive(Debug)]
@@ -62,6 +89,52 @@ pub enum AgentState {
     Never,
     /// The agent has no tunnel to this replica, and its tunnels to other replicas are unknown.
     Unknown,
+}
+
+impl AgentDirectory {
+    /// Creates the directory of a replica.
+    pub(crate) fn new(agents: &AgentServer) -> Self {
+        let (identities, store) = (agents.identities.clone(), Arc::clone(&agents.store));
+        Self { identities, store, has_gitlab: agents.has_gitlab }
+    }
+
+    /// Lists the agents, or those of one project.
+    pub(crate) async fn list(&self, project: Option<u64>) -> KnownAgents {
+        let found = match self.has_gitlab {
+            true => self.store.list_project_agents(project).await,
+            false => ProjectAgentList::default(),
+        };
+        let identity = self.identities.load_full();
+        let file = identity.agents().into_iter().map(|(name, id)| KnownAgent {
+            id,
+            name: name.clone(),
+            project: identity.project(id),
+        });
+        let mut agents: Vec<KnownAgent> =
+            file.filter(|agent| project.is_none() || agent.project == project).collect();
+        // An agent of GitLab that is connected at another replica may be in the file since then.
+        let gitlab = found.agents.into_iter().filter(|agent| identity.name(agent.agent).is_none());
+        agents.extend(gitlab.map(KnownAgent::from));
+        KnownAgents { agents, missing: found.error.map(|error| error.to_string()) }
+    }
+
+    /// Returns the agent with this id, or the agent of the identity file with this name.
+    pub(crate) async fn find(&self, id_or_name: &str) -> Option<KnownAgent> {
+        let identity = self.identities.load_full();
+        if let Some(id) = identity.find(id_or_name) {
+            let name = identity.name(id)?.clone();
+            return Some(KnownAgent { id, name, project: identity.project(id) });
+        }
+        let id: AgentId = id_or_name.parse().ok()?;
+        self.list(None).await.agents.into_iter().find(|agent| agent.id == id)
+    }
+}
+
+impl From<ProjectAgent> for KnownAgent {
+    fn from(agent: ProjectAgent) -> Self {
+        let ProjectAgent { agent: id, name, project } = agent;
+        Self { id, name, project: Some(project) }
+    }
 }
 
 impl AgentLocations {

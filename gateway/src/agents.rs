@@ -26,8 +26,8 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::O
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use process::LogLimiter;
-use proto::{AgentId, AgentName, Epoch, Hello, ReplicaId, TunnelId, TunnelLimits, Welcome, header};
-use router::{KeyedRateLimiter, LocalTunnels, RateLimiter, Route, RouteStore};
+use proto::{AgentId, Epoch, Hello, ReplicaId, TunnelId, TunnelLimits, Welcome, header};
+use router::{KeyedRateLimiter, LocalTunnels, ProjectAgent, RateLimiter, Route, RouteStore};
 use secrecy::SecretString;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -43,6 +43,7 @@ pub use self::rebalancer::Rebalancer;
 pub(crate) use self::tunnel_permits::TunnelPermits;
 use self::{drain::Supervised, refusal::HandshakeError, tunnel_permits::TunnelPermit};
 use crate::{
+    gitlab::Usage,
     identity::{AgentAuthenticator, AgentIdentity, AgentSources, Identities},
     io::StallGuard,
     metrics::{GaugeGuard, Limit, Metrics},
@@ -58,6 +59,10 @@ pub struct AgentServer {
     pub identities: Identities,
     /// Decides which agent holds a token.
     pub sources: AgentSources,
+    /// True if agents come from GitLab too.
+    pub has_gitlab: bool,
+    /// The agents that connect, for GitLab.
+    pub usage: Usage,
     /// The tunnels that end at this replica.
     pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
     /// The directory that all replicas share.
@@ -95,8 +100,7 @@ pub struct AgentServer {
 /// An agent whose token is valid and whose tunnel is admitted.
 #[derive(Debug)]
 struct AuthenticatedAgent {
-    id: AgentId,
-    name: AgentName,
+    identity: AgentIdentity,
     token: SecretString,
     /// Reports the revocation of the token.
     source: Arc<dyn AgentAuthenticator>,
@@ -178,7 +182,7 @@ impl AgentServer {
             return Err(HandshakeError::Draining);
         }
         let token = bearer(request.headers()).ok_or(HandshakeError::Unauthorized)?;
-        let (AgentIdentity { id, name, .. }, source) =
+        let (identity, source) =
             self.sources.authenticate(&token).await?.ok_or(HandshakeError::Unauthorized)?;
         let hello = hello(request.headers())?;
 
@@ -190,15 +194,14 @@ impl AgentServer {
         }
         if let Err(wait) = self.token_rate.admit(TokenHash::of(&token).digest()).await {
             self.metrics.count_limit(Limit::ConnectionsPerToken);
-            return Err(HandshakeError::TokenRateLimit { agent: name, wait });
+            return Err(HandshakeError::TokenRateLimit { agent: identity.name, wait });
         }
-        let Some(permit) = self.tunnel_permits.try_acquire(id) else {
+        let Some(permit) = self.tunnel_permits.try_acquire(identity.id) else {
             self.metrics.count_limit(Limit::TunnelsPerAgent);
-            return Err(HandshakeError::TunnelLimit { agent: name });
+            return Err(HandshakeError::TunnelLimit { agent: identity.name });
         };
         let agent = AuthenticatedAgent {
-            id,
-            name,
+            identity,
             token,
             source,
             hello,
@@ -247,8 +250,8 @@ impl AgentServer {
         let open = GaugeGuard::new(&self.metrics.tunnels);
         let since = Instant::now();
         tracing::info!(
-            agent.id = %agent.id,
-            agent.name = %agent.name,
+            agent.id = %agent.identity.id,
+            agent.name = %agent.identity.name,
             tunnel = %agent.tunnel,
             instance = %agent.hello.instance,
             version = agent.hello.version,
@@ -258,7 +261,9 @@ impl AgentServer {
             "tunnel opened"
         );
         let move_requested = CancellationToken::new();
+        let id = agent.identity.id;
         let entry = TunnelEntry {
+            agent: agent.identity.clone(),
             tunnel: tunnel.clone(),
             hello: agent.hello.clone(),
             peer: agent.address.clone(),
@@ -266,9 +271,9 @@ impl AgentServer {
             move_requested: move_requested.clone(),
         };
         let services = agent.hello.services.clone();
-        let registration = self.tunnels.register(agent.id, agent.tunnel, services, entry, cores::current());
+        let registration = self.tunnels.register(id, agent.tunnel, services, entry, cores::current());
         let supervised = Supervised {
-            agent: &agent.name,
+            agent: &agent.identity.name,
             id: agent.tunnel,
             tunnel: &tunnel,
             max_age: self.max_age,
@@ -277,9 +282,9 @@ impl AgentServer {
             grace: self.grace,
         };
         let supervisor = poll_on_wake(async {
-            self.announce(agent.id).await;
-            let revoked = agent.source.revoked(agent.id, &agent.token);
-            drain::supervise(supervised, revoked, || registration.drain(), self.withdraw(agent.id)).await
+            self.announce(&agent).await;
+            let revoked = agent.source.revoked(id, &agent.token);
+            drain::supervise(supervised, revoked, || registration.drain(), self.withdraw(id)).await
         });
         let serving = async {
             tokio::select! {
@@ -296,13 +301,13 @@ impl AgentServer {
         {
             self.metrics.count_limit(Limit::TunnelWriteStall);
         }
-        self.withdraw(agent.id).await;
+        self.withdraw(id).await;
         self.metrics.observe_tunnel_end(ended.label(), since.elapsed());
         self.log_end(&agent, &ended, since.elapsed());
     }
 
     fn log_end(&self, agent: &AuthenticatedAgent, ended: &CloseReason, duration: Duration) {
-        let AuthenticatedAgent { id, name, tunnel, .. } = agent;
+        let AuthenticatedAgent { identity: AgentIdentity { id, name, .. }, tunnel, .. } = agent;
         let seconds = duration.as_secs();
         if let CloseReason::Graceful | CloseReason::LocallyClosed = ended {
             return tracing::info!(agent.id = %id, agent.name = %name, %tunnel, reason = %ended, seconds, "tunnel ended");
@@ -319,7 +324,18 @@ impl AgentServer {
     }
 
     /// Announces to the other replicas that this one holds the agent.
-    async fn announce(&self, agent: AgentId) {
+    async fn announce(&self, AuthenticatedAgent { identity, hello, .. }: &AuthenticatedAgent) {
+        let agent = identity.id;
+        if let Some(project) = identity.project
+            && self.identities.load().name(agent).is_none()
+        {
+            // The other tunnels of the process would repeat it.
+            if hello.tunnel_index == 0 {
+                self.usage.register_agent(agent, project, hello);
+            }
+            let described = ProjectAgent { agent, name: identity.name.clone(), project };
+            self.store.set_project(described, self.replica);
+        }
         self.describe(agent);
         let epoch = Epoch(self.epoch.fetch_add(1, Relaxed) + 1);
         let route = Route { replica: self.replica, epoch };

@@ -32,10 +32,9 @@ pub use self::{
     token::{TokenError, Verifier},
 };
 use crate::{
-    agent_locations::{AgentLocations, AgentState},
+    agent_locations::{AgentDirectory, AgentLocations, AgentState, KnownAgent},
     agents::AgentServer,
     http_server::HttpServer,
-    identity::{Identities, Identity},
     listen::LOG_PERIOD,
     metrics::Metrics,
 };
@@ -47,7 +46,7 @@ const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct ApiServer {
     verifier: Verifier,
-    identities: Identities,
+    directory: AgentDirectory,
     store: Arc<dyn RouteStore>,
     replica: ReplicaId,
     metrics: Metrics,
@@ -59,7 +58,7 @@ impl ApiServer {
     pub fn new(agents: &AgentServer, verifier: Verifier) -> Self {
         Self {
             verifier,
-            identities: agents.identities.clone(),
+            directory: AgentDirectory::new(agents),
             store: Arc::clone(&agents.store),
             replica: agents.replica,
             metrics: agents.metrics.clone(),
@@ -116,25 +115,19 @@ async fn list_agents(
     RawQuery(query): RawQuery,
 ) -> Result<AgentPage, ApiError> {
     let query: Query = query.as_deref().unwrap_or_default().parse()?;
-    let identity = api.identities.load_full();
-    let wanted = |id: &AgentId| {
-        query.matches(
-            *id,
-            identity.project(*id),
-            identity.name(*id).expect("listed in the identity file").as_str(),
-        )
-    };
-    let mut ids: Vec<AgentId> = identity.agents().into_iter().map(|(_, id)| id).filter(wanted).collect();
-    ids.sort();
-    let more = ids.len() > query.limit;
-    ids.truncate(query.limit);
+    let mut known = api.directory.list(query.project()).await;
+    known.agents.retain(|agent| query.matches(agent.id, agent.project, agent.name.as_str()));
+    known.agents.sort_by_key(|agent| agent.id);
+    let more = known.agents.len() > query.limit;
+    known.agents.truncate(query.limit);
+    let ids: Vec<AgentId> = known.agents.iter().map(|agent| agent.id).collect();
     let mut locations = AgentLocations::lookup(&*api.store, &ids).await;
-    let all = ids.iter().map(|id| agent(&identity, *id, &mut locations));
+    let all = known.agents.into_iter().map(|known| agent(known, &mut locations));
     let agents = all.filter(|agent| agent.state == AgentState::Connected).collect();
     Ok(AgentPage {
         replica: api.replica,
         time: SystemTime::now(),
-        missing: locations.missing,
+        missing: locations.missing.or(known.missing),
         agents,
         next: ids.last().filter(|_| more).map(AgentId::to_string),
     })
@@ -151,16 +144,15 @@ async fn get_agent(
     if query.is_some_and(|query| !query.is_empty()) {
         return Err(QueryError::Unexpected.into());
     }
-    let identity = api.identities.load_full();
-    let id = identity.find(&name).ok_or_else(|| ApiError::no_agent(&name))?;
-    let mut locations = AgentLocations::lookup(&*api.store, &[id]).await;
-    let agent = agent(&identity, id, &mut locations);
+    let known = api.directory.find(&name).await.ok_or_else(|| ApiError::no_agent(&name))?;
+    let mut locations = AgentLocations::lookup(&*api.store, &[known.id]).await;
+    let agent = agent(known, &mut locations);
     Ok(AgentResponse { replica: api.replica, time: SystemTime::now(), missing: locations.missing, agent })
 }
 
-fn agent(identity: &Identity, id: AgentId, locations: &mut AgentLocations) -> AgentInfo {
+fn agent(known: KnownAgent, locations: &mut AgentLocations) -> AgentInfo {
+    let KnownAgent { id, name, project } = known;
     let replicas = locations.take_owners(id);
     let state = if replicas.is_empty() { locations.state_without_owner(id) } else { AgentState::Connected };
-    let name = identity.name(id).expect("listed in the identity file").clone();
-    AgentInfo { id, name, project_id: identity.project(id), state, replicas }
+    AgentInfo { id, name, project_id: project, state, replicas }
 }

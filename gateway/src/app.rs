@@ -41,7 +41,7 @@ use crate::{
     config::{Config, ConfigError, IdentityConfig},
     cors::Cors,
     forward::Forwarder,
-    gitlab::{GitLabClient, GitLabSetup, SwitchMonitor},
+    gitlab::{GitLabClient, GitLabSetup, SwitchMonitor, Usage, UsageReporter},
     identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities, Identity},
     listen::LOG_PERIOD,
     metrics::{self, Metrics, certificate::CertificateExpirations},
@@ -73,6 +73,8 @@ pub struct App {
     pub identities: Identities,
     /// The jobs and users of GitLab, if one is configured.
     pub gitlab_callers: Option<Arc<GitLabAuthorizer>>,
+    /// The use of clusters, for GitLab.
+    pub usage: Usage,
     /// Each new value makes this replica read its files again.
     pub reload: watch::Sender<()>,
     readiness: Readiness,
@@ -150,7 +152,9 @@ impl App {
                 .chain(gitlab_agents.clone().map(|agents| Arc::new(agents) as Arc<dyn AgentAuthenticator>)),
         );
         let gitlab_sources = gitlab.clone().zip(gitlab_agents);
-        let (access, gitlab_callers) = access_control(&identities, gitlab_sources, api_tokens, &config);
+        let usage = Usage::default();
+        let (access, gitlab_callers) =
+            access_control(&identities, gitlab_sources, api_tokens, usage.clone(), &config);
         if let Some(redis) = &shared {
             metrics::redis::register(&mut registry, redis);
             let help = "1 if other replicas reach this one at its published address, else 0";
@@ -167,8 +171,10 @@ impl App {
             metrics.clone(),
         ));
         let agents = Arc::new(AgentServer {
+            usage: usage.clone(),
             identities: identities.clone(),
             sources,
+            has_gitlab: gitlab.is_some(),
             tunnels: Arc::clone(&tunnels),
             store: Arc::clone(&store),
             replica,
@@ -227,6 +233,7 @@ impl App {
             api: None,
             admin,
             identities,
+            usage,
             reload: watch::Sender::new(()),
             readiness,
             certificates: Vec::new(),
@@ -319,6 +326,14 @@ impl App {
             });
         }
         if let Some(client) = self.gitlab.take() {
+            let (usage, period) = (self.usage.clone(), self.config.observability.usage_reporting_period);
+            let (reporter, until) =
+                (UsageReporter { client: client.clone(), usage, period }, draining.clone());
+            if !period.is_zero() {
+                background.spawn(async move {
+                    until.run_until_cancelled(reporter.run()).await;
+                });
+            }
             let until = draining.clone();
             background.spawn(async move {
                 until.run_until_cancelled(SwitchMonitor { client }.run()).await;
@@ -422,6 +437,7 @@ fn access_control(
     identities: &Identities,
     gitlab: Option<(GitLabClient, GitLabAgents)>,
     api_tokens: Option<Verifier>,
+    usage: Usage,
     config: &Config,
 ) -> (AccessControl, Option<Arc<GitLabAuthorizer>>) {
     let in_flight = InFlightCounters::default();
@@ -432,7 +448,7 @@ fn access_control(
     }
     let gitlab = gitlab.map(|(client, agents)| {
         let names = AgentNames { identities: identities.clone(), agents };
-        Arc::new(GitLabAuthorizer::new(client, names, in_flight, &config.agent.kubernetes_api))
+        Arc::new(GitLabAuthorizer::new(client, names, in_flight, usage, &config.agent.kubernetes_api))
     });
     sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));
     (AccessControl::new(sources), gitlab)

@@ -10,6 +10,7 @@
 //! | `jwt` | the token with which GitLab recognizes kas |
 //! | `transport` | connections: TCP, TLS, Unix sockets |
 //! | `setup` | reads the files of the section `gitlab` |
+//! | `usage` | [`Usage`]: counters and events for GitLab's statistics |
 //! | `switch` | whether GitLab has switched kas off |
 
 mod address;
@@ -24,6 +25,7 @@ mod setup;
 mod switch;
 mod token_bucket;
 mod transport;
+mod usage;
 
 pub use self::{
     address::{GitLabAddress, GitLabAddressError},
@@ -34,4 +36,5 @@ pub use self::{
     setup::GitLabSetup,
     switch::SwitchMonitor,
     transport::{Stream, Transport},
+    usage::{Usage, UsageKind, UsageReporter, UsageSubject},
 };

@@ -6,11 +6,15 @@ use proto::Hello;
 use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
 
+use crate::identity::AgentIdentity;
+
 /// A tunnel that ends at this replica.
 #[derive(Debug)]
 pub struct TunnelEntry {
     /// Sends requests into the tunnel.
     pub tunnel: Tunnel,
+    /// The agent that opened the tunnel.
+    pub agent: AgentIdentity,
     /// The hello of the agent. It is bounded and printable, but otherwise not trusted.
     pub hello: Hello,
     /// The address of the agent.

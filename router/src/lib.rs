@@ -26,6 +26,6 @@ pub use self::memory::MemoryStore;
 pub use self::rate_limit::{KeyedRateLimiter, RateLimiter};
 pub use self::retry::RetryPolicy;
 pub use self::store::{
-    AgentRoutes, BoxFuture, Instance, InstanceList, Replica, ReplicaInstances, Route, RouteStore, StoreError,
-    StoreHealth,
+    AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,
+    ReplicaInstances, Route, RouteStore, StoreError, StoreHealth,
 };

@@ -7,8 +7,8 @@ use proto::{AgentId, ReplicaId};
 
 use crate::{
     store::{
-        AgentRoutes, BoxFuture, Instance, InstanceList, Replica, ReplicaInstances, Route, RouteStore,
-        StoreError, StoreHealth,
+        AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,
+        ReplicaInstances, Route, RouteStore, StoreError, StoreHealth,
     },
     waiters::Waiters,
 };
@@ -27,6 +27,7 @@ struct AgentEntry {
     routes: Vec<Route>,
     disconnected_since: Option<SystemTime>,
     instances: HashMap<ReplicaId, Vec<Instance>>,
+    project: Option<ProjectAgent>,
 }
 
 impl MemoryStore {
@@ -73,6 +74,11 @@ impl RouteStore for MemoryStore {
         self.agents.lock().entry(agent).or_default().instances.insert(replica, instances);
     }
 
+    fn set_project(&self, agent: ProjectAgent, _: ReplicaId) {
+        let id = agent.agent;
+        self.agents.lock().entry(id).or_default().project = Some(agent);
+    }
+
     fn withdraw(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
         self.edit(agent, |entry| {
             let before = entry.routes.len();
@@ -83,6 +89,7 @@ impl RouteStore for MemoryStore {
             }
             if removed && entry.routes.is_empty() {
                 entry.disconnected_since = Some(SystemTime::now());
+                entry.project = None;
             }
             removed
         });
@@ -131,6 +138,17 @@ impl RouteStore for MemoryStore {
             list.disconnected.extend(entry.disconnected_since.map(|since| (agent, since)));
         }
         Box::pin(ready(list))
+    }
+
+    fn list_project_agents(&self, project: Option<u64>) -> BoxFuture<'_, ProjectAgentList> {
+        let known = self.agents.lock();
+        let connected = known.values().filter(|entry| !entry.routes.is_empty());
+        let mut agents: Vec<ProjectAgent> = connected
+            .filter_map(|entry| entry.project.clone())
+            .filter(|agent| project.is_none_or(|project| agent.project == project))
+            .collect();
+        agents.sort();
+        Box::pin(ready(ProjectAgentList { agents, error: None }))
     }
 
     fn health(&self) -> StoreHealth {

@@ -26,6 +26,7 @@
 //! | `members` | which other replicas are alive |
 //! | `cleanup` | removes the records of dead replicas |
 //! | `lookup`, `cache` | read the routes of other replicas |
+//! | `projects` | reads the agents of projects at other replicas |
 //! | `client`, `settings` | connect to a server, to Sentinels or to a Cluster |
 //! | `wire`, `keys`, `scripts` | values, keys and Lua scripts in Redis; [`SCHEMA`] lists the keys and their cost |
 //! | `check` | tests a server for `kas check-config --live` |
@@ -39,6 +40,7 @@ mod keys;
 mod lookup;
 mod members;
 mod metrics;
+mod projects;
 mod routes;
 mod scripts;
 mod settings;
@@ -66,7 +68,8 @@ use self::{
 use crate::{
     rate_limit::Gcra,
     store::{
-        AgentRoutes, BoxFuture, Instance, InstanceList, Replica, Route, RouteStore, StoreError, StoreHealth,
+        AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, Route,
+        RouteStore, StoreError, StoreHealth,
     },
     waiters::Waiters,
 };
@@ -224,6 +227,13 @@ impl RouteStore for RedisStore {
         }
     }
 
+    fn set_project(&self, agent: ProjectAgent, replica: ReplicaId) {
+        if replica == self.0.replica {
+            self.0.routes.lock().set_project(agent);
+            self.0.routes_changed.notify_one();
+        }
+    }
+
     fn withdraw(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let shared = &self.0;
@@ -273,6 +283,10 @@ impl RouteStore for RedisStore {
 
     fn list_instances<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, InstanceList> {
         Box::pin(self.0.list_instances(agents))
+    }
+
+    fn list_project_agents(&self, project: Option<u64>) -> BoxFuture<'_, ProjectAgentList> {
+        Box::pin(self.0.list_project_agents(project))
     }
 
     fn health(&self) -> StoreHealth {

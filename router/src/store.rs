@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, time::SystemTime};
 
-use proto::{AgentId, Epoch, InstanceId, ReplicaId};
+use proto::{AgentId, AgentName, Epoch, InstanceId, ReplicaId};
 
 /// A boxed future. The store is chosen at run time, and its round trip costs far more than the box.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -65,6 +65,26 @@ pub struct ReplicaInstances {
     pub instances: Vec<Instance>,
 }
 
+/// An agent of a project, which no configuration of the replicas names.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProjectAgent {
+    /// The agent.
+    pub agent: AgentId,
+    /// Its name.
+    pub name: AgentName,
+    /// The id of its project.
+    pub project: u64,
+}
+
+/// The result of [`RouteStore::list_project_agents`].
+#[derive(Clone, Debug, Default)]
+pub struct ProjectAgentList {
+    /// The agents that a replica holds, in order of their ids.
+    pub agents: Vec<ProjectAgent>,
+    /// The reason why agents of other replicas are missing, or `None` if the list is complete.
+    pub error: Option<StoreError>,
+}
+
 /// The result of [`RouteStore::list_instances`].
 #[derive(Clone, Debug, Default)]
 pub struct InstanceList {
@@ -117,6 +137,11 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     /// Call it before [`RouteStore::announce`] and after each change. [`RouteStore::withdraw`] removes them.
     fn set_instances(&self, agent: AgentId, replica: ReplicaId, instances: Vec<Instance>);
 
+    /// Sets the name and the project of an agent that this replica holds, for [`RouteStore::list_project_agents`].
+    ///
+    /// Call it before [`RouteStore::announce`]. [`RouteStore::withdraw`] removes them.
+    fn set_project(&self, agent: ProjectAgent, replica: ReplicaId);
+
     /// Publishes that this replica no longer holds the agent.
     fn withdraw(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>>;
 
@@ -144,6 +169,11 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     ///
     /// The list is not read from memory. Its cost does not depend on the number of other agents.
     fn list_instances<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, InstanceList>;
+
+    /// Returns the agents of a project, or of all projects, that a live replica holds.
+    ///
+    /// The list is not read from memory. For one project, its cost does not depend on the number of agents.
+    fn list_project_agents(&self, project: Option<u64>) -> BoxFuture<'_, ProjectAgentList>;
 
     /// Returns whether the store answers from memory only, and why.
     fn health(&self) -> StoreHealth;

@@ -45,6 +45,11 @@ pub enum QueryError {
 }
 
 impl Query {
+    /// Returns the project whose agents are requested.
+    pub fn project(&self) -> Option<u64> {
+        self.project
+    }
+
     /// Returns whether an agent is on this page or on a later one.
     pub fn matches(&self, id: AgentId, project: Option<u64>, name: &str) -> bool {
         self.after.is_none_or(|after| id > after)

@@ -1,13 +1,13 @@
 //! Section `observability`: probes, metrics, logs, traces.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 use telemetry::{OtlpEndpoint, SampleRatio};
 
 /// Section `observability`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ObservabilityConfig {
     /// The listener for `/liveness`, `/readiness`, `/metrics` and `/agents`.
@@ -16,6 +16,9 @@ pub struct ObservabilityConfig {
     pub logging: LoggingConfig,
     /// Traces for an OpenTelemetry collector.
     pub tracing: TracingConfig,
+    /// The time between two posts of the use of clusters to GitLab. Zero disables them.
+    #[serde(with = "proto::duration")]
+    pub usage_reporting_period: Duration,
 }
 
 /// Section `observability.listen`.
@@ -87,6 +90,17 @@ fn endpoint<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<OtlpEnd
 
 fn ratio<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SampleRatio, D::Error> {
     SampleRatio::try_from(f64::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+impl Default for ObservabilityConfig {
+    fn default() -> Self {
+        Self {
+            listen: ObservabilityListen::default(),
+            logging: LoggingConfig::default(),
+            tracing: TracingConfig::default(),
+            usage_reporting_period: Duration::from_secs(60),
+        }
+    }
 }
 
 impl Default for ObservabilityListen {

@@ -4,12 +4,22 @@
 use std::time::Duration;
 
 use agent::Services;
-use gateway::config::Config;
+use gateway::{
+    config::Config,
+    gitlab::{Usage, UsageKind, UsageReporter, UsageSubject},
+};
 use gitlab_standin::{Agent, Endpoint, Fault, StandIn};
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper_util::rt::TokioIo;
-use testkit::world::{World, text};
+use proto::{AgentId, Epoch, ReplicaId};
+use router::{ProjectAgent, Route};
+use serde_json::{Value, json};
+use testkit::{
+    internal_api,
+    world::{World, text},
+};
 use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
 use tunnel::Body;
 
 use crate::gitlab_client::{TOKEN, client, standin};
@@ -183,4 +193,110 @@ async fn agent_with_an_id_of_the_identity_file_is_refused() {
     gitlab.state().add_agent(Agent::new(1, "prod", "glagent-another"));
     let world = world(&gitlab);
     assert_eq!(handshake(&world, "glagent-another").await.status(), StatusCode::UNAUTHORIZED);
+}
+
+async fn listed(world: &World, path: &str) -> Vec<(u64, String)> {
+    let response = internal_api::get(world, path).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    let page: Value = serde_json::from_str(&text(response).await).unwrap();
+    assert_eq!(page["missing"], Value::Null);
+    let agents = page["agents"].as_array().unwrap().iter();
+    let named = |agent: &Value| (agent["id"].as_u64().unwrap(), agent["name"].as_str().unwrap().to_owned());
+    agents.map(named).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn connected_agents_of_gitlab_are_listed_also_those_of_other_replicas() {
+    let gitlab = standin().await;
+    let world = world(&gitlab);
+    let agent = world.agent(services()).await;
+    // Another replica shares the store.
+    let (store, other) = (&world.kas.agents.store, ReplicaId::random());
+    let elsewhere = ProjectAgent { agent: AgentId(50), name: "staging".parse().unwrap(), project: 142 };
+    store.set_project(elsewhere, other);
+    store.announce(AgentId(50), Route { replica: other, epoch: Epoch(1) }).await.unwrap();
+
+    let both = [(42, "production".to_owned()), (50, "staging".to_owned())];
+    assert_eq!(listed(&world, "/api/v1/agents").await, both);
+    assert_eq!(listed(&world, "/api/v1/agents?project=142").await, both);
+    assert_eq!(listed(&world, "/api/v1/agents?project=142&name=staging").await, both[1..]);
+    assert_eq!(listed(&world, "/api/v1/agents?id=42").await, both[..1]);
+    assert_eq!(listed(&world, "/api/v1/agents?limit=2").await, both[..1], "and the one of the identity file");
+    assert_eq!(listed(&world, "/api/v1/agents?limit=2&continue=42").await, both[1..]);
+    assert_eq!(listed(&world, "/api/v1/agents?project=7").await, []);
+    let one = text(internal_api::get(&world, "/api/v1/agents/42").await).await;
+    let one: Value = serde_json::from_str(&one).unwrap();
+    assert_eq!((&one["agent"]["project_id"], &one["agent"]["state"]), (&json!(142), &json!("connected")));
+    assert_eq!(internal_api::get(&world, "/api/v1/agents/43").await.status(), StatusCode::NOT_FOUND);
+
+    let list = serde_json::to_value(world.kas.admin.agent_lister.list().await).unwrap();
+    let states = list["agents"].as_array().unwrap().iter().map(|agent| (&agent["id"], &agent["state"]));
+    // In order of their names; the agent of the identity file is not connected.
+    let expected =
+        [(1, "never"), (42, "connected"), (50, "elsewhere")].map(|(id, state)| (json!(id), json!(state)));
+    let expected: Vec<_> = expected.iter().map(|(id, state)| (id, state)).collect();
+    assert_eq!(states.collect::<Vec<_>>(), expected);
+
+    agent.stop().await;
+    world.tunnels(0).await;
+    assert_eq!(listed(&world, "/api/v1/agents").await, both[1..]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connected_agents_are_posted_as_events_once() {
+    let gitlab = standin().await;
+    let world = world(&gitlab);
+    let _agent = world.agent(services()).await;
+    let reporter = UsageReporter { client: client(&gitlab), usage: world.kas.usage.clone(), period: MINUTE };
+    let _reporter = AbortOnDropHandle::new(tokio::spawn(reporter.run()));
+    sleep(5 * MINUTE).await;
+    let posted = gitlab.state().agent_events.clone();
+    assert_eq!(posted.len(), 1, "{posted:?}");
+    let events = posted[0]["events"]["register_agent_at_kas"].as_array().unwrap();
+    assert_eq!(events.len(), 1, "one process with two tunnels: {events:?}");
+    assert_eq!((&events[0]["agent_id"], &events[0]["project_id"]), (&json!(42), &json!(142)));
+    assert_eq!(events[0]["agent_version"], env!("CARGO_PKG_VERSION"));
+    gitlab.assert_no_violations();
+}
+
+#[tokio::test(start_paused = true)]
+async fn usage_is_posted_and_carried_over_while_gitlab_fails() {
+    let gitlab = standin().await;
+    let usage = Usage::default();
+    let reporter = UsageReporter { client: client(&gitlab), usage: usage.clone(), period: MINUTE };
+    let _reporter = AbortOnDropHandle::new(tokio::spawn(reporter.run()));
+    let job = UsageSubject { user: 5, agent: AgentId(42), project: 7 };
+    usage.count_request(UsageKind::Ci, job);
+    gitlab.set_fault(Fault::Down);
+    sleep(2 * MINUTE).await;
+    usage.count_request(UsageKind::Ci, job);
+    usage.count_request(UsageKind::Pat, UsageSubject { user: 6, ..job });
+    usage.count_push(9);
+    gitlab.set_fault(None);
+    sleep(3 * MINUTE).await;
+
+    let posted = gitlab.state().usage_metrics.clone();
+    let expected = json!({
+        "counters": {
+            "k8s_api_proxy_request": 3,
+            "k8s_api_proxy_requests_via_ci_access": 2,
+            "k8s_api_proxy_requests_via_pat_access": 1,
+            "flux_git_push_notifications_total": 1,
+        },
+        "unique_counters": {
+            "k8s_api_proxy_requests_unique_users_via_ci_access": [5],
+            "k8s_api_proxy_requests_unique_agents_via_ci_access": [42],
+            "k8s_api_proxy_requests_unique_users_via_pat_access": [6],
+            "k8s_api_proxy_requests_unique_agents_via_pat_access": [42],
+            "flux_git_push_notified_unique_projects": [9],
+        },
+    });
+    assert_eq!(posted, [expected]);
+    let events = gitlab.state().agent_events.clone();
+    let expected = json!({"events": {
+        "k8s_api_proxy_requests_unique_users_via_ci_access": [{"user_id": 5, "project_id": 7}],
+        "k8s_api_proxy_requests_unique_users_via_pat_access": [{"user_id": 6, "project_id": 7}],
+    }});
+    assert_eq!(events, [expected]);
+    gitlab.assert_no_violations();
 }

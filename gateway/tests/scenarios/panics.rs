@@ -21,8 +21,8 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use proto::{AgentId, ReplicaId};
 use router::{
-    AgentRoutes, BoxFuture, Instance, InstanceList, MemoryStore, Replica, Route, RouteStore, StoreError,
-    StoreHealth,
+    AgentRoutes, BoxFuture, Instance, InstanceList, MemoryStore, ProjectAgent, ProjectAgentList, Replica,
+    Route, RouteStore, StoreError, StoreHealth,
 };
 use testkit::world::{World, configuration, text};
 
@@ -51,6 +51,10 @@ impl RouteStore for BrokenStore {
 
     fn set_instances(&self, agent: AgentId, replica: ReplicaId, instances: Vec<Instance>) {
         self.check().set_instances(agent, replica, instances);
+    }
+
+    fn set_project(&self, agent: ProjectAgent, replica: ReplicaId) {
+        self.check().set_project(agent, replica);
     }
 
     fn withdraw(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -83,6 +87,10 @@ impl RouteStore for BrokenStore {
 
     fn list_instances<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, InstanceList> {
         self.store.list_instances(agents)
+    }
+
+    fn list_project_agents(&self, project: Option<u64>) -> BoxFuture<'_, ProjectAgentList> {
+        self.store.list_project_agents(project)
     }
 
     fn health(&self) -> StoreHealth {

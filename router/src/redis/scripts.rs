@@ -18,7 +18,7 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit check cleanup heartbeat instances join leave lookup members publish stage unknown }
+scripts! { admit check cleanup heartbeat instances join leave lookup members project projects publish stage unknown }
 
 #[cfg(test)]
 mod tests {

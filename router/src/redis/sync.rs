@@ -15,6 +15,7 @@ use super::{
     client::{Connection, connect},
     keys::{GONE_TTL, HEARTBEAT_INTERVAL, HEARTBEAT_TTL, HEARTBEATS_PER_AUDIT, ROUTES_TTL},
     members::MAX_REPLICAS,
+    routes::RouteField,
     wire::{Event, EventKind, Heartbeat, MAX_RECORD, unix_seconds},
 };
 use crate::store::StoreHealth;
@@ -100,7 +101,8 @@ impl SyncTask {
         script.arg(shared.keys.events()).arg(event);
         let _: () = connection.run(&script, &shared.metrics).await?;
         for batch in withdrawn.chunks(BATCH) {
-            self.publish(&connection, batch.iter().map(|agent| (*agent, None)).collect()).await?;
+            self.publish(&connection, batch.iter().map(|agent| (RouteField::Agent(*agent), None)).collect())
+                .await?;
         }
         for id in dead {
             shared.cleanup_replica(&connection, id).await?;
@@ -156,10 +158,10 @@ impl SyncTask {
             }
             let mut script = shared.scripts.stage.key(shared.keys.next_routes(shared.replica));
             script.arg(self.generation).arg(millis(ROUTES_TTL)).arg(u8::from(first));
-            for (agent, record) in dirty {
+            for (field, record) in dirty {
                 match record {
-                    Some(record) => drop(script.arg(agent.0).arg(record)),
-                    None => withdrawn.push(agent),
+                    Some(record) => drop(script.arg(field.to_string()).arg(record)),
+                    None => withdrawn.extend(field.agent()),
                 }
             }
             let _: () = connection.run(&script, &shared.metrics).await?;
@@ -178,21 +180,21 @@ impl SyncTask {
         }
     }
 
-    /// Writes some records to Redis, `None` for withdrawn agents, and sends an event for them.
+    /// Writes some fields to Redis, `None` for those to remove, and sends an event for the agents among them.
     async fn publish(
         &mut self,
         connection: &Connection,
-        records: Vec<(AgentId, Option<String>)>,
+        records: Vec<(RouteField, Option<String>)>,
     ) -> Result<(), String> {
         let shared = Arc::clone(&self.shared);
-        let agents = records.iter().map(|(agent, _)| *agent).collect();
+        let agents = records.iter().filter_map(|(field, _)| field.agent()).collect();
         let event = self.encode_event(EventKind::Changed(agents));
         let mut script = shared.scripts.publish.key(shared.keys.routes(shared.replica));
         script.key(shared.keys.gone());
         script.arg(self.generation).arg(unix_seconds(SystemTime::now())).arg(millis(GONE_TTL));
         script.arg(shared.keys.events()).arg(event);
-        for (agent, record) in records {
-            script.arg(agent.0).arg(record.unwrap_or_default());
+        for (field, record) in records {
+            script.arg(field.to_string()).arg(record.unwrap_or_default());
         }
         check_accepted(connection.run(&script, &shared.metrics).await?)
     }

@@ -4,10 +4,13 @@
 //! text begins with the version of its format. A reader ignores other versions, so that replicas of two versions can
 //! share a Redis.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
 
 use http::Uri;
-use proto::{AgentId, Epoch, InstanceId, ReplicaId};
+use proto::{AgentId, AgentName, Epoch, InstanceId, ReplicaId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::store::Instance;
@@ -16,6 +19,8 @@ use crate::store::Instance;
 const VERSION: u16 = 1;
 /// The greatest length of a heartbeat or route record in bytes. Longer values are not read from Redis.
 pub(super) const MAX_RECORD: usize = 2048;
+/// The greatest length of the list of a project's agents in bytes: some 180 agents or more.
+pub(super) const MAX_PROJECT: usize = 16_384;
 /// The greatest length of an event in bytes.
 pub(super) const MAX_EVENT: usize = 65_536;
 /// The highest number of agents in one event. An agent id has at most 20 digits.
@@ -167,6 +172,24 @@ impl Event {
         }
         Ok(Self { replica, generation, sequence, kind })
     }
+}
+
+/// Encodes the agents of a project, as many as fit into the greatest length.
+pub(super) fn encode_project(agents: &BTreeMap<AgentId, AgentName>) -> String {
+    let mut rows: Vec<(&AgentId, &AgentName)> = agents.iter().collect();
+    loop {
+        let text = to_json(&(VERSION, &rows));
+        if text.len() <= MAX_PROJECT {
+            return text;
+        }
+        rows.truncate(rows.len() / 2);
+    }
+}
+
+/// Decodes the agents of a project.
+pub(super) fn decode_project(text: &[u8]) -> Result<Vec<(AgentId, AgentName)>, WireError> {
+    let (_, rows): (u16, Vec<(AgentId, AgentName)>) = decode(text, MAX_PROJECT)?;
+    Ok(rows)
 }
 
 fn to_row(instance: &Instance) -> Row {
@@ -327,6 +350,21 @@ mod tests {
         let text = RouteRecord { epoch: Epoch(1), instances }.encode();
         assert!(text.len() <= MAX_RECORD);
         assert!(RouteRecord::decode(text.as_bytes()).unwrap().instances.len() > 10);
+    }
+
+    #[test]
+    fn project_is_bounded_and_its_names_are_checked() {
+        let names = |count: u64| -> BTreeMap<AgentId, AgentName> {
+            (0..count).map(|n| (AgentId(n), format!("agent-{n}").parse().unwrap())).collect()
+        };
+        let few = names(3);
+        let decoded = decode_project(encode_project(&few).as_bytes()).unwrap();
+        assert_eq!(decoded.into_iter().collect::<BTreeMap<_, _>>(), few);
+        let text = encode_project(&names(10_000));
+        assert!(text.len() <= MAX_PROJECT && decode_project(text.as_bytes()).unwrap().len() > 180);
+        for bad in ["", "[2,[]]", "[1,[[7,\"A b\"]]]", "[1,[[-7,\"a\"]]]", "[1,[[[["] {
+            assert!(decode_project(bad.as_bytes()).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use proto::{AgentId, Epoch, InstanceId, ReplicaId};
-use router::{Instance, MemoryStore, Route, RouteStore};
+use router::{Instance, MemoryStore, ProjectAgent, Route, RouteStore};
 use tokio::time::timeout;
 
 use crate::{TestReplica, redis};
@@ -39,6 +39,7 @@ async fn check_contract(here: TestStore<'_>, there: TestStore<'_>) {
     changes_are_pushed(here).await;
     changes_are_pushed_to_other_replicas(here, there).await;
     instances_are_listed_by_all_replicas(here, there).await;
+    agents_of_a_project_are_listed_by_all_replicas(here, there).await;
 }
 
 impl TestStore<'_> {
@@ -166,6 +167,48 @@ async fn instances_are_listed_by_all_replicas(here: TestStore<'_>, there: TestSt
     for at in [here, there] {
         let list = at.store.list_instances(&[agent]).await;
         assert!(list.connected.is_empty() && list.disconnected.contains_key(&agent), "{list:?}");
+    }
+}
+
+async fn agents_of_a_project_are_listed_by_all_replicas(here: TestStore<'_>, there: TestStore<'_>) {
+    let agent = |id: u64, project: u64| ProjectAgent {
+        agent: AgentId(id),
+        name: format!("agent-{id}").parse().unwrap(),
+        project,
+    };
+    for (at, agent) in
+        [(here, agent(20, 1)), (there, agent(20, 1)), (there, agent(21, 1)), (here, agent(22, 2))]
+    {
+        at.store.set_project(agent.clone(), at.id);
+        at.announce(agent.agent, 1).await;
+    }
+    wait_routes(there, AgentId(20), &[here.route(1), there.route(1)]).await;
+    wait_routes(here, AgentId(21), &[there.route(1)]).await;
+    wait_routes(there, AgentId(22), &[here.route(1)]).await;
+    for at in [here, there] {
+        for (project, expected) in [
+            (Some(1), vec![agent(20, 1), agent(21, 1)]),
+            (Some(2), vec![agent(22, 2)]),
+            (Some(3), vec![]),
+            (None, vec![agent(20, 1), agent(21, 1), agent(22, 2)]),
+        ] {
+            let list = at.store.list_project_agents(project).await;
+            assert!(list.error.is_none());
+            assert_eq!(list.agents, expected, "{project:?}");
+        }
+    }
+
+    for (at, id) in [(here, 20), (there, 20), (there, 21), (here, 22)] {
+        at.withdraw(AgentId(id), 1).await;
+    }
+    for (at, other) in [(here, AgentId(21)), (there, AgentId(22)), (here, AgentId(20)), (there, AgentId(20))]
+    {
+        wait_routes(at, other, &[]).await;
+    }
+    for at in [here, there] {
+        let list = at.store.list_project_agents(None).await;
+        assert_eq!(list.agents, []);
+        assert!(list.error.is_none());
     }
 }
 

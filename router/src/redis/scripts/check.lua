@@ -7,6 +7,7 @@ local found = { type(info) == 'string' and info or '' }
 for _, command in ipairs({
   { 'SET', key, '1', 'PX', 10000 }, { 'GET', key }, { 'GETRANGE', key, 0, 1 }, { 'EXISTS', key }, { 'TYPE', key }, { 'DEL', key },
   { 'HSET', key, 'a', '1' }, { 'HGET', key, 'a' }, { 'HMGET', key, 'a' }, { 'HKEYS', key }, { 'HLEN', key },
+  { 'HSCAN', key, '0' },
   { 'PEXPIRE', key, 10000 }, { 'RENAME', key, key }, { 'HDEL', key, 'a' }, { 'SADD', key, 'a' }, { 'SRANDMEMBER', key, 1 },
   { 'SREM', key, 'a' }, { 'DEL', key }, { 'TIME' }, { 'PUBLISH', ARGV[1], ARGV[2] },
 }) do

@@ -8,7 +8,7 @@ if not agents.err then
   for from = 1, #agents, 1000 do
     local gone = {}
     for i = from, math.min(from + 999, #agents) do
-      if agents[i] ~= 'generation' then
+      if tonumber(agents[i]) then
         gone[#gone + 1] = agents[i]
         gone[#gone + 1] = ARGV[2]
       end
