@@ -169,8 +169,9 @@ impl App {
                 .chain(gitlab_agents.clone().map(|agents| Arc::new(agents) as Arc<dyn AgentAuthenticator>)),
         );
         let gitlab_sources = gitlab.clone().zip(gitlab_agents.clone());
+        let usage = Usage::default();
         let (access, gitlab_callers) =
-            access_control(&identities, &issuers, gitlab_sources, api_tokens, &config);
+            access_control(&identities, &issuers, gitlab_sources, api_tokens, usage.clone(), &config);
         if let Some(redis) = &shared {
             metrics::redis::register(&mut registry, redis);
             let help = "1 if other replicas reach this one at its published address, else 0";
@@ -201,7 +202,6 @@ impl App {
         )));
         let kill_switch = Arc::new(KillSwitch::default());
         kill_switch.register(&mut registry);
-        let usage = Usage::default();
         let agents = Arc::new(AgentServer {
             kill_switch: Arc::clone(&kill_switch),
             usage: usage.clone(),
@@ -508,6 +508,7 @@ fn access_control(
     issuers: &Issuers,
     gitlab: Option<(GitLabClient, GitLabAgents)>,
     api_tokens: Option<Verifier>,
+    usage: Usage,
     config: &Config,
 ) -> (AccessControl, Option<Arc<GitLabAuthorizer>>) {
     let in_flight = InFlightCounters::default();
@@ -519,7 +520,7 @@ fn access_control(
     sources.push(Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone())));
     let gitlab = gitlab.map(|(client, agents)| {
         let names = AgentNames { identities: identities.clone(), agents };
-        Arc::new(GitLabAuthorizer::new(client, names, in_flight, &config.agent.kubernetes_api))
+        Arc::new(GitLabAuthorizer::new(client, names, in_flight, usage, &config.agent.kubernetes_api))
     });
     sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));
     (AccessControl::new(sources), gitlab)

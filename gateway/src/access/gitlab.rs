@@ -22,7 +22,7 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, stream};
-use proto::{AgentId, AgentName, Reason};
+use proto::{AgentId, AgentName, Reason, ServiceName};
 use router::BoxFuture;
 use secrecy::ExposeSecret as _;
 use tokio::time::{sleep, timeout};
@@ -36,7 +36,7 @@ use super::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, in_flight
 use crate::{
     config::KubernetesApiConfig,
     error::RequestError,
-    gitlab::{self, Endpoint, GitLabClient, GitLabError},
+    gitlab::{self, Endpoint, GitLabClient, GitLabError, Usage},
     identity::{GitLabAgents, Identities},
     target::Target,
     token::TokenHash,
@@ -56,6 +56,7 @@ pub struct GitLabAuthorizer {
     names: AgentNames,
     callers: CallerCache,
     in_flight: InFlightCounters,
+    usage: Usage,
     /// The time for which an answer of GitLab is valid.
     ttl: Duration,
 }
@@ -66,11 +67,12 @@ impl GitLabAuthorizer {
         client: GitLabClient,
         names: AgentNames,
         in_flight: InFlightCounters,
+        usage: Usage,
         config: &KubernetesApiConfig,
     ) -> Self {
         let ttl = config.allowed_agent_cache_ttl;
         let callers = CallerCache::new(ttl, config.allowed_agent_cache_error_ttl);
-        Self { client, names, callers, in_flight, ttl }
+        Self { client, names, callers, in_flight, usage, ttl }
     }
 
     /// Asks GitLab again about callers with open streams, so that the streams of a revoked credential end after at most twice
@@ -200,6 +202,10 @@ impl CallerAuthorizer for GitLabAuthorizer {
                 let what =
                     format!("caller {} may not use the service {}", grant.caller.name(), target.service);
                 return Err(RequestError::new(Reason::Forbidden, what));
+            }
+            if target.service.as_str() == ServiceName::KUBERNETES {
+                let (kind, subject) = caller.usage(agent);
+                self.usage.count_request(kind, subject);
             }
             Ok(Some(AuthorizedCaller { grant, agent, name, login }))
         })

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use gateway::gitlab::UsageReporter;
 use gitlab_standin::{AgentAccess, Endpoint, Fault, Job, Membership, StandIn, User, sign_for_kas};
 use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper::body::Incoming;
@@ -12,6 +13,7 @@ use testkit::{
     world::{RunningAgent, World, text},
 };
 use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
 use tunnel::Body;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -302,4 +304,29 @@ async fn message_of_a_wrong_path_names_the_cause() {
     assert!(text(response).await.contains("for another agent than the path names"));
     let basic = get(&world, "/k8s-proxy/api", &[(AUTHORIZATION.as_str(), "Basic YTpjaTo3OmpvYg==")]).await;
     assert_eq!(basic.status(), 401, "a user name is not part of credentials of GitLab");
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_are_counted_for_gitlab() {
+    let (gitlab, world, _agent) = attached().await;
+    let (usage, period) = (world.kas.usage.clone(), 60 * SECOND);
+    let reporter = UsageReporter { client: testkit::gitlab::client(&gitlab), usage, period };
+    let _reporting = AbortOnDropHandle::new(tokio::spawn(reporter.run()));
+    for (token, status) in
+        [("ci:7:job", 200), ("ci:7:job", 200), ("pat:7:glpat-alice", 200), ("ci:8:job", 403)]
+    {
+        assert_eq!(get_with(&world, "/k8s-proxy/api", token).await.status(), status);
+    }
+    get_with(&world, "/agents/7/prometheus/api/v1/query?query=up", "ci:7:job").await;
+    sleep(61 * SECOND).await;
+    let posted = gitlab.state().usage_metrics.clone();
+    let counters = json!({
+        "k8s_api_proxy_request": 3,
+        "k8s_api_proxy_requests_via_ci_access": 2,
+        "k8s_api_proxy_requests_via_pat_access": 1,
+    });
+    assert_eq!(posted[0]["counters"], counters);
+    let users = "k8s_api_proxy_requests_unique_users_via_pat_access";
+    assert_eq!(posted[0]["unique_counters"][users], json!([5]));
+    gitlab.assert_no_violations();
 }

@@ -9,6 +9,7 @@
 
 mod candidate;
 mod delay;
+mod gitlab;
 mod idle;
 mod instructions;
 mod nginx;

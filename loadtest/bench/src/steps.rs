@@ -28,6 +28,7 @@ use proto::{AgentId, ServiceName, TunnelId};
 use router::{LocalTunnels, RequestClass, TunnelChoice};
 use serde::Serialize;
 
+use crate::gitlab::CachedJob;
 use loadtest::{
     load::{
         median,
@@ -66,6 +67,7 @@ struct StepFixture {
     to: Destination,
     id: HeaderValue,
     policy: PolicyEnforcer,
+    job: CachedJob,
 }
 
 /// Times every step, which takes about a second. Writes files to `directory`.
@@ -109,6 +111,7 @@ impl StepFixture {
             to,
             id: HeaderValue::from_static("0123456789abcdef"),
             policy,
+            job: CachedJob::new(directory, PATH)?,
         })
     }
 
@@ -157,6 +160,11 @@ impl StepFixture {
                     "authentication and authorization",
                     time(&(), |()| authorized(&self.access, request, &target)),
                 )
+            },
+            Step {
+                reason: Some("two SHA-256 of the token: the identity file and GitLab have different keys"),
+                program: "kas, CI job",
+                ..step("target, authentication and authorization", time(&(), |()| self.job.authorize()))
             },
             step(
                 "headers to the agent",
@@ -309,6 +317,7 @@ mod tests {
         let target = Target::parse(path).unwrap();
         assert_eq!(target.path, PATH);
         assert!(authorized(&fixture.access, fixture.request.headers(), &target).is_some());
+        assert_eq!(fixture.job.authorize(), Some(AgentId(7)), "the answer is in the cache");
         assert!(fixture.policy.check("kubernetes", &fixture.passed).is_ok());
         assert!(matches!(fixture.request_permit(), TunnelChoice::NoTunnel));
         let steps = measure(directory.path()).unwrap();

@@ -22,6 +22,7 @@ use crate::{
         in_flight::{InFlightCounters, Subject},
     },
     error::RequestError,
+    gitlab::{UsageKind, UsageSubject},
     identity::{Caller, Grant},
 };
 
@@ -124,6 +125,23 @@ impl GitLabCaller {
         let grant = Arc::new(Grant::new(self.info.caller(agent)?, Arc::clone(&self.in_flight)));
         grants.insert(agent, Arc::clone(&grant));
         Ok(grant)
+    }
+
+    /// Returns how GitLab counts a request of the caller.
+    pub(super) fn usage(&self, agent: AgentId) -> (UsageKind, UsageSubject) {
+        match &self.info {
+            CallerInfo::Job(job) => {
+                (UsageKind::Ci, UsageSubject { user: job.user.id, agent, project: job.project.id })
+            }
+            CallerInfo::User(user, access_type) => {
+                let kind = match access_type {
+                    AccessType::SessionCookie => UsageKind::User,
+                    AccessType::PersonalAccessToken => UsageKind::Pat,
+                };
+                let project = user.agent.config_project.id;
+                (kind, UsageSubject { user: user.user.id, agent, project })
+            }
+        }
     }
 
     /// Ends the streams of the caller.

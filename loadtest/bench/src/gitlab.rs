@@ -1,0 +1,81 @@
+//! The authorization of a CI job of GitLab, whose answer is in the cache.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::Context as _;
+use futures_util::FutureExt as _;
+use gateway::{
+    app::{App, ReplicaSources},
+    config::{ApiRateLimit, Config},
+    gitlab::{GitLabClient, Transport},
+    identity::Identity,
+    internals::{AccessControl, Target},
+    peers::ReplicaContext,
+    secret::Secret,
+};
+use gitlab_standin::{Agent, Job, StandIn};
+use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
+use proto::{AgentId, ReplicaId};
+use router::MemoryStore;
+use serde_json::json;
+
+/// The agent of the job.
+const AGENT: u64 = 7;
+
+/// A job that kas knows already.
+pub(super) struct CachedJob {
+    access: AccessControl,
+    headers: HeaderMap,
+    path: PathAndQuery,
+}
+
+impl CachedJob {
+    /// Starts a stand-in of GitLab, and sends one request of the job. `directory` gets a configuration.
+    pub(super) fn new(directory: &Path, path: &str) -> anyhow::Result<Self> {
+        let file = directory.join("gitlab.yaml");
+        std::fs::write(&file, "identity: {file: identity.yaml}")?;
+        let config = Config::read(&file)?;
+        // As long as a token of a job is.
+        let token = format!("glcbt-64_{}", "x".repeat(20));
+        let mut headers = HeaderMap::new();
+        let value = format!("Bearer ci:{AGENT}:{token}");
+        headers.insert(AUTHORIZATION, HeaderValue::try_from(value)?);
+        let path = PathAndQuery::try_from(format!("/k8s-proxy{path}"))?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let access = runtime.block_on(async {
+            let gitlab = StandIn::start().await;
+            let job = Job { groups: vec![1, 2, 3], ..Job::new(3, 30) };
+            let job = job.with_agent(AGENT, json!({"access_as": {"ci_job": {}}}));
+            gitlab.state().add_agent(Agent::new(AGENT, "prod", "agent"));
+            gitlab.state().add_job(&token, job);
+            let store = Arc::new(MemoryStore::default());
+            let context = ReplicaContext::standalone(ReplicaId::random(), store, &config);
+            let client = client(&gitlab)?;
+            let sources =
+                ReplicaSources { identity: Identity::default(), gitlab: Some(client), api_tokens: None };
+            let access = App::of_replica(context, config, sources, None, None, None).callers.access.clone();
+            access.authorize(&headers, &Target::parse(&path)?).await?;
+            anyhow::Ok(access)
+        })?;
+        Ok(Self { access, headers, path })
+    }
+
+    /// Authorizes the request again. Returns the agent, or `None` if the answer was not in the cache.
+    pub(super) fn authorize(&self) -> Option<AgentId> {
+        let target = Target::parse(&self.path).ok()?;
+        self.access.authorize(&self.headers, &target).now_or_never()?.ok().map(|caller| caller.agent)
+    }
+}
+
+fn client(gitlab: &StandIn) -> anyhow::Result<GitLabClient> {
+    let address = "http://gitlab.example.com".parse()?;
+    let secret = Secret::parse(&gitlab.secret()).context("the secret of the stand-in")?;
+    let gitlab = gitlab.clone();
+    let transport = Transport::from_fn(move || {
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let gitlab = gitlab.clone();
+        tokio::spawn(async move { gitlab.serve(far).await });
+        Ok(near)
+    });
+    Ok(GitLabClient::new(address, secret, transport, &ApiRateLimit::default()))
+}
