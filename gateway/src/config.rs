@@ -113,6 +113,7 @@ impl Default for AgentConfig {
             listen: AgentListen::default(),
             kubernetes_api: KubernetesApiConfig::default(),
             tunnel: AgentTunnelConfig::default(),
+            configuration: AgentConfigurationConfig::default(),
             info_cache_ttl: info_cache_ttl(),
             info_cache_error_ttl: info_cache_error_ttl(),
         }
