@@ -1,5 +1,6 @@
 //! Who is this agent? And the agents, callers and tokens of the identity file, which is the first source of answers.
 
+mod configuration;
 mod current;
 mod file;
 mod gitlab;
@@ -7,7 +8,6 @@ mod gitlab;
 use std::{
     collections::HashMap,
     fmt,
-    path::PathBuf,
     sync::{Arc, atomic::AtomicU32},
     time::Duration,
 };
@@ -18,8 +18,8 @@ use router::BoxFuture;
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 
-pub use self::{current::Identities, gitlab::GitLabAgents};
-use crate::{promql::Labels, repository::RepositorySettings, token::TokenHash};
+pub use self::{configuration::ConfigurationLocation, current::Identities, gitlab::GitLabAgents};
+use crate::{promql::Labels, token::TokenHash};
 
 /// A source of answers: who is this agent?
 pub trait AgentAuthenticator: fmt::Debug + Send + Sync {
@@ -71,15 +71,6 @@ pub struct Identity {
     agent_tokens: HashMap<TokenHash, AgentId>,
     configurations: HashMap<AgentId, ConfigurationLocation>,
     caller_tokens: HashMap<TokenHash, Arc<Grant>>,
-}
-
-/// The location of an agent's configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ConfigurationLocation {
-    /// A file of this machine.
-    File(PathBuf),
-    /// A Git repository.
-    Repository(Arc<RepositorySettings>),
 }
 
 /// The rights of a caller's token.
