@@ -175,7 +175,7 @@ impl TunnelStatus {
             pod_name: hello.pod_name.clone(),
             kubernetes_version: hello.kubernetes_version.clone(),
             round_trip_ms: tunnel.round_trip().map(|took| took.as_micros() as f64 / 1000.0),
-            services: view.services().map(service).collect(),
+            services: view.services().filter(|(name, _)| !name.is_internal()).map(service).collect(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Who is this agent? And the agents, callers and tokens of the identity file, which is the first source of answers.
 
+mod configuration;
 mod current;
 mod file;
 mod gitlab;
@@ -8,7 +9,7 @@ mod oidc;
 use std::{
     collections::HashMap,
     fmt,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, atomic::AtomicU32},
     time::Duration,
 };
@@ -20,11 +21,8 @@ use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 
 use self::oidc::OidcRule;
-pub use self::{current::Identities, gitlab::GitLabAgents};
-use crate::{
-    config::ConfigError, oidc::VerifiedToken, promql::Labels, repository::RepositorySettings,
-    token::TokenHash,
-};
+pub use self::{configuration::ConfigurationLocation, current::Identities, gitlab::GitLabAgents};
+use crate::{config::ConfigError, oidc::VerifiedToken, promql::Labels, token::TokenHash};
 
 /// A source of answers: who is this agent?
 pub trait AgentAuthenticator: fmt::Debug + Send + Sync {
@@ -80,15 +78,6 @@ pub struct Identity {
     oidc_rules: Vec<OidcRule>,
     /// The number of versions before this one.
     version: u64,
-}
-
-/// The location of an agent's configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ConfigurationLocation {
-    /// A file of this machine.
-    File(PathBuf),
-    /// A Git repository.
-    Repository(Arc<RepositorySettings>),
 }
 
 /// The rights of a caller's token.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, hash_map::Entry},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
 };
 
@@ -16,13 +16,13 @@ use serde_saphyr::Spanned;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    AccessAs, Allowed, Caller, ConfigurationLocation, Grant, Identity, Rights,
+    AccessAs, Allowed, Caller, Grant, Identity, Rights,
+    configuration::ConfigurationEntry,
     oidc::{ClaimRule, ClaimValues, OidcAccess, OidcRule},
 };
 use crate::{
-    config::{self, ConfigError, RepositoryConfig},
+    config::{self, ConfigError},
     promql::Labels,
-    repository::RepositorySettings,
     token::TokenHash,
 };
 
@@ -61,14 +61,6 @@ struct AgentEntry {
     tokens: Spanned<Vec<Spanned<TokenHash>>>,
     #[serde(default)]
     configuration: Option<ConfigurationEntry>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "lowercase")]
-enum ConfigurationEntry {
-    /// Relative to the identity file.
-    File(PathBuf),
-    Repository(Box<RepositoryConfig>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -194,24 +186,10 @@ fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<
     identity.agents.insert(id, agent.name.value);
     identity.projects.extend(agent.project_id.map(|project| (id, project)));
     if let Some(entry) = agent.configuration {
-        identity.configurations.insert(id, configuration(entry, at)?);
+        let key = format!("{}.configuration", at.key);
+        identity.configurations.insert(id, entry.validate(at.path, &key)?);
     }
     Ok(())
-}
-
-fn configuration(entry: ConfigurationEntry, at: &At<'_>) -> Result<ConfigurationLocation, ConfigError> {
-    let directory = at.path.parent().unwrap_or_else(|| Path::new(""));
-    match entry {
-        ConfigurationEntry::File(path) => Ok(ConfigurationLocation::File(directory.join(path))),
-        ConfigurationEntry::Repository(mut section) => {
-            for path in section.paths() {
-                path.value = directory.join(&path.value);
-            }
-            let key = format!("{}.configuration.repository", at.key);
-            let settings = RepositorySettings::new(at.path, &key, &section)?;
-            Ok(ConfigurationLocation::Repository(Arc::new(settings)))
-        }
-    }
 }
 
 fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Result<(), ConfigError> {

@@ -68,8 +68,9 @@ async fn absent_agent_is_listed_with_the_time_of_its_disconnect() {
         TokenHash::of(&world.agent_token)
     );
     world.kas.identities.replace(Identity::parse(Path::new("identity.yaml"), &text).unwrap());
-    let never =
-        json!({"id": 2, "name": "new", "state": "never", "disabled": null, "tunnels": [], "elsewhere": []});
+    let never = json!({
+        "id": 2, "name": "new", "state": "never", "disabled": null, "tunnels": [], "elsewhere": [], "configuration": null
+    });
     assert_eq!(agents(&world).await[0], never, "in order of their names");
     assert_eq!(agents(&world).await[1]["state"], "never");
 

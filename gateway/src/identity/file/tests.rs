@@ -1,7 +1,7 @@
 use secrecy::SecretString;
 
 use super::*;
-use crate::repository::Location;
+use crate::{identity::ConfigurationLocation, repository::Location};
 
 fn hash(token: &str) -> TokenHash {
     TokenHash::of(&SecretString::from(token))
