@@ -21,10 +21,11 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use proto::{AgentId, ReplicaId};
 use router::{
-    AgentRoutes, BoxFuture, Instance, InstanceList, MemoryStore, Replica, Route, RouteStore, StoreError,
-    StoreHealth,
+    AgentRoutes, BoxFuture, GitPush, Instance, InstanceList, MemoryStore, Replica, Route, RouteStore,
+    StoreError, StoreHealth,
 };
 use testkit::world::{World, configuration, text};
+use tokio::sync::broadcast;
 
 /// A store that panics while `broken` is set.
 #[derive(Debug, Default)]
@@ -83,6 +84,14 @@ impl RouteStore for BrokenStore {
 
     fn list_instances<'a>(&'a self, agents: &'a [AgentId]) -> BoxFuture<'a, InstanceList> {
         self.store.list_instances(agents)
+    }
+
+    fn send_push(&self, push: GitPush) {
+        self.store.send_push(push);
+    }
+
+    fn pushes(&self) -> broadcast::Receiver<GitPush> {
+        self.store.pushes()
     }
 
     fn health(&self) -> StoreHealth {

@@ -1,6 +1,11 @@
 //! Changes from other replicas: what each event invalidates, and which callers it wakes.
 
-use super::{Shared, client::Connection, members::Effect, wire::Event};
+use super::{
+    Shared,
+    client::Connection,
+    members::Effect,
+    wire::{Event, EventKind},
+};
 
 impl Shared {
     /// Handles the payload of one event. An event that cannot be decoded is counted and ignored.
@@ -13,6 +18,11 @@ impl Shared {
             }
         };
         let replica = event.replica;
+        if let EventKind::Pushed(pushes) = &event.kind
+            && replica != self.replica
+        {
+            pushes.iter().for_each(|push| self.pushes.send(push.clone()));
+        }
         let effect = self.members.lock().handle_event(event);
         match effect {
             Effect::None => {}

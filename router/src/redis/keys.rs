@@ -26,7 +26,7 @@ pub const SCHEMA: &str = "\
 | `{kas}:gone` | hash | agent id → time when its last tunnel to a replica ended, in seconds since 1970 | 7 d | when an agent disconnects from a replica | 50 bytes per agent |
 | `{kas}:check:<id>` | any | scratch value on which `kas check-config --live` tries commands | 10 s, removed at once | by that command | |
 | `kas:limit:<digest>` | string | rate limit of an agent token: the theoretical arrival time of GCRA, in microseconds since 1970; the digest is a hash of the token's hash | while it limits, at most 1 min | when an agent opens a tunnel | 100 bytes per token |
-| `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or left}]` | | every 3 s per replica; when an agent connects or disconnects | |
+| `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or left}]` | | every 3 s per replica; when an agent connects or disconnects; when GitLab reports a push | |
 ";
 
 /// The keys of one fleet. Keys that a script uses together have one hash tag, so that a Cluster keeps them on one node.

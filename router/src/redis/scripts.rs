@@ -18,7 +18,7 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit check cleanup heartbeat instances join leave lookup members publish stage }
+scripts! { admit check cleanup heartbeat instances join leave lookup members notify publish stage }
 
 #[cfg(test)]
 mod tests {
