@@ -193,7 +193,7 @@ impl ValidatedConfig {
             },
             api: match &config.api {
                 Some(api) => {
-                    let tls = self.api_certificate.as_ref().map(|pair| pair.acceptor(&[b"http/1.1"]));
+                    let tls = self.api_certificate.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));
                     let address = api.listen.address;
                     Some(Listener::bind("api", address, tls, connections.api, PROBE_TIMEOUT).await?)
                 }
