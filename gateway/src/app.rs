@@ -39,6 +39,7 @@ use crate::{
     config::{Config, ConfigError},
     cors::Cors,
     forward::Forwarder,
+    gitaly::GitalyClient,
     identity::{AgentAuthenticator, AgentSources, Identities, Identity},
     listen::LOG_PERIOD,
     metrics::{self, Metrics, certificate::CertificateExpirations},
@@ -64,6 +65,8 @@ pub struct App {
     pub peer_server: Arc<PeerServer>,
     /// Serves the internal API, if it is configured.
     pub api: Option<Arc<ApiServer>>,
+    /// Calls the Git servers of GitLab.
+    pub gitaly: GitalyClient,
     /// Serves probes, metrics and the list of agents.
     pub admin: Arc<AdminServer>,
     /// The agents and callers of the identity file.
@@ -124,6 +127,7 @@ impl App {
             let help = "1 if other replicas reach this one at its published address, else 0";
             registry.register("kas_private_api_reachable", help, metrics.peers.reachable.clone());
         }
+        let gitaly = GitalyClient::new(&config.gitaly, shared.as_ref(), None);
         let peers = PeerClient::new(replica, connector, secret.clone(), metrics.peers.clone());
         let peer_server = Arc::new(PeerServer::new(
             replica,
@@ -193,6 +197,7 @@ impl App {
             callers,
             peer_server,
             api: None,
+            gitaly,
             admin,
             identities,
             reload: watch::Sender::new(()),

@@ -6,6 +6,7 @@
 mod agent;
 mod api;
 mod bounds;
+mod gitaly;
 mod kubernetes_api;
 mod network;
 mod observability;
@@ -25,6 +26,7 @@ use serde_saphyr::Spanned;
 
 pub use self::agent::{AgentListen, AgentTunnelConfig};
 pub use self::api::{ApiConfig, ApiListen};
+pub use self::gitaly::{GitalyConfig, GlobalRateLimit, ServerRateLimit};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::network::Network;
 pub use self::observability::{
@@ -52,6 +54,9 @@ pub struct Config {
     pub private_api: Option<PrivateApiConfig>,
     /// The internal API. Without this section there is none.
     pub api: Option<ApiConfig>,
+    /// The limits of calls to the Git servers of GitLab.
+    #[serde(default)]
+    pub gitaly: GitalyConfig,
     /// The agents and callers.
     pub identity: IdentityConfig,
     /// The positions of the keys, for errors.
@@ -300,6 +305,7 @@ mod tests {
             include_str!("config/redis.rs"),
             include_str!("config/private_api.rs"),
             include_str!("config/api.rs"),
+            include_str!("config/gitaly.rs"),
         ];
         let keys = sources
             .iter()

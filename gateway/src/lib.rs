@@ -18,6 +18,7 @@
 //! * [`repository`] reads files of Git repositories.
 //! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
 //!   `agent_locations`.
+//! * [`gitaly`] reads the [`repository`] of a GitLab project.
 //! * [`app`] builds a replica from its [`config`] and its [`identity`] file, runs it and stops it.
 #![warn(missing_docs)]
 
@@ -34,6 +35,7 @@ mod cors;
 mod destination;
 mod error;
 mod forward;
+pub mod gitaly;
 mod headers;
 mod http_server;
 pub mod identity;
@@ -44,6 +46,7 @@ pub mod peers;
 mod promql;
 mod proxy;
 pub mod repository;
+mod request_count;
 pub mod secret;
 mod target;
 mod tasks;

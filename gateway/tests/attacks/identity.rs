@@ -230,10 +230,11 @@ fn attack_36_tokens_are_compared_as_hashes() {
         [
             "Self(Sha256::digest(token.expose_secret().as_bytes()).into())",
             "let token = self.token.expose_secret();",
+            "let token = token.expose_secret();",
             "print(&format!(\"token: {}\\nhash:  {}\\n\", token.expose_secret(), TokenHash::of(&token)))",
             "self.bytes.expose_secret()",
         ],
-        "hashed for every comparison; written into the kubeconfig of `kas kubeconfig`; shown by `kas token new`; the key of what replicas and programs prove"
+        "hashed for every comparison; written into the kubeconfig of `kas kubeconfig`; the key of calls to Gitaly; shown by `kas token new`; the key of what replicas and programs prove"
     );
     // Two hashes are equal only if all of their bytes are.
     let hash = |token: &str| gateway::token::TokenHash::of(&token.into());

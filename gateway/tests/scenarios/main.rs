@@ -6,6 +6,7 @@ mod api;
 mod callers;
 mod drain;
 mod fidelity;
+mod gitaly;
 mod headers;
 mod http1;
 mod http1_heads;
