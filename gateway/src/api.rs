@@ -1,8 +1,9 @@
-//! The internal API, with which programs list the connected agents of all replicas.
+//! The internal API, with which programs list the connected agents of all replicas, and which GitLab calls.
 //!
-//! The paths are `GET /api/v1/agents` and `GET /api/v1/agents/<id or name>`. Clients need the secret of `api.listen`. The
+//! GitLab uses gRPC: see `grpc`. Other programs use HTTP. The paths are `GET /api/v1/agents` and `GET /api/v1/agents/<id or name>`. Clients need the secret of `api.listen`. The
 //! shapes are documented in `docs/api.md`. One page needs one lookup in the directory for up to 500 agents.
 
+pub(crate) mod grpc;
 mod query;
 mod response;
 mod token;
@@ -24,6 +25,7 @@ use http::Uri;
 use process::LogLimiter;
 use proto::{AgentId, ReplicaId};
 use router::RouteStore;
+use tonic::Status;
 
 use self::query::QueryError;
 use self::response::{AgentInfo, AgentPage, AgentResponse, ApiError};
@@ -34,6 +36,7 @@ pub use self::{
 use crate::{
     agent_locations::{AgentLocations, AgentState},
     agents::AgentServer,
+    gitaly::GitalyClient,
     http_server::HttpServer,
     identity::{Identities, Identity},
     listen::LOG_PERIOD,
@@ -50,18 +53,20 @@ pub struct ApiServer {
     identities: Identities,
     store: Arc<dyn RouteStore>,
     replica: ReplicaId,
+    gitaly: GitalyClient,
     metrics: Metrics,
     log_limit: LogLimiter<&'static str>,
 }
 
 impl ApiServer {
     /// Creates the API of a replica, for clients whose token passes the verifier.
-    pub fn new(agents: &AgentServer, verifier: Verifier) -> Self {
+    pub fn new(agents: &AgentServer, gitaly: GitalyClient, verifier: Verifier) -> Self {
         Self {
             verifier,
             identities: agents.identities.clone(),
             store: Arc::clone(&agents.store),
             replica: agents.replica,
+            gitaly,
             metrics: agents.metrics.clone(),
             log_limit: LogLimiter::new(LOG_PERIOD),
         }
@@ -74,9 +79,16 @@ impl ApiServer {
             .route("/api/v1/agents/{agent}", get_only(get(get_agent)))
             .method_not_allowed_fallback(async || ApiError::Method)
             .fallback(async |uri: Uri| ApiError::no_path(uri.path()))
-            .layer(from_fn_with_state(Arc::clone(&self), authenticate))
+            .layer(from_fn_with_state((Arc::clone(&self), grpc::routes(Arc::clone(&self))), authenticate))
             .with_state(self);
         HttpServer { name: "api", routes, header_read_timeout: HEADER_READ_TIMEOUT }
+    }
+
+    /// Returns the agents whose configuration is in a project.
+    fn agents_of_project(&self, project: u64) -> Vec<AgentId> {
+        let identity = self.identities.load_full();
+        let agents = identity.agents().into_iter().map(|(_, id)| id);
+        agents.filter(|agent| identity.project(*agent) == Some(project)).collect()
     }
 
     fn record(&self, response: &Response, peer: SocketAddr) {
@@ -98,14 +110,18 @@ fn get_only(route: MethodRouter<Arc<ApiServer>>) -> MethodRouter<Arc<ApiServer>>
 
 /// Refuses requests without a valid token, also on unknown paths: without a token a client gets no information.
 async fn authenticate(
-    State(api): State<Arc<ApiServer>>,
+    State((api, rpcs)): State<(Arc<ApiServer>, Router)>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
     next: Next,
 ) -> Response {
-    let response = match api.verifier.verify(request.headers()) {
-        Ok(()) => next.run(request).await,
-        Err(error) => ApiError::from(error).into_response(),
+    let response = match (api.verifier.verify(request.headers()), grpc::is_grpc(&request)) {
+        (Ok(()), false) => next.run(request).await,
+        (Ok(()), true) => grpc::handle(rpcs, request).await,
+        (Err(error), false) => ApiError::from(error).into_response(),
+        (Err(error), true) => {
+            grpc::with_error(grpc::refuse(Status::unauthenticated("JWT validation failed")), error)
+        }
     };
     api.record(&response, peer);
     response

@@ -61,7 +61,7 @@ pub mod internals {
     pub use crate::{
         access::{AccessControl, AuthorizedCaller, CallerAuthorizer, Credential, TokenKind},
         agents::Rebalancer,
-        api::{ApiServer, Query, TokenError, Verifier},
+        api::{ApiServer, Query, TokenError, Verifier, grpc::messages as api_messages},
         destination::Destination,
         error::{ErrorDialect, ErrorFormat, RequestError},
         headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},

@@ -10,8 +10,9 @@ use http::{
 use proto::{AgentId, AgentName, ReplicaId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tonic::{Code, Status};
 
-use super::{QueryError, TokenError};
+use super::{QueryError, TokenError, grpc};
 use crate::agent_locations::{AgentOwner, AgentState, rfc3339};
 
 /// A page of connected agents.
@@ -64,6 +65,9 @@ pub(super) enum ApiError {
     NotFound(String),
     #[error("the only method of this path is GET")]
     Method,
+    /// The error of an RPC, whose response has its status already.
+    #[error("{:?}: {}", .0.code(), .0.message())]
+    Rpc(#[from] Status),
 }
 
 impl IntoResponse for AgentPage {
@@ -98,6 +102,13 @@ impl ApiError {
             Self::Query(_) => "bad-request",
             Self::NotFound(_) => "not-found",
             Self::Method => "method-not-allowed",
+            Self::Rpc(status) => match status.code() {
+                Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => "bad-request",
+                Code::NotFound | Code::Unimplemented => "not-found",
+                Code::Unavailable => "unavailable",
+                Code::DeadlineExceeded => "timeout",
+                _ => "internal",
+            },
         }
     }
 }
@@ -109,6 +120,7 @@ impl IntoResponse for ApiError {
             Self::Query(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Rpc(status) => return grpc::with_error(grpc::refuse(status.clone()), self),
         };
         let mut response = json(status, &json!({"error": self.as_str(), "message": self.to_string()}));
         let headers = response.headers_mut();
@@ -122,7 +134,7 @@ impl IntoResponse for ApiError {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
             }
             Self::Method => drop(headers.insert(ALLOW, HeaderValue::from_static("GET"))),
-            Self::Query(_) | Self::NotFound(_) => {}
+            Self::Query(_) | Self::NotFound(_) | Self::Rpc(_) => {}
         }
         response.extensions_mut().insert(self);
         response

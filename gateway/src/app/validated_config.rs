@@ -241,7 +241,7 @@ impl ValidatedConfig {
         });
         app.api = self.api_secret.map(|file| {
             let verifier = Verifier::new(file.secret().clone());
-            Arc::new(ApiServer::new(&app.agents, verifier))
+            Arc::new(ApiServer::new(&app.agents, app.gitaly.clone(), verifier))
         });
         Ok((app, listeners))
     }

@@ -7,6 +7,7 @@ mod callers;
 mod drain;
 mod fidelity;
 mod gitaly;
+mod grpc;
 mod headers;
 mod http1;
 mod http1_heads;
