@@ -31,6 +31,7 @@ targets! {
     prometheus
     promql
     redis
+    references
     target
     trace_context
 }
