@@ -118,6 +118,18 @@ impl AgentDirectory {
         KnownAgents { agents, missing: found.error.map(|error| error.to_string()) }
     }
 
+    /// Returns the projects of these agents. An agent without a project has no entry.
+    pub(crate) async fn projects(&self, agents: &[AgentId]) -> HashMap<AgentId, u64> {
+        let identity = self.identities.load_full();
+        let of_file = agents.iter().filter_map(|agent| Some((*agent, identity.project(*agent)?)));
+        let mut projects: HashMap<AgentId, u64> = of_file.collect();
+        if self.has_gitlab && agents.iter().any(|agent| identity.name(*agent).is_none()) {
+            let known = self.list(None).await.agents.into_iter();
+            projects.extend(known.filter_map(|agent| Some((agent.id, agent.project?))));
+        }
+        projects
+    }
+
     /// Returns the agent with this id, or the agent of the identity file with this name.
     pub(crate) async fn find(&self, id_or_name: &str) -> Option<KnownAgent> {
         let identity = self.identities.load_full();

@@ -1,10 +1,12 @@
-//! The internal API, with which programs list the connected agents of all replicas, the
-//! environments and the deployments.
+//! The internal API, with which programs list the connected agents of all replicas, the environments and the deployments, and which
+//! GitLab calls.
 //!
-//! The paths are `GET /api/v1/agents`, `GET /api/v1/agents/<id or name>`, `GET /api/v1/environments` and `GET /api/v1/deployments`. Clients need the secret of `api.listen`. The
-//! shapes are documented in `docs/api.md`. One page needs one lookup in the directory for up to 500 agents.
+//! GitLab uses gRPC: see `grpc`. Other programs use HTTP: `GET /api/v1/agents`, `GET /api/v1/agents/<id or name>`,
+//! `GET /api/v1/environments` and `GET /api/v1/deployments`. Clients need the secret of `api.listen`. The shapes are documented in
+//! `docs/api.md`. One page needs one lookup in the directory for up to 500 agents.
 
 mod environments;
+pub(crate) mod grpc;
 mod query;
 mod response;
 mod token;
@@ -26,6 +28,7 @@ use http::Uri;
 use process::LogLimiter;
 use proto::{AgentId, ReplicaId};
 use router::RouteStore;
+use tonic::Status;
 
 use self::environments::{list_deployments, list_environments};
 use self::query::QueryError;
@@ -40,6 +43,7 @@ use crate::{
     configuration::ConfigurationService,
     deployments::Deployments,
     environments::EnvironmentSource,
+    gitaly::GitalyClient,
     http_server::HttpServer,
     listen::LOG_PERIOD,
     metrics::Metrics,
@@ -58,6 +62,7 @@ pub struct ApiServer {
     replica: ReplicaId,
     environments: Option<Arc<dyn EnvironmentSource>>,
     deployments: Deployments,
+    gitaly: GitalyClient,
     metrics: Metrics,
     log_limit: LogLimiter<&'static str>,
 }
@@ -66,6 +71,7 @@ impl ApiServer {
     /// Creates the API of a replica, for clients whose token passes the verifier.
     pub fn new(
         agents: &AgentServer,
+        gitaly: GitalyClient,
         verifier: Verifier,
         environments: Option<Arc<dyn EnvironmentSource>>,
         deployments: Deployments,
@@ -78,6 +84,7 @@ impl ApiServer {
             replica: agents.replica,
             environments,
             deployments,
+            gitaly,
             metrics: agents.metrics.clone(),
             log_limit: LogLimiter::new(LOG_PERIOD),
         }
@@ -92,7 +99,7 @@ impl ApiServer {
             .route("/api/v1/deployments", get_only(get(list_deployments)))
             .method_not_allowed_fallback(async || ApiError::Method)
             .fallback(async |uri: Uri| ApiError::no_path(uri.path()))
-            .layer(from_fn_with_state(Arc::clone(&self), authenticate))
+            .layer(from_fn_with_state((Arc::clone(&self), grpc::routes(Arc::clone(&self))), authenticate))
             .with_state(self);
         HttpServer { name: "api", routes, header_read_timeout: HEADER_READ_TIMEOUT }
     }
@@ -116,14 +123,18 @@ fn get_only(route: MethodRouter<Arc<ApiServer>>) -> MethodRouter<Arc<ApiServer>>
 
 /// Refuses requests without a valid token, also on unknown paths: without a token a client gets no information.
 async fn authenticate(
-    State(api): State<Arc<ApiServer>>,
+    State((api, rpcs)): State<(Arc<ApiServer>, Router)>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
     next: Next,
 ) -> Response {
-    let response = match api.verifier.verify(request.headers()) {
-        Ok(()) => next.run(request).await,
-        Err(error) => ApiError::from(error).into_response(),
+    let response = match (api.verifier.verify(request.headers()), grpc::is_grpc(&request)) {
+        (Ok(()), false) => next.run(request).await,
+        (Ok(()), true) => grpc::handle(rpcs, request).await,
+        (Err(error), false) => ApiError::from(error).into_response(),
+        (Err(error), true) => {
+            grpc::with_error(grpc::refuse(Status::unauthenticated("JWT validation failed")), error)
+        }
     };
     api.record(&response, peer);
     response

@@ -18,7 +18,7 @@ use process::LogLimiter;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::{
-    KeyedRateLimiter, LocalTunnels, MemoryStore, RateLimiter,
+    BoxFuture, KeyedRateLimiter, LocalTunnels, MemoryStore, RateLimiter,
     redis::{RedisStore, SyncTask},
 };
 use telemetry::Exporter;
@@ -40,12 +40,13 @@ use crate::{
     agents::{AgentServer, Rebalancer, TunnelPermits},
     api::{ApiServer, Verifier},
     config::{Config, ConfigError, IdentityConfig},
-    configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource},
+    configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource, GitLabSource},
     cors::Cors,
     deployments::Deployments,
     disabled::KillSwitch,
     environments::EnvironmentFile,
     forward::Forwarder,
+    gitaly::GitalyClient,
     gitlab::{self, GitLabClient, GitLabSetup, SwitchMonitor, Usage, UsageReporter},
     identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities, Identity},
     listen::LOG_PERIOD,
@@ -76,6 +77,8 @@ pub struct App {
     pub peer_server: Arc<PeerServer>,
     /// Serves the internal API, if it is configured.
     pub api: Option<Arc<ApiServer>>,
+    /// Calls the Git servers of GitLab.
+    pub gitaly: GitalyClient,
     /// Serves probes, metrics and the list of agents.
     pub admin: Arc<AdminServer>,
     /// The agents and callers of the identity file.
@@ -115,6 +118,8 @@ pub struct ReplicaSources {
     pub issuers: Issuers,
     /// The GitLab, if one is configured.
     pub gitlab: Option<GitLabClient>,
+    /// The TLS configuration of connections to Gitaly. Without it, they trust the authorities of the system.
+    pub gitaly_tls: Option<Arc<rustls::ClientConfig>>,
     /// The tokens of GitLab and other clients of the internal API, if it is configured.
     pub api_tokens: Option<Verifier>,
 }
@@ -147,7 +152,7 @@ impl App {
         }
         let metrics = Metrics::register(&mut registry);
         process::logs::register(&mut registry, "kas");
-        let ReplicaSources { identity, issuers, gitlab, api_tokens } = sources;
+        let ReplicaSources { identity, issuers, gitlab, gitaly_tls, api_tokens } = sources;
         if let Some(gitlab) = &gitlab {
             gitlab.register(&mut registry);
         }
@@ -178,6 +183,7 @@ impl App {
             registry.register("kas_private_api_reachable", help, metrics.peers.reachable.clone());
         }
         let deployments = Deployments::new(shared.clone());
+        let gitaly = GitalyClient::new(&config.gitaly, shared.as_ref(), gitaly_tls);
         let peers = PeerClient::new(replica, connector, secret.clone(), metrics.peers.clone());
         let peer_server = Arc::new(PeerServer::new(
             replica,
@@ -192,14 +198,18 @@ impl App {
             config.agent.configuration.poll_period,
             ConfigurationMetrics::register(&mut registry),
         );
-        if let Some((client, agents)) = gitlab.clone().zip(gitlab_agents) {
+        if let Some((client, agents)) = gitlab.clone().zip(gitlab_agents.clone()) {
             configuration.add_observer(gitlab::observer(client, agents));
         }
+        let max_file_size = config.agent.configuration.max_configuration_file_size;
         configuration.add_source(Arc::new(ConfiguredSource::new(
             identities.clone(),
             config.agent.configuration.settings.clone(),
-            config.agent.configuration.max_configuration_file_size,
+            max_file_size,
         )));
+        if let Some(agents) = gitlab_agents {
+            configuration.add_source(Arc::new(GitLabSource::new(agents, gitaly.clone(), max_file_size)));
+        }
         let kill_switch = Arc::new(KillSwitch::default());
         kill_switch.register(&mut registry);
         let agents = Arc::new(AgentServer {
@@ -273,6 +283,7 @@ impl App {
             callers,
             peer_server,
             api: None,
+            gitaly,
             admin,
             identities,
             deployments,
@@ -351,18 +362,7 @@ impl App {
             metrics.clone(),
             move |io, peer| server.clone().serve(io, peer),
         ));
-        let (budget, until) = (Arc::clone(&self.callers.budget), draining.clone());
-        background.spawn(async move {
-            until.run_until_cancelled(budget.run(&metrics)).await;
-        });
-        let (switch, until) = (Arc::clone(&self.callers.kill_switch), draining.clone());
-        background.spawn(async move {
-            until.run_until_cancelled(switch.run()).await;
-        });
-        let (issuers, until) = (self.issuers.clone(), draining.clone());
-        background.spawn(async move {
-            until.run_until_cancelled(issuers.run()).await;
-        });
+        self.spawn_periodic(background);
         self.follow_files(background);
         if let Some(exporter) = self.exporter.take() {
             background.spawn(exporter.run(draining.clone()));
@@ -371,26 +371,6 @@ impl App {
             let (agents, tunnel) = (Arc::clone(&self.agents), &self.config.agent.tunnel);
             let rebalancer = Rebalancer::new(tunnel.rebalance_threshold, tunnel.rebalance_rate);
             background.spawn(async move { agents.rebalance(rebalancer).await });
-        }
-        if let Some(callers) = self.gitlab_callers.take() {
-            let until = draining.clone();
-            background.spawn(async move {
-                until.run_until_cancelled(callers.run()).await;
-            });
-        }
-        if let Some(client) = self.gitlab.take() {
-            let (usage, period) = (self.usage.clone(), self.config.observability.usage_reporting_period);
-            let (reporter, until) =
-                (UsageReporter { client: client.clone(), usage, period }, draining.clone());
-            if !period.is_zero() {
-                background.spawn(async move {
-                    until.run_until_cancelled(reporter.run()).await;
-                });
-            }
-            let until = draining.clone();
-            background.spawn(async move {
-                until.run_until_cancelled(SwitchMonitor { client }.run()).await;
-            });
         }
         if let Some(probe) = self.reachability.take() {
             let (readiness, until) = (self.readiness.clone(), stop.clone());
@@ -415,6 +395,37 @@ impl App {
             let _ = spawn_blocking(move || audit.flush(AUDIT_FLUSH_TIMEOUT)).await;
         }
         if panicked.is_cancelled() { Err(BackgroundPanic) } else { Ok(()) }
+    }
+
+    /// Spawns the tasks that run from time to time, until the group drains.
+    fn spawn_periodic(&self, background: &TaskGroup) {
+        let spawn = |task: BoxFuture<'static, ()>| {
+            let until = background.draining.clone();
+            background.spawn(async move {
+                until.run_until_cancelled(task).await;
+            });
+        };
+        let (budget, metrics) = (Arc::clone(&self.callers.budget), self.callers.metrics.clone());
+        spawn(async move { budget.run(&metrics).await }.boxed());
+        let switch = Arc::clone(&self.callers.kill_switch);
+        spawn(async move { switch.run().await }.boxed());
+        let issuers = self.issuers.clone();
+        spawn(async move { issuers.run().await }.boxed());
+        let (configuration, pushes) = (self.agents.configuration.clone(), self.agents.store.pushes());
+        spawn(async move { configuration.follow_pushes(pushes).await }.boxed());
+        if let Some(callers) = self.gitlab_callers.clone() {
+            spawn(async move { callers.run().await }.boxed());
+        }
+        if let Some(client) = self.gitlab.clone() {
+            let (usage, period) = (self.usage.clone(), self.config.observability.usage_reporting_period);
+            let reporter = UsageReporter { client: client.clone(), usage, period };
+            if !period.is_zero() {
+                spawn(async move { reporter.run().await }.boxed());
+            }
+            let switch = Arc::clone(&self.callers.kill_switch);
+            spawn(follow_gitlab_switch(client.switched_off(), switch).boxed());
+            spawn(async move { SwitchMonitor { client }.run().await }.boxed());
+        }
     }
 
     /// Reads certificates, secrets, the identity file and the rules of the kill switch again when they change, until the group
@@ -499,6 +510,17 @@ impl App {
 impl From<Identity> for ReplicaSources {
     fn from(identity: Identity) -> Self {
         Self { identity, ..Self::default() }
+    }
+}
+
+/// Disables everything while GitLab has switched kas off.
+async fn follow_gitlab_switch(mut off: watch::Receiver<bool>, switch: Arc<KillSwitch>) {
+    loop {
+        let is_off = *off.borrow_and_update();
+        switch.set_external(is_off.then(|| "GitLab has switched kas off".to_owned()));
+        if off.changed().await.is_err() {
+            return;
+        }
     }
 }
 

@@ -7,6 +7,7 @@ mod agent;
 mod api;
 mod bounds;
 mod configuration;
+mod gitaly;
 mod gitlab;
 mod kubernetes_api;
 mod network;
@@ -32,6 +33,7 @@ use crate::cors::Origin;
 pub use self::agent::{AgentListen, AgentTunnelConfig};
 pub use self::api::{ApiConfig, ApiListen};
 pub use self::configuration::{AgentConfigurationConfig, RepositoryConfig};
+pub use self::gitaly::{GitalyConfig, GlobalRateLimit, ServerRateLimit};
 pub use self::gitlab::{ApiRateLimit, GitLabConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::network::Network;
@@ -63,6 +65,9 @@ pub struct Config {
     pub private_api: Option<PrivateApiConfig>,
     /// The internal API. Without this section there is none.
     pub api: Option<ApiConfig>,
+    /// The limits of calls to the Git servers of GitLab.
+    #[serde(default)]
+    pub gitaly: GitalyConfig,
     /// The GitLab that knows the agents. Without this section, `identity` is required.
     pub gitlab: Option<GitLabConfig>,
     /// The agents and callers. Without this section, `gitlab` is required.
@@ -406,6 +411,7 @@ mod tests {
             include_str!("config/api.rs"),
             include_str!("config/gitlab.rs"),
             include_str!("config/oidc.rs"),
+            include_str!("config/gitaly.rs"),
         ];
         let keys = sources
             .iter()

@@ -12,6 +12,7 @@
 
 mod configured;
 mod delivery;
+mod gitlab;
 mod metrics;
 mod poller;
 mod source;
@@ -20,16 +21,19 @@ mod state;
 use std::{
     collections::HashMap,
     fmt,
+    future::pending,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use parking_lot::{Mutex, RwLock};
 use proto::AgentId;
+use router::GitPush;
 use serde_json::Value;
+use tokio::sync::broadcast::{self, error::RecvError};
 
-pub(crate) use self::configured::ConfiguredSource;
 use self::poller::Poller;
+pub(crate) use self::{configured::ConfiguredSource, gitlab::GitLabSource};
 pub use self::{
     delivery::Delivery,
     metrics::ConfigurationMetrics,
@@ -82,6 +86,24 @@ impl ConfigurationService {
     pub fn wake(&self, project_path: &str) {
         for poller in self.0.pollers.lock().values().filter_map(Weak::upgrade) {
             poller.wake(project_path);
+        }
+    }
+
+    /// Reads the configurations of projects again when they receive a push. The future never completes.
+    pub async fn follow_pushes(&self, mut pushes: broadcast::Receiver<GitPush>) {
+        loop {
+            match pushes.recv().await {
+                Ok(push) => self.wake(push.path()),
+                Err(RecvError::Lagged(_)) => {
+                    self.0
+                        .pollers
+                        .lock()
+                        .values()
+                        .filter_map(Weak::upgrade)
+                        .for_each(|poller| poller.wake_always());
+                }
+                Err(RecvError::Closed) => pending().await,
+            }
         }
     }
 

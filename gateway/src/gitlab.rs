@@ -31,7 +31,7 @@ mod usage;
 pub(crate) use self::agent_configuration::observer;
 pub use self::{
     address::{GitLabAddress, GitLabAddressError},
-    agent_info::{AgentInfo, GitalyRepository, GitalyServer},
+    agent_info::AgentInfo,
     client::GitLabClient,
     endpoint::{Credential, Endpoint},
     response::GitLabError,

@@ -1,19 +1,47 @@
-//! Serves the routes of the internal listeners over HTTP/1.1.
+//! Serves the routes of the internal listeners over HTTP/1.1 and HTTP/2.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use axum::{Router, extract::ConnectInfo};
+use futures_util::FutureExt as _;
 use http::Request;
-use hyper::{body::Incoming, server::conn::http1};
+use hyper::body::Incoming;
 use hyper_util::{
-    rt::{TokioIo, TokioTimer},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
     service::TowerToHyperService,
 };
-use tokio::io::{AsyncRead, AsyncWrite};
-use tower::util::MapRequest;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::timeout,
+};
+use tower::{ServiceExt as _, service_fn};
+
+use crate::request_count::RequestCount;
 
 /// The most bytes of the head of a request. A token has a few hundred.
 const MAX_HEAD: usize = 16 << 10;
+
+/// Concurrent requests of one HTTP/2 connection. Further ones are refused with REFUSED_STREAM, which clients retry.
+const MAX_STREAMS: u32 = 100;
+
+/// Requests that may be reset before the server accepts them: rapid reset (CVE-2023-44487). One more ends the connection.
+const MAX_PENDING_RESETS: usize = 20;
+
+/// Resets that the client may provoke by protocol errors (RUSTSEC-2024-0003). One more ends the connection.
+const MAX_PROVOKED_RESETS: usize = 1024;
+
+/// Bytes of one request body that are in flight or unread.
+const STREAM_WINDOW: u32 = 64 << 10;
+
+/// Bytes of all request bodies of one connection.
+const CONNECTION_WINDOW: u32 = 1 << 20;
+
+/// Bytes of one response that wait for the window of the client.
+const SEND_BUFFER: usize = 64 << 10;
+
+/// The silence after which a PING is sent, and the time for its response.
+const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
 
 /// The routes of a listener, and the limits of its connections. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -27,34 +55,84 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Serves one connection. Handlers get `peer` as [`ConnectInfo`].
+    /// Serves one connection. Handlers get `peer` as [`ConnectInfo`]. The first bytes of the client select HTTP/1.1 or HTTP/2.
     ///
-    /// `axum::serve` would set neither the timeout nor the limit.
+    /// `axum::serve` would set neither the timeouts nor the limits.
     pub async fn serve<T>(self, io: T, peer: SocketAddr)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let routes = MapRequest::new(self.routes, move |mut request: Request<Incoming>| {
+        let limit = self.header_read_timeout;
+        let requests = Arc::new(RequestCount::default());
+        let counter = Arc::clone(&requests);
+        let routes = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
-            request
+            let guard = RequestGuard::new(&counter);
+            let response = self.routes.clone().oneshot(request);
+            response.inspect(move |_| drop(guard))
         });
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.header_read_timeout)
-            .max_buf_size(MAX_HEAD)
-            .serve_connection(TokioIo::new(io), TowerToHyperService::new(routes));
-        if let Err(error) = connection.await {
+        let builder = builder(limit);
+        let mut connection =
+            pin!(builder.serve_connection(TokioIo::new(io), TowerToHyperService::new(routes)));
+        let result = tokio::select! {
+            result = connection.as_mut() => result,
+            () = requests.idle(limit) => {
+                connection.as_mut().graceful_shutdown();
+                // A client that does not read its last response must not keep the connection.
+                timeout(limit, connection).await.unwrap_or(Ok(()))
+            }
+        };
+        if let Err(error) = result {
             tracing::debug!(listener = self.name, %peer, %error, "connection failed");
         }
+    }
+}
+
+fn builder(header_read_timeout: Duration) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(header_read_timeout).max_buf_size(MAX_HEAD);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .max_local_error_reset_streams(MAX_PROVOKED_RESETS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .adaptive_window(false)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_header_list_size(MAX_HEAD as u32)
+        .keep_alive_interval(PING.0)
+        .keep_alive_timeout(PING.1);
+    builder
+}
+
+/// Counts a request as in flight until its response has begun.
+struct RequestGuard(Arc<RequestCount>);
+
+impl RequestGuard {
+    fn new(count: &Arc<RequestCount>) -> Self {
+        count.start();
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use axum::routing::get;
+    use bytes::Bytes;
+    use http_body_util::{BodyExt as _, Empty};
+    use hyper::client::conn::http2;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
-        time::Instant,
+        task::JoinHandle,
+        time::{Instant, sleep},
     };
 
     use super::*;
@@ -85,6 +163,32 @@ mod tests {
         assert_eq!(took.as_secs(), TIMEOUT.as_secs());
         let (response, took) = response_to("GET / HTTP/1.1\r\nHost: k").await;
         assert_eq!((&*response, took.as_secs()), ("", TIMEOUT.as_secs()));
+    }
+
+    async fn http2() -> (http2::SendRequest<Empty<Bytes>>, JoinHandle<Result<(), hyper::Error>>) {
+        let (sender, connection) =
+            http2::handshake(TokioExecutor::new(), TokioIo::new(connect())).await.unwrap();
+        (sender, tokio::spawn(connection))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn http2_is_served_until_the_connection_is_idle() {
+        let (mut sender, connection) = http2().await;
+        for _ in 0..3 {
+            let request = Request::get("http://kas/").body(Empty::new()).unwrap();
+            let response = sender.send_request(request).await.unwrap();
+            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "192.0.2.1:7");
+            sleep(TIMEOUT / 3).await;
+        }
+        let start = Instant::now();
+        connection.await.unwrap().unwrap();
+        assert!(start.elapsed() <= TIMEOUT * 3 / 2, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn client_that_sends_half_of_the_preface_is_cut() {
+        let (response, took) = response_to("PRI * HTTP/2.0\r\n").await;
+        assert_eq!((&*response, took), ("", TIMEOUT));
     }
 
     #[tokio::test(start_paused = true)]

@@ -22,6 +22,7 @@
 //! * [`gitlab`] sends requests to GitLab's internal API.
 //! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
 //!   `agent_locations`.
+//! * [`gitaly`] reads the [`repository`] of a GitLab project.
 //! * [`app`] builds a replica from its [`config`] and its [`identity`] file, runs it and stops it.
 #![warn(missing_docs)]
 
@@ -43,6 +44,7 @@ pub mod disabled;
 pub mod environments;
 mod error;
 mod forward;
+pub mod gitaly;
 pub mod gitlab;
 mod headers;
 mod http_server;
@@ -55,6 +57,7 @@ pub mod peers;
 mod promql;
 mod proxy;
 pub mod repository;
+mod request_count;
 pub mod secret;
 mod target;
 mod tasks;
@@ -72,7 +75,7 @@ pub mod internals {
             TokenKind,
         },
         agents::Rebalancer,
-        api::{ApiServer, Query, TokenError, Verifier},
+        api::{ApiServer, Query, TokenError, Verifier, grpc::messages as api_messages},
         destination::Destination,
         error::{ErrorDialect, ErrorFormat, RequestError},
         headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},

@@ -4,6 +4,7 @@
 //! * [`RouteStore`] is the directory that all replicas share. It is a hint, which may be stale, and an agent with a
 //!   local tunnel does not need it. [`MemoryStore`] serves one replica, [`redis::RedisStore`] serves several.
 //! * [`RetryPolicy`] decides whether a failed request may be sent again.
+//! * [`GitPush`] is a push to a Git project, which the store sends to every replica.
 //! * [`RateLimiter`] and [`KeyedRateLimiter`] limit how often agents may open tunnels.
 //!
 //! This crate opens no connections but those to Redis: the type of a tunnel is a parameter of [`LocalTunnels`].
@@ -12,6 +13,7 @@
 mod choice;
 mod local_tunnels;
 mod memory;
+mod pushes;
 mod rate_limit;
 pub mod redis;
 mod retry;
@@ -23,6 +25,7 @@ pub use self::local_tunnels::{
     LocalTunnels, RegistrationGuard, RequestPermit, RequestsInFlight, TunnelChoice, TunnelView,
 };
 pub use self::memory::MemoryStore;
+pub use self::pushes::{GitPush, InvalidProject};
 pub use self::rate_limit::{KeyedRateLimiter, RateLimiter};
 pub use self::retry::RetryPolicy;
 pub use self::store::{

@@ -4,8 +4,10 @@ use std::{collections::HashMap, future::ready, time::SystemTime};
 
 use parking_lot::Mutex;
 use proto::{AgentId, ReplicaId};
+use tokio::sync::broadcast;
 
 use crate::{
+    pushes::{GitPush, PushEvents},
     store::{
         AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,
         ReplicaInstances, Route, RouteStore, StoreError, StoreHealth,
@@ -20,6 +22,7 @@ pub struct MemoryStore {
     replicas: Mutex<HashMap<ReplicaId, Replica>>,
     loads: Mutex<HashMap<ReplicaId, u32>>,
     waiters: Waiters,
+    pushes: PushEvents,
 }
 
 #[derive(Debug, Default)]
@@ -149,6 +152,14 @@ impl RouteStore for MemoryStore {
             .collect();
         agents.sort();
         Box::pin(ready(ProjectAgentList { agents, error: None }))
+    }
+
+    fn send_push(&self, push: GitPush) {
+        self.pushes.send(push);
+    }
+
+    fn pushes(&self) -> broadcast::Receiver<GitPush> {
+        self.pushes.subscribe()
     }
 
     fn health(&self) -> StoreHealth {

@@ -52,7 +52,7 @@ use std::{
 
 use parking_lot::Mutex;
 use proto::{AgentId, ReplicaId};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, broadcast, watch};
 
 use self::{
     cache::LookupCache,
@@ -63,6 +63,7 @@ use self::{
     wire::Heartbeat,
 };
 use crate::{
+    pushes::{GitPush, PushEvents},
     rate_limit::Gcra,
     store::{
         AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, Route,
@@ -71,12 +72,15 @@ use crate::{
     waiters::Waiters,
 };
 
-/// The number of deployments that are kept.
-pub const MAX_DEPLOYMENTS: usize = 1000;
 pub use self::check::{RedisCheck, RedisReport};
 pub use self::keys::SCHEMA;
 pub use self::settings::{RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisTlsFiles};
 pub use self::sync::SyncTask;
+
+/// The number of deployments that are kept.
+pub const MAX_DEPLOYMENTS: usize = 1000;
+/// The most pushes that wait for Redis. The projects of others are polled only.
+const MAX_UNSENT_PUSHES: usize = 1000;
 
 /// A [`RouteStore`] that replicas share through Redis. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -96,6 +100,12 @@ struct Shared {
     routes: Mutex<LocalRoutes>,
     /// Wakes the sync task when `routes` has dirty entries.
     routes_changed: Notify,
+    /// The receivers of pushes in this process.
+    pushes: PushEvents,
+    /// The pushes that other replicas have to learn of.
+    unsent_pushes: Mutex<Vec<GitPush>>,
+    /// Wakes the sync task when `unsent_pushes` has entries.
+    pushed: Notify,
     members: Mutex<Members>,
     /// Dead replicas whose records are still in Redis.
     dead: Mutex<Vec<ReplicaId>>,
@@ -126,6 +136,9 @@ impl RedisStore {
             scripts: Scripts::new(),
             routes: Mutex::default(),
             routes_changed: Notify::new(),
+            pushes: PushEvents::default(),
+            unsent_pushes: Mutex::default(),
+            pushed: Notify::new(),
             members: Mutex::new(Members::new(replica.id, heartbeat.fleet.clone())),
             heartbeat,
             settings,
@@ -323,6 +336,19 @@ impl RouteStore for RedisStore {
 
     fn list_project_agents(&self, project: Option<u64>) -> BoxFuture<'_, ProjectAgentList> {
         Box::pin(self.0.list_project_agents(project))
+    }
+
+    fn send_push(&self, push: GitPush) {
+        self.0.pushes.send(push.clone());
+        let mut unsent = self.0.unsent_pushes.lock();
+        if unsent.len() < MAX_UNSENT_PUSHES && !unsent.contains(&push) {
+            unsent.push(push);
+            self.0.pushed.notify_one();
+        }
+    }
+
+    fn pushes(&self) -> broadcast::Receiver<GitPush> {
+        self.0.pushes.subscribe()
     }
 
     fn health(&self) -> StoreHealth {

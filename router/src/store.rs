@@ -3,6 +3,9 @@
 use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, time::SystemTime};
 
 use proto::{AgentId, AgentName, Epoch, InstanceId, ReplicaId};
+use tokio::sync::broadcast;
+
+use crate::pushes::GitPush;
 
 /// A boxed future. The store is chosen at run time, and its round trip costs far more than the box.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -174,6 +177,14 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     ///
     /// The list is not read from memory. For one project, its cost does not depend on the number of agents.
     fn list_project_agents(&self, project: Option<u64>) -> BoxFuture<'_, ProjectAgentList>;
+
+    /// Sends a push to the receivers from [`RouteStore::pushes`] of all replicas, this one included.
+    ///
+    /// While the store is degraded, the other replicas receive it later, or never if there are too many.
+    fn send_push(&self, push: GitPush);
+
+    /// Returns a receiver of every later push. It reports an error if it misses some.
+    fn pushes(&self) -> broadcast::Receiver<GitPush>;
 
     /// Returns whether the store answers from memory only, and why.
     fn health(&self) -> StoreHealth;

@@ -19,5 +19,6 @@ pub mod policy;
 pub mod prometheus;
 pub mod promql;
 pub mod redis;
+pub mod references;
 pub mod target;
 pub mod trace_context;

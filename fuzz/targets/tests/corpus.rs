@@ -33,6 +33,7 @@ targets! {
     prometheus
     promql
     redis
+    references
     target
     trace_context
 }

@@ -10,8 +10,9 @@ use http::{
 use proto::{AgentId, AgentName, ReplicaId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tonic::{Code, Status};
 
-use super::{QueryError, TokenError};
+use super::{QueryError, TokenError, grpc};
 use crate::{
     agent_locations::{AgentOwner, AgentState, rfc3339},
     configuration::ConfigurationStatus,
@@ -72,6 +73,9 @@ pub(super) enum ApiError {
     Unavailable(#[from] SourceUnavailable),
     #[error("the only method of this path is GET")]
     Method,
+    /// The error of an RPC, whose response has its status already.
+    #[error("{:?}: {}", .0.code(), .0.message())]
+    Rpc(#[from] Status),
 }
 
 impl IntoResponse for AgentPage {
@@ -108,6 +112,13 @@ impl ApiError {
             Self::NotFound(_) => "not-found",
             Self::Unavailable(_) => "unavailable",
             Self::Method => "method-not-allowed",
+            Self::Rpc(status) => match status.code() {
+                Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => "bad-request",
+                Code::NotFound | Code::Unimplemented => "not-found",
+                Code::Unavailable => "unavailable",
+                Code::DeadlineExceeded => "timeout",
+                _ => "internal",
+            },
         }
     }
 }
@@ -120,6 +131,7 @@ impl IntoResponse for ApiError {
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Rpc(status) => return grpc::with_error(grpc::refuse(status.clone()), self),
         };
         let mut response = json(status, &json!({"error": self.as_str(), "message": self.to_string()}));
         let headers = response.headers_mut();
@@ -136,7 +148,7 @@ impl IntoResponse for ApiError {
             Self::Unavailable(unavailable) => {
                 headers.insert(RETRY_AFTER, unavailable.retry_after.as_secs().max(1).into());
             }
-            Self::Query(_) | Self::NotFound(_) => {}
+            Self::Query(_) | Self::NotFound(_) | Self::Rpc(_) => {}
         }
         response.extensions_mut().insert(self);
         response

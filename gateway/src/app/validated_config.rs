@@ -253,7 +253,7 @@ impl ValidatedConfig {
             },
             api: match &config.api {
                 Some(api) => {
-                    let tls = self.api_certificate.as_ref().map(|pair| pair.acceptor(&[b"http/1.1"]));
+                    let tls = self.api_certificate.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));
                     let address = api.listen.address;
                     Some(Listener::bind("api", address, tls, connections.api, PROBE_TIMEOUT).await?)
                 }
@@ -295,6 +295,7 @@ impl ValidatedConfig {
             identity: self.identity,
             issuers: self.issuers,
             gitlab,
+            gitaly_tls: self.gitlab.as_ref().and_then(GitLabSetup::tls),
             api_tokens: api_tokens.clone(),
         };
         let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
@@ -318,7 +319,13 @@ impl ValidatedConfig {
         app.api = api_tokens.map(|verifier| {
             let environments =
                 self.environments.clone().map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
-            Arc::new(ApiServer::new(&app.agents, verifier, environments, app.deployments.clone()))
+            Arc::new(ApiServer::new(
+                &app.agents,
+                app.gitaly.clone(),
+                verifier,
+                environments,
+                app.deployments.clone(),
+            ))
         });
         Ok((app, listeners))
     }

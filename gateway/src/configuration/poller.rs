@@ -59,8 +59,13 @@ impl Poller {
     /// Reads at once if the configuration comes from the repository of this project.
     pub(super) fn wake(&self, project_path: &str) {
         if self.shared.state.borrow().project() == Some(project_path) {
-            self.shared.wake.notify_one();
+            self.wake_always();
         }
+    }
+
+    /// Reads at once.
+    pub(super) fn wake_always(&self) {
+        self.shared.wake.notify_one();
     }
 }
 

@@ -1,6 +1,6 @@
 //! The agent of a token, and the repository of its configuration.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use http::StatusCode;
 use parking_lot::Mutex;
@@ -10,6 +10,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::{Credential, Endpoint, GitLabClient, GitLabError};
+use crate::gitaly::{GitalyServer, messages::RepositoryLocation};
 
 /// The most Gitaly servers that are remembered. A GitLab has some.
 const MAX_SERVERS: usize = 32;
@@ -26,41 +27,9 @@ pub struct AgentInfo {
     /// The Gitaly that holds the repository. Agents with the same server share it.
     pub gitaly: Arc<GitalyServer>,
     /// The repository of the configuration project.
-    pub repository: GitalyRepository,
+    pub repository: RepositoryLocation,
     /// The default branch of the repository.
     pub default_branch: String,
-}
-
-/// The way to a Gitaly server.
-#[derive(Debug, Default, Deserialize)]
-pub struct GitalyServer {
-    /// The address: `tcp://…`, `tls://…` or `unix:…`.
-    #[serde(default)]
-    pub address: String,
-    /// The secret that kas and Gitaly share.
-    #[serde(default)]
-    pub token: SecretString,
-    /// Feature flags, which are metadata of each call.
-    #[serde(default)]
-    pub features: BTreeMap<String, String>,
-}
-
-/// A repository, in the terms of Gitaly's protocol.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct GitalyRepository {
-    /// The name of the storage.
-    pub storage_name: String,
-    /// The path in the storage.
-    pub relative_path: String,
-    /// The folder of objects, if it is not the usual one.
-    pub git_object_directory: String,
-    /// Further folders of objects.
-    pub git_alternate_object_directories: Vec<String>,
-    /// The name of the repository in GitLab.
-    pub gl_repository: String,
-    /// The path of the project in GitLab.
-    pub gl_project_path: String,
 }
 
 #[derive(Deserialize)]
@@ -70,7 +39,7 @@ struct Body {
     agent_name: String,
     #[serde(default)]
     gitaly_info: serde_json::Value,
-    gitaly_repository: Option<GitalyRepository>,
+    gitaly_repository: Option<RepositoryLocation>,
     default_branch: Option<String>,
 }
 

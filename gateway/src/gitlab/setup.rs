@@ -55,6 +55,11 @@ impl GitLabSetup {
         GitLabClient::new(address, self.secret.secret().clone(), transport, &self.section.api_rate_limit)
     }
 
+    /// Returns the present TLS configuration, if connections to GitLab use one. It trusts the additional authority.
+    pub fn tls(&self) -> Option<Arc<ClientConfig>> {
+        self.tls.as_ref().map(|tls| tls.load_full())
+    }
+
     /// Returns the file of the secret.
     pub fn secret(&self) -> &SecretFile {
         &self.secret

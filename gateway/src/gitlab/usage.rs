@@ -130,13 +130,6 @@ impl Usage {
         insert(events.users.entry(users).or_default(), event);
     }
 
-    /// Counts a push to a project of which agents were notified.
-    pub fn count_push(&self, project: u64) {
-        let metrics = &mut self.0.lock().metrics;
-        metrics.count("flux_git_push_notifications_total", 1);
-        metrics.count_unique("flux_git_push_notified_unique_projects", project);
-    }
-
     /// Records that an agentk process of an agent of GitLab has opened a tunnel.
     pub fn register_agent(&self, agent: AgentId, project: u64, hello: &Hello) {
         let agents = &mut self.0.lock().events.register_agent_at_kas;

@@ -3,21 +3,19 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::time::sleep;
 
-use crate::metrics::GaugeGuard;
+use crate::{metrics::GaugeGuard, request_count::RequestCount};
 
 /// Counts the requests of one connection.
 #[derive(Debug)]
 pub(super) struct ConnectionState {
-    started: AtomicU64,
-    ended: AtomicU64,
+    requests: RequestCount,
     /// Set once the connection was upgraded.
     upgraded: Arc<AtomicBool>,
     /// Counts the connection until it and its last request have ended.
@@ -31,8 +29,7 @@ pub(super) struct RequestGuard(Arc<ConnectionState>);
 impl ConnectionState {
     pub(super) fn new(connections: &Gauge) -> Self {
         Self {
-            started: AtomicU64::new(0),
-            ended: AtomicU64::new(0),
+            requests: RequestCount::default(),
             upgraded: Arc::default(),
             _guard: GaugeGuard::new(connections),
         }
@@ -44,22 +41,14 @@ impl ConnectionState {
     }
 
     /// Completes when no request was in flight for `limit`, and at the latest after half of `limit` more.
-    ///
-    /// It samples the counters, so that a request neither wakes a task nor sets a timer.
     pub(super) async fn idle(&self, limit: Duration) {
-        let mut samples = 0;
-        while samples < 2 {
-            let started = self.started.load(Relaxed);
-            let idle = started == self.ended.load(Relaxed);
-            sleep(limit / 2).await;
-            samples = if idle && started == self.started.load(Relaxed) { samples + 1 } else { 0 };
-        }
+        self.requests.idle(limit).await;
     }
 }
 
 impl RequestGuard {
     pub(super) fn new(state: &Arc<ConnectionState>) -> Self {
-        state.started.fetch_add(1, Relaxed);
+        state.requests.start();
         Self(Arc::clone(state))
     }
 
@@ -71,6 +60,6 @@ impl RequestGuard {
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.0.ended.fetch_add(1, Relaxed);
+        self.0.requests.end();
     }
 }

@@ -2,18 +2,22 @@
 
 use std::time::{Duration, SystemTime};
 
-use gateway::internals::{TokenError, Verifier};
+use gateway::internals::{
+    TokenError, Verifier,
+    api_messages::{Empty, GetServerInfoResponse},
+};
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use serde_json::{Value, json};
 use testkit::{
     fleet::secret,
-    internal_api::{connect, get, jwt, send, valid_token},
+    internal_api::{call, connect, get, jwt, send, valid_token},
     world::{World, text},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::timeout,
 };
+use tonic::{Code, Status};
 use tunnel::Body;
 
 fn head() -> Value {
@@ -84,6 +88,31 @@ async fn attack_37_invalid_tokens_are_refused() {
         assert!(!body.contains("prod") && (token.is_empty() || !body.contains(&token)), "{body}");
     }
     assert_eq!(get(&world, "/api/v1/agents").await.status(), StatusCode::OK);
+}
+
+async fn server_info(world: &World, method: &'static str, authorization: Option<&str>) -> Result<(), Status> {
+    call::<_, GetServerInfoResponse>(world, method, authorization, Empty {}).await.map(drop)
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_37_invalid_tokens_are_refused_over_grpc() {
+    let world = World::new();
+    let known = "/gitlab.agent.server_info.rpc.ServerInfo/GetServerInfo";
+    let unknown = "/gitlab.agent.server_info.rpc.ServerInfo/Unknown";
+    let mut values: Vec<String> = invalid().into_iter().map(|(token, _)| format!("bearer {token}")).collect();
+    let good = valid_token();
+    values.extend([good.clone(), format!("Basic {good}"), "bearer".into(), String::new()]);
+    for method in [known, unknown] {
+        for value in values.iter().map(String::as_str).map(Some).chain([None]) {
+            let status = server_info(&world, method, value).await.unwrap_err();
+            assert_eq!(status.code(), Code::Unauthenticated, "{value:?}");
+            assert_eq!(status.message(), "JWT validation failed", "{value:?}");
+            assert!(status.details().is_empty() && status.metadata().get("www-authenticate").is_none());
+        }
+    }
+    for scheme in ["bearer", "Bearer", "BEARER"] {
+        assert!(server_info(&world, known, Some(&format!("{scheme} {good}"))).await.is_ok(), "{scheme}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -248,7 +248,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "print(&format!(\"token: {}\\nhash:  {}\\n\", token.expose_secret(), TokenHash::of(&token)))",
             "self.bytes.expose_secret()",
         ],
-        "hashed for every comparison; sent to GitLab; checked for its form before that; parsed as a JWT; written into the \
+        "hashed for every comparison; sent to GitLab; the key of calls to Gitaly; checked for its form before that; parsed as a JWT; written into the \
          kubeconfig of `kas kubeconfig`; shown by `kas token new`; the key of what replicas and programs prove; sent to the \
          issuer, cached and given to kubectl by `kas login`"
     );

@@ -21,10 +21,11 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use proto::{AgentId, ReplicaId};
 use router::{
-    AgentRoutes, BoxFuture, Instance, InstanceList, MemoryStore, ProjectAgent, ProjectAgentList, Replica,
-    Route, RouteStore, StoreError, StoreHealth,
+    AgentRoutes, BoxFuture, GitPush, Instance, InstanceList, MemoryStore, ProjectAgent, ProjectAgentList,
+    Replica, Route, RouteStore, StoreError, StoreHealth,
 };
 use testkit::world::{World, configuration, text};
+use tokio::sync::broadcast;
 
 /// A store that panics while `broken` is set.
 #[derive(Debug, Default)]
@@ -91,6 +92,14 @@ impl RouteStore for BrokenStore {
 
     fn list_project_agents(&self, project: Option<u64>) -> BoxFuture<'_, ProjectAgentList> {
         self.store.list_project_agents(project)
+    }
+
+    fn send_push(&self, push: GitPush) {
+        self.store.send_push(push);
+    }
+
+    fn pushes(&self) -> broadcast::Receiver<GitPush> {
+        self.store.pushes()
     }
 
     fn health(&self) -> StoreHealth {

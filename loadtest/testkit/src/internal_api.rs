@@ -1,6 +1,6 @@
 //! Callers of the internal API.
 
-use std::sync::Arc;
+use std::{convert::Infallible, future::ready, sync::Arc};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use gateway::{
@@ -8,12 +8,16 @@ use gateway::{
     internals::{ApiServer, Verifier},
 };
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use http::{Request, Response, header::AUTHORIZATION};
+use http::{Request, Response, Uri, header::AUTHORIZATION, uri::PathAndQuery};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use prost::Message;
 use serde_json::{Value, json};
 use sha2::Sha256;
 use tokio::io::DuplexStream;
+use tonic::{Status, client::Grpc, transport::Endpoint};
+use tonic_prost::ProstCodec;
+use tower::service_fn;
 use tunnel::Body;
 
 use crate::{
@@ -45,6 +49,7 @@ pub fn connect_with(world: &World, environments: Option<Arc<dyn EnvironmentSourc
     let (near, far) = tokio::io::duplex(64 << 10);
     let api = Arc::new(ApiServer::new(
         &world.kas.agents,
+        world.kas.gitaly.clone(),
         Verifier::new(secret(1)),
         environments,
         world.kas.deployments.clone(),
@@ -64,6 +69,30 @@ pub async fn send_over(io: DuplexStream, request: Request<Body>) -> Response<Inc
     let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
     tokio::spawn(connection);
     sender.send_request(request).await.unwrap()
+}
+
+/// Calls an RPC of the internal API with this value of `authorization`.
+pub async fn call<Q, R>(
+    world: &World,
+    method: &'static str,
+    authorization: Option<&str>,
+    message: Q,
+) -> Result<R, Status>
+where
+    Q: Message + 'static,
+    R: Message + Default + 'static,
+{
+    let world = world.clone();
+    let connector = service_fn(move |_: Uri| ready(Ok::<_, Infallible>(TokioIo::new(connect(&world)))));
+    let channel = Endpoint::from_static("http://kas").connect_with_connector_lazy(connector);
+    let mut request = tonic::Request::new(message);
+    if let Some(authorization) = authorization {
+        request.metadata_mut().insert("authorization", authorization.parse().unwrap());
+    }
+    let mut grpc = Grpc::new(channel);
+    grpc.ready().await.unwrap();
+    let codec = ProstCodec::<Q, R>::default();
+    Ok(grpc.unary(request, PathAndQuery::from_static(method), codec).await?.into_inner())
 }
 
 /// Sends a GET request with a valid JWT to the internal API.

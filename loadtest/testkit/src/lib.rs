@@ -11,6 +11,8 @@
 #[cfg(feature = "kas")]
 pub mod fleet;
 #[cfg(feature = "kas")]
+pub mod gitaly;
+#[cfg(feature = "kas")]
 pub mod gitlab;
 #[cfg(feature = "kas")]
 pub mod internal_api;

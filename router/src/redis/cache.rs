@@ -15,7 +15,12 @@ use moka::future::Cache;
 use proto::AgentId;
 use tokio::time::Instant;
 
-use super::{RedisMetrics, Shared, client::Connection, members::Effect, wire::Event};
+use super::{
+    RedisMetrics, Shared,
+    client::Connection,
+    members::Effect,
+    wire::{Event, EventKind},
+};
 use crate::store::{AgentRoutes, StoreError};
 
 /// The highest number of agents in the cache, at some hundred bytes each.
@@ -133,6 +138,11 @@ impl Shared {
             }
         };
         let replica = event.replica;
+        if let EventKind::Pushed(pushes) = &event.kind
+            && replica != self.replica
+        {
+            pushes.iter().for_each(|push| self.pushes.send(push.clone()));
+        }
         let effect = self.members.lock().handle_event(event);
         match effect {
             Effect::None => {}

@@ -16,7 +16,7 @@ use super::{
     keys::{GONE_TTL, HEARTBEAT_INTERVAL, HEARTBEAT_TTL, HEARTBEATS_PER_AUDIT, ROUTES_TTL},
     members::MAX_REPLICAS,
     routes::RouteField,
-    wire::{Event, EventKind, Heartbeat, MAX_RECORD, unix_seconds},
+    wire::{Event, EventKind, Heartbeat, MAX_PUSHES, MAX_RECORD, unix_seconds},
 };
 use crate::store::StoreHealth;
 
@@ -139,6 +139,7 @@ impl SyncTask {
                     self.send_heartbeat(connection).await
                 }
                 () = shared.routes_changed.notified() => self.publish_dirty(connection).await,
+                () = shared.pushed.notified() => self.send_pushes(connection).await,
                 () = connection.failed.notified() => Err("Redis did not answer a lookup".to_owned()),
             };
             if let Err(reason) = result {
@@ -197,6 +198,19 @@ impl SyncTask {
             script.arg(field.to_string()).arg(record.unwrap_or_default());
         }
         check_accepted(connection.run(&script, &shared.metrics).await?)
+    }
+
+    /// Sends an event for each batch of pushes that other replicas have to learn of.
+    async fn send_pushes(&mut self, connection: &Connection) -> Result<(), String> {
+        let shared = Arc::clone(&self.shared);
+        let pushes = std::mem::take(&mut *shared.unsent_pushes.lock());
+        for batch in pushes.chunks(MAX_PUSHES) {
+            let event = self.encode_event(EventKind::Pushed(batch.to_vec()));
+            let mut script = shared.scripts.notify.key(shared.keys.routes(shared.replica));
+            script.arg(shared.keys.events()).arg(event);
+            let _: () = connection.run(&script, &shared.metrics).await?;
+        }
+        Ok(())
     }
 
     /// Sends a heartbeat. Every few heartbeats, Redis also compares the number of records.

@@ -13,7 +13,7 @@ use http::Uri;
 use proto::{AgentId, AgentName, Epoch, InstanceId, ReplicaId};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::store::Instance;
+use crate::{pushes::GitPush, store::Instance};
 
 /// The version of all three formats.
 const VERSION: u16 = 1;
@@ -25,6 +25,8 @@ pub(super) const MAX_PROJECT: usize = 16_384;
 pub(super) const MAX_EVENT: usize = 65_536;
 /// The highest number of agents in one event. An agent id has at most 20 digits.
 pub(super) const MAX_AGENTS: usize = 2000;
+/// The highest number of pushes in one event. A path has at most 2048 bytes.
+pub(super) const MAX_PUSHES: usize = 30;
 /// The greatest length of a text in a heartbeat or route record in bytes.
 const MAX_TEXT: usize = 253;
 
@@ -75,6 +77,8 @@ pub enum EventKind {
     Heartbeat(Heartbeat),
     /// The replica's records of these agents have changed.
     Changed(Vec<AgentId>),
+    /// Git projects were pushed to.
+    Pushed(Vec<GitPush>),
     /// The replica stopped and removed its records.
     Left,
 }
@@ -103,6 +107,9 @@ pub enum WireError {
     /// The list of agents is too long.
     #[error("it names more than {MAX_AGENTS} agents")]
     TooManyAgents,
+    /// The list of pushes is too long.
+    #[error("it names more than {MAX_PUSHES} pushes")]
+    TooManyPushes,
 }
 
 /// An instance as a JSON array: id, version, namespace, pod, Kubernetes version, since in seconds, tunnels.
@@ -168,7 +175,8 @@ impl Event {
         match &kind {
             EventKind::Heartbeat(heartbeat) => heartbeat.check()?,
             EventKind::Changed(agents) if agents.len() > MAX_AGENTS => return Err(WireError::TooManyAgents),
-            EventKind::Changed(_) | EventKind::Left => {}
+            EventKind::Pushed(pushes) if pushes.len() > MAX_PUSHES => return Err(WireError::TooManyPushes),
+            EventKind::Changed(_) | EventKind::Pushed(_) | EventKind::Left => {}
         }
         Ok(Self { replica, generation, sequence, kind })
     }
@@ -280,6 +288,7 @@ mod tests {
         for kind in [
             EventKind::Heartbeat(heartbeat),
             EventKind::Changed(vec![AgentId(1), AgentId(u64::MAX)]),
+            EventKind::Pushed(vec![GitPush::new(7, "group/project").unwrap()]),
             EventKind::Left,
         ] {
             let event = Event { replica: ReplicaId::random(), generation: 3, sequence: 9, kind };
@@ -294,6 +303,8 @@ mod tests {
         let head = format!("[1,\"{replica}\",2,3,");
         assert_eq!(event(EventKind::Left), format!("{head}\"left\"]"));
         assert_eq!(event(EventKind::Changed(vec![AgentId(7)])), format!("{head}{{\"changed\":[7]}}]"));
+        let pushed = EventKind::Pushed(vec![GitPush::new(7, "a/b").unwrap()]);
+        assert_eq!(event(pushed), format!("{head}{{\"pushed\":[[7,\"a/b\"]]}}]"));
         let text = event(EventKind::Heartbeat(heartbeat("https://a:1")));
         assert!(text.starts_with(&format!("{head}{{\"beat\":{{\"url\":\"https://a:1\"")), "{text}");
     }
@@ -370,7 +381,11 @@ mod tests {
     #[test]
     fn largest_event_fits() {
         let kind = EventKind::Changed(vec![AgentId(u64::MAX); MAX_AGENTS]);
-        let event = Event { replica: ReplicaId::random(), generation: u64::MAX, sequence: u64::MAX, kind };
-        assert!(Event::decode(event.encode().as_bytes()).is_ok());
+        let push = GitPush::new(u64::MAX, &"a".repeat(2048)).unwrap();
+        for kind in [kind, EventKind::Pushed(vec![push; MAX_PUSHES])] {
+            let event =
+                Event { replica: ReplicaId::random(), generation: u64::MAX, sequence: u64::MAX, kind };
+            assert!(Event::decode(event.encode().as_bytes()).is_ok());
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use proto::{AgentId, Epoch, InstanceId, ReplicaId};
-use router::{Instance, MemoryStore, ProjectAgent, Route, RouteStore};
+use router::{GitPush, Instance, MemoryStore, ProjectAgent, Route, RouteStore};
 use tokio::time::timeout;
 
 use crate::{TestReplica, redis};
@@ -40,6 +40,7 @@ async fn check_contract(here: TestStore<'_>, there: TestStore<'_>) {
     changes_are_pushed_to_other_replicas(here, there).await;
     instances_are_listed_by_all_replicas(here, there).await;
     agents_of_a_project_are_listed_by_all_replicas(here, there).await;
+    pushes_reach_all_replicas(here, there).await;
 }
 
 impl TestStore<'_> {
@@ -127,6 +128,22 @@ async fn changes_are_pushed_to_other_replicas(here: TestStore<'_>, there: TestSt
         timeout(Duration::from_secs(5), change).await.expect("the change is pushed");
         let record = there.store.lookup(agent).await.unwrap();
         assert!(record.routes.is_empty() && record.disconnected_since.is_some());
+    }
+}
+
+async fn pushes_reach_all_replicas(here: TestStore<'_>, there: TestStore<'_>) {
+    let (mut local, mut remote) = (here.store.pushes(), there.store.pushes());
+    let pushes = (1..=100).map(|project| GitPush::new(project, &format!("group/project-{project}")).unwrap());
+    let pushes: Vec<GitPush> = pushes.collect();
+    for push in &pushes {
+        here.store.send_push(push.clone());
+    }
+    for receiver in [&mut local, &mut remote] {
+        for push in &pushes {
+            let received = timeout(Duration::from_secs(5), receiver.recv()).await.expect("it arrives");
+            assert_eq!(received.as_ref(), Ok(push));
+        }
+        assert!(receiver.is_empty(), "once");
     }
 }
 

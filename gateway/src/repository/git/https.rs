@@ -58,7 +58,11 @@ pub(super) async fn connect(
     let (authority, credentials, named) =
         (authority.map(Path::to_owned), credentials.cloned(), url.to_owned());
     let files = spawn_blocking(move || {
-        let password = credentials.map(|(user, file)| Ok((user, read_password(&file)?))).transpose()?;
+        let password = credentials.map(|(user, file)| {
+            let password = read_password(&file)?;
+            Ok::<_, RepositoryError>((user, password))
+        });
+        let password = password.transpose()?;
         Ok::<_, RepositoryError>((tls(authority.as_deref())?, password))
     });
     let (tls, password) = files.await.map_err(|_| invalid("the read has panicked".to_owned()))??;

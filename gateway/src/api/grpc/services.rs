@@ -1,0 +1,171 @@
+//! The methods of the RPCs that GitLab calls.
+
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+
+use proto::AgentId;
+use router::GitPush;
+use tonic::Status;
+
+use super::messages::{
+    AgentConfigFile, AgentMeta, AgentSelector, ConnectedAgentInfo, Empty,
+    GetConnectedAgentsByAgentIdsRequest, GetConnectedAgentsRequest, GetConnectedAgentsResponse,
+    GetServerInfoResponse, GitPushEventRequest, GitalyInfo, KubernetesVersion, ListAgentConfigFilesRequest,
+    ListAgentConfigFilesResponse, ServerInfo, Timestamp,
+};
+use crate::{
+    agent_locations::{AgentLocations, InstanceInfo},
+    api::ApiServer,
+    gitaly::{GitalyRepository, GitalyServer},
+    repository::{AGENTS_DIRECTORY, Repository as _, RepositoryError, configuration_path},
+};
+
+/// The most agents of one lookup in the directory.
+const AGENTS_PER_LOOKUP: usize = 500;
+
+/// The most agents of one request.
+const MAX_AGENTS: usize = 10_000;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+pub(super) async fn get_server_info(_: Arc<ApiServer>, _: Empty) -> Result<GetServerInfoResponse, Status> {
+    let info = ServerInfo { version: VERSION.to_owned(), git_ref: format!("v{VERSION}") };
+    Ok(GetServerInfoResponse { current_server_info: Some(info) })
+}
+
+pub(super) async fn get_connected_agents(
+    api: Arc<ApiServer>,
+    GetConnectedAgentsRequest { request }: GetConnectedAgentsRequest,
+) -> Result<GetConnectedAgentsResponse, Status> {
+    let agents = match request {
+        Some(AgentSelector::ProjectId(project)) => {
+            let known = api.directory.list(Some(positive("project_id", project)?)).await;
+            known.agents.into_iter().map(|agent| agent.id).collect()
+        }
+        Some(AgentSelector::AgentId(agent)) => vec![AgentId(positive("agent_id", agent)?)],
+        None => return Err(Status::invalid_argument("the request has neither project_id nor agent_id")),
+    };
+    connected(&api, agents).await
+}
+
+pub(super) async fn get_connected_agents_by_ids(
+    api: Arc<ApiServer>,
+    GetConnectedAgentsByAgentIdsRequest { agent_ids }: GetConnectedAgentsByAgentIdsRequest,
+) -> Result<GetConnectedAgentsResponse, Status> {
+    if agent_ids.len() > MAX_AGENTS {
+        return Err(Status::invalid_argument(format!("the request has more than {MAX_AGENTS} agents")));
+    }
+    let agents = agent_ids.into_iter().map(|id| positive("agent_ids", id).map(AgentId));
+    connected(&api, agents.collect::<Result<_, _>>()?).await
+}
+
+pub(super) async fn list_agent_config_files(
+    api: Arc<ApiServer>,
+    ListAgentConfigFilesRequest { repository, gitaly_info, default_branch }: ListAgentConfigFilesRequest,
+) -> Result<ListAgentConfigFilesResponse, Status> {
+    let missing = |field| Status::invalid_argument(format!("the request has no {field}"));
+    let location = repository.ok_or_else(|| missing("repository"))?;
+    let GitalyInfo { address, token, features } = gitaly_info.ok_or_else(|| missing("gitaly_info"))?;
+    let server = GitalyServer { address, token: token.into(), features };
+    let repository = GitalyRepository::new(api.gitaly.clone(), server, location, Some(default_branch), None);
+    let Some(commit) = repository.resolve().await.map_err(status)? else {
+        return Ok(ListAgentConfigFilesResponse::default());
+    };
+    let agents = repository.list_agents(&commit.id).await.map_err(status)?;
+    let file = |agent| AgentConfigFile {
+        name: configuration_path(AGENTS_DIRECTORY, &agent),
+        agent_name: agent.to_string(),
+    };
+    Ok(ListAgentConfigFilesResponse { config_files: agents.into_iter().map(file).collect() })
+}
+
+pub(super) async fn git_push_event(
+    api: Arc<ApiServer>,
+    GitPushEventRequest { event }: GitPushEventRequest,
+) -> Result<Empty, Status> {
+    let project = event.and_then(|event| event.project);
+    let project = project.ok_or_else(|| Status::invalid_argument("the event has no project"))?;
+    let push = GitPush::new(positive("id", project.id)?, &project.full_path);
+    api.store.send_push(push.map_err(|error| Status::invalid_argument(error.to_string()))?);
+    Ok(Empty {})
+}
+
+/// Returns one entry for each agentk process of the agents.
+async fn connected(api: &ApiServer, mut agents: Vec<AgentId>) -> Result<GetConnectedAgentsResponse, Status> {
+    agents.sort();
+    agents.dedup();
+    let projects = api.directory.projects(&agents).await;
+    let mut found = Vec::new();
+    for agents in agents.chunks(AGENTS_PER_LOOKUP) {
+        let mut locations = AgentLocations::lookup(&*api.store, agents).await;
+        if let Some(error) = locations.missing {
+            return Err(Status::unavailable(format!("agents of other replicas are unknown: {error}")));
+        }
+        for agent in agents {
+            let project = projects.get(agent).copied().unwrap_or(0);
+            // A process may have tunnels to several replicas.
+            let mut processes = BTreeMap::new();
+            for instance in locations.take_owners(*agent).into_iter().flat_map(|owner| owner.instances) {
+                let entry = processes.entry(instance.id).or_insert_with(|| instance.clone());
+                entry.since = entry.since.min(instance.since);
+            }
+            found.extend(processes.into_values().map(|process| info(*agent, project, process)));
+        }
+    }
+    Ok(GetConnectedAgentsResponse { agents: found })
+}
+
+fn info(agent: AgentId, project: u64, instance: InstanceInfo) -> ConnectedAgentInfo {
+    let since = instance.since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let id = u128::from_str_radix(&instance.id.to_string(), 16).unwrap_or_default();
+    ConnectedAgentInfo {
+        agent_meta: Some(AgentMeta {
+            version: instance.version,
+            pod_namespace: instance.pod_namespace.unwrap_or_default(),
+            pod_name: instance.pod_name.unwrap_or_default(),
+            kubernetes_version: instance.kubernetes_version.map(kubernetes_version),
+        }),
+        connected_at: Some(Timestamp { seconds: since.as_secs().cast_signed() }),
+        // 63 bits of a random number.
+        connection_id: (id >> 65) as i64,
+        agent_id: agent.0.cast_signed(),
+        project_id: project.cast_signed(),
+    }
+}
+
+/// Splits a version such as `v1.34.1-gke.5`.
+fn kubernetes_version(git_version: String) -> KubernetesVersion {
+    let mut numbers = git_version.trim_start_matches('v').split('.');
+    let mut number = || numbers.next().unwrap_or_default().to_owned();
+    KubernetesVersion { major: number(), minor: number(), git_version }
+}
+
+fn positive(field: &str, number: i64) -> Result<u64, Status> {
+    let positive = u64::try_from(number).ok().filter(|number| *number > 0);
+    positive.ok_or_else(|| Status::invalid_argument(format!("{field}: {number} is not greater than 0")))
+}
+
+fn status(error: RepositoryError) -> Status {
+    let message = error.to_string();
+    match error {
+        RepositoryError::Unavailable(_) => Status::unavailable(message),
+        RepositoryError::BranchNotFound(_) => Status::not_found(message),
+        RepositoryError::NotAFile { .. } | RepositoryError::TooLarge { .. } => {
+            Status::failed_precondition(message)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_of_a_cluster_is_split() {
+        for (version, major, minor) in
+            [("v1.34.1", "1", "34"), ("v1.30.4-gke.5", "1", "30"), ("1.29+", "1", "29+"), ("", "", "")]
+        {
+            let split = kubernetes_version(version.into());
+            assert_eq!((&*split.major, &*split.minor, &*split.git_version), (major, minor, version));
+        }
+    }
+}

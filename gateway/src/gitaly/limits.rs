@@ -1,0 +1,161 @@
+//! The limits of calls to Gitaly: for each server, for each agent, and for all calls together.
+
+use std::time::Duration;
+
+use proto::AgentId;
+use router::{KeyedRateLimiter, redis::RedisStore};
+use sha2::{Digest as _, Sha256};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::{sleep, timeout},
+};
+
+use super::GitalyAddress;
+use crate::config::GitalyConfig;
+
+/// The longest wait of a call for its limits. It has its own time after that.
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(20);
+
+/// Calls for one agent per second, and at once. A poll has one or two calls, and a push event starts a poll.
+const PER_AGENT: (u32, u32) = (2, 20);
+
+/// The calls that wait for one limit, in the order of their arrival. Only the first one uses the limiter, and so Redis.
+#[derive(Debug)]
+pub(super) struct Turn(Semaphore);
+
+/// Delays calls above the limits. With Redis, the limits are those of all replicas together.
+#[derive(Debug)]
+pub(super) struct CallLimits {
+    global: KeyedRateLimiter,
+    global_turn: Turn,
+    per_server: KeyedRateLimiter,
+    per_agent: KeyedRateLimiter,
+}
+
+impl CallLimits {
+    pub(super) fn new(config: &GitalyConfig, redis: Option<&RedisStore>) -> Self {
+        let GitalyConfig { global_api_rate_limit: global, per_server_api_rate_limit: server } = config;
+        Self {
+            global: limiter((global.refill_rate_per_second, global.bucket_size), redis),
+            global_turn: Turn::default(),
+            per_server: limiter((server.refill_rate_per_second, server.bucket_size), redis),
+            per_agent: limiter(PER_AGENT, redis),
+        }
+    }
+
+    /// Waits until a call to the server is admitted, for the agent if there is one.
+    ///
+    /// # Errors
+    ///
+    /// The configuration key of the limit, if the wait is longer than [`MAX_WAIT`].
+    pub(super) async fn admit(
+        &self,
+        server: &GitalyAddress,
+        server_turn: &Turn,
+        agent: Option<AgentId>,
+    ) -> Result<(), &'static str> {
+        let mut limit = "per_server_api_rate_limit";
+        let admitted = async {
+            if let Some(agent) = agent {
+                wait(&self.per_agent, digest("agent", &agent.to_string())).await;
+            }
+            {
+                let _turn = server_turn.wait().await;
+                wait(&self.per_server, digest("server", &server.to_string())).await;
+            }
+            limit = "global_api_rate_limit";
+            let _turn = self.global_turn.wait().await;
+            wait(&self.global, digest("global", "")).await;
+        };
+        timeout(MAX_WAIT, admitted).await.map_err(|_| limit)
+    }
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        Self(Semaphore::new(1))
+    }
+}
+
+impl Turn {
+    async fn wait(&self) -> SemaphorePermit<'_> {
+        self.0.acquire().await.expect("never closed")
+    }
+}
+
+/// Creates a limiter of calls per second and calls at once.
+fn limiter((rate, burst): (u32, u32), redis: Option<&RedisStore>) -> KeyedRateLimiter {
+    KeyedRateLimiter::new(burst, Duration::from_secs(burst.into()) / rate.max(1), redis.cloned())
+}
+
+async fn wait(limiter: &KeyedRateLimiter, key: [u8; 16]) {
+    while let Err(delay) = limiter.admit(key).await {
+        sleep(delay).await;
+    }
+}
+
+/// Returns the key of a limit, which no token of an agent has.
+fn digest(kind: &str, name: &str) -> [u8; 16] {
+    let hash = Sha256::new().chain_update(format!("gitaly/{kind}/{name}")).finalize();
+    *hash.first_chunk().expect("a hash has 32 bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    fn limits() -> CallLimits {
+        CallLimits::new(&GitalyConfig::default(), None)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn server_has_a_burst_and_then_a_steady_rate() {
+        let (limits, turn) = (limits(), Turn::default());
+        let (server, start) = ("tcp://a:1".parse().unwrap(), Instant::now());
+        for _ in 0..40 {
+            limits.admit(&server, &turn, None).await.unwrap();
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        for _ in 0..15 {
+            limits.admit(&server, &turn, None).await.unwrap();
+        }
+        assert!((start.elapsed().as_secs_f64() - 1.0).abs() < 0.1, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_servers_together_have_a_limit() {
+        let (limits, start) = (limits(), Instant::now());
+        for server in 0..100 {
+            let server = format!("tcp://gitaly-{server}:1").parse().unwrap();
+            limits.admit(&server, &Turn::default(), None).await.unwrap();
+        }
+        assert!((start.elapsed().as_secs_f64() - 1.0).abs() < 0.1, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_agent_does_not_delay_another() {
+        let (limits, turn) = (limits(), Turn::default());
+        let (server, start) = ("tcp://a:1".parse().unwrap(), Instant::now());
+        for _ in 0..22 {
+            limits.admit(&server, &turn, Some(AgentId(1))).await.unwrap();
+        }
+        assert!((start.elapsed().as_secs_f64() - 1.0).abs() < 0.1, "{:?}", start.elapsed());
+        let later = Instant::now();
+        limits.admit(&server, &turn, Some(AgentId(2))).await.unwrap();
+        assert_eq!(later.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn wait_is_bounded_and_names_its_limit() {
+        let (limits, turn) = (limits(), Turn::default());
+        let server = "tcp://a:1".parse().unwrap();
+        let calls = (0..1000).map(|_| limits.admit(&server, &turn, None));
+        let results = futures_util::future::join_all(calls).await;
+        let refused: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+        // 40 at once, and 15 in each of 20 s.
+        assert!((655..=665).contains(&refused.len()), "{}", refused.len());
+        assert!(refused.iter().all(|limit| *limit == "per_server_api_rate_limit"));
+    }
+}
