@@ -175,14 +175,20 @@ impl App {
         );
         let gitlab_sources = gitlab.clone().zip(gitlab_agents.clone());
         let usage = Usage::default();
-        let (access, gitlab_callers) =
-            access_control(&identities, &issuers, gitlab_sources, api_tokens, usage.clone(), &config);
+        let deployments = Deployments::new(shared.clone());
+        let (access, gitlab_callers) = access_control(
+            &identities,
+            &issuers,
+            gitlab_sources,
+            api_tokens,
+            (usage.clone(), deployments.clone()),
+            &config,
+        );
         if let Some(redis) = &shared {
             metrics::redis::register(&mut registry, redis);
             let help = "1 if other replicas reach this one at its published address, else 0";
             registry.register("kas_private_api_reachable", help, metrics.peers.reachable.clone());
         }
-        let deployments = Deployments::new(shared.clone());
         let gitaly = GitalyClient::new(&config.gitaly, shared.as_ref(), gitaly_tls);
         let peers = PeerClient::new(replica, connector, secret.clone(), metrics.peers.clone());
         let peer_server = Arc::new(PeerServer::new(
@@ -530,7 +536,7 @@ fn access_control(
     issuers: &Issuers,
     gitlab: Option<(GitLabClient, GitLabAgents)>,
     api_tokens: Option<Verifier>,
-    usage: Usage,
+    (usage, deployments): (Usage, Deployments),
     config: &Config,
 ) -> (AccessControl, Option<Arc<GitLabAuthorizer>>) {
     let in_flight = InFlightCounters::default();
@@ -542,7 +548,14 @@ fn access_control(
     sources.push(Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone())));
     let gitlab = gitlab.map(|(client, agents)| {
         let names = AgentNames { identities: identities.clone(), agents };
-        Arc::new(GitLabAuthorizer::new(client, names, in_flight, usage, &config.agent.kubernetes_api))
+        Arc::new(GitLabAuthorizer::new(
+            client,
+            names,
+            in_flight,
+            usage,
+            deployments,
+            &config.agent.kubernetes_api,
+        ))
     });
     sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));
     (AccessControl::new(sources), gitlab)

@@ -104,4 +104,9 @@ impl Tier {
         ("development", Self::Development),
         ("other", Self::Other),
     ];
+
+    /// Returns the tier with this name, or [`Tier::Other`].
+    pub fn of(name: &str) -> Self {
+        Self::ALL.iter().find(|(known, _)| *known == name).map_or(Self::Other, |(_, tier)| *tier)
+    }
 }

@@ -35,6 +35,7 @@ use self::{
 use super::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, in_flight::InFlightCounters};
 use crate::{
     config::KubernetesApiConfig,
+    deployments::Deployments,
     error::RequestError,
     gitlab::{self, Endpoint, GitLabClient, GitLabError, Usage},
     identity::{GitLabAgents, Identities},
@@ -57,6 +58,7 @@ pub struct GitLabAuthorizer {
     callers: CallerCache,
     in_flight: InFlightCounters,
     usage: Usage,
+    deployments: Deployments,
     /// The time for which an answer of GitLab is valid.
     ttl: Duration,
 }
@@ -68,11 +70,12 @@ impl GitLabAuthorizer {
         names: AgentNames,
         in_flight: InFlightCounters,
         usage: Usage,
+        deployments: Deployments,
         config: &KubernetesApiConfig,
     ) -> Self {
         let ttl = config.allowed_agent_cache_ttl;
         let callers = CallerCache::new(ttl, config.allowed_agent_cache_error_ttl);
-        Self { client, names, callers, in_flight, usage, ttl }
+        Self { client, names, callers, in_flight, usage, deployments, ttl }
     }
 
     /// Asks GitLab again about callers with open streams, so that the streams of a revoked credential end after at most twice
@@ -206,6 +209,12 @@ impl CallerAuthorizer for GitLabAuthorizer {
             if target.service.as_str() == ServiceName::KUBERNETES {
                 let (kind, subject) = caller.usage(agent);
                 self.usage.count_request(kind, subject);
+            }
+            if let Some(deployment) = caller.take_deployment(agent)
+                && let Err(error) = self.deployments.record(deployment).await
+            {
+                caller.put_back_deployment(agent);
+                tracing::debug!(agent.id = %agent, %error, "deployment not recorded");
             }
             Ok(Some(AuthorizedCaller { grant, agent, name, login }))
         })

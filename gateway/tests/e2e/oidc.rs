@@ -5,20 +5,20 @@ use std::{fs, path::PathBuf, process::Command};
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 
-use crate::support::{AGENT, Cluster, Kas, OidcProvider, Process, Simulator, World, eventually, run};
+use crate::support::{AGENT, Cluster, Installation, Kas, OidcProvider, Process, Simulator, eventually, run};
 
 /// A kubectl whose kubeconfig `kas kubeconfig --exec` has written.
 struct Person<'a> {
-    world: &'a World,
+    world: &'a Installation,
     kubeconfig: PathBuf,
 }
 
 /// Starts kas with the issuer, and gives its users the right to use the agent.
-fn world(provider: &OidcProvider, cluster: &std::path::Path) -> World {
+fn world(provider: &OidcProvider, cluster: &std::path::Path) -> Installation {
     let issuer = json!({
         "name": "op", "issuer": provider.url, "audiences": [OidcProvider::CLIENT], "groups_claim": "groups",
     });
-    let world = World::start(cluster, |options, certificates| {
+    let world = Installation::start(cluster, |options, certificates| {
         options.public_tls = Some(certificates);
         options.sections.push(("oidc", json!({"issuers": [issuer]})));
     });
@@ -28,7 +28,7 @@ fn world(provider: &OidcProvider, cluster: &std::path::Path) -> World {
 }
 
 /// Replaces the identity file by one whose only caller is the user with this `sub`.
-fn put_caller(world: &World, sub: &str) {
+fn put_caller(world: &Installation, sub: &str) {
     let agent = gateway::token::TokenHash::of(&world.tokens.agent).to_string();
     let identity = json!({
         "agents": [{"id": 7, "name": AGENT, "tokens": [agent]}],
@@ -43,7 +43,7 @@ fn put_caller(world: &World, sub: &str) {
 }
 
 impl<'a> Person<'a> {
-    fn new(world: &'a World) -> Self {
+    fn new(world: &'a Installation) -> Self {
         let kubeconfig = world.directory().join("person.kubeconfig");
         let mut command = Kas::command();
         command.args(["kubeconfig", "--agent", AGENT, "--exec", "op", "--server", &world.kas.url("")]);

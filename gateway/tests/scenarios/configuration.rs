@@ -16,17 +16,20 @@ use gateway::{
     identity::AgentIdentity,
     repository::{AGENTS_DIRECTORY, Commit, CommitId, Repository, RepositoryError},
 };
-use gitlab_standin::Fault;
+use gitlab_standin::{Agent, Fault, Gitaly, Project, StandIn};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use proto::{AgentId, AgentName};
-use router::BoxFuture;
+use router::{BoxFuture, GitPush};
+use secrecy::ExposeSecret as _;
 use testkit::{
+    gitaly::{TestFile, TestGitaly},
     internal_api,
     world::{World, endless, text},
 };
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 use tunnel::Body;
 
 use crate::gitlab_client::{TOKEN, client, standin};
@@ -380,5 +383,49 @@ async fn configuration_of_an_agent_of_gitlab_is_sent_to_gitlab_until_it_accepts(
     gitlab.set_fault(None);
     sleep(Duration::from_secs(400)).await;
     assert_eq!(gitlab.state().configurations, [posted("a"), posted("b")]);
+    gitlab.assert_no_violations();
+}
+
+/// In real time, because Gitaly listens on loopback.
+#[tokio::test]
+async fn configuration_of_an_agent_of_gitlab_comes_from_gitaly_and_a_push_wakes_its_reader() {
+    let gitaly = TestGitaly::new();
+    let commit = |text: &str| {
+        let path = ".gitlab/agents/production/config.yaml";
+        gitaly.repository.commit("main", &[(path, TestFile::Content(text.as_bytes()))]);
+    };
+    commit(ONLY_A);
+    let server = gitaly.listen().await;
+    let gitlab = StandIn::start().await;
+    let mut agent = Agent::new(42, "production", TOKEN);
+    agent.project = Project::new(7, "group/project");
+    agent.project.relative_path = gitaly.location().relative_path;
+    let token = server.token.expose_secret().to_owned();
+    let features = server.features.into_iter().collect();
+    agent.project.gitaly = Gitaly { address: server.address, token, features };
+    gitlab.state().add_agent(agent);
+
+    let world = World::with_gitlab(client(&gitlab), TOKEN, |_| {});
+    let (configuration, pushes) = (world.kas.agents.configuration.clone(), world.kas.agents.store.pushes());
+    let _follower =
+        AbortOnDropHandle::new(tokio::spawn(async move { configuration.follow_pushes(pushes).await }));
+    let _agent = world.agent(services()).await;
+    let version = || world.kas.agents.configuration.status(AgentId(42)).and_then(|status| status.version);
+    let becomes = async |different_from: Option<String>| {
+        let changed = async {
+            while version() == different_from {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(30), changed).await.unwrap();
+        version()
+    };
+    let first = becomes(None).await;
+    commit(ONLY_B);
+    world.kas.agents.store.send_push(GitPush::new(7, "group/project").unwrap());
+    assert_ne!(becomes(first.clone()).await, first);
+
+    let posted = gitlab.state().configurations.first().cloned();
+    assert_eq!(posted, Some((42, serde_json::json!({"scope": {"namespaces": ["a"]}}))));
     gitlab.assert_no_violations();
 }

@@ -271,7 +271,6 @@ async fn usage_is_posted_and_carried_over_while_gitlab_fails() {
     sleep(2 * MINUTE).await;
     usage.count_request(UsageKind::Ci, job);
     usage.count_request(UsageKind::Pat, UsageSubject { user: 6, ..job });
-    usage.count_push(9);
     gitlab.set_fault(None);
     sleep(3 * MINUTE).await;
 
@@ -281,14 +280,12 @@ async fn usage_is_posted_and_carried_over_while_gitlab_fails() {
             "k8s_api_proxy_request": 3,
             "k8s_api_proxy_requests_via_ci_access": 2,
             "k8s_api_proxy_requests_via_pat_access": 1,
-            "flux_git_push_notifications_total": 1,
         },
         "unique_counters": {
             "k8s_api_proxy_requests_unique_users_via_ci_access": [5],
             "k8s_api_proxy_requests_unique_agents_via_ci_access": [42],
             "k8s_api_proxy_requests_unique_users_via_pat_access": [6],
             "k8s_api_proxy_requests_unique_agents_via_pat_access": [42],
-            "flux_git_push_notified_unique_projects": [9],
         },
     });
     assert_eq!(posted, [expected]);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gateway::gitlab::UsageReporter;
+use gateway::{deployments::DeploymentQuery, environments::Tier, gitlab::UsageReporter};
 use gitlab_standin::{AgentAccess, Endpoint, Fault, Job, Membership, StandIn, User, sign_for_kas};
 use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper::body::Incoming;
@@ -329,4 +329,22 @@ async fn requests_are_counted_for_gitlab() {
     let users = "k8s_api_proxy_requests_unique_users_via_pat_access";
     assert_eq!(posted[0]["unique_counters"][users], json!([5]));
     gitlab.assert_no_violations();
+}
+
+#[tokio::test(start_paused = true)]
+async fn job_with_an_environment_is_a_deployment() {
+    let (gitlab, world, _agent) = attached().await;
+    let job = Job::new(4, 30).with_agent(AGENT, json!({"default_namespace": "web"}));
+    gitlab.state().add_job("web", job.with_environment("live", "staging"));
+    gitlab.state().add_job("lint", Job::new(5, 30).with_agent(AGENT, json!({})));
+    for token in ["ci:7:job", "ci:7:job", "ci:7:web", "ci:7:lint", "pat:7:glpat-alice"] {
+        assert_eq!(status(&world, token).await, 200, "{token}");
+    }
+    assert_eq!(status(&world, "ci:8:job").await, 403, "another agent");
+
+    let deployments = world.kas.deployments.list(&DeploymentQuery::default(), 10).await.unwrap();
+    let found: Vec<_> =
+        deployments.iter().map(|d| (d.job, &*d.environment, d.namespace.as_deref())).collect();
+    assert_eq!(found, [(4, "live", Some("web")), (3, "prod", None)]);
+    assert_eq!((deployments[0].tier, deployments[0].project_id), (Tier::Staging, 30));
 }

@@ -8,7 +8,6 @@ use gateway::{
     app::{App, ReplicaSources},
     config::{ApiRateLimit, Config},
     gitlab::{GitLabClient, Transport},
-    identity::Identity,
     internals::{AccessControl, Target},
     peers::ReplicaContext,
     secret::Secret,
@@ -51,8 +50,7 @@ impl CachedJob {
             let store = Arc::new(MemoryStore::default());
             let context = ReplicaContext::standalone(ReplicaId::random(), store, &config);
             let client = client(&gitlab)?;
-            let sources =
-                ReplicaSources { identity: Identity::default(), gitlab: Some(client), api_tokens: None };
+            let sources = ReplicaSources { gitlab: Some(client), ..ReplicaSources::default() };
             let access = App::of_replica(context, config, sources, None, None, None).callers.access.clone();
             access.authorize(&headers, &Target::parse(&path)?).await?;
             anyhow::Ok(access)

@@ -52,6 +52,8 @@ pub struct Project {
     pub path: String,
     /// The default branch.
     pub default_branch: String,
+    /// The path of its repository in the storage of Gitaly.
+    pub relative_path: String,
     /// The address of its Gitaly.
     pub gitaly: Gitaly,
 }
@@ -205,8 +207,13 @@ impl Agent {
 impl Project {
     /// Creates a project with the default branch `main`.
     pub fn new(id: u64, path: &str) -> Self {
-        let gitaly = Gitaly::default();
-        Self { id, path: path.to_owned(), default_branch: "main".to_owned(), gitaly }
+        Self {
+            id,
+            path: path.to_owned(),
+            default_branch: "main".to_owned(),
+            relative_path: format!("@hashed/{id}.git"),
+            gitaly: Gitaly::default(),
+        }
     }
 
     /// Returns the fields that `agent_info` and `project_info` share.
@@ -216,7 +223,7 @@ impl Project {
             "gitaly_info": self.gitaly,
             "gitaly_repository": {
                 "storage_name": "default",
-                "relative_path": format!("@hashed/{}.git", self.id),
+                "relative_path": self.relative_path,
                 "git_object_directory": "",
                 "git_alternate_object_directories": [],
                 "gl_repository": format!("project-{}", self.id),

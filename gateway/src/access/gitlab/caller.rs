@@ -1,7 +1,7 @@
 //! A job or a user with its rights for each agent.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -21,6 +21,7 @@ use crate::{
         Credential,
         in_flight::{InFlightCounters, Subject},
     },
+    deployments::Deployment,
     error::RequestError,
     gitlab::{UsageKind, UsageSubject},
     identity::{Caller, Grant},
@@ -41,6 +42,8 @@ pub(super) struct GitLabCaller {
     info: CallerInfo,
     in_flight: Arc<AtomicU32>,
     grants: Mutex<HashMap<AgentId, Arc<Grant>>>,
+    /// The agents whose deployment by this job is recorded.
+    deployed_with: Mutex<HashSet<AgentId>>,
 }
 
 impl CallerInfo {
@@ -95,6 +98,7 @@ impl GitLabCaller {
                 info,
                 in_flight,
                 grants: Mutex::default(),
+                deployed_with: Mutex::default(),
             });
         };
         if previous.info == info {
@@ -109,7 +113,28 @@ impl GitLabCaller {
             }
             unchanged
         });
-        Arc::new(Self { credential: credential.clone(), info, in_flight, grants: Mutex::new(grants) })
+        Arc::new(Self {
+            credential: credential.clone(),
+            info,
+            in_flight,
+            grants: Mutex::new(grants),
+            deployed_with: Mutex::new(previous.deployed_with.lock().clone()),
+        })
+    }
+
+    /// Returns the deployment with an agent, if this is a job with an environment. Each deployment is returned once.
+    pub(super) fn take_deployment(&self, agent: AgentId) -> Option<Deployment> {
+        let CallerInfo::Job(job) = &self.info else { return None };
+        if self.deployed_with.lock().contains(&agent) {
+            return None;
+        }
+        let deployment = job.deployment(agent)?;
+        self.deployed_with.lock().insert(agent).then_some(deployment)
+    }
+
+    /// Makes [`Self::take_deployment`] return the deployment again, because it could not be recorded.
+    pub(super) fn put_back_deployment(&self, agent: AgentId) {
+        self.deployed_with.lock().remove(&agent);
     }
 
     /// Returns the rights for an agent.
@@ -167,11 +192,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::access::TokenKind;
+    use crate::{access::TokenKind, token::TokenHash};
 
     fn credential() -> Credential {
         let token = "token".to_owned().into();
-        Credential { token, csrf_token: None, kind: TokenKind::CiJob(AgentId(7)), name: None }
+        Credential {
+            hash: TokenHash::of(&token),
+            token,
+            csrf_token: None,
+            kind: TokenKind::CiJob(AgentId(7)),
+            name: None,
+        }
     }
 
     fn job(id: u64, agents: &[u64], access_as: &str) -> CallerInfo {
@@ -189,7 +220,7 @@ mod tests {
         let counters = InFlightCounters::default();
         let caller = GitLabCaller::new(&credential(), job(3, &[7, 8], "agent"), &counters, None);
         let grant = caller.grant(AgentId(7)).unwrap();
-        assert_eq!(grant.caller.name, "gitlab:ci_job:3");
+        assert_eq!(grant.caller.name(), "gitlab:ci_job:3");
         let services = |name: &str| grant.caller.may_use_service(&name.parse().unwrap());
         assert_eq!(["kubernetes", "prometheus", "gitops"].map(services), [true, true, false]);
         assert!(!grant.caller.may_use(AgentId(8)));

@@ -1,13 +1,13 @@
 //! CI jobs: the response of GitLab to a job token, and what it means.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
 use proto::{AgentId, Reason, impersonation::Impersonation};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::{error::RequestError, gitlab::GitLabError};
+use crate::{deployments::Deployment, environments::Tier, error::RequestError, gitlab::GitLabError};
 
 /// The response of `/job/allowed_agents`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -59,6 +59,7 @@ pub(super) struct AllowedAgent {
 struct Configuration {
     #[serde(default)]
     access_as: JobAccessAs,
+    default_namespace: Option<String>,
 }
 
 /// The identity of a job in the cluster.
@@ -98,6 +99,24 @@ impl JobInfo {
     /// Returns the agent, if the job may use it.
     pub(super) fn agent(&self, agent: AgentId) -> Option<&AllowedAgent> {
         self.allowed_agents.iter().find(|allowed| allowed.id == agent.0)
+    }
+
+    /// Returns the deployment with an agent, if the job has an environment.
+    pub(super) fn deployment(&self, agent: AgentId) -> Option<Deployment> {
+        let environment = self.environment.as_ref()?;
+        let text = |text: &str| -> String { text.chars().filter(|c| !c.is_control()).take(255).collect() };
+        let namespace = self.agent(agent)?.configuration.default_namespace.as_deref();
+        Some(Deployment {
+            time: SystemTime::now(),
+            agent,
+            namespace: namespace.filter(|name| !name.is_empty()).map(text),
+            project_id: self.project.id,
+            environment: text(&environment.slug),
+            tier: Tier::of(&environment.tier),
+            job: self.job.id,
+            commit: None,
+            username: Some(text(&self.user.username)),
+        })
     }
 
     /// Returns the number of its elements, as a measure of its memory.
