@@ -9,7 +9,7 @@ use super::{session::BrowserSession, unauthorized};
 use crate::{error::RequestError, token::TokenHash};
 
 /// The longest token or cookie, in bytes. Job tokens of GitLab are JWTs of about 1,000 bytes.
-const MAX_TOKEN: usize = 8192;
+const MAX_TOKEN: usize = 32 << 10;
 
 /// The credential of a request. It is parsed and not yet verified.
 #[derive(Clone, Debug)]

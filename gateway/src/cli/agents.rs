@@ -40,22 +40,15 @@ pub(super) struct Agents {
     #[command(subcommand)]
     command: Option<AgentsCommand>,
     #[command(flatten)]
-    list: Option<List>,
+    config: Option<ConfigFile>,
+    /// The format of the list
+    #[arg(long, short, value_enum, value_name = "FORMAT", default_value_t = Format::Table)]
+    output: Format,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum AgentsCommand {
     Show(Show),
-}
-
-/// The options of the list.
-#[derive(Debug, clap::Args)]
-struct List {
-    #[command(flatten)]
-    config: ConfigFile,
-    /// The format of the list
-    #[arg(long, short, value_enum, value_name = "FORMAT", default_value_t = Format::Table)]
-    output: Format,
 }
 
 /// Show one agent: its state, its tunnels and its configuration
@@ -114,17 +107,13 @@ const MAX_RESPONSE: usize = 128 << 20;
 impl Agents {
     /// Requests the list and prints it, or one agent of it.
     pub(super) fn run(self) -> CommandResult {
-        match (self.command, self.list) {
-            (Some(AgentsCommand::Show(show)), _) => show.run(),
-            (None, Some(list)) => list.run(),
-            (None, None) => unreachable!("clap requires one of them"),
+        if let Some(AgentsCommand::Show(show)) = self.command {
+            return show.run();
         }
-    }
-}
-
-impl List {
-    fn run(self) -> CommandResult {
-        let body = self.config.request_agents()?;
+        let config = self
+            .config
+            .ok_or_else(|| CliError::usage("--config is needed: the configuration file of kas"))?;
+        let body = config.request_agents()?;
         let listing = parse(&body)?;
         match self.output {
             Format::Table => print(&summary(&listing)),

@@ -99,7 +99,8 @@ Examples:
     --server https://kas.example.com:8154 --output production.kubeconfig
   kubectl --kubeconfig production.kubeconfig get pods -A
 
-  kas kubeconfig --config kas.yaml --environment shop/web:production --token-file ./token
+  kas kubeconfig --config kas.yaml --environment shop/web:production \\
+    --token-file ./token
 
   For people who log in at the issuer dex of oidc.issuers:
   kas kubeconfig --config kas.yaml --agent production --exec dex \\

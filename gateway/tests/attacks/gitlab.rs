@@ -110,12 +110,12 @@ async fn attack_32_malformed_credentials_do_not_reach_gitlab() {
     let hundred = bearer("ci:7:job").repeat(100);
     let huge_cookie = format!("Cookie: _gitlab_kas={}\r\n", "x".repeat(10 << 20));
     let long_cookie =
-        format!("Cookie: _gitlab_kas={}\r\nGitlab-Agent-Id: 7\r\nX-Csrf-Token: csrf\r\n", "x".repeat(9000));
+        format!("Cookie: _gitlab_kas={}\r\nGitlab-Agent-Id: 7\r\nX-Csrf-Token: csrf\r\n", "x".repeat(40_000));
     for lines in [
         hundred,
         huge_cookie,
         long_cookie,
-        bearer(&format!("ci:7:{}", "x".repeat(9000))),
+        bearer(&format!("ci:7:{}", "x".repeat(40_000))),
         format!("{}{}", bearer("ci:7:job"), bearer("ci:7:job")),
         bearer("ci:7:job\njob"),
         bearer("ci:7:job\r job"),

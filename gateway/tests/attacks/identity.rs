@@ -243,7 +243,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "let parsed = UnverifiedToken::parse(token.expose_secret()).ok().flatten();",
             "let text = credential.token.expose_secret();",
             "let token = credential.token.expose_secret();",
-            "let token = self.token.expose_secret();",
+            "let token = token.expose_secret();",
             "let token = token.expose_secret();",
             "print(&format!(\"token: {}\\nhash:  {}\\n\", token.expose_secret(), TokenHash::of(&token)))",
             "self.bytes.expose_secret()",
