@@ -105,11 +105,11 @@ impl Dispatcher {
         }
     }
 
-    /// Begins the trace of a request. Requests to `control` are not traced.
+    /// Begins the trace of a request. Requests of kas itself are not traced.
     fn trace(&self, request: &Request<Body>, target: &Target) -> RequestSpan {
-        let tracer = self.tracer.as_ref().filter(|_| !matches!(target, Target::Control(_)));
-        let mut trace = RequestSpan::start(tracer, request, true);
         let text = |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        let of_kas = matches!(text(header::SERVICE), Some(ServiceName::CONTROL | ServiceName::CONFIGURATION));
+        let mut trace = RequestSpan::start(self.tracer.as_ref().filter(|_| !of_kas), request, true);
         if let Target::Service(_) = target {
             trace.set_service(text(header::SERVICE).unwrap_or_default(), request.method());
         }
