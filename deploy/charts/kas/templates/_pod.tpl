@@ -29,6 +29,9 @@ priorityClassName: {{ . }}
 volumes:
   - name: config
     configMap: {name: {{ include "kas.fullname" . }}}
+  # Trees of Git repositories with configurations of agents.
+  - name: tmp
+    emptyDir: {sizeLimit: 512Mi}
   - name: identity
     secret: {secretName: {{ include "kas.identitySecret" . }}}
   {{- with include "kas.tlsSecret" . }}
@@ -73,6 +76,7 @@ envFrom: {{- toYaml . | nindent 2 }}
 {{- end }}
 volumeMounts:
   - {name: config, mountPath: /etc/kas/kas.yaml, subPath: kas.yaml}
+  - {name: tmp, mountPath: /tmp}
   - {name: identity, mountPath: /etc/kas/identity, readOnly: true}
   {{- if include "kas.tlsSecret" . }}
   - {name: tls, mountPath: /etc/kas/tls, readOnly: true}
