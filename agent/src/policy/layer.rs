@@ -111,7 +111,10 @@ impl PermittedRequest {
         let mut copy = Request::new(());
         *copy.method_mut() = request.method().clone();
         *copy.uri_mut() = request.uri().clone();
-        *copy.headers_mut() = identity_headers(request.headers());
+        // A scope does not depend on the user.
+        if let Restriction::Policy(_) = policy.restriction {
+            *copy.headers_mut() = identity_headers(request.headers());
+        }
         Ok(Self { policy: Arc::clone(policy), version, request: Arc::new(copy), inner: None })
     }
 
