@@ -570,3 +570,19 @@ fn report_expiration(certificate: &Certificate, expirations: &CertificateExpirat
         tracing::warn!(%error, "clients refuse this certificate: replace its files");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn everything_is_disabled_while_gitlab_has_switched_kas_off() {
+        let (off, switch) = (watch::Sender::new(true), Arc::new(KillSwitch::default()));
+        let mut following = Box::pin(follow_gitlab_switch(off.subscribe(), Arc::clone(&switch)));
+        assert!(following.as_mut().now_or_never().is_none());
+        assert_eq!(switch.lines(), ["everything: GitLab has switched kas off"]);
+        off.send_replace(false);
+        assert!(following.as_mut().now_or_never().is_none());
+        assert!(switch.lines().is_empty());
+    }
+}
