@@ -1,4 +1,4 @@
-//! May this caller reach this agent, and as whom?
+//! Decides whether a caller may reach an agent, and as whom.
 //!
 //! [`AccessControl`] asks its sources in their order: the tokens of the identity file (`file`), OIDC tokens, whose rights are in
 //! the same file (`oidc`), GitLab's own requests (`rails`), and the jobs and users of GitLab (`gitlab`).

@@ -1,4 +1,4 @@
-//! Which environments exist? An environment is a place to which a project deploys: namespaces of agents.
+//! The environments of projects. An environment is a place to which a project deploys: namespaces of agents.
 //!
 //! Each source implements [`EnvironmentSource`]. The file of `environments.file` is the first one.
 

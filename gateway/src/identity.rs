@@ -1,4 +1,4 @@
-//! Who is this agent? And the agents, callers and tokens of the identity file, which is the first source of answers.
+//! Sources that know which agent holds a token. The first one is the identity file, with agents, callers and their tokens.
 
 mod configuration;
 mod current;

@@ -1,4 +1,4 @@
-//! What is the configuration of this agent? Each source implements [`ConfigurationSource`].
+//! The sources of agents' configurations. Each one implements [`ConfigurationSource`].
 
 use std::{fmt, path::PathBuf};
 
@@ -83,7 +83,7 @@ impl From<RepositoryError> for ReadError {
 ///
 /// # Errors
 ///
-/// Those of the repository.
+/// The repository returns an error.
 pub async fn read_repository(
     repository: &dyn Repository,
     (name, directory, project): (&str, &str, Option<&str>),

@@ -57,10 +57,10 @@ pub struct GetTreeEntriesRequest {
     /// The directory, relative to the root of the repository.
     #[prost(bytes = "vec", tag = "3")]
     pub path: Vec<u8>,
-    /// Whether the directories below are listed as well.
+    /// True lists the directories below as well.
     #[prost(bool, tag = "4")]
     pub recursive: bool,
-    /// Whether Gitaly leaves out `flat_path`, which is expensive.
+    /// True makes Gitaly leave out `flat_path`, which is expensive.
     #[prost(bool, tag = "7")]
     pub skip_flat_paths: bool,
 }

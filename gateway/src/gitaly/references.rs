@@ -30,7 +30,7 @@ pub struct ReferenceScanner {
     state: ScanState,
     /// The target of `HEAD`.
     head: Option<String>,
-    /// Whether the repository has a reference.
+    /// True if the repository has a reference.
     any: bool,
     found: Option<CommitId>,
 }

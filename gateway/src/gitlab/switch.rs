@@ -1,4 +1,4 @@
-//! Whether GitLab has switched kas off.
+//! Recognizes that GitLab has switched kas off.
 //!
 //! GitLab switches kas off by answering 404 on its whole internal API. A 404 alone can also mean that an agent or a project does
 //! not exist. The probe is a request for the agent of no token: GitLab answers 401 while kas is on.

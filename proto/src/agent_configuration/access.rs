@@ -32,7 +32,7 @@ pub struct CiAuthorization {
     /// Names of environments, which may contain `*`. The default is all jobs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub environments: Vec<String>,
-    /// Whether only jobs of protected branches may use the agent.
+    /// True if only jobs of protected branches may use the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protected_branches_only: Option<bool>,
     /// Resources that GitLab manages in the cluster.
@@ -83,7 +83,7 @@ pub struct Extra {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResourceManagement {
-    /// Whether GitLab may manage resources.
+    /// True if GitLab may manage resources.
     #[serde(default)]
     pub enabled: bool,
 }
