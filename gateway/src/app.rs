@@ -4,6 +4,7 @@ mod background;
 mod connection_limits;
 mod live_checks;
 mod shutdown;
+mod sources;
 mod validated_config;
 
 use std::{
@@ -25,20 +26,21 @@ use telemetry::Exporter;
 use tokio::{sync::watch, task::spawn_blocking, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::shutdown::{GracePeriods, Shutdown};
 pub use self::{
     live_checks::CheckResult,
+    sources::ReplicaSources,
     validated_config::{Listeners, ValidatedConfig},
 };
+use self::{
+    shutdown::{GracePeriods, Shutdown},
+    sources::access_control,
+};
 use crate::{
-    access::{
-        AccessControl, AgentNames, CallerAuthorizer, GitLabAuthorizer, InFlightCounters, OidcAuthorizer,
-        RailsAuthorizer,
-    },
+    access::GitLabAuthorizer,
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
     agents::{AgentServer, Rebalancer, TunnelPermits},
-    api::{ApiServer, Verifier},
+    api::ApiServer,
     config::Config,
     configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource, GitLabSource},
     cors::Cors,
@@ -107,21 +109,6 @@ pub struct App {
     /// Each new version of a secret or of the private authority is a new value.
     credentials: watch::Sender<()>,
     config: Config,
-}
-
-/// The sources of agents and callers.
-#[derive(Debug, Default)]
-pub struct ReplicaSources {
-    /// The identity file.
-    pub identity: Identity,
-    /// The issuers of OIDC tokens.
-    pub issuers: Issuers,
-    /// The GitLab, if one is configured.
-    pub gitlab: Option<GitLabClient>,
-    /// The TLS configuration of connections to Gitaly. Without it, they trust the authorities of the system.
-    pub gitaly_tls: Option<Arc<rustls::ClientConfig>>,
-    /// The tokens of GitLab and other clients of the internal API, if it is configured.
-    pub api_tokens: Option<Verifier>,
 }
 
 /// A background task has panicked.
@@ -420,41 +407,4 @@ impl App {
             background: TaskGroup::default(),
         }
     }
-}
-
-impl From<Identity> for ReplicaSources {
-    fn from(identity: Identity) -> Self {
-        Self { identity, ..Self::default() }
-    }
-}
-
-/// Returns the sources of callers in their order, and that of GitLab's jobs and users.
-fn access_control(
-    identities: &Identities,
-    issuers: &Issuers,
-    gitlab: Option<(GitLabClient, GitLabAgents)>,
-    api_tokens: Option<Verifier>,
-    (usage, deployments): (Usage, Deployments),
-    config: &Config,
-) -> (AccessControl, Option<Arc<GitLabAuthorizer>>) {
-    let in_flight = InFlightCounters::default();
-    let mut sources: Vec<Arc<dyn CallerAuthorizer>> = vec![Arc::new(identities.clone())];
-    if let Some(verifier) = api_tokens {
-        let (identities, has_gitlab) = (identities.clone(), gitlab.is_some());
-        sources.push(Arc::new(RailsAuthorizer::new(verifier, identities, has_gitlab, in_flight.clone())));
-    }
-    sources.push(Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone())));
-    let gitlab = gitlab.map(|(client, agents)| {
-        let names = AgentNames { identities: identities.clone(), agents };
-        Arc::new(GitLabAuthorizer::new(
-            client,
-            names,
-            in_flight,
-            usage,
-            deployments,
-            &config.agent.kubernetes_api,
-        ))
-    });
-    sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));
-    (AccessControl::new(sources), gitlab)
 }

@@ -1,0 +1,68 @@
+//! The sources of agents and callers, and their order.
+
+use std::sync::Arc;
+
+use crate::{
+    access::{
+        AccessControl, AgentNames, CallerAuthorizer, GitLabAuthorizer, InFlightCounters, OidcAuthorizer,
+        RailsAuthorizer,
+    },
+    api::Verifier,
+    config::Config,
+    deployments::Deployments,
+    gitlab::{GitLabClient, Usage},
+    identity::{GitLabAgents, Identities, Identity},
+    oidc::Issuers,
+};
+
+/// The sources of agents and callers.
+#[derive(Debug, Default)]
+pub struct ReplicaSources {
+    /// The identity file.
+    pub identity: Identity,
+    /// The issuers of OIDC tokens.
+    pub issuers: Issuers,
+    /// The GitLab, if one is configured.
+    pub gitlab: Option<GitLabClient>,
+    /// The TLS configuration of connections to Gitaly. Without it, they trust the authorities of the system.
+    pub gitaly_tls: Option<Arc<rustls::ClientConfig>>,
+    /// The tokens of GitLab and other clients of the internal API, if it is configured.
+    pub api_tokens: Option<Verifier>,
+}
+
+impl From<Identity> for ReplicaSources {
+    fn from(identity: Identity) -> Self {
+        Self { identity, ..Self::default() }
+    }
+}
+
+/// Returns the sources of callers in their order, and that of GitLab's jobs and users.
+pub(super) fn access_control(
+    identities: &Identities,
+    issuers: &Issuers,
+    gitlab: Option<(GitLabClient, GitLabAgents)>,
+    api_tokens: Option<Verifier>,
+    (usage, deployments): (Usage, Deployments),
+    config: &Config,
+) -> (AccessControl, Option<Arc<GitLabAuthorizer>>) {
+    let in_flight = InFlightCounters::default();
+    let mut sources: Vec<Arc<dyn CallerAuthorizer>> = vec![Arc::new(identities.clone())];
+    if let Some(verifier) = api_tokens {
+        let (identities, has_gitlab) = (identities.clone(), gitlab.is_some());
+        sources.push(Arc::new(RailsAuthorizer::new(verifier, identities, has_gitlab, in_flight.clone())));
+    }
+    sources.push(Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone())));
+    let gitlab = gitlab.map(|(client, agents)| {
+        let names = AgentNames { identities: identities.clone(), agents };
+        Arc::new(GitLabAuthorizer::new(
+            client,
+            names,
+            in_flight,
+            usage,
+            deployments,
+            &config.agent.kubernetes_api,
+        ))
+    });
+    sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));
+    (AccessControl::new(sources), gitlab)
+}
