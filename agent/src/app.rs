@@ -96,6 +96,7 @@ impl App {
         let disabled = "1 if the operator of kas has disabled requests to this agent, else 0";
         registry.register("agentk_disabled", disabled, observability.health.disabled.gauge());
         process::logs::register(&mut registry, "agentk");
+        process::resources::register(&mut registry);
         observability.health.files.register(&mut registry, "agentk");
         let mut followers = FileFollowers::new(observability.health.files.clone(), reload);
         flags::follow_files(&options, &token, &mut followers);

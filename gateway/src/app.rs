@@ -139,6 +139,7 @@ impl App {
         }
         let metrics = Metrics::register(&mut registry);
         process::logs::register(&mut registry, "kas");
+        process::resources::register(&mut registry);
         let ReplicaSources { identity, issuers, gitlab, gitaly_tls, api_tokens } = sources;
         if let Some(gitlab) = &gitlab {
             gitlab.register(&mut registry);

@@ -1,14 +1,16 @@
-//! The log, signals and file descriptors of kas and agentk.
+//! The log, signals, file descriptors and resources of kas and agentk.
 //!
 //! * [`logs`] writes the log by a [`LineWriter`], without blocking the program, and logs panics. A [`LogLimiter`] bounds repeated lines.
 //! * [`signals`] cancels a token on SIGTERM and Ctrl-C, and ends the process on the second one.
 //! * [`descriptors`] raises the limit of open files.
+//! * [`resources`] has the metrics `process_*`.
 #![warn(missing_docs)]
 
 pub mod descriptors;
 mod line_writer;
 mod log_limiter;
 pub mod logs;
+pub mod resources;
 pub mod signals;
 
 pub use self::line_writer::LineWriter;
