@@ -16,11 +16,11 @@ use serde::Serialize;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    fleet::{AgentFleetConfig, ConnectTimes},
-    load::{options::write_json, target::read_token},
+use installation::{
+    agent_fleet::{AgentFleetConfig, ConnectTimes},
     stack::{new_agents, process, write_file},
 };
+use load::{options::write_json, target::read_token};
 
 /// Connect many simulated agents to kas, and measure the memory of their tunnels
 ///
@@ -124,7 +124,7 @@ impl Agents {
             last_failure: fleet.last_failure(),
         };
         fleet.stop().await;
-        crate::print(&report)?;
+        load::print(&report)?;
         if let Some(file) = &self.json {
             write_json(file, &report)?;
         }
@@ -177,7 +177,7 @@ fn write_identity(identity: &Path, tokens: &Path, count: u32) -> anyhow::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stack::hash;
+    use installation::stack::hash;
 
     #[test]
     fn identity_file_matches_tokens_and_is_not_overwritten() {

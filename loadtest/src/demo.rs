@@ -26,12 +26,10 @@ use tokio_util::sync::CancellationToken;
 use tunnel::Body;
 
 use self::smoke_test::SmokeTest;
-use crate::{
-    load::target::read_token,
-    stack::{
-        AGENT, KasProcess, START, StackConfig, Tls, prepare_directory, process::ChildProcess, write_file,
-    },
+use installation::stack::{
+    AGENT, KasProcess, START, StackConfig, Tls, prepare_directory, process::ChildProcess, write_file,
 };
+use load::target::read_token;
 
 /// The flags of the demo.
 #[derive(Clone, Debug, clap::Args)]

@@ -12,12 +12,14 @@ use serde::Serialize;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    http::{check_target, run_plan},
-    load::{
-        LoadError, LoadTarget, Options, Plan, Report, Tally, client::Connection, median, progress::Counter,
-        report::number, target::TargetOptions,
-    },
+use load::{
+    LoadError, LoadTarget, Options, Plan, Report, Tally,
+    client::Connection,
+    measure::{check_target, run_plan},
+    median,
+    progress::Counter,
+    report::number,
+    target::TargetOptions,
 };
 
 /// The number of bytes that a stalled reader reads of its response. It is small, so that the buffers on the way fill up.
@@ -105,7 +107,7 @@ impl HeadOfLine {
         let last =
             comparison.rounds.iter().rev().find_map(|round| Some((&round.alone, round.beside.as_ref()?)));
         let (alone, beside) = last.expect("it has a ratio");
-        crate::print(&format!(
+        load::print(&format!(
             "99th percentile alone {} ms, beside {} stalled readers {} ms; over {} rounds × {ratio}",
             number(alone.latency_ms.p99),
             comparison.stalled,

@@ -1,30 +1,13 @@
-//! Commands that measure kas and agentk under load and faults, and the demo.
+//! Commands that measure an installation of kas and agentk, and the demo.
 
 pub mod agents;
-mod callers;
 pub mod demo;
-pub mod directory;
-pub mod failover;
-pub mod fleet;
 pub mod hol;
 pub mod http;
-pub mod load;
-pub mod restarts;
 pub mod soak;
-pub mod stack;
-pub mod storm;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-
-/// Prints a line to standard output.
-///
-/// A closed pipe is an error like any other.
-pub fn print(what: &impl std::fmt::Display) -> std::io::Result<()> {
-    use std::io::Write as _;
-
-    writeln!(std::io::stdout().lock(), "{what}")
-}
 
 /// Starts the log on standard error, at the levels of `RUST_LOG`, and raises the limit of open files.
 ///

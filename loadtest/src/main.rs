@@ -7,17 +7,14 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
+use installation::{directory::Directory, failover::Failover, restarts::Restarts, storm::Storm};
 use loadtest::{
     agents::Agents,
     demo::Demo,
-    directory::Directory,
-    failover::Failover,
     hol::HeadOfLine,
     http::{Bulk, Http, Upgrade},
-    restarts::Restarts,
     soak::Soak,
     stop_signal,
-    storm::Storm,
 };
 use simulator::Simulator;
 

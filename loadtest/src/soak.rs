@@ -10,11 +10,8 @@ use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    http::measure,
-    load::{Options, report::Table, target::TargetOptions},
-    stack::process,
-};
+use installation::stack::process;
+use load::{Options, measure::measure, report::Table, target::TargetOptions};
 
 /// Send requests for a long time, and check that the memory of processes does not grow
 ///
@@ -76,7 +73,7 @@ impl Soak {
             _ = self.watch(&mut figures, memory) => load.await,
         };
         if !figures.is_empty() {
-            crate::print(&table(&figures))?;
+            load::print(&table(&figures))?;
         }
         result?;
         check(&figures)

@@ -3,10 +3,8 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use loadtest::{
-    load::{LoadTarget, target::TargetOptions},
-    stack::{KasProcess, StackConfig, free_port, process::ChildProcess, wait_until_ready},
-};
+use installation::stack::{KasProcess, StackConfig, free_port, process::ChildProcess, wait_until_ready};
+use load::{LoadTarget, target::TargetOptions};
 
 use crate::{
     delay,

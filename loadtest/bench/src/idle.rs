@@ -7,13 +7,11 @@ use serde::Serialize;
 use tokio::{process::Command, time::sleep};
 
 use super::nginx::Nginx;
-use loadtest::{
-    agents,
-    stack::{
-        KasProcess, StackConfig,
-        process::{self, find},
-    },
+use installation::stack::{
+    KasProcess, StackConfig,
+    process::{self, find},
 };
+use loadtest::agents;
 
 /// The idle time before memory is measured.
 const SETTLE: Duration = Duration::from_secs(3);

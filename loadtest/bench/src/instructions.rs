@@ -10,10 +10,8 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use super::{candidate::Candidate, nginx::Nginx, peer::ReplicaPair};
-use loadtest::{
-    load::{LoadTarget, client::Connection, options::write_json, progress::Counter},
-    stack::{StackConfig, redis::RedisProcess},
-};
+use installation::stack::{StackConfig, redis::RedisProcess};
+use load::{LoadTarget, client::Connection, options::write_json, progress::Counter};
 
 /// The number of requests of the shorter run, all over one connection.
 const FEW: u64 = 500;
@@ -53,10 +51,10 @@ pub(super) async fn run(
     };
     let Some(measured) = stop.run_until_cancelled(both).await else { return Ok(()) };
     let measured = measured?;
-    loadtest::print(&measured)?;
+    load::print(&measured)?;
     write_json(&directory.join("instructions.json"), &measured)?;
     let Some(before) = before else { return Ok(()) };
-    loadtest::print(&measured.against(before))?;
+    load::print(&measured.against(before))?;
     let more = measured.grown(before);
     ensure!(
         more.is_empty(),

@@ -37,7 +37,7 @@ use self::{
     rounds::{Case, Rounds},
     steps::Step,
 };
-use loadtest::{
+use installation::{
     directory::Directory,
     stack::{StackConfig, Tls, process, redis::RedisProcess},
 };
@@ -108,7 +108,7 @@ impl Bench {
         let directory = self.directory.canonicalize()?;
         let work = tempfile::Builder::new().prefix("run-").tempdir_in(&directory)?;
         if self.steps {
-            return Ok(loadtest::print(&steps::table(&time_steps(work.path()).await?))?);
+            return Ok(load::print(&steps::table(&time_steps(work.path()).await?))?);
         }
         let upstream = Nginx::upstream(&work.path().join("upstream")).await?;
         if self.instructions {
@@ -123,7 +123,7 @@ impl Bench {
             return result;
         }
         report.finish(process::load_average(), stop.is_cancelled() || result.is_err());
-        loadtest::print(&report)?;
+        load::print(&report)?;
         report.write(&directory)?;
         result
     }

@@ -3,10 +3,8 @@
 use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::Context as _;
-use loadtest::{
-    load::target::TargetOptions,
-    stack::{free_port, process::ChildProcess, wait_until_ready, write_file},
-};
+use installation::stack::{free_port, process::ChildProcess, wait_until_ready, write_file};
+use load::target::TargetOptions;
 use tokio::process::Command;
 
 /// The length of the long body, in bytes.

@@ -2,12 +2,10 @@
 
 use std::{path::Path, sync::Arc};
 
-use loadtest::{
-    load::{
-        median,
-        report::{Table, number},
-    },
-    stack::{KasProcess, StackConfig, process::ChildProcess, redis::RedisProcess},
+use installation::stack::{KasProcess, StackConfig, process::ChildProcess, redis::RedisProcess};
+use load::{
+    median,
+    report::{Table, number},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -102,7 +100,7 @@ pub(super) async fn rows(
     stop: &CancellationToken,
 ) -> anyhow::Result<Vec<Row>> {
     if !RedisProcess::is_installed().await {
-        loadtest::print(
+        load::print(
             &"not measured: through a peer, which needs redis-server (apt-get install redis-server)",
         )?;
         return Ok(Vec::new());

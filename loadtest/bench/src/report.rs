@@ -3,13 +3,11 @@
 use std::{fmt, path::Path};
 
 use anyhow::Context as _;
-use loadtest::{
-    directory::DirectoryReport,
-    load::{
-        median,
-        options::write_json,
-        report::{Table, number},
-    },
+use installation::directory::DirectoryReport;
+use load::{
+    median,
+    options::write_json,
+    report::{Table, number},
 };
 use serde::Serialize;
 

@@ -4,11 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use indicatif::ProgressBar;
-use loadtest::{
-    http::BUFFER,
-    load::{Plan, progress::Counter},
-    stack::process,
-};
+use installation::stack::process;
+use load::{Plan, progress::Counter};
+use loadtest::http::BUFFER;
 use tokio_util::sync::CancellationToken;
 
 use crate::{

@@ -29,12 +29,10 @@ use router::{LocalTunnels, RequestClass, TunnelChoice};
 use serde::Serialize;
 
 use crate::gitlab::CachedJob;
-use loadtest::{
-    load::{
-        median,
-        report::{Table, number},
-    },
-    stack::{AGENT, IDENTITY, POLICY, hash, new_token, write_file},
+use installation::stack::{AGENT, IDENTITY, POLICY, hash, new_token, write_file};
+use load::{
+    median,
+    report::{Table, number},
 };
 
 /// The time in nanoseconds above which a step needs a reason.

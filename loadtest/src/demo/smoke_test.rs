@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tunnel::Body;
 
 use super::RunningDemo;
-use crate::stack::AGENT;
+use installation::stack::AGENT;
 
 /// A caller that checks responses of kas.
 pub(super) struct SmokeTest {

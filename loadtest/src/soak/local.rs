@@ -14,16 +14,14 @@ use super::{
     Bound, Series, Soak, check, table,
     upstream::{PATH, Upstream},
 };
-use crate::{
-    load::{
-        Plan,
-        options::write_json,
-        progress::{Counter, Progress},
-    },
-    stack::{
-        self, KasProcess, POLL, START, StackConfig,
-        process::{self, ChildProcess},
-    },
+use installation::stack::{
+    self, KasProcess, POLL, START, StackConfig,
+    process::{self, ChildProcess},
+};
+use load::{
+    Plan,
+    options::write_json,
+    progress::{Counter, Progress},
 };
 
 /// The timeout of a request.
@@ -119,11 +117,11 @@ impl Soak {
     fn print(&self, report: &SoakReport) -> anyhow::Result<()> {
         let SoakReport { seconds, answered, failed, figures, .. } = report;
         let table = table(figures);
-        crate::print(&format!(
+        load::print(&format!(
             "{table}\n{answered} requests succeeded and {failed} failed in {seconds:.0} s, as intended\n{EXPLANATION}"
         ))?;
         if report.interrupted {
-            crate::print(&"stopped early")?;
+            load::print(&"stopped early")?;
         }
         if let Some(file) = &self.options.output.json {
             write_json(file, report)?;

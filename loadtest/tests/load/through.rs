@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use loadtest::stack::{AGENT, KasProcess, StackConfig, process::ChildProcess};
+use installation::stack::{AGENT, KasProcess, StackConfig, process::ChildProcess};
 use tempfile::TempDir;
 
 use crate::program::programs;

@@ -12,16 +12,16 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    fleet::AgentFleetConfig,
-    load::{
-        options::write_json,
-        report::{Table, number},
-    },
+    agent_fleet::AgentFleetConfig,
     stack::{
         StackConfig,
         redis::{RedisProcess, list},
         start_replicas,
     },
+};
+use load::{
+    options::write_json,
+    report::{Table, number},
 };
 
 /// Measure the load of many idle agents on Redis
@@ -87,7 +87,7 @@ impl Directory {
         let directory = tempfile::tempdir()?;
         let measuring = self.measure(directory.path(), &stop);
         let Some(cost) = stop.run_until_cancelled(measuring).await.transpose()? else { return Ok(()) };
-        crate::print(&cost)?;
+        load::print(&cost)?;
         if let Some(file) = &self.json {
             write_json(file, &cost)?;
         }

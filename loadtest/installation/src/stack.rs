@@ -20,13 +20,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-pub(crate) use self::config::kubeconfig;
+pub use self::config::kubeconfig;
 pub use self::config::{AGENT, IDENTITY, POLICY, StackConfig, Tls, hash, new_agents, new_token};
 use self::{
     config::{config, write_identity},
     process::{ChildProcess, find},
 };
-use crate::load::{
+use load::{
     LoadTarget,
     client::Connection,
     progress::Counter,
@@ -34,9 +34,9 @@ use crate::load::{
 };
 
 /// The timeout for the start of a program.
-pub(crate) const START: Duration = Duration::from_secs(30);
+pub const START: Duration = Duration::from_secs(30);
 /// The polling interval.
-pub(crate) const POLL: Duration = Duration::from_millis(50);
+pub const POLL: Duration = Duration::from_millis(50);
 
 /// A running kas.
 #[derive(Debug)]
@@ -114,7 +114,7 @@ impl KasProcess {
     }
 
     /// Returns the path of its certificate, if it uses TLS.
-    pub(crate) fn certificate(&self) -> Option<PathBuf> {
+    pub fn certificate(&self) -> Option<PathBuf> {
         (self.scheme == "https").then(|| self.directory.join("kas.crt"))
     }
 
@@ -135,7 +135,7 @@ impl KasProcess {
     }
 
     /// Returns a target with a request for a path of the cluster of each agent.
-    pub(crate) fn target_of(
+    pub fn target_of(
         &self,
         agents: impl IntoIterator<Item = impl std::fmt::Display>,
         path: &str,
@@ -169,7 +169,7 @@ impl KasProcess {
 
     /// Starts agentk without waiting for its tunnels. `name` is the name of its log. Without a kubeconfig, it finds its cluster
     /// itself.
-    pub(crate) async fn spawn_agentk(
+    pub async fn spawn_agentk(
         &self,
         name: &str,
         setup: &StackConfig,
@@ -206,7 +206,7 @@ impl KasProcess {
 }
 
 /// Prepares a directory for [`KasProcess::start`]: its owner alone can read it, and earlier tokens are not used again.
-pub(crate) fn prepare_directory(directory: &Path) -> anyhow::Result<PathBuf> {
+pub fn prepare_directory(directory: &Path) -> anyhow::Result<PathBuf> {
     use std::{fs, io, os::unix::fs::PermissionsExt as _};
 
     let prepare = || {
@@ -221,7 +221,7 @@ pub(crate) fn prepare_directory(directory: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Starts replicas of kas with the same configuration.
-pub(crate) async fn start_replicas(
+pub async fn start_replicas(
     directory: &Path,
     setup: &StackConfig,
     count: u16,
@@ -234,7 +234,7 @@ pub(crate) async fn start_replicas(
 }
 
 /// Sends a GET request and returns the body of the response.
-pub(crate) async fn get(address: SocketAddr, path: &str) -> anyhow::Result<String> {
+pub async fn get(address: SocketAddr, path: &str) -> anyhow::Result<String> {
     let exchange = async {
         let mut connection = TcpStream::connect(address).await?;
         connection.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;

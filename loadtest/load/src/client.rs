@@ -182,7 +182,7 @@ impl Connection {
 /// Sends a request over `kept` and reads the whole response. Opens a new connection if there is none, or if the server has
 /// closed it meanwhile, as any HTTP client does. Returns the head, and the connection if another request may follow on it.
 /// Dropping the future closes the connection.
-pub(crate) async fn send_over(
+pub async fn send_over(
     kept: Option<Connection>,
     target: &LoadTarget,
     request: &[u8],

@@ -132,7 +132,7 @@ redis: {{server: {{address: \"{redis}\"}}}}
 }
 
 /// Returns a kubeconfig for a cluster that accepts every caller.
-pub(crate) fn kubeconfig(cluster: SocketAddr) -> String {
+pub fn kubeconfig(cluster: SocketAddr) -> String {
     format!(
         "apiVersion: v1
 kind: Config

@@ -17,12 +17,10 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use self::{outcome::FaultOutcome, replicas::Replicas};
-use crate::{
-    callers::{CallerConfig, SentRequest, send_requests},
-    load::{
-        options::write_json,
-        report::{Table, number},
-    },
+use crate::callers::{CallerConfig, SentRequest, send_requests};
+use load::{
+    options::write_json,
+    report::{Table, number},
 };
 
 /// The time of load before the fault.
@@ -210,7 +208,7 @@ impl Failover {
         let (replicas, agents) = (self.replicas.into(), self.agents.into());
         let mut fleet = Replicas::start(&directory, replicas, agents, cluster.address(), self.seed).await?;
         let (tunnels_at_stake, without_another) = fleet.tunnels_at_stake().await?;
-        crate::print(&format!(
+        load::print(&format!(
             "{fault}: {} replicas; the affected one has {tunnels_at_stake} tunnels, and {without_another} agents have no other",
             self.replicas
         ))?;
@@ -313,15 +311,15 @@ impl Failover {
             ]);
         }
         if !table.is_empty() {
-            crate::print(&format!("\n{table}\n{EXPLANATION}"))?;
+            load::print(&format!("\n{table}\n{EXPLANATION}"))?;
         }
         for FaultReport { fault, outcome, .. } in &report.faults {
             for (cause, count) in &outcome.causes {
-                crate::print(&format!("{fault}: {count} × {cause}"))?;
+                load::print(&format!("{fault}: {count} × {cause}"))?;
             }
         }
         if report.interrupted {
-            crate::print(&"stopped early")?;
+            load::print(&"stopped early")?;
         }
         if let Some(file) = &self.json {
             write_json(file, report)?;

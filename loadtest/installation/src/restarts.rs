@@ -16,12 +16,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     callers::{RequestFailure, SentRequest, send_repeatedly},
-    load::{
-        LoadError,
-        options::write_json,
-        report::{Table, number},
-    },
     stack::{KasProcess, StackConfig, free_port, prepare_directory},
+};
+use load::{
+    LoadError,
+    options::write_json,
+    report::{Table, number},
 };
 
 /// The path that callers request.
@@ -172,12 +172,12 @@ impl Restarts {
         let counts = [report.restarts, answered, refused, not_connected, cut, other.values().sum()];
         let seconds = [report.outcome.worst_seconds, report.outcome.back_seconds];
         table.row(counts.map(|count| count.to_string()).into_iter().chain(seconds.map(number)));
-        crate::print(&format!("{table}\n{EXPLANATION}"))?;
+        load::print(&format!("{table}\n{EXPLANATION}"))?;
         for (cause, count) in other {
-            crate::print(&format!("{count} × {cause}"))?;
+            load::print(&format!("{count} × {cause}"))?;
         }
         if report.interrupted {
-            crate::print(&"stopped early")?;
+            load::print(&"stopped early")?;
         }
         if let Some(file) = &self.json {
             write_json(file, report)?;

@@ -1,4 +1,4 @@
-//! The load engine that all commands share: connections that send requests on a schedule, and their measurements.
+//! The load engine that all commands of `loadtest` share: connections that send requests on a schedule, and their measurements.
 //!
 //! ```text
 //!   LoadTarget (what to send) ─┐
@@ -8,6 +8,7 @@
 //! ```
 
 pub mod client;
+pub mod measure;
 pub mod options;
 pub mod plot;
 pub mod progress;
@@ -21,6 +22,15 @@ pub mod workers;
 pub use self::{
     client::LoadError, options::Options, report::Report, tally::Tally, target::LoadTarget, workers::Plan,
 };
+
+/// Prints a line to standard output.
+///
+/// A closed pipe is an error like any other.
+pub fn print(what: &impl std::fmt::Display) -> std::io::Result<()> {
+    use std::io::Write as _;
+
+    writeln!(std::io::stdout().lock(), "{what}")
+}
 
 /// Returns the median, or NaN without values.
 pub fn median(values: impl Iterator<Item = f64>) -> f64 {

@@ -76,12 +76,7 @@ pub struct ConnectTimes {
 
 impl AgentFleetConfig {
     /// Returns the configuration of the additional agents of replicas on this machine, which have the same directory.
-    pub(crate) fn new(
-        replicas: &[KasProcess],
-        count: u32,
-        tunnels: u16,
-        per_second: f64,
-    ) -> anyhow::Result<Self> {
+    pub fn new(replicas: &[KasProcess], count: u32, tunnels: u16, per_second: f64) -> anyhow::Result<Self> {
         Ok(Self {
             kas: replicas.iter().map(KasProcess::agent_address).collect::<Result<_, _>>()?,
             cacert: replicas[0].certificate(),
@@ -172,7 +167,7 @@ impl AgentFleet {
     }
 
     /// Waits until all tunnels are up. It is an error if they are not within `within`, unless `stop` is cancelled.
-    pub(crate) async fn wait_until_all_connected(
+    pub async fn wait_until_all_connected(
         &self,
         within: Duration,
         stop: &CancellationToken,

@@ -12,14 +12,14 @@ use tokio::time::{interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    fleet::{AgentFleet, AgentFleetConfig},
-    load::{options::write_json, report::Table},
+    agent_fleet::{AgentFleet, AgentFleetConfig},
     stack::{
         KasProcess, StackConfig, free_port, process,
         redis::{Commands, RedisProcess, list},
         start_replicas,
     },
 };
+use load::{options::write_json, report::Table};
 
 /// The interval at which memory and CPU time are sampled.
 const LOOK: Duration = Duration::from_millis(100);
@@ -122,7 +122,7 @@ impl Storm {
         let fleet = AgentFleetConfig::new(&replicas, self.count, self.tunnels(), per_second)?.start()?;
         let first = fleet.wait_until_all_connected(self.timeout, &stop).await?;
         let what = if several { format!("one of {} replicas", self.replicas) } else { "kas".to_owned() };
-        crate::print(&format!("{} tunnels are up; {what} is killed now", first.up))?;
+        load::print(&format!("{} tunnels are up; {what} is killed now", first.up))?;
         stop.run_until_cancelled(sleep(CALM)).await;
 
         let before = match &redis {
@@ -242,13 +242,13 @@ impl StormReport {
             format!("{:.0}", self.peak_mib),
             self.redis_commands.to_string(),
         ]);
-        crate::print(&table)?;
+        load::print(&table)?;
         if self.redis_commands > 0 {
             let by_command = list(&self.redis_by_command);
-            crate::print(&format!("Redis commands, including those of scripts: {by_command}"))?;
+            load::print(&format!("Redis commands, including those of scripts: {by_command}"))?;
         }
         if self.interrupted {
-            crate::print(&"stopped early")?;
+            load::print(&"stopped early")?;
         }
         Ok(())
     }

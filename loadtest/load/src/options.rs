@@ -156,7 +156,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::load::LoadError;
+    use crate::LoadError;
 
     #[derive(Debug, Parser)]
     struct Line {

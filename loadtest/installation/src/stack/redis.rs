@@ -127,7 +127,7 @@ impl Commands {
 }
 
 /// Formats commands and their numbers of calls.
-pub(crate) fn list(commands: &[(String, u64)]) -> String {
+pub fn list(commands: &[(String, u64)]) -> String {
     commands.iter().map(|(name, calls)| format!("{name} {calls}")).collect::<Vec<_>>().join(", ")
 }
 

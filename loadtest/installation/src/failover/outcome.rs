@@ -68,7 +68,8 @@ fn was_in_flight(sent: &SentRequest, fault: Instant, fault_end: Instant) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{callers::RequestFailure, load::LoadError};
+    use crate::callers::RequestFailure;
+    use load::LoadError;
 
     const CLOSED: RequestFailure = RequestFailure::NoResponse(LoadError::Closed);
 

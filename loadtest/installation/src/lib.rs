@@ -1,0 +1,15 @@
+//! An installation of kas, agentk, Redis and a cluster on this machine, and the commands that break its parts.
+//!
+//! ```text
+//!   stack: processes of kas, agentk and Redis       agent_fleet: thousands of agents in this process
+//!        └─► failover, restarts, storm: kill parts, and count what callers and agents see
+//!        └─► directory: what idle agents cost Redis
+//! ```
+
+pub mod agent_fleet;
+mod callers;
+pub mod directory;
+pub mod failover;
+pub mod restarts;
+pub mod stack;
+pub mod storm;
