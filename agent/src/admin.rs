@@ -82,13 +82,14 @@ async fn readiness(State(admin): State<Arc<Admin>>) -> Response {
     if !problems.is_empty() {
         return (StatusCode::SERVICE_UNAVAILABLE, problems.join("\n") + "\n").into_response();
     }
-    let (refused, disabled) = (admin.health.files.problems(), admin.health.disabled.lines());
-    let state = match (&*refused, &*disabled) {
+    let (mut degraded, disabled) = (admin.health.files.problems(), admin.health.disabled.lines());
+    degraded.extend(admin.health.scope.problems());
+    let state = match (&*degraded, &*disabled) {
         ([], []) => return "ready\n".into_response(),
         ([], _) => "disabled",
         (_, _) => "degraded",
     };
-    let lines: Vec<_> = refused.into_iter().chain(disabled).collect();
+    let lines: Vec<_> = degraded.into_iter().chain(disabled).collect();
     format!("ready, {state}\n{}\n", lines.join("\n")).into_response()
 }
 

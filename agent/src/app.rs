@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use cores::Cores;
 use process::logs::LogFilter;
 use prometheus_client::registry::Registry;
-use proto::{InstanceId, ServiceName};
+use proto::{InstanceId, ScopeSummary, ServiceName};
 use secrecy::SecretString;
 use telemetry::{Exporter, Program};
 use tokio::{
@@ -31,6 +31,7 @@ use crate::{
     cluster::{Cluster, KubeconfigOptions},
     file_followers::FileFollowers,
     policy::{PolicyEnforcer, ScopeEnforcer},
+    scope_health,
     services::{
         ConfigurationService, KubernetesService, configuration::LogLevelSetting,
         prometheus::discovery::Discovery,
@@ -59,6 +60,7 @@ pub struct App {
     agent: Agent<TcpDialer>,
     kubernetes: KubernetesService,
     discovery: Option<Discovery>,
+    scope: Arc<ScopeEnforcer>,
     observability: Observability,
     registry: Registry,
     followers: FileFollowers,
@@ -118,13 +120,18 @@ impl App {
             services = services.with_policy(&enforcer);
             followers.add("--policy-file", |file, requests| enforcer.follow(file, requests));
         }
+        let summary = ScopeSummary::new(options.namespaces.as_ref());
+        let limited = options.namespaces.is_some() || !options.no_remote_configuration;
+        let scope = Arc::new(ScopeEnforcer::new(options.namespaces, observability.metrics.clone()));
+        if limited {
+            services = services.with_scope(&scope);
+        }
         if !options.no_remote_configuration {
-            let scope = Arc::new(ScopeEnforcer::new(observability.metrics.clone()));
             let log = log.map(|filter| LogLevelSetting { filter, default: log_filter(&options.log_level) });
             let configuration =
                 ConfigurationService::new(Arc::clone(&scope), log, observability.metrics.clone());
             // Added after the policy, which restricts callers and not kas.
-            services = services.with_scope(&scope).with_handler(ServiceName::CONFIGURATION, configuration);
+            services = services.with_handler(ServiceName::CONFIGURATION, configuration);
         }
 
         let instance = InstanceId::random();
@@ -149,12 +156,24 @@ impl App {
                 name: options.pod_name.filter(is_set),
                 namespace: options.pod_namespace.filter(is_set),
             },
+            scope: Some(summary),
             ..SessionConfig::new(options.kas_address, token)
         };
         let agent = Agent::new(config, dialer, services, observability.clone());
         let (listen, grace) = (options.observability_listen_address, options.shutdown_grace_period);
 
-        Ok(Self { agent, kubernetes, discovery, observability, registry, followers, exporter, listen, grace })
+        Ok(Self {
+            agent,
+            kubernetes,
+            discovery,
+            scope,
+            observability,
+            registry,
+            followers,
+            exporter,
+            listen,
+            grace,
+        })
     }
 
     /// Runs until `shutdown`, and then until all requests in flight are complete or cut, which takes the grace period and a
@@ -172,6 +191,7 @@ impl App {
         // Its tasks are aborted when this function returns.
         let mut background = JoinSet::new();
         background.spawn(Admin::new(Arc::clone(&health), self.registry).run(listener));
+        background.spawn(scope_health::run(self.scope, self.kubernetes.clone(), Arc::clone(&health)));
         background.spawn(self.observability.probe_cluster(self.kubernetes));
         if let Some(discovery) = self.discovery {
             background.spawn(async move { match discovery.run().await {} });

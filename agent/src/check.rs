@@ -11,7 +11,7 @@ use std::{
 
 use http::Request;
 use parking_lot::Mutex;
-use proto::{Hello, InstanceId, ServiceName};
+use proto::{Hello, InstanceId, ScopeSummary, ServiceName};
 use secrecy::SecretString;
 use tunnel::{Body, CloseReason, TunnelConfig};
 
@@ -53,6 +53,7 @@ pub struct CheckCommand {
     prometheus: BTreeMap<ServiceName, PrometheusService>,
     discovery: Option<Discovery>,
     policy: Option<PolicyEnforcer>,
+    scope: ScopeSummary,
 }
 
 /// The error of one step, and a remedy.
@@ -91,6 +92,7 @@ impl CheckCommand {
             kubernetes,
             prometheus,
             policy: policy.transpose()?,
+            scope: ScopeSummary::new(options.namespaces.as_ref()),
         })
     }
 
@@ -169,6 +171,8 @@ impl CheckCommand {
             pod_name: None,
             pod_namespace: None,
             kubernetes_version: None,
+            cluster: self.kubernetes.cluster_uid().await,
+            scope: Some(self.scope.clone()),
             // None, so that kas sends no request of a caller.
             services: Vec::new(),
             tunnel_index: 0,

@@ -14,6 +14,7 @@ use clap::{
 };
 use clap_complete::Shell;
 use process::logs::LogFormat;
+use proto::agent_configuration::Scope;
 use secrecy::SecretString;
 use telemetry::SampleRatio;
 
@@ -157,6 +158,13 @@ pub struct RunOptions {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, env = "AGENTK_POLICY_FILE", help_heading = "Cluster")]
     pub policy_file: Option<PathBuf>,
 
+    /// Namespaces that requests may reach, separated by commas
+    ///
+    /// Requests for other namespaces and for cluster-scoped objects are refused, whatever agentk may do in the cluster. A scope of
+    /// the configuration from kas restricts them further, and cannot extend them.
+    #[arg(long, value_name = "NAMESPACE,...", env = "AGENTK_NAMESPACES", value_parser = scope, help_heading = "Cluster")]
+    pub namespaces: Option<Scope>,
+
     /// Do not accept the configuration of this agent from kas
     ///
     /// The configuration may restrict requests to namespaces and set the log level. See docs/configuration-from-git.md.
@@ -241,6 +249,11 @@ fn at_least_a_second(text: &str) -> Result<Duration, String> {
         time if time < Duration::from_secs(1) => Err("it is at least 1s".to_owned()),
         time => Ok(time),
     }
+}
+
+/// Parses names of namespaces that are separated by commas.
+fn scope(text: &str) -> Result<Scope, String> {
+    Scope::new(text.split(',').map(|name| name.trim().to_owned()).collect())
 }
 
 /// Returns the parser of `--log-format`.
@@ -334,6 +347,9 @@ mod tests {
             ("--kas-address wss://kas --prometheus-ca-cert-file /ca", "--prometheus-url"),
             ("--kas-address wss://kas --prometheus-token-file a=/t", "--prometheus-url"),
             ("--kas-address wss://kas --prometheus-discovery A_B", "--prometheus-discovery"),
+            ("--kas-address wss://kas --namespaces *", "\"*\" is not a namespace"),
+            ("--kas-address wss://kas --namespaces=", "\"\" is not a namespace"),
+            ("--kas-address wss://kas --namespaces shop,", "\"\" is not a namespace"),
             ("--kas-address wss://kas --observability-listen-address 8080", "write it like 0.0.0.0:8080"),
             ("--kas-address wss://kas --otlp-endpoint collector:4318", "--otlp-endpoint"),
             ("--kas-address wss://kas --otlp-sample-ratio 2", "--otlp-sample-ratio"),

@@ -9,9 +9,13 @@ use std::{
 };
 
 use files::ReloadHealth;
+use parking_lot::Mutex;
 use tokio::{sync::watch, time::sleep};
 
-use crate::{disabled::DisabledRules, metrics::AgentMetrics, services::KubernetesService, session::Backoff};
+use crate::{
+    disabled::DisabledRules, metrics::AgentMetrics, scope_health::ScopeHealth, services::KubernetesService,
+    session::Backoff,
+};
 
 /// The time between two probes of the cluster that succeed, less up to a fifth.
 const PROBE_PERIOD: Duration = Duration::from_secs(30);
@@ -32,6 +36,10 @@ pub struct AgentHealth {
     /// The error of the last attempt to open a tunnel.
     dial_error: watch::Sender<Option<String>>,
     cluster: watch::Sender<ClusterStatus>,
+    /// The UID of the cluster's namespace `kube-system`, as of the last time when the cluster became usable.
+    cluster_uid: Mutex<Option<String>>,
+    /// The namespaces of the scope that agentk cannot serve.
+    pub scope: ScopeHealth,
     /// The files that are read again.
     pub files: ReloadHealth,
     /// The rules by which the operator of kas has disabled this agent.
@@ -86,6 +94,10 @@ impl Observability {
             let wait = match kubernetes.version().await {
                 Ok(version) => {
                     backoff = Backoff::default();
+                    // After an outage, the address may be that of another cluster.
+                    if !matches!(self.health.cluster(), ClusterStatus::Up { .. }) {
+                        *self.health.cluster_uid.lock() = kubernetes.cluster_uid().await;
+                    }
                     let shown = version.as_deref().unwrap_or("unknown").to_owned();
                     if self.cluster_probed(ClusterStatus::Up { version }) {
                         tracing::info!(version = shown, "the Kubernetes API answers");
@@ -120,6 +132,11 @@ impl AgentHealth {
     /// Returns the result of the last probe of the cluster.
     pub(crate) fn cluster(&self) -> ClusterStatus {
         self.cluster.borrow().clone()
+    }
+
+    /// Returns the UID of the cluster's namespace `kube-system`, if agentk may read it.
+    pub(crate) fn cluster_uid(&self) -> Option<String> {
+        self.cluster_uid.lock().clone()
     }
 
     /// Waits for the first probe of the cluster. Cancel-safe.

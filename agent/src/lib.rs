@@ -9,7 +9,7 @@
 //!
 //! * [`connect`] opens one tunnel: DNS, proxy, TLS, WebSocket handshake. A session keeps as many as configured.
 //! * [`services`] are the request types. A new one is a handler there.
-//! * [`policy`] decides which requests may pass, by the file of the cluster's owner.
+//! * [`policy`] decides which requests may pass, by the file and the namespaces of the cluster's owner.
 //! * [`upstream`] is the HTTP/1.1 client that the services share; [`cluster`] finds the API server and the credentials.
 //! * [`App`] builds and runs all of it from the command line ([`cli`]).
 //!
@@ -29,6 +29,7 @@ mod file_followers;
 mod health;
 mod metrics;
 pub mod policy;
+mod scope_health;
 pub mod services;
 mod session;
 pub mod upstream;

@@ -1,5 +1,5 @@
-//! The requests that agentk may send to the cluster: the policy of its owner (`--policy-file`), and the scope of its
-//! configuration.
+//! The requests that agentk may send to the cluster: the policy of its owner (`--policy-file`), and the scope of `--namespaces` and
+//! of its configuration.
 //!
 //! ```text
 //!   request ──► request_info: verb, resource ─┐

@@ -107,7 +107,7 @@ impl Services {
         Self(services.collect())
     }
 
-    /// Checks every request for the Kubernetes API against the scope of the configuration, before the policy.
+    /// Checks every request for the Kubernetes API against the scope, before the policy.
     #[must_use]
     pub fn with_scope(mut self, scope: &Arc<ScopeEnforcer>) -> Self {
         let name: ServiceName = ServiceName::KUBERNETES.parse().expect("a service name");

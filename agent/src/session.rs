@@ -20,7 +20,7 @@ use cores::Cores;
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use process::LogLimiter;
-use proto::{Hello, InstanceId, ServiceName};
+use proto::{Hello, InstanceId, ScopeSummary, ServiceName};
 use telemetry::Tracer;
 use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -61,6 +61,8 @@ pub struct SessionConfig {
     pub grace: Duration,
     /// The pod that agentk runs in.
     pub pod: Pod,
+    /// The part of the cluster that agentk serves, which the hello reports.
+    pub scope: Option<ScopeSummary>,
     /// The settings of HTTP/2 and WebSocket.
     pub tunnel: tunnel::TunnelConfig,
     /// Creates the spans of requests, if they are traced.
@@ -110,6 +112,7 @@ impl SessionConfig {
             cores: Cores::default(),
             grace: Duration::from_secs(25),
             pod: Pod::default(),
+            scope: None,
             tunnel: tunnel::TunnelConfig::default(),
             tracer: None,
         }
@@ -193,6 +196,8 @@ impl<D> AgentContext<D> {
             pod_name: self.config.pod.name.clone(),
             pod_namespace: self.config.pod.namespace.clone(),
             kubernetes_version,
+            cluster: self.observability.health.cluster_uid(),
+            scope: self.config.scope.clone(),
             services: self.services.clone(),
             tunnel_index: index,
         }

@@ -158,6 +158,16 @@ impl AgentConfiguration {
 }
 
 impl Scope {
+    /// Returns a scope of these namespaces.
+    ///
+    /// # Errors
+    ///
+    /// There is no namespace, there are more than 1000, or one is not the name of a namespace.
+    pub fn new(namespaces: Vec<String>) -> Result<Self, String> {
+        let scope = Self { namespaces };
+        scope.validate().map(|()| scope)
+    }
+
     /// Returns the problem of the section, if it has one.
     fn validate(&self) -> Result<(), String> {
         if self.namespaces.is_empty() {

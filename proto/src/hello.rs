@@ -1,9 +1,11 @@
 //! The hello, which agentk sends when it opens a tunnel, and the welcome, with which kas answers.
 
+use std::fmt;
+
 use http::HeaderValue;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{InstanceId, ReplicaId, ServiceName, TunnelId};
+use crate::{InstanceId, ReplicaId, ServiceName, TunnelId, agent_configuration::Scope};
 
 /// Longest hello or welcome, in bytes. A few dozen services fit into it.
 const MAX_LENGTH: usize = 4096;
@@ -11,6 +13,12 @@ const MAX_LENGTH: usize = 4096;
 const MAX_SERVICES: usize = 32;
 /// Longest free text (version, pod name, …), in bytes.
 const MAX_TEXT: usize = 253;
+/// Longest name of a namespace, in bytes.
+const MAX_NAMESPACE: usize = 63;
+/// Most bytes of the names in the scope of a hello.
+const MAX_SCOPE: usize = 512;
+/// Longest text of a scope with several names.
+const MAX_SCOPE_TEXT: usize = 40;
 
 /// Describes agentk to kas: the value of the header [`crate::header::HELLO`], as JSON.
 ///
@@ -34,6 +42,24 @@ pub struct Hello {
     pub services: Vec<ServiceName>,
     /// The number of the tunnel among those of the process, from 0.
     pub tunnel_index: u16,
+    /// The UID of the namespace `kube-system`, which identifies the cluster, if agentk may read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+    /// The part of the cluster that agentk serves. Older versions do not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<ScopeSummary>,
+}
+
+/// The part of the cluster that an agentk serves, with as many names as fit into a hello. Its text is short: `cluster`, or
+/// `shop,shop-staging,+3`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScopeSummary {
+    /// The first of its namespaces, or `None` for the whole cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespaces: Option<Vec<String>>,
+    /// The number of further namespaces.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub omitted: u16,
 }
 
 /// The answer of kas to a [`Hello`]: the value of the header [`crate::header::WELCOME`] on the 101, as JSON.
@@ -48,6 +74,11 @@ pub struct Welcome {
     pub tunnel: TunnelId,
     /// The limits that kas keeps to.
     pub limits: TunnelLimits,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u16) -> bool {
+    *number == 0
 }
 
 fn one() -> u16 {
@@ -79,7 +110,7 @@ pub enum HelloError {
     #[error("it names more than {MAX_SERVICES} services")]
     TooManyServices,
     /// A text field is too long, or is not printable.
-    #[error("its field {0} is longer than {MAX_TEXT} bytes or holds control characters")]
+    #[error("its field {0} is too long, or holds control characters")]
     BadText(&'static str),
 }
 
@@ -110,7 +141,47 @@ impl Hello {
         text("version", Some(&self.version))?;
         text("pod_name", self.pod_name.as_deref())?;
         text("pod_namespace", self.pod_namespace.as_deref())?;
-        text("kubernetes_version", self.kubernetes_version.as_deref())
+        text("kubernetes_version", self.kubernetes_version.as_deref())?;
+        text("cluster", self.cluster.as_deref())?;
+        let mut namespaces = self.scope.iter().filter_map(|scope| scope.namespaces.as_ref()).flatten();
+        if namespaces.any(|name| name.len() > MAX_NAMESPACE || text("scope", Some(name)).is_err()) {
+            return Err(HelloError::BadText("scope"));
+        }
+        Ok(())
+    }
+}
+
+impl ScopeSummary {
+    /// Returns the summary of a scope. `None` is the whole cluster.
+    pub fn new(scope: Option<&Scope>) -> Self {
+        let Some(Scope { namespaces: all }) = scope else { return Self::default() };
+        let mut bytes = 0;
+        let fit = all.iter().take_while(|name| {
+            bytes += name.len();
+            bytes <= MAX_SCOPE
+        });
+        let namespaces: Vec<String> = fit.cloned().collect();
+        let omitted = u16::try_from(all.len() - namespaces.len()).unwrap_or(u16::MAX);
+        Self { namespaces: Some(namespaces), omitted }
+    }
+}
+
+impl fmt::Display for ScopeSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(namespaces) = &self.namespaces else { return f.write_str("cluster") };
+        let mut written = 0;
+        // The first name is shown in any case.
+        let shown = namespaces.iter().enumerate().take_while(|(index, name)| {
+            written += name.len() + 1;
+            *index == 0 || written <= MAX_SCOPE_TEXT
+        });
+        let shown = shown.map(|(_, name)| name.as_str()).collect::<Vec<_>>();
+        let more = namespaces.len() - shown.len() + usize::from(self.omitted);
+        match (&*shown, more) {
+            ([], 0) => f.write_str("none"),
+            (_, 0) => f.write_str(&shown.join(",")),
+            (_, _) => write!(f, "{},+{more}", shown.join(",")),
+        }
     }
 }
 
@@ -160,12 +231,18 @@ mod tests {
     use super::*;
 
     fn hello() -> Hello {
+        hello_with(InstanceId::random())
+    }
+
+    fn hello_with(instance: InstanceId) -> Hello {
         Hello {
-            instance: InstanceId::random(),
+            instance,
             version: "0.1.0".into(),
             pod_name: Some("agentk-7d9c".into()),
             pod_namespace: None,
             kubernetes_version: Some("v1.32.4".into()),
+            cluster: Some("0b5c1e4f-6a0e-4b0e-9a53-1c6e1f0d2a7b".into()),
+            scope: Some(ScopeSummary { namespaces: Some(vec!["shop".into()]), omitted: 2 }),
             services: vec!["kubernetes".parse().unwrap(), "prometheus".parse().unwrap()],
             tunnel_index: 1,
         }
@@ -182,6 +259,37 @@ mod tests {
         let mut json = serde_json::to_value(hello()).unwrap();
         json["colour"] = "blue".into();
         assert!(Hello::decode(&HeaderValue::from_str(&json.to_string()).unwrap()).is_ok());
+    }
+
+    #[test]
+    fn hello_of_an_older_agentk_has_neither_cluster_nor_scope() {
+        let mut json = serde_json::to_value(hello()).unwrap();
+        json.as_object_mut().unwrap().retain(|key, _| !["cluster", "scope"].contains(&key.as_str()));
+        let decoded = Hello::decode(&HeaderValue::from_str(&json.to_string()).unwrap()).unwrap();
+        assert_eq!(decoded, Hello { cluster: None, scope: None, ..hello_with(decoded.instance) });
+    }
+
+    #[test]
+    fn scope_of_any_size_fits_into_a_hello() {
+        let scope = |count: usize, name: &str| {
+            let namespaces = (0..count).map(|index| format!("{name}-{index}")).collect();
+            ScopeSummary::new(Some(&Scope { namespaces }))
+        };
+        for (summary, text) in [
+            (ScopeSummary::new(None), "cluster"),
+            (scope(0, "a"), "none"),
+            (scope(2, "shop"), "shop-0,shop-1"),
+            (scope(1000, "shop"), "shop-0,shop-1,shop-2,shop-3,shop-4,+995"),
+            (scope(2, &"x".repeat(60)), &format!("{}-0,+1", "x".repeat(60))),
+        ] {
+            assert_eq!(summary.to_string(), text);
+            Hello { scope: Some(summary), ..hello() }.encode().unwrap();
+        }
+        let forged = ScopeSummary { namespaces: Some(vec!["a\n".into()]), omitted: 0 };
+        assert!(matches!(
+            Hello { scope: Some(forged), ..hello() }.encode(),
+            Err(HelloError::BadText("scope"))
+        ));
     }
 
     #[test]

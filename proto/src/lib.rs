@@ -34,7 +34,7 @@ pub mod yaml;
 
 pub use self::delivery::Delivery;
 pub use self::error_chain::ErrorChain;
-pub use self::hello::{Hello, HelloError, TunnelLimits, Welcome};
+pub use self::hello::{Hello, HelloError, ScopeSummary, TunnelLimits, Welcome};
 pub use self::id::{
     AgentId, AgentName, Epoch, InstanceId, InvalidAgentId, InvalidAgentName, InvalidId, InvalidServiceName,
     ReplicaId, ServiceName, TunnelId,

@@ -53,7 +53,7 @@ struct ServicePolicy {
 pub(crate) enum Restriction {
     /// The policy file of the cluster's owner.
     Policy(Arc<PolicyEnforcer>),
-    /// The scope of the agent's configuration.
+    /// The scope of `--namespaces` and of the agent's configuration.
     Scope(Arc<ScopeEnforcer>),
 }
 

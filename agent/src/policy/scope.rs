@@ -1,4 +1,7 @@
-//! Enforces the scope of the agent's configuration: requests may reach its namespaces only.
+//! Enforces the scope of an agent: requests may reach its namespaces only.
+//!
+//! The scope in force is the intersection of two: that of `--namespaces`, which the owner of the cluster sets, and that of the
+//! agent's configuration, which kas sends.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,6 +25,8 @@ const MAX_DESCRIPTION: usize = 300;
 /// Checks requests for the Kubernetes API against the scope in force.
 #[derive(Debug)]
 pub struct ScopeEnforcer {
+    /// The scope of `--namespaces`, which no configuration extends.
+    local: Option<Scope>,
     active: ArcSwap<ActiveScope>,
     changes: watch::Sender<()>,
     metrics: AgentMetrics,
@@ -48,19 +53,25 @@ enum OutOfScope<'a> {
 }
 
 impl ScopeEnforcer {
-    /// Returns an enforcer that allows all requests until [`Self::set`] is called.
-    pub fn new(metrics: AgentMetrics) -> Self {
+    /// Returns an enforcer of the scope of `--namespaces`. `None` allows all requests until [`Self::set`] is called.
+    pub fn new(local: Option<Scope>, metrics: AgentMetrics) -> Self {
+        if let Some(scope) = &local {
+            tracing::info!(namespaces = ?scope.namespaces, "scope of --namespaces in force");
+        }
         Self {
-            active: ArcSwap::default(),
+            active: ArcSwap::from_pointee(ActiveScope { version: 0, scope: local.clone() }),
+            local,
             changes: watch::Sender::new(()),
             metrics,
             log_limit: LogLimiter::new(LOG_PERIOD),
         }
     }
 
-    /// Replaces the scope. `None` allows all requests. Streams that the new scope does not contain end.
-    pub fn set(&self, scope: Option<Scope>) {
+    /// Replaces the scope of the configuration. `None` leaves that of `--namespaces`. Streams that the new scope does not
+    /// contain end.
+    pub fn set(&self, configured: Option<Scope>) {
         let active = self.active.load();
+        let scope = intersection(self.local.as_ref(), configured);
         if active.scope == scope {
             return;
         }
@@ -70,6 +81,11 @@ impl ScopeEnforcer {
         }
         self.active.store(Arc::new(ActiveScope { version: active.version + 1, scope }));
         self.changes.send_replace(());
+    }
+
+    /// Returns the scope in force. `None` allows all requests.
+    pub fn in_force(&self) -> Option<Scope> {
+        self.active.load().scope.clone()
     }
 
     /// Checks a request, and counts and logs a refusal. Returns the version of the scope that permits it.
@@ -90,8 +106,7 @@ impl ScopeEnforcer {
                 "request out of scope"
             );
         }
-        let message =
-            format!("the scope of this agent's configuration does not contain this: {described}: {why}");
+        let message = format!("the scope of this agent does not contain this: {described}: {why}");
         Err(ServiceError::new(Reason::RefusedByPolicy, message))
     }
 
@@ -101,8 +116,20 @@ impl ScopeEnforcer {
     }
 
     /// Returns a receiver of each scope that comes into force after this call.
-    pub(super) fn changes(&self) -> watch::Receiver<()> {
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
+    }
+}
+
+/// Returns the scope that two scopes have in common. `None` is the whole cluster.
+fn intersection(local: Option<&Scope>, configured: Option<Scope>) -> Option<Scope> {
+    match (local, configured) {
+        (Some(local), Some(mut both)) => {
+            both.namespaces.retain(|name| local.namespaces.contains(name));
+            Some(both)
+        }
+        (Some(local), None) => Some(local.clone()),
+        (None, configured) => configured,
     }
 }
 
@@ -228,7 +255,7 @@ mod tests {
 
     #[test]
     fn scope_is_replaced_with_a_new_version() {
-        let enforcer = ScopeEnforcer::new(AgentMetrics::default());
+        let enforcer = ScopeEnforcer::new(None, AgentMetrics::default());
         let request = Request::get("/api/v1/pods").body(()).unwrap();
         assert_eq!(enforcer.check(&request).unwrap(), 0);
         enforcer.set(Some(Scope { namespaces: vec!["a".to_owned()] }));
@@ -239,5 +266,31 @@ mod tests {
         assert_eq!(enforcer.version(), 1, "the same scope is no new version");
         enforcer.set(None);
         assert_eq!(enforcer.check(&request).unwrap(), 2);
+    }
+
+    #[test]
+    fn configuration_does_not_extend_the_scope_of_the_flag() {
+        let scope =
+            |names: &[&str]| Some(Scope { namespaces: names.iter().map(|&name| name.into()).collect() });
+        let enforcer = ScopeEnforcer::new(scope(&["a", "b"]), AgentMetrics::default());
+        let allowed = || {
+            let allows = |name: &&str| {
+                let request = Request::get(format!("/api/v1/namespaces/{name}/pods")).body(()).unwrap();
+                enforcer.check(&request).is_ok()
+            };
+            ["a", "b", "c"].into_iter().filter(allows).collect::<Vec<_>>()
+        };
+        assert_eq!(allowed(), ["a", "b"]);
+        for (configured, expected) in [
+            (scope(&["b", "c"]), &["b"][..]),
+            (scope(&["c"]), &[]),
+            (scope(&["a", "b", "c"]), &["a", "b"]),
+            (None, &["a", "b"]),
+        ] {
+            enforcer.set(configured);
+            assert_eq!(allowed(), expected);
+            assert!(enforcer.check(&Request::get("/api/v1/nodes").body(()).unwrap()).is_err());
+            enforcer.check(&Request::get("/apis").body(()).unwrap()).unwrap();
+        }
     }
 }

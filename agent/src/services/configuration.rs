@@ -149,7 +149,7 @@ mod tests {
 
     impl Fixture {
         fn new() -> Self {
-            let scope = Arc::new(ScopeEnforcer::new(AgentMetrics::default()));
+            let scope = Arc::new(ScopeEnforcer::new(None, AgentMetrics::default()));
             let service = ConfigurationService::new(Arc::clone(&scope), None, AgentMetrics::default());
             Self { service, scope }
         }

@@ -146,6 +146,37 @@ impl KubernetesService {
         })
     }
 
+    /// Looks a namespace up.
+    pub(crate) async fn namespace(&self, name: &str) -> Result<NamespaceLookup, ServiceError> {
+        let request = Request::get(format!("/api/v1/namespaces/{name}"))
+            .header(ACCEPT, "application/json")
+            .body(Body::empty())
+            .expect("a namespace has a name without special characters");
+        let (status, body) = self.send_own(request).await?;
+        match status {
+            StatusCode::NOT_FOUND => Ok(NamespaceLookup::Missing),
+            StatusCode::FORBIDDEN => Ok(NamespaceLookup::Forbidden),
+            _ => serde_json::from_slice(&body)
+                .map(|Namespace { metadata }| NamespaceLookup::Found { uid: metadata.uid })
+                .map_err(|_| {
+                    let what = format!("{} answered {status} to GET of a namespace", self.cluster.url());
+                    ServiceError::new(Reason::ClusterMisbehaved, what)
+                }),
+        }
+    }
+
+    /// Returns the UID of the namespace `kube-system`, which identifies the cluster, if agentk may read it.
+    pub(crate) async fn cluster_uid(&self) -> Option<String> {
+        match self.namespace("kube-system").await {
+            Ok(NamespaceLookup::Found { uid }) => Some(uid),
+            Ok(NamespaceLookup::Missing | NamespaceLookup::Forbidden) => None,
+            Err(error) => {
+                tracing::debug!(%error, "the UID of kube-system cannot be read");
+                None
+            }
+        }
+    }
+
     /// Returns the object, or the short list of objects, at `path`.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ServiceError> {
         let request = Request::get(path).header(ACCEPT, "application/json").body(Body::empty());
@@ -224,6 +255,30 @@ impl RequestHandler for KubernetesService {
 #[serde(rename_all = "camelCase")]
 struct Version {
     git_version: String,
+}
+
+/// The result of looking a namespace up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NamespaceLookup {
+    /// The namespace exists.
+    Found {
+        /// The UID of the namespace.
+        uid: String,
+    },
+    /// The namespace does not exist.
+    Missing,
+    /// agentk may not read the namespace.
+    Forbidden,
+}
+
+#[derive(Deserialize)]
+struct Namespace {
+    metadata: NamespaceMetadata,
+}
+
+#[derive(Deserialize)]
+struct NamespaceMetadata {
+    uid: String,
 }
 
 #[derive(Deserialize)]

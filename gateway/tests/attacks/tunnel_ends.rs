@@ -42,6 +42,8 @@ pub(crate) fn upgrade_as(token: &SecretString, instance: InstanceId) -> String {
         kubernetes_version: None,
         services: vec!["kubernetes".parse().unwrap()],
         tunnel_index: 0,
+        cluster: None,
+        scope: None,
     };
     let (mut headers, _) = handshake::request_headers();
     headers.insert(proto::header::HELLO, hello.encode().unwrap());

@@ -174,7 +174,7 @@ impl Fixture {
 }
 
 fn services() -> Services {
-    let scope = Arc::new(ScopeEnforcer::new(AgentMetrics::default()));
+    let scope = Arc::new(ScopeEnforcer::new(None, AgentMetrics::default()));
     let configuration = ConfigurationService::new(Arc::clone(&scope), None, AgentMetrics::default());
     cluster().with_scope(&scope).with_handler("configuration", configuration)
 }

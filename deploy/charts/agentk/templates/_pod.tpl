@@ -74,6 +74,10 @@ env:
   - name: AGENTK_POLICY_FILE
     value: /etc/agentk/config/policy.yaml
   {{- end }}
+  {{- if eq .Values.rbac.scope "namespaces" }}
+  - name: AGENTK_NAMESPACES
+    value: {{ join "," .Values.rbac.namespaces | quote }}
+  {{- end }}
   - name: POD_NAME
     valueFrom: {fieldRef: {fieldPath: metadata.name}}
   - name: POD_NAMESPACE
