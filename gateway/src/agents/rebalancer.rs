@@ -18,7 +18,7 @@ use tokio::time::Instant;
 /// The time for which a replica must have too many tunnels: the imbalance of a rollout ends by itself.
 const SETTLE_TIME: Duration = Duration::from_secs(30);
 /// One round: [`MOVE_TIME`], and the time until the agents have moved and the replicas have published their counts.
-const ROUND: Duration = Duration::from_secs(15);
+const ROUND: Duration = Duration::from_secs(17);
 /// The part of a round in which tunnels are moved.
 const MOVE_TIME: Duration = Duration::from_secs(10);
 /// The pause after twice as many moves as should have been enough.

@@ -50,8 +50,8 @@ pub struct Failover {
     /// How long a response may take; a later one is a failure
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = proto::duration::parse)]
     timeout: Duration,
-    /// How long a replica is dead, frozen or cut off; the others consider it dead within 12 s
-    #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = proto::duration::parse)]
+    /// How long a replica is dead, frozen or cut off; the others consider it dead within 20 s
+    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = proto::duration::parse)]
     lasting: Duration,
     /// How long Redis is stopped
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = proto::duration::parse)]

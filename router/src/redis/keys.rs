@@ -6,14 +6,14 @@ use std::time::Duration;
 use proto::ReplicaId;
 use redis::Script;
 
-/// The time between two heartbeats of a replica.
-pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
-/// The TTL of a heartbeat. A replica without a heartbeat for this long is dead.
-pub(super) const HEARTBEAT_TTL: Duration = Duration::from_secs(10);
+/// The time between two heartbeats of a replica. They are all that an idle replica sends, so this is the load on Redis.
+pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
+/// The TTL of a heartbeat: three may be late or lost. A replica without a heartbeat for this long is dead.
+pub(super) const HEARTBEAT_TTL: Duration = Duration::from_secs(17);
 /// The TTL of a replica's records, for the case that no other replica is alive to remove them.
 pub(super) const ROUTES_TTL: Duration = Duration::from_secs(3600);
 /// One heartbeat of this many also renews the TTL of the records and compares their number.
-pub(super) const HEARTBEATS_PER_AUDIT: u64 = 5;
+pub(super) const HEARTBEATS_PER_AUDIT: u64 = 3;
 /// The TTL of the times when agents disconnected.
 pub(super) const GONE_TTL: Duration = Duration::from_secs(7 * 86_400);
 
@@ -25,7 +25,7 @@ pub const SCHEMA: &str = "\
 | key | type | content | TTL | written | size |
 |---|---|---|---|---|---|
 | `{kas}:replicas` | set | ids of the replicas; a dead one until another replica removes it | none | when a replica joins or leaves | 32 bytes per replica |
-| `{kas}:replica:<id>` | string | heartbeat: `[1,{url,fleet,kas,started,tunnels}]`, as of the time when the replica joined | 10 s | when a replica joins; its TTL every 3 s | 150 bytes per replica |
+| `{kas}:replica:<id>` | string | heartbeat: `[1,{url,fleet,kas,started,tunnels}]`, as of the time when the replica joined | 17 s | when a replica joins; its TTL every 5 s | 150 bytes per replica |
 | `{kas}:routes:<id>` | hash | the agents of the replica: agent id → `[1,epoch,[[instance,version,namespace,pod,kubernetes,since,tunnels],…]]`; the field `generation` counts the connections of the replica; with GitLab, the fields `p<project>` have its agents: `[1,[[id,name],…]]` | 1 h | when an agent connects or disconnects; its TTL every 15 s | under 200 bytes per agent, overhead included |
 | `{kas}:routes:<id>:next` | hash | the same, until it is complete and replaces `{kas}:routes:<id>` | 1 h | when a replica connects to Redis | |
 | `{kas}:gone` | hash | agent id → time when its last tunnel to a replica ended, in seconds since 1970 | 7 d | when an agent disconnects from a replica | 50 bytes per agent |
@@ -33,7 +33,7 @@ pub const SCHEMA: &str = "\
 | `kas:limit:<digest>` | string | rate limit of an agent token, or of calls to Gitaly: the theoretical arrival time of GCRA, in microseconds since 1970; the digest is a hash of the token's hash, or of the server's address | while it limits, at most 1 min | when an agent opens a tunnel, or kas calls Gitaly | 100 bytes per token |
 | `{kas}:deployments` | list | the newest jobs with an environment that were allowed to use an agent, in JSON; at most 1000 | 30 d | when such a job sends its first request to an agent | 250 bytes per job |
 | `kas:unknown:<digest>` | string | mark of an agent token that GitLab does not know; the digest is a hash of the token's hash | `agent.info_cache_error_ttl` | when an agent with such a token connects | 80 bytes per token |
-| `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or left}]` | | every 3 s per replica; when an agent connects or disconnects; when GitLab reports a push | |
+| `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or left}]` | | every 5 s per replica; when an agent connects or disconnects; when GitLab reports a push | |
 ";
 
 /// The keys of one fleet. Keys that a script uses together have one hash tag, so that a Cluster keeps them on one node.

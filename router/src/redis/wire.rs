@@ -5,13 +5,18 @@
 //! share a Redis.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     time::{Duration, SystemTime},
 };
 
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::Uri;
 use proto::{AgentId, AgentName, Epoch, InstanceId, ReplicaId};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{self, DeserializeOwned},
+};
 
 use crate::{pushes::GitPush, store::Instance};
 
@@ -113,7 +118,31 @@ pub enum WireError {
 }
 
 /// An instance as a JSON array: id, version, namespace, pod, Kubernetes version, since in seconds, tunnels.
-type Row = (InstanceId, String, Option<String>, Option<String>, Option<String>, u64, u16);
+type Row = (ShortId, String, Option<String>, Option<String>, Option<String>, u64, u16);
+
+/// The id of an instance in base64url: 22 characters instead of 32. Redis rounds the memory of a record up to the next of
+/// its size classes, and these characters are a class of most records.
+#[derive(Debug)]
+struct ShortId(InstanceId);
+
+impl Serialize for ShortId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&URL_SAFE_NO_PAD.encode(self.0.to_bytes()))
+    }
+}
+
+impl<'de> Deserialize<'de> for ShortId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Cow::<str>::deserialize(deserializer)?;
+        // 0.1 before its release wrote all 32 digits.
+        if let Ok(id) = text.parse() {
+            return Ok(Self(id));
+        }
+        let bytes = URL_SAFE_NO_PAD.decode(text.as_bytes()).ok().and_then(|bytes| bytes.try_into().ok());
+        let bytes = bytes.ok_or_else(|| de::Error::custom("an instance is not an id in base64url"))?;
+        Ok(Self(InstanceId::from_bytes(bytes)))
+    }
+}
 
 impl Heartbeat {
     /// Encodes the heartbeat.
@@ -203,11 +232,11 @@ pub(super) fn decode_project(text: &[u8]) -> Result<Vec<(AgentId, AgentName)>, W
 fn to_row(instance: &Instance) -> Row {
     let Instance { id, version, pod_namespace, pod_name, kubernetes_version, since, tunnels } =
         instance.clone();
-    (id, version, pod_namespace, pod_name, kubernetes_version, unix_seconds(since), tunnels)
+    (ShortId(id), version, pod_namespace, pod_name, kubernetes_version, unix_seconds(since), tunnels)
 }
 
 fn from_row(row: Row) -> Result<Instance, WireError> {
-    let (id, version, pod_namespace, pod_name, kubernetes_version, since, tunnels) = row;
+    let (ShortId(id), version, pod_namespace, pod_name, kubernetes_version, since, tunnels) = row;
     let texts = [Some(&version), pod_namespace.as_ref(), pod_name.as_ref(), kubernetes_version.as_ref()];
     if !texts.into_iter().flatten().all(|text| is_text(text)) {
         return Err(WireError::InvalidText);
@@ -294,6 +323,16 @@ mod tests {
             let event = Event { replica: ReplicaId::random(), generation: 3, sequence: 9, kind };
             assert_eq!(Event::decode(event.encode().as_bytes()).unwrap(), event);
         }
+    }
+
+    #[test]
+    fn record_format_is_stable() {
+        let instance = Instance { id: InstanceId::from_bytes([255; 16]), ..instance("a") };
+        let record = RouteRecord { epoch: Epoch(7), instances: vec![instance] };
+        let rest = "\"0.1.0\",\"agentk\",\"a\",null,1700000000,2]]]";
+        assert_eq!(record.encode(), format!("[1,7,[[\"_____________________w\",{rest}"));
+        let digits = format!("[1,7,[[\"{}\",{rest}", "f".repeat(32));
+        assert_eq!(RouteRecord::decode(digits.as_bytes()).unwrap(), record);
     }
 
     #[test]

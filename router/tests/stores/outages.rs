@@ -137,7 +137,7 @@ async fn replica_with_unexpired_heartbeat_is_cleaned_up_later() {
     here.announce(1, 1).await;
     there.wait_routes(1, &[here.route(1)]).await;
     // As if the replica had died right after a heartbeat.
-    let extend = format!("PEXPIRE {{kas}}:replica:{} 14000", here.id);
+    let extend = format!("PEXPIRE {{kas}}:replica:{} 24000", here.id);
     here.kill();
     let kept: usize = server.run(&extend).await;
     assert_eq!(kept, 1);

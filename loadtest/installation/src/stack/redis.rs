@@ -17,6 +17,21 @@ pub struct RedisProcess {
     connection: MultiplexedConnection,
 }
 
+/// The commands that clients send. All others are calls of scripts: kas reads and writes by scripts only.
+const REQUESTS: [&str; 11] = [
+    "auth",
+    "client",
+    "eval",
+    "evalsha",
+    "hello",
+    "ping",
+    "role",
+    "script",
+    "select",
+    "subscribe",
+    "unsubscribe",
+];
+
 /// The number of calls of each command, by clients and by scripts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commands(BTreeMap<String, u64>);
@@ -89,6 +104,14 @@ impl RedisProcess {
         Ok(fields)
     }
 
+    /// Returns the number of open connections of clients, without the one of this program.
+    pub async fn connections(&self) -> anyhow::Result<u64> {
+        let text: String = self.ask(redis::cmd("INFO").arg("clients")).await?;
+        let number =
+            text.lines().find_map(|line| line.strip_prefix("connected_clients:")?.trim().parse().ok());
+        number.map(|clients: u64| clients - 1).context("redis-server names no connected_clients")
+    }
+
     async fn ask<T: FromRedisValue>(&self, command: &redis::Cmd) -> anyhow::Result<T> {
         command.query_async(&mut self.connection.clone()).await.context("redis-server")
     }
@@ -116,6 +139,16 @@ impl Commands {
     /// Returns the number of all calls.
     pub fn total(&self) -> u64 {
         self.0.values().sum()
+    }
+
+    /// Returns the number of requests of clients: the calls without those that scripts make.
+    pub fn requests(&self) -> u64 {
+        let calls = |(name, calls): (&String, &u64)| {
+            // For a subcommand, `client|setinfo`.
+            let name = name.split('|').next().unwrap_or_default();
+            REQUESTS.contains(&name).then_some(*calls)
+        };
+        self.0.iter().filter_map(calls).sum()
     }
 
     /// Returns each command with its number of calls, the most frequent first.
@@ -146,6 +179,10 @@ mod tests {
         let (before, after) = (look(10, 1), look(17, 5));
         let between = after.since(&before);
         assert_eq!((between.total(), between.by_count()), (7, vec![("evalsha".to_owned(), 7)]));
+        let all = Commands::parse(
+            "cmdstat_evalsha:calls=7,\r\ncmdstat_publish:calls=7,\r\ncmdstat_client|setinfo:calls=4,\r\n",
+        );
+        assert_eq!((all.requests(), all.total()), (11, 18));
         assert_eq!(
             after.since(&Commands::default()).by_count(),
             [("evalsha".to_owned(), 17), ("client|setinfo".to_owned(), 4)]
