@@ -203,7 +203,7 @@ impl CheckCommand {
 
         let started = Instant::now();
         let hint = "a proxy between agentk and kas does not forward bytes after a WebSocket upgrade";
-        let (session, drain) = opened.accept(&TunnelConfig::default());
+        let (session, drain, _) = opened.accept(&TunnelConfig::default());
         drain.drain(ROUND_TRIP_TIMEOUT);
         match session.run(drop).await {
             CloseReason::Graceful => {

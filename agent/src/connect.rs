@@ -34,6 +34,7 @@ use tunnel::{
     websocket::{Role, WebSocket},
 };
 
+pub(crate) use self::token::TokenChange;
 pub use self::{
     address::{KasAddress, KasAddressError},
     dial::{BoxIo, Dial, TcpDialer},
@@ -56,6 +57,7 @@ pub(crate) const USER_AGENT_VALUE: HeaderValue =
 pub(crate) struct PendingTunnel<T> {
     socket: WebSocket<T>,
     pub(crate) welcome: Welcome,
+    token_change: TokenChange,
 }
 
 /// Dials kas and performs the WebSocket handshake. Dropping the future closes the connection.
@@ -68,7 +70,7 @@ pub(crate) async fn open<D: Dial>(
 ) -> Result<PendingTunnel<D::Io>, DialError> {
     let deadline = Instant::now() + TIMEOUT;
     let opening = async {
-        let (request, key) = request(kas, token, extra, hello).await?;
+        let (request, key, token_change) = request(kas, token, extra, hello).await?;
         let io = dialer.dial().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;
         let exchange = async {
@@ -79,7 +81,7 @@ pub(crate) async fn open<D: Dial>(
             upgraded::<D::Io>(kas, response, &key).await
         };
         let (socket, welcome) = drive(connection.with_upgrades(), exchange).await?;
-        Ok(PendingTunnel { socket, welcome })
+        Ok(PendingTunnel { socket, welcome, token_change })
     };
 
     timeout_at(deadline, opening).await.unwrap_or_else(|_| Err(DialError::timed_out(kas, TIMEOUT)))
@@ -94,9 +96,13 @@ impl<T: Io> PendingTunnel<T> {
         let _ = timeout(CLOSE_TIMEOUT, self.socket.shutdown()).await;
     }
 
-    /// Returns the HTTP/2 session, in which kas is the client, and the handle that drains it.
-    pub(crate) fn accept(self, settings: &TunnelConfig) -> (TunnelServer<WebSocket<T>>, DrainHandle) {
-        tunnel::accept(self.socket, settings)
+    /// Returns the HTTP/2 session, in which kas is the client, the handle that drains it, and the change of its token.
+    pub(crate) fn accept(
+        self,
+        settings: &TunnelConfig,
+    ) -> (TunnelServer<WebSocket<T>>, DrainHandle, TokenChange) {
+        let (session, drain) = tunnel::accept(self.socket, settings);
+        (session, drain, self.token_change)
     }
 }
 
@@ -105,11 +111,12 @@ async fn request(
     token: &AgentToken,
     extra: &[KasHeader],
     hello: &Hello,
-) -> Result<(Request<Empty<Bytes>>, String), DialError> {
+) -> Result<(Request<Empty<Bytes>>, String, TokenChange), DialError> {
     let (mut headers, key) = handshake::request_headers();
+    let (authorization, token_change) = token.authorization_until_change().await?;
     headers.insert(HOST, kas.url().authority().clone());
     headers.insert(USER_AGENT, USER_AGENT_VALUE);
-    headers.insert(AUTHORIZATION, token.authorization().await?);
+    headers.insert(AUTHORIZATION, authorization);
     headers.insert(names::HELLO, hello.encode().map_err(DialError::Hello)?);
     for KasHeader { name, value } in extra {
         headers.append(name.clone(), value.clone());
@@ -118,7 +125,7 @@ async fn request(
     *request.uri_mut() = kas.path().parse().expect("a part of a URL");
     *request.headers_mut() = headers;
 
-    Ok((request, key))
+    Ok((request, key, token_change))
 }
 
 async fn upgraded<T: Io>(

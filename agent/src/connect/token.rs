@@ -1,27 +1,32 @@
 //! The agent token: the credential that agentk shows to kas.
 
 use std::{
-    fmt, io,
+    fmt,
+    future::pending,
+    io,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use http::HeaderValue;
-use parking_lot::Mutex;
 use secrecy::{ExposeSecret as _, SecretString};
+use tokio::sync::watch;
 
 /// The longest token, in bytes: many times that of `kas token new`.
 const MAX_LENGTH: usize = 4096;
 
 /// The source of the agent token. It is never the value of a flag: every user of a machine can read command lines.
 ///
-/// A token file is read for each tunnel, so that a rotated token is used by the next one. While the file cannot be used, the
-/// last good token is. Clones share it.
+/// A token file is read for each tunnel, and when it changes. While the file cannot be used, the last good token is. Clones
+/// share it.
 #[derive(Clone, Debug)]
 pub struct AgentToken {
     source: Source,
-    last_good: Arc<Mutex<Option<HeaderValue>>>,
+    last_good: watch::Sender<Option<HeaderValue>>,
 }
+
+/// Reports when another token replaces the one of a tunnel.
+#[derive(Debug)]
+pub(crate) struct TokenChange(watch::Receiver<Option<HeaderValue>>);
 
 #[derive(Clone, Debug)]
 enum Source {
@@ -56,12 +61,12 @@ pub enum AgentTokenError {
 impl AgentToken {
     /// Returns a token that is read from a file.
     pub fn file(path: PathBuf) -> Self {
-        Self { source: Source::File(path), last_good: Arc::default() }
+        Self { source: Source::File(path), last_good: watch::Sender::default() }
     }
 
     /// Returns a token with a fixed value, which comes from the environment.
     pub fn value(token: impl Into<SecretString>) -> Self {
-        Self { source: Source::Value(token.into()), last_good: Arc::default() }
+        Self { source: Source::Value(token.into()), last_good: watch::Sender::default() }
     }
 
     /// Returns the path of the token file, if there is one.
@@ -87,11 +92,24 @@ impl AgentToken {
             }
         };
         reloaded.or_else(|error| {
-            let last_good = self.last_good.lock().clone().ok_or(error)?;
+            let last_good = self.last_good.borrow().clone().ok_or(error)?;
             // The follower of the file has reported the reason to the operator.
             tracing::debug!("the last good agent token is used");
             Ok(last_good)
         })
+    }
+
+    /// Returns the same header as [`AgentToken::authorization`], and the change that replaces it.
+    pub(crate) async fn authorization_until_change(
+        &self,
+    ) -> Result<(HeaderValue, TokenChange), AgentTokenError> {
+        let mut last_good = self.last_good.subscribe();
+        let header = self.authorization().await?;
+        // Another tunnel may have read a newer token meanwhile.
+        if last_good.borrow_and_update().as_ref() != Some(&header) {
+            last_good.mark_changed();
+        }
+        Ok((header, TokenChange(last_good)))
     }
 
     /// Reads the token and keeps it as the last good one; it blocks.
@@ -100,7 +118,11 @@ impl AgentToken {
             Source::File(path) => files::read_text(path).map(SecretString::from),
             Source::Value(token) => Ok(token.clone()),
         })?;
-        *self.last_good.lock() = Some(header.clone());
+        self.last_good.send_if_modified(|last_good| {
+            let changed = last_good.as_ref() != Some(&header);
+            *last_good = Some(header.clone());
+            changed
+        });
         Ok(header)
     }
 
@@ -126,6 +148,16 @@ impl AgentToken {
         let mut value = HeaderValue::from_str(&format!("Bearer {token}")).expect("visible ASCII");
         value.set_sensitive(true);
         Ok(value)
+    }
+}
+
+impl TokenChange {
+    /// Waits until the token changes. Cancel-safe. Each change completes one call.
+    pub(crate) async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            // There is no source any more.
+            pending().await
+        }
     }
 }
 

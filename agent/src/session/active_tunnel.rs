@@ -12,7 +12,7 @@ use tokio::{
 use tunnel::{CloseReason, DrainHandle, IDLE_TIMEOUT_HINT, TunnelServer, websocket::WebSocket};
 
 use super::AgentContext;
-use crate::{Dial, services::control::ControlService};
+use crate::{Dial, connect::TokenChange, services::control::ControlService};
 
 /// The time that a tunnel may take to end by itself beyond the drain timeout. Less than `FORCED_CLOSE_TIMEOUT`, so that its
 /// end is logged.
@@ -25,6 +25,7 @@ pub(super) struct ActiveTunnel {
     opened: Instant,
     drain: DrainHandle,
     drain_request: watch::Receiver<Option<DrainRequest>>,
+    token_change: TokenChange,
     task: JoinHandle<()>,
 }
 
@@ -34,7 +35,9 @@ pub(super) enum TunnelEvent {
     Ended,
     /// kas has sent a drain request.
     Drain(DrainRequest),
-    /// A tunnel to another replica is open, which replaces this one.
+    /// The tunnel has a token that is no longer the current one.
+    TokenChanged,
+    /// Another tunnel is open, which replaces this one.
     Replacement(ActiveTunnel),
 }
 
@@ -43,7 +46,7 @@ impl ActiveTunnel {
     pub(super) fn spawn<D: Dial>(
         context: &Arc<AgentContext<D>>,
         (id, replica): (TunnelId, ReplicaId),
-        (session, drain): (TunnelServer<WebSocket<D::Io>>, DrainHandle),
+        (session, drain, token_change): (TunnelServer<WebSocket<D::Io>>, DrainHandle, TokenChange),
     ) -> Self {
         let (control, drain_request) = ControlService::new(context.observability.health.disabled.tunnel(id));
         let serving = serve(Arc::clone(context), session, drain.clone(), control);
@@ -58,10 +61,10 @@ impl ActiveTunnel {
             }
         });
 
-        Self { id, replica, opened: Instant::now(), drain, drain_request, task }
+        Self { id, replica, opened: Instant::now(), drain, drain_request, token_change, task }
     }
 
-    /// Waits for the end of the tunnel or a drain request. Cancel-safe.
+    /// Waits for the end of the tunnel, a drain request or another token. Cancel-safe.
     pub(super) async fn event(&mut self) -> TunnelEvent {
         tokio::select! {
             // The task has logged the reason.
@@ -69,6 +72,7 @@ impl ActiveTunnel {
             Ok(drain) = self.drain_request.wait_for(Option::is_some) => {
                 TunnelEvent::Drain(drain.clone().expect("the condition of wait_for"))
             }
+            () = self.token_change.changed() => TunnelEvent::TokenChanged,
         }
     }
 

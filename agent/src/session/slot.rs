@@ -43,11 +43,18 @@ impl<D: Dial> TunnelSlot<D> {
         let mut next = self.connect(None).await;
         while let Some(mut tunnel) = next {
             // At shutdown, the task of each tunnel drains it.
-            let event = shutdown.run_until_cancelled(self.next_event(&mut tunnel)).await;
-            let Some(event) = event else { return };
+            let event = shutdown.run_until_cancelled(async {
+                match self.next_event(&mut tunnel).await {
+                    TunnelEvent::TokenChanged => self.renew(&mut tunnel).await,
+                    event => event,
+                }
+            });
+            let Some(event) = event.await else { return };
             next = match event {
                 TunnelEvent::Ended => self.reconnect(tunnel.age()).await,
                 TunnelEvent::Drain(drain) => self.replace(tunnel, drain).await,
+                // Only the end of the agent interrupts `renew`.
+                TunnelEvent::TokenChanged => return,
                 TunnelEvent::Replacement(replacement) => {
                     tunnel.drain(REPLACED_TUNNEL_TIMEOUT);
                     Some(replacement)
@@ -95,6 +102,23 @@ impl<D: Dial> TunnelSlot<D> {
             tracing::debug!(%error, slot, "the search for another replica failed");
             None
         })
+    }
+
+    /// Opens a tunnel with the new token, so that the removal of the old token from the identity file of kas cuts nothing. The
+    /// old tunnel stays in use as long as kas refuses the new token.
+    async fn renew(&mut self, old: &mut ActiveTunnel) -> TunnelEvent {
+        tracing::info!(tunnel = %old.id, "the agent token has changed, opening another tunnel with the new one");
+        self.backoff.replaced(old.age());
+        loop {
+            tokio::select! {
+                next = self.connect(None) => return next.map_or(TunnelEvent::TokenChanged, TunnelEvent::Replacement),
+                event = old.event() => match event {
+                    // The next attempt reads the newer token.
+                    TunnelEvent::TokenChanged => {}
+                    event => return event,
+                },
+            }
+        }
     }
 
     async fn reconnect(&mut self, lifetime: Duration) -> Option<ActiveTunnel> {

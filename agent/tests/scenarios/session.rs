@@ -100,6 +100,44 @@ async fn unusable_token_file_does_not_stop_redials() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn rotated_token_replaces_each_tunnel_before_it_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    fs::write(&file, "first").unwrap();
+    let token = AgentToken::file(file.clone());
+    // The identity file of kas has the second token some time after agentk.
+    let known = Arc::new(AtomicBool::new(false));
+    let is_known = Arc::clone(&known);
+    let (mut kas, dial) = Kas::new(move |number| match number {
+        2.. if !is_known.load(Relaxed) => DialResponse::Refuse(401, &[], "the token is not known"),
+        _ => DialResponse::Accept(ReplicaId::random()),
+    });
+    let agent = start(SessionConfig { token: token.clone(), ..options(2) }, dial, echo());
+    let old = [kas.opened().await, kas.opened().await];
+    token.reload().unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(kas.dials(), 2, "the token is still the same");
+
+    fs::write(&file, "second").unwrap();
+    token.reload().unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(kas.dials() > 4, "each slot dials again");
+    for tunnel in &old {
+        assert_eq!(text(tunnel.get("echo", "/meanwhile").await).await, "/meanwhile");
+    }
+    known.store(true, Relaxed);
+    let new = [kas.opened().await, kas.opened().await];
+    for tunnel in &new {
+        assert_eq!(tunnel.headers["authorization"], "Bearer second");
+        assert_eq!(text(tunnel.get("echo", "/new").await).await, "/new");
+    }
+    for tunnel in old {
+        assert!(matches!(tunnel.driver.await.unwrap(), CloseReason::Graceful));
+    }
+    agent.tunnels(2).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn tunnels_lost_after_short_lives_are_dialled_again_at_once() {
     let replica = ReplicaId::random();
     let (mut kas, dial) = Kas::new(move |_| DialResponse::Accept(replica));
