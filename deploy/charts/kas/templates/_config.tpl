@@ -43,6 +43,8 @@ private_api:
 {{- end }}
 identity:
   file: /etc/kas/identity/identity.yaml
+disabled:
+  file: /etc/kas/disabled/disabled.yaml
 {{- end -}}
 
 {{/* kas.yaml: what the chart writes, and customConfig merged over it. */}}

@@ -29,6 +29,8 @@ priorityClassName: {{ . }}
 volumes:
   - name: config
     configMap: {name: {{ include "kas.fullname" . }}}
+  - name: disabled
+    configMap: {name: {{ include "kas.fullname" . }}-disabled}
   # Trees of Git repositories with configurations of agents.
   - name: tmp
     emptyDir: {sizeLimit: 512Mi}
@@ -76,6 +78,7 @@ envFrom: {{- toYaml . | nindent 2 }}
 {{- end }}
 volumeMounts:
   - {name: config, mountPath: /etc/kas/kas.yaml, subPath: kas.yaml}
+  - {name: disabled, mountPath: /etc/kas/disabled, readOnly: true}
   - {name: tmp, mountPath: /tmp}
   - {name: identity, mountPath: /etc/kas/identity, readOnly: true}
   {{- if include "kas.tlsSecret" . }}
