@@ -13,6 +13,11 @@ help: ## List the targets
 build: ## Build kas, agentk, loadtest and bench, optimized, into target/release
 	cargo build --release --workspace --bins
 
+.PHONY: image
+image: ## Write OCI archives of kas and agentk with their lists of components into target/images, without a daemon (Debian)
+	@command -v cargo-auditable >/dev/null || cargo install cargo-auditable --locked --debug
+	deploy/image
+
 .PHONY: demo
 demo: ## Start everything, send a first request, print what to try next; Ctrl-C stops it
 	cargo build --workspace --bins
