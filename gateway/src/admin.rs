@@ -14,7 +14,10 @@ use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use router::{RouteStore, StoreHealth};
 
-use crate::{agent_list::AgentLister, disabled::KillSwitch, http_server::HttpServer, metrics};
+use crate::{
+    agent_list::AgentLister, agent_metrics::AgentMonitor, disabled::KillSwitch, http_server::HttpServer,
+    metrics,
+};
 
 /// The time that a probe may take to send the head of a request, or leave its connection idle.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -111,6 +114,8 @@ pub struct AdminServer {
     pub store: Arc<dyn RouteStore>,
     /// Creates the list of `/agents`.
     pub agent_lister: AgentLister,
+    /// Counts the agents for `/metrics`.
+    pub agent_monitor: AgentMonitor,
 }
 
 impl AdminServer {
@@ -137,6 +142,7 @@ async fn readiness(State(admin): State<Arc<AdminServer>>) -> Response {
 }
 
 async fn metrics(State(admin): State<Arc<AdminServer>>) -> impl IntoResponse {
+    admin.agent_monitor.refresh().await;
     let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(CONTENT_TYPE, open_metrics)], metrics::render(&admin.registry))
 }

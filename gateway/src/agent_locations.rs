@@ -36,8 +36,10 @@ pub(crate) struct KnownAgent {
 /// The locations of some agents, as the directory and this replica know them.
 #[derive(Debug)]
 pub(crate) struct AgentLocations {
-    held: HashMap<AgentId, Vec<AgentOwner>>,
-    disconnected: HashMap<AgentId, SystemTime>,
+    /// The replicas that hold each agent.
+    pub held: HashMap<AgentId, Vec<AgentOwner>>,
+    /// The times when agents last disconnected, where known.
+    pub disconnected: HashMap<AgentId, SystemTime>,
     /// The error because of which the tunnels to other replicas are missing.
     pub missing: Option<String>,
 }

@@ -39,6 +39,7 @@ use crate::{
     access::GitLabAuthorizer,
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
+    agent_metrics::AgentMonitor,
     agents::{AgentServer, Rebalancer, TunnelPermits},
     api::ApiServer,
     config::Config,
@@ -52,7 +53,7 @@ use crate::{
     gitlab::{self, GitLabClient, GitLabSetup, Usage},
     identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities, Identity},
     listen::LOG_PERIOD,
-    metrics::{self, Metrics, certificate::CertificateExpirations},
+    metrics::{self, Metrics, agent::AgentGauges, certificate::CertificateExpirations},
     oidc::Issuers,
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::{ProxyServer, ResponseBudget},
@@ -261,6 +262,11 @@ impl App {
         });
         let readiness = Readiness::default();
         let agent_lister = AgentLister::new(&agents);
+        let agent_monitor = AgentMonitor::new(
+            &agents,
+            config.observability.per_agent_metrics,
+            AgentGauges::register(&mut registry),
+        );
         let files = ReloadHealth::default();
         files.register(&mut registry, "kas");
         let expirations = CertificateExpirations::register(&mut registry);
@@ -271,6 +277,7 @@ impl App {
             registry,
             store,
             agent_lister,
+            agent_monitor,
         });
         Self {
             agents,

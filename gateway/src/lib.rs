@@ -30,6 +30,7 @@ mod access;
 mod admin;
 mod agent_list;
 mod agent_locations;
+mod agent_metrics;
 mod agents;
 mod api;
 pub mod app;

@@ -1,5 +1,6 @@
 //! Metrics of kas. They are registered once, and used through resolved handles.
 
+pub(crate) mod agent;
 pub mod certificate;
 mod gauge_guard;
 mod limit;
@@ -16,7 +17,7 @@ use prometheus_client::{
 };
 use proto::ServiceName;
 use telemetry::{CallbackMetric, DurationHistogram};
-use tunnel::StallCounter;
+use tunnel::{CloseReason, StallCounter};
 
 pub(crate) use self::gauge_guard::GaugeGuard;
 use self::service::Services;
@@ -87,6 +88,13 @@ impl Metrics {
             audit_dropped: Counter::default(),
             stalls: StallCounter::default(),
         };
+        // All exist from the start: the rate of a series misses the event with which it begins.
+        for reason in HANDSHAKE_RESULTS {
+            drop(metrics.handshakes.get_or_create(&ReasonLabel { reason }));
+        }
+        for reason in CloseReason::LABELS {
+            drop(metrics.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }));
+        }
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("kas_build", "The running version", build);
         registry.register(
@@ -167,6 +175,7 @@ impl Metrics {
 
     /// Counts an attempt of an agent to open a tunnel, by result.
     pub fn count_handshake(&self, result: &'static str) {
+        debug_assert!(HANDSHAKE_RESULTS.contains(&result), "{result} has no series from the start");
         self.handshakes.get_or_create(&ReasonLabel { reason: result }).inc();
     }
 
@@ -177,6 +186,7 @@ impl Metrics {
 
     /// Records the end of a tunnel.
     pub fn observe_tunnel_end(&self, reason: &'static str, lifetime: Duration) {
+        debug_assert!(CloseReason::LABELS.contains(&reason), "{reason} has no series from the start");
         self.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }).observe(lifetime);
     }
 }
@@ -187,6 +197,20 @@ pub fn render(registry: &Registry) -> String {
     encode(&mut text, registry).expect("writing to a string does not fail");
     text
 }
+
+/// The values of the label `reason` of `kas_handshakes_total`.
+const HANDSHAKE_RESULTS: [&str; 10] = [
+    "accepted",
+    "unauthorized",
+    "identity-unavailable",
+    "protocol",
+    "invalid-hello",
+    "tunnel-limit",
+    "token-rate-limit",
+    "replica-rate-limit",
+    "draining",
+    "incomplete",
+];
 
 /// Buckets in seconds: from an aborted tunnel to twice the default of `max_connection_age`.
 static LIFETIMES: [f64; 8] = [1.0, 10.0, 60.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0];

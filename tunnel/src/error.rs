@@ -93,6 +93,9 @@ impl CallError {
 }
 
 impl CloseReason {
+    /// All values of [`CloseReason::label`].
+    pub const LABELS: [&str; 5] = ["graceful", "closed", "timed-out", "lost", "protocol"];
+
     /// Returns the label for metrics.
     pub fn label(&self) -> &'static str {
         match self {

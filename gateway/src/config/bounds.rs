@@ -53,6 +53,7 @@ mod tests {
             ("agent: {tunnel: ", "keepalive_timeout", "0ms", "1s"),
             ("agent: {tunnel: ", "rebalance_threshold", "1001", "0"),
             ("agent: {tunnel: ", "rebalance_rate", "0", "1"),
+            ("observability: ", "per_agent_metrics", "100001", "0"),
             ("agent: {kubernetes_api: {limits: ", "max_headers", "0", "1"),
             ("agent: {kubernetes_api: {limits: ", "max_head_bytes", "8191", "8192"),
             ("agent: {kubernetes_api: {limits: ", "max_requests_per_caller", "0", "1"),

@@ -21,6 +21,9 @@ pub struct ObservabilityConfig {
     /// The time between two posts of the use of clusters to GitLab. Zero disables them.
     #[serde(with = "proto::duration")]
     pub usage_reporting_period: Duration,
+    /// The most agents with a series of `kas_agent_up`.
+    #[serde(deserialize_with = "within::<_, _, 0, 100_000>")]
+    pub per_agent_metrics: usize,
     /// The audit log.
     pub audit: AuditConfig,
 }
@@ -132,6 +135,7 @@ impl Default for ObservabilityConfig {
             logging: LoggingConfig::default(),
             tracing: TracingConfig::default(),
             usage_reporting_period: Duration::from_secs(60),
+            per_agent_metrics: 500,
             audit: AuditConfig::default(),
         }
     }

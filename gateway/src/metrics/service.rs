@@ -8,13 +8,16 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
-use proto::ServiceName;
+use proto::{Reason, ServiceName};
 use telemetry::DurationHistogram;
 
 use crate::timing::RequestTiming;
 
 /// The values of the label `service`. Agents may announce any name, and the number of series must not grow with them.
 const KNOWN: [&str; 3] = ["kubernetes", "prometheus", "other"];
+
+/// The label of requests that kas answers with an error.
+const NO_SERVICE: &str = "none";
 
 /// The values of the label `result` for responses of the cluster.
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
@@ -105,6 +108,11 @@ impl Services {
             response_bytes.clone(),
         );
 
+        // Errors exist from the start: the rate of a series misses the event with which it begins.
+        for reason in Reason::ALL {
+            let labels = RequestLabels { service: NO_SERVICE, result: reason.as_str() };
+            drop(requests.get_or_create(&labels));
+        }
         let known = KNOWN.map(|service| {
             let label = ServiceLabel { service };
             let stage = |stage| stages.get_or_create(&StageLabels { service, stage }).clone();
@@ -130,7 +138,7 @@ impl Services {
     }
 
     pub(super) fn count_error(&self, reason: &'static str) {
-        self.requests.get_or_create(&RequestLabels { service: "none", result: reason }).inc();
+        self.requests.get_or_create(&RequestLabels { service: NO_SERVICE, result: reason }).inc();
     }
 }
 

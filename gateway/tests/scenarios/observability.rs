@@ -3,10 +3,14 @@
 
 use std::sync::Arc;
 
+use agent::Services;
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use testkit::world::{CALLER, World, text};
+use testkit::{
+    fleet::TestFleet,
+    world::{CALLER, World, text},
+};
 use tunnel::Body;
 
 async fn send(world: &World, method: Method, path: &str) -> Response<Incoming> {
@@ -55,5 +59,61 @@ async fn head_has_no_body_and_other_methods_are_refused() {
             "{path}"
         );
         assert_eq!(text(refused).await, "the methods are GET and HEAD\n");
+    }
+}
+
+/// Returns the lines of `/metrics` that begin with one of the names.
+async fn series(world: &World, names: &[&str]) -> Vec<String> {
+    let text = text(send(world, Method::GET, "/metrics").await).await;
+    let lines = text.lines().filter(|line| names.iter().any(|name| line.starts_with(name)));
+    lines.map(str::to_owned).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_replica_counts_the_agents_of_all() {
+    let fleet = TestFleet::new(2);
+    let [here, there] = &fleet.replicas[..] else { panic!("there are two") };
+    let names = ["kas_agents{", "kas_agent_instances{", "kas_agent_up{"];
+    let expected = |connected: u8, away: u8, never: u8| {
+        let version = format!(r#"kas_agent_instances{{version="{}"}} 1"#, env!("CARGO_PKG_VERSION"));
+        let lines = [
+            Some(format!(r#"kas_agents{{state="connected"}} {connected}"#)),
+            Some(format!(r#"kas_agents{{state="away"}} {away}"#)),
+            Some(format!(r#"kas_agents{{state="never"}} {never}"#)),
+            Some(r#"kas_agents{state="unknown"} 0"#.to_owned()),
+            (connected > 0).then_some(version),
+            Some(r#"kas_agent_instances{version="other"} 0"#.to_owned()),
+            Some(format!(r#"kas_agent_up{{agent="prod"}} {connected}"#)),
+        ];
+        lines.into_iter().flatten().collect::<Vec<_>>()
+    };
+    assert_eq!(series(here, &names).await, expected(0, 0, 1));
+
+    let agent = fleet.agent(0, Services::new()).await;
+    assert_eq!(series(here, &names).await, expected(1, 0, 0));
+    assert_eq!(series(there, &names).await, expected(1, 0, 0), "both tunnels end at the other replica");
+
+    agent.stop().await;
+    here.tunnels(0).await;
+    assert_eq!(series(here, &names).await, expected(0, 1, 0));
+    assert_eq!(series(there, &names).await, expected(1, 0, 0), "the directory was read in the last minute");
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    assert_eq!(series(there, &names).await, expected(0, 1, 0));
+}
+
+/// The rate of a series misses the event with which the series begins.
+#[tokio::test(start_paused = true)]
+async fn counters_of_alerts_exist_before_their_first_event() {
+    let world = World::new();
+    for name in [
+        r#"kas_handshakes_total{reason="accepted"}"#,
+        r#"kas_handshakes_total{reason="identity-unavailable"}"#,
+        r#"kas_tunnel_lifetime_seconds_count{reason="timed-out"}"#,
+        r#"kas_tunnel_lifetime_seconds_count{reason="lost"}"#,
+        r#"kas_requests_total{service="none",result="tunnel-lost"}"#,
+        r#"kas_limits_total{limit="tunnels-per-agent"}"#,
+        r#"kas_disabled{what="agent"}"#,
+    ] {
+        assert_eq!(world.metric(name), 0.0, "{name}");
     }
 }
