@@ -62,7 +62,8 @@ differential: ## Hundreds of kubectl, helm and curl commands with and without th
 	  cat target/differential/report.md; exit $$code
 
 # The Python of the tests of client libraries has the YAML library where the system's does not.
-CHART_TEST = $(if $(wildcard target/clients/bin/python),target/clients/bin/python) deploy/charts/test
+PYTHON = $(if $(wildcard target/clients/bin/python),target/clients/bin/python)
+CHART_TEST = $(PYTHON) deploy/charts/test
 
 .PHONY: charts
 charts: ## Charts, alerts, systemd units and the compose file; with KUBECONFIG, its API server reads what is rendered
@@ -72,6 +73,11 @@ charts: ## Charts, alerts, systemd units and the compose file; with KUBECONFIG, 
 .PHONY: charts-update
 charts-update: ## Write what helm renders into deploy/charts/*/ci/rendered and deploy/kubernetes
 	$(CHART_TEST) --update
+
+.PHONY: alerts
+alerts: ## Rules and dashboards with a real Prometheus, KUBECONFIG and seven faults, each of which fires its alert; 3 minutes
+	cargo build -p gateway -p agent --bins
+	$(PYTHON) deploy/charts/test-alerts
 
 E2E_LARGE_MIB ?= 1024
 
