@@ -42,7 +42,7 @@ use crate::{
     agents::AgentServer,
     configuration::ConfigurationService,
     deployments::Deployments,
-    environments::EnvironmentSource,
+    environments::EnvironmentSources,
     gitaly::GitalyClient,
     http_server::HttpServer,
     listen::LOG_PERIOD,
@@ -60,7 +60,7 @@ pub struct ApiServer {
     store: Arc<dyn RouteStore>,
     configuration: ConfigurationService,
     replica: ReplicaId,
-    environments: Option<Arc<dyn EnvironmentSource>>,
+    environments: EnvironmentSources,
     deployments: Deployments,
     gitaly: GitalyClient,
     metrics: Metrics,
@@ -73,7 +73,7 @@ impl ApiServer {
         agents: &AgentServer,
         gitaly: GitalyClient,
         verifier: Verifier,
-        environments: Option<Arc<dyn EnvironmentSource>>,
+        environments: EnvironmentSources,
         deployments: Deployments,
     ) -> Self {
         Self {

@@ -1,28 +1,62 @@
 //! The environments of projects. An environment is a place to which a project deploys: namespaces of agents.
 //!
-//! Each source implements [`EnvironmentSource`]. The file of `environments.file` is the first one.
+//! Each source implements [`EnvironmentSource`]. The file of `environments.file` is the first one, GitLab the second one.
 
 mod file;
+mod gitlab;
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+    sync::Arc,
+};
 
 use router::BoxFuture;
+use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 
-pub use self::file::EnvironmentFile;
+pub use self::{file::EnvironmentFile, gitlab::GitLabEnvironments};
 use crate::identity::SourceUnavailable;
 
 /// A source of answers: which environments exist?
 pub trait EnvironmentSource: fmt::Debug + Send + Sync {
-    /// Returns the environments that the query selects, in order of their ids.
+    /// Returns the environments that the query selects, in order of their ids. Without a token, GitLab has none.
     ///
     /// # Errors
     ///
-    /// The source cannot answer now.
+    /// The source cannot answer now, or refuses the token.
     fn list<'a>(
         &'a self,
         query: &'a EnvironmentQuery,
-    ) -> BoxFuture<'a, Result<Vec<Environment>, SourceUnavailable>>;
+        token: Option<&'a GitLabToken>,
+    ) -> BoxFuture<'a, Result<Vec<Environment>, EnvironmentError>>;
+}
+
+/// The sources of environments in their order.
+#[derive(Clone, Debug, Default)]
+pub struct EnvironmentSources(pub Vec<Arc<dyn EnvironmentSource>>);
+
+/// The credential with which a caller sees environments of GitLab.
+#[derive(Clone, Debug)]
+pub enum GitLabToken {
+    /// The personal access token of a user.
+    Personal(SecretString),
+    /// The token of a CI job.
+    Job(SecretString),
+}
+
+/// The error of a list of environments.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum EnvironmentError {
+    /// A source cannot answer now.
+    #[error(transparent)]
+    Unavailable(#[from] SourceUnavailable),
+    /// GitLab refuses the token.
+    #[error("GitLab refuses the token of the caller, which needs the scope read_api: {0}")]
+    Refused(String),
+    /// GitLab has no list of all environments.
+    #[error("project is missing: GitLab lists the environments of one project")]
+    NoProject,
 }
 
 /// A place to which a project deploys.
@@ -79,6 +113,29 @@ pub struct EnvironmentQuery {
     pub group: Option<String>,
     /// The agent, as the environment names it.
     pub agent: Option<String>,
+}
+
+impl EnvironmentSources {
+    /// Returns the environments of all sources. If two sources have an environment, that of the first one is used.
+    ///
+    /// # Errors
+    ///
+    /// A source cannot answer now, or refuses the token.
+    pub async fn list(
+        &self,
+        query: &EnvironmentQuery,
+        token: Option<&GitLabToken>,
+    ) -> Result<Vec<Environment>, EnvironmentError> {
+        let (mut environments, mut known) = (Vec::new(), HashSet::new());
+        for source in &self.0 {
+            let found = source.list(query, token).await?;
+            let new = |environment: &Environment| {
+                known.insert((environment.project.clone(), environment.slug.clone()))
+            };
+            environments.extend(found.into_iter().filter(new));
+        }
+        Ok(environments)
+    }
 }
 
 impl EnvironmentQuery {

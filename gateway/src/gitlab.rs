@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `client` | [`GitLabClient`]: limits, retries and the parsing of responses |
 //! | `agent_info` | [`AgentInfo`]: the agent of a token |
+//! | `project_environments` | [`ProjectEnvironment`]: the environments of a project, as their caller sees them |
 //! | `endpoint` | [`Endpoint`]: paths, and which requests are sent again; [`Credential`] |
 //! | `response` | which status is an answer, and which means that GitLab cannot answer; [`GitLabError`] |
 //! | `retry`, `token_bucket` | when a failed request is sent again, and how many are sent per second |
@@ -20,6 +21,7 @@ mod client;
 mod endpoint;
 mod jwt;
 mod metrics;
+mod project_environments;
 mod response;
 mod retry;
 mod setup;
@@ -34,6 +36,7 @@ pub use self::{
     agent_info::AgentInfo,
     client::GitLabClient,
     endpoint::{Credential, Endpoint},
+    project_environments::ProjectEnvironment,
     response::GitLabError,
     setup::GitLabSetup,
     switch::SwitchMonitor,

@@ -13,6 +13,7 @@ use agent::{
     Agent, AgentToken, KasAddress, Observability, Services, SessionConfig, TcpDialer,
     upstream::ClientTlsConfig,
 };
+use gitlab_standin::{Project, StandIn, User};
 use serde_json::Value;
 use tempfile::TempDir;
 use testkit::skip::skipped;
@@ -279,6 +280,10 @@ async fn kubeconfig_takes_agent_and_namespace_from_the_environment() {
     let (exit, text) = workspace.failure(&environment("shop/web:live")).await;
     assert!(exit == 64 && text.contains("set the key environments.file"), "{text}");
 
+    let output = workspace.run(&environment("live")).await;
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(64) && text.contains("write PROJECT:SLUG"), "{text}");
+
     workspace
         .write("kas.yaml", &(workspace.read("kas.yaml") + "\nenvironments: {file: environments.yaml}\n"));
     workspace.write(
@@ -293,7 +298,6 @@ async fn kubeconfig_takes_agent_and_namespace_from_the_environment() {
     assert!(text.contains("namespace: web-b\n"), "{text}");
 
     for (flags, expected) in [
-        ("live", "write PROJECT:SLUG"),
         ("shop/web:dead", "there is no environment shop/web:dead in environments.yaml"),
         ("shop/web:wide", "choose one: --agent 1 --namespace web-a; --agent 1 --namespace web-b"),
         ("shop/web:live --agent staging", "not in this namespace of this agent"),
@@ -301,6 +305,58 @@ async fn kubeconfig_takes_agent_and_namespace_from_the_environment() {
         let (exit, text) = workspace.failure(&environment(flags)).await;
         assert!(exit == 64 && text.contains(expected), "{flags}: {exit} {text}");
     }
+}
+
+#[tokio::test]
+async fn kubeconfig_takes_agent_and_namespace_from_gitlab() {
+    let workspace = Workspace::new().await;
+    let command = |flags: &str| {
+        format!("kubeconfig --config kas.yaml --gitlab-token-file pat --server https://kas {flags}")
+    };
+    workspace.write("pat", "glpat-a\n");
+    let (exit, text) = workspace.failure(&command("--agent 7")).await;
+    assert!(exit == 64 && text.contains("has no section gitlab"), "{text}");
+
+    let gitlab = StandIn::start().await;
+    let project = Project::new(30, "shop/web").with_environment(1, "live", "production", (7, "shop"));
+    let mut empty = project.environments[0].clone();
+    (empty.slug, empty.name, empty.place) = ("empty".to_owned(), "empty".to_owned(), None);
+    let project = Project { environments: vec![project.environments[0].clone(), empty], ..project };
+    gitlab.state().projects.push(project);
+    gitlab.state().users.push(User::new(5, "alice").with_project("glpat-a", 30));
+    workspace.write("gitlab-secret", &gitlab.secret());
+    let section =
+        format!("\ngitlab: {{address: '{}', authentication_secret_file: gitlab-secret}}\n", gitlab.url());
+    workspace.write("kas.yaml", &(workspace.read("kas.yaml") + &section));
+    let text = workspace.stdout(&command("--environment shop/web:live")).await;
+    for expected in [
+        "/agents/7/kubernetes\n",
+        "namespace: shop\n",
+        "token: pat:7:glpat-a\n",
+        "current-context: agent-7\n",
+    ] {
+        assert!(text.contains(expected), "{expected} in {text}");
+    }
+    let text = workspace.stdout(&command("--agent 7 --namespace other")).await;
+    assert!(text.contains("namespace: other\n") && text.contains("pat:7:glpat-a"), "{text}");
+
+    for (flags, code, expected) in [
+        (
+            "--environment shop/web:dead",
+            64,
+            "there is no environment shop/web:dead in GitLab at http://127.0.0.1",
+        ),
+        ("--environment shop/web:empty", 64, "no agent with a namespace for the environment shop/web:empty"),
+        ("--environment shop/web:live --agent 8", 64, "not in this namespace of this agent"),
+        ("--agent production", 64, "\"production\" is not the id of an agent of GitLab"),
+    ] {
+        let (exit, text) = workspace.failure(&command(flags)).await;
+        assert!(exit == code && text.contains(expected), "{flags}: {exit} {text}");
+    }
+    gitlab.assert_no_violations();
+    workspace.write("pat", "glpat-b\n");
+    let (exit, text) = workspace.failure(&command("--environment shop/web:live")).await;
+    assert!(exit == 77 && text.contains("GitLab refuses the token"), "{exit} {text}");
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use axum::{
     extract::{RawQuery, State},
     response::{IntoResponse, Response},
 };
+use http::{HeaderMap, HeaderName};
 use percent_encoding::percent_decode_str;
 use proto::{AgentId, ReplicaId};
 use serde::{Deserialize, Serialize};
@@ -18,8 +19,12 @@ use super::{
 use crate::{
     agent_locations::rfc3339,
     deployments::{Deployment, DeploymentQuery},
-    environments::{Environment, EnvironmentQuery, Tier},
+    environments::{Environment, EnvironmentQuery, GitLabToken, Tier},
 };
+
+/// The headers in which GitLab accepts the token of a user or a CI job.
+const USER_TOKEN: HeaderName = HeaderName::from_static("private-token");
+const JOB_TOKEN: HeaderName = HeaderName::from_static("job-token");
 
 /// The environments that a query selects.
 #[derive(Debug, Serialize, Deserialize)]
@@ -58,12 +63,11 @@ impl IntoResponse for DeploymentList {
 pub(super) async fn list_environments(
     State(api): State<Arc<ApiServer>>,
     RawQuery(query): RawQuery,
+    headers: HeaderMap,
 ) -> Result<EnvironmentList, ApiError> {
     let query = parse(query.as_deref().unwrap_or_default())?;
-    let environments = match &api.environments {
-        Some(source) => source.list(&query).await?,
-        None => Vec::new(),
-    };
+    let token = gitlab_token(&headers)?;
+    let environments = api.environments.list(&query, token.as_ref()).await?;
     Ok(EnvironmentList { replica: api.replica, time: SystemTime::now(), environments })
 }
 
@@ -136,6 +140,23 @@ fn parse(text: &str) -> Result<EnvironmentQuery, QueryError> {
     Ok(query)
 }
 
+/// Returns the token with which the caller sees environments of GitLab.
+fn gitlab_token(headers: &HeaderMap) -> Result<Option<GitLabToken>, QueryError> {
+    let mut tokens = [USER_TOKEN, JOB_TOKEN].into_iter().flat_map(|name| {
+        let values = headers.get_all(&name).iter();
+        values.map(move |value| (name.clone(), value)).collect::<Vec<_>>()
+    });
+    match (tokens.next(), tokens.next()) {
+        (None, _) => Ok(None),
+        (Some((name, value)), None) => {
+            let token = value.to_str().ok().filter(|token| !token.is_empty());
+            let token = token.ok_or(QueryError::Token)?.into();
+            Ok(Some(if name == USER_TOKEN { GitLabToken::Personal(token) } else { GitLabToken::Job(token) }))
+        }
+        (Some(_), Some(_)) => Err(QueryError::Token),
+    }
+}
+
 fn tier(name: &str) -> Result<Tier, QueryError> {
     let tier = Tier::ALL.into_iter().find(|(known, _)| *known == name);
     let expected = "production, staging, testing, development or other";
@@ -161,6 +182,27 @@ mod tests {
         assert_eq!(query, expected);
         assert_eq!(parse("project=g/app&").unwrap().project, text("g/app"));
         assert_eq!(parse("").unwrap(), EnvironmentQuery::default());
+    }
+
+    #[test]
+    fn token_of_gitlab_is_in_one_header() {
+        let parse = |pairs: &[(HeaderName, &'static str)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in pairs {
+                headers.append(name, http::HeaderValue::from_static(value));
+            }
+            gitlab_token(&headers)
+        };
+        assert!(matches!(parse(&[]), Ok(None)));
+        assert!(matches!(parse(&[(USER_TOKEN, "a")]), Ok(Some(GitLabToken::Personal(_)))));
+        assert!(matches!(parse(&[(JOB_TOKEN, "a")]), Ok(Some(GitLabToken::Job(_)))));
+        for headers in [
+            &[(USER_TOKEN, "a"), (JOB_TOKEN, "b")][..],
+            &[(JOB_TOKEN, "a"), (JOB_TOKEN, "a")],
+            &[(USER_TOKEN, "")],
+        ] {
+            assert!(matches!(parse(headers), Err(QueryError::Token)), "{headers:?}");
+        }
     }
 
     #[test]

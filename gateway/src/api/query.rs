@@ -39,6 +39,9 @@ pub enum QueryError {
     /// The parameter occurs twice.
     #[error("{0} is given twice")]
     Twice(&'static str),
+    /// The headers have no usable token of GitLab.
+    #[error("the token of GitLab has to be the value of one header, Private-Token or Job-Token")]
+    Token,
     /// The path has no parameters.
     #[error("the path of one agent has no parameters")]
     Unexpected,

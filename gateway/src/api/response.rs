@@ -16,6 +16,7 @@ use super::{QueryError, TokenError, grpc};
 use crate::{
     agent_locations::{AgentOwner, AgentState, rfc3339},
     configuration::ConfigurationStatus,
+    environments::EnvironmentError,
     identity::SourceUnavailable,
 };
 
@@ -71,6 +72,10 @@ pub(super) enum ApiError {
     NotFound(String),
     #[error(transparent)]
     Unavailable(#[from] SourceUnavailable),
+    #[error("{0}")]
+    Forbidden(String),
+    #[error("{0}")]
+    BadRequest(String),
     #[error("the only method of this path is GET")]
     Method,
     /// The error of an RPC, whose response has its status already.
@@ -108,7 +113,8 @@ impl ApiError {
     pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Token(_) => "unauthorized",
-            Self::Query(_) => "bad-request",
+            Self::Forbidden(_) => "forbidden",
+            Self::Query(_) | Self::BadRequest(_) => "bad-request",
             Self::NotFound(_) => "not-found",
             Self::Unavailable(_) => "unavailable",
             Self::Method => "method-not-allowed",
@@ -123,11 +129,22 @@ impl ApiError {
     }
 }
 
+impl From<EnvironmentError> for ApiError {
+    fn from(error: EnvironmentError) -> Self {
+        match error {
+            EnvironmentError::Unavailable(unavailable) => unavailable.into(),
+            EnvironmentError::Refused(_) => Self::Forbidden(error.to_string()),
+            EnvironmentError::NoProject => Self::BadRequest(error.to_string()),
+        }
+    }
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = match &self {
             Self::Token(_) => StatusCode::UNAUTHORIZED,
-            Self::Query(_) => StatusCode::BAD_REQUEST,
+            Self::Forbidden(_) => StatusCode::FORBIDDEN,
+            Self::Query(_) | Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
@@ -148,7 +165,7 @@ impl IntoResponse for ApiError {
             Self::Unavailable(unavailable) => {
                 headers.insert(RETRY_AFTER, unavailable.retry_after.as_secs().max(1).into());
             }
-            Self::Query(_) | Self::NotFound(_) | Self::Rpc(_) => {}
+            Self::Forbidden(_) | Self::BadRequest(_) | Self::Query(_) | Self::NotFound(_) | Self::Rpc(_) => {}
         }
         response.extensions_mut().insert(self);
         response

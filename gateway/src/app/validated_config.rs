@@ -22,7 +22,7 @@ use crate::{
     audit::{self, AuditLog},
     config::{Config, ConfigError, IdentityConfig, unreadable},
     disabled::{self, DisableRule},
-    environments::{EnvironmentFile, EnvironmentSource},
+    environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
     gitlab::GitLabSetup,
     identity::Identity,
     listen::{BindError, Listener},
@@ -317,8 +317,13 @@ impl ValidatedConfig {
             ReachabilityProbe { client: peers, store: Arc::clone(&app.callers.forwarder.store), own }
         });
         app.api = api_tokens.map(|verifier| {
-            let environments =
-                self.environments.clone().map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
+            let file = self.environments.map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
+            let gitlab = app.gitlab.clone().map(|client| {
+                let section = &app.config.agent.kubernetes_api;
+                let ttls = (section.allowed_agent_cache_ttl, section.allowed_agent_cache_error_ttl);
+                Arc::new(GitLabEnvironments::new(client, ttls)) as Arc<dyn EnvironmentSource>
+            });
+            let environments = EnvironmentSources(file.into_iter().chain(gitlab).collect());
             Arc::new(ApiServer::new(
                 &app.agents,
                 app.gitaly.clone(),

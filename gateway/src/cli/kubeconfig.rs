@@ -1,10 +1,12 @@
 //! The command `kas kubeconfig`.
 
+mod environment;
 mod file;
 mod server;
 mod trust;
 
 use std::{
+    fmt::Display,
     fs::OpenOptions,
     io::{ErrorKind, Write as _},
     os::unix::fs::OpenOptionsExt as _,
@@ -13,9 +15,10 @@ use std::{
 
 use clap::{ValueHint, builder::NonEmptyStringValueParser};
 use proto::{AgentId, AgentName, ServiceName};
-use secrecy::SecretString;
+use secrecy::{ExposeSecret as _, SecretString};
 
 use self::{
+    environment::EnvironmentName,
     file::{KubeconfigText, UserCredential},
     server::ServerUrl,
     trust::{certificates, own_authority, pem},
@@ -26,7 +29,7 @@ use super::{
 };
 use crate::{
     config::{Config, IdentityConfig, unreadable},
-    environments::{EnvironmentAgent, EnvironmentFile, EnvironmentQuery},
+    environments::{EnvironmentAgent, GitLabToken},
     identity::{Caller, Identity},
     token::TokenHash,
 };
@@ -44,11 +47,12 @@ pub(super) struct Kubeconfig {
     /// The agent of the cluster
     #[arg(long, value_name = "NAME|ID", required_unless_present = "environment")]
     agent: Option<String>,
-    /// The environment of the file `environments.file` that has the agent and the default namespace
+    /// The environment that has the agent and the default namespace: of the file `environments.file` or, with
+    /// --gitlab-token-file, of GitLab
     ///
     /// If it has several places, --agent and --namespace select one.
-    #[arg(long, value_name = "PROJECT:SLUG", value_parser = NonEmptyStringValueParser::new())]
-    environment: Option<String>,
+    #[arg(long, value_name = "PROJECT:SLUG")]
+    environment: Option<EnvironmentName>,
     /// The URL of kas for callers, like `https://kas.example.com:8154`
     ///
     /// The default is the address of the public listener, if its certificate is valid for that address.
@@ -59,10 +63,20 @@ pub(super) struct Kubeconfig {
         long,
         value_name = "FILE",
         value_hint = ValueHint::FilePath,
-        required_unless_present = "exec",
-        conflicts_with = "exec"
+        required_unless_present_any = ["exec", "gitlab_token_file"],
+        conflicts_with_all = ["exec", "gitlab_token_file"]
     )]
     token_file: Option<PathBuf>,
+    /// The file with a personal access token of GitLab, for an agent of GitLab; - is standard input
+    ///
+    /// The token needs the scopes k8s_proxy and, with --environment, read_api. --agent is the id of the agent.
+    #[arg(
+        long,
+        value_name = "FILE",
+        value_hint = ValueHint::FilePath,
+        conflicts_with_all = ["exec", "caller"]
+    )]
+    gitlab_token_file: Option<PathBuf>,
     /// The name of an issuer in oidc.issuers: kubectl runs `kas login` to get a token of it
     #[arg(long, value_name = "ISSUER", conflicts_with = "caller", value_parser = NonEmptyStringValueParser::new())]
     exec: Option<String>,
@@ -102,6 +116,10 @@ Examples:
   kas kubeconfig --config kas.yaml --environment shop/web:production \\
     --token-file ./token
 
+  For a user of GitLab, with the environment of GitLab:
+  kas kubeconfig --config kas.yaml --environment shop/web:production \
+    --gitlab-token-file ./pat --server https://kas.example.com:8154
+
   For people who log in at the issuer dex of oidc.issuers:
   kas kubeconfig --config kas.yaml --agent production --exec dex \\
     --server https://kas.example.com:8154 --output production.kubeconfig
@@ -120,18 +138,20 @@ impl Kubeconfig {
     /// Checks the permissions of the caller and writes the kubeconfig.
     pub(super) fn run(self) -> CommandResult {
         let config = Config::read(&self.config.path)?;
+        if let Some(file) = &self.gitlab_token_file {
+            let (agent, namespace, token) = self.gitlab_place(&config, file)?;
+            let name = AgentName::of_id(agent);
+            let token = UserCredential::Token(&token);
+            return self.write(&config, (name.as_str(), &agent), "gitlab", namespace.as_deref(), token);
+        }
         let Some(IdentityConfig { file: identity_file }) = &config.identity else {
             return Err(CliError::usage(
-                "the configuration has no identity file, and GitLab writes its kubeconfigs itself",
+                "the configuration has no identity file: the agents of GitLab need --gitlab-token-file",
             ));
         };
         let identity = Identity::read(&identity_file.value)?;
         let token = self.token_file.as_deref().map(read_token).transpose()?;
-        let place = self
-            .environment
-            .as_deref()
-            .map(|name| place(&config, name, self.agent.as_deref(), self.namespace.as_deref()));
-        let place = place.transpose().map_err(CliError::usage)?;
+        let place = self.environment.as_ref().map(|name| self.find_place(&config, name, None)).transpose()?;
         let agent = place.as_ref().map(|place| &place.agent).or(self.agent.as_ref());
         let agent = agent.expect("clap requires the agent or the environment");
         let namespace = self.namespace.as_deref().or_else(|| place.as_ref().map(|place| &*place.namespace));
@@ -161,13 +181,62 @@ impl Kubeconfig {
             _ => return Err(CliError::usage("either --token-file or --exec is needed")),
         };
 
+        self.write(&config, (agent.as_str(), agent), caller, namespace, credential)
+    }
+
+    /// Returns the agent of GitLab, the namespace, and the credential for kas.
+    fn gitlab_place(
+        &self,
+        config: &Config,
+        file: &Path,
+    ) -> Result<(AgentId, Option<String>, SecretString), CliError> {
+        if config.gitlab.is_none() {
+            return Err(CliError::usage(
+                "the configuration has no section gitlab, which --gitlab-token-file needs",
+            ));
+        }
+        let token = GitLabToken::Personal(read_token(file)?);
+        let place = self.environment.as_ref().map(|name| self.find_place(config, name, Some(&token)));
+        let place = place.transpose()?;
+        let agent = place.as_ref().map(|place| &place.agent).or(self.agent.as_ref());
+        let agent = agent.expect("clap requires the agent or the environment");
+        let Ok(agent) = agent.parse::<AgentId>() else {
+            return Err(CliError::usage(format!(
+                "{agent:?} is not the id of an agent of GitLab: the environment is of the file, or --agent is a name"
+            )));
+        };
+        let (GitLabToken::Personal(secret) | GitLabToken::Job(secret)) = &token;
+        let credential = SecretString::from(format!("pat:{agent}:{}", secret.expose_secret()));
+        Ok((agent, self.namespace.clone().or_else(|| place.map(|place| place.namespace)), credential))
+    }
+
+    /// Returns the place of an environment that --agent and --namespace select.
+    fn find_place(
+        &self,
+        config: &Config,
+        name: &EnvironmentName,
+        token: Option<&GitLabToken>,
+    ) -> Result<EnvironmentAgent, CliError> {
+        let found = name.find((&self.config.path, config), token)?;
+        name.choose(found, self.agent.as_deref(), self.namespace.as_deref()).map_err(CliError::usage)
+    }
+
+    /// Writes the kubeconfig for an agent, which has this name in the file and this one in the path.
+    fn write(
+        &self,
+        config: &Config,
+        (agent, in_path): (&str, &dyn Display),
+        caller: &str,
+        namespace: Option<&str>,
+        credential: UserCredential<'_>,
+    ) -> CommandResult {
         let listen = &config.agent.kubernetes_api.listen;
         let own = match &listen.certificate_file {
             Some(file) => certificates(&file.value).map_err(CliError::usage)?,
             None => Vec::new(),
         };
-        let server = match self.server {
-            Some(server) => server,
+        let server = match &self.server {
+            Some(server) => server.clone(),
             None => ServerUrl::from_listener(listen.address, own.first()).map_err(CliError::usage)?,
         };
         let trusted = match &self.certificate_authority {
@@ -179,9 +248,9 @@ impl Kubeconfig {
         }
 
         let text = KubeconfigText {
-            agent: agent.as_str(),
+            agent,
             caller,
-            server: &server.agent_url(agent),
+            server: &server.agent_url(in_path),
             authority: pem(&trusted).as_deref().filter(|_| server.is_secure()),
             namespace,
             credential,
@@ -222,50 +291,6 @@ fn check_rights(caller: &Caller, id: AgentId, agent: &AgentName, service: &Servi
         return Err(CliError::forbidden(format!("caller {name} may not use the service {service}")));
     }
     Ok(())
-}
-
-/// Returns the agent and the namespace of an environment, `PROJECT:SLUG`. `agent` and `namespace` select one of several.
-fn place(
-    config: &Config,
-    environment: &str,
-    agent: Option<&str>,
-    namespace: Option<&str>,
-) -> Result<EnvironmentAgent, String> {
-    let Some((project, slug)) = environment.rsplit_once(':') else {
-        return Err(format!(
-            "{environment:?} is not an environment: write PROJECT:SLUG, like shop/web:production"
-        ));
-    };
-    let Some(section) = &config.environments else {
-        return Err("the configuration names no environments: set the key environments.file".to_owned());
-    };
-    let query = EnvironmentQuery {
-        project: Some(project.to_owned()),
-        slug: Some(slug.to_owned()),
-        ..EnvironmentQuery::default()
-    };
-    let file = EnvironmentFile::read(&section.file.value).map_err(|error| error.to_string())?;
-    let found = file.select(&query).pop();
-    let found = found.ok_or_else(|| {
-        format!("there is no environment {environment} in {}", section.file.value.display())
-    })?;
-    let mut places = found.agents;
-    let is = |wanted: Option<&str>, value: &str| wanted.is_none_or(|wanted| wanted == value);
-    places.retain(|place| is(agent, &place.agent) && is(namespace, &place.namespace));
-    match (places.pop(), &*places) {
-        (Some(place), []) => Ok(place),
-        (None, _) => Err(format!("the environment {environment} is not in this namespace of this agent")),
-        (Some(last), others) => {
-            let places = others.iter().chain([&last]);
-            let places: Vec<_> = places
-                .map(|place| format!("--agent {} --namespace {}", place.agent, place.namespace))
-                .collect();
-            Err(format!(
-                "the environment {environment} has several places, choose one: {}",
-                places.join("; ")
-            ))
-        }
-    }
 }
 
 /// Returns the caller of a token. `expected` is the name that the caller must have.

@@ -13,11 +13,10 @@ use router::BoxFuture;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-use super::{Environment, EnvironmentAgent, EnvironmentQuery, EnvironmentSource, Tier};
-use crate::{
-    config::{self, ConfigError},
-    identity::SourceUnavailable,
+use super::{
+    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
 };
+use crate::config::{self, ConfigError};
 
 /// The longest path of a project, in bytes: that of GitLab.
 const MAX_PROJECT: usize = 255;
@@ -77,7 +76,8 @@ impl EnvironmentSource for EnvironmentFile {
     fn list<'a>(
         &'a self,
         query: &'a EnvironmentQuery,
-    ) -> BoxFuture<'a, Result<Vec<Environment>, SourceUnavailable>> {
+        _: Option<&'a GitLabToken>,
+    ) -> BoxFuture<'a, Result<Vec<Environment>, EnvironmentError>> {
         Box::pin(ready(Ok(self.select(query))))
     }
 }
@@ -145,7 +145,7 @@ fn check(
     Err(ConfigError::new(path, value.referenced, key, format!("{:?} is not {expected}", value.value)))
 }
 
-fn is_project(text: &str) -> bool {
+pub(super) fn is_project(text: &str) -> bool {
     (1..=MAX_PROJECT).contains(&text.len())
         && text.split('/').all(|part| !part.is_empty())
         && !text.contains(|c: char| c == ':' || c.is_control() || c.is_whitespace())
@@ -156,7 +156,7 @@ fn is_agent(text: &str) -> bool {
 }
 
 /// Returns whether a text is a DNS label (RFC 1123), like the name of a namespace.
-fn is_label(text: &str) -> bool {
+pub(super) fn is_label(text: &str) -> bool {
     let end = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     let bytes = text.as_bytes();
     bytes.len() <= 63

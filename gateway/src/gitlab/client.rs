@@ -135,7 +135,18 @@ impl GitLabClient {
         query: &[(&str, &str)],
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
-        self.send(Method::GET, endpoint, query, Bytes::new(), credential).await
+        self.send(Method::GET, (endpoint, ""), query, Bytes::new(), credential).await
+    }
+
+    /// Sends a GET request to the public endpoint of an object, whose id is percent-encoded.
+    pub(super) async fn get_at<T: DeserializeOwned>(
+        &self,
+        endpoint: Endpoint,
+        id: &str,
+        query: &[(&str, &str)],
+        credential: Credential<'_>,
+    ) -> Result<T, GitLabError> {
+        self.send(Method::GET, (endpoint, id), query, Bytes::new(), credential).await
     }
 
     /// Sends a POST request with this body as JSON, and parses the JSON of a 2xx response. An empty body is `()`.
@@ -152,7 +163,7 @@ impl GitLabClient {
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
         let body = serde_json::to_vec(body).expect("the bodies are serializable");
-        let result = self.send(Method::POST, endpoint, &[], body.into(), credential).await;
+        let result = self.send(Method::POST, (endpoint, ""), &[], body.into(), credential).await;
         self.check_switch(endpoint, result)
     }
 
@@ -204,7 +215,7 @@ impl GitLabClient {
     async fn send<T: DeserializeOwned>(
         &self,
         method: Method,
-        endpoint: Endpoint,
+        (endpoint, id): (Endpoint, &str),
         query: &[(&str, &str)],
         body: Bytes,
         credential: Credential<'_>,
@@ -220,7 +231,7 @@ impl GitLabClient {
             message: "not sent: the token has characters that no header may have".to_owned(),
         })?;
         headers.extend(credential);
-        let url = self.0.address.url(endpoint.path(), &encode(query));
+        let url = self.0.address.url(&endpoint.path().replace(":id", id), &encode(query));
         let prepared = Prepared { method, endpoint, url, headers, body };
 
         let deadline = Instant::now() + TOTAL_TIMEOUT;
@@ -287,9 +298,11 @@ impl GitLabClient {
         *request.method_mut() = prepared.method.clone();
         *request.uri_mut() = prepared.url.clone();
         *request.headers_mut() = prepared.headers.clone();
-        // An attempt may start long after the one before it, so that each needs its own token.
-        let token = jwt::header(self.0.secret.keys().signing(), SystemTime::now());
-        request.headers_mut().insert(KAS_REQUEST, token);
+        if !prepared.endpoint.is_public() {
+            // An attempt may start long after the one before it, so that each needs its own token.
+            let token = jwt::header(self.0.secret.keys().signing(), SystemTime::now());
+            request.headers_mut().insert(KAS_REQUEST, token);
+        }
 
         let response = self.0.http.request(request).await.map_err(|error| {
             (AttemptResult::Failed, Failure::unavailable(ErrorChain(&error).to_string(), true))

@@ -28,6 +28,10 @@ pub enum Endpoint {
     AgentEvents,
     /// GET: the agents of a CI job.
     AllowedAgents,
+    /// POST: a query of GraphQL.
+    GraphQl,
+    /// GET: the environments of a project.
+    ProjectEnvironments,
 }
 
 /// The credential of a request, besides the JWT of kas.
@@ -39,10 +43,12 @@ pub enum Credential<'a> {
     Agent(&'a SecretString),
     /// The token of a CI job.
     Job(&'a SecretString),
+    /// The personal access token of a user.
+    User(&'a SecretString),
 }
 
 impl Endpoint {
-    /// Returns the path.
+    /// Returns the path, in which `:id` stands for an id.
     pub fn path(self) -> &'static str {
         match self {
             Self::AgentInfo => "/api/v4/internal/agents/agentk/agent_info",
@@ -54,6 +60,8 @@ impl Endpoint {
             Self::UsageMetrics => "/api/v4/internal/kubernetes/usage_metrics",
             Self::AgentEvents => "/api/v4/internal/kubernetes/agent_events",
             Self::AllowedAgents => "/api/v4/job/allowed_agents",
+            Self::GraphQl => "/api/graphql",
+            Self::ProjectEnvironments => "/api/v4/projects/:id/environments",
         }
     }
 
@@ -69,6 +77,8 @@ impl Endpoint {
             Self::UsageMetrics => "usage_metrics",
             Self::AgentEvents => "agent_events",
             Self::AllowedAgents => "allowed_agents",
+            Self::GraphQl => "graphql",
+            Self::ProjectEnvironments => "project_environments",
         }
     }
 
@@ -81,7 +91,12 @@ impl Endpoint {
 
     /// Returns whether a 404 can mean that GitLab has switched kas off.
     pub(super) fn is_internal(self) -> bool {
-        self != Self::AllowedAgents
+        self != Self::AllowedAgents && !self.is_public()
+    }
+
+    /// Returns whether everyone may use the endpoint, so that requests have no JWT of kas.
+    pub(super) fn is_public(self) -> bool {
+        matches!(self, Self::GraphQl | Self::ProjectEnvironments)
     }
 }
 
@@ -98,7 +113,7 @@ impl Credential<'_> {
         let (name, scheme, token) = match self {
             Self::None => return Ok(None),
             Self::Agent(token) if endpoint == Endpoint::AgentInfo => (AGENT_TOKEN, "", token),
-            Self::Agent(token) => (AUTHORIZATION, "Bearer ", token),
+            Self::Agent(token) | Self::User(token) => (AUTHORIZATION, "Bearer ", token),
             Self::Job(token) => (JOB_TOKEN, "", token),
         };
         let mut value = HeaderValue::try_from(format!("{scheme}{}", token.expose_secret()))?;

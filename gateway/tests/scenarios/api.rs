@@ -14,7 +14,7 @@ use base64::{
 };
 use gateway::{
     deployments::Deployment,
-    environments::{EnvironmentFile, Tier},
+    environments::{EnvironmentFile, EnvironmentSources, Tier},
     identity::Identity,
     internals::Verifier,
     peers::ReplicaContext,
@@ -219,7 +219,7 @@ async fn environments_are_listed_from_the_last_valid_file() {
         .unwrap();
     let file = EnvironmentFile::read(&path).unwrap();
     let slugs = async |query: &str| {
-        let io = connect_with(&world, Some(Arc::new(file.clone())));
+        let io = connect_with(&world, EnvironmentSources(vec![Arc::new(file.clone())]));
         let answer = send_over(io, valid_request(&format!("/api/v1/environments{query}"))).await;
         let list: Value = serde_json::from_str(&text(answer).await).unwrap();
         let slugs = list["environments"].as_array().unwrap().iter();

@@ -13,6 +13,7 @@ mod gitaly;
 mod gitlab_agents;
 mod gitlab_callers;
 mod gitlab_client;
+mod gitlab_environments;
 mod grpc;
 mod headers;
 mod http1;

@@ -23,6 +23,10 @@ pub enum Endpoint {
     AgentEvents,
     /// `GET /job/allowed_agents`
     AllowedAgents,
+    /// `POST /api/graphql`
+    GraphQl,
+    /// `GET /projects/:id/environments`
+    ProjectEnvironments,
 }
 
 /// The headers that identify the subject of a request.
@@ -34,6 +38,8 @@ pub(crate) enum Subject {
     Job,
     /// The body names the subject, if there is one.
     Body,
+    /// The caller of kas, on the public API.
+    Caller,
 }
 
 impl Endpoint {
@@ -51,7 +57,14 @@ impl Endpoint {
 
     /// Returns the endpoint at a path.
     pub(crate) fn at(path: &str) -> Option<Self> {
+        if path == "/api/graphql" {
+            return Some(Self::GraphQl);
+        }
         let path = path.strip_prefix("/api/v4")?;
+        let id = path.strip_prefix("/projects/").and_then(|path| path.strip_suffix("/environments"));
+        if id.is_some_and(|id| !id.is_empty() && !id.contains('/')) {
+            return Some(Self::ProjectEnvironments);
+        }
         Self::ALL.into_iter().find(|endpoint| endpoint.path() == path)
     }
 
@@ -66,6 +79,7 @@ impl Endpoint {
             Self::UsageMetrics => "/internal/kubernetes/usage_metrics",
             Self::AgentEvents => "/internal/kubernetes/agent_events",
             Self::AllowedAgents => "/job/allowed_agents",
+            Self::GraphQl | Self::ProjectEnvironments => unreachable!("they are not in ALL"),
         }
     }
 
@@ -73,6 +87,8 @@ impl Endpoint {
         match self.subject() {
             Subject::Agent | Subject::Job => Method::GET,
             Subject::Body => Method::POST,
+            Subject::Caller if self == Self::GraphQl => Method::POST,
+            Subject::Caller => Method::GET,
         }
     }
 
@@ -82,6 +98,7 @@ impl Endpoint {
                 Subject::Agent
             }
             Self::AllowedAgents => Subject::Job,
+            Self::GraphQl | Self::ProjectEnvironments => Subject::Caller,
             Self::AgentConfiguration | Self::AuthorizeProxyUser | Self::UsageMetrics | Self::AgentEvents => {
                 Subject::Body
             }

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 
 use crate::{
     Fault, Shared,
-    endpoint::Endpoint,
+    endpoint::{Endpoint, Subject},
+    public,
     request::{
         AccessType, AuthorizeBody, ConfigurationBody, EventsBody, KasRequest, UsageBody, Violation, check,
         parse, violation,
@@ -60,7 +61,7 @@ const EVENTS: [(&str, &[&str]); 4] = [
 ];
 
 /// A status with a JSON body; the body is empty if it is null.
-type Answer = (u16, Value);
+pub(crate) type Answer = (u16, Value);
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     Router::new().fallback(handle).with_state(shared)
@@ -86,6 +87,7 @@ async fn handle(
         Some(Fault::Status(status)) => return response(status.as_u16(), "<html>oops</html>".to_owned()),
         Some(Fault::Garbage) => return response(200, "<html>".to_owned()),
         Some(Fault::Huge(bytes)) => return response(200, "{".repeat(bytes)),
+        Some(Fault::SwitchedOff) if request.endpoint.subject() == Subject::Caller => {}
         Some(Fault::SwitchedOff) => return json_response((404, message("404 Not Found"))),
     }
     let answer = answer(&mut shared.state.lock(), &request);
@@ -110,6 +112,8 @@ fn answer(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> 
         Endpoint::AllowedAgents => Ok(allowed_agents(state, &request.token)),
         Endpoint::AuthorizeProxyUser => authorize_proxy_user(state, &parse(&request.body)?),
         Endpoint::AgentConfiguration => agent_configuration(state, parse(&request.body)?),
+        Endpoint::GraphQl => public::graphql(state, request),
+        Endpoint::ProjectEnvironments => public::environments(state, request),
         Endpoint::UsageMetrics => usage_metrics(state, &request.body),
         Endpoint::AgentEvents => agent_events(state, &request.body),
     }
@@ -251,11 +255,11 @@ fn agent_events(state: &mut State, body: &[u8]) -> Result<Answer, Violation> {
     Ok((204, Value::Null))
 }
 
-fn unauthorized() -> Answer {
+pub(crate) fn unauthorized() -> Answer {
     (401, message("401 Unauthorized"))
 }
 
-fn message(text: &str) -> Value {
+pub(crate) fn message(text: &str) -> Value {
     json!({"message": text})
 }
 

@@ -12,6 +12,7 @@
 mod endpoint;
 mod handlers;
 mod jwt;
+mod public;
 mod request;
 mod state;
 
@@ -34,7 +35,7 @@ pub use self::{
     jwt::{sign_for_gitlab, sign_for_kas},
     state::{
         AccessToken, Agent, AgentAccess, AllowedAgent, Environment, Gitaly, Job, Membership, Project,
-        Session, State, User,
+        ProjectEnvironment, Session, State, User,
     },
 };
 
@@ -51,7 +52,7 @@ pub enum Fault {
     Garbage,
     /// Each response is 200 with a body of this many bytes.
     Huge(usize),
-    /// The internal API is switched off: 404 for each path.
+    /// The internal API is switched off: 404 for each of its paths.
     SwitchedOff,
 }
 

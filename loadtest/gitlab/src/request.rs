@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     endpoint::{Endpoint, Subject},
-    jwt,
+    jwt, public,
 };
 
 /// The headers with a token of an agent in newer versions of GitLab.
@@ -34,8 +34,10 @@ pub(crate) struct KasRequest {
     pub(crate) endpoint: Endpoint,
     /// The token of the agent or of the job; empty if the body names the subject.
     pub(crate) token: String,
-    /// The query parameter `id`, decoded.
+    /// The query parameter `id`, or the id of the path, decoded.
     pub(crate) id: String,
+    /// The query of the environments of a project.
+    pub(crate) query: String,
     pub(crate) body: Bytes,
 }
 
@@ -88,10 +90,12 @@ pub(crate) fn check(
     secret: &[u8],
 ) -> Result<KasRequest, Violation> {
     let endpoint = Endpoint::at(uri.path()).ok_or_else(|| violation(404, "there is nothing at this path"))?;
-    let token = single(headers, "gitlab-kas-api-request")
-        .map_err(jwt_violation)?
-        .ok_or_else(|| jwt_violation("Gitlab-Kas-Api-Request is missing"))?;
-    jwt::check(&token, secret, SystemTime::now()).map_err(jwt_violation)?;
+    if endpoint.subject() != Subject::Caller {
+        let token = single(headers, "gitlab-kas-api-request")
+            .map_err(jwt_violation)?
+            .ok_or_else(|| jwt_violation("Gitlab-Kas-Api-Request is missing"))?;
+        jwt::check(&token, secret, SystemTime::now()).map_err(jwt_violation)?;
+    }
     if *method != endpoint.method() {
         return Err(violation(405, "the method is wrong"));
     }
@@ -106,21 +110,32 @@ pub(crate) fn check(
         }
         let content_type = single(headers, CONTENT_TYPE.as_str())?;
         match endpoint.subject() {
-            Subject::Body if content_type.as_deref() != Some("application/json") => {
+            Subject::Body | Subject::Caller
+                if *method == Method::POST && content_type.as_deref() != Some("application/json") =>
+            {
                 Err("Content-Type is not application/json".to_owned())
             }
-            Subject::Agent | Subject::Job if !body.is_empty() => Err("a GET has a body".to_owned()),
+            _ if *method == Method::GET && !body.is_empty() => Err("a GET has a body".to_owned()),
             _ => Ok(()),
         }
     };
     check_headers().map_err(|rule| violation(400, rule))?;
     let token = subject_token(endpoint, headers).map_err(|rule| violation(401, rule))?;
-    let id = query_id(endpoint, uri.query()).map_err(|rule| violation(400, rule))?;
-    Ok(KasRequest { endpoint, token, id, body })
+    let mut query = String::new();
+    let id = if endpoint == Endpoint::ProjectEnvironments {
+        query.extend(uri.query());
+        path_id(uri.path()).map_err(|rule| violation(400, rule))?
+    } else {
+        query_id(endpoint, uri.query()).map_err(|rule| violation(400, rule))?
+    };
+    Ok(KasRequest { endpoint, token, id, query, body })
 }
 
 /// Returns the token of the agent or the job. Headers of another subject are a violation.
 fn subject_token(endpoint: Endpoint, headers: &HeaderMap) -> Result<String, String> {
+    if endpoint.subject() == Subject::Caller {
+        return public::token(endpoint, headers);
+    }
     let job = single(headers, "job-token")?;
     let mut agent = single(headers, AUTHORIZATION.as_str())?
         .map(|value| match value.strip_prefix("Bearer ") {
@@ -140,7 +155,7 @@ fn subject_token(endpoint: Endpoint, headers: &HeaderMap) -> Result<String, Stri
         (Subject::Body, None, None) => return Ok(String::new()),
         (Subject::Agent, None, _) => return Err("the token of the agent is missing".to_owned()),
         (Subject::Job, _, None) => return Err("Job-Token is missing".to_owned()),
-        (Subject::Agent | Subject::Job | Subject::Body, _, _) => {
+        (Subject::Agent | Subject::Job | Subject::Body | Subject::Caller, _, _) => {
             return Err("there is a token of another subject".to_owned());
         }
     };
@@ -157,13 +172,19 @@ fn query_id(endpoint: Endpoint, query: Option<&str>) -> Result<String, String> {
     }
 }
 
+/// Returns the id in the path of the environments of a project.
+fn path_id(path: &str) -> Result<String, String> {
+    let id = path.trim_start_matches("/api/v4/projects/").trim_end_matches("/environments");
+    percent_decode_str(id).decode_utf8().map(Into::into).map_err(|error| error.to_string())
+}
+
 /// Parses a body.
 pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Violation> {
     serde_json::from_slice(body).map_err(|error| violation(400, format!("body: {error}")))
 }
 
 /// Returns the only value of a header.
-fn single(headers: &HeaderMap, name: &str) -> Result<Option<String>, String> {
+pub(crate) fn single(headers: &HeaderMap, name: &str) -> Result<Option<String>, String> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
         (None, _) => Ok(None),

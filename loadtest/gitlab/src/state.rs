@@ -24,6 +24,8 @@ pub struct State {
     pub usage_metrics: Vec<Value>,
     /// The bodies of `agent_events`.
     pub agent_events: Vec<Value>,
+    /// True for a GitLab whose GraphQL schema has no agent in deployments.
+    pub deployments_without_agent: bool,
     /// How often each token of an agent was used. GitLab shows an agent as connected by it.
     pub token_uses: HashMap<String, usize>,
 }
@@ -56,6 +58,23 @@ pub struct Project {
     pub relative_path: String,
     /// The address of its Gitaly.
     pub gitaly: Gitaly,
+    /// The environments.
+    pub environments: Vec<ProjectEnvironment>,
+}
+
+/// An environment of a project.
+#[derive(Clone, Debug)]
+pub struct ProjectEnvironment {
+    /// The id.
+    pub id: u64,
+    /// The name.
+    pub name: String,
+    /// The name in URLs.
+    pub slug: String,
+    /// `production`, `staging`, `testing`, `development` or `other`.
+    pub tier: String,
+    /// The id of the agent and the namespace.
+    pub place: Option<(u64, String)>,
 }
 
 /// How kas reaches Gitaly.
@@ -125,6 +144,8 @@ pub struct User {
     pub tokens: Vec<AccessToken>,
     /// Browser sessions.
     pub sessions: Vec<Session>,
+    /// The ids of the projects that the user may read.
+    pub projects: Vec<u64>,
     /// The rights by the id of the agent. 403 for other agents.
     pub access: HashMap<u64, AgentAccess>,
 }
@@ -134,7 +155,7 @@ pub struct User {
 pub struct AccessToken {
     /// The token.
     pub token: String,
-    /// The scopes. `k8s_proxy` is needed.
+    /// The scopes. `k8s_proxy` is needed for clusters, `read_api` for environments.
     pub scopes: Vec<String>,
 }
 
@@ -190,6 +211,29 @@ impl State {
             .find(|project| project.path == id_or_path || project.id.to_string() == id_or_path)
     }
 
+    /// Returns whether a token of the public API, as `public::token` returns it, may read, or `None` for an unknown token.
+    pub(crate) fn reader(&self, token: &str) -> Option<bool> {
+        match token.strip_prefix("job:") {
+            Some(job) => self.jobs.get(job).filter(|job| !job.finished).map(|_| true),
+            None => {
+                let mut tokens = self.users.iter().flat_map(|user| &user.tokens);
+                let token = tokens.find(|known| known.token == token)?;
+                Some(token.scopes.iter().any(|scope| scope == "read_api" || scope == "api"))
+            }
+        }
+    }
+
+    /// Returns the project with this id or path, if the holder of a token of the public API may read it.
+    pub(crate) fn visible_project(&self, token: &str, id_or_path: &str) -> Option<&Project> {
+        let is_visible = |id: u64| match token.strip_prefix("job:") {
+            Some(job) => self.jobs.get(job).is_some_and(|job| job.project == id),
+            None => self.users.iter().any(|user| {
+                user.projects.contains(&id) && user.tokens.iter().any(|known| known.token == token)
+            }),
+        };
+        self.project(id_or_path).filter(|project| is_visible(project.id))
+    }
+
     /// Returns the agent that holds a token.
     pub(crate) fn agent(&self, token: &str) -> Option<&Agent> {
         self.agents.values().find(|agent| agent.tokens.iter().any(|known| known == token))
@@ -213,7 +257,20 @@ impl Project {
             default_branch: "main".to_owned(),
             relative_path: format!("@hashed/{id}.git"),
             gitaly: Gitaly::default(),
+            environments: Vec::new(),
         }
+    }
+
+    /// Adds an environment whose slug is its name, with `/` replaced by `-`, in a namespace of an agent.
+    pub fn with_environment(mut self, id: u64, name: &str, tier: &str, place: (u64, &str)) -> Self {
+        self.environments.push(ProjectEnvironment {
+            id,
+            name: name.to_owned(),
+            slug: name.replace('/', "-"),
+            tier: tier.to_owned(),
+            place: Some((place.0, place.1.to_owned())),
+        });
+        self
     }
 
     /// Returns the fields that `agent_info` and `project_info` share.
@@ -272,6 +329,7 @@ impl User {
             username: username.to_owned(),
             tokens: Vec::new(),
             sessions: Vec::new(),
+            projects: Vec::new(),
             access: HashMap::new(),
         }
     }
@@ -279,6 +337,14 @@ impl User {
     /// Adds a personal access token with the scope `k8s_proxy`.
     pub fn with_token(mut self, token: &str) -> Self {
         self.tokens.push(AccessToken { token: token.to_owned(), scopes: vec!["k8s_proxy".to_owned()] });
+        self
+    }
+
+    /// Adds a personal access token with the scopes `k8s_proxy` and `read_api`, and lets the user read a project.
+    pub fn with_project(mut self, token: &str, project: u64) -> Self {
+        let scopes = ["k8s_proxy", "read_api"].map(str::to_owned).to_vec();
+        self.tokens.push(AccessToken { token: token.to_owned(), scopes });
+        self.projects.push(project);
         self
     }
 

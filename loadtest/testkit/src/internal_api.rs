@@ -4,7 +4,7 @@ use std::{convert::Infallible, future::ready, sync::Arc};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use gateway::{
-    environments::EnvironmentSource,
+    environments::EnvironmentSources,
     internals::{ApiServer, Verifier},
 };
 use hmac::{Hmac, KeyInit as _, Mac as _};
@@ -41,11 +41,11 @@ pub fn valid_token() -> String {
 
 /// Connects to the internal API of a replica.
 pub fn connect(world: &World) -> DuplexStream {
-    connect_with(world, None)
+    connect_with(world, EnvironmentSources::default())
 }
 
 /// Connects to the internal API of a replica with these environments.
-pub fn connect_with(world: &World, environments: Option<Arc<dyn EnvironmentSource>>) -> DuplexStream {
+pub fn connect_with(world: &World, environments: EnvironmentSources) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
     let api = Arc::new(ApiServer::new(
         &world.kas.agents,

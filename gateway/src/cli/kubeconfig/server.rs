@@ -1,9 +1,9 @@
 //! The URL of kas for callers.
 
-use std::{net::SocketAddr, str::FromStr};
+use std::{fmt::Display, net::SocketAddr, str::FromStr};
 
 use http::Uri;
-use proto::{AgentName, ServiceName};
+use proto::ServiceName;
 use rustls::pki_types::{CertificateDer, ServerName};
 use webpki::EndEntityCert;
 
@@ -51,7 +51,7 @@ impl ServerUrl {
     }
 
     /// Returns the URL of the Kubernetes API of an agent.
-    pub(super) fn agent_url(&self, agent: &AgentName) -> String {
+    pub(super) fn agent_url(&self, agent: &dyn Display) -> String {
         format!("{}/agents/{agent}/{}", self.0, ServiceName::KUBERNETES)
     }
 }
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn server_is_a_url_without_query() {
-        let agent: AgentName = "production".parse().unwrap();
+        let agent: proto::AgentName = "production".parse().unwrap();
         for (text, expected) in [
             ("https://kas.example.com", "https://kas.example.com/agents/production/kubernetes"),
             ("HTTPS://kas:8154/", "https://kas:8154/agents/production/kubernetes"),

@@ -1,0 +1,165 @@
+//! Environments of GitLab, as the holder of a token sees them. Each answer is cached for the token and the project.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use http::StatusCode;
+use moka::future::Cache;
+use router::BoxFuture;
+use tokio::time::{Instant, timeout};
+
+use super::{
+    Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
+    file::{is_label, is_project},
+};
+use crate::{
+    gitlab::{Credential, GitLabClient, GitLabError, ProjectEnvironment},
+    identity::SourceUnavailable,
+    token::TokenHash,
+};
+
+/// The time that a caller waits for GitLab, with all attempts and pages.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+/// `Retry-After` after this time.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+/// The most environments of all cached answers. They use some 300 bytes each.
+const CAPACITY: u64 = 50_000;
+
+/// The environments of GitLab.
+#[derive(Debug)]
+pub struct GitLabEnvironments {
+    client: GitLabClient,
+    answers: Cache<TokenHash, Arc<Answer>>,
+    ttl: Duration,
+    error_ttl: Duration,
+}
+
+#[derive(Debug)]
+struct Answer {
+    result: Result<Vec<Environment>, EnvironmentError>,
+    expires: Instant,
+}
+
+impl GitLabEnvironments {
+    /// Asks `client`, and caches lists for `ttl` and errors for `error_ttl`.
+    pub fn new(client: GitLabClient, (ttl, error_ttl): (Duration, Duration)) -> Self {
+        let answers = Cache::builder()
+            .max_capacity(CAPACITY)
+            .weigher(|_, answer: &Arc<Answer>| answer.weight())
+            .time_to_live(ttl.max(error_ttl))
+            .build();
+        Self { client, answers, ttl, error_ttl }
+    }
+
+    /// Returns the environments of a project, or the one with this name, from the cache or from GitLab.
+    async fn environments(
+        &self,
+        project: &str,
+        name: Option<&str>,
+        token: &GitLabToken,
+    ) -> Result<Vec<Environment>, EnvironmentError> {
+        let answer = async {
+            let result = self.ask(project, name, token).await;
+            let ttl = match &result {
+                Ok(_) => self.ttl,
+                Err(EnvironmentError::Unavailable(error)) => error.retry_after.min(self.error_ttl),
+                Err(_) => self.error_ttl,
+            };
+            Arc::new(Answer { result, expires: Instant::now() + ttl })
+        };
+        let key = cache_key(project, name, token);
+        let expired = |answer: &Arc<Answer>| answer.expires <= Instant::now();
+        let entry = self.answers.entry(key).or_insert_with_if(answer, expired).await;
+        entry.into_value().result.clone()
+    }
+
+    async fn ask(
+        &self,
+        project: &str,
+        name: Option<&str>,
+        token: &GitLabToken,
+    ) -> Result<Vec<Environment>, EnvironmentError> {
+        let credential = match token {
+            GitLabToken::Personal(token) => Credential::User(token),
+            GitLabToken::Job(token) => Credential::Job(token),
+        };
+        let response = timeout(LOOKUP_TIMEOUT, self.client.project_environments(project, name, credential));
+        let found = response.await.map_err(|_| SourceUnavailable {
+            message: format!("GitLab did not respond within {} s", LOOKUP_TIMEOUT.as_secs()),
+            retry_after: RETRY_AFTER,
+        })?;
+        let found = found.map_err(|error| match error {
+            GitLabError::Status { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, message } => {
+                EnvironmentError::Refused(message)
+            }
+            error => EnvironmentError::Unavailable(error.into()),
+        })?;
+        let mut environments: Vec<_> = found.into_iter().map(|found| environment(project, found)).collect();
+        environments.sort_by_key(|environment| environment.id);
+        Ok(environments)
+    }
+}
+
+impl EnvironmentSource for GitLabEnvironments {
+    fn list<'a>(
+        &'a self,
+        query: &'a EnvironmentQuery,
+        token: Option<&'a GitLabToken>,
+    ) -> BoxFuture<'a, Result<Vec<Environment>, EnvironmentError>> {
+        Box::pin(async move {
+            let Some(token) = token else { return Ok(Vec::new()) };
+            let project = query.project.as_deref().ok_or(EnvironmentError::NoProject)?;
+            if !is_project(project) {
+                return Ok(Vec::new());
+            }
+            let selected = async |name: Option<&str>| {
+                let mut environments = self.environments(project, name, token).await?;
+                environments.retain(|environment| query.selects(environment));
+                Ok(environments)
+            };
+            // The slug of most environments is their name, so that one of thousands needs no list.
+            if let Some(slug) = &query.slug {
+                let environments: Vec<_> = selected(Some(slug)).await?;
+                if !environments.is_empty() {
+                    return Ok(environments);
+                }
+            }
+            selected(None).await
+        })
+    }
+}
+
+impl Answer {
+    fn weight(&self) -> u32 {
+        let environments = self.result.as_ref().map_or(0, Vec::len);
+        u32::try_from(environments + 1).unwrap_or(u32::MAX)
+    }
+}
+
+fn cache_key(project: &str, name: Option<&str>, token: &GitLabToken) -> TokenHash {
+    let (kind, secret) = match token {
+        GitLabToken::Personal(token) => ("user", token),
+        GitLabToken::Job(token) => ("job", token),
+    };
+    // The path of a project has no line feed.
+    let name = name.map(|name| format!("\n{name}")).unwrap_or_default();
+    TokenHash::of_credential(&format!("environments {kind} {project}{name}"), secret, None)
+}
+
+/// Returns an environment of a project, with the labels that GitLab's documentation gives its resources.
+fn environment(project: &str, found: ProjectEnvironment) -> Environment {
+    let place = found.place.filter(|(_, namespace)| is_label(namespace));
+    let agents = place.map(|(agent, namespace)| {
+        let id = found.project_id.map(|id| ("app.gitlab.com/project_id".to_owned(), id.to_string()));
+        let slug = ("app.gitlab.com/environment_slug".to_owned(), found.slug.clone());
+        let labels = id.into_iter().chain([slug]).collect::<BTreeMap<_, _>>();
+        EnvironmentAgent { agent: agent.to_string(), namespace, labels }
+    });
+    Environment {
+        id: found.id,
+        project: project.to_owned(),
+        tier: Tier::of(&found.tier),
+        group: project.rsplit_once('/').map(|(group, _)| group.to_owned()),
+        agents: agents.into_iter().collect(),
+        slug: found.slug,
+    }
+}
