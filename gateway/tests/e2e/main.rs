@@ -28,6 +28,7 @@ mod fleet_poison;
 mod fleet_redis;
 mod fleet_rollout;
 mod fleet_shutdown;
+mod gitlab;
 mod grafana;
 mod impersonation;
 mod large;

@@ -4,6 +4,7 @@ mod agent;
 mod cluster;
 mod curl;
 mod fleet;
+mod gitlab;
 mod installation;
 mod kas;
 mod kubeconfig;
@@ -28,6 +29,7 @@ pub(crate) use self::{
     cluster::{Cluster, Namespace, path_argument, pod_manifest},
     curl::{CurlResponse, curl},
     fleet::{Fleet, run_under_load, write_secret},
+    gitlab::GitLab,
     installation::{AGENT, Installation},
     kas::{Kas, KasOptions, Tokens},
     kubectl::{Kubectl, assert_same_output, normalize},

@@ -138,7 +138,14 @@ impl Installation {
         self.kubectl_with("other-agent", &format!("/agents/{agent}/kubernetes"), &self.tokens.ops, "")
     }
 
-    fn kubectl_with(&self, name: &'static str, path: &str, token: &SecretString, prefix: &str) -> Kubectl {
+    /// Returns kubectl with a prefix and a token, at a path of kas.
+    pub(crate) fn kubectl_with(
+        &self,
+        name: &'static str,
+        path: &str,
+        token: &SecretString,
+        prefix: &str,
+    ) -> Kubectl {
         let file = self.directory().join(format!("kubeconfig-{name}"));
         let token = format!("{prefix}{}", token.expose_secret());
         let file = kubeconfig::write(file, &self.kas.url(path), self.kas.authority(), &token);

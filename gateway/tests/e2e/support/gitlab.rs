@@ -1,0 +1,51 @@
+//! The stand-in for GitLab, and an agent that GitLab knows.
+
+use std::{fs, path::Path};
+
+use gitlab_standin::{Agent as GitLabAgent, StandIn};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+
+use super::{Agent, AgentOptions, Installation, eventually};
+
+/// The token of the agent. Tokens of the identity file would not be sent to GitLab.
+const TOKEN: &str = "glagent-0123456789";
+
+/// A running stand-in with one agent.
+pub(crate) struct GitLab {
+    /// The stand-in.
+    pub(crate) standin: StandIn,
+    directory: TempDir,
+    _runtime: Runtime,
+}
+
+impl GitLab {
+    /// The id of the agent. The one of its configuration project is 142.
+    pub(crate) const AGENT: u64 = 42;
+
+    /// Starts the stand-in.
+    pub(crate) fn start() -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let standin = runtime.block_on(StandIn::start());
+        standin.state().add_agent(GitLabAgent::new(Self::AGENT, "gitlab", TOKEN));
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("secret"), standin.secret()).unwrap();
+        Self { standin, directory, _runtime: runtime }
+    }
+
+    /// Returns the section `gitlab` of the configuration of kas.
+    pub(crate) fn section(&self) -> Value {
+        json!({"address": self.standin.url(), "authentication_secret_file": self.directory.path().join("secret")})
+    }
+
+    /// Starts an agentk with the token of the agent, for the cluster of the agentk of the installation.
+    pub(crate) fn start_agent(&self, world: &Installation) -> Agent {
+        let options = AgentOptions { token: TOKEN.to_owned(), ..world.agent_options.clone() };
+        let directory: &Path = self.directory.path();
+        let before = world.kas.metric("kas_tunnels");
+        let agent = Agent::start(directory, &options);
+        eventually("the agent of GitLab has its tunnels", || world.kas.metric("kas_tunnels") == before + 2.0);
+        agent
+    }
+}
