@@ -1,10 +1,11 @@
 //! The observability listener: `/liveness`, `/readiness`, `/metrics`.
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::resume_unwind, sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    extract::State,
+    extract::{Request, State},
+    middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -14,12 +15,15 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+use process::liveness::Liveness;
 use prometheus_client::registry::Registry;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
+    runtime::Handle,
     time::sleep,
 };
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{health::AgentHealth, metrics};
 
@@ -31,19 +35,23 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Serves probes and scrapes.
 #[derive(Debug)]
 pub(crate) struct Admin {
+    liveness: Liveness,
     health: Arc<AgentHealth>,
     registry: Registry,
 }
 
 impl Admin {
     /// Returns a server of this health and of the metrics in `registry`.
-    pub(crate) fn new(health: Arc<AgentHealth>, registry: Registry) -> Self {
-        Self { health, registry }
+    pub(crate) fn new(liveness: Liveness, health: Arc<AgentHealth>, registry: Registry) -> Self {
+        Self { liveness, health, registry }
     }
 
     /// Serves the connections of a listener. Never completes.
-    pub(crate) async fn run(self, listener: TcpListener) {
-        let routes = self.routes();
+    ///
+    /// The current runtime runs only `/liveness`. The other requests run on the runtime `main`, which may be blocked.
+    pub(crate) async fn run(self, listener: std::net::TcpListener, main: Handle) {
+        let routes = self.routes(main);
+        let listener = TcpListener::from_std(listener).expect("the system has resources for a listener");
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => drop(tokio::spawn(serve(routes.clone(), stream))),
@@ -55,11 +63,12 @@ impl Admin {
         }
     }
 
-    fn routes(self) -> Router {
+    fn routes(self, main: Handle) -> Router {
         Router::new()
-            .route("/liveness", get("alive\n"))
             .route("/readiness", get(readiness))
             .route("/metrics", get(metrics))
+            .layer(from_fn_with_state(main, run_on))
+            .route("/liveness", get(liveness))
             .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n"))
             .fallback(async || (StatusCode::NOT_FOUND, "try /liveness, /readiness or /metrics\n"))
             .with_state(Arc::new(self))
@@ -75,6 +84,24 @@ async fn serve(routes: Router, io: impl AsyncRead + AsyncWrite + Unpin) {
     if let Err(error) = connection.await {
         tracing::debug!(%error, "a connection to the observability listener failed");
     }
+}
+
+async fn run_on(State(runtime): State<Handle>, request: Request, next: Next) -> Response {
+    match AbortOnDropHandle::new(runtime.spawn(next.run(request))).await {
+        Ok(response) => response,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "agentk is stopping\n").into_response(),
+        },
+    }
+}
+
+async fn liveness(State(admin): State<Arc<Admin>>) -> Response {
+    let problems = admin.liveness.problems();
+    if problems.is_empty() {
+        return "alive\n".into_response();
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, format!("not alive\n{}\n", problems.join("\n"))).into_response()
 }
 
 async fn readiness(State(admin): State<Arc<Admin>>) -> Response {
@@ -105,6 +132,7 @@ mod tests {
     use axum::body::Body;
     use http::{Method, Request, header::ALLOW};
     use http_body_util::BodyExt as _;
+    use process::{Notifier, liveness::LivenessThread};
     use proto::{
         TunnelId,
         control::{DisabledNotice, DisabledScope},
@@ -119,8 +147,8 @@ mod tests {
         let mut registry = Registry::default();
         let observability =
             Observability { metrics: AgentMetrics::register(&mut registry), ..Observability::default() };
-        let admin = Admin::new(Arc::clone(&observability.health), registry);
-        (observability, admin.routes())
+        let admin = Admin::new(Liveness::default(), Arc::clone(&observability.health), registry);
+        (observability, admin.routes(Handle::current()))
     }
 
     async fn send(routes: &Router, method: Method, path: &str) -> Response {
@@ -168,6 +196,26 @@ mod tests {
         assert_eq!(get(&routes, "/readiness").await, (200, disabled.to_owned()));
         tunnel.replace(DisabledNotice::default());
         assert_eq!(get(&routes, "/readiness").await, (200, "ready\n".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn liveness_names_the_thread_that_does_not_beat() {
+        let liveness = Liveness::with_period(Duration::from_millis(1));
+        let thread = LivenessThread::start(liveness.clone(), Notifier::default(), || {}).unwrap();
+        let admin = Admin::new(liveness.clone(), Arc::default(), Registry::default());
+        let routes = admin.routes(Handle::current());
+        assert_eq!(get(&routes, "/liveness").await, (200, "alive\n".to_owned()));
+        let blocked = liveness.heartbeat("core-1");
+        let (status, body) = loop {
+            let response = get(&routes, "/liveness").await;
+            if response.0 != 200 {
+                break response;
+            }
+        };
+        assert_eq!(status, 503);
+        assert!(body.starts_with("not alive\ncore-1: no heartbeat for "), "{body}");
+        drop((blocked, thread));
+        assert_eq!(get(&routes, "/liveness").await.0, 200);
     }
 
     #[tokio::test]

@@ -7,18 +7,19 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use cores::Cores;
-use process::logs::LogFilter;
+use process::{Notifier, liveness::Liveness, logs::LogFilter};
 use prometheus_client::registry::Registry;
 use proto::{InstanceId, ScopeSummary, ServiceName};
 use secrecy::SecretString;
 use telemetry::{Exporter, Program};
 use tokio::{
     net::TcpListener,
+    runtime::Handle,
     sync::watch,
     task::JoinSet,
     time::{Instant, timeout, timeout_at},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(crate) use self::{
     flags::{agent_token, dialer, tracer_config},
@@ -57,7 +58,12 @@ pub fn log_filter(level: &str) -> String {
 
 /// An agentk that is ready to run. It has no connection, and listens nowhere, yet.
 pub struct App {
+    /// The heartbeats behind `/liveness`.
+    pub liveness: Liveness,
+    /// The service manager that started this process.
+    pub notifier: Notifier,
     agent: Agent<TcpDialer>,
+    cores: Cores,
     kubernetes: KubernetesService,
     discovery: Option<Discovery>,
     scope: Arc<ScopeEnforcer>,
@@ -99,6 +105,8 @@ impl App {
         registry.register("agentk_disabled", disabled, observability.health.disabled.gauge());
         process::logs::register(&mut registry, "agentk");
         process::resources::register(&mut registry);
+        let liveness = Liveness::default();
+        liveness.register(&mut registry, "agentk");
         observability.health.files.register(&mut registry, "agentk");
         let mut followers = FileFollowers::new(observability.health.files.clone(), reload);
         flags::follow_files(&options, &token, &mut followers);
@@ -150,7 +158,7 @@ impl App {
             tracer,
             headers: options.kas_headers,
             tunnels: options.tunnels,
-            cores,
+            cores: cores.clone(),
             grace: options.shutdown_grace_period,
             pod: Pod {
                 name: options.pod_name.filter(is_set),
@@ -163,7 +171,10 @@ impl App {
         let (listen, grace) = (options.observability_listen_address, options.shutdown_grace_period);
 
         Ok(Self {
+            liveness,
+            notifier: Notifier::default(),
             agent,
+            cores,
             kubernetes,
             discovery,
             scope,
@@ -177,12 +188,12 @@ impl App {
     }
 
     /// Runs until `shutdown`, and then until all requests in flight are complete or cut, which takes the grace period and a
-    /// second at most.
+    /// second at most. The connections of probes run on the runtime `probes`, which no other task must block.
     ///
     /// # Errors
     ///
     /// The observability address cannot be bound, or a background task panicked ([`TaskPanicError`]).
-    pub async fn run(self, shutdown: CancellationToken) -> anyhow::Result<()> {
+    pub async fn run(self, probes: &Handle, shutdown: CancellationToken) -> anyhow::Result<()> {
         let listener = TcpListener::bind(self.listen).await;
         let listener = listener
             .with_context(|| format!("cannot listen on {} (--observability-listen-address)", self.listen))?;
@@ -190,8 +201,16 @@ impl App {
         let health = Arc::clone(&self.observability.health);
         // Its tasks are aborted when this function returns.
         let mut background = JoinSet::new();
-        background.spawn(Admin::new(Arc::clone(&health), self.registry).run(listener));
         background.spawn(scope_health::run(self.scope, self.kubernetes.clone(), Arc::clone(&health)));
+        let admin = Admin::new(self.liveness.clone(), Arc::clone(&health), self.registry);
+        background.spawn_on(admin.run(listener.into_std()?, Handle::current()), probes);
+        let heartbeat = self.liveness.heartbeat("main");
+        background.spawn(async move { match heartbeat.run().await {} });
+        for core in 0..self.cores.count() {
+            let heartbeat = self.liveness.heartbeat(format!("core-{core}"));
+            let beat = async move { match heartbeat.run().await {} };
+            self.cores.reserve_at(core).spawn(&TaskTracker::new(), beat);
+        }
         background.spawn(self.observability.probe_cluster(self.kubernetes));
         if let Some(discovery) = self.discovery {
             background.spawn(async move { match discovery.run().await {} });
@@ -202,6 +221,7 @@ impl App {
         let requests_ended = CancellationToken::new();
         let exporter = self.exporter.map(|exporter| tokio::spawn(exporter.run(requests_ended.clone())));
 
+        self.notifier.ready();
         // Only people read the version, so a slow cluster does not delay the tunnels further.
         let _ = timeout(VERSION_TIMEOUT, shutdown.run_until_cancelled(health.cluster_known())).await;
         let ((), (end, panicked)) = tokio::join!(self.agent.run(shutdown.clone()), async {
@@ -209,6 +229,7 @@ impl App {
             let panicked = shutdown.run_until_cancelled(background.join_next()).await.is_some();
             shutdown.cancel();
             health.stop();
+            self.notifier.stopping();
             (Instant::now() + self.grace + 2 * FORCED_CLOSE_TIMEOUT, panicked)
         });
 

@@ -13,7 +13,11 @@ use agent::{
 };
 use clap::error::ErrorKind;
 use cores::Cores;
-use process::{descriptors, logs, signals};
+use process::{
+    Notifier, descriptors,
+    liveness::{self, LivenessThread},
+    logs, signals,
+};
 use proto::ErrorChain;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -89,7 +93,8 @@ fn run(options: RunOptions) -> ExitCode {
     let count = cores::count().min(options.tunnels.into());
     let (cores, threads) = Cores::start(count).expect("threads can be started");
     let token = token_from_env(std::env::var_os(TOKEN_VARIABLE));
-    let app = match App::build(options, token, cores, reload, Some(log.filter())) {
+    let notifier = Notifier::from_env();
+    let mut app = match App::build(options, token, cores, reload, Some(log.filter())) {
         Ok(app) => app,
         Err(error) => {
             // Flushes the log, so that its lines are before the reason.
@@ -98,10 +103,18 @@ fn run(options: RunOptions) -> ExitCode {
         }
     };
 
+    app.notifier = notifier.clone();
+    let flusher = log.flusher();
     let outcome = runtime.block_on(async {
+        let on_fatal = move || {
+            kill_plugins();
+            flusher.flush();
+            liveness::exit();
+        };
+        let probes = LivenessThread::start(app.liveness.clone(), notifier, on_fatal)?;
         let shutdown = signals::stop_token(kill_plugins)?;
         tokio::spawn(sighup);
-        app.run(shutdown).await
+        app.run(probes.runtime(), shutdown).await
     });
     // The remaining tasks were cut, and must not delay the exit, also if they block a thread.
     runtime.shutdown_background();

@@ -3,13 +3,21 @@
 #![allow(clippy::disallowed_methods, reason = "there is no runtime: the tests wait for a process")]
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
-    os::unix::process::ExitStatusExt as _,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::{
+            net::{SocketAddr, UnixDatagram},
+            process::ExitStatusExt as _,
+        },
+    },
     path::Path,
     process::{Command, Output, Stdio},
     thread,
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -322,4 +330,39 @@ fn credential_plugin_ends_with_agentk() {
         reader.read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "", "{arguments:?}");
     }
+}
+
+/// The socket has an abstract name, as in a container of systemd.
+#[test]
+fn service_manager_is_told_of_start_watchdog_and_stop() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("config"), KUBECONFIG).unwrap();
+    let name = format!("agentk-test-{}", std::process::id());
+    let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let received = || {
+        let mut buffer = [0; 64];
+        let length = socket.recv(&mut buffer).expect("agentk sends a message");
+        String::from_utf8(buffer[..length].to_vec()).unwrap()
+    };
+    let mut agentk = Command::new(env!("CARGO_BIN_EXE_agentk"))
+        .env_clear()
+        .envs([
+            ("AGENTK_TOKEN", "secret"),
+            ("NOTIFY_SOCKET", &format!("@{name}")),
+            ("WATCHDOG_USEC", "3000000"),
+        ])
+        .current_dir(&directory)
+        .args(["--kas-address", "ws://127.0.0.1:1", "--kubeconfig", "config"])
+        .args(["--observability-listen-address", "127.0.0.1:0"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let messages: BTreeSet<_> = [received(), received(), received()].into();
+    assert_eq!(messages, BTreeSet::from(["READY=1".to_owned(), "WATCHDOG=1".to_owned()]));
+    kill_process(Pid::from_child(&agentk), Signal::TERM).unwrap();
+    while received() != "STOPPING=1" {
+        // The watchdog gets its messages until the end.
+    }
+    assert!(agentk.wait().unwrap().success());
 }

@@ -1,18 +1,22 @@
 //! The observability listener: `/liveness`, `/readiness`, `/metrics`, and `/agents` for operators.
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::resume_unwind, sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    extract::State,
+    extract::{Request, State},
+    middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::get,
 };
 use files::ReloadHealth;
 use http::{StatusCode, header::CONTENT_TYPE};
 use parking_lot::Mutex;
+use process::liveness::Liveness;
 use prometheus_client::registry::Registry;
 use router::{RouteStore, StoreHealth};
+use tokio::runtime::Handle;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     agent_list::AgentLister, agent_metrics::AgentMonitor, disabled::KillSwitch, http_server::HttpServer,
@@ -102,6 +106,8 @@ impl Readiness {
 /// Serves probes, metrics and the list of agents.
 #[derive(Debug)]
 pub struct AdminServer {
+    /// The heartbeats behind `/liveness`.
+    pub liveness: Liveness,
     /// The state behind `/readiness`.
     pub readiness: Readiness,
     /// The metrics behind `/metrics`.
@@ -120,12 +126,16 @@ pub struct AdminServer {
 
 impl AdminServer {
     /// Returns a server for connections of the observability listener.
+    ///
+    /// The runtime of a connection runs only `/liveness`. The other requests may wait for locks and have much to render: they run
+    /// on the runtime that calls this function, so that `/liveness` has a response even if that runtime is blocked.
     pub fn server(self: Arc<Self>) -> HttpServer {
         let routes = Router::new()
-            .route("/liveness", get("alive\n"))
             .route("/readiness", get(readiness))
             .route("/metrics", get(metrics))
             .route("/agents", get(agents))
+            .layer(from_fn_with_state(Handle::current(), run_on))
+            .route("/liveness", get(liveness))
             .method_not_allowed_fallback(async || {
                 (StatusCode::METHOD_NOT_ALLOWED, "the methods are GET and HEAD\n")
             })
@@ -135,6 +145,24 @@ impl AdminServer {
             .with_state(self);
         HttpServer { name: "observability", routes, header_read_timeout: HEADER_READ_TIMEOUT }
     }
+}
+
+async fn run_on(State(runtime): State<Handle>, request: Request, next: Next) -> Response {
+    match AbortOnDropHandle::new(runtime.spawn(next.run(request))).await {
+        Ok(response) => response,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "stopping\n").into_response(),
+        },
+    }
+}
+
+async fn liveness(State(admin): State<Arc<AdminServer>>) -> Response {
+    let problems = admin.liveness.problems();
+    if problems.is_empty() {
+        return "alive\n".into_response();
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, format!("not alive\n{}\n", problems.join("\n"))).into_response()
 }
 
 async fn readiness(State(admin): State<Arc<AdminServer>>) -> Response {

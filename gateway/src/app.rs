@@ -15,7 +15,7 @@ use std::{
 use cores::Cores;
 use files::ReloadHealth;
 use parking_lot::Mutex;
-use process::LogLimiter;
+use process::{LogLimiter, Notifier, liveness::Liveness};
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::{
@@ -23,7 +23,7 @@ use router::{
     redis::{RedisStore, SyncTask},
 };
 use telemetry::Exporter;
-use tokio::{sync::watch, task::spawn_blocking, time::Instant};
+use tokio::{runtime::Handle, sync::watch, task::spawn_blocking, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use self::{
@@ -96,6 +96,8 @@ pub struct App {
     pub issuers: Issuers,
     /// Each new value makes this replica read its files again.
     pub reload: watch::Sender<()>,
+    /// The service manager that started this process.
+    pub notifier: Notifier,
     readiness: Readiness,
     certificates: Vec<Certificate>,
     secrets: Vec<SecretFile>,
@@ -269,8 +271,11 @@ impl App {
         );
         let files = ReloadHealth::default();
         files.register(&mut registry, "kas");
+        let liveness = Liveness::default();
+        liveness.register(&mut registry, "kas");
         let expirations = CertificateExpirations::register(&mut registry);
         let admin = Arc::new(AdminServer {
+            liveness,
             readiness: readiness.clone(),
             files,
             kill_switch,
@@ -291,6 +296,7 @@ impl App {
             usage,
             issuers,
             reload: watch::Sender::new(()),
+            notifier: Notifier::default(),
             readiness,
             certificates: Vec::new(),
             secrets: Vec::new(),
@@ -310,7 +316,8 @@ impl App {
 
     /// Serves until `stop`, then shuts down. The shutdown takes at most the sum of the grace periods and one second.
     ///
-    /// Connections of agents, callers and replicas run on the `cores`, all other tasks on the current runtime.
+    /// Connections of agents, callers and replicas run on the `cores`, those of probes on the runtime `probes`, which no other
+    /// task must block, and all other tasks on the current runtime.
     ///
     /// # Errors
     ///
@@ -319,6 +326,7 @@ impl App {
         mut self,
         listeners: Listeners,
         cores: &Cores,
+        probes: &Handle,
         stop: CancellationToken,
     ) -> Result<(), BackgroundPanic> {
         let shutdown = self.shutdown();
@@ -326,7 +334,9 @@ impl App {
         let (draining, panicked) = (background.draining.clone(), background.panicked.clone());
         let metrics = self.callers.metrics.clone();
         let (agents, callers) = (Arc::clone(&self.agents), Arc::clone(&self.callers));
-        background.spawn(listeners.agent.serve(
+        let liveness = self.admin.liveness.clone();
+        self.beat_on(cores);
+        let serving = listeners.agent.serve(
             shutdown.agents.clone(),
             cores.clone(),
             metrics.clone(),
@@ -334,8 +344,9 @@ impl App {
                 let agents = Arc::clone(&agents);
                 async move { agents.serve(io, peer).await }
             },
-        ));
-        background.spawn(listeners.public.serve(
+        );
+        background.spawn(liveness.heartbeat("accept-agent").during(serving));
+        let serving = listeners.public.serve(
             shutdown.callers.clone(),
             cores.clone(),
             metrics.clone(),
@@ -343,26 +354,27 @@ impl App {
                 let callers = Arc::clone(&callers);
                 async move { callers.serve(io, peer).await }
             },
-        ));
+        );
+        background.spawn(liveness.heartbeat("accept-public").during(serving));
         if let Some(private) = listeners.private {
-            background.spawn(Arc::clone(&self.peer_server).listen(private, cores.clone()));
+            let serving = Arc::clone(&self.peer_server).listen(private, cores.clone());
+            background.spawn(liveness.heartbeat("accept-private").during(serving));
         }
         // The shutdown does not wait for connections of probes and API clients.
-        let probes = || TaskGroup { tasks: TaskTracker::new(), ..background.clone() };
+        let unawaited = || TaskGroup { tasks: TaskTracker::new(), ..background.clone() };
         if let Some((listener, api)) = listeners.api.zip(self.api.clone()) {
             let server = api.server();
-            let serving = listener.serve(probes(), Cores::default(), metrics.clone(), move |io, peer| {
+            let serving = listener.serve(unawaited(), Cores::default(), metrics.clone(), move |io, peer| {
                 server.clone().serve(io, peer)
             });
-            background.spawn(serving);
+            background.spawn(liveness.heartbeat("accept-api").during(serving));
         }
         let server = Arc::clone(&self.admin).server();
-        background.spawn(listeners.observability.serve(
-            probes(),
-            Cores::default(),
-            metrics.clone(),
-            move |io, peer| server.clone().serve(io, peer),
-        ));
+        let serving =
+            listeners.observability.serve(unawaited(), Cores::default(), metrics.clone(), move |io, peer| {
+                server.clone().serve(io, peer)
+            });
+        background.spawn_in(probes, serving);
         self.spawn_periodic(background);
         self.follow_files(background);
         if let Some(exporter) = self.exporter.take() {
@@ -388,14 +400,26 @@ impl App {
             }
         }
         self.readiness.set_ready();
+        self.notifier.ready();
 
         stop.run_until_cancelled(panicked.cancelled()).await;
+        self.notifier.stopping();
         shutdown.run().await;
         if let Some(audit) = self.callers.audit.get().cloned() {
             // It blocks, and fails only if it panics.
             let _ = spawn_blocking(move || audit.flush(AUDIT_FLUSH_TIMEOUT)).await;
         }
         if panicked.is_cancelled() { Err(BackgroundPanic) } else { Ok(()) }
+    }
+
+    /// Spawns a heartbeat on each core, which ends with the core.
+    fn beat_on(&self, cores: &Cores) {
+        // Heartbeats are no load that other tasks should avoid.
+        let cores = cores.with_own_counts();
+        for core in 0..cores.count() {
+            let heartbeat = self.admin.liveness.heartbeat(format!("core-{core}"));
+            cores.reserve_at(core).spawn(&TaskTracker::new(), async move { match heartbeat.run().await {} });
+        }
     }
 
     fn shutdown(&self) -> Shutdown {

@@ -40,7 +40,8 @@ const OUT_OF_FILES: [Option<i32>; 2] = [Some(24), Some(23)];
 pub struct Listener {
     /// The name in logs: `agent`, `public`, `observability`.
     pub name: &'static str,
-    socket: TcpListener,
+    /// Polled by the runtime that serves it.
+    socket: std::net::TcpListener,
     tls: Option<Acceptor>,
     /// One permit for each connection that may be open.
     permits: Arc<Semaphore>,
@@ -74,8 +75,8 @@ impl Listener {
         max_connections: usize,
         handshake_timeout: Duration,
     ) -> Result<Self, BindError> {
-        let socket =
-            TcpListener::bind(address).await.map_err(|source| BindError { name, address, source })?;
+        let socket = TcpListener::bind(address).await.and_then(TcpListener::into_std);
+        let socket = socket.map_err(|source| BindError { name, address, source })?;
         let permits = Arc::new(Semaphore::new(max_connections));
         Ok(Self { name, socket, tls, permits, handshake_timeout })
     }
@@ -97,6 +98,7 @@ impl Listener {
         F: Future<Output = ()> + Send + 'static,
     {
         let Self { name, socket, tls, permits, handshake_timeout } = self;
+        let socket = TcpListener::from_std(socket).expect("the system has resources for a listener");
         // Both tunnels and callers are spread evenly over the cores: the callers of a core without a tunnel would all use another
         // core.
         let cores = cores.with_own_counts();

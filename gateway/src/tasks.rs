@@ -4,7 +4,10 @@ use std::{future::Future, panic::AssertUnwindSafe};
 
 use cores::{CoreSlot, poll_on_wake};
 use futures_util::FutureExt as _;
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout_at},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Tasks that end together. Clones are cheap, and are the same group.
@@ -23,14 +26,20 @@ pub struct TaskGroup {
 impl TaskGroup {
     /// Spawns a task without which the group cannot work: its panic cancels `panicked`. It is dropped when the group is cut.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_in(&Handle::current(), task);
+    }
+
+    /// Spawns such a task on another runtime.
+    pub fn spawn_in(&self, runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) {
         let panicked = self.panicked.clone();
         let task = Self::until_cut(self.cut.child_token(), task);
-        self.tasks.spawn(async move {
+        let task = async move {
             // The state of the task is not used again.
             if AssertUnwindSafe(task).catch_unwind().await.is_err() {
                 panicked.cancel();
             }
-        });
+        };
+        self.tasks.spawn_on(task, runtime);
     }
 
     /// Spawns one of many tasks on a core. Its panic does not affect the others. It is dropped when the group is cut.

@@ -3,10 +3,11 @@
 #![allow(clippy::disallowed_methods, reason = "there is no runtime: the tests wait for a process")]
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream},
-    os::unix::process::ExitStatusExt as _,
+    os::unix::{net::UnixDatagram, process::ExitStatusExt as _},
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -338,4 +339,28 @@ fn idle_connections_leave_descriptors_for_probes_and_agents() {
     let mut lines = String::new();
     log.read_to_string(&mut lines).unwrap();
     assert!(lines.contains("the limit of open files is too low"), "{lines}");
+}
+
+#[test]
+fn service_manager_is_told_of_start_watchdog_and_stop() {
+    let directory = tempfile::tempdir().unwrap();
+    let address = directory.path().join("notify");
+    let socket = UnixDatagram::bind(&address).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    let received = || {
+        let mut buffer = [0; 64];
+        let length = socket.recv(&mut buffer).unwrap();
+        String::from_utf8(buffer[..length].to_vec()).unwrap()
+    };
+    let variables = format!("export NOTIFY_SOCKET={} WATCHDOG_USEC=3000000;", address.display());
+    let mut kas = Kas::start(Stdio::null(), "0s", &variables);
+    let messages: BTreeSet<_> = [received(), received(), received()].into();
+    assert_eq!(messages, BTreeSet::from(["READY=1".to_owned(), "WATCHDOG=1".to_owned()]));
+    assert!(kas.get("/readiness").ends_with("\r\n\r\nready\n"));
+    assert!(kas.metric("process_threads") > 3);
+    kas.signal("TERM");
+    while received() != "STOPPING=1" {
+        // The watchdog gets its messages until the end.
+    }
+    assert_eq!(kas.exit_code(), 0);
 }

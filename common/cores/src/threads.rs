@@ -76,6 +76,11 @@ impl Cores {
         Self { threads: self.threads.iter().map(fresh).collect(), next: Arc::default() }
     }
 
+    /// Returns the number of cores.
+    pub fn count(&self) -> usize {
+        self.threads.len()
+    }
+
     /// Reserves a slot on the core with the fewest slots in use, in turn among equals.
     ///
     /// Connections do not move between cores later. So only an even start keeps each connection as fast as the others.

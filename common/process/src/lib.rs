@@ -1,17 +1,21 @@
-//! The log, signals, file descriptors and resources of kas and agentk.
+//! The process of kas and agentk: its log, signals, file descriptors, resources and liveness.
 //!
 //! * [`logs`] writes the log by a [`LineWriter`], without blocking the program, and logs panics. A [`LogLimiter`] bounds repeated lines.
 //! * [`signals`] cancels a token on SIGTERM and Ctrl-C, and ends the process on the second one.
 //! * [`descriptors`] raises the limit of open files.
+//! * [`liveness`] detects blocked threads, and a [`Notifier`] sends messages to systemd.
 //! * [`resources`] has the metrics `process_*`.
 #![warn(missing_docs)]
 
 pub mod descriptors;
 mod line_writer;
+pub mod liveness;
 mod log_limiter;
 pub mod logs;
 pub mod resources;
 pub mod signals;
+mod systemd;
 
 pub use self::line_writer::LineWriter;
 pub use self::log_limiter::LogLimiter;
+pub use self::systemd::Notifier;

@@ -48,6 +48,10 @@ pub struct LogGuard {
     filter: LogFilter,
 }
 
+/// Flushes the running log. Clones are cheap.
+#[derive(Clone, Debug)]
+pub struct LogFlusher(LogWriter);
+
 /// Replaces the filter of the running log. Clones are cheap.
 #[derive(Clone)]
 pub struct LogFilter(Arc<dyn Fn(EnvFilter) + Send + Sync>);
@@ -92,6 +96,18 @@ impl LogGuard {
     /// Returns a handle that replaces the filter.
     pub fn filter(&self) -> LogFilter {
         self.filter.clone()
+    }
+
+    /// Returns a handle that flushes the log, for an end of the process that drops nothing.
+    pub fn flusher(&self) -> LogFlusher {
+        LogFlusher(self.writer.clone())
+    }
+}
+
+impl LogFlusher {
+    /// Waits until the lines that are queued now were written, for at most 100 ms.
+    pub fn flush(&self) {
+        self.0.0.flush(FLUSH_TIMEOUT);
     }
 }
 
@@ -161,7 +177,7 @@ impl MakeWriter<'_> for LogWriter {
 
 impl Drop for LogGuard {
     fn drop(&mut self) {
-        self.writer.0.flush(FLUSH_TIMEOUT);
+        self.flusher().flush();
     }
 }
 

@@ -2,7 +2,8 @@
 
 use cores::Cores;
 use process::{
-    descriptors,
+    Notifier, descriptors,
+    liveness::{self, LivenessThread},
     logs::{LogFormat, LogGuard},
     signals,
 };
@@ -42,7 +43,7 @@ Exit codes:
   1   stopped by a second signal
   64  the configuration is invalid
   69  an address cannot be bound
-  70  a defect of kas: a background task panicked, and the log has the panic";
+  70  a defect of kas: a background task panicked, or a thread was blocked for 45 s; the log has the cause";
 
 /// The crates of the workspace in kas, which log with the configured level.
 const OURS: [&str; 9] =
@@ -61,7 +62,8 @@ impl Serve {
         };
         let mut checked = ValidatedConfig::read(&self.config.path)?;
         checked.open_audit_log(&self.config.path)?;
-        let _log = start_logging(checked.logging());
+        let log = start_logging(checked.logging());
+        let notifier = Notifier::from_env();
         let (cores, threads) = Cores::start(cores::count()).expect(started);
         let result = runtime.block_on(async {
             let stop = signals::stop_token(|| {}).expect("signals can be handled");
@@ -80,8 +82,17 @@ impl Serve {
                 "kas is listening"
             );
             app.reload = reload;
+            app.notifier = notifier.clone();
             tokio::spawn(sighup);
-            app.run(listeners, &cores, stop).await.map_err(|panicked| CliError::defect(panicked.to_string()))
+            let (heartbeats, flusher) = (app.admin.liveness.clone(), log.flusher());
+            let on_fatal = move || {
+                flusher.flush();
+                liveness::exit();
+            };
+            let probes = LivenessThread::start(heartbeats, notifier, on_fatal).expect(started);
+            app.run(listeners, &cores, probes.runtime(), stop)
+                .await
+                .map_err(|panicked| CliError::defect(panicked.to_string()))
         });
         // The tasks that still run were cut. They must not delay the end, even if they block a thread.
         runtime.shutdown_background();

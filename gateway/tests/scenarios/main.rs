@@ -19,6 +19,7 @@ mod headers;
 mod http1;
 mod http1_heads;
 mod limits;
+mod liveness;
 mod observability;
 mod oidc;
 mod panics;
