@@ -79,6 +79,15 @@ alerts: ## Rules and dashboards with a real Prometheus, KUBECONFIG and seven fau
 	cargo build -p gateway -p agent --bins
 	$(PYTHON) deploy/charts/test-alerts
 
+# Where kas and agentk are; target/release after make build.
+ACCEPTANCE_PROGRAMS ?= target/debug
+
+.PHONY: acceptance
+acceptance: ## Install, upgrade, rotate and remove both charts under load in KUBECONFIG's cluster, whose node is this machine
+	$(if $(filter target/debug,$(ACCEPTANCE_PROGRAMS)),cargo build -p gateway -p agent --bins)
+	deploy/image --programs $(ACCEPTANCE_PROGRAMS) --output target/acceptance --tag acceptance
+	deploy/charts/acceptance/run --images target/acceptance --tag acceptance
+
 E2E_LARGE_MIB ?= 1024
 
 .PHONY: e2e-large
