@@ -10,7 +10,7 @@ use prometheus_client::{
 };
 use proto::{ServiceName, header};
 use telemetry::{CallbackMetric, DurationHistogram};
-use tunnel::StallCounter;
+use tunnel::{CloseReason, StallCounter};
 
 /// The metrics. Cheap to clone; those of `default` are not registered.
 #[derive(Clone, Debug)]
@@ -68,6 +68,10 @@ impl AgentMetrics {
     /// Returns registered metrics.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
+        // All exist from the start: the rate of a series misses the event with which it begins.
+        for reason in CloseReason::LABELS {
+            drop(metrics.tunnel_lifetimes.get_or_create(&ReasonLabel { reason }));
+        }
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("agentk_build", "The running version", build);
         registry.register("agentk_tunnels", "Open tunnels to kas", metrics.tunnels.clone());

@@ -16,7 +16,10 @@ use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
 use secrecy::ExposeSecret as _;
 
 use self::error::{CliError, CommandResult, print};
-use crate::token::{self, Holder, TokenHash};
+use crate::{
+    config,
+    token::{self, Holder, TokenHash},
+};
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
 ///
@@ -40,6 +43,11 @@ enum Command {
     Login(login::Login),
     Logout(login::Logout),
     Token(Token),
+    /// Print the JSON Schema of the configuration file
+    ///
+    /// Editors complete and check kas.yaml with it. `kas check-config` checks more: files, addresses and combinations of keys.
+    #[command(after_help = CONFIG_SCHEMA_EXAMPLES)]
+    ConfigSchema,
     /// Print the Redis schema of kas: keys, types, lifetimes and sizes
     #[command(after_help = "Example:\n  kas redis-schema")]
     RedisSchema,
@@ -112,6 +120,11 @@ Examples:
   source <(kas completion bash)
   kas completion fish > ~/.config/fish/completions/kas.fish";
 
+const CONFIG_SCHEMA_EXAMPLES: &str = "\
+Examples:
+  kas config-schema > kas.schema.json
+  # yaml-language-server: $schema=kas.schema.json   (first line of kas.yaml)";
+
 const TOKEN_EXAMPLES: &str = "\
 Examples:
   kas token new agent        for agentk in a cluster
@@ -144,6 +157,7 @@ impl Cli {
             Command::Logout(logout) => logout.run(),
             Command::Token(Token { command: TokenCommand::New { holder } }) => new_token(holder),
             Command::Token(Token { command: TokenCommand::Hash }) => hash(),
+            Command::ConfigSchema => print(&config::json_schema()),
             Command::RedisSchema => print(router::redis::SCHEMA),
             Command::Completion { shell } => manual::completion(Self::command(), shell),
             Command::Man { directory: Some(directory) } => manual::pages(Self::command(), &directory),

@@ -15,6 +15,7 @@ mod observability;
 mod oidc;
 mod private_api;
 mod redis;
+mod schema;
 mod source;
 
 use std::{
@@ -25,9 +26,11 @@ use std::{
 };
 
 use proto::yaml::{KeyLocations, parse};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
+use self::bounds::Timeout;
 use crate::cors::Origin;
 
 pub use self::agent::{AgentListen, AgentTunnelConfig};
@@ -44,12 +47,13 @@ pub use self::observability::{
 pub use self::oidc::{IssuerConfig, OidcConfig, SigningAlgorithm};
 pub use self::private_api::{ListenNetwork, PrivateApiConfig, PrivateListen};
 pub use self::redis::{RedisCluster, RedisConfig, RedisSentinel, RedisServerConfig, RedisTls};
+pub use self::schema::json_schema;
 pub use self::source::ConfigError;
 pub(crate) use self::source::{read_text, unreadable};
 use crate::repository::RepositorySettings;
 
-/// The whole file.
-#[derive(Clone, Debug, Deserialize)]
+/// The configuration of kas, kas.yaml.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// The listeners for agents and callers, and the tunnels.
@@ -86,7 +90,7 @@ pub struct Config {
 }
 
 /// Section `agent`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentConfig {
     /// The listener for tunnels.
@@ -102,34 +106,37 @@ pub struct AgentConfig {
     #[serde(default)]
     pub configuration: AgentConfigurationConfig,
     /// The time for which an answer of GitLab about an agent token is used.
-    #[serde(default = "info_cache_ttl", deserialize_with = "bounds::timeout")]
+    #[serde(default = "info_cache_ttl", with = "Timeout")]
     pub info_cache_ttl: Duration,
     /// The time for which a token is unknown after GitLab did not know it.
-    #[serde(default = "info_cache_error_ttl", deserialize_with = "bounds::timeout")]
+    #[serde(default = "info_cache_error_ttl", with = "Timeout")]
     pub info_cache_error_ttl: Duration,
 }
 
 /// Section `identity`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IdentityConfig {
     /// The identity file. It is read again when it changes.
+    #[schemars(with = "PathBuf")]
     pub file: Spanned<PathBuf>,
 }
 
 /// Section `environments`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EnvironmentsConfig {
     /// The file with the environments. It is read again when it changes.
+    #[schemars(with = "PathBuf")]
     pub file: Spanned<PathBuf>,
 }
 
 /// Section `disabled`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DisabledConfig {
     /// The file with the rules by which requests are disabled. It is read again when it changes. Without it there are no rules.
+    #[schemars(with = "Option<PathBuf>")]
     pub file: Option<Spanned<PathBuf>>,
 }
 
@@ -444,7 +451,7 @@ mod tests {
     }
 
     /// Returns the example with the optional sections, which are comments there.
-    fn whole(example: &str) -> String {
+    pub(super) fn whole(example: &str) -> String {
         let mut section = false;
         let lines = example.lines().map(|line| {
             section = !line.is_empty()

@@ -505,6 +505,18 @@ async fn manual_and_completion_are_printed() {
 }
 
 #[tokio::test]
+async fn schema_of_the_configuration_is_that_of_the_chart() {
+    let schema = Workspace::new().await.stdout("config-schema").await;
+    let mut schema: Value = serde_json::from_str(&schema).unwrap();
+    let keys = schema.as_object_mut().unwrap();
+    assert_eq!(keys.remove("$schema").unwrap(), "http://json-schema.org/draft-07/schema#");
+    assert_eq!(keys.remove("title").unwrap(), "kas.yaml");
+    let chart = include_str!("../../deploy/charts/kas/values.schema.json");
+    let chart: Value = serde_json::from_str(chart).unwrap();
+    assert!(chart["properties"]["customConfig"] == schema, "run `make charts-update`");
+}
+
+#[tokio::test]
 async fn redis_command_prints_the_documented_records() {
     let text = Workspace::new().await.stdout("redis-schema").await;
     assert!(text.lines().count() > 5 && include_str!("../../docs/redis.md").contains(&text), "{text}");

@@ -2,71 +2,79 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-use super::bounds::{timeout, within};
+use super::{
+    bounds::{AnyDuration, Timeout, Within},
+    schema::SOCKET_ADDRESS,
+};
 
 /// Section `agent.listen`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(extend("dependencies" = {"certificate_file": ["key_file"], "key_file": ["certificate_file"]}))]
 pub struct AgentListen {
     /// The address for agents.
+    #[schemars(regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The certificate chain (PEM). With it and `key_file` the listener uses TLS.
+    #[schemars(with = "Option<PathBuf>")]
     pub certificate_file: Option<Spanned<PathBuf>>,
     /// The private key (PEM).
+    #[schemars(with = "Option<PathBuf>")]
     pub key_file: Option<Spanned<PathBuf>>,
     /// The time, ±5 %, after which an agent is asked to replace a tunnel.
-    #[serde(deserialize_with = "timeout")]
+    #[serde(with = "Timeout")]
     pub max_connection_age: Duration,
     /// Open connections of agents.
-    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
+    #[serde(with = "Within::<1, 1_000_000>")]
     pub max_connections: usize,
     /// Tunnels of one agent to this replica, over all of its pods.
-    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
+    #[serde(with = "Within::<1, 1_000_000>")]
     pub max_tunnels_per_agent: usize,
     /// Tunnels that may be opened with one token per minute, over all replicas.
-    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
+    #[serde(with = "Within::<1, 1_000_000>")]
     pub connections_per_token_per_minute: u32,
     /// Tunnels that may be opened to this replica per second.
-    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
+    #[serde(with = "Within::<1, 1_000_000>")]
     pub connections_per_second: u32,
     /// The time for each step of opening a tunnel: TLS, the request, the first round trip.
-    #[serde(deserialize_with = "timeout")]
+    #[serde(with = "Timeout")]
     pub handshake_timeout: Duration,
     /// The time for which an agent may leave written bytes unread. After it the tunnel is closed.
-    #[serde(deserialize_with = "timeout")]
+    #[serde(with = "Timeout")]
     pub write_stall_timeout: Duration,
 }
 
 /// Section `agent.tunnel`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentTunnelConfig {
     /// The time that a request waits for an agent without a tunnel.
-    #[serde(with = "proto::duration")]
+    #[serde(with = "AnyDuration")]
     pub reconnect_wait: Duration,
     /// Requests in flight in one tunnel. Further ones wait.
-    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
+    #[serde(with = "Within::<1, 1_000_000>")]
     pub max_concurrent_streams: u32,
     /// Bytes of one response or request that may be in flight or unread.
-    #[serde(deserialize_with = "within::<_, _, 65_535, { 1 << 30 }>")]
+    #[serde(with = "Within::<65_535, { 1 << 30 }>")]
     pub stream_window: u32,
     /// Bytes of the headers of one request or response.
-    #[serde(deserialize_with = "within::<_, _, 16_384, { 1 << 20 }>")]
+    #[serde(with = "Within::<16_384, { 1 << 20 }>")]
     pub max_header_bytes: u32,
     /// The time without a frame after which a PING is sent.
-    #[serde(deserialize_with = "timeout")]
+    #[serde(with = "Timeout")]
     pub keepalive_interval: Duration,
     /// The time for the response to a PING.
-    #[serde(deserialize_with = "timeout")]
+    #[serde(with = "Timeout")]
     pub keepalive_timeout: Duration,
     /// The percentage above the mean number of tunnels at which a replica moves some to others. 0 disables it.
-    #[serde(deserialize_with = "within::<_, _, 0, 1000>")]
+    #[serde(with = "Within::<0, 1000>")]
     pub rebalance_threshold: u32,
     /// Tunnels that all replicas together move per second.
-    #[serde(deserialize_with = "within::<_, _, 1, 10_000>")]
+    #[serde(with = "Within::<1, 10_000>")]
     pub rebalance_rate: u32,
 }
 

@@ -2,11 +2,14 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
+use super::schema::SOCKET_ADDRESS;
+
 /// Section `api`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApiConfig {
     /// The listener.
@@ -14,17 +17,22 @@ pub struct ApiConfig {
 }
 
 /// Section `api.listen`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("dependencies" = {"certificate_file": ["key_file"], "key_file": ["certificate_file"]}))]
 pub struct ApiListen {
     /// The address for API clients.
     #[serde(default = "default_address")]
+    #[schemars(regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The secret with which their tokens are signed: base64 of 32 bytes or more.
+    #[schemars(with = "PathBuf")]
     pub authentication_secret_file: Spanned<PathBuf>,
     /// The certificate chain (PEM). Without it the listener does not use TLS.
+    #[schemars(with = "Option<PathBuf>")]
     pub certificate_file: Option<Spanned<PathBuf>>,
     /// The private key (PEM).
+    #[schemars(with = "Option<PathBuf>")]
     pub key_file: Option<Spanned<PathBuf>>,
 }
 

@@ -2,21 +2,22 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-use super::bounds::{timeout, within};
+use super::bounds::{Timeout, Within};
 use crate::repository::RepositorySettings;
 
 /// Section `agent.configuration`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentConfigurationConfig {
     /// The time, ±10 %, after which a configuration is read again.
-    #[serde(deserialize_with = "timeout")]
+    #[serde(with = "Timeout")]
     pub poll_period: Duration,
     /// The largest configuration file, in bytes.
-    #[serde(deserialize_with = "within::<_, _, 1, { 1 << 20 }>")]
+    #[serde(with = "Within::<1, { 1 << 20 }>")]
     pub max_configuration_file_size: usize,
     /// The repository of the agents whose entry in the identity file has no `configuration`.
     pub repository: Option<RepositoryConfig>,
@@ -26,31 +27,37 @@ pub struct AgentConfigurationConfig {
 }
 
 /// A Git repository with configurations of agents. The identity file has such sections, too.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RepositoryConfig {
     /// The repository: an absolute path, or an https or ssh URL without credentials.
+    #[schemars(with = "String")]
     pub url: Spanned<String>,
     /// The branch. The default is that of the repository.
     #[serde(default)]
     pub branch: Option<String>,
     /// The directory that contains a directory for each agent.
     #[serde(default)]
+    #[schemars(with = "Option<String>")]
     pub directory: Option<Spanned<String>>,
     /// The user name for https, with `password_file`.
     #[serde(default)]
     pub username: Option<String>,
     /// The file with the password or token for https.
     #[serde(default)]
+    #[schemars(with = "Option<PathBuf>")]
     pub password_file: Option<Spanned<PathBuf>>,
     /// Certificates (PEM) to trust for https instead of the system's.
     #[serde(default)]
+    #[schemars(with = "Option<PathBuf>")]
     pub ca_certificate_file: Option<Spanned<PathBuf>>,
     /// The private key for ssh.
     #[serde(default)]
+    #[schemars(with = "Option<PathBuf>")]
     pub ssh_key_file: Option<Spanned<PathBuf>>,
     /// The host keys for ssh.
     #[serde(default)]
+    #[schemars(with = "Option<PathBuf>")]
     pub ssh_known_hosts_file: Option<Spanned<PathBuf>>,
 }
 

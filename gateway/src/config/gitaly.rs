@@ -1,11 +1,12 @@
 //! Section `gitaly`: the Git servers of GitLab.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::bounds::within;
+use super::bounds::Within;
 
 /// Section `gitaly`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GitalyConfig {
     /// The limit of calls to all servers.
@@ -15,26 +16,26 @@ pub struct GitalyConfig {
 }
 
 /// Section `gitaly.global_api_rate_limit`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GlobalRateLimit {
     /// Calls per second.
-    #[serde(deserialize_with = "within::<_, _, 1, 100_000>")]
+    #[serde(with = "Within::<1, 100_000>")]
     pub refill_rate_per_second: u32,
     /// Calls at once after a quiet time.
-    #[serde(deserialize_with = "within::<_, _, 1, 100_000>")]
+    #[serde(with = "Within::<1, 100_000>")]
     pub bucket_size: u32,
 }
 
 /// Section `gitaly.per_server_api_rate_limit`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerRateLimit {
     /// Calls per second.
-    #[serde(deserialize_with = "within::<_, _, 1, 100_000>")]
+    #[serde(with = "Within::<1, 100_000>")]
     pub refill_rate_per_second: u32,
     /// Calls at once after a quiet time.
-    #[serde(deserialize_with = "within::<_, _, 1, 100_000>")]
+    #[serde(with = "Within::<1, 100_000>")]
     pub bucket_size: u32,
 }
 

@@ -3,25 +3,30 @@
 use std::path::PathBuf;
 
 use http::Uri;
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 
-use super::bounds::within;
+use super::{bounds::Within, schema::HTTP_URL};
 use crate::gitlab::GitLabAddress;
 
 /// Section `gitlab`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GitLabConfig {
     /// The address of GitLab's internal API.
+    #[schemars(with = "String", regex(pattern = "^(https?://.|unix:/)"))]
     pub address: GitLabAddress,
     /// The URL of GitLab for browsers and agents.
     #[serde(default, deserialize_with = "url")]
+    #[schemars(with = "String", regex(pattern = HTTP_URL))]
     pub external_url: Option<String>,
     /// The secret with which kas signs its requests: base64 of 32 bytes.
+    #[schemars(with = "PathBuf")]
     pub authentication_secret_file: Spanned<PathBuf>,
     /// An authority (PEM) that is trusted in addition to those of the system.
     #[serde(default)]
+    #[schemars(with = "Option<PathBuf>")]
     pub ca_certificate_file: Option<Spanned<PathBuf>>,
     /// The limit of requests to GitLab.
     #[serde(default)]
@@ -29,14 +34,14 @@ pub struct GitLabConfig {
 }
 
 /// Section `gitlab.api_rate_limit`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ApiRateLimit {
     /// Requests per second.
-    #[serde(deserialize_with = "within::<_, _, 1, 100_000>")]
+    #[serde(with = "Within::<1, 100_000>")]
     pub refill_rate_per_second: u32,
     /// Requests at once after a quiet time.
-    #[serde(deserialize_with = "within::<_, _, 1, 100_000>")]
+    #[serde(with = "Within::<1, 100_000>")]
     pub bucket_size: u32,
 }
 

@@ -2,92 +2,101 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::{
     Network,
-    bounds::{timeout, within},
+    bounds::{AnyDuration, Timeout, Within},
+    schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS},
 };
 use crate::{cors::Origin, headers::ExtraHeader};
 
 /// Section `agent.kubernetes_api`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KubernetesApiConfig {
     /// The listener for callers.
     pub listen: PublicListen,
     /// Web pages that may use this listener: exact origins, as browsers send them.
+    #[schemars(with = "Vec<String>", inner(regex(pattern = HTTP_URL)))]
     pub allowed_origins: Vec<Origin>,
     /// Response headers that are allowed in addition to the harmless ones.
+    #[schemars(with = "Vec<String>")]
     pub extra_allowed_response_headers: Vec<ExtraHeader>,
     /// The time for which an answer of GitLab about a CI job or a user is valid.
-    #[serde(deserialize_with = "timeout")]
+    #[serde(with = "Timeout")]
     pub allowed_agent_cache_ttl: Duration,
     /// The time for which a refusal of GitLab is valid.
-    #[serde(deserialize_with = "timeout")]
+    #[serde(with = "Timeout")]
     pub allowed_agent_cache_error_ttl: Duration,
     /// The limits of one caller, of one agent and of all callers together.
     pub limits: CallerLimits,
 }
 
 /// Section `agent.kubernetes_api.listen`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(extend("dependencies" = {"certificate_file": ["key_file"], "key_file": ["certificate_file"]}))]
 pub struct PublicListen {
     /// The address for callers.
+    #[schemars(regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The certificate chain (PEM). With it and `key_file` the listener uses TLS.
+    #[schemars(with = "Option<PathBuf>")]
     pub certificate_file: Option<Spanned<PathBuf>>,
     /// The private key (PEM).
+    #[schemars(with = "Option<PathBuf>")]
     pub key_file: Option<Spanned<PathBuf>>,
     /// The addresses of proxies whose `X-Forwarded-For` is trusted.
+    #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
     pub trusted_proxies: Vec<Network>,
     /// The time after SIGTERM in which connections are still accepted, until load balancers have removed the replica.
-    #[serde(with = "proto::duration")]
+    #[serde(with = "AnyDuration")]
     pub listen_grace_period: Duration,
     /// The time after that in which requests in flight may finish.
-    #[serde(with = "proto::duration")]
+    #[serde(with = "AnyDuration")]
     pub shutdown_grace_period: Duration,
 }
 
 /// Section `agent.kubernetes_api.limits`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CallerLimits {
     /// Open connections of callers.
-    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
+    #[serde(with = "Within::<1, 1_000_000>")]
     pub max_connections: usize,
     /// Requests in flight of one caller on this replica. A caller that connects to N replicas may have N times as many.
-    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
+    #[serde(with = "Within::<1, 1_000_000>")]
     pub max_requests_per_caller: u32,
     /// Requests in flight to one agent in the tunnels of this replica, including requests of other replicas. An agent with
     /// tunnels to N replicas may have N times as many.
-    #[serde(deserialize_with = "within::<_, _, 1, 1_000_000>")]
+    #[serde(with = "Within::<1, 1_000_000>")]
     pub max_requests_per_agent: u32,
     /// Header fields of one request.
-    #[serde(deserialize_with = "within::<_, _, 1, 10_000>")]
+    #[serde(with = "Within::<1, 10_000>")]
     pub max_headers: usize,
     /// Bytes of the head of one request.
-    #[serde(deserialize_with = "within::<_, _, 8192, { 1 << 20 }>")]
+    #[serde(with = "Within::<8192, { 1 << 20 }>")]
     pub max_head_bytes: usize,
     /// The time that a caller may take for the head of a request on HTTP/1.1, including the wait for its first byte.
-    #[serde(deserialize_with = "timeout")]
+    #[serde(with = "Timeout")]
     pub head_timeout: Duration,
     /// The time that a connection may take for its TLS handshake, or for its first byte.
-    #[serde(deserialize_with = "timeout")]
+    #[serde(with = "Timeout")]
     pub handshake_timeout: Duration,
     /// The time after which a connection without requests is closed, and at most half of it more.
-    #[serde(deserialize_with = "timeout")]
+    #[serde(with = "Timeout")]
     pub idle_timeout: Duration,
     /// The time for which a caller may stop reading the response, or sending the body of the request.
-    #[serde(deserialize_with = "timeout")]
+    #[serde(with = "Timeout")]
     pub write_stall_timeout: Duration,
     /// Bytes of responses that callers have not read, over all callers.
-    #[serde(deserialize_with = "within::<_, _, { 1 << 20 }, { 1 << 40 }>")]
+    #[serde(with = "Within::<{ 1 << 20 }, { 1 << 40 }>")]
     pub max_bytes_in_flight: u64,
     /// Bytes of a form with PromQL, which is read as a whole if the caller may see only certain series.
-    #[serde(deserialize_with = "within::<_, _, 1024, { 64 << 20 }>")]
+    #[serde(with = "Within::<1024, { 64 << 20 }>")]
     pub max_form_bytes: usize,
 }
 

@@ -2,14 +2,18 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 use telemetry::{OtlpEndpoint, SampleRatio};
 
-use super::bounds::within;
+use super::{
+    bounds::{AnyDuration, Within},
+    schema::{HTTP_URL, SOCKET_ADDRESS},
+};
 
 /// Section `observability`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ObservabilityConfig {
     /// The listener for `/liveness`, `/readiness`, `/metrics` and `/agents`.
@@ -19,25 +23,26 @@ pub struct ObservabilityConfig {
     /// Traces for an OpenTelemetry collector.
     pub tracing: TracingConfig,
     /// The time between two posts of the use of clusters to GitLab. Zero disables them.
-    #[serde(with = "proto::duration")]
+    #[serde(with = "AnyDuration")]
     pub usage_reporting_period: Duration,
     /// The most agents with a series of `kas_agent_up`.
-    #[serde(deserialize_with = "within::<_, _, 0, 100_000>")]
+    #[serde(with = "Within::<0, 100_000>")]
     pub per_agent_metrics: usize,
     /// The audit log.
     pub audit: AuditConfig,
 }
 
 /// Section `observability.listen`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ObservabilityListen {
     /// The address for probes and Prometheus.
+    #[schemars(regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
 }
 
 /// Section `observability.logging`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoggingConfig {
     /// The least important level that is logged.
@@ -47,41 +52,46 @@ pub struct LoggingConfig {
 }
 
 /// Section `observability.tracing`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TracingConfig {
     /// The URL of the collector for OTLP over HTTP. Without it there are no traces.
     #[serde(deserialize_with = "endpoint")]
+    #[schemars(with = "Option<String>", regex(pattern = HTTP_URL))]
     pub otlp_endpoint: Option<OtlpEndpoint>,
     /// The authority of the collector (PEM), in place of those of the system.
+    #[schemars(with = "Option<PathBuf>")]
     pub otlp_ca_certificate_file: Option<Spanned<PathBuf>>,
     /// The token for the collector.
+    #[schemars(with = "Option<PathBuf>")]
     pub otlp_token_secret_file: Option<Spanned<PathBuf>>,
     /// The fraction of the traces beginning at kas that is recorded.
     #[serde(deserialize_with = "ratio")]
+    #[schemars(with = "f64", range(min = 0, max = 1))]
     pub sample_ratio: SampleRatio,
     /// If true, kas continues the trace of a caller, with its decision to record.
     pub trust_callers: bool,
 }
 
 /// Section `observability.audit`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuditConfig {
     /// The place of the lines.
     pub sink: AuditSink,
     /// The file of `sink: file`.
+    #[schemars(with = "Option<PathBuf>")]
     pub file: Option<Spanned<PathBuf>>,
     /// The size at which the file is replaced, in bytes.
-    #[serde(deserialize_with = "within::<_, _, { 1 << 20 }, { 1 << 40 }>")]
+    #[serde(with = "Within::<{ 1 << 20 }, { 1 << 40 }>")]
     pub max_file_size: u64,
     /// The most files, with the current one.
-    #[serde(deserialize_with = "within::<_, _, 1, 1000>")]
+    #[serde(with = "Within::<1, 1000>")]
     pub max_files: u32,
 }
 
 /// The place of the lines of the audit log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AuditSink {
     /// There is no audit log.
@@ -94,7 +104,7 @@ pub enum AuditSink {
 }
 
 /// The level of an event.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
     /// A failure that stops a function of kas.
@@ -109,7 +119,7 @@ pub enum LogLevel {
 }
 
 /// The format of the log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LoggingFormat {
     /// One JSON object per line.

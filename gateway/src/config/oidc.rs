@@ -1,13 +1,16 @@
 //! Section `oidc`: the issuers whose tokens (JWT) callers may use.
 
-use std::{path::PathBuf, time::Duration};
+use std::{borrow::Cow, path::PathBuf, time::Duration};
 
 use jsonwebtoken::Algorithm;
-use serde::{Deserialize, Deserializer, de::Error as _};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
 use serde_saphyr::Spanned;
 
+use super::bounds::AnyDuration;
+
 /// Section `oidc`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OidcConfig {
     /// The issuers. Without them no caller uses such tokens.
@@ -15,31 +18,37 @@ pub struct OidcConfig {
 }
 
 /// One entry of `oidc.issuers`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IssuerConfig {
     /// The name by which entries of the identity file refer to the issuer.
+    #[schemars(with = "String")]
     pub name: Spanned<String>,
     /// The URL of the issuer, exactly as in the claim `iss`.
+    #[schemars(with = "String")]
     pub issuer: Spanned<String>,
     /// The values of the claim `aud` of which a token needs one.
+    #[schemars(with = "Vec<String>", length(min = 1))]
     pub audiences: Spanned<Vec<String>>,
     /// The algorithms of signatures that are accepted.
     #[serde(default = "default_algorithms")]
     pub algorithms: Vec<SigningAlgorithm>,
     /// The certificate authority of the issuer (PEM). Without it the authorities of the system are trusted.
+    #[schemars(with = "Option<PathBuf>")]
     pub ca_certificate_file: Option<Spanned<PathBuf>>,
     /// The difference of clocks that is tolerated for `exp` and `nbf`.
-    #[serde(default = "default_leeway", deserialize_with = "leeway")]
+    #[serde(default = "default_leeway", with = "Leeway")]
     pub leeway: Duration,
     /// The claim with the name of the user.
     #[serde(default = "default_username_claim")]
     pub username_claim: String,
     /// The text before the name of each user. The default is the name of the issuer and a colon.
+    #[schemars(with = "Option<String>")]
     pub username_prefix: Option<Spanned<String>>,
     /// The claim with the groups of the user. Without it users have no groups.
     pub groups_claim: Option<String>,
     /// The text before the name of each group. The default is the name of the issuer and a colon.
+    #[schemars(with = "Option<String>")]
     pub groups_prefix: Option<Spanned<String>>,
 }
 
@@ -57,36 +66,72 @@ impl SigningAlgorithm {
     }
 }
 
+/// The names of the algorithms.
+const ALGORITHMS: [(&str, Algorithm); 9] = [
+    ("RS256", Algorithm::RS256),
+    ("RS384", Algorithm::RS384),
+    ("RS512", Algorithm::RS512),
+    ("PS256", Algorithm::PS256),
+    ("PS384", Algorithm::PS384),
+    ("PS512", Algorithm::PS512),
+    ("ES256", Algorithm::ES256),
+    ("ES384", Algorithm::ES384),
+    ("EdDSA", Algorithm::EdDSA),
+];
+
 impl<'de> Deserialize<'de> for SigningAlgorithm {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let word = String::deserialize(deserializer)?;
-        Ok(Self(match &*word {
-            "RS256" => Algorithm::RS256,
-            "RS384" => Algorithm::RS384,
-            "RS512" => Algorithm::RS512,
-            "PS256" => Algorithm::PS256,
-            "PS384" => Algorithm::PS384,
-            "PS512" => Algorithm::PS512,
-            "ES256" => Algorithm::ES256,
-            "ES384" => Algorithm::ES384,
-            "EdDSA" => Algorithm::EdDSA,
-            _ => {
-                return Err(D::Error::custom(format!(
-                    "{word:?} is none of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384 and EdDSA"
-                )));
-            }
-        }))
+        let found = ALGORITHMS.iter().find(|(name, _)| *name == word);
+        found.map(|(_, algorithm)| Self(*algorithm)).ok_or_else(|| {
+            D::Error::custom(format!(
+                "{word:?} is none of RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384 and EdDSA"
+            ))
+        })
     }
 }
 
-fn leeway<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let leeway = proto::duration::deserialize(deserializer)?;
-    if leeway > MAX_LEEWAY {
-        return Err(D::Error::custom(
-            "the leeway must be at most 5m: set the clocks of both machines instead",
-        ));
+impl JsonSchema for SigningAlgorithm {
+    fn schema_name() -> Cow<'static, str> {
+        "SigningAlgorithm".into()
     }
-    Ok(leeway)
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "enum": ALGORITHMS.map(|(name, _)| name)})
+    }
+}
+
+/// A duration of at most [`MAX_LEEWAY`], for `#[serde(with)]`.
+struct Leeway;
+
+impl Leeway {
+    fn serialize<S: Serializer>(leeway: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        AnyDuration::serialize(leeway, serializer)
+    }
+
+    fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        let leeway = AnyDuration::deserialize(deserializer)?;
+        if leeway > MAX_LEEWAY {
+            return Err(D::Error::custom(
+                "the leeway must be at most 5m: set the clocks of both machines instead",
+            ));
+        }
+        Ok(leeway)
+    }
+}
+
+impl JsonSchema for Leeway {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Leeway".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        AnyDuration::json_schema(generator)
+    }
 }
 
 fn default_algorithms() -> Vec<SigningAlgorithm> {

@@ -2,11 +2,14 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 
+use super::{bounds::AnyDuration, schema::SOCKET_ADDRESS};
+
 /// Section `private_api`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrivateApiConfig {
     /// The listener for other replicas.
@@ -14,29 +17,35 @@ pub struct PrivateApiConfig {
 }
 
 /// Section `private_api.listen`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrivateListen {
     /// The kind of the address.
     #[serde(deserialize_with = "network")]
     pub network: ListenNetwork,
     /// The address for other replicas.
+    #[schemars(regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The secret of all replicas: base64 of 32 bytes or more.
+    #[schemars(with = "Option<PathBuf>")]
     pub authentication_secret_file: Option<Spanned<PathBuf>>,
     /// The certificate chain (PEM), for both directions of mutual TLS.
+    #[schemars(with = "Option<PathBuf>")]
     pub certificate_file: Option<Spanned<PathBuf>>,
     /// The private key (PEM).
+    #[schemars(with = "Option<PathBuf>")]
     pub key_file: Option<Spanned<PathBuf>>,
     /// The authority that signs only certificates of replicas (PEM).
+    #[schemars(with = "Option<PathBuf>")]
     pub ca_certificate_file: Option<Spanned<PathBuf>>,
     /// The time for which new requests of other replicas are served after agents were asked to leave.
-    #[serde(with = "proto::duration")]
+    #[serde(with = "AnyDuration")]
     pub listen_grace_period: Duration,
 }
 
 /// The kind of an address, as in the `network` key of GitLab.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+#[schemars(rename_all = "lowercase")]
 pub enum ListenNetwork {
     /// IPv4 or IPv6.
     #[default]

@@ -7,12 +7,14 @@ use std::{
 
 use proto::yaml::KeyLocations;
 use router::redis::{RedisAddress, RedisServers, RedisSettings, RedisTlsFiles};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 
 use super::{
     ConfigError,
-    bounds::{timeout, within},
+    bounds::{Timeout, Within},
+    schema::REDIS_ADDRESS,
 };
 
 /// The message for a certificate without its key, and for a key without its certificate.
@@ -22,8 +24,9 @@ const TOGETHER: &str = "certificate_file and key_file go together, and this one 
 const MAX_NAME: usize = 64;
 
 /// Section `redis`. Names one of `server`, `sentinel` and `cluster`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("oneOf" = [{"required": ["server"]}, {"required": ["sentinel"]}, {"required": ["cluster"]}]))]
 pub struct RedisConfig {
     /// One server.
     #[serde(default)]
@@ -39,24 +42,27 @@ pub struct RedisConfig {
     pub username: Option<String>,
     /// The file with the password.
     #[serde(default)]
+    #[schemars(with = "Option<PathBuf>")]
     pub password_file: Option<Spanned<PathBuf>>,
     /// The number of the database.
-    #[serde(default, deserialize_with = "within::<_, _, 0, 65_535>")]
+    #[serde(default, with = "Within::<0, 65_535>")]
     pub database_index: u16,
     /// TLS for all servers.
     #[serde(default)]
     pub tls: RedisTls,
     /// The prefix of all keys.
     #[serde(default = "key_prefix", deserialize_with = "name")]
+    #[schemars(length(min = 1, max = MAX_NAME), regex(pattern = "^[A-Za-z0-9_.:/-]+$"))]
     pub key_prefix: String,
     /// The name of the fleet: replicas with the same name belong together.
     #[serde(default = "fleet", deserialize_with = "name")]
+    #[schemars(length(min = 1, max = MAX_NAME), regex(pattern = "^[A-Za-z0-9_.:/-]+$"))]
     pub fleet: String,
     /// The time for connecting.
-    #[serde(default = "dial_timeout", deserialize_with = "timeout")]
+    #[serde(default = "dial_timeout", with = "Timeout")]
     pub dial_timeout: Duration,
     /// The time for a command.
-    #[serde(default = "response_timeout", deserialize_with = "timeout")]
+    #[serde(default = "response_timeout", with = "Timeout")]
     pub response_timeout: Duration,
     /// If true, the replica is not ready before its first connection to Redis.
     #[serde(default)]
@@ -64,48 +70,56 @@ pub struct RedisConfig {
 }
 
 /// Section `redis.server`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RedisServerConfig {
     /// The address of the server.
     #[serde(deserialize_with = "address")]
+    #[schemars(with = "String", regex(pattern = REDIS_ADDRESS))]
     pub address: RedisAddress,
 }
 
 /// Section `redis.sentinel`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RedisSentinel {
     /// The name of the servers in the configuration of the Sentinels.
     pub master_name: String,
     /// The addresses of the Sentinels.
     #[serde(deserialize_with = "addresses")]
+    #[schemars(with = "Vec<String>", length(min = 1), inner(regex(pattern = REDIS_ADDRESS)))]
     pub addresses: Vec<RedisAddress>,
     /// The file with the password of the Sentinels.
     #[serde(default)]
+    #[schemars(with = "Option<PathBuf>")]
     pub sentinel_password_file: Option<Spanned<PathBuf>>,
 }
 
 /// Section `redis.cluster`.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RedisCluster {
     /// The addresses of some of its nodes.
     #[serde(deserialize_with = "addresses")]
+    #[schemars(with = "Vec<String>", length(min = 1), inner(regex(pattern = REDIS_ADDRESS)))]
     pub addresses: Vec<RedisAddress>,
 }
 
 /// Section `redis.tls`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[schemars(extend("dependencies" = {"certificate_file": ["key_file"], "key_file": ["certificate_file"]}))]
 pub struct RedisTls {
     /// If true, connections use TLS.
     pub enabled: bool,
     /// The certificate chain of kas (PEM).
+    #[schemars(with = "Option<PathBuf>")]
     pub certificate_file: Option<Spanned<PathBuf>>,
     /// The private key of kas (PEM).
+    #[schemars(with = "Option<PathBuf>")]
     pub key_file: Option<Spanned<PathBuf>>,
     /// The authority of the servers (PEM), in place of those of the system.
+    #[schemars(with = "Option<PathBuf>")]
     pub ca_certificate_file: Option<Spanned<PathBuf>>,
 }
 
