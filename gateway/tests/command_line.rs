@@ -493,6 +493,44 @@ async fn expired_certificate_is_a_warning_and_a_metric() {
 }
 
 #[tokio::test]
+async fn each_listener_and_each_followed_file_has_its_series() {
+    let workspace = Workspace::new().await;
+    workspace.write("secret", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n");
+    workspace.write("disabled.yaml", "rules: []\n");
+    workspace.write("environments.yaml", "environments: []\n");
+    let pair = "address: '127.0.0.1:0', certificate_file: kas.crt, key_file: kas.key";
+    let secret = "authentication_secret_file: secret";
+    let text = format!(
+        "agent: {{listen: {{{pair}}}, kubernetes_api: {{listen: {{{pair}}}}}}}\n\
+         private_api: {{listen: {{{pair}, ca_certificate_file: kas.crt, {secret}}}}}\n\
+         api: {{listen: {{{pair}, {secret}}}}}\nobservability: {{listen: {{address: '127.0.0.1:0'}}}}\n\
+         identity: {{file: identity.yaml}}\ndisabled: {{file: disabled.yaml}}\n\
+         environments: {{file: environments.yaml}}\n"
+    );
+    workspace.write("kas.yaml", &text);
+    let kas = workspace.serve().await;
+    let listeners = ["agent.listen", "agent.kubernetes_api.listen", "private_api.listen", "api.listen"];
+    let certificates = listeners.map(|listener| format!("{listener}.certificate_file"));
+    let others = [
+        "private_api.listen.ca_certificate_file",
+        "private_api.listen.authentication_secret_file",
+        "api.listen.authentication_secret_file",
+        "identity.file",
+        "disabled.file",
+        "environments.file",
+    ];
+    for file in &certificates {
+        let expiration = format!("kas_certificate_expiration_timestamp_seconds{{file=\"{file}\"}} ");
+        kas.wait_until("/metrics", |body| body.contains(&expiration)).await;
+    }
+    let metrics = kas.get("/metrics").await;
+    for file in certificates.iter().map(String::as_str).chain(others) {
+        let accepted = format!("kas_file_refused_since_timestamp_seconds{{file=\"{file}\"}} 0\n");
+        assert!(metrics.contains(&accepted), "{file}: {metrics}");
+    }
+}
+
+#[tokio::test]
 async fn manual_and_completion_are_printed() {
     let workspace = Workspace::new().await;
     workspace.stdout("man --directory manual").await;
