@@ -3,6 +3,8 @@
 //! Runs the real programs with default limits. The cluster is the one of the current kubeconfig if it responds, or else
 //! the [`simulator`].
 
+mod gitlab;
+mod oidc;
 mod smoke_test;
 
 use std::{
@@ -25,7 +27,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tunnel::Body;
 
-use self::smoke_test::SmokeTest;
+use self::{gitlab::DemoGitLab, oidc::DemoIssuer, smoke_test::SmokeTest};
 use installation::stack::{
     AGENT, KasProcess, START, StackConfig, Tls, prepare_directory, process::ChildProcess, write_file,
 };
@@ -55,6 +57,11 @@ const FIND_TIMEOUT: Duration = Duration::from_secs(5);
 struct RunningDemo {
     kas: KasProcess,
     agentk: ChildProcess,
+    /// agentk with the token of an agent of GitLab.
+    gitlab_agentk: ChildProcess,
+    gitlab: DemoGitLab,
+    /// The OpenID Provider, if it is built.
+    issuer: Option<DemoIssuer>,
     directory: PathBuf,
     caller_token: String,
     /// True if agentk reaches a Prometheus server.
@@ -89,7 +96,7 @@ impl Demo {
         let demo = RunningDemo::start(&self.directory, cluster, prometheus.as_deref()).await?;
         let smoke_test = SmokeTest::new(&demo)?;
         let result = async {
-            smoke_test.wait_for_agent(START).await?;
+            smoke_test.wait_for_agents(START).await?;
             if self.smoke {
                 let failed = smoke_test.run().await;
                 ensure!(failed == 0, "{failed} checks failed");
@@ -101,7 +108,11 @@ impl Demo {
         }
         .await;
         // agentk first, so that it can close its tunnels.
-        let stopped = async { demo.agentk.stop().await.and(demo.kas.stop().await) }.await;
+        let stopped = async {
+            let agents = demo.agentk.stop().await.and(demo.gitlab_agentk.stop().await);
+            agents.and(demo.kas.stop().await)
+        }
+        .await;
         result.and(stopped)
     }
 }
@@ -115,21 +126,37 @@ impl RunningDemo {
     ) -> anyhow::Result<Self> {
         let directory = prepare_directory(directory)?;
         // kubectl sends no token over plain HTTP, so the demo needs TLS.
-        let setup = StackConfig { tls: Tls::Both, default_limits: true, ..StackConfig::default() };
+        let gitlab = DemoGitLab::start(&directory).await?;
+        let issuer = DemoIssuer::start(&directory).await?;
+        let setup = StackConfig {
+            tls: Tls::Both,
+            default_limits: true,
+            sections: gitlab.section() + &issuer.as_ref().map(DemoIssuer::section).unwrap_or_default(),
+            callers: issuer.as_ref().map(|_| DemoIssuer::caller()).unwrap_or_default(),
+            ..StackConfig::default()
+        };
         let kas = KasProcess::start(&directory, &setup).await?;
         let caller_token = read_token(&directory.join("caller-token"))?;
         let certificate = std::fs::read_to_string(directory.join("kas.crt"))?;
         let kubeconfig = KUBECONFIG
             .replace("SERVER", &format!("https://{}/agents/{AGENT}/kubernetes", kas.public))
-            .replace("AUTHORITY", &BASE64_STANDARD.encode(certificate))
+            .replace("AUTHORITY", &BASE64_STANDARD.encode(&certificate))
             .replace("TOKEN", &caller_token);
         write_file(&directory, "kubeconfig", &kubeconfig)?;
+        gitlab.write_kubeconfig(&directory, &format!("https://{}/k8s-proxy/", kas.public), &certificate)?;
+        if let Some(issuer) = &issuer {
+            issuer.write_kubeconfig(&directory, &format!("https://{}", kas.public)).await?;
+        }
 
         let mut arguments = vec!["--shutdown-grace-period", "2s"];
         arguments.extend(prometheus.into_iter().flat_map(|url| ["--prometheus-url", url]));
         let (token, kubeconfig) = (kas.agent_token(), cluster.kubeconfig());
         let agentk = kas.spawn_agentk("agentk", &setup, &token, kubeconfig.as_deref(), &arguments).await?;
-        Ok(Self { kas, agentk, directory, caller_token, prometheus: prometheus.is_some() })
+        let token = &gitlab.agent_token;
+        let gitlab_agentk =
+            kas.spawn_agentk("agentk-gitlab", &setup, token, kubeconfig.as_deref(), &arguments).await?;
+        let prometheus = prometheus.is_some();
+        Ok(Self { kas, agentk, gitlab_agentk, gitlab, issuer, directory, caller_token, prometheus })
     }
 
     /// Prints the first response, and commands to try.
@@ -185,6 +212,29 @@ impl RunningDemo {
                 "\n\
                  PromQL: run again with `target/debug/loadtest demo --prometheus-url http://…` to reach a Prometheus server.\n"
             )?;
+        }
+        write!(
+            out,
+            "\n\
+             A CI job of GitLab (a stand-in), with the kubeconfig that GitLab writes for it:\n\
+             \n  kubectl --kubeconfig {directory}ci.kubeconfig --context {} get pods -A\n",
+            gitlab::CONTEXT
+        )?;
+        match (&self.issuer, oidc::programs()) {
+            (Some(_), Ok(programs)) => write!(
+                out,
+                "\n\
+                 A person who logs in with OIDC (user {}, password {}); kubectl runs `kas login`:\n\
+                 \n  PATH={}:$PATH kubectl --kubeconfig {directory}oidc.kubeconfig get pods -A\n",
+                oidc::USER,
+                oidc::PASSWORD,
+                programs.display()
+            )?,
+            _ => writeln!(
+                out,
+                "\nOIDC login: skipped, since target/{} is not built (make tools).",
+                oidc::PROGRAM
+            )?,
         }
         write!(out, "\nConfiguration, identity and logs are in {directory}. Ctrl-C stops everything.\n")?;
         out.flush()

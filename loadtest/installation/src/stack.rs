@@ -67,7 +67,7 @@ impl KasProcess {
         std::fs::create_dir_all(directory)
             .with_context(|| format!("cannot write {}", directory.display()))?;
         if !directory.join("identity.yaml").exists() {
-            write_identity(directory, setup.extra_agents)?;
+            write_identity(directory, setup.extra_agents, &setup.callers)?;
         }
         write_file(directory, format!("{name}.yaml"), &config(setup))?;
         let mut command = program_command("kas", &directory.join(name), setup)?;

@@ -10,11 +10,15 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::Body;
 
-use super::RunningDemo;
+use super::{
+    RunningDemo,
+    oidc::{self, DemoIssuer},
+};
 use installation::stack::AGENT;
 
 /// A caller that checks responses of kas.
-pub(super) struct SmokeTest {
+pub(super) struct SmokeTest<'a> {
+    demo: &'a RunningDemo,
     kas: Upstream,
     token: String,
     prometheus: bool,
@@ -23,20 +27,24 @@ pub(super) struct SmokeTest {
 /// The timeout of one response.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-impl SmokeTest {
-    pub(super) fn new(demo: &RunningDemo) -> anyhow::Result<Self> {
+impl<'a> SmokeTest<'a> {
+    pub(super) fn new(demo: &'a RunningDemo) -> anyhow::Result<Self> {
         let ca = Some(Pem::File(demo.directory.join("kas.crt")));
         let tls = ClientTls::new(ClientTlsConfig { ca, ..ClientTlsConfig::default() })?;
         let settings = UpstreamConfig { tls: Arc::new(tls), ..UpstreamConfig::default() };
         let kas = Upstream::new(format!("https://{}", demo.kas.public).parse()?, settings);
-        Ok(Self { kas, token: demo.caller_token.clone(), prometheus: demo.prometheus })
+        Ok(Self { demo, kas, token: demo.caller_token.clone(), prometheus: demo.prometheus })
     }
 
-    pub(super) async fn wait_for_agent(&self, within: Duration) -> anyhow::Result<()> {
+    /// Waits until a request reaches each agent.
+    pub(super) async fn wait_for_agents(&self, within: Duration) -> anyhow::Result<()> {
         let deadline = Instant::now() + within;
         loop {
-            let answer = self.json(Method::GET, "kubernetes/version", "").await;
-            match answer {
+            let answer = async {
+                self.version().await?;
+                self.ci_job().await
+            };
+            match answer.await {
                 Ok(_) => return Ok(()),
                 Err(error) if Instant::now() > deadline => {
                     return Err(
@@ -77,6 +85,17 @@ impl SmokeTest {
         report("a watch delivers at once", self.watch().await);
         report("an object is created, read and deleted", self.config_map().await);
         report("a GitLab CI credential works at /k8s-proxy", self.gitlab().await);
+        report("a CI job of GitLab uses its agent, and an unknown one is refused", self.gitlab_job().await);
+        match &self.demo.issuer {
+            Some(issuer) => {
+                report("a person logs in with OIDC and `kas login`", self.oidc_login(issuer).await)
+            }
+            None => {
+                let skipped =
+                    format!("skipped a login with OIDC: target/{} is not built (make tools)", oidc::PROGRAM);
+                let _ = writeln!(std::io::stdout(), "{skipped}");
+            }
+        }
         report("an unknown agent is a Status that says what exists", self.unknown_agent().await);
         report("a wrong token is refused", self.wrong_token().await);
         if self.prometheus {
@@ -124,6 +143,29 @@ impl SmokeTest {
     async fn gitlab(&self) -> anyhow::Result<()> {
         let token = format!("ci:1:{}", self.token);
         let answer = self.send(Method::GET, "/k8s-proxy/version", "", &token).await?;
+        ensure!(answer.status().is_success(), "{}", answer.status());
+        Ok(())
+    }
+
+    async fn ci_job(&self) -> anyhow::Result<()> {
+        let credential = self.demo.gitlab.job_credential();
+        let answer = self.send(Method::GET, "/k8s-proxy/version", "", &credential).await?;
+        ensure!(answer.status().is_success(), "{}", answer.status());
+        Ok(())
+    }
+
+    async fn gitlab_job(&self) -> anyhow::Result<()> {
+        self.ci_job().await?;
+        let other = self.demo.gitlab.job_credential() + "0";
+        let answer = self.send(Method::GET, "/k8s-proxy/version", "", &other).await?;
+        ensure!(answer.status() == 401, "{}", answer.status());
+        Ok(())
+    }
+
+    async fn oidc_login(&self, issuer: &DemoIssuer) -> anyhow::Result<()> {
+        let token = issuer.log_in(&self.demo.directory).await?;
+        let path = self.agent_path("kubernetes/version");
+        let answer = self.send(Method::GET, &path, "", &token).await?;
         ensure!(answer.status().is_success(), "{}", answer.status());
         Ok(())
     }

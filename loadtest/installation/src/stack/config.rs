@@ -54,6 +54,10 @@ pub struct StackConfig {
     pub default_limits: bool,
     /// If true, kas has its default grace periods; if not, it stops at once.
     pub default_grace_periods: bool,
+    /// Further sections of the configuration of kas.
+    pub sections: String,
+    /// Further callers of the identity file.
+    pub callers: String,
     /// The address of the Redis that replicas share.
     pub redis: Option<SocketAddr>,
     /// The address at which other replicas reach this one, if it is not that of its private listener.
@@ -67,7 +71,7 @@ pub struct StackConfig {
 }
 
 /// Writes the tokens, their hashes, the certificate and the secret of the replicas.
-pub(super) fn write_identity(directory: &Path, extra_agents: u32) -> anyhow::Result<()> {
+pub(super) fn write_identity(directory: &Path, extra_agents: u32, callers: &str) -> anyhow::Result<()> {
     let key = KeyPair::generate()?;
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
     write_file(directory, "kas.crt", &CertificateParams::new(names)?.self_signed(&key)?.pem())?;
@@ -85,6 +89,7 @@ pub(super) fn write_identity(directory: &Path, extra_agents: u32) -> anyhow::Res
         identity = identity.replacen("callers:", &format!("{agents}callers:"), 1);
         write_file(directory, "agent-tokens", &tokens)?;
     }
+    identity += callers;
     write_file(directory, "identity.yaml", &identity)
 }
 
@@ -120,6 +125,7 @@ observability:
 identity: {{file: identity.yaml}}
 "
     );
+    config += &setup.sections;
     if let Some(redis) = setup.redis {
         config += &format!(
             "private_api:
