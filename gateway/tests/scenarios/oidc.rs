@@ -129,6 +129,7 @@ async fn rotated_key_is_found_at_once_and_the_old_one_forgotten() {
     world.set_callers(APP);
     let _agent = world.agent(services()).await;
     assert_eq!(status(&world, &old.token(&app())).await, 200);
+    let mut watch = watch(&world, &old.token(&app())).await;
     tokio::time::sleep(Duration::from_secs(30)).await;
     issuer.publish(&[&old, &new]);
     assert_eq!(status(&world, &new.token(&app())).await, 200);
@@ -136,6 +137,7 @@ async fn rotated_key_is_found_at_once_and_the_old_one_forgotten() {
     tokio::time::sleep(Duration::from_secs(301)).await;
     let (code, body) = refusal(&world, &old.token(&claims(json!({"project": "app", "jti": 2})))).await;
     assert!(code == 401 && body.contains("(unknown-key)"), "{body}");
+    assert!(tokio::time::timeout(Duration::from_secs(60), watch.frame()).await.is_err(), "the watch goes on");
 }
 
 #[tokio::test(start_paused = true)]
