@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(get(&routes, "/readiness").await, (200, "ready\n".to_owned()));
         let token = observability.health.files.file("--token-file");
         token.set_refused("it is a named pipe", SystemTime::UNIX_EPOCH, Instant::now());
-        let degraded = "ready, degraded\n--token-file since 1970-01-01T00:00:00Z: the version on disk is refused: it is a \
+        let degraded = "ready, degraded\n--token-file since 1970-01-01T00:00:00Z: the newest version is refused: it is a \
                         named pipe\n";
         assert_eq!(get(&routes, "/readiness").await, (200, degraded.to_owned()));
         let (_, metrics) = get(&routes, "/metrics").await;

@@ -228,7 +228,7 @@ mod tests {
         readiness.set_ready();
         let identity = files.file("identity.file");
         identity.set_refused("id.yaml:1:1: bad", SystemTime::UNIX_EPOCH, tokio::time::Instant::now());
-        let body = "ready, degraded\nidentity.file since 1970-01-01T00:00:00Z: the version on disk is refused: \
+        let body = "ready, degraded\nidentity.file since 1970-01-01T00:00:00Z: the newest version is refused: \
                     id.yaml:1:1: bad\n";
         assert_eq!(response_with(&readiness, &StoreHealth::Healthy, &files).await, (200, body.to_owned()));
         identity.set_accepted();

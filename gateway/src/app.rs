@@ -46,7 +46,7 @@ use crate::{
     configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource, GitLabSource},
     cors::Cors,
     deployments::Deployments,
-    disabled::KillSwitch,
+    disabled::{KillSwitch, fleet},
     environments::EnvironmentFile,
     forward::Forwarder,
     gitaly::GitalyClient,
@@ -393,6 +393,11 @@ impl App {
             });
         }
         if let Some((store, sync)) = self.redis.take() {
+            let (switch, record) = (Arc::clone(&self.callers.kill_switch), self.admin.files.file(fleet::KEY));
+            let (rules, until) = (fleet::follow(store.clone(), switch, record), draining.clone());
+            background.spawn(async move {
+                until.run_until_cancelled(rules).await;
+            });
             background.spawn(sync.run(draining.cancelled_owned()));
             if self.config.redis.as_ref().is_some_and(|redis| redis.wait_at_start) {
                 self.readiness.set_waiting_for_redis();

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   disabled.file ──┐
-//!                   ├─► KillSwitch ─┬─► proxy: new requests get 503 `disabled`, long responses and upgrades end
+//!   Redis: fleet ───┼─► KillSwitch ─┬─► proxy: new requests get 503 `disabled`, long responses and upgrades end
 //!   external ───────┘               ├─► agents: a control request reports the rules to agentk
 //!                                   └─► admin: /readiness, /agents, kas_disabled
 //! ```
@@ -10,6 +10,7 @@
 //! The replica that accepted a request of a caller decides. Tunnels stay open, so that a lifted rule has effect at once.
 
 pub mod file;
+pub mod fleet;
 mod rule;
 
 use std::{
@@ -56,6 +57,7 @@ pub struct KillSwitch {
 #[derive(Clone, Debug, Default)]
 struct Sources {
     file: Vec<DisableRule>,
+    fleet: Vec<DisableRule>,
     external: Option<DisableRule>,
 }
 
@@ -89,6 +91,11 @@ impl KillSwitch {
     /// Replaces the rules of `disabled.file`.
     pub fn set_file(&self, rules: Vec<DisableRule>) {
         self.update(|sources| sources.file = rules);
+    }
+
+    /// Replaces the rules for all replicas.
+    pub fn set_fleet(&self, rules: Vec<DisableRule>) {
+        self.update(|sources| sources.fleet = rules);
     }
 
     /// Reads a new version of `disabled.file`. If it is invalid, the current rules stay.
@@ -194,8 +201,8 @@ impl KillSwitch {
         let mut sources = self.sources.lock();
         change(&mut sources);
         let now = SystemTime::now();
-        let Sources { file, external } = &*sources;
-        let all = file.iter().chain(external);
+        let Sources { file, fleet, external } = &*sources;
+        let all = file.iter().chain(fleet).chain(external);
         let active: Vec<DisableRule> = all.filter(|rule| rule.is_active(now)).cloned().collect();
         let before = self.active.load_full();
         if active == *before {
@@ -242,9 +249,12 @@ mod tests {
         assert!(switch.check(&request).is_ok());
         switch.set_file(vec![rule(Some("prod"), "file")]);
         switch.set_external(Some("outside".to_owned()));
-        assert_eq!(switch.lines(), ["agent prod: file", "everything: outside"]);
+        switch.set_fleet(vec![rule(Some("test"), "fleet")]);
+        assert_eq!(switch.lines(), ["agent prod: file", "agent test: fleet", "everything: outside"]);
 
         switch.set_file(Vec::new());
+        assert_eq!(switch.lines(), ["agent test: fleet", "everything: outside"]);
+        switch.set_fleet(Vec::new());
         assert!(switch.check(&request).unwrap_err().message.ends_with("everything: outside"));
         switch.set_external(None);
         assert!(switch.check(&request).is_ok());

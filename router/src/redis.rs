@@ -25,6 +25,7 @@
 //! | `members` | which other replicas are alive |
 //! | `lookup` | reads the routes of other replicas, and removes the records of dead ones |
 //! | `cache` | keeps lookups, and invalidates them at events |
+//! | `disabled` | the record of the kill switch: reads it, keeps it, writes it back |
 //! | `projects` | reads the agents of projects at other replicas |
 //! | `client`, `settings` | connect to a server, to Sentinels or to a Cluster |
 //! | `wire`, `keys` | values, keys and Lua scripts in Redis; [`SCHEMA`] lists the keys and their cost |
@@ -33,6 +34,7 @@
 mod cache;
 mod check;
 mod client;
+mod disabled;
 mod keys;
 mod lookup;
 mod members;
@@ -57,6 +59,7 @@ use tokio::sync::{Notify, broadcast, watch};
 use self::{
     cache::LookupCache,
     client::Connection,
+    disabled::DisabledState,
     keys::{DEPLOYMENTS_TTL, Keys, Scripts},
     members::Members,
     routes::LocalRoutes,
@@ -73,6 +76,7 @@ use crate::{
 };
 
 pub use self::check::{RedisCheck, RedisReport};
+pub use self::disabled::{DisabledEditor, DisabledRecord};
 pub use self::keys::SCHEMA;
 pub use self::settings::{RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisTlsFiles};
 pub use self::sync::SyncTask;
@@ -113,6 +117,12 @@ struct Shared {
     waiters: Waiters,
     /// The present connection; `None` while there is none.
     connection: Mutex<Option<Connection>>,
+    /// The versions of the record of the kill switch.
+    disabled: Mutex<DisabledState>,
+    /// The record of the kill switch that Redis had last.
+    disabled_records: watch::Sender<Option<Arc<[u8]>>>,
+    /// Wakes the sync task when the record of the kill switch has changed.
+    disabled_changed: Notify,
     health: watch::Sender<StoreHealth>,
     metrics: RedisMetrics,
 }
@@ -146,6 +156,9 @@ impl RedisStore {
             cache: LookupCache::new(),
             waiters: Waiters::default(),
             connection: Mutex::new(None),
+            disabled: Mutex::default(),
+            disabled_records: watch::Sender::new(None),
+            disabled_changed: Notify::new(),
             health: watch::Sender::new(StoreHealth::Degraded { since: now, reason }),
             metrics: RedisMetrics::default(),
         });

@@ -53,7 +53,7 @@ impl ReloadHealth {
     pub fn register(&self, registry: &mut Registry, program: &str) {
         registry.register_with_unit(
             format!("{program}_file_refused_since_timestamp"),
-            "Time since which the version of a file on disk is refused, as Unix time; 0 if it is in use",
+            "Time since which the newest version of a file is refused, as Unix time; 0 if it is in use",
             Unit::Seconds,
             self.refused_since.clone(),
         );
@@ -66,11 +66,11 @@ impl ReloadHealth {
         FollowedFile { key, health: self.clone(), gauge, log_limiter: Arc::new(LogLimiter::new(LOG_PERIOD)) }
     }
 
-    /// Returns a line for each file whose version on disk is refused.
+    /// Returns a line for each file whose newest version is refused.
     pub fn problems(&self) -> Vec<String> {
         let line = |(key, Refusal { since, why }): (&String, &Refusal)| {
             let since = humantime::format_rfc3339_seconds(*since);
-            format!("{key} since {since}: the version on disk is refused: {why}")
+            format!("{key} since {since}: the newest version is refused: {why}")
         };
         self.refusals.lock().iter().map(line).collect()
     }
@@ -88,7 +88,7 @@ impl FollowedFile {
         self.health.refusals.lock().remove(&self.key);
     }
 
-    /// Records that the version on disk is refused. Returns whether to log that now.
+    /// Records that the newest version is refused. Returns whether to log that now.
     pub fn set_refused(&self, why: &str, at: SystemTime, now: Instant) -> bool {
         let why = why.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect();
         let mut refusals = self.health.refusals.lock();
@@ -124,7 +124,7 @@ mod tests {
         let (at, now) = (SystemTime::UNIX_EPOCH + Duration::from_secs(60), Instant::now());
         file.set_refused("id.yaml: a\nb", at, now);
         file.set_refused("id.yaml: c", at + Duration::from_secs(9), now);
-        let problem = "identity.file since 1970-01-01T00:01:00Z: the version on disk is refused: id.yaml: c";
+        let problem = "identity.file since 1970-01-01T00:01:00Z: the newest version is refused: id.yaml: c";
         assert_eq!(health.problems(), [problem]);
         assert!(metrics(&registry).contains(&format!("{gauge} 60\n")), "{}", metrics(&registry));
 

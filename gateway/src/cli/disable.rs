@@ -1,5 +1,7 @@
 //! The commands `kas disable` and `kas enable`, which write the rules of the kill switch.
 
+mod fleet;
+
 use std::{
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
@@ -20,11 +22,17 @@ use crate::{
 /// A running kas reads the file within 3 s. Callers then get 503 with the reason, and their watches, logs and exec end. Tunnels of
 /// agents stay open. Several selectors in one command disable the requests that match all of them. A rule with the same
 /// selectors is replaced. Comments in the file are lost.
+///
+/// With --fleet, the rules are those of all replicas, in Redis: they have effect within 1 s, and need no file. The replicas keep
+/// them while Redis is away.
 #[derive(Debug, clap::Args)]
 #[command(after_help = DISABLE_EXAMPLES)]
 pub(super) struct Disable {
     #[command(flatten)]
     rules: RulesFile,
+    /// The rules of all replicas, in Redis, in place of a file
+    #[arg(long, requires = "config", conflicts_with = "file")]
+    fleet: bool,
     #[command(flatten)]
     selector: SelectorOptions,
     /// The reason, which callers receive
@@ -43,12 +51,15 @@ pub(super) struct Disable {
 
 /// Enable requests again that `kas disable` has disabled
 ///
-/// Removes the rule with exactly these selectors. A running kas reads the file within 3 s.
+/// Removes the rule with exactly these selectors. A running kas reads the file within 3 s, and the rules of --fleet within 1 s.
 #[derive(Debug, clap::Args)]
 #[command(after_help = ENABLE_EXAMPLES)]
 pub(super) struct Enable {
     #[command(flatten)]
     rules: RulesFile,
+    /// The rules of all replicas, in Redis, in place of a file
+    #[arg(long, requires = "config", conflicts_with = "file")]
+    fleet: bool,
     #[command(flatten)]
     selector: SelectorOptions,
     /// Remove every rule
@@ -60,6 +71,7 @@ const DISABLE_EXAMPLES: &str = "\
 Examples:
   kas disable --file disabled.yaml --agent production --reason \"incident 4711\"
   kas disable --config kas.yaml --all --reason maintenance --for 1h
+  kas disable --config kas.yaml --fleet --agent production --reason incident
   kas disable --file disabled.yaml --caller ci --service kubernetes \\
     --reason \"a job deletes what it should not\"
   kas disable --file disabled.yaml --list
@@ -67,16 +79,19 @@ Examples:
 Exit codes:
   0   written, or listed
   64  the command line or the file is invalid
+  69  Redis does not answer, or somebody else changed its rules at the same time
   73  the file cannot be written";
 
 const ENABLE_EXAMPLES: &str = "\
 Examples:
   kas enable --file disabled.yaml --agent production
   kas enable --config kas.yaml --every-rule
+  kas enable --config kas.yaml --fleet --agent production
 
 Exit codes:
   0   written
   64  the command line or the file is invalid, or there is no such rule
+  69  Redis does not answer, or somebody else changed its rules at the same time
   73  the file cannot be written";
 
 /// The file with the rules.
@@ -118,11 +133,13 @@ struct SelectorOptions {
 }
 
 impl Disable {
-    /// Adds the rule to the file, or lists the rules.
+    /// Adds the rule to the file or to those of the fleet, or lists the rules.
     pub(super) fn run(self) -> CommandResult {
-        let path = self.rules.path()?;
         if self.list {
-            return list(&file::read(&path)?);
+            return list(&match self.rules.fleet(self.fleet)? {
+                Some(config) => fleet::read(config)?,
+                None => file::read(&self.rules.path()?)?,
+            });
         }
         let (Some(selector), Some(reason)) = (self.selector.selector(), self.reason) else {
             return Err(CliError::usage(
@@ -131,40 +148,89 @@ impl Disable {
         };
         let until = self.until.or_else(|| SystemTime::now().checked_add(self.lasting?));
         let rule = DisableRule { selector, reason, until };
-        let mut rules = if path.exists() { file::read(&path)? } else { Vec::new() };
-        rules.retain(|other| other.selector != rule.selector);
         let done = format!("disabled {rule}\n");
-        rules.push(rule);
-        write(&path, &rules)?;
+        let change = |mut rules: Vec<DisableRule>| {
+            rules.retain(|other| other.selector != rule.selector);
+            rules.push(rule);
+            rules
+        };
+        if let Some(config) = self.rules.fleet(self.fleet)? {
+            let replicas = fleet::edit(config, |rules| rules.map(change).map_err(invalid_record))?;
+            return print(&format!("{done}{}", at_replicas(replicas)));
+        }
+        let path = self.rules.path()?;
+        let rules = if path.exists() { file::read(&path)? } else { Vec::new() };
+        write(&path, &change(rules))?;
         print(&done)
     }
 }
 
 impl Enable {
-    /// Removes the rule from the file.
+    /// Removes the rule from the file, or from those of the fleet.
     pub(super) fn run(self) -> CommandResult {
-        let path = self.rules.path()?;
-        let rules = file::read(&path)?;
         let selector = self.selector.selector();
         if selector.is_none() && !self.every_rule {
             let what = "name the rule with the options of `kas disable`, or use --every-rule";
             return Err(CliError::usage(what));
         }
-        let (removed, left): (Vec<_>, Vec<_>) = rules
-            .into_iter()
-            .partition(|rule| selector.as_ref().is_none_or(|selector| rule.selector == *selector));
-        if let Some(selector) = selector.filter(|_| removed.is_empty()) {
-            let rules: Vec<_> = left.iter().map(|rule| rule.selector.to_string()).collect();
-            let rules = if rules.is_empty() { "none".to_owned() } else { rules.join("; ") };
-            let what = format!("{} has no rule for exactly {selector}; it has: {rules}", path.display());
-            return Err(CliError::usage(what));
+        if let Some(config) = self.rules.fleet(self.fleet)? {
+            let mut removed = Vec::new();
+            let replicas = fleet::edit(config, |rules| {
+                // All rules are lifted, those of an invalid record, too.
+                let rules = if selector.is_none() {
+                    rules.unwrap_or_default()
+                } else {
+                    rules.map_err(invalid_record)?
+                };
+                let left;
+                (removed, left) = split("the fleet", rules, selector.as_ref())?;
+                Ok(left)
+            })?;
+            report(&removed)?;
+            return print(&at_replicas(replicas));
         }
+        let path = self.rules.path()?;
+        let (removed, left) = split(&path.display().to_string(), file::read(&path)?, selector.as_ref())?;
         write(&path, &left)?;
-        removed.iter().try_for_each(|rule| print(&format!("enabled {}\n", rule.selector)))
+        report(&removed)
     }
 }
 
+/// Separates the rules with exactly this selector, or all without one, from the others. `place` is for errors.
+fn split(
+    place: &str,
+    rules: Vec<DisableRule>,
+    selector: Option<&Selector>,
+) -> Result<(Vec<DisableRule>, Vec<DisableRule>), CliError> {
+    let (removed, left): (Vec<_>, Vec<_>) =
+        rules.into_iter().partition(|rule| selector.is_none_or(|selector| rule.selector == *selector));
+    if let Some(selector) = selector.filter(|_| removed.is_empty()) {
+        let rules: Vec<_> = left.iter().map(|rule| rule.selector.to_string()).collect();
+        let rules = if rules.is_empty() { "none".to_owned() } else { rules.join("; ") };
+        return Err(CliError::usage(format!("{place} has no rule for exactly {selector}; it has: {rules}")));
+    }
+    Ok((removed, left))
+}
+
+fn report(removed: &[DisableRule]) -> CommandResult {
+    removed.iter().try_for_each(|rule| print(&format!("enabled {}\n", rule.selector)))
+}
+
+fn at_replicas(replicas: usize) -> String {
+    format!("{replicas} live replicas use this Redis\n")
+}
+
+fn invalid_record(error: String) -> CliError {
+    CliError::usage(format!("{error}: `kas enable --fleet --every-rule` replaces it"))
+}
+
 impl RulesFile {
+    /// Returns the configuration of the fleet if the rules are those of the fleet.
+    fn fleet(&self, fleet: bool) -> Result<Option<&Path>, CliError> {
+        let missing = || CliError::usage("name the configuration with --config: it has the address of Redis");
+        fleet.then(|| self.config.as_deref().ok_or_else(missing)).transpose()
+    }
+
     fn path(&self) -> Result<PathBuf, CliError> {
         if let Some(file) = &self.file {
             return Ok(file.clone());

@@ -164,6 +164,15 @@ pub(crate) fn parse_until(text: &str) -> Result<SystemTime, String> {
 
 /// Returns the text of a file with these rules.
 pub(crate) fn render(rules: &[DisableRule]) -> String {
+    format!("{HEADER}{}", serde_saphyr::to_string(&written(rules)).expect("texts and lists are serializable"))
+}
+
+/// Returns the content of a file with these rules as JSON.
+pub(crate) fn to_json(rules: &[DisableRule]) -> serde_json::Value {
+    serde_json::to_value(written(rules)).expect("texts and lists are serializable")
+}
+
+fn written(rules: &[DisableRule]) -> WrittenFile<'_> {
     let rules = rules.iter().map(|DisableRule { selector, reason, until }| WrittenRule {
         all: (*selector == Selector::default()).then_some(true),
         service: selector.service.as_ref().map(ServiceName::as_str),
@@ -173,8 +182,7 @@ pub(crate) fn render(rules: &[DisableRule]) -> String {
         reason,
         until: until.map(|until| humantime::format_rfc3339_seconds(until).to_string()),
     });
-    let file = WrittenFile { rules: rules.collect() };
-    format!("{HEADER}{}", serde_saphyr::to_string(&file).expect("texts and lists are serializable"))
+    WrittenFile { rules: rules.collect() }
 }
 
 /// Replaces a file by one with these rules, so that a reader sees the old or the new version and no part of one.

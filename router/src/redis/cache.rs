@@ -143,6 +143,9 @@ impl Shared {
         {
             pushes.iter().for_each(|push| self.pushes.send(push.clone()));
         }
+        if matches!(event.kind, EventKind::Disabled) {
+            self.disabled_changed.notify_one();
+        }
         let effect = self.members.lock().handle_event(event);
         match effect {
             Effect::None => {}

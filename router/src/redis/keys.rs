@@ -31,9 +31,10 @@ pub const SCHEMA: &str = "\
 | `{kas}:gone` | hash | agent id → time when its last tunnel to a replica ended, in seconds since 1970 | 7 d | when an agent disconnects from a replica | 50 bytes per agent |
 | `{kas}:check:<id>` | any | scratch value on which `kas check-config --live` tries commands | 10 s, removed at once | by that command | |
 | `kas:limit:<digest>` | string | rate limit of an agent token, or of calls to Gitaly: the theoretical arrival time of GCRA, in microseconds since 1970; the digest is a hash of the token's hash, or of the server's address | while it limits, at most 1 min | when an agent opens a tunnel, or kas calls Gitaly | 100 bytes per token |
+| `{kas}:disabled` | string | rules of the [kill switch](operations.md#kill-switch) for all replicas: `[1,version,{rules:[…]}]` | none | by `kas disable --fleet` and `kas enable --fleet`; by a replica, if Redis has lost it | at most 64 KiB |
 | `{kas}:deployments` | list | the newest jobs with an environment that were allowed to use an agent, in JSON; at most 1000 | 30 d | when such a job sends its first request to an agent | 250 bytes per job |
 | `kas:unknown:<digest>` | string | mark of an agent token that GitLab does not know; the digest is a hash of the token's hash | `agent.info_cache_error_ttl` | when an agent with such a token connects | 80 bytes per token |
-| `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or left}]` | | every 5 s per replica; when an agent connects or disconnects; when GitLab reports a push | |
+| `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or disabled or left}]` | | every 5 s per replica; when an agent connects or disconnects; when GitLab reports a push; when the rules of the fleet change | |
 ";
 
 /// The keys of one fleet. Keys that a script uses together have one hash tag, so that a Cluster keeps them on one node.
@@ -81,6 +82,10 @@ impl Keys {
         format!("{}:limit:{digest}", self.prefix)
     }
 
+    pub(super) fn disabled(&self) -> String {
+        format!("{{{}}}:disabled", self.prefix)
+    }
+
     pub(super) fn deployments(&self) -> String {
         format!("{{{}}}:deployments", self.prefix)
     }
@@ -110,7 +115,7 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit check cleanup deployments heartbeat instances join leave lookup members notify project projects publish stage unknown }
+scripts! { admit check cleanup deployments disabled heartbeat instances join leave lookup members notify project projects publish stage unknown }
 
 #[cfg(test)]
 mod tests {
@@ -128,6 +133,7 @@ mod tests {
             keys.gone(),
             keys.check(id),
             keys.limit("<digest>"),
+            keys.disabled(),
             keys.deployments(),
             keys.unknown("<digest>"),
             keys.events(),

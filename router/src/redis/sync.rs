@@ -27,6 +27,9 @@ const MIN_BACKOFF: Duration = Duration::from_millis(100);
 /// The longest wait before another connection.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
+/// The result of a heartbeat whose audit found another record of the kill switch than this replica has read.
+const DISABLED_CHANGED: u8 = 2;
+
 /// Synchronizes a [`RedisStore`](super::RedisStore) with Redis while it runs.
 ///
 /// After an error, the task connects again and writes all records of this replica anew.
@@ -109,6 +112,7 @@ impl SyncTask {
         }
 
         shared.members.lock().resync(live);
+        shared.sync_disabled(&connection).await?;
         *shared.connection.lock() = Some(connection.clone());
         shared.set_healthy();
         shared.invalidate_all();
@@ -139,6 +143,7 @@ impl SyncTask {
                     self.send_heartbeat(connection).await
                 }
                 () = shared.routes_changed.notified() => self.publish_dirty(connection).await,
+                () = shared.disabled_changed.notified() => shared.sync_disabled(connection).await,
                 () = shared.pushed.notified() => self.send_pushes(connection).await,
                 () = connection.failed.notified() => Err("Redis did not answer a lookup".to_owned()),
             };
@@ -213,19 +218,24 @@ impl SyncTask {
         Ok(())
     }
 
-    /// Sends a heartbeat. Every few heartbeats, Redis also compares the number of records.
+    /// Sends a heartbeat. Every few heartbeats, Redis also compares the number of records and the record of the kill switch.
     async fn send_heartbeat(&mut self, connection: &Connection) -> Result<(), String> {
         let shared = Arc::clone(&self.shared);
         let event = self.encode_event(EventKind::Heartbeat(shared.heartbeat()));
         self.heartbeats += 1;
         let mut script = shared.scripts.heartbeat.key(shared.keys.replica(shared.replica));
-        script.key(shared.keys.routes(shared.replica));
+        script.key(shared.keys.routes(shared.replica)).key(shared.keys.disabled());
         script.arg(millis(HEARTBEAT_TTL)).arg(shared.keys.events()).arg(event);
         if self.heartbeats.is_multiple_of(HEARTBEATS_PER_AUDIT) {
             // The hash also has the field `generation`.
             script.arg(millis(ROUTES_TTL)).arg(shared.routes.lock().published() + 1);
+            script.arg(shared.disabled_version());
         }
-        check_accepted(connection.run(&script, &shared.metrics).await?)
+        let result = connection.run(&script, &shared.metrics).await?;
+        if result == DISABLED_CHANGED {
+            shared.sync_disabled(connection).await?;
+        }
+        check_accepted(result)
     }
 
     /// Removes this replica's records and sends its last event.

@@ -26,6 +26,8 @@ const VERSION: u16 = 1;
 pub(super) const MAX_RECORD: usize = 2048;
 /// The greatest length of the list of a project's agents in bytes: some 180 agents or more.
 pub(super) const MAX_PROJECT: usize = 16_384;
+/// The greatest length of the record of the kill switch in bytes.
+pub(super) const MAX_DISABLED: usize = 65_536;
 /// The greatest length of an event in bytes.
 pub(super) const MAX_EVENT: usize = 65_536;
 /// The highest number of agents in one event. An agent id has at most 20 digits.
@@ -84,6 +86,8 @@ pub enum EventKind {
     Changed(Vec<AgentId>),
     /// Git projects were pushed to.
     Pushed(Vec<GitPush>),
+    /// The record of the kill switch has changed.
+    Disabled,
     /// The replica stopped and removed its records.
     Left,
 }
@@ -205,7 +209,7 @@ impl Event {
             EventKind::Heartbeat(heartbeat) => heartbeat.check()?,
             EventKind::Changed(agents) if agents.len() > MAX_AGENTS => return Err(WireError::TooManyAgents),
             EventKind::Pushed(pushes) if pushes.len() > MAX_PUSHES => return Err(WireError::TooManyPushes),
-            EventKind::Changed(_) | EventKind::Pushed(_) | EventKind::Left => {}
+            EventKind::Changed(_) | EventKind::Pushed(_) | EventKind::Disabled | EventKind::Left => {}
         }
         Ok(Self { replica, generation, sequence, kind })
     }
@@ -260,11 +264,11 @@ fn is_text(text: &str) -> bool {
     text.len() <= MAX_TEXT && !text.chars().any(char::is_control)
 }
 
-fn to_json(value: &impl Serialize) -> String {
+pub(super) fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("plain data has a JSON form")
 }
 
-fn decode<T: DeserializeOwned>(text: &[u8], most: usize) -> Result<T, WireError> {
+pub(super) fn decode<T: DeserializeOwned>(text: &[u8], most: usize) -> Result<T, WireError> {
     if text.len() > most {
         return Err(WireError::TooLong(most));
     }
@@ -318,6 +322,7 @@ mod tests {
             EventKind::Heartbeat(heartbeat),
             EventKind::Changed(vec![AgentId(1), AgentId(u64::MAX)]),
             EventKind::Pushed(vec![GitPush::new(7, "group/project").unwrap()]),
+            EventKind::Disabled,
             EventKind::Left,
         ] {
             let event = Event { replica: ReplicaId::random(), generation: 3, sequence: 9, kind };

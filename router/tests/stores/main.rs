@@ -7,6 +7,7 @@
 mod check;
 mod contract;
 mod cost;
+mod disabled;
 mod fleets;
 mod outages;
 mod proxy;

@@ -1,0 +1,220 @@
+//! The record of the kill switch, which disables requests at all replicas: an operator writes it, every replica reads it at once
+//! after an event, and keeps it while Redis is away.
+//!
+//! Redis may lose the record. The first replica that notices it writes the record that it uses back. A newer version always
+//! replaces an older one. This module knows nothing about rules: whoever uses the record decides whether it is valid.
+
+use std::sync::Arc;
+
+use proto::ReplicaId;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::{
+    RedisStore, Shared,
+    client::{Connection, connect},
+    wire::{Event, EventKind, MAX_DISABLED, WireError, decode, to_json},
+};
+
+/// The version of no record.
+const NO_RECORD: &str = "0";
+/// The version of a record that cannot be decoded.
+const MALFORMED: &str = "-1";
+
+/// The record of the kill switch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DisabledRecord {
+    /// The order of the records, from 1: the time when it was written in microseconds since 1970, or a later one.
+    pub version: u64,
+    /// The rules.
+    pub rules: Value,
+}
+
+/// The record in Redis, as an operator reads and replaces it.
+#[derive(Debug)]
+pub struct DisabledEditor<'a> {
+    shared: &'a Shared,
+    connection: Connection,
+    /// The record that is replaced.
+    text: Vec<u8>,
+    /// The number of replicas that use this Redis.
+    pub replicas: usize,
+}
+
+/// The records of a replica.
+#[derive(Debug, Default)]
+pub(super) struct DisabledState {
+    /// The version of the record that Redis had last.
+    seen: Option<String>,
+    /// The valid record that this replica uses.
+    accepted: Option<DisabledRecord>,
+}
+
+impl DisabledRecord {
+    /// Encodes the record.
+    pub fn encode(&self) -> String {
+        to_json(&(1_u16, self.version, &self.rules))
+    }
+
+    /// Decodes a record, whose rules may be anything.
+    ///
+    /// # Errors
+    ///
+    /// The text is no record.
+    pub fn decode(text: &[u8]) -> Result<Self, WireError> {
+        let (_, version, rules): (u16, u64, Value) = decode(text, MAX_DISABLED)?;
+        Ok(Self { version, rules })
+    }
+}
+
+impl RedisStore {
+    /// Returns a receiver of the records of the kill switch that were found in Redis. They are not trusted.
+    pub fn disabled_records(&self) -> watch::Receiver<Option<Arc<[u8]>>> {
+        self.0.disabled_records.subscribe()
+    }
+
+    /// Keeps a record that is valid, so that this replica can write it back if Redis loses it.
+    pub fn accept_disabled(&self, record: DisabledRecord) {
+        self.0.disabled.lock().accepted = Some(record);
+    }
+
+    /// Connects to Redis to read and replace the record, without joining the other replicas.
+    ///
+    /// # Errors
+    ///
+    /// Redis does not answer, or another fleet uses it.
+    pub async fn edit_disabled(&self) -> Result<DisabledEditor<'_>, String> {
+        let shared = &*self.0;
+        let (connection, _events) = connect(&shared.settings, &shared.keys.events()).await?;
+        let (live, _) = shared.read_members(&connection).await?;
+        if let Some((_, other)) = live.iter().find(|(_, heartbeat)| heartbeat.fleet != shared.settings.fleet)
+        {
+            return Err(shared.fleet_conflict(other));
+        }
+        let text = shared.read_disabled(&connection).await?;
+        Ok(DisabledEditor { shared, connection, text, replicas: live.len() })
+    }
+}
+
+impl DisabledEditor<'_> {
+    /// Returns the text of the record; `None` if there is none.
+    pub fn text(&self) -> Option<&[u8]> {
+        Some(&*self.text).filter(|text| !text.is_empty())
+    }
+
+    /// Replaces the record by one with these rules, and announces it. `now` is the time in microseconds since 1970.
+    ///
+    /// # Errors
+    ///
+    /// The rules are too long, Redis does not answer, or another operator has replaced the record in the meantime.
+    pub async fn replace(self, rules: Value, now: u64) -> Result<(), String> {
+        let before = DisabledRecord::decode(&self.text).map_or(0, |record| record.version);
+        let record = DisabledRecord { version: now.max(before.saturating_add(1)), rules };
+        let text = record.encode();
+        if text.len() > MAX_DISABLED {
+            return Err(format!("the rules are longer than {MAX_DISABLED} bytes: lift some first"));
+        }
+        let expected = version_of(&self.text);
+        let (replaced, _) = self.shared.write_disabled(&self.connection, &record, &expected).await?;
+        match replaced {
+            true => Ok(()),
+            false => Err("somebody else has changed the rules at the same time: try again".to_owned()),
+        }
+    }
+}
+
+impl Shared {
+    /// Reads the record, and offers it to the receivers. If Redis has lost it or has an older one, that of this replica is
+    /// written back.
+    pub(super) async fn sync_disabled(&self, connection: &Connection) -> Result<(), String> {
+        let accepted = self.disabled.lock().accepted.clone();
+        let text = match &accepted {
+            Some(record) => self.write_disabled(connection, record, "").await?.1,
+            None => self.read_disabled(connection).await?,
+        };
+        self.disabled.lock().seen = Some(version_of(&text));
+        let record = Some(Arc::<[u8]>::from(text)).filter(|text| !text.is_empty());
+        self.disabled_records.send_if_modified(|current| {
+            let changed = *current != record;
+            *current = record;
+            changed
+        });
+        Ok(())
+    }
+
+    /// Returns the version of the record that Redis had last.
+    pub(super) fn disabled_version(&self) -> String {
+        self.disabled.lock().seen.clone().unwrap_or_else(|| NO_RECORD.to_owned())
+    }
+
+    async fn read_disabled(&self, connection: &Connection) -> Result<Vec<u8>, String> {
+        let mut script = self.scripts.disabled.key(self.keys.disabled());
+        script.arg(MAX_DISABLED);
+        let (_, text): (u8, Vec<u8>) = connection.run(&script, &self.metrics).await?;
+        Ok(text)
+    }
+
+    /// Replaces the record with this version, or any older one if it is empty. Returns whether it was replaced, and the record
+    /// that Redis has now.
+    async fn write_disabled(
+        &self,
+        connection: &Connection,
+        record: &DisabledRecord,
+        expected: &str,
+    ) -> Result<(bool, Vec<u8>), String> {
+        // No replica has this id: the event is none of a sequence.
+        let event =
+            Event { replica: ReplicaId::random(), generation: 0, sequence: 0, kind: EventKind::Disabled };
+        let mut script = self.scripts.disabled.key(self.keys.disabled());
+        script.arg(MAX_DISABLED).arg(record.version).arg(record.encode());
+        script.arg(self.keys.events()).arg(event.encode()).arg(expected);
+        let (replaced, text): (u8, Vec<u8>) = connection.run(&script, &self.metrics).await?;
+        Ok((replaced == 1, text))
+    }
+}
+
+/// Returns the version that a record begins with, as the scripts find it.
+fn version_of(text: &[u8]) -> String {
+    if text.is_empty() {
+        return NO_RECORD.to_owned();
+    }
+    let digits = |rest: &[u8]| {
+        let end = rest.iter().position(|byte| !byte.is_ascii_digit())?;
+        let found = end > 0 && rest[end] == b',';
+        found.then(|| String::from_utf8_lossy(&rest[..end]).into_owned())
+    };
+    text.strip_prefix(b"[1,").and_then(digits).unwrap_or_else(|| MALFORMED.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn version_is_that_which_the_scripts_find() {
+        for (text, version) in [
+            ("", "0"),
+            ("[1,17,{}]", "17"),
+            ("[1,17]", "-1"),
+            ("[1,,{}]", "-1"),
+            ("[2,17,{}]", "-1"),
+            ("!", "-1"),
+            ("[1,17", "-1"),
+        ] {
+            assert_eq!(version_of(text.as_bytes()), version, "{text}");
+        }
+    }
+
+    #[test]
+    fn encoded_record_decodes_to_the_same() {
+        let record = DisabledRecord { version: 7, rules: json!({"rules": []}) };
+        assert_eq!(record.encode(), r#"[1,7,{"rules":[]}]"#);
+        assert_eq!(DisabledRecord::decode(record.encode().as_bytes()).unwrap(), record);
+        let long = format!("[1,7,\"{}\"]", "x".repeat(MAX_DISABLED));
+        for bad in ["!", "[2,7,{}]", "[1,-7,{}]", "[1,7", &long] {
+            assert!(DisabledRecord::decode(bad.as_bytes()).is_err());
+        }
+    }
+}
