@@ -85,6 +85,11 @@ impl Observability {
         })
     }
 
+    /// Sets the UID of the cluster's namespace `kube-system`, which the hello of the next tunnel reports.
+    pub fn set_cluster_uid(&self, uid: Option<String>) {
+        *self.health.cluster_uid.lock() = uid;
+    }
+
     /// Probes the cluster repeatedly. Never completes.
     ///
     /// Tunnels stay open while the cluster is down: kas can report this to callers only through a tunnel.
@@ -96,7 +101,7 @@ impl Observability {
                     backoff = Backoff::default();
                     // After an outage, the address may be that of another cluster.
                     if !matches!(self.health.cluster(), ClusterStatus::Up { .. }) {
-                        *self.health.cluster_uid.lock() = kubernetes.cluster_uid().await;
+                        self.set_cluster_uid(kubernetes.cluster_uid().await);
                     }
                     let shown = version.as_deref().unwrap_or("unknown").to_owned();
                     if self.cluster_probed(ClusterStatus::Up { version }) {

@@ -3,7 +3,11 @@
 //! It is for operators only, because it has the name and the address of every agent. Its shape is documented in
 //! `docs/operations.md`.
 
-use std::{collections::HashMap, sync::Arc, time::SystemTime};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::SystemTime,
+};
 
 use proto::{AgentId, AgentName, InstanceId, ReplicaId, ServiceName, TunnelId};
 use router::{LocalTunnels, RequestsInFlight, RouteStore, TunnelView};
@@ -11,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     agent_locations::{AgentDirectory, AgentLocations, AgentOwner, AgentState, KnownAgent, rfc3339},
-    agents::AgentServer,
+    agents::{AgentConflicts, AgentServer, RefusedTunnel},
     configuration::{ConfigurationService, ConfigurationStatus},
     disabled::KillSwitch,
     tunnel_entry::TunnelEntry,
@@ -26,6 +30,7 @@ pub struct AgentLister {
     kill_switch: Arc<KillSwitch>,
     replica: ReplicaId,
     configuration: ConfigurationService,
+    conflicts: Arc<AgentConflicts>,
 }
 
 /// All agents of the identity file, and the connected agents of GitLab.
@@ -60,6 +65,12 @@ pub struct AgentStatus {
     /// The rule by which all requests to the agent are disabled.
     #[serde(default)]
     pub disabled: Option<String>,
+    /// The UIDs of the clusters in which the token of the agent is used, if there are several.
+    #[serde(default)]
+    pub clusters: Vec<String>,
+    /// The last tunnel that this replica has refused in the last five minutes although its token is valid.
+    #[serde(default)]
+    pub refused: Option<RefusedTunnel>,
     /// Its tunnels to this replica.
     pub tunnels: Vec<TunnelStatus>,
     /// The other replicas that hold tunnels of the agent.
@@ -68,7 +79,7 @@ pub struct AgentStatus {
     pub configuration: Option<ConfigurationStatus>,
 }
 
-/// One tunnel. The agent reports the fields from `instance` to `kubernetes_version` itself, and is not trusted.
+/// One tunnel. The agent reports the fields from `instance` to `scope` itself, and is not trusted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TunnelStatus {
     /// The id of the tunnel in the logs of kas and agentk.
@@ -92,6 +103,12 @@ pub struct TunnelStatus {
     pub pod_name: Option<String>,
     /// The version of the cluster.
     pub kubernetes_version: Option<String>,
+    /// The UID of the cluster's namespace `kube-system`.
+    #[serde(default)]
+    pub cluster: Option<String>,
+    /// The part of the cluster that the process serves.
+    #[serde(default)]
+    pub scope: Option<String>,
     /// The last measured round trip, in milliseconds.
     pub round_trip_ms: Option<f64>,
     /// The services of the tunnel.
@@ -119,6 +136,7 @@ impl AgentLister {
             kill_switch: Arc::clone(&agents.kill_switch),
             replica: agents.replica,
             configuration: agents.configuration.clone(),
+            conflicts: Arc::clone(&agents.conflicts),
         }
     }
 
@@ -133,7 +151,7 @@ impl AgentLister {
         known.agents.sort_by(|one, other| (&one.name, one.id).cmp(&(&other.name, other.id)));
         let ids: Vec<AgentId> = known.agents.iter().map(|agent| agent.id).collect();
         let mut locations = AgentLocations::lookup(&*self.store, &ids).await;
-        let mut agents = Vec::new();
+        let (mut agents, now) = (Vec::new(), SystemTime::now());
         for KnownAgent { id, name, .. } in known.agents {
             let mut tunnels = held.remove(&id).unwrap_or_default();
             tunnels.sort_by_key(|tunnel| (tunnel.instance, tunnel.index, tunnel.since));
@@ -146,13 +164,34 @@ impl AgentLister {
             };
             let (name, disabled) = (name.clone(), self.kill_switch.rule_of_agent(id, &name));
             let configuration = self.configuration.status(id);
-            agents.push(AgentStatus { id, name, state, disabled, tunnels, elsewhere, configuration });
+            let clusters = several_clusters(&tunnels, &elsewhere);
+            let refused = self.conflicts.refused(id, now);
+            agents.push(AgentStatus {
+                id,
+                name,
+                state,
+                disabled,
+                clusters,
+                refused,
+                tunnels,
+                elsewhere,
+                configuration,
+            });
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let missing = locations.missing.or(known.missing);
         let disabled = self.kill_switch.lines();
-        AgentList { replica: self.replica, version, time: SystemTime::now(), missing, disabled, agents }
+        AgentList { replica: self.replica, version, time: now, missing, disabled, agents }
     }
+}
+
+/// Returns the clusters of an agent, if there are several.
+fn several_clusters(tunnels: &[TunnelStatus], elsewhere: &[AgentOwner]) -> Vec<String> {
+    let here = tunnels.iter().filter_map(|tunnel| tunnel.cluster.clone());
+    let instances = elsewhere.iter().flat_map(|owner| &owner.instances);
+    let clusters: BTreeSet<String> =
+        here.chain(instances.filter_map(|instance| instance.cluster.clone())).collect();
+    if clusters.len() < 2 { Vec::new() } else { clusters.into_iter().collect() }
 }
 
 impl TunnelStatus {
@@ -174,6 +213,8 @@ impl TunnelStatus {
             pod_namespace: hello.pod_namespace.clone(),
             pod_name: hello.pod_name.clone(),
             kubernetes_version: hello.kubernetes_version.clone(),
+            cluster: hello.cluster.clone(),
+            scope: hello.scope.as_ref().map(ToString::to_string),
             round_trip_ms: tunnel.round_trip().map(|took| took.as_micros() as f64 / 1000.0),
             services: view.services().filter(|(name, _)| !name.is_internal()).map(service).collect(),
         }

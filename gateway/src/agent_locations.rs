@@ -66,6 +66,12 @@ pub struct InstanceInfo {
     pub pod_name: Option<String>,
     /// The version of the cluster.
     pub kubernetes_version: Option<String>,
+    /// The UID of the cluster's namespace `kube-system`.
+    #[serde(default)]
+    pub cluster: Option<String>,
+    /// The part of the cluster that the process serves.
+    #[serde(default)]
+    pub scope: Option<String>,
     /// The time at which the oldest of its tunnels to the replica was opened.
     #[serde(with = "rfc3339")]
     pub since: SystemTime,
@@ -184,9 +190,18 @@ impl AgentLocations {
 
 impl From<router::Instance> for InstanceInfo {
     fn from(instance: router::Instance) -> Self {
-        let router::Instance { id, version, pod_namespace, pod_name, kubernetes_version, since, tunnels } =
-            instance;
-        Self { id, version, pod_namespace, pod_name, kubernetes_version, since, tunnels }
+        let router::Instance {
+            id,
+            version,
+            pod_namespace,
+            pod_name,
+            kubernetes_version,
+            cluster,
+            scope,
+            since,
+            tunnels,
+        } = instance;
+        Self { id, version, pod_namespace, pod_name, kubernetes_version, cluster, scope, since, tunnels }
     }
 }
 

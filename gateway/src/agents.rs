@@ -1,5 +1,6 @@
 //! Serves agents: authenticates, upgrades the connection to a tunnel, and registers the tunnel until it ends.
 
+mod clusters;
 mod control;
 mod disabled;
 mod drain;
@@ -8,6 +9,7 @@ mod rebalance;
 mod rebalancer;
 mod refusal;
 mod tunnel_permits;
+mod version_skew;
 
 use std::{
     convert::Infallible,
@@ -43,7 +45,11 @@ use tunnel::{
 };
 
 pub use self::rebalancer::Rebalancer;
-pub(crate) use self::tunnel_permits::TunnelPermits;
+pub(crate) use self::{
+    clusters::{AgentConflicts, RefusedTunnel},
+    tunnel_permits::TunnelPermits,
+    version_skew::VersionSkew,
+};
 use self::{drain::Supervised, refusal::HandshakeError, tunnel_permits::TunnelPermit};
 use crate::{
     configuration::ConfigurationService,
@@ -98,6 +104,8 @@ pub struct AgentServer {
     pub epoch: AtomicU64,
     /// The rules that are reported to agents.
     pub kill_switch: Arc<KillSwitch>,
+    /// The agents whose tokens are used wrongly.
+    pub conflicts: Arc<AgentConflicts>,
     /// Limits the log lines of refused tunnels.
     pub log_limit: LogLimiter<&'static str>,
     /// Sends each agent its configuration.
@@ -194,6 +202,10 @@ impl AgentServer {
         let (identity, source) =
             self.sources.authenticate(&token).await?.ok_or(HandshakeError::Unauthorized)?;
         let hello = hello(request.headers())?;
+        self.check_hello(&identity, &hello).inspect_err(|error| {
+            let message = error.to_string();
+            self.conflicts.record_refusal(identity.id, error.label(), message, SystemTime::now());
+        })?;
 
         // After authentication: only agents may use up the rate that all agents share.
         let admitted = self.connection_rate.lock().admit(Instant::now());
@@ -219,6 +231,24 @@ impl AgentServer {
             _permit: permit,
         };
         Ok((headers, agent))
+    }
+
+    /// Checks the version and the cluster that an agentk reports.
+    fn check_hello(&self, identity: &AgentIdentity, hello: &Hello) -> Result<(), HandshakeError> {
+        let (kas, agentk) = (env!("CARGO_PKG_VERSION"), &hello.version);
+        match VersionSkew::new(kas, agentk) {
+            VersionSkew::TooOld => return Err(HandshakeError::TooOld { agentk: agentk.clone() }),
+            VersionSkew::TooNew => return Err(HandshakeError::TooNew { agentk: agentk.clone() }),
+            VersionSkew::Served | VersionSkew::Outdated => {}
+        }
+        match self.identities.load().cluster(identity.id) {
+            Some(pinned) if hello.cluster.as_deref() != Some(pinned) => Err(HandshakeError::WrongCluster {
+                agent: identity.name.clone(),
+                pinned: pinned.to_owned(),
+                reported: hello.cluster.clone(),
+            }),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Returns the number of replicas in the directory, with this one.
@@ -306,7 +336,15 @@ impl AgentServer {
         };
         let supervisor = poll_on_wake(async {
             self.announce(&agent).await;
-            let revoked = agent.source.revoked(id, &agent.token);
+            if agent.hello.cluster.is_some() {
+                self.check_clusters(id, &agent.identity.name).await;
+            }
+            let revoked = async {
+                tokio::select! {
+                    () = agent.source.revoked(id, &agent.token) => {}
+                    () = self.identities.pinned_elsewhere(id, agent.hello.cluster.as_deref()) => {}
+                }
+            };
             drain::supervise(supervised, revoked, || registration.drain(), self.withdraw(id)).await
         });
         let reporter = poll_on_wake(disabled::report(

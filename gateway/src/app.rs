@@ -40,7 +40,7 @@ use crate::{
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
     agent_metrics::AgentMonitor,
-    agents::{AgentServer, Rebalancer, TunnelPermits},
+    agents::{AgentConflicts, AgentServer, Rebalancer, TunnelPermits},
     api::ApiServer,
     config::Config,
     configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource, GitLabSource},
@@ -209,7 +209,10 @@ impl App {
         }
         let kill_switch = Arc::new(KillSwitch::default());
         kill_switch.register(&mut registry);
+        let conflicts = Arc::new(AgentConflicts::default());
+        conflicts.register(&mut registry);
         let agents = Arc::new(AgentServer {
+            conflicts,
             kill_switch: Arc::clone(&kill_switch),
             usage: usage.clone(),
             configuration,

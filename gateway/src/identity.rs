@@ -71,6 +71,8 @@ pub struct Identity {
     agents: HashMap<AgentId, AgentName>,
     agents_by_name: HashMap<AgentName, AgentId>,
     projects: HashMap<AgentId, u64>,
+    /// The UIDs of the clusters that agents are pinned to.
+    clusters: HashMap<AgentId, String>,
     agent_tokens: HashMap<TokenHash, AgentId>,
     configurations: HashMap<AgentId, ConfigurationLocation>,
     caller_tokens: HashMap<TokenHash, Arc<Grant>>,
@@ -244,6 +246,11 @@ impl Identity {
     /// Returns the project of an agent, if it has one.
     pub fn project(&self, agent: AgentId) -> Option<u64> {
         self.projects.get(&agent).copied()
+    }
+
+    /// Returns the UID of the cluster that an agent is pinned to, if it is.
+    pub fn cluster(&self, agent: AgentId) -> Option<&str> {
+        self.clusters.get(&agent).map(String::as_str)
     }
 
     /// Returns the location of an agent's configuration, if its entry has one.

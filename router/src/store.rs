@@ -51,6 +51,10 @@ pub struct Instance {
     pub pod_name: Option<String>,
     /// The version of the cluster's Kubernetes.
     pub kubernetes_version: Option<String>,
+    /// The UID of the cluster's namespace `kube-system`.
+    pub cluster: Option<String>,
+    /// The part of the cluster that the process serves, as a short text.
+    pub scope: Option<String>,
     /// The time when the oldest of its tunnels to this replica was opened, in whole seconds.
     pub since: SystemTime,
     /// The number of its tunnels to this replica.

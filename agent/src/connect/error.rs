@@ -72,7 +72,9 @@ pub enum DialError {
     },
     /// The response was 426.
     #[error(
-        "{address} does not support {SUBPROTOCOL}: is it the agent address of kas, and does kas have a compatible version?{}",
+        "{address} accepts no tunnel ({SUBPROTOCOL}) of agentk {}: is it the agent address of kas, and does kas have a \
+         compatible version?{}",
+        env!("CARGO_PKG_VERSION"),
         after(message)
     )]
     Protocol {

@@ -28,6 +28,8 @@ fn instance(TunnelEntry { hello, since, .. }: &TunnelEntry) -> Instance {
         pod_namespace: hello.pod_namespace.clone(),
         pod_name: hello.pod_name.clone(),
         kubernetes_version: hello.kubernetes_version.clone(),
+        cluster: hello.cluster.clone(),
+        scope: hello.scope.as_ref().map(ToString::to_string),
         since: seconds(*since),
         tunnels: 1,
     }

@@ -9,6 +9,7 @@ use http::{
 use proto::{AgentName, SUBPROTOCOL};
 use tunnel::Body;
 
+use super::version_skew::served_versions;
 use crate::identity::SourceUnavailable;
 
 /// `Retry-After` of a replica that stops: by then a load balancer has removed it.
@@ -16,6 +17,9 @@ const RETRY_AFTER_DRAINING: Duration = Duration::from_secs(5);
 
 /// `Retry-After` if the agent has all of its tunnels: another one must end first.
 const RETRY_AFTER_TUNNEL_LIMIT: Duration = Duration::from_secs(30);
+
+/// The version of this kas.
+const KAS: &str = env!("CARGO_PKG_VERSION");
 
 /// The reason for which kas refuses a tunnel. The text is the body of the response.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +37,23 @@ pub(super) enum HandshakeError {
     SourceUnavailable(#[from] SourceUnavailable),
     #[error("{0}")]
     InvalidHello(String),
+    #[error(
+        "agentk {agentk} is too old for kas {}, which serves agentk {}: upgrade agentk",
+        KAS,
+        served_versions(KAS)
+    )]
+    TooOld { agentk: String },
+    #[error(
+        "agentk {agentk} is too new for kas {}, which serves agentk {}: upgrade kas first",
+        KAS,
+        served_versions(KAS)
+    )]
+    TooNew { agentk: String },
+    #[error(
+        "agent {agent} is pinned to the cluster {pinned} (agents[].cluster of the identity file), and this agentk {}",
+        reported_cluster(reported.as_deref())
+    )]
+    WrongCluster { agent: AgentName, pinned: String, reported: Option<String> },
     #[error(
         "this kas opens as many tunnels per second as allowed (agent.listen.connections_per_second): many agents connect at \
          the same time"
@@ -59,6 +80,8 @@ impl HandshakeError {
             Self::Unauthorized => "unauthorized",
             Self::SourceUnavailable(_) => "identity-unavailable",
             Self::InvalidHello(_) => "invalid-hello",
+            Self::TooOld { .. } | Self::TooNew { .. } => "version",
+            Self::WrongCluster { .. } => "wrong-cluster",
             Self::ReplicaRateLimit { .. } => "replica-rate-limit",
             Self::TokenRateLimit { .. } => "token-rate-limit",
             Self::TunnelLimit { .. } => "tunnel-limit",
@@ -73,6 +96,8 @@ impl HandshakeError {
             }
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
             Self::InvalidHello(_) => StatusCode::BAD_REQUEST,
+            Self::TooOld { .. } | Self::TooNew { .. } => StatusCode::UPGRADE_REQUIRED,
+            Self::WrongCluster { .. } => StatusCode::FORBIDDEN,
             Self::TokenRateLimit { .. } | Self::TunnelLimit { .. } => StatusCode::TOO_MANY_REQUESTS,
         }
     }
@@ -83,7 +108,12 @@ impl HandshakeError {
             Self::SourceUnavailable(unavailable) => Some(unavailable.retry_after),
             Self::ReplicaRateLimit { wait } | Self::TokenRateLimit { wait, .. } => Some(*wait),
             Self::TunnelLimit { .. } => Some(RETRY_AFTER_TUNNEL_LIMIT),
-            Self::Protocol { .. } | Self::Unauthorized | Self::InvalidHello(_) => None,
+            Self::Protocol { .. }
+            | Self::Unauthorized
+            | Self::InvalidHello(_)
+            | Self::TooOld { .. }
+            | Self::TooNew { .. }
+            | Self::WrongCluster { .. } => None,
         }
     }
 
@@ -101,5 +131,16 @@ impl HandshakeError {
             headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
         }
         response
+    }
+}
+
+/// Returns the end of the sentence about an agentk outside of its cluster, with the remedy.
+fn reported_cluster(cluster: Option<&str>) -> String {
+    match cluster {
+        Some(cluster) => format!(
+            "runs in the cluster {cluster}: give that cluster an agent and a token of its own, or correct the pin"
+        ),
+        None => "does not report its cluster: let it get the namespace kube-system in its cluster, upgrade it, or remove the pin"
+            .to_owned(),
     }
 }

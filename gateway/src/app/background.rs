@@ -30,6 +30,8 @@ impl App {
         spawn(async move { budget.run(&metrics).await }.boxed());
         let switch = Arc::clone(&self.callers.kill_switch);
         spawn(async move { switch.run().await }.boxed());
+        let agents = Arc::clone(&self.agents);
+        spawn(async move { agents.recheck_clusters().await }.boxed());
         let issuers = self.issuers.clone();
         spawn(async move { issuers.run().await }.boxed());
         let (configuration, pushes) = (self.agents.configuration.clone(), self.agents.store.pushes());

@@ -87,12 +87,18 @@ Columns:
               elsewhere (connected to other replicas only),
               never (since kas started),
               unknown (the directory is unavailable);
-              with ,disabled if the kill switch stops all its requests
+              with ,disabled if the kill switch stops all its requests,
+              ,several-clusters if its token is used in more than one,
+              ,refused if this replica has refused a tunnel of it in the
+              last five minutes (`kas agents show NAME` has the reason)
   AWAY        time since the last tunnel ended
   REPLICAS    owners of the agent, the queried one first
   IN-FLIGHT   requests in flight on the queried replica: 2/3 is 2 short
               ones and 3 watches, logs, exec or port-forward
   ROUND-TRIP  the slowest last measurement of those tunnels
+  AGENTK      version; outdated: the next minor version of kas
+              does not serve it
+  SCOPE       cluster, or the namespaces of agentk --namespaces
 
 Exit codes:
   0   listed

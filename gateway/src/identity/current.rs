@@ -54,6 +54,16 @@ impl Identities {
         self.changes.send_replace(());
     }
 
+    /// Completes when the agent is pinned to another cluster than this one.
+    pub(crate) async fn pinned_elsewhere(&self, agent: AgentId, cluster: Option<&str>) {
+        let mut changes = self.changes.subscribe();
+        while self.load().cluster(agent).is_none_or(|pinned| Some(pinned) == cluster) {
+            if changes.changed().await.is_err() {
+                pending::<()>().await;
+            }
+        }
+    }
+
     /// Reads a new version. If the file is invalid, the current version stays.
     pub fn reload(&self, file: &Path) -> Result<(), ConfigError> {
         let identity = Identity::read(file)?;

@@ -61,6 +61,9 @@ struct AgentEntry {
     tokens: Spanned<Vec<Spanned<TokenHash>>>,
     #[serde(default)]
     configuration: Option<ConfigurationEntry>,
+    /// The UID of the only cluster in which the tokens may be used.
+    #[serde(default)]
+    cluster: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -184,6 +187,13 @@ fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<
     }
     identity.agents_by_name.insert(agent.name.value.clone(), id);
     identity.agents.insert(id, agent.name.value);
+    if let Some(cluster) = agent.cluster {
+        if cluster.value.is_empty() || !cluster.value.bytes().all(|b| b.is_ascii_graphic()) {
+            let what = "write the UID of the cluster: kubectl get namespace kube-system -o jsonpath='{.metadata.uid}'";
+            return Err(at.error("cluster", &cluster, what));
+        }
+        identity.clusters.insert(id, cluster.value);
+    }
     identity.projects.extend(agent.project_id.map(|project| (id, project)));
     if let Some(entry) = agent.configuration {
         let key = format!("{}.configuration", at.key);

@@ -13,7 +13,7 @@ use testkit::world::{CALLER, World, endless, text};
 use tunnel::Body;
 
 /// Requests `GET /agents` of the observability listener.
-async fn agents(world: &World) -> Value {
+pub(crate) async fn agents(world: &World) -> Value {
     let (near, far) = tokio::io::duplex(64 << 10);
     tokio::spawn(Arc::clone(&world.kas.admin).server().serve(far, CALLER));
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
@@ -69,7 +69,8 @@ async fn absent_agent_is_listed_with_the_time_of_its_disconnect() {
     );
     world.kas.identities.replace(Identity::parse(Path::new("identity.yaml"), &text).unwrap());
     let never = json!({
-        "id": 2, "name": "new", "state": "never", "disabled": null, "tunnels": [], "elsewhere": [], "configuration": null
+        "id": 2, "name": "new", "state": "never", "disabled": null, "clusters": [], "refused": null, "tunnels": [],
+        "elsewhere": [], "configuration": null
     });
     assert_eq!(agents(&world).await[0], never, "in order of their names");
     assert_eq!(agents(&world).await[1]["state"], "never");

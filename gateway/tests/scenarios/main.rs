@@ -30,5 +30,6 @@ mod peers_tls;
 mod prometheus;
 mod rebalance;
 mod tenants;
+mod topologies;
 mod tracing;
 mod watches;

@@ -185,13 +185,28 @@ impl World {
         self.start_agent_through(self.clone(), services)
     }
 
+    /// Starts an agent in the cluster with this UID.
+    pub fn start_agent_in(&self, cluster: &str, services: Services) -> RunningAgent {
+        let observability = Observability::default();
+        observability.set_cluster_uid(Some(cluster.to_owned()));
+        self.start_agent_with(self.clone(), services, observability)
+    }
+
     /// Starts an agent with the given dialer.
     pub fn start_agent_through(&self, dial: impl Dial, services: Services) -> RunningAgent {
+        self.start_agent_with(dial, services, Observability::default())
+    }
+
+    fn start_agent_with(
+        &self,
+        dial: impl Dial,
+        services: Services,
+        observability: Observability,
+    ) -> RunningAgent {
         let stop = CancellationToken::new();
         let kas = "ws://kas".parse().unwrap();
         let token = AgentToken::value(self.agent_token.clone());
         let options = SessionConfig { tracer: self.tracer.clone(), ..SessionConfig::new(kas, token) };
-        let observability = Observability::default();
         let agent = Agent::new(options, dial, services, observability.clone());
         let task = AbortOnDropHandle::new(tokio::spawn(agent.run(stop.clone())));
         RunningAgent { stop, observability, task }

@@ -17,6 +17,7 @@ use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{self, DeserializeOwned},
 };
+use serde_json::{Value, json};
 
 use crate::{pushes::GitPush, store::Instance};
 
@@ -121,8 +122,17 @@ pub enum WireError {
     TooManyPushes,
 }
 
-/// An instance as a JSON array: id, version, namespace, pod, Kubernetes version, since in seconds, tunnels.
-type Row = (ShortId, String, Option<String>, Option<String>, Option<String>, u64, u16);
+/// The elements of an instance that each version writes: id, version, namespace, pod, Kubernetes version, since in seconds,
+/// tunnels.
+type RowStart = (ShortId, String, Option<String>, Option<String>, Option<String>, u64, u16);
+
+/// The elements that may follow: cluster, scope. A reader ignores those after them, so that later versions may add some.
+type RowEnd = (Option<String>, Option<String>);
+
+/// The number of elements of a [`RowStart`].
+const ROW_START: usize = 7;
+/// The number of elements of a [`RowEnd`].
+const ROW_END: usize = 2;
 
 /// The id of an instance in base64url: 22 characters instead of 32. Redis rounds the memory of a record up to the next of
 /// its size classes, and these characters are a class of most records.
@@ -178,7 +188,7 @@ impl Heartbeat {
 impl RouteRecord {
     /// Encodes the record, with as many instances as fit into its greatest length.
     pub fn encode(&self) -> String {
-        let mut rows: Vec<Row> = self.instances.iter().map(to_row).collect();
+        let mut rows: Vec<Value> = self.instances.iter().map(to_row).collect();
         loop {
             let text = to_json(&(VERSION, self.epoch, &rows));
             if text.len() <= MAX_RECORD {
@@ -190,7 +200,7 @@ impl RouteRecord {
 
     /// Decodes a record.
     pub fn decode(text: &[u8]) -> Result<Self, WireError> {
-        let (_, epoch, rows): (u16, Epoch, Vec<Row>) = decode(text, MAX_RECORD)?;
+        let (_, epoch, rows): (u16, Epoch, Vec<Vec<Value>>) = decode(text, MAX_RECORD)?;
         let instances = rows.into_iter().map(from_row).collect::<Result<_, _>>()?;
         Ok(Self { epoch, instances })
     }
@@ -233,20 +243,32 @@ pub(super) fn decode_project(text: &[u8]) -> Result<Vec<(AgentId, AgentName)>, W
     Ok(rows)
 }
 
-fn to_row(instance: &Instance) -> Row {
-    let Instance { id, version, pod_namespace, pod_name, kubernetes_version, since, tunnels } =
-        instance.clone();
-    (ShortId(id), version, pod_namespace, pod_name, kubernetes_version, unix_seconds(since), tunnels)
+fn to_row(instance: &Instance) -> Value {
+    let Instance { id, version, pod_namespace, pod_name, kubernetes_version, cluster, scope, since, tunnels } =
+        instance;
+    let since = unix_seconds(*since);
+    let mut row: Vec<Value> =
+        [json!(ShortId(*id)), json!(version), json!(pod_namespace), json!(pod_name)].into();
+    row.extend([json!(kubernetes_version), json!(since), json!(tunnels), json!(cluster), json!(scope)]);
+    // There are thousands of rows.
+    while row.len() > ROW_START && row.last().is_some_and(Value::is_null) {
+        row.pop();
+    }
+    row.into()
 }
 
-fn from_row(row: Row) -> Result<Instance, WireError> {
-    let (ShortId(id), version, pod_namespace, pod_name, kubernetes_version, since, tunnels) = row;
+fn from_row(mut row: Vec<Value>) -> Result<Instance, WireError> {
+    let mut end = row.split_off(row.len().min(ROW_START));
+    end.resize(ROW_END, Value::Null);
+    let start: RowStart = serde_json::from_value(row.into())?;
+    let (ShortId(id), version, pod_namespace, pod_name, kubernetes_version, since, tunnels) = start;
+    let (cluster, scope): RowEnd = serde_json::from_value(end.into())?;
     let texts = [Some(&version), pod_namespace.as_ref(), pod_name.as_ref(), kubernetes_version.as_ref()];
-    if !texts.into_iter().flatten().all(|text| is_text(text)) {
+    if !texts.into_iter().chain([cluster.as_ref(), scope.as_ref()]).flatten().all(|text| is_text(text)) {
         return Err(WireError::InvalidText);
     }
     let since = from_unix_seconds(since).ok_or(WireError::InvalidText)?;
-    Ok(Instance { id, version, pod_namespace, pod_name, kubernetes_version, since, tunnels })
+    Ok(Instance { id, version, pod_namespace, pod_name, kubernetes_version, cluster, scope, since, tunnels })
 }
 
 /// Converts a time into seconds since 1970; 0 for earlier times.
@@ -307,6 +329,8 @@ mod tests {
             pod_namespace: Some("agentk".into()),
             pod_name: Some(pod.into()),
             kubernetes_version: None,
+            cluster: Some("0b5c1e4f-6a0e-4b0e-9a53-1c6e1f0d2a7b".into()),
+            scope: Some("cluster".into()),
             since: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
             tunnels: 2,
         }
@@ -332,12 +356,26 @@ mod tests {
 
     #[test]
     fn record_format_is_stable() {
-        let instance = Instance { id: InstanceId::from_bytes([255; 16]), ..instance("a") };
+        let id = InstanceId::from_bytes([255; 16]);
+        let instance = Instance { id, cluster: None, scope: None, ..instance("a") };
         let record = RouteRecord { epoch: Epoch(7), instances: vec![instance] };
         let rest = "\"0.1.0\",\"agentk\",\"a\",null,1700000000,2]]]";
         assert_eq!(record.encode(), format!("[1,7,[[\"_____________________w\",{rest}"));
         let digits = format!("[1,7,[[\"{}\",{rest}", "f".repeat(32));
         assert_eq!(RouteRecord::decode(digits.as_bytes()).unwrap(), record);
+    }
+
+    #[test]
+    fn rows_of_older_and_newer_versions_are_decoded() {
+        let id = "00000000000000000000000000000001";
+        let row = |end: &str| {
+            let text = format!("[1,5,[[\"{id}\",\"0.1.0\",null,null,null,1700000000,2{end}]]]");
+            let instance = RouteRecord::decode(text.as_bytes()).unwrap().instances.remove(0);
+            (instance.cluster, instance.scope)
+        };
+        assert_eq!(row(""), (None, None));
+        assert_eq!(row(",\"uid\""), (Some("uid".to_owned()), None));
+        assert_eq!(row(",\"uid\",\"shop\",{\"new\":1},7"), (Some("uid".to_owned()), Some("shop".to_owned())));
     }
 
     #[test]

@@ -155,6 +155,8 @@ async fn instances_are_listed_by_all_replicas(here: TestStore<'_>, there: TestSt
         pod_namespace: Some("agentk".into()),
         pod_name: Some(pod.into()),
         kubernetes_version: Some("v1.34.1".into()),
+        cluster: Some("0b5c1e4f-6a0e-4b0e-9a53-1c6e1f0d2a7b".into()),
+        scope: Some("cluster".into()),
         since: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
         tunnels: 2,
     };

@@ -3,7 +3,10 @@
 use std::fmt::Write as _;
 
 use super::tables::wide;
-use crate::{agent_list::AgentList, agent_locations::AgentState, configuration::ConfigurationStatus};
+use crate::{
+    agent_list::AgentList, agent_locations::AgentState, agents::RefusedTunnel,
+    configuration::ConfigurationStatus,
+};
 
 /// Returns the configuration of each agent of the list, followed by its tunnels.
 pub(super) fn details(listing: &AgentList) -> String {
@@ -18,6 +21,16 @@ pub(super) fn details(listing: &AgentList) -> String {
         };
         line(&mut text, "agent", &format!("{} ({})", agent.name, agent.id));
         line(&mut text, "state", &state);
+        if !agent.clusters.is_empty() {
+            line(
+                &mut text,
+                "clusters",
+                &format!("{}: the token is used in each of them", agent.clusters.join(", ")),
+            );
+        }
+        if let Some(RefusedTunnel { message, time, .. }) = &agent.refused {
+            line(&mut text, "refused", &format!("{message} ({})", humantime::format_rfc3339_seconds(*time)));
+        }
         match &agent.configuration {
             None => line(&mut text, "configuration", "unknown: the agent has no tunnel to this replica"),
             Some(configuration) => write_configuration(&mut text, configuration),

@@ -6,6 +6,7 @@ use super::super::table::{Table, age, milliseconds};
 use crate::{
     agent_list::{AgentList, AgentStatus, ServiceLoad, TunnelStatus},
     agent_locations::{AgentState, InstanceInfo},
+    agents::VersionSkew,
 };
 
 /// Returns a table with one line per agent.
@@ -21,6 +22,7 @@ pub(super) fn summary(listing: &AgentList) -> String {
         "ROUND-TRIP",
         "AGENTK",
         "KUBERNETES",
+        "SCOPE",
         "SERVICES",
     ]);
     for agent in &listing.agents {
@@ -29,6 +31,9 @@ pub(super) fn summary(listing: &AgentList) -> String {
         let slowest = tunnels.iter().filter_map(|tunnel| tunnel.round_trip_ms).reduce(f64::max);
         let instances = || agent.elsewhere.iter().flat_map(|holder| &holder.instances);
         let versions = tunnels.iter().map(|tunnel| &tunnel.version);
+        let versions = versions.chain(instances().map(|instance| &instance.version));
+        let versions: Vec<String> = versions.map(|version| agentk_version(version, listing)).collect();
+        let scopes = tunnels.iter().map(|tunnel| &tunnel.scope).chain(instances().map(|i| &i.scope));
         let clusters = tunnels.iter().map(|tunnel| &tunnel.kubernetes_version);
         let count = tunnels.len() + instances().map(|instance| usize::from(instance.tunnels)).sum::<usize>();
         let some = |text: String| if tunnels.is_empty() { String::new() } else { text };
@@ -41,8 +46,9 @@ pub(super) fn summary(listing: &AgentList) -> String {
             if count == 0 { String::new() } else { count.to_string() },
             some(in_flight(services())),
             slowest.map(milliseconds).unwrap_or_default(),
-            distinct(versions.chain(instances().map(|instance| &instance.version)).map(|version| &**version)),
+            distinct(versions.iter().map(String::as_str)),
             distinct(clusters.chain(instances().map(|i| &i.kubernetes_version)).filter_map(Option::as_deref)),
+            distinct(scopes.filter_map(Option::as_deref)),
             distinct(services().map(|service| service.name.as_str())),
         ]);
     }
@@ -82,7 +88,7 @@ pub(super) fn wide(listing: &AgentList) -> String {
                 tunnel.peer.clone(),
                 format!("{}#{}", short(&tunnel.instance.to_string()), tunnel.index),
                 pod(tunnel.pod_namespace.as_deref(), tunnel.pod_name.as_deref()),
-                tunnel.version.clone(),
+                agentk_version(&tunnel.version, listing),
                 tunnel.kubernetes_version.clone().unwrap_or_default(),
                 tunnel.round_trip_ms.map(milliseconds).unwrap_or_default(),
                 by_service(tunnel),
@@ -92,7 +98,7 @@ pub(super) fn wide(listing: &AgentList) -> String {
             for instance in &holder.instances {
                 let replica = short(&holder.replica.to_string());
                 let state = marked(agent, "elsewhere");
-                table.row(other_replica_cells([&id, &name, &state], replica, instance, listing.time));
+                table.row(other_replica_cells([&id, &name, &state], replica, instance, listing));
             }
         }
         if agent.tunnels.is_empty() && agent.elsewhere.is_empty() {
@@ -114,15 +120,19 @@ fn other_replica_cells(
     agent: [&str; 3],
     replica: String,
     instance: &InstanceInfo,
-    now: SystemTime,
+    listing: &AgentList,
 ) -> [String; 14] {
     let mut cells = [const { String::new() }; 14];
     cells[..3].clone_from_slice(&agent.map(str::to_owned));
-    cells[4..7].clone_from_slice(&[replica, format!("{}x", instance.tunnels), since(instance.since, now)]);
+    cells[4..7].clone_from_slice(&[
+        replica,
+        format!("{}x", instance.tunnels),
+        since(instance.since, listing.time),
+    ]);
     cells[8..12].clone_from_slice(&[
         short(&instance.id.to_string()),
         pod(instance.pod_namespace.as_deref(), instance.pod_name.as_deref()),
-        instance.version.clone(),
+        agentk_version(&instance.version, listing),
         instance.kubernetes_version.clone().unwrap_or_default(),
     ]);
     cells
@@ -135,10 +145,22 @@ fn replicas(agent: &AgentStatus, listing: &AgentList) -> String {
     all.map(|replica| short(&replica.to_string())).collect::<Vec<_>>().join(",")
 }
 
-/// Returns the state of an agent or a tunnel, and whether requests to the agent are disabled.
+/// Returns the version of an agentk, marked if the next minor version of kas does not serve it.
+fn agentk_version(version: &str, listing: &AgentList) -> String {
+    match VersionSkew::new(&listing.version, version) {
+        VersionSkew::Served | VersionSkew::TooNew => version.to_owned(),
+        VersionSkew::Outdated | VersionSkew::TooOld => format!("{version}(outdated)"),
+    }
+}
+
+/// Returns the state of an agent or a tunnel with marks for the problems of the agent.
 fn marked(agent: &AgentStatus, state: &str) -> String {
-    let disabled = if agent.disabled.is_some() { ",disabled" } else { "" };
-    format!("{state}{disabled}")
+    let marks = [
+        (agent.disabled.is_some(), ",disabled"),
+        (!agent.clusters.is_empty(), ",several-clusters"),
+        (agent.refused.is_some(), ",refused"),
+    ];
+    marks.into_iter().filter(|(applies, _)| *applies).fold(state.to_owned(), |text, (_, mark)| text + mark)
 }
 
 fn state(state: &AgentState) -> &'static str {
@@ -195,12 +217,12 @@ mod tests {
 
     /// The shape is documented in docs/operations.md.
     const LISTING: &str = r#"{
-      "replica": "0123456789abcdef0123456789abcdef", "version": "0.1.0", "time": "2026-11-20T13:00:00Z",
+      "replica": "0123456789abcdef0123456789abcdef", "version": "0.3.0", "time": "2026-11-20T13:00:00Z",
       "missing": null, "agents": [
         {"id": 1, "name": "production", "state": "connected", "tunnels": [
           {"id": "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "peer": "192.0.2.7:40312", "since": "2026-11-20T11:48:00Z",
            "draining": true, "instance": "cccccccccccccccccccccccccccccccc", "index": 0, "version": "0.1.0",
-           "pod_namespace": "agentk", "pod_name": "agentk-7d9c", "kubernetes_version": "v1.34.1", "round_trip_ms": 12.3,
+           "pod_namespace": "agentk", "pod_name": "agentk-7d9c", "kubernetes_version": "v1.34.1", "scope": "shop,web", "round_trip_ms": 12.3,
            "services": [{"name": "kubernetes", "short": 1, "long": 2}, {"name": "prometheus", "short": 3, "long": 0}]},
           {"id": "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb", "peer": "192.0.2.7:40313", "since": "2026-11-20T12:59:30Z",
            "draining": false, "instance": "cccccccccccccccccccccccccccccccc", "index": 1, "version": "0.2.0",
@@ -209,11 +231,12 @@ mod tests {
           {"replica": "fedcba9876543210fedcba9876543210", "instances": [{"id": "cccccccccccccccccccccccccccccccc",
            "version": "0.1.0", "pod_namespace": null, "pod_name": null, "kubernetes_version": null,
            "since": "2026-11-20T12:59:00Z", "tunnels": 3}]}]},
-        {"id": 2, "name": "staging", "state": "away", "since": "2026-11-20T12:20:00Z", "tunnels": [], "elsewhere": []},
+        {"id": 2, "name": "staging", "state": "away", "since": "2026-11-20T12:20:00Z", "tunnels": [], "elsewhere": [],
+         "clusters": ["a", "b"], "refused": {"reason": "version", "message": "m", "time": "2026-11-20T12:59:00Z"}},
         {"id": 3, "name": "new", "state": "never", "tunnels": [], "elsewhere": []},
         {"id": 4, "name": "other", "state": "elsewhere", "tunnels": [], "elsewhere": [
           {"replica": "fedcba9876543210fedcba9876543210", "instances": [{"id": "dddddddddddddddddddddddddddddddd",
-           "version": "0.3.0", "pod_namespace": "agentk", "pod_name": "agentk-9", "kubernetes_version": "v1.33.0",
+           "version": "0.3.0", "scope": "cluster", "pod_namespace": "agentk", "pod_name": "agentk-9", "kubernetes_version": "v1.33.0",
            "since": "2026-11-20T12:59:30Z", "tunnels": 2}]}]}
       ]}"#;
 
@@ -224,11 +247,11 @@ mod tests {
     #[test]
     fn summary_has_a_line_per_agent() {
         let expected = "\
-ID  NAME        STATE      AWAY   REPLICAS           TUNNELS  IN-FLIGHT  ROUND-TRIP  AGENTK       KUBERNETES  SERVICES
-1   production  connected  -      01234567,fedcba98  5        5/2        12ms        0.1.0,0.2.0  v1.34.1     kubernetes,prometheus
-2   staging     away       40m0s  -                  -        -          -           -            -           -
-3   new         never      -      -                  -        -          -           -            -           -
-4   other       elsewhere  -      fedcba98           2        -          -           0.3.0        v1.33.0     -
+ID  NAME        STATE                          AWAY   REPLICAS           TUNNELS  IN-FLIGHT  ROUND-TRIP  AGENTK                 KUBERNETES  SCOPE     SERVICES
+1   production  connected                      -      01234567,fedcba98  5        5/2        12ms        0.1.0(outdated),0.2.0  v1.34.1     shop,web  kubernetes,prometheus
+2   staging     away,several-clusters,refused  40m0s  -                  -        -          -           -                      -           -         -
+3   new         never                          -      -                  -        -          -           -                      -           -         -
+4   other       elsewhere                      -      fedcba98           2        -          -           0.3.0                  v1.33.0     cluster   -
 ";
         assert_eq!(summary(&listing()), expected);
     }
@@ -240,15 +263,18 @@ ID  NAME        STATE      AWAY   REPLICAS           TUNNELS  IN-FLIGHT  ROUND-T
         assert!(lines.iter().all(|line| line.len() == 14), "{table}");
         assert_eq!(
             lines[1].join(" "),
-            "1 production draining - 01234567 aaaaaaaa 1h12m 192.0.2.7:40312 cccccccc#0 agentk/agentk-7d9c 0.1.0 v1.34.1 12ms \
+            "1 production draining - 01234567 aaaaaaaa 1h12m 192.0.2.7:40312 cccccccc#0 agentk/agentk-7d9c 0.1.0(outdated) v1.34.1 12ms \
              kubernetes=1/2,prometheus=3/0"
         );
         assert_eq!(
             lines[2].join(" "),
             "1 production connected - 01234567 bbbbbbbb 30s 192.0.2.7:40313 cccccccc#1 - 0.2.0 - - kubernetes=1/0"
         );
-        assert_eq!(lines[3].join(" "), "1 production elsewhere - fedcba98 3x 1m0s - cccccccc - 0.1.0 - - -");
-        assert_eq!(lines[4].join(" "), "2 staging away 40m0s - - - - - - - - - -");
+        assert_eq!(
+            lines[3].join(" "),
+            "1 production elsewhere - fedcba98 3x 1m0s - cccccccc - 0.1.0(outdated) - - -"
+        );
+        assert_eq!(lines[4].join(" "), "2 staging away,several-clusters,refused 40m0s - - - - - - - - - -");
         assert_eq!(
             lines[6].join(" "),
             "4 other elsewhere - fedcba98 2x 30s - dddddddd agentk/agentk-9 0.3.0 v1.33.0 - -"

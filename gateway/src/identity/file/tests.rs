@@ -47,6 +47,17 @@ fn agents_and_callers_are_found_by_token() {
 }
 
 #[test]
+fn agent_may_be_pinned_to_a_cluster() {
+    let pinned = |uid: &str| example().replace("name: prod,", &format!("name: prod, cluster: {uid},"));
+    let identity = parse(&pinned("0b5c1e4f-6a0e")).unwrap();
+    assert_eq!((identity.cluster(AgentId(1)), identity.cluster(AgentId(2))), (Some("0b5c1e4f-6a0e"), None));
+    for bad in ["''", "'a b'", "'é'"] {
+        let error = parse(&pinned(bad)).unwrap_err();
+        assert!(error.contains("agents[0].cluster: write the UID of the cluster: kubectl get"), "{error}");
+    }
+}
+
+#[test]
 fn streams_continue_with_unchanged_rights() {
     let grant = |identity: &Identity, token: &str| identity.grant(&hash(token)).unwrap().clone();
     let former = parse(&example()).unwrap();
