@@ -199,12 +199,14 @@ pub fn render(registry: &Registry) -> String {
 }
 
 /// The values of the label `reason` of `kas_handshakes_total`.
-const HANDSHAKE_RESULTS: [&str; 10] = [
+const HANDSHAKE_RESULTS: [&str; 12] = [
     "accepted",
     "unauthorized",
     "identity-unavailable",
     "protocol",
     "invalid-hello",
+    "version",
+    "wrong-cluster",
     "tunnel-limit",
     "token-rate-limit",
     "replica-rate-limit",

@@ -130,7 +130,7 @@ async fn pinned_agent_is_refused_elsewhere_with_the_reason() {
     pin(&world, "cluster-a");
     world.tunnels(0).await;
     let refused = r#"kas_handshakes_total{reason="wrong-cluster"}"#;
-    until(|| world.has_metric(refused)).await;
+    until(|| world.metric(refused) > 0.0).await;
     let status = agents(&world).await[0]["refused"].clone();
     assert_eq!(status["reason"], "wrong-cluster");
     assert_eq!(
