@@ -11,7 +11,7 @@ mod oidc;
 mod rails;
 mod session;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, net::IpAddr, sync::Arc};
 
 use http::HeaderMap;
 use proto::{AgentId, AgentName, Reason};
@@ -36,6 +36,7 @@ pub trait CallerAuthorizer: fmt::Debug + Send + Sync {
     ///
     /// * `unauthorized`: the credential is of this source and is not valid, or neither it nor the path names an agent.
     /// * `unknown-agent`: there is no such agent, or the caller may not use it.
+    /// * `address-not-allowed`: the caller may not connect from its address.
     /// * `forbidden`: the caller may not use the service, or the credential is for another agent.
     /// * `identity-unavailable`: the source cannot answer now.
     fn authorize<'a>(
@@ -68,7 +69,7 @@ impl AccessControl {
         Self(sources.into_iter().collect())
     }
 
-    /// Authenticates the caller by its `Authorization` header or its browser session, and authorizes its request.
+    /// Authenticates the caller by its `Authorization` header or its browser session, and authorizes its request from `address`.
     ///
     /// # Errors
     ///
@@ -77,8 +78,9 @@ impl AccessControl {
         &self,
         headers: &HeaderMap,
         target: &Target<'_>,
+        address: IpAddr,
     ) -> Result<AuthorizedCaller, RequestError> {
-        let credential = Credential::parse(headers, target.query())?;
+        let credential = Credential::parse(headers, target.query(), address)?;
         for source in &*self.0 {
             if let Some(caller) = source.authorize(&credential, target).await? {
                 return Ok(caller);

@@ -13,9 +13,9 @@ mod version_skew;
 
 use std::{
     convert::Infallible,
-    fmt::Display,
     future::pending,
     io,
+    net::{IpAddr, SocketAddr},
     panic::AssertUnwindSafe,
     sync::{
         Arc,
@@ -52,6 +52,7 @@ pub(crate) use self::{
 };
 use self::{drain::Supervised, refusal::HandshakeError, tunnel_permits::TunnelPermit};
 use crate::{
+    addresses::AddressRules,
     configuration::ConfigurationService,
     disabled::KillSwitch,
     gitlab::Usage,
@@ -82,6 +83,8 @@ pub struct AgentServer {
     pub replica: ReplicaId,
     /// The HTTP/2 settings of tunnels.
     pub settings: TunnelConfig,
+    /// The rules of the listener about addresses.
+    pub addresses: AddressRules,
     /// `agent.listen.handshake_timeout`: the time for each step of opening a tunnel.
     pub handshake_timeout: Duration,
     /// `agent.listen.write_stall_timeout`: the time for which an agent may leave written bytes unread.
@@ -123,19 +126,26 @@ struct AuthenticatedAgent {
     source: Arc<dyn AgentAuthenticator>,
     hello: Hello,
     tunnel: TunnelId,
-    address: String,
+    client: ClientAddress,
     _permit: TunnelPermit,
 }
 
+/// The address of an agent.
+#[derive(Clone, Debug)]
+struct ClientAddress {
+    address: IpAddr,
+    /// The address for people, with its port if that is known.
+    text: String,
+}
+
 impl AgentServer {
-    /// Serves one connection until it is refused or has become a tunnel. `address` is for logs.
-    pub async fn serve<T>(self: &Arc<Self>, io: T, address: impl Display)
+    /// Serves one connection until it is refused or has become a tunnel. `peer` is its other end: an agent, or a proxy.
+    pub async fn serve<T>(self: &Arc<Self>, io: T, peer: SocketAddr)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let address = address.to_string();
         let service = service_fn(|request| {
-            let response = self.handle::<T>(request, &address);
+            let response = self.handle::<T>(request, peer);
             async { Ok::<_, Infallible>(response.await) }
         });
         let connection = http1::Builder::new()
@@ -145,22 +155,23 @@ impl AgentServer {
             .serve_connection(TokioIo::new(io), service)
             .with_upgrades();
         if let Err(error) = connection.await {
-            tracing::debug!(peer = address, %error, "connection of an agent failed before the upgrade");
+            tracing::debug!(%peer, %error, "connection of an agent failed before the upgrade");
         }
     }
 
-    async fn handle<T>(self: &Arc<Self>, mut request: Request<Incoming>, address: &str) -> Response<Body>
+    async fn handle<T>(self: &Arc<Self>, mut request: Request<Incoming>, peer: SocketAddr) -> Response<Body>
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let (mut headers, agent) = match self.admit(&request, address).await {
+        let client = ClientAddress::new(self.addresses.client(request.headers(), peer), peer);
+        let (mut headers, agent) = match self.admit(&request, &client).await {
             Ok(admitted) => admitted,
             Err(error) => {
                 let reason = error.label();
                 self.metrics.count_handshake(reason);
                 if let Some(suppressed) = self.log_limit.admit(reason, std::time::Instant::now()) {
                     let status = error.status();
-                    tracing::warn!(peer = %address, %status, reason, suppressed, %error, "tunnel refused");
+                    tracing::warn!(peer = client.text, %status, reason, suppressed, %error, "tunnel refused");
                 }
                 return error.to_response();
             }
@@ -189,8 +200,12 @@ impl AgentServer {
     async fn admit(
         &self,
         request: &Request<Incoming>,
-        address: &str,
+        client: &ClientAddress,
     ) -> Result<(HeaderMap, AuthenticatedAgent), HandshakeError> {
+        if !self.addresses.allows(client.address) {
+            let key = "agent.listen.allowed_networks".to_owned();
+            return Err(HandshakeError::AddressNotAllowed { address: client.address, key });
+        }
         let headers = handshake::response_headers(request).map_err(|refusal| HandshakeError::Protocol {
             status: refusal.status(),
             message: refusal.to_string(),
@@ -201,6 +216,10 @@ impl AgentServer {
         let token = bearer(request.headers()).ok_or(HandshakeError::Unauthorized)?;
         let (identity, source) =
             self.sources.authenticate(&token).await?.ok_or(HandshakeError::Unauthorized)?;
+        if !self.identities.load().agent_may_connect_from(identity.id, client.address) {
+            let key = format!("the entry of agent {} in the identity file of kas", identity.name);
+            return Err(HandshakeError::AddressNotAllowed { address: client.address, key });
+        }
         let hello = hello(request.headers())?;
         self.check_hello(&identity, &hello).inspect_err(|error| {
             let message = error.to_string();
@@ -227,7 +246,7 @@ impl AgentServer {
             source,
             hello,
             tunnel: TunnelId::random(),
-            address: address.to_owned(),
+            client: client.clone(),
             _permit: permit,
         };
         Ok((headers, agent))
@@ -270,7 +289,7 @@ impl AgentServer {
         });
         let Ok(Some((tunnel, driver))) = opened.await else {
             self.metrics.count_handshake("incomplete");
-            return tracing::debug!(peer = agent.address, "tunnel lost before it was open");
+            return tracing::debug!(peer = agent.client.text, "tunnel lost before it was open");
         };
 
         // Not registered before agentk responds: it may close a tunnel at once, in favour of one to another replica.
@@ -282,7 +301,7 @@ impl AgentServer {
         };
         if !ready {
             self.metrics.count_handshake("incomplete");
-            return tracing::debug!(peer = agent.address, "tunnel closed before it was registered");
+            return tracing::debug!(peer = agent.client.text, "tunnel closed before it was registered");
         }
 
         let accepts_configuration =
@@ -294,7 +313,7 @@ impl AgentServer {
                 () = delivery.send_current(&tunnel) => {}
                 _ = &mut driving => {
                     self.metrics.count_handshake("incomplete");
-                    return tracing::debug!(peer = agent.address, "tunnel closed before it was registered");
+                    return tracing::debug!(peer = agent.client.text, "tunnel closed before it was registered");
                 }
             }
         }
@@ -310,7 +329,7 @@ impl AgentServer {
             version = agent.hello.version,
             pod = agent.hello.pod_name,
             kubernetes = agent.hello.kubernetes_version,
-            peer = agent.address,
+            peer = agent.client.text,
             "tunnel opened"
         );
         let move_requested = CancellationToken::new();
@@ -319,7 +338,7 @@ impl AgentServer {
             agent: agent.identity.clone(),
             tunnel: tunnel.clone(),
             hello: agent.hello.clone(),
-            peer: agent.address.clone(),
+            peer: agent.client.text.clone(),
             since: SystemTime::now(),
             move_requested: move_requested.clone(),
         };
@@ -341,8 +360,13 @@ impl AgentServer {
             }
             let revoked = async {
                 tokio::select! {
-                    () = agent.source.revoked(id, &agent.token) => {}
-                    () = self.identities.pinned_elsewhere(id, agent.hello.cluster.as_deref()) => {}
+                    () = agent.source.revoked(id, &agent.token) => "token revoked, tunnel cut",
+                    () = self.identities.forbidden_from(id, agent.client.address) => {
+                        "address of the agent not allowed any more, tunnel cut"
+                    }
+                    () = self.identities.pinned_elsewhere(id, agent.hello.cluster.as_deref()) => {
+                        "agent pinned to another cluster, tunnel cut"
+                    }
                 }
             };
             drain::supervise(supervised, revoked, || registration.drain(), self.withdraw(id)).await
@@ -439,6 +463,13 @@ impl AgentServer {
         if let Err(error) = self.store.withdraw(agent, route).await {
             tracing::warn!(agent.id = %agent, %error, "route of an agent not withdrawn");
         }
+    }
+}
+
+impl ClientAddress {
+    fn new(address: IpAddr, peer: SocketAddr) -> Self {
+        let text = if address == peer.ip().to_canonical() { peer.to_string() } else { address.to_string() };
+        Self { address, text }
     }
 }
 

@@ -12,7 +12,7 @@ mod response;
 mod token;
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -38,6 +38,7 @@ pub use self::{
     token::{TokenError, Verifier},
 };
 use crate::{
+    addresses::AddressRules,
     agent_locations::{AgentDirectory, AgentLocations, AgentState, KnownAgent},
     agents::AgentServer,
     configuration::ConfigurationService,
@@ -56,6 +57,7 @@ const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct ApiServer {
     verifier: Verifier,
+    addresses: AddressRules,
     directory: AgentDirectory,
     store: Arc<dyn RouteStore>,
     configuration: ConfigurationService,
@@ -68,16 +70,19 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Creates the API of a replica, for clients whose token passes the verifier.
+    /// Creates the API of a replica, for clients whose token passes the verifier. `addresses` are the rules of
+    /// its listener.
     pub fn new(
         agents: &AgentServer,
         gitaly: GitalyClient,
         verifier: Verifier,
+        addresses: AddressRules,
         environments: EnvironmentSources,
         deployments: Deployments,
     ) -> Self {
         Self {
             verifier,
+            addresses,
             directory: AgentDirectory::new(agents),
             store: Arc::clone(&agents.store),
             configuration: agents.configuration.clone(),
@@ -104,14 +109,14 @@ impl ApiServer {
         HttpServer { name: "api", routes, header_read_timeout: HEADER_READ_TIMEOUT }
     }
 
-    fn record(&self, response: &Response, peer: SocketAddr) {
+    fn record(&self, response: &Response, client: IpAddr) {
         let error = response.extensions().get::<ApiError>();
         let reason = error.map_or("ok", ApiError::as_str);
         self.metrics.count_api_request(reason);
         if let Some(error) = error
             && let Some(suppressed) = self.log_limit.admit(reason, Instant::now())
         {
-            tracing::info!(%peer, reason, %error, suppressed, "API request refused");
+            tracing::info!(peer = %client, reason, %error, suppressed, "API request refused");
         }
     }
 }
@@ -128,15 +133,24 @@ async fn authenticate(
     request: Request,
     next: Next,
 ) -> Response {
-    let response = match (api.verifier.verify(request.headers()), grpc::is_grpc(&request)) {
+    let client = api.addresses.client(request.headers(), peer);
+    let checked = match api.addresses.allows(client) {
+        true => api.verifier.verify(request.headers()).map_err(ApiError::from),
+        false => Err(ApiError::Address(client)),
+    };
+    let response = match (checked, grpc::is_grpc(&request)) {
         (Ok(()), false) => next.run(request).await,
         (Ok(()), true) => grpc::handle(rpcs, request).await,
-        (Err(error), false) => ApiError::from(error).into_response(),
+        (Err(error), false) => error.into_response(),
         (Err(error), true) => {
-            grpc::with_error(grpc::refuse(Status::unauthenticated("JWT validation failed")), error)
+            let status = match &error {
+                ApiError::Address(_) => Status::permission_denied(error.to_string()),
+                _ => Status::unauthenticated("JWT validation failed"),
+            };
+            grpc::with_error(grpc::refuse(status), error)
         }
     };
-    api.record(&response, peer);
+    api.record(&response, client);
     response
 }
 

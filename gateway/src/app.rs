@@ -225,6 +225,7 @@ impl App {
             settings: tunnel::TunnelConfig { stalls: metrics.stalls.clone(), ..config.tunnel_settings() },
             handshake_timeout: config.agent.listen.handshake_timeout,
             write_stall_timeout: config.agent.listen.write_stall_timeout,
+            addresses: config.agent.listen.addresses(),
             connection_rate: Mutex::new(RateLimiter::new(
                 config.agent.listen.connections_per_second,
                 Instant::now(),
@@ -247,7 +248,7 @@ impl App {
         let callers = Arc::new(ProxyServer {
             budget: Arc::new(ResponseBudget::new(limits.max_bytes_in_flight, limits.write_stall_timeout)),
             cors: Cors::new(config.allowed_origins()),
-            trusted_proxies: public.listen.trusted_proxies.iter().copied().map(Into::into).collect(),
+            addresses: public.listen.addresses(),
             extra_headers: public.extra_allowed_response_headers.clone(),
             access,
             kill_switch: Arc::clone(&kill_switch),

@@ -39,7 +39,7 @@ pub use self::configuration::{AgentConfigurationConfig, RepositoryConfig};
 pub use self::gitaly::{GitalyConfig, GlobalRateLimit, ServerRateLimit};
 pub use self::gitlab::{ApiRateLimit, GitLabConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
-pub use self::network::Network;
+pub use self::network::{Network, ProxyProtocol};
 pub use self::observability::{
     AuditConfig, AuditSink, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen,
     TracingConfig,
@@ -176,6 +176,7 @@ impl Config {
         let mut config: Self = parse(file, &text)?;
         config.keys = KeyLocations::parse(&text);
         config.check_sources(file)?;
+        config.check_proxies(file)?;
         let directory = file.parent().unwrap_or_else(|| Path::new(""));
         let (agent, tracing) = (&mut config.agent, &mut config.observability.tracing);
         for path in [
@@ -241,6 +242,26 @@ impl Config {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns an error if a listener expects PROXY headers and has no proxy that may send them.
+    fn check_proxies(&self, file: &Path) -> Result<(), ConfigError> {
+        let (agent, public) = (&self.agent.listen, &self.agent.kubernetes_api.listen);
+        let api =
+            self.api.as_ref().map(|api| ("api", api.listen.proxy_protocol, &api.listen.trusted_proxies));
+        let listeners = [
+            ("agent", agent.proxy_protocol, &agent.trusted_proxies),
+            ("agent.kubernetes_api", public.proxy_protocol, &public.trusted_proxies),
+        ];
+        for (section, protocol, trusted) in listeners.into_iter().chain(api) {
+            if protocol != ProxyProtocol::Off && trusted.is_empty() {
+                let what = format!(
+                    "connections with a PROXY header are accepted from proxies only: set {section}.listen.trusted_proxies"
+                );
+                return Err(self.error(file, format!("{section}.listen.proxy_protocol"), what));
+            }
+        }
+        Ok(())
     }
 
     /// Returns an error if two listeners have overlapping addresses.
@@ -342,8 +363,8 @@ mod tests {
         assert_eq!(
             error("identity: {file: i}\nagent:\n  listen:\n    adress: x\n"),
             "kas.yaml:4:5: agent.listen.adress: unknown field `adress`, expected one of address, \
-             certificate_file, key_file, max_connection_age, max_connections, max_tunnels_per_agent, \
-             connections_per_token_per_minute, connections_per_second, handshake_timeout, \
+             certificate_file, key_file, trusted_proxies, proxy_protocol, allowed_networks, max_connection_age, \
+             max_connections, max_tunnels_per_agent, connections_per_token_per_minute, connections_per_second, handshake_timeout, \
              write_stall_timeout"
         );
         assert_eq!(
@@ -353,6 +374,30 @@ mod tests {
         let duration = error("identity: {file: i}\nagent: {tunnel: {reconnect_wait: soon}}\n");
         assert!(duration.starts_with("kas.yaml:2:"), "{duration}");
         assert!(duration.contains("agent.tunnel.reconnect_wait: \"soon\" is not a duration"), "{duration}");
+    }
+
+    #[test]
+    fn proxy_protocol_without_proxies_is_refused_with_its_key() {
+        let check = |text: &str| {
+            let text = format!("identity: {{file: i}}\n{text}");
+            let mut config: Config = parse(Path::new("kas.yaml"), &text).unwrap();
+            config.keys = KeyLocations::parse(&text);
+            config.check_proxies(Path::new("kas.yaml")).map_err(|error| error.to_string())
+        };
+        for (section, place) in [
+            ("agent: {listen: {proxy_protocol: v2}}", "2:18: agent.listen"),
+            ("agent: {kubernetes_api: {listen: {proxy_protocol: v2}}}", "2:35: agent.kubernetes_api.listen"),
+            ("api: {listen: {authentication_secret_file: s, proxy_protocol: v2}}", "2:47: api.listen"),
+        ] {
+            let error = check(section).unwrap_err();
+            assert!(error.starts_with(&format!("kas.yaml:{place}.proxy_protocol: ")), "{error}");
+            assert!(error.ends_with(".listen.trusted_proxies"), "{error}");
+            let trusted = section.replace("v2", "v2, trusted_proxies: [10.0.0.0/8]");
+            assert_eq!(check(&trusted), Ok(()));
+            assert_eq!(check(&section.replace("v2", "off")), Ok(()));
+        }
+        let error = error("identity: {file: i}\nagent: {listen: {proxy_protocol: v1}}\n");
+        assert!(error.contains("agent.listen.proxy_protocol: unknown variant `v1`, expected"), "{error}");
     }
 
     #[test]

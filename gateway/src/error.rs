@@ -5,7 +5,7 @@
 
 mod format;
 
-use std::time::Duration;
+use std::{fmt::Display, net::IpAddr, time::Duration};
 
 use http::{
     HeaderValue, Response,
@@ -47,6 +47,12 @@ impl RequestError {
     /// Returns a `not-enforceable` error: the restrictions of the caller cannot be applied to the request.
     pub fn not_enforceable(message: impl Into<String>) -> Self {
         Self::new(Reason::NotEnforceable, message)
+    }
+
+    /// Returns an `address-not-allowed` error: the address is in none of the networks that `key` lists.
+    pub fn address_not_allowed(client: IpAddr, key: impl Display) -> Self {
+        let what = format!("requests from {client} are not allowed: it is in none of the networks of {key}");
+        Self::new(Reason::AddressNotAllowed, what)
     }
 
     /// Adds a `Retry-After`: the same request may succeed after this time.

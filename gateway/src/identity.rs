@@ -9,6 +9,7 @@ mod oidc;
 use std::{
     collections::HashMap,
     fmt,
+    net::IpAddr,
     path::Path,
     sync::{Arc, atomic::AtomicU32},
     time::Duration,
@@ -22,7 +23,9 @@ use tokio_util::sync::CancellationToken;
 
 use self::oidc::OidcRule;
 pub use self::{configuration::ConfigurationLocation, current::Identities, gitlab::GitLabAgents};
-use crate::{config::ConfigError, oidc::VerifiedToken, promql::Labels, token::TokenHash};
+use crate::{
+    addresses::AllowedNetworks, config::ConfigError, oidc::VerifiedToken, promql::Labels, token::TokenHash,
+};
 
 /// A source of answers: who is this agent?
 pub trait AgentAuthenticator: fmt::Debug + Send + Sync {
@@ -75,6 +78,8 @@ pub struct Identity {
     clusters: HashMap<AgentId, String>,
     agent_tokens: HashMap<TokenHash, AgentId>,
     configurations: HashMap<AgentId, ConfigurationLocation>,
+    /// The networks of agents that have `allowed_networks`.
+    agent_networks: HashMap<AgentId, AllowedNetworks>,
     caller_tokens: HashMap<TokenHash, Arc<Grant>>,
     /// The entries with `oidc`, in the order of the file.
     oidc_rules: Vec<OidcRule>,
@@ -110,6 +115,7 @@ struct Rights {
     agents: Allowed<AgentId>,
     services: Allowed<ServiceName>,
     labels: Option<Labels>,
+    networks: AllowedNetworks,
 }
 
 /// All values, or those of a list.
@@ -167,6 +173,11 @@ impl Identity {
     /// Returns true if the token is one of the agent. A token may have moved to another agent.
     pub fn is_token_of(&self, agent: AgentId, hash: &TokenHash) -> bool {
         self.agent_tokens.get(hash) == Some(&agent)
+    }
+
+    /// Returns whether an agent may connect from an address. Agents that are not in this file may.
+    pub fn agent_may_connect_from(&self, agent: AgentId, address: IpAddr) -> bool {
+        self.agent_networks.get(&agent).is_none_or(|networks| networks.contains(address))
     }
 
     /// Returns the number of versions that this process has read before this one.
@@ -294,7 +305,8 @@ impl Caller {
         access_as: AccessAs,
     ) -> Self {
         let (agents, services) = (Allowed::Only(vec![agent]), Allowed::Only(services));
-        Self { rights: Rights { name, agents, services, labels: None }, access_as, user: None }
+        let networks = AllowedNetworks::default();
+        Self { rights: Rights { name, agents, services, labels: None, networks }, access_as, user: None }
     }
 
     /// Returns the name of the entry, which is also the user name of basic authentication.
@@ -310,6 +322,11 @@ impl Caller {
     /// Returns whether the caller may use a service of its agents.
     pub fn may_use_service(&self, service: &ServiceName) -> bool {
         self.rights.services.contains(service)
+    }
+
+    /// Returns whether the caller may connect from an address.
+    pub fn may_connect_from(&self, address: IpAddr) -> bool {
+        self.rights.networks.contains(address)
     }
 
     /// Returns the labels to which requests to this service are restricted. Only `prometheus` and `prometheus.<name>` are

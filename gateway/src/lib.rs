@@ -17,6 +17,7 @@
 //! * [`oidc`] verifies the tokens of OpenID Connect issuers for `access`.
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
 //! * `agents` serves agents and registers their tunnels.
+//! * `addresses` decides which address a client has, and whether it may connect.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
 //! * [`configuration`] reads the configurations of agents, from files and from a [`repository`], and sends them to agentk.
 //! * [`gitlab`] sends requests to GitLab's internal API.
@@ -27,6 +28,7 @@
 #![warn(missing_docs)]
 
 mod access;
+mod addresses;
 mod admin;
 mod agent_list;
 mod agent_locations;
@@ -75,11 +77,13 @@ pub mod internals {
             AccessControl, AuthorizedCaller, CallerAuthorizer, Credential, GitLabAuthorizer, OidcAuthorizer,
             TokenKind,
         },
+        addresses::AddressRules,
         agents::Rebalancer,
         api::{ApiServer, Query, TokenError, Verifier, grpc::messages as api_messages},
         destination::Destination,
         error::{ErrorDialect, ErrorFormat, RequestError},
         headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},
+        listen::proxy_header,
         promql::{Labels, Rewriter},
         target::Target,
         timing::RequestTiming,

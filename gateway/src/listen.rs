@@ -1,4 +1,7 @@
-//! Listeners: the accept loop, connection limits, and the TLS handshake.
+//! Listeners: the accept loop, connection limits, and the handshakes before a server gets a connection.
+
+mod handshake;
+pub mod proxy_header;
 
 use std::{
     fmt,
@@ -11,16 +14,11 @@ use std::{
 
 use cores::Cores;
 use process::LogLimiter;
-use tokio::{
-    io::AsyncWriteExt as _,
-    net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{sleep, timeout},
-};
-use tokio_rustls::TlsStream;
-use tunnel::ReadAhead;
+use tokio::{net::TcpListener, sync::Semaphore, time::sleep};
 
+use self::handshake::{Handshake, HandshakeError};
 use crate::{
+    addresses::AddressRules,
     io::Io,
     metrics::{Limit, Metrics},
     tasks::TaskGroup,
@@ -42,10 +40,9 @@ pub struct Listener {
     pub name: &'static str,
     /// Polled by the runtime that serves it.
     socket: std::net::TcpListener,
-    tls: Option<Acceptor>,
     /// One permit for each connection that may be open.
     permits: Arc<Semaphore>,
-    handshake_timeout: Duration,
+    handshake: Handshake,
 }
 
 /// The error of an address that cannot be bound.
@@ -67,10 +64,11 @@ impl Listener {
     /// Binds an address.
     ///
     /// Connections beyond `max_connections` wait in the backlog of the system until others end. A connection is closed if its
-    /// TLS handshake, or its first byte, takes longer than `handshake_timeout`.
+    /// PROXY header and TLS handshake, or its first byte, take longer than `handshake_timeout`.
     pub async fn bind(
         name: &'static str,
         address: SocketAddr,
+        addresses: AddressRules,
         tls: Option<Acceptor>,
         max_connections: usize,
         handshake_timeout: Duration,
@@ -78,7 +76,8 @@ impl Listener {
         let socket = TcpListener::bind(address).await.and_then(TcpListener::into_std);
         let socket = socket.map_err(|source| BindError { name, address, source })?;
         let permits = Arc::new(Semaphore::new(max_connections));
-        Ok(Self { name, socket, tls, permits, handshake_timeout })
+        let handshake = Handshake { tls, addresses, timeout: handshake_timeout };
+        Ok(Self { name, socket, permits, handshake })
     }
 
     /// Returns the bound address, with the actual port.
@@ -87,7 +86,7 @@ impl Listener {
     }
 
     /// Accepts connections until the group `connections` drains. Each connection is a task of that group on one of the
-    /// `cores`. The error of a connection is logged and does not affect others.
+    /// `cores`. `handle` gets it with the address of its client. The error of a connection is logged and does not affect others.
     pub async fn serve<F>(
         self,
         connections: TaskGroup,
@@ -97,8 +96,10 @@ impl Listener {
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        let Self { name, socket, tls, permits, handshake_timeout } = self;
+        let Self { name, socket, permits, handshake } = self;
         let socket = TcpListener::from_std(socket).expect("the system has resources for a listener");
+        let handshake = Arc::new(handshake);
+        metrics.create_refused_connections(name);
         // Both tunnels and callers are spread evenly over the cores: the callers of a core without a tunnel would all use another
         // core.
         let cores = cores.with_own_counts();
@@ -139,53 +140,43 @@ impl Listener {
                     continue;
                 }
             };
-            let (tls, handle, metrics) = (tls.clone(), handle.clone(), metrics.clone());
+            let (handshake, handle, metrics) = (Arc::clone(&handshake), handle.clone(), metrics.clone());
             let log_limit = Arc::clone(&log_limit);
             connections.spawn_on(cores.reserve(), async move {
-                match timeout(handshake_timeout, establish(connection, tls, permit)).await {
-                    Ok(Ok(io)) => handle(io, peer).await,
-                    Ok(Err(error)) => {
-                        if let Some(suppressed) = log_limit.admit("handshake", Instant::now()) {
-                            tracing::info!(listener = name, %peer, %error, suppressed, "handshake failed");
-                        }
-                    }
-                    Err(_) => {
-                        metrics.count_limit(Limit::Handshake);
-                        tracing::debug!(listener = name, %peer, "handshake timed out");
-                    }
+                match handshake.run(connection, peer, permit).await {
+                    Ok((io, client)) => handle(io, client).await,
+                    Err(error) => report(name, &error, peer, &metrics, &log_limit),
                 }
             });
         }
     }
 }
 
-async fn establish(
-    connection: std::net::TcpStream,
-    tls: Option<Acceptor>,
-    permit: OwnedSemaphorePermit,
-) -> io::Result<Io> {
-    let connection = TcpStream::from_std(connection)?;
-    connection.set_nodelay(true)?;
-    let mut first = [0];
-    let read = connection.peek(&mut first).await?;
-    // The type of a TLS handshake record (RFC 8446 section 5.1), which is no letter of an HTTP method.
-    let is_tls = read == 1 && first[0] == 22;
-    match tls {
-        None if is_tls => Err(io::Error::other("the peer uses TLS, but this listener does not")),
-        None => Ok(Io::plain(connection, permit)),
-        Some(_) if read == 1 && !is_tls => Err(respond_in_plain(connection).await),
-        Some(tls) => Ok(Io::tls(TlsStream::Server(tls.accept(ReadAhead::new(connection)).await?), permit)),
+/// Counts and logs a connection that ended before its server got it.
+fn report(
+    listener: &'static str,
+    error: &HandshakeError,
+    peer: SocketAddr,
+    metrics: &Metrics,
+    log_limit: &LogLimiter<&'static str>,
+) {
+    if let Some(refusal) = error.refusal() {
+        metrics.count_refused_connection(listener, refusal);
+        let reason = refusal.as_str();
+        if let Some(suppressed) = log_limit.admit(reason, Instant::now()) {
+            tracing::warn!(listener, %peer, reason, suppressed, %error, "connection refused");
+        }
+    } else if let HandshakeError::Tls(error) = error {
+        if let Some(suppressed) = log_limit.admit("handshake", Instant::now()) {
+            tracing::info!(listener, %peer, %error, suppressed, "handshake failed");
+        }
+    } else {
+        tracing::debug!(listener, %peer, %error, "connection closed during its handshake");
+    }
+    if let HandshakeError::Timeout | HandshakeError::ProxyHeaderTimeout = error {
+        metrics.count_limit(Limit::Handshake);
     }
 }
 
-/// Sends a response that a browser or curl shows for `http` in place of `https`.
-async fn respond_in_plain(mut connection: TcpStream) -> io::Error {
-    let body = "this port speaks TLS: use https:// or wss://\n";
-    let response = format!(
-        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    let _ = connection.write_all(response.as_bytes()).await;
-    let _ = connection.shutdown().await;
-    io::Error::other("the peer does not use TLS, but this listener does")
-}
+#[cfg(test)]
+mod tests;

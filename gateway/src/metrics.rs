@@ -6,6 +6,7 @@ mod gauge_guard;
 mod limit;
 mod peer;
 pub mod redis;
+mod refused;
 mod service;
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
@@ -20,18 +21,20 @@ use telemetry::{CallbackMetric, DurationHistogram};
 use tunnel::{CloseReason, StallCounter};
 
 pub(crate) use self::gauge_guard::GaugeGuard;
-use self::service::Services;
 pub use self::{
     limit::Limit,
     peer::{ForwardResult, PeerMetrics, ProbeResult, RouteKind, ServedResult},
+    refused::RefusedConnection,
     service::ServiceMetrics,
 };
+use self::{refused::RefusedConnections, service::Services};
 
 /// The handles of all metrics. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     services: Services,
     limits: [Counter; Limit::ALL.len()],
+    refused_connections: RefusedConnections,
     /// Metrics of the traffic between replicas.
     pub peers: PeerMetrics,
     /// Attempts after the first one of a request.
@@ -74,6 +77,7 @@ impl Metrics {
         let metrics = Self {
             services: Services::register(registry),
             limits: limit::register(registry),
+            refused_connections: RefusedConnections::register(registry),
             peers: PeerMetrics::register(registry),
             retries: Counter::default(),
             tunnels: Gauge::default(),
@@ -173,6 +177,16 @@ impl Metrics {
         &self.limits[limit as usize]
     }
 
+    /// Creates the counters of a listener's refused connections.
+    pub fn create_refused_connections(&self, listener: &'static str) {
+        self.refused_connections.create(listener);
+    }
+
+    /// Counts a connection that was closed because of its address or its PROXY header.
+    pub fn count_refused_connection(&self, listener: &'static str, reason: RefusedConnection) {
+        self.refused_connections.count(listener, reason);
+    }
+
     /// Counts an attempt of an agent to open a tunnel, by result.
     pub fn count_handshake(&self, result: &'static str) {
         debug_assert!(HANDSHAKE_RESULTS.contains(&result), "{result} has no series from the start");
@@ -199,10 +213,11 @@ pub fn render(registry: &Registry) -> String {
 }
 
 /// The values of the label `reason` of `kas_handshakes_total`.
-const HANDSHAKE_RESULTS: [&str; 12] = [
+const HANDSHAKE_RESULTS: [&str; 13] = [
     "accepted",
     "unauthorized",
     "identity-unavailable",
+    "address-not-allowed",
     "protocol",
     "invalid-hello",
     "version",

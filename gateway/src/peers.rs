@@ -47,6 +47,7 @@ use self::{
     connection::{PeerTls, TcpConnector},
 };
 use crate::{
+    addresses::AddressRules,
     config::{Config, ConfigError, PrivateApiConfig, PrivateListen},
     listen::{BindError, Listener},
     secret::{Secret, SecretFile},
@@ -155,7 +156,9 @@ impl PeerConfig {
     /// Binds the listener for at most `max_connections` open connections.
     pub async fn bind(&self, max_connections: usize) -> Result<Listener, BindError> {
         let acceptor = self.tls.as_ref().map(|tls| tls.acceptor().clone());
-        Listener::bind("private", self.listen.address, acceptor, max_connections, HANDSHAKE_TIMEOUT).await
+        let (address, rules) =
+            (self.listen.address, AddressRules::without_proxies(&self.listen.allowed_networks));
+        Listener::bind("private", address, rules, acceptor, max_connections, HANDSHAKE_TIMEOUT).await
     }
 
     /// Returns the address that this replica publishes, if its listener is bound to `bound`.

@@ -72,14 +72,20 @@ async fn handle(request: ProxyRequest) -> Result<Response<TrackedBody>, RequestE
 /// Authenticates the caller, and authorizes its request to the agent that the path or the credential names.
 async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Access, RequestError> {
     let path = head.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let client = context.forwarded.client;
+    if !context.server.addresses.allows(client) {
+        return Err(RequestError::address_not_allowed(
+            client,
+            "agent.kubernetes_api.listen.allowed_networks",
+        ));
+    }
     let target = Target::parse(&path)?;
     let (switch, service) = (&context.server.kill_switch, &target.service);
-    let mut request =
-        RequestAttributes { address: context.forwarded.client, service, agent: None, caller: None };
+    let mut request = RequestAttributes { address: client, service, agent: None, caller: None };
     // Before the authorization, which may depend on a server that is down, or that must be spared.
     switch.check(&request)?;
     let AuthorizedCaller { grant, agent, name, login } =
-        context.server.access.authorize(head.headers(), &target).await?;
+        context.server.access.authorize(head.headers(), &target, client).await?;
     (request.agent, request.caller) = (Some((agent, &name)), Some(grant.caller.name()));
     let disabled = switch.check(&request);
 
@@ -111,7 +117,7 @@ fn service()
 }
 
 impl ProxyServer {
-    /// Serves one connection until it ends. `peer` is the other end of the TCP connection.
+    /// Serves one connection until it ends. `peer` is its other end: a caller, or a proxy.
     pub async fn serve<T>(self: &Arc<Self>, io: T, peer: SocketAddr)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,

@@ -65,6 +65,8 @@ reasons! {
     Unauthorized = "unauthorized", UNAUTHORIZED, Caller;
     /// The caller is known and may not use this agent or service.
     Forbidden = "forbidden", FORBIDDEN, Caller;
+    /// The address of the caller is in none of the allowed networks.
+    AddressNotAllowed = "address-not-allowed", FORBIDDEN, Caller;
     /// The source of identities that knows the credential cannot answer now.
     IdentityUnavailable = "identity-unavailable", SERVICE_UNAVAILABLE, Server;
     /// The request comes from a web page whose origin is not allowed.

@@ -1,5 +1,7 @@
 //! The credential of a caller: its `Authorization` header, or its browser session.
 
+use std::net::IpAddr;
+
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::AUTHORIZATION};
 use proto::AgentId;
@@ -24,6 +26,8 @@ pub struct Credential {
     pub kind: TokenKind,
     /// The user name of basic authentication, which is the name of the caller.
     pub name: Option<String>,
+    /// The address of the client that sent the credential.
+    pub address: IpAddr,
 }
 
 /// The kind of a token, as its prefix names it.
@@ -55,27 +59,27 @@ impl Credential {
     /// # Errors
     ///
     /// The reason is `unauthorized` if there is no credential, more than one, or a malformed one.
-    pub fn parse(headers: &HeaderMap, query: Option<&str>) -> Result<Self, RequestError> {
+    pub fn parse(headers: &HeaderMap, query: Option<&str>, address: IpAddr) -> Result<Self, RequestError> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let value = match (values.next(), values.next()) {
             (Some(value), None) => value,
-            (None, _) => return Self::session(headers, query),
+            (None, _) => return Self::session(headers, query, address),
             (Some(_), Some(_)) => return Err(unauthorized("there is more than one Authorization header")),
         };
         let value = value.to_str().map_err(|_| unauthorized("the Authorization header is malformed"))?;
         let (scheme, rest) = value.split_once(' ').unwrap_or((value, ""));
         let rest = rest.trim();
         let credential = if scheme.eq_ignore_ascii_case("bearer") {
-            Self::bearer(rest)
+            Self::bearer(rest, address)
         } else if scheme.eq_ignore_ascii_case("basic") {
-            Self::basic(rest)
+            Self::basic(rest, address)
         } else {
             return Err(unauthorized("the Authorization header is neither Bearer nor Basic"));
         };
         credential.ok_or_else(|| unauthorized("the Authorization header is malformed"))
     }
 
-    fn bearer(text: &str) -> Option<Self> {
+    fn bearer(text: &str, address: IpAddr) -> Option<Self> {
         let (kind, token) = match text.split_once(':') {
             None => (TokenKind::Plain, text),
             Some((prefix, rest)) => {
@@ -93,18 +97,18 @@ impl Credential {
             return None;
         }
         let token = SecretString::from(token);
-        Some(Self { hash: TokenHash::of(&token), token, csrf_token: None, kind, name: None })
+        Some(Self { hash: TokenHash::of(&token), token, csrf_token: None, kind, name: None, address })
     }
 
-    fn basic(encoded: &str) -> Option<Self> {
+    fn basic(encoded: &str, address: IpAddr) -> Option<Self> {
         let decoded = String::from_utf8(STANDARD.decode(encoded).ok()?).ok()?;
         let (name, token) = decoded.split_once(':')?;
-        let mut credential = Self::bearer(token)?;
+        let mut credential = Self::bearer(token, address)?;
         credential.name = Some(name.to_owned());
         Some(credential)
     }
 
-    fn session(headers: &HeaderMap, query: Option<&str>) -> Result<Self, RequestError> {
+    fn session(headers: &HeaderMap, query: Option<&str>, address: IpAddr) -> Result<Self, RequestError> {
         let session = BrowserSession::parse(headers, query).map_err(unauthorized)?;
         let session =
             session.ok_or_else(|| unauthorized("an Authorization header with a token is missing"))?;
@@ -118,6 +122,7 @@ impl Credential {
             csrf_token: Some(session.csrf_token.into()),
             kind: TokenKind::Session(session.agent),
             name: None,
+            address,
         })
     }
 }

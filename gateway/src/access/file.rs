@@ -43,6 +43,11 @@ pub(super) fn authorize(
     if credential.name.as_ref().is_some_and(|name| *name != caller.name()) {
         return Ok(None);
     }
+    // Before anything about the rights of the caller is reported: its token may be stolen.
+    if !caller.may_connect_from(credential.address) {
+        let key = format!("the entry of caller {} in the identity file", caller.name());
+        return Err(RequestError::address_not_allowed(credential.address, key));
+    }
     let of_credential = credential.kind.agent();
     let named = match target.agent {
         Some(name) => identity.find(name),
@@ -93,7 +98,10 @@ fn unknown_agent(
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::{
+        net::{IpAddr, Ipv4Addr},
+        path::Path,
+    };
 
     use base64::{Engine as _, engine::general_purpose::STANDARD};
     use futures_util::FutureExt as _;
@@ -103,12 +111,17 @@ mod tests {
     use super::*;
     use crate::{access::AccessControl, token::TokenHash};
 
+    const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
+
     fn identity() -> Identity {
         let hash = |token: &str| TokenHash::of(&SecretString::from(token));
         let text = format!(
             "agents: [{{id: 1, name: prod, tokens: []}}, {{id: 2, name: test, tokens: []}}]\n\
-             callers: [{{name: ci, tokens: ['{}'], agents: [prod], services: [kubernetes]}}]",
-            hash("secret")
+             callers:\n\
+             - {{name: ci, tokens: ['{}'], agents: [prod], services: [kubernetes], allowed_networks: [192.0.2.0/24]}}\n\
+             - {{name: office, tokens: ['{}'], agents: [prod], services: ['*'], allowed_networks: [198.51.100.0/24]}}",
+            hash("secret"),
+            hash("elsewhere")
         );
         Identity::parse(Path::new("id.yaml"), &text).unwrap()
     }
@@ -121,7 +134,7 @@ mod tests {
         let path = path.parse().unwrap();
         let target = Target::parse(&path).unwrap();
         let file: Arc<dyn CallerAuthorizer> = Arc::new(Identities::new(identity()));
-        let authorized = AccessControl::new([file]).authorize(&headers, &target).now_or_never();
+        let authorized = AccessControl::new([file]).authorize(&headers, &target, ADDRESS).now_or_never();
         authorized.unwrap().map(|caller| caller.agent).map_err(|failure| (failure.reason, failure.message))
     }
 
@@ -177,6 +190,20 @@ mod tests {
             let (reason, message) = authorized_agent(path, &["Bearer secret"]).unwrap_err();
             assert_eq!(reason, Reason::UnknownAgent);
             assert!(message.ends_with("there are: prod (1)"), "{message}");
+        }
+    }
+
+    /// The holder of a stolen token learns no agent.
+    #[test]
+    fn token_from_another_network_is_refused_at_any_path() {
+        for path in ["/agents/prod/kubernetes/", "/agents/nope/kubernetes/", "/k8s-proxy/api"] {
+            let (reason, message) = authorized_agent(path, &["Bearer elsewhere"]).unwrap_err();
+            assert_eq!(reason, Reason::AddressNotAllowed, "{path}");
+            assert_eq!(
+                message,
+                "requests from 192.0.2.7 are not allowed: it is in none of the networks of the entry of caller \
+                 office in the identity file"
+            );
         }
     }
 

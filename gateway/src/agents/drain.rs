@@ -30,11 +30,11 @@ pub(super) struct Supervised<'a> {
 
 /// Waits for a reason to end the tunnel, and drains it.
 ///
-/// `revoked` completes when the token of the agent is revoked. `on_drain` is called when the drain begins. `withdraw` runs once the agent was asked to leave because the replica stops.
+/// `revoked` completes when the agent may no longer connect, with a message for the log. `on_drain` is called when the drain begins. `withdraw` runs once the agent was asked to leave because the replica stops.
 /// The future completes only if the group is cut: otherwise the driver of the tunnel reports the end.
 pub(super) async fn supervise(
     supervised: Supervised<'_>,
-    revoked: impl Future<Output = ()>,
+    revoked: impl Future<Output = &'static str>,
     on_drain: impl Fn(),
     withdraw: impl Future<Output = ()>,
 ) -> CloseReason {
@@ -47,7 +47,7 @@ pub(super) async fn supervise(
         () = &mut age => DrainReason::MaxAge,
         () = supervised.connections.draining.cancelled() => DrainReason::Shutdown,
         () = supervised.move_requested.cancelled() => DrainReason::Rebalance,
-        () = &mut revoked => return close_revoked(&supervised).await,
+        message = &mut revoked => return close_revoked(&supervised, message).await,
     };
     on_drain();
     let drained = async {
@@ -60,8 +60,8 @@ pub(super) async fn supervise(
             // This replica finishes the requests in flight. New requests go to the replica of the agent's next tunnel.
             withdraw.await;
         }
-        revoked.await;
-        close_revoked(&supervised).await
+        let message = revoked.await;
+        close_revoked(&supervised, message).await
     };
     tokio::select! {
         ended = drained => ended,
@@ -72,10 +72,10 @@ pub(super) async fn supervise(
     }
 }
 
-/// Closes the tunnel of an agent whose token was revoked. The future never completes, because the driver of the tunnel reports
+/// Closes the tunnel of an agent that may no longer connect. The future never completes, because the driver of the tunnel reports
 /// the end.
-async fn close_revoked(supervised: &Supervised<'_>) -> CloseReason {
-    tracing::warn!(agent.name = %supervised.agent, tunnel = %supervised.id, "token revoked, tunnel cut");
+async fn close_revoked(supervised: &Supervised<'_>, message: &str) -> CloseReason {
+    tracing::warn!(agent.name = %supervised.agent, tunnel = %supervised.id, "{message}");
     supervised.tunnel.close();
     pending().await
 }

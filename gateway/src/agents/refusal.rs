@@ -1,6 +1,6 @@
 //! The reasons for which kas refuses a tunnel, and the responses.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use http::{
     HeaderValue, Response, StatusCode,
@@ -35,6 +35,8 @@ pub(super) enum HandshakeError {
     Unauthorized,
     #[error("the token of the agent cannot be checked: {0}")]
     SourceUnavailable(#[from] SourceUnavailable),
+    #[error("connections from {address} are not allowed: it is in none of the networks of {key}")]
+    AddressNotAllowed { address: IpAddr, key: String },
     #[error("{0}")]
     InvalidHello(String),
     #[error(
@@ -79,6 +81,7 @@ impl HandshakeError {
             Self::Draining => "draining",
             Self::Unauthorized => "unauthorized",
             Self::SourceUnavailable(_) => "identity-unavailable",
+            Self::AddressNotAllowed { .. } => "address-not-allowed",
             Self::InvalidHello(_) => "invalid-hello",
             Self::TooOld { .. } | Self::TooNew { .. } => "version",
             Self::WrongCluster { .. } => "wrong-cluster",
@@ -97,7 +100,7 @@ impl HandshakeError {
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
             Self::InvalidHello(_) => StatusCode::BAD_REQUEST,
             Self::TooOld { .. } | Self::TooNew { .. } => StatusCode::UPGRADE_REQUIRED,
-            Self::WrongCluster { .. } => StatusCode::FORBIDDEN,
+            Self::AddressNotAllowed { .. } | Self::WrongCluster { .. } => StatusCode::FORBIDDEN,
             Self::TokenRateLimit { .. } | Self::TunnelLimit { .. } => StatusCode::TOO_MANY_REQUESTS,
         }
     }
@@ -110,6 +113,7 @@ impl HandshakeError {
             Self::TunnelLimit { .. } => Some(RETRY_AFTER_TUNNEL_LIMIT),
             Self::Protocol { .. }
             | Self::Unauthorized
+            | Self::AddressNotAllowed { .. }
             | Self::InvalidHello(_)
             | Self::TooOld { .. }
             | Self::TooNew { .. }

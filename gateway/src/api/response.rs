@@ -1,6 +1,6 @@
 //! The responses of the internal API.
 
-use std::time::SystemTime;
+use std::{net::IpAddr, time::SystemTime};
 
 use axum::response::{IntoResponse, Response};
 use http::{
@@ -66,6 +66,10 @@ pub(super) struct AgentInfo {
 pub(super) enum ApiError {
     #[error(transparent)]
     Token(#[from] TokenError),
+    #[error(
+        "requests from {0} are not allowed: it is in none of the networks of api.listen.allowed_networks"
+    )]
+    Address(IpAddr),
     #[error(transparent)]
     Query(#[from] QueryError),
     #[error("{0}")]
@@ -113,6 +117,7 @@ impl ApiError {
     pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Token(_) => "unauthorized",
+            Self::Address(_) => "address-not-allowed",
             Self::Forbidden(_) => "forbidden",
             Self::Query(_) | Self::BadRequest(_) => "bad-request",
             Self::NotFound(_) => "not-found",
@@ -143,6 +148,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = match &self {
             Self::Token(_) => StatusCode::UNAUTHORIZED,
+            Self::Address(_) => StatusCode::FORBIDDEN,
             Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::Query(_) | Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
@@ -165,7 +171,12 @@ impl IntoResponse for ApiError {
             Self::Unavailable(unavailable) => {
                 headers.insert(RETRY_AFTER, unavailable.retry_after.as_secs().max(1).into());
             }
-            Self::Forbidden(_) | Self::BadRequest(_) | Self::Query(_) | Self::NotFound(_) | Self::Rpc(_) => {}
+            Self::Address(_)
+            | Self::Forbidden(_)
+            | Self::BadRequest(_)
+            | Self::Query(_)
+            | Self::NotFound(_)
+            | Self::Rpc(_) => {}
         }
         response.extensions_mut().insert(self);
         response

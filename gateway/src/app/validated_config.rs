@@ -18,6 +18,7 @@ use telemetry::Program;
 
 use super::{App, ReplicaSources, connection_limits::ConnectionLimits};
 use crate::{
+    addresses::AddressRules,
     api::{ApiServer, Verifier},
     audit::{self, AuditLog},
     config::{Config, ConfigError, IdentityConfig, unreadable},
@@ -234,6 +235,7 @@ impl ValidatedConfig {
             agent: Listener::bind(
                 "agent",
                 addresses.0,
+                config.agent.listen.addresses(),
                 agent,
                 connections.agent,
                 config.agent.listen.handshake_timeout,
@@ -242,6 +244,7 @@ impl ValidatedConfig {
             public: Listener::bind(
                 "public",
                 addresses.1,
+                config.agent.kubernetes_api.listen.addresses(),
                 public,
                 connections.public,
                 limits.handshake_timeout,
@@ -254,14 +257,15 @@ impl ValidatedConfig {
             api: match &config.api {
                 Some(api) => {
                     let tls = self.api_certificate.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));
-                    let address = api.listen.address;
-                    Some(Listener::bind("api", address, tls, connections.api, PROBE_TIMEOUT).await?)
+                    let (address, rules) = (api.listen.address, api.listen.addresses());
+                    Some(Listener::bind("api", address, rules, tls, connections.api, PROBE_TIMEOUT).await?)
                 }
                 None => None,
             },
             observability: Listener::bind(
                 "observability",
                 config.observability.listen.address,
+                AddressRules::without_proxies(&config.observability.listen.allowed_networks),
                 None,
                 connections.observability,
                 PROBE_TIMEOUT,
@@ -298,6 +302,7 @@ impl ValidatedConfig {
             gitaly_tls: self.gitlab.as_ref().and_then(GitLabSetup::tls),
             api_tokens: api_tokens.clone(),
         };
+        let api_addresses = config.api.as_ref().map(|api| api.listen.addresses()).unwrap_or_default();
         let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
         app.callers.kill_switch.set_file(self.disabled);
         if let Some(AuditOutput(sink)) = self.audit {
@@ -328,6 +333,7 @@ impl ValidatedConfig {
                 &app.agents,
                 app.gitaly.clone(),
                 verifier,
+                api_addresses,
                 environments,
                 app.deployments.clone(),
             ))

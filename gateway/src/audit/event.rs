@@ -152,6 +152,7 @@ mod tests {
                 reason,
                 Reason::Unauthorized
                     | Reason::Forbidden
+                    | Reason::AddressNotAllowed
                     | Reason::OriginNotAllowed
                     | Reason::NestedImpersonation
                     | Reason::UnknownAgent

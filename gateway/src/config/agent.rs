@@ -7,9 +7,11 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::{
+    Network, ProxyProtocol,
     bounds::{AnyDuration, Timeout, Within},
-    schema::SOCKET_ADDRESS,
+    schema::{NETWORK, SOCKET_ADDRESS},
 };
+use crate::addresses::AddressRules;
 
 /// Section `agent.listen`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -25,6 +27,14 @@ pub struct AgentListen {
     /// The private key (PEM).
     #[schemars(with = "Option<PathBuf>")]
     pub key_file: Option<Spanned<PathBuf>>,
+    /// The addresses of proxies whose `X-Forwarded-For` and PROXY header are trusted.
+    #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
+    pub trusted_proxies: Vec<Network>,
+    /// The header of a proxy with which each connection begins.
+    pub proxy_protocol: ProxyProtocol,
+    /// The networks of agents. An empty list allows every address.
+    #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
+    pub allowed_networks: Vec<Network>,
     /// The time, ±5 %, after which an agent is asked to replace a tunnel.
     #[serde(with = "Timeout")]
     pub max_connection_age: Duration,
@@ -78,12 +88,22 @@ pub struct AgentTunnelConfig {
     pub rebalance_rate: u32,
 }
 
+impl AgentListen {
+    /// Returns the rules of the listener about addresses.
+    pub fn addresses(&self) -> AddressRules {
+        AddressRules::new(&self.trusted_proxies, self.proxy_protocol, &self.allowed_networks)
+    }
+}
+
 impl Default for AgentListen {
     fn default() -> Self {
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], 8150)),
             certificate_file: None,
             key_file: None,
+            trusted_proxies: Vec::new(),
+            proxy_protocol: ProxyProtocol::Off,
+            allowed_networks: Vec::new(),
             max_connection_age: Duration::from_secs(7200),
             max_connections: 20_000,
             max_tunnels_per_agent: 100,

@@ -6,7 +6,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-use super::schema::SOCKET_ADDRESS;
+use super::{
+    Network, ProxyProtocol,
+    schema::{NETWORK, SOCKET_ADDRESS},
+};
+use crate::addresses::AddressRules;
 
 /// Section `api`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -34,6 +38,24 @@ pub struct ApiListen {
     /// The private key (PEM).
     #[schemars(with = "Option<PathBuf>")]
     pub key_file: Option<Spanned<PathBuf>>,
+    /// The addresses of proxies whose `X-Forwarded-For` and PROXY header are trusted.
+    #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
+    #[serde(default)]
+    pub trusted_proxies: Vec<Network>,
+    /// The header of a proxy with which each connection begins.
+    #[serde(default)]
+    pub proxy_protocol: ProxyProtocol,
+    /// The networks of API clients. An empty list allows every address.
+    #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
+    #[serde(default)]
+    pub allowed_networks: Vec<Network>,
+}
+
+impl ApiListen {
+    /// Returns the rules of the listener about addresses.
+    pub fn addresses(&self) -> AddressRules {
+        AddressRules::new(&self.trusted_proxies, self.proxy_protocol, &self.allowed_networks)
+    }
 }
 
 impl ApiConfig {

@@ -7,11 +7,11 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::{
-    Network,
+    Network, ProxyProtocol,
     bounds::{AnyDuration, Timeout, Within},
     schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS},
 };
-use crate::{cors::Origin, headers::ExtraHeader};
+use crate::{addresses::AddressRules, cors::Origin, headers::ExtraHeader};
 
 /// Section `agent.kubernetes_api`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -49,9 +49,14 @@ pub struct PublicListen {
     /// The private key (PEM).
     #[schemars(with = "Option<PathBuf>")]
     pub key_file: Option<Spanned<PathBuf>>,
-    /// The addresses of proxies whose `X-Forwarded-For` is trusted.
+    /// The addresses of proxies whose `X-Forwarded-For` and PROXY header are trusted.
     #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
     pub trusted_proxies: Vec<Network>,
+    /// The header of a proxy with which each connection begins.
+    pub proxy_protocol: ProxyProtocol,
+    /// The networks of callers. An empty list allows every address.
+    #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
+    pub allowed_networks: Vec<Network>,
     /// The time after SIGTERM in which connections are still accepted, until load balancers have removed the replica.
     #[serde(with = "AnyDuration")]
     pub listen_grace_period: Duration,
@@ -100,6 +105,13 @@ pub struct CallerLimits {
     pub max_form_bytes: usize,
 }
 
+impl PublicListen {
+    /// Returns the rules of the listener about addresses.
+    pub fn addresses(&self) -> AddressRules {
+        AddressRules::new(&self.trusted_proxies, self.proxy_protocol, &self.allowed_networks)
+    }
+}
+
 impl Default for KubernetesApiConfig {
     fn default() -> Self {
         Self {
@@ -120,6 +132,8 @@ impl Default for PublicListen {
             certificate_file: None,
             key_file: None,
             trusted_proxies: Vec::new(),
+            proxy_protocol: ProxyProtocol::Off,
+            allowed_networks: Vec::new(),
             listen_grace_period: Duration::from_secs(5),
             shutdown_grace_period: Duration::from_secs(3600),
         }

@@ -8,8 +8,9 @@ use serde_saphyr::Spanned;
 use telemetry::{OtlpEndpoint, SampleRatio};
 
 use super::{
+    Network,
     bounds::{AnyDuration, Within},
-    schema::{HTTP_URL, SOCKET_ADDRESS},
+    schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS},
 };
 
 /// Section `observability`.
@@ -39,6 +40,9 @@ pub struct ObservabilityListen {
     /// The address for probes and Prometheus.
     #[schemars(regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
+    /// The networks of probes, Prometheus and operators. An empty list allows every address.
+    #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
+    pub allowed_networks: Vec<Network>,
 }
 
 /// Section `observability.logging`.
@@ -159,6 +163,6 @@ impl Default for AuditConfig {
 
 impl Default for ObservabilityListen {
     fn default() -> Self {
-        Self { address: SocketAddr::from(([127, 0, 0, 1], 8151)) }
+        Self { address: SocketAddr::from(([127, 0, 0, 1], 8151)), allowed_networks: Vec::new() }
     }
 }

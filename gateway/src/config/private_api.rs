@@ -6,7 +6,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 
-use super::{bounds::AnyDuration, schema::SOCKET_ADDRESS};
+use super::{
+    Network,
+    bounds::AnyDuration,
+    schema::{NETWORK, SOCKET_ADDRESS},
+};
 
 /// Section `private_api`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -26,6 +30,9 @@ pub struct PrivateListen {
     /// The address for other replicas.
     #[schemars(regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
+    /// The networks of other replicas. An empty list allows every address.
+    #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
+    pub allowed_networks: Vec<Network>,
     /// The secret of all replicas: base64 of 32 bytes or more.
     #[schemars(with = "Option<PathBuf>")]
     pub authentication_secret_file: Option<Spanned<PathBuf>>,
@@ -85,6 +92,7 @@ impl Default for PrivateListen {
         Self {
             network: ListenNetwork::Tcp,
             address: SocketAddr::from(([127, 0, 0, 1], 8155)),
+            allowed_networks: Vec::new(),
             authentication_secret_file: None,
             certificate_file: None,
             key_file: None,

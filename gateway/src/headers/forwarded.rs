@@ -9,6 +9,9 @@ use ipnet::IpNet;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const PREFIX: &str = "x-forwarded-";
 
+/// The most proxies in front of kas.
+const MAX_HOPS: usize = 32;
+
 /// The address of the peer of a connection, prepared for all requests of the connection.
 #[derive(Clone, Debug)]
 pub struct PeerAddress {
@@ -37,16 +40,21 @@ impl ForwardedFor {
     /// Reads the addresses of a request that came over a connection from `peer`.
     ///
     /// `X-Forwarded-For` is read from its end. Each entry was written by the proxy that follows it, and is used if that proxy is
-    /// `trusted`. The entries before an untrusted proxy may be forged.
+    /// `trusted`. The entries before an untrusted proxy may be forged. If a trusted proxy wrote something else than an address,
+    /// or if there are more than 32 trusted entries, the address is that of the connection.
     pub fn new(headers: &HeaderMap, peer: &PeerAddress, trusted: &[IpNet]) -> Self {
         let is_trusted = |address: &IpAddr| trusted.iter().any(|net| net.contains(address));
         let mut client = peer.address;
+        let of_connection = || Self { client: peer.address, hops: peer.text.clone() };
         if !is_trusted(&client) {
-            return Self { client, hops: peer.text.clone() };
+            return of_connection();
         }
         let mut hops = vec![client];
         for entry in entries(headers) {
-            let Some(address) = entry.filter(|_| is_trusted(&client)) else { break };
+            if !is_trusted(&client) {
+                break;
+            }
+            let Some(address) = entry.filter(|_| hops.len() <= MAX_HOPS) else { return of_connection() };
             client = address;
             hops.push(address);
         }
@@ -125,11 +133,34 @@ mod tests {
             (&["192.0.2.1, 10.0.0.9"], "192.0.2.1", "192.0.2.1, 10.0.0.9, 10.0.0.1"),
             (&["192.0.2.1", "10.0.0.9"], "192.0.2.1", "192.0.2.1, 10.0.0.9, 10.0.0.1"),
             (&["1.1.1.1, 192.0.2.1, 10.0.0.9"], "192.0.2.1", "192.0.2.1, 10.0.0.9, 10.0.0.1"),
-            (&["192.0.2.1, unknown, 10.0.0.9"], "10.0.0.9", "10.0.0.9, 10.0.0.1"),
+            (&["rubbish, 192.0.2.1, 10.0.0.9"], "192.0.2.1", "192.0.2.1, 10.0.0.9, 10.0.0.1"),
             (&["::ffff:192.0.2.1"], "192.0.2.1", "192.0.2.1, 10.0.0.1"),
         ] {
             assert_eq!(read("10.0.0.1", lines), (client.into(), expected.into()), "{lines:?}");
         }
         assert_eq!(read("::ffff:10.0.0.1", &["192.0.2.1"]).0, "192.0.2.1");
+    }
+
+    #[test]
+    fn rubbish_of_trusted_proxies_is_ignored_as_a_whole() {
+        let long = ["10.0.0.9"; 1000].join(", ");
+        for lines in [
+            &["192.0.2.1, unknown, 10.0.0.9"][..],
+            &["rubbish"],
+            &["192.0.2.1", ""],
+            &["192.0.2.1,"],
+            &["999.0.2.1"],
+            &["192.0.2.1;10.0.0.9"],
+            &[&long],
+        ] {
+            assert_eq!(read("10.0.0.1", lines), ("10.0.0.1".into(), "10.0.0.1".into()), "{lines:?}");
+        }
+    }
+
+    /// A client could hide behind the address of the proxy otherwise.
+    #[test]
+    fn entries_that_the_client_sent_do_not_hide_the_client() {
+        let forged = [&["10.0.0.9"; 1000].join(", "), "192.0.2.1"].join(", ");
+        assert_eq!(read("10.0.0.1", &[&forged]), ("192.0.2.1".into(), "192.0.2.1, 10.0.0.1".into()));
     }
 }

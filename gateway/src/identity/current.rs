@@ -2,6 +2,7 @@
 
 use std::{
     future::{pending, ready},
+    net::IpAddr,
     path::Path,
     sync::Arc,
 };
@@ -54,22 +55,34 @@ impl Identities {
         self.changes.send_replace(());
     }
 
-    /// Completes when the agent is pinned to another cluster than this one.
-    pub(crate) async fn pinned_elsewhere(&self, agent: AgentId, cluster: Option<&str>) {
-        let mut changes = self.changes.subscribe();
-        while self.load().cluster(agent).is_none_or(|pinned| Some(pinned) == cluster) {
-            if changes.changed().await.is_err() {
-                pending::<()>().await;
-            }
-        }
-    }
-
     /// Reads a new version. If the file is invalid, the current version stays.
     pub fn reload(&self, file: &Path) -> Result<(), ConfigError> {
         let identity = Identity::read(file)?;
         identity.check_issuers(file, &self.issuers)?;
         self.replace(identity);
         Ok(())
+    }
+}
+
+impl Identities {
+    /// Completes when the agent may no longer connect from the address.
+    pub async fn forbidden_from(&self, agent: AgentId, address: IpAddr) {
+        self.until(|identity| !identity.agent_may_connect_from(agent, address)).await;
+    }
+
+    /// Completes when the agent is pinned to another cluster than this one.
+    pub(crate) async fn pinned_elsewhere(&self, agent: AgentId, cluster: Option<&str>) {
+        self.until(|identity| identity.cluster(agent).is_some_and(|pinned| Some(pinned) != cluster)).await;
+    }
+
+    /// Completes when a version fulfils the condition.
+    async fn until(&self, condition: impl Fn(&Identity) -> bool) {
+        let mut changes = self.changes.subscribe();
+        while !condition(&self.load()) {
+            if changes.changed().await.is_err() {
+                pending::<()>().await;
+            }
+        }
     }
 }
 
@@ -82,14 +95,7 @@ impl AgentAuthenticator for Identities {
     }
 
     fn revoked<'a>(&'a self, agent: AgentId, token: &'a SecretString) -> BoxFuture<'a, ()> {
-        let mut changes = self.changes.subscribe();
         let hash = TokenHash::of(token);
-        Box::pin(async move {
-            while self.load().is_token_of(agent, &hash) {
-                if changes.changed().await.is_err() {
-                    pending::<()>().await;
-                }
-            }
-        })
+        Box::pin(self.until(move |identity| !identity.is_token_of(agent, &hash)))
     }
 }

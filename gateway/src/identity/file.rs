@@ -21,7 +21,8 @@ use super::{
     oidc::{ClaimRule, ClaimValues, OidcAccess, OidcRule},
 };
 use crate::{
-    config::{self, ConfigError},
+    addresses::AllowedNetworks,
+    config::{self, ConfigError, Network},
     promql::Labels,
     token::TokenHash,
 };
@@ -64,6 +65,8 @@ struct AgentEntry {
     /// The UID of the only cluster in which the tokens may be used.
     #[serde(default)]
     cluster: Option<Spanned<String>>,
+    #[serde(default)]
+    allowed_networks: Option<Spanned<Vec<Network>>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -82,6 +85,8 @@ struct CallerEntry {
     access_as: Option<Spanned<AccessAsEntry>>,
     #[serde(default)]
     prometheus: Option<PrometheusEntry>,
+    #[serde(default)]
+    allowed_networks: Option<Spanned<Vec<Network>>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -185,6 +190,8 @@ fn add_agent(identity: &mut Identity, agent: AgentEntry, at: &At<'_>) -> Result<
             Entry::Occupied(_) => return Err(at.error("tokens", &token, "the token is listed twice")),
         };
     }
+    let networks = networks(agent.allowed_networks, at)?;
+    identity.agent_networks.extend(networks.map(|networks| (id, networks)));
     identity.agents_by_name.insert(agent.name.value.clone(), id);
     identity.agents.insert(id, agent.name.value);
     if let Some(cluster) = agent.cluster {
@@ -222,7 +229,8 @@ fn add_caller(identity: &mut Identity, entry: CallerEntry, at: &At<'_>) -> Resul
         Labels::new(&entry.labels.value)
             .map_err(|error| at.error("prometheus.labels", &entry.labels, error.to_string()))
     });
-    let rights = Rights { name: entry.name.value.clone(), agents, services, labels: labels.transpose()? };
+    let (labels, networks) = (labels.transpose()?, networks(entry.allowed_networks, at)?.unwrap_or_default());
+    let rights = Rights { name: entry.name.value.clone(), agents, services, labels, networks };
     let access = match entry.access_as {
         None => OidcAccess::Fixed(AccessAs::Agent),
         Some(access_as) => {
@@ -322,6 +330,20 @@ fn allowed<T>(
 
     let parsed = names.iter().map(|name| parse(&name.value).map_err(|what| at.error(key, name, what)));
     Ok(Allowed::Only(parsed.collect::<Result<_, _>>()?))
+}
+
+/// Returns the networks of an entry, if it has the key. An empty list would allow every address, and look like none.
+fn networks(
+    list: Option<Spanned<Vec<Network>>>,
+    at: &At<'_>,
+) -> Result<Option<AllowedNetworks>, ConfigError> {
+    let Some(list) = list else { return Ok(None) };
+    if list.value.is_empty() {
+        let what =
+            "the list is empty: name a network, such as 10.0.0.0/8, or remove the key to allow every address";
+        return Err(at.error("allowed_networks", &list, what));
+    }
+    Ok(Some(AllowedNetworks::new(&list.value)))
 }
 
 fn impersonation(entry: Spanned<ImpersonateEntry>, at: &At<'_>) -> Result<AccessAs, ConfigError> {

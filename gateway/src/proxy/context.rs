@@ -7,7 +7,6 @@ use std::{
 
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use hyper::body::Incoming;
-use ipnet::IpNet;
 use parking_lot::Mutex;
 use process::LogLimiter;
 use proto::{Reason, header};
@@ -17,6 +16,7 @@ use tokio::time::Instant;
 use super::{budget::ResponseBudget, connection::RequestGuard, request_body::RequestBody};
 use crate::{
     access::AccessControl,
+    addresses::AddressRules,
     audit::{AuditLog, AuditRecord, ByteCounts, NewRequest},
     config::CallerLimits,
     cors::Cors,
@@ -60,8 +60,8 @@ pub struct ProxyServer {
     pub budget: Arc<ResponseBudget>,
     /// The web origins that may send requests.
     pub cors: Cors,
-    /// Proxies whose `X-Forwarded-For` is trusted.
-    pub trusted_proxies: Vec<IpNet>,
+    /// The rules of the listener about addresses.
+    pub addresses: AddressRules,
     /// Response headers that the operator allows in addition to the harmless ones.
     pub extra_headers: Vec<ExtraHeader>,
 }
@@ -120,7 +120,7 @@ impl ProxyRequest {
     ) -> Self {
         let (parts, body) = request.into_parts();
         let id = request_id(&parts.headers);
-        let forwarded = ForwardedFor::new(&parts.headers, peer, &server.trusted_proxies);
+        let forwarded = ForwardedFor::new(&parts.headers, peer, server.addresses.trusted_proxies());
         let audit = server.audit.get().map(|log| {
             let (method, uri) = (&parts.method, &parts.uri);
             let request = NewRequest { id: &id, client: forwarded.client, method, uri };

@@ -58,7 +58,7 @@ pub(crate) fn upgrade_as(token: &SecretString, instance: InstanceId) -> String {
 pub(crate) fn connect(world: &World) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, "attacker").await });
+    tokio::spawn(async move { agents.serve(far, testkit::world::CALLER).await });
     near
 }
 

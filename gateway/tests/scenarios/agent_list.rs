@@ -47,7 +47,7 @@ async fn connected_agent_is_listed_with_its_tunnels() {
     assert_eq!(tunnels[0]["instance"], tunnels[1]["instance"]);
     assert_eq!((&tunnels[0]["index"], &tunnels[1]["index"]), (&json!(0), &json!(1)));
     for tunnel in tunnels {
-        assert_eq!(tunnel["peer"], "agent");
+        assert_eq!(tunnel["peer"], "192.0.2.2:40000");
         assert_eq!(tunnel["draining"], false);
         assert_eq!(tunnel["version"], env!("CARGO_PKG_VERSION"));
         assert!(tunnel["since"].as_str().unwrap().ends_with('Z'), "{tunnel}");

@@ -40,7 +40,7 @@ fn world(gitlab: &StandIn) -> World {
 async fn handshake(world: &World, token: &str) -> Response<hyper::body::Incoming> {
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = std::sync::Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, "agent").await });
+    tokio::spawn(async move { agents.serve(far, testkit::world::CALLER).await });
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     let request = Request::get("/")

@@ -65,7 +65,7 @@ async fn handshake_of(world: &World, version: &str) -> (u16, String) {
     };
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, "agent").await });
+    tokio::spawn(async move { agents.serve(far, testkit::world::CALLER).await });
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     let mut request = Request::get("/").body(Empty::<Bytes>::new()).unwrap();

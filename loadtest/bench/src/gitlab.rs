@@ -1,6 +1,10 @@
 //! The authorization of a CI job of GitLab, whose answer is in the cache.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+    sync::Arc,
+};
 
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
@@ -20,6 +24,8 @@ use serde_json::json;
 
 /// The agent of the job.
 const AGENT: u64 = 7;
+/// The address of the caller.
+pub(super) const CALLER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 /// A job that kas knows already.
 pub(super) struct CachedJob {
@@ -52,7 +58,7 @@ impl CachedJob {
             let client = client(&gitlab)?;
             let sources = ReplicaSources { gitlab: Some(client), ..ReplicaSources::default() };
             let access = App::of_replica(context, config, sources, None, None, None).callers.access.clone();
-            access.authorize(&headers, &Target::parse(&path)?).await?;
+            access.authorize(&headers, &Target::parse(&path)?, CALLER).await?;
             anyhow::Ok(access)
         })?;
         Ok(Self { access, headers, path })
@@ -61,7 +67,7 @@ impl CachedJob {
     /// Authorizes the request again. Returns the agent, or `None` if the answer was not in the cache.
     pub(super) fn authorize(&self) -> Option<AgentId> {
         let target = Target::parse(&self.path).ok()?;
-        self.access.authorize(&self.headers, &target).now_or_never()?.ok().map(|caller| caller.agent)
+        self.access.authorize(&self.headers, &target, CALLER).now_or_never()?.ok().map(|caller| caller.agent)
     }
 }
 

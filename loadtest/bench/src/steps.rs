@@ -28,7 +28,7 @@ use proto::{AgentId, ServiceName, TunnelId};
 use router::{LocalTunnels, RequestClass, TunnelChoice};
 use serde::Serialize;
 
-use crate::gitlab::CachedJob;
+use crate::gitlab::{CALLER, CachedJob};
 use installation::stack::{AGENT, IDENTITY, POLICY, hash, new_token, write_file};
 use load::{
     median,
@@ -121,7 +121,7 @@ impl StepFixture {
             let services = vec![self.to.service.clone()];
             self.tunnels.register(self.to.agent, TunnelId::random(), services, (), None)
         });
-        let peer = PeerAddress::new([192, 0, 2, 1].into());
+        let peer = PeerAddress::new(CALLER);
         let forwarded = ForwardedFor::new(self.request.headers(), &peer, &[]);
         let proxy_headers = ProxyHeaders {
             service: &self.to.service,
@@ -224,7 +224,7 @@ impl StepFixture {
 }
 
 fn authorized(access: &AccessControl, headers: &HeaderMap, target: &Target<'_>) -> Option<AgentId> {
-    access.authorize(headers, target).now_or_never()?.ok().map(|caller| caller.agent)
+    access.authorize(headers, target, CALLER).now_or_never()?.ok().map(|caller| caller.agent)
 }
 
 /// Returns the median time of one call in nanoseconds. Each call gets its own clone of the input.

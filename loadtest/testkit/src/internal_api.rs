@@ -5,7 +5,7 @@ use std::{convert::Infallible, future::ready, sync::Arc};
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use gateway::{
     environments::EnvironmentSources,
-    internals::{ApiServer, Verifier},
+    internals::{AddressRules, ApiServer, Verifier},
 };
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Request, Response, Uri, header::AUTHORIZATION, uri::PathAndQuery};
@@ -46,11 +46,21 @@ pub fn connect(world: &World) -> DuplexStream {
 
 /// Connects to the internal API of a replica with these environments.
 pub fn connect_with(world: &World, environments: EnvironmentSources) -> DuplexStream {
+    open(world, environments, AddressRules::default())
+}
+
+/// Connects to the internal API of a replica with these rules about addresses.
+pub fn connect_with_addresses(world: &World, addresses: AddressRules) -> DuplexStream {
+    open(world, EnvironmentSources::default(), addresses)
+}
+
+fn open(world: &World, environments: EnvironmentSources, addresses: AddressRules) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
     let api = Arc::new(ApiServer::new(
         &world.kas.agents,
         world.kas.gitaly.clone(),
         Verifier::new(secret(1)),
+        addresses,
         environments,
         world.kas.deployments.clone(),
     ));

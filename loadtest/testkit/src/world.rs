@@ -34,6 +34,8 @@ use tunnel::Body;
 
 use crate::{fleet::secret, issuer::TestIssuer};
 
+/// The address of agents.
+pub const AGENT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)), 40_000);
 /// The address of callers.
 pub const CALLER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 40_000);
 
@@ -340,7 +342,7 @@ impl Dial for World {
             }
         });
         let agents = Arc::clone(&self.kas.agents);
-        tokio::spawn(async move { agents.serve(far, "agent").await });
+        tokio::spawn(async move { agents.serve(far, AGENT_ADDRESS).await });
         Ok(near)
     }
 }

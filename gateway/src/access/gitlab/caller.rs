@@ -202,6 +202,7 @@ mod tests {
             csrf_token: None,
             kind: TokenKind::CiJob(AgentId(7)),
             name: None,
+            address: [192, 0, 2, 1].into(),
         }
     }
 

@@ -69,6 +69,10 @@ fn streams_continue_with_unchanged_rights() {
     assert!(ops.revoked.is_cancelled(), "it may use less than before");
     assert!(!grant(&narrowed, "d").revoked.is_cancelled(), "and may come back");
 
+    let networks = example().replace("services: ['*']", "services: ['*'], allowed_networks: [10.0.0.0/8]");
+    parse(&networks).unwrap().inherit(&narrowed);
+    assert!(grant(&narrowed, "d").revoked.is_cancelled(), "it may connect from fewer addresses");
+
     let labels = "services: ['*'], prometheus: {labels: {ns: [a]}}";
     let (limited, wider) = (example().replace("services: ['*']", labels), example());
     let (limited, mut wider) = (parse(&limited).unwrap(), parse(&wider).unwrap());
@@ -139,6 +143,14 @@ fn invalid_entry_is_refused_with_its_position() {
             "agents[0].configuration.repository.url: a repository decides",
         ),
         ("agents: [{id: 1, name: a, tokens: [], configuration: {files: a}}]", "agents[0].configuration"),
+        (
+            "agents: [{id: 1, name: a, tokens: [], allowed_networks: []}]",
+            "agents[0].allowed_networks: the list is empty",
+        ),
+        (
+            "callers: [{name: a, tokens: [], agents: [], services: [], allowed_networks: [10.0.0.1]}]",
+            "\"10.0.0.1\" is not a network",
+        ),
         ("people: []", "unknown field `people`"),
     ] {
         let error = parse(text).unwrap_err();

@@ -1,0 +1,137 @@
+//! The address of a client, and the networks that may connect.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use http::HeaderMap;
+use ipnet::IpNet;
+
+use crate::{
+    config::{Network, ProxyProtocol},
+    headers::{ForwardedFor, PeerAddress},
+};
+
+/// The networks from which clients may connect: all addresses, or those of a list. Clones are cheap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AllowedNetworks(Arc<[IpNet]>);
+
+/// The rules of a listener about addresses. Clones are cheap.
+#[derive(Clone, Debug, Default)]
+pub struct AddressRules {
+    /// Proxies whose PROXY header and `X-Forwarded-For` are trusted.
+    trusted_proxies: Arc<[IpNet]>,
+    /// Whether each connection begins with a PROXY header.
+    proxy_protocol: ProxyProtocol,
+    /// The networks of clients.
+    allowed: AllowedNetworks,
+}
+
+impl AllowedNetworks {
+    /// Allows the networks of the list, or every address if it is empty.
+    pub(crate) fn new(networks: &[Network]) -> Self {
+        Self(networks.iter().copied().map(IpNet::from).collect())
+    }
+
+    /// Returns whether a client may connect from the address.
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
+        self.0.is_empty() || is_within(&self.0, address)
+    }
+}
+
+impl AddressRules {
+    /// Creates the rules of a listener from its keys.
+    pub fn new(
+        trusted_proxies: &[Network],
+        proxy_protocol: ProxyProtocol,
+        allowed_networks: &[Network],
+    ) -> Self {
+        let trusted_proxies = trusted_proxies.iter().copied().map(IpNet::from).collect();
+        Self { trusted_proxies, proxy_protocol, allowed: AllowedNetworks::new(allowed_networks) }
+    }
+
+    /// Creates the rules of a listener without proxies.
+    pub fn without_proxies(allowed_networks: &[Network]) -> Self {
+        Self::new(&[], ProxyProtocol::Off, allowed_networks)
+    }
+
+    /// Returns whether each connection begins with a PROXY header.
+    pub fn expects_proxy_header(&self) -> bool {
+        self.proxy_protocol == ProxyProtocol::V2
+    }
+
+    /// Returns the proxies whose `X-Forwarded-For` is trusted.
+    pub fn trusted_proxies(&self) -> &[IpNet] {
+        &self.trusted_proxies
+    }
+
+    /// Returns whether the PROXY header and the `X-Forwarded-For` of an address are trusted.
+    pub fn trusts(&self, address: IpAddr) -> bool {
+        is_within(&self.trusted_proxies, address)
+    }
+
+    /// Returns whether a connection from the address is served. The requests in a connection of a proxy may be those of other
+    /// clients, so that each of them is checked with [`Self::allows`].
+    pub fn admits(&self, address: IpAddr) -> bool {
+        self.allows(address) || self.trusts(address)
+    }
+
+    /// Returns whether the requests of a client at this address are served.
+    pub fn allows(&self, client: IpAddr) -> bool {
+        self.allowed.contains(client)
+    }
+
+    /// Returns the address of the client of a request that came over a connection from `peer`.
+    pub fn client(&self, headers: &HeaderMap, peer: SocketAddr) -> IpAddr {
+        ForwardedFor::new(headers, &PeerAddress::new(peer.ip()), &self.trusted_proxies).client
+    }
+}
+
+fn is_within(networks: &[IpNet], address: IpAddr) -> bool {
+    networks.iter().any(|network| network.contains(&address))
+}
+
+/// Returns the address with an IPv4 address in place of one that is mapped to IPv6. A socket for both has such peers.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn networks(list: &[&str]) -> Vec<Network> {
+        list.iter().map(|network| network.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn empty_list_allows_every_address() {
+        let (all, office) =
+            (AllowedNetworks::default(), AllowedNetworks::new(&networks(&["192.0.2.0/24", "2001:db8::/32"])));
+        for (address, in_office) in
+            [("192.0.2.7", true), ("2001:db8::7", true), ("198.51.100.7", false), ("::1", false)]
+        {
+            let address = address.parse().unwrap();
+            assert_eq!((all.contains(address), office.contains(address)), (true, in_office), "{address}");
+        }
+    }
+
+    #[test]
+    fn proxy_may_connect_and_its_own_requests_may_not() {
+        let rules =
+            AddressRules::new(&networks(&["10.0.0.0/8"]), ProxyProtocol::Off, &networks(&["192.0.2.0/24"]));
+        for (address, admits, allows) in
+            [("192.0.2.7", true, true), ("10.0.0.1", true, false), ("198.51.100.7", false, false)]
+        {
+            let address = address.parse().unwrap();
+            assert_eq!((rules.admits(address), rules.allows(address)), (admits, allows), "{address}");
+        }
+    }
+
+    #[test]
+    fn mapped_address_is_that_of_ipv4() {
+        assert_eq!(canonical("[::ffff:192.0.2.1]:7".parse().unwrap()), "192.0.2.1:7".parse().unwrap());
+        assert_eq!(canonical("[2001:db8::1]:7".parse().unwrap()), "[2001:db8::1]:7".parse().unwrap());
+    }
+}

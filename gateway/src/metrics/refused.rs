@@ -1,0 +1,70 @@
+//! Connections that were closed because of their address, as a metric.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+
+/// The reason for which a connection was closed before TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefusedConnection {
+    /// The client is in none of the `allowed_networks`.
+    AddressNotAllowed,
+    /// A PROXY header is expected, and the peer is in none of the `trusted_proxies`.
+    UntrustedProxy,
+    /// The PROXY header is missing or invalid.
+    ProxyHeader,
+    /// The PROXY header was not complete in time.
+    ProxyHeaderTimeout,
+}
+
+/// The counters of all listeners.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RefusedConnections(Family<Label, Counter>);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Label {
+    listener: &'static str,
+    reason: &'static str,
+}
+
+impl RefusedConnection {
+    /// All reasons.
+    pub const ALL: [Self; 4] =
+        [Self::AddressNotAllowed, Self::UntrustedProxy, Self::ProxyHeader, Self::ProxyHeaderTimeout];
+
+    /// Returns the value of the label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::AddressNotAllowed => "address-not-allowed",
+            Self::UntrustedProxy => "untrusted-proxy",
+            Self::ProxyHeader => "proxy-header",
+            Self::ProxyHeaderTimeout => "proxy-header-timeout",
+        }
+    }
+}
+
+impl RefusedConnections {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let refused = Self::default();
+        let help = "Connections that were closed because of their address or their PROXY header";
+        registry.register("kas_connections_refused", help, refused.0.clone());
+        refused
+    }
+
+    /// Creates the series of a listener. All exist from the start: an alert on a missing counter never fires.
+    pub(super) fn create(&self, listener: &'static str) {
+        for reason in RefusedConnection::ALL {
+            self.counter(listener, reason);
+        }
+    }
+
+    pub(super) fn count(&self, listener: &'static str, reason: RefusedConnection) {
+        self.counter(listener, reason).inc();
+    }
+
+    fn counter(&self, listener: &'static str, reason: RefusedConnection) -> Counter {
+        self.0.get_or_create(&Label { listener, reason: reason.as_str() }).clone()
+    }
+}
