@@ -18,6 +18,7 @@ pub mod peer;
 pub mod policy;
 pub mod prometheus;
 pub mod promql;
+pub mod proxy_header;
 pub mod redis;
 pub mod references;
 pub mod target;

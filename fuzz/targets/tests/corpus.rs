@@ -32,6 +32,7 @@ targets! {
     policy
     prometheus
     promql
+    proxy_header
     redis
     references
     target
