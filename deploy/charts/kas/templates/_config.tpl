@@ -5,18 +5,27 @@ key_file: /etc/kas/tls/tls.key
 {{- end }}
 {{- end -}}
 
+{{/* The keys of a listener behind proxies. */}}
+{{- define "kas.config.proxies" -}}
+{{- with .Values.trustedProxies }}
+trusted_proxies: {{ toJson . }}
+{{- end }}
+{{- if include "kas.proxyProtocol" . }}
+proxy_protocol: v2
+{{- end }}
+{{- end -}}
+
 {{- define "kas.config.defaults" -}}
 agent:
   listen:
     address: 0.0.0.0:8150
     {{- include "kas.config.tls" . | nindent 4 }}
+    {{- include "kas.config.proxies" . | nindent 4 }}
   kubernetes_api:
     listen:
       address: 0.0.0.0:8154
       {{- include "kas.config.tls" . | nindent 6 }}
-      {{- with .Values.trustedProxies }}
-      trusted_proxies: {{ toJson . }}
-      {{- end }}
+      {{- include "kas.config.proxies" . | nindent 6 }}
       {{- $late := has .Values.ingress.preset (list "gce" "alb") }}
       {{- $grace := .Values.shutdown.listenGracePeriod }}
       listen_grace_period: {{ eq $grace "auto" | ternary (ternary "20s" "5s" $late) $grace }}
@@ -30,6 +39,11 @@ agent:
 observability:
   listen:
     address: 0.0.0.0:8151
+{{- if and .Values.customConfig.api (include "kas.config.proxies" .) }}
+api:
+  listen:
+    {{- include "kas.config.proxies" . | nindent 4 }}
+{{- end }}
 {{- if include "kas.redis" . }}
 redis:
   {{- omit .Values.redis "existingSecret" | toYaml | nindent 2 }}

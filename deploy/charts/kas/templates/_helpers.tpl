@@ -47,6 +47,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{/* "true" if each connection begins with a PROXY header. */}}
+{{- define "kas.proxyProtocol" -}}
+{{- if eq (toString .Values.proxyProtocol) "v2" -}}true{{- end -}}
+{{- end -}}
+
 {{/* "true" if the replicas share a Redis. */}}
 {{- define "kas.redis" -}}
 {{- with .Values.redis -}}

@@ -29,5 +29,7 @@ cloud.google.com/backend-config: '{"default": "{{ include "kas.fullname" . }}"}'
 {{- if include "kas.tlsSecret" . }}
 cloud.google.com/app-protocols: '{"agent": "HTTPS", "public": "HTTPS"}'
 {{- end }}
+{{- else if and (include "kas.proxyProtocol" .) (eq .Values.service.type "LoadBalancer") -}}
+service.beta.kubernetes.io/aws-load-balancer-proxy-protocol: "*"
 {{- end -}}
 {{- end -}}

@@ -44,6 +44,12 @@
 {{- if and (has .Values.ingress.preset (list "nginx" "gce" "alb")) (not .Values.ingress.enabled) -}}
 {{- fail (printf "ingress.preset: %s needs ingress.enabled" .Values.ingress.preset) -}}
 {{- end -}}
+{{- if and (include "kas.proxyProtocol" .) (not .Values.trustedProxies) -}}
+{{- fail "proxyProtocol: name the networks of the load balancer in trustedProxies; connections from elsewhere are closed" -}}
+{{- end -}}
+{{- if and (include "kas.proxyProtocol" .) (or .Values.ingress.enabled .Values.gateway.enabled) -}}
+{{- fail "proxyProtocol: v2 is for a load balancer of TCP; an ingress and a gateway send no PROXY header" -}}
+{{- end -}}
 {{- if and (eq .Values.ingress.preset "envoy") (not .Values.gateway.enabled) -}}
 {{- fail "ingress.preset: envoy needs gateway.enabled" -}}
 {{- end -}}
