@@ -16,6 +16,7 @@
     reason = "a failed step is a failed test, and the tests run programs without a runtime whose threads could block"
 )]
 
+mod addresses;
 mod cancellation;
 mod changes;
 mod clients;

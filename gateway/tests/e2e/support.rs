@@ -12,6 +12,7 @@ mod kubectl;
 mod networks;
 mod oidc;
 mod prometheus;
+mod proxy;
 mod recorder;
 mod redis;
 mod relay;
@@ -30,12 +31,13 @@ pub(crate) use self::{
     curl::{CurlResponse, curl},
     fleet::{Fleet, run_under_load, write_secret},
     gitlab::GitLab,
-    installation::{AGENT, Installation},
+    installation::{AGENT, Installation, kubeconfig_of},
     kas::{Kas, KasOptions, Tokens},
     kubectl::{Kubectl, assert_same_output, normalize},
     networks::{NetworkNamespaces, namespace_address},
     oidc::OidcProvider,
     prometheus::{Prometheus, PrometheusServer},
+    proxy::Proxy,
     recorder::RecordingServer,
     redis::{Redis, Sentinel, socket_section},
     relay::{LoadBalancer, start_delayed_socket},

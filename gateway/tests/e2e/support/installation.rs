@@ -175,6 +175,11 @@ impl Installation {
     }
 }
 
+/// Writes the kubeconfig of a cluster at a URL.
+pub(crate) fn kubeconfig_of(directory: &Path, url: &str) -> PathBuf {
+    kubeconfig::write(directory.join("kubeconfig-cluster"), url, None, "none")
+}
+
 /// Writes the kubeconfig of a cluster that refuses connections.
 pub(super) fn unreachable_cluster(directory: &Path) -> PathBuf {
     // No program listens on port 1 (tcpmux), and binding it requires privileges.
