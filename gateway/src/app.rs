@@ -56,7 +56,7 @@ use crate::{
     metrics::{self, Metrics, agent::AgentGauges, certificate::CertificateExpirations},
     oidc::Issuers,
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
-    proxy::{ProxyServer, ResponseBudget},
+    proxy::{IdleConnections, ProxyServer, ResponseBudget},
     secret::SecretFile,
     tasks::TaskGroup,
     tls::{Certificate, MutualTls},
@@ -246,6 +246,7 @@ impl App {
         });
         let public = &config.agent.kubernetes_api;
         let callers = Arc::new(ProxyServer {
+            idle_connections: IdleConnections::new(&limits),
             budget: Arc::new(ResponseBudget::new(limits.max_bytes_in_flight, limits.write_stall_timeout)),
             cors: Cors::new(config.allowed_origins()),
             addresses: public.listen.addresses(),

@@ -6,42 +6,14 @@ use axum::{Router, extract::ConnectInfo};
 use futures_util::FutureExt as _;
 use http::Request;
 use hyper::body::Incoming;
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
-    service::TowerToHyperService,
-};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::timeout,
 };
 use tower::{ServiceExt as _, service_fn};
 
-use crate::request_count::RequestCount;
-
-/// The most bytes of the head of a request. A token has a few hundred.
-const MAX_HEAD: usize = 16 << 10;
-
-/// Concurrent requests of one HTTP/2 connection. Further ones are refused with REFUSED_STREAM, which clients retry.
-const MAX_STREAMS: u32 = 100;
-
-/// Requests that may be reset before the server accepts them: rapid reset (CVE-2023-44487). One more ends the connection.
-const MAX_PENDING_RESETS: usize = 20;
-
-/// Resets that the client may provoke by protocol errors (RUSTSEC-2024-0003). One more ends the connection.
-const MAX_PROVOKED_RESETS: usize = 1024;
-
-/// Bytes of one request body that are in flight or unread.
-const STREAM_WINDOW: u32 = 64 << 10;
-
-/// Bytes of all request bodies of one connection.
-const CONNECTION_WINDOW: u32 = 1 << 20;
-
-/// Bytes of one response that wait for the window of the client.
-const SEND_BUFFER: usize = 64 << 10;
-
-/// The silence after which a PING is sent, and the time for its response.
-const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
+use crate::{http_limits::HttpLimits, request_count::RequestCount};
 
 /// The routes of a listener, and the limits of its connections. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -71,7 +43,7 @@ impl HttpServer {
             let response = self.routes.clone().oneshot(request);
             response.inspect(move |_| drop(guard))
         });
-        let builder = builder(limit);
+        let builder = HttpLimits::internal(limit).builder();
         let mut connection =
             pin!(builder.serve_connection(TokioIo::new(io), TowerToHyperService::new(routes)));
         let result = tokio::select! {
@@ -86,25 +58,6 @@ impl HttpServer {
             tracing::debug!(listener = self.name, %peer, %error, "connection failed");
         }
     }
-}
-
-fn builder(header_read_timeout: Duration) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(header_read_timeout).max_buf_size(MAX_HEAD);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(MAX_STREAMS)
-        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
-        .max_local_error_reset_streams(MAX_PROVOKED_RESETS)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .adaptive_window(false)
-        .max_send_buf_size(SEND_BUFFER)
-        .max_header_list_size(MAX_HEAD as u32)
-        .keep_alive_interval(PING.0)
-        .keep_alive_timeout(PING.1);
-    builder
 }
 
 /// Counts a request as in flight until its response has begun.
@@ -129,6 +82,7 @@ mod tests {
     use bytes::Bytes;
     use http_body_util::{BodyExt as _, Empty};
     use hyper::client::conn::http2;
+    use hyper_util::rt::TokioExecutor;
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
         task::JoinHandle,
@@ -193,7 +147,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn head_above_limit_is_refused_at_once() {
-        let request = format!("GET / HTTP/1.1\r\nHost: kas\r\nX: {}", "x".repeat(MAX_HEAD));
+        let request = format!("GET / HTTP/1.1\r\nHost: kas\r\nX: {}", "x".repeat(16 << 10));
         let (response, took) = response_to(&request).await;
         assert!(response.starts_with("HTTP/1.1 431 "), "{response}");
         assert_eq!(took, Duration::ZERO);

@@ -50,6 +50,7 @@ mod forward;
 pub mod gitaly;
 pub mod gitlab;
 mod headers;
+mod http_limits;
 mod http_server;
 pub mod identity;
 mod io;

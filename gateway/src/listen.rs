@@ -14,6 +14,7 @@ use std::{
 
 use cores::Cores;
 use process::LogLimiter;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{net::TcpListener, sync::Semaphore, time::sleep};
 
 use self::handshake::{Handshake, HandshakeError};
@@ -27,6 +28,10 @@ use crate::{
 
 /// The time between two log lines of one kind. Clients without a credential can cause any number of errors.
 pub(crate) const LOG_PERIOD: Duration = Duration::from_secs(10);
+
+/// The silence after which the system probes the other end of a connection, and the time between two probes. Without probes, the
+/// connections of machines that are gone stay open for hours, and devices on the way forget idle ones.
+const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// The pause after an error of `accept`, mostly because of too many open files: connections may close in the meantime.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -73,8 +78,14 @@ impl Listener {
         max_connections: usize,
         handshake_timeout: Duration,
     ) -> Result<Self, BindError> {
-        let socket = TcpListener::bind(address).await.and_then(TcpListener::into_std);
-        let socket = socket.map_err(|source| BindError { name, address, source })?;
+        let bind = async {
+            let socket = TcpListener::bind(address).await?;
+            // Accepted connections inherit these options.
+            let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+            SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
+            socket.into_std()
+        };
+        let socket = bind.await.map_err(|source| BindError { name, address, source })?;
         let permits = Arc::new(Semaphore::new(max_connections));
         let handshake = Handshake { tls, addresses, timeout: handshake_timeout };
         Ok(Self { name, socket, permits, handshake })

@@ -15,8 +15,9 @@
 mod budget;
 mod connection;
 mod context;
+mod head_timeout;
+mod idle;
 mod layers;
-mod protocol;
 mod request;
 mod request_body;
 mod response;
@@ -36,9 +37,11 @@ use tower::{Service, ServiceBuilder};
 
 pub(crate) use self::budget::ResponseBudget;
 pub(crate) use self::context::ProxyServer;
+pub(crate) use self::idle::IdleConnections;
 use self::{
     connection::{ConnectionState, RequestGuard},
     context::{Access, ProxyRequest, RequestContext},
+    head_timeout::HeadTimeout,
     response_body::{ConcurrencyPermit, TrackedBody},
 };
 use crate::{
@@ -48,6 +51,7 @@ use crate::{
     disabled::RequestAttributes,
     error::RequestError,
     headers::PeerAddress,
+    http_limits::HttpLimits,
     io::{LingeringClose, StallGuard},
     metrics::Limit,
     target::Target,
@@ -124,6 +128,7 @@ impl ProxyServer {
     {
         let (limits, metrics) = (&self.limits, &self.metrics);
         let state = Arc::new(ConnectionState::new(&metrics.connections));
+        let _idle = self.idle_connections.insert(&state);
         let address = PeerAddress::new(peer.ip());
         let service = service();
         let service = service_fn(|request| {
@@ -132,13 +137,15 @@ impl ProxyServer {
         });
         let io = StallGuard::new(io, limits.write_stall_timeout, metrics.write_stalls.clone());
         let io = LingeringClose::new(io, state.upgraded());
-        let builder = protocol::builder(limits);
+        let timeouts = metrics.limit_counter(Limit::HeadTimeout).clone();
+        let io = HeadTimeout::new(io, Arc::clone(&state), limits.head_timeout, timeouts);
+        let builder = HttpLimits::of_callers(limits).builder();
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
         tokio::pin!(connection);
         let close = poll_on_wake(async {
             tokio::select! {
                 () = self.connections.draining.cancelled() => {}
-                () = state.idle(limits.idle_timeout) => metrics.count_limit(Limit::Idle),
+                () = state.closing() => {}
             }
         });
         let served = tokio::select! {

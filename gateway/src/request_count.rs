@@ -25,6 +25,12 @@ impl RequestCount {
         self.ended.fetch_add(1, Relaxed);
     }
 
+    /// Returns the number of requests so far, or `None` if one is in flight.
+    pub(crate) fn before_next(&self) -> Option<u64> {
+        let started = self.started.load(Relaxed);
+        (started == self.ended.load(Relaxed)).then_some(started)
+    }
+
     /// Completes when no request was in flight for `limit`, and at the latest after half of `limit` more.
     ///
     /// It samples the counters, so that a request neither wakes a task nor sets a timer.

@@ -28,6 +28,8 @@ impl App {
         };
         let (budget, metrics) = (Arc::clone(&self.callers.budget), self.callers.metrics.clone());
         spawn(async move { budget.run(&metrics).await }.boxed());
+        let callers = Arc::clone(&self.callers);
+        spawn(async move { callers.idle_connections.run(&callers.metrics).await }.boxed());
         let switch = Arc::clone(&self.callers.kill_switch);
         spawn(async move { switch.run().await }.boxed());
         let agents = Arc::clone(&self.agents);

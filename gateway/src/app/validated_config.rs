@@ -226,7 +226,8 @@ impl ValidatedConfig {
     /// a warning is logged.
     pub async fn bind(self, open_files: u64) -> Result<(App, Listeners), BindError> {
         let connections = self.connection_limits(open_files);
-        let config = self.config;
+        let mut config = self.config;
+        config.agent.kubernetes_api.limits.max_connections = connections.public;
         let agent = self.agent_certificate.as_ref().map(|pair| pair.acceptor(&[b"http/1.1"]));
         let public = self.public_certificate.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));
         let limits = &config.agent.kubernetes_api.limits;

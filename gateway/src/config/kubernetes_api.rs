@@ -85,13 +85,13 @@ pub struct CallerLimits {
     /// Bytes of the head of one request.
     #[serde(with = "Within::<8192, { 1 << 20 }>")]
     pub max_head_bytes: usize,
-    /// The time that a caller may take for the head of a request on HTTP/1.1, including the wait for its first byte.
+    /// The time that a caller may take for the head of a request on HTTP/1.1, from its first byte.
     #[serde(with = "Timeout")]
     pub head_timeout: Duration,
     /// The time that a connection may take for its TLS handshake, or for its first byte.
     #[serde(with = "Timeout")]
     pub handshake_timeout: Duration,
-    /// The time after which a connection without requests is closed, and at most half of it more.
+    /// The time after which a connection without requests is closed, and at most ten seconds more.
     #[serde(with = "Timeout")]
     pub idle_timeout: Duration,
     /// The time for which a caller may stop reading the response, or sending the body of the request.
@@ -150,7 +150,7 @@ impl Default for CallerLimits {
             max_head_bytes: 64 << 10,
             head_timeout: Duration::from_secs(60),
             handshake_timeout: Duration::from_secs(10),
-            idle_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(70 * 60),
             write_stall_timeout: Duration::from_secs(300),
             max_bytes_in_flight: 1 << 30,
             max_form_bytes: 1 << 20,

@@ -4,7 +4,7 @@ use prometheus_client::registry::Registry;
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpSocket,
+    net::{TcpSocket, TcpStream},
     sync::mpsc,
 };
 
@@ -204,4 +204,17 @@ async fn header_comes_before_tls() {
         (&echoed, fixture.clients.recv().await),
         (b"hello", Some("198.51.100.7:4660".parse().unwrap()))
     );
+}
+
+#[tokio::test]
+async fn accepted_connections_have_keepalive() {
+    let any = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind("test", any, AddressRules::default(), None, 1, LONG).await.unwrap();
+    let _near = TcpStream::connect(listener.address()).await.unwrap();
+    let socket = TcpListener::from_std(listener.socket).unwrap();
+    let (accepted, _) = socket.accept().await.unwrap();
+    let accepted = SockRef::from(&accepted);
+    assert!(accepted.keepalive().unwrap());
+    assert_eq!(accepted.tcp_keepalive_time().unwrap(), KEEPALIVE);
+    assert_eq!(accepted.tcp_keepalive_interval().unwrap(), KEEPALIVE);
 }

@@ -33,6 +33,8 @@ pub enum Limit {
     HeadTimeout,
     /// `idle_timeout`.
     Idle,
+    /// 80 % of `max_connections` of callers: an idle connection was closed before `idle_timeout`.
+    IdleConnections,
     /// `write_stall_timeout` of callers.
     WriteStall,
     /// `write_stall_timeout` of tunnels.
@@ -50,7 +52,7 @@ struct Label {
 
 impl Limit {
     /// All limits, in the order of their counters.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Connections,
         Self::OpenFiles,
         Self::Handshake,
@@ -62,6 +64,7 @@ impl Limit {
         Self::Head,
         Self::HeadTimeout,
         Self::Idle,
+        Self::IdleConnections,
         Self::WriteStall,
         Self::TunnelWriteStall,
         Self::BytesInFlight,
@@ -70,13 +73,8 @@ impl Limit {
 
     /// Returns the limit that ended a connection of a caller, if the error is of a limit.
     pub fn from_error(error: &(dyn Error + 'static)) -> Option<Self> {
-        if let Some(error) = error.downcast_ref::<hyper::Error>() {
-            if error.is_parse_too_large() {
-                return Some(Self::Head);
-            }
-            if error.is_timeout() {
-                return Some(Self::HeadTimeout);
-            }
+        if error.downcast_ref().is_some_and(hyper::Error::is_parse_too_large) {
+            return Some(Self::Head);
         }
         match error.downcast_ref::<io::Error>() {
             Some(error) if error.kind() == io::ErrorKind::TimedOut => Some(Self::WriteStall),
@@ -98,6 +96,7 @@ impl Limit {
             Self::Head => "head",
             Self::HeadTimeout => "head-timeout",
             Self::Idle => "idle-timeout",
+            Self::IdleConnections => "idle-connections",
             Self::WriteStall => "write-stall-timeout",
             Self::TunnelWriteStall => "tunnel-write-stall-timeout",
             Self::BytesInFlight => "bytes-in-flight",

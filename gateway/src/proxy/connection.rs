@@ -9,6 +9,7 @@ use std::{
 };
 
 use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::Notify;
 
 use crate::{metrics::GaugeGuard, request_count::RequestCount};
 
@@ -18,6 +19,7 @@ pub(super) struct ConnectionState {
     requests: RequestCount,
     /// Set once the connection was upgraded.
     upgraded: Arc<AtomicBool>,
+    close: Notify,
     /// Counts the connection until it and its last request have ended.
     _guard: GaugeGuard,
 }
@@ -31,6 +33,7 @@ impl ConnectionState {
         Self {
             requests: RequestCount::default(),
             upgraded: Arc::default(),
+            close: Notify::new(),
             _guard: GaugeGuard::new(connections),
         }
     }
@@ -38,6 +41,21 @@ impl ConnectionState {
     /// Returns the flag that is set once the connection was upgraded.
     pub(super) fn upgraded(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.upgraded)
+    }
+
+    /// Returns the number of requests so far, or `None` if one is in flight.
+    pub(super) fn requests_before_next(&self) -> Option<u64> {
+        self.requests.before_next()
+    }
+
+    /// Asks the task of the connection to close it.
+    pub(super) fn close(&self) {
+        self.close.notify_one();
+    }
+
+    /// Completes when the connection was asked to close.
+    pub(super) async fn closing(&self) {
+        self.close.notified().await;
     }
 
     /// Completes when no request was in flight for `limit`, and at the latest after half of `limit` more.

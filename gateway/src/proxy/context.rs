@@ -13,7 +13,9 @@ use proto::{Reason, header};
 use telemetry::TraceId;
 use tokio::time::Instant;
 
-use super::{budget::ResponseBudget, connection::RequestGuard, request_body::RequestBody};
+use super::{
+    budget::ResponseBudget, connection::RequestGuard, idle::IdleConnections, request_body::RequestBody,
+};
 use crate::{
     access::AccessControl,
     addresses::AddressRules,
@@ -56,6 +58,8 @@ pub struct ProxyServer {
     pub traces: Option<Traces>,
     /// The limits of `agent.kubernetes_api.limits`.
     pub limits: CallerLimits,
+    /// Closes idle connections.
+    pub idle_connections: IdleConnections,
     /// The memory of all responses in flight.
     pub budget: Arc<ResponseBudget>,
     /// The web origins that may send requests.

@@ -164,7 +164,12 @@ impl World {
                     None => std::future::pending().await,
                 }
             };
-            tokio::join!(callers.budget.run(&callers.metrics), issuers.run(), of_gitlab);
+            tokio::join!(
+                callers.budget.run(&callers.metrics),
+                callers.idle_connections.run(&callers.metrics),
+                issuers.run(),
+                of_gitlab
+            );
         };
         let background = Arc::new(AbortOnDropHandle::new(tokio::spawn(run)));
         Self { kas, agent_token, caller_token, _background: background, tracer, pipes: Arc::default() }

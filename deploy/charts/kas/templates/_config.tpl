@@ -30,12 +30,6 @@ agent:
       {{- $grace := .Values.shutdown.listenGracePeriod }}
       listen_grace_period: {{ eq $grace "auto" | ternary (ternary "20s" "5s" $late) $grace }}
       shutdown_grace_period: {{ .Values.shutdown.shutdownGracePeriod }}
-    {{- if ne .Values.ingress.preset "none" }}
-    limits:
-      # Longer than the load balancer keeps an idle connection: it would send a request into one that kas closes.
-      idle_timeout: 70m
-      head_timeout: 70m
-    {{- end }}
 observability:
   listen:
     address: 0.0.0.0:8151
