@@ -2,9 +2,11 @@
 
 mod clusters;
 mod control;
+mod cut_age;
 mod disabled;
 mod drain;
 mod instances;
+mod max_age;
 mod rebalance;
 mod rebalancer;
 mod refusal;
@@ -44,6 +46,7 @@ use tunnel::{
     websocket::{Role, WebSocket},
 };
 
+pub(crate) use self::max_age::MaxAge;
 pub use self::rebalancer::Rebalancer;
 pub(crate) use self::{
     clusters::{AgentConflicts, RefusedTunnel},
@@ -95,8 +98,8 @@ pub struct AgentServer {
     pub tunnel_permits: TunnelPermits,
     /// `agent.listen.connections_per_token_per_minute`: limits the tunnels that one token opens.
     pub token_rate: KeyedRateLimiter,
-    /// `agent.listen.max_connection_age`: after this time, ±5 %, a tunnel is replaced.
-    pub max_age: Duration,
+    /// `agent.listen.max_connection_age`: at this age, ±5 %, a tunnel is replaced.
+    pub max_age: MaxAge,
     /// `agent.kubernetes_api.listen.shutdown_grace_period`: the time that the streams of a draining tunnel may take.
     pub grace: Duration,
     /// Tunnels, and connections that become tunnels. Once the group drains, agents are asked to leave.
@@ -348,7 +351,8 @@ impl AgentServer {
             agent: &agent.identity.name,
             id: agent.tunnel,
             tunnel: &tunnel,
-            max_age: self.max_age,
+            max_age: &self.max_age,
+            since,
             move_requested: &move_requested,
             connections: &self.connections,
             grace: self.grace,
@@ -412,6 +416,9 @@ impl AgentServer {
         let seconds = duration.as_secs();
         if let CloseReason::Graceful | CloseReason::LocallyClosed = ended {
             return tracing::info!(agent.id = %id, agent.name = %name, %tunnel, reason = %ended, seconds, "tunnel ended");
+        }
+        if let CloseReason::Lost { .. } | CloseReason::TimedOut = ended {
+            self.max_age.record_loss(duration, Instant::now());
         }
         let hint = match ended {
             CloseReason::Lost { silence, .. }

@@ -33,7 +33,7 @@ use serde_saphyr::Spanned;
 use self::bounds::Timeout;
 use crate::cors::Origin;
 
-pub use self::agent::{AgentListen, AgentTunnelConfig};
+pub use self::agent::{AgentListen, AgentTunnelConfig, ConnectionAge};
 pub use self::api::{ApiConfig, ApiListen};
 pub use self::configuration::{AgentConfigurationConfig, RepositoryConfig};
 pub use self::gitaly::{GitalyConfig, GlobalRateLimit, ServerRateLimit};
@@ -371,6 +371,8 @@ mod tests {
             error("identity: {file: i}\nagent:\n  listen:\n    address: here\n"),
             "kas.yaml:4:14: agent.listen.address: invalid socket address syntax"
         );
+        let age = error("identity: {file: i}\nagent: {listen: {max_connection_age: automatic}}\n");
+        assert!(age.starts_with("kas.yaml:2:") && age.ends_with(", or auto"), "{age}");
         let duration = error("identity: {file: i}\nagent: {tunnel: {reconnect_wait: soon}}\n");
         assert!(duration.starts_with("kas.yaml:2:"), "{duration}");
         assert!(duration.contains("agent.tunnel.reconnect_wait: \"soon\" is not a duration"), "{duration}");

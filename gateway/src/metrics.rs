@@ -43,6 +43,7 @@ pub struct Metrics {
     pub tunnels: Gauge,
     tunnel_lifetimes: Family<ReasonLabel, DurationHistogram>,
     handshakes: Family<ReasonLabel, Counter>,
+    cut_ages: Family<ListenerLabel, Gauge>,
     api_requests: Family<ResultLabel, Counter>,
     /// Tunnels that were moved to other replicas by the rebalancing.
     pub rebalanced: Counter,
@@ -70,6 +71,11 @@ struct ResultLabel {
     result: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ListenerLabel {
+    listener: &'static str,
+}
+
 impl Metrics {
     /// Registers all metrics.
     pub fn register(registry: &mut Registry) -> Self {
@@ -83,6 +89,7 @@ impl Metrics {
             tunnels: Gauge::default(),
             tunnel_lifetimes: Family::new_with_constructor(lifetimes),
             handshakes: Family::default(),
+            cut_ages: Family::default(),
             api_requests: Family::default(),
             rebalanced: Counter::default(),
             connections: Gauge::default(),
@@ -117,6 +124,12 @@ impl Metrics {
             "kas_handshakes",
             "Attempts of agents to open a tunnel, by result",
             metrics.handshakes.clone(),
+        );
+        registry.register_with_unit(
+            "kas_cut_age",
+            "Age at which a load balancer cuts the connections of a listener, or 0",
+            Unit::Seconds,
+            metrics.cut_ages.clone(),
         );
         registry.register(
             "kas_api_requests",
@@ -191,6 +204,11 @@ impl Metrics {
     pub fn count_handshake(&self, result: &'static str) {
         debug_assert!(HANDSHAKE_RESULTS.contains(&result), "{result} has no series from the start");
         self.handshakes.get_or_create(&ReasonLabel { reason: result }).inc();
+    }
+
+    /// Returns the metric of the age at which connections of a listener are cut, in seconds. It is 0 until it is set.
+    pub fn cut_age(&self, listener: &'static str) -> Gauge {
+        self.cut_ages.get_or_create(&ListenerLabel { listener }).clone()
     }
 
     /// Counts a request to the internal API, by result.

@@ -29,7 +29,7 @@ pub fn run(data: &[u8]) {
     let settings = config.tunnel_settings();
     let (agents, callers) = (&config.agent.listen, &config.agent.kubernetes_api.listen);
     for duration in [
-        agents.max_connection_age,
+        agents.max_connection_age.initial(),
         callers.listen_grace_period,
         callers.shutdown_grace_period,
         config.agent.tunnel.reconnect_wait,

@@ -6,11 +6,11 @@ use proto::{
     AgentName, TunnelId,
     control::{DRAIN_PATH, DrainReason, DrainRequest},
 };
-use tokio::time::sleep;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::{CloseReason, Tunnel};
 
-use super::control;
+use super::{control, max_age::MaxAge};
 use crate::tasks::TaskGroup;
 
 /// The tunnel to supervise, and the reasons to end it.
@@ -18,8 +18,10 @@ pub(super) struct Supervised<'a> {
     pub(super) agent: &'a AgentName,
     pub(super) id: TunnelId,
     pub(super) tunnel: &'a Tunnel,
-    /// The tunnel drains after this time, ±5 %.
-    pub(super) max_age: Duration,
+    /// The tunnel drains at this age, ±5 %.
+    pub(super) max_age: &'a MaxAge,
+    /// The time at which the tunnel was opened.
+    pub(super) since: Instant,
     /// Cancelled once the tunnel should move to another replica.
     pub(super) move_requested: &'a CancellationToken,
     /// The tunnel drains when this group drains, and is closed when this group is cut.
@@ -39,7 +41,7 @@ pub(super) async fn supervise(
     withdraw: impl Future<Output = ()>,
 ) -> CloseReason {
     let tunnel = supervised.tunnel;
-    let age = sleep(supervised.max_age.mul_f64(rand::random_range(0.95..1.05)));
+    let age = supervised.max_age.reached(supervised.since, rand::random_range(0.95..1.05));
     tokio::pin!(age);
     tokio::pin!(revoked);
 

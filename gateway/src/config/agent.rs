@@ -1,9 +1,9 @@
 //! Section `agent`: the listener for tunnels, and the tunnels.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{borrow::Cow, net::SocketAddr, path::PathBuf, time::Duration};
 
-use schemars::JsonSchema;
-use serde::Deserialize;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_saphyr::Spanned;
 
 use super::{
@@ -35,9 +35,8 @@ pub struct AgentListen {
     /// The networks of agents. An empty list allows every address.
     #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
     pub allowed_networks: Vec<Network>,
-    /// The time, ±5 %, after which an agent is asked to replace a tunnel.
-    #[serde(with = "Timeout")]
-    pub max_connection_age: Duration,
+    /// The age, ±5 %, at which an agent is asked to replace a tunnel.
+    pub max_connection_age: ConnectionAge,
     /// Open connections of agents.
     #[serde(with = "Within::<1, 1_000_000>")]
     pub max_connections: usize,
@@ -56,6 +55,15 @@ pub struct AgentListen {
     /// The time for which an agent may leave written bytes unread. After it the tunnel is closed.
     #[serde(with = "Timeout")]
     pub write_stall_timeout: Duration,
+}
+
+/// The maximum age of tunnels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionAge {
+    /// Two hours, or less if a load balancer cuts connections earlier.
+    Auto,
+    /// A configured age.
+    Fixed(Duration),
 }
 
 /// Section `agent.tunnel`.
@@ -88,6 +96,60 @@ pub struct AgentTunnelConfig {
     pub rebalance_rate: u32,
 }
 
+impl ConnectionAge {
+    /// Returns the maximum age of tunnels before a loss.
+    pub fn initial(self) -> Duration {
+        match self {
+            Self::Auto => Duration::from_secs(2 * 3600),
+            Self::Fixed(age) => age,
+        }
+    }
+}
+
+impl From<Duration> for ConnectionAge {
+    fn from(age: Duration) -> Self {
+        Self::Fixed(age)
+    }
+}
+
+impl Serialize for ConnectionAge {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str("auto"),
+            Self::Fixed(age) => proto::duration::serialize(age, serializer),
+        }
+    }
+}
+
+impl JsonSchema for ConnectionAge {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "ConnectionAge".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let age = Timeout::json_schema(generator);
+        json_schema!({"anyOf": [{"const": "auto"}, age]})
+    }
+}
+
+impl<'de> Deserialize<'de> for ConnectionAge {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        match proto::duration::parse(&text) {
+            Ok(Duration::ZERO) => Err(D::Error::custom("the duration must be longer than zero")),
+            Ok(age) => Ok(Self::Fixed(age)),
+            Err(error) => Err(D::Error::custom(format!("{error}, or auto"))),
+        }
+    }
+}
+
 impl AgentListen {
     /// Returns the rules of the listener about addresses.
     pub fn addresses(&self) -> AddressRules {
@@ -104,7 +166,7 @@ impl Default for AgentListen {
             trusted_proxies: Vec::new(),
             proxy_protocol: ProxyProtocol::Off,
             allowed_networks: Vec::new(),
-            max_connection_age: Duration::from_secs(7200),
+            max_connection_age: ConnectionAge::Auto,
             max_connections: 20_000,
             max_tunnels_per_agent: 100,
             connections_per_token_per_minute: 100,

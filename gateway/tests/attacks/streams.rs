@@ -63,7 +63,7 @@ async fn assert_cut(mut watch: Incoming, within: Duration) {
 async fn attack_29_watch_is_cut_when_its_agent_dies() {
     for dies in [false, true] {
         let world = World::with(|config| {
-            config.agent.listen.max_connection_age = HOUR;
+            config.agent.listen.max_connection_age = HOUR.into();
             config.agent.kubernetes_api.listen.shutdown_grace_period = 12 * HOUR;
         });
         let agent = world.agent(watched()).await;

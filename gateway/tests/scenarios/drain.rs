@@ -23,7 +23,7 @@ fn services() -> Services {
 #[tokio::test(start_paused = true)]
 async fn draining_under_load_loses_no_request() {
     // Two minutes of load, in which every tunnel is replaced about a dozen times.
-    let world = World::with(|config| config.agent.listen.max_connection_age = Duration::from_secs(10));
+    let world = World::with(|config| config.agent.listen.max_connection_age = Duration::from_secs(10).into());
     let _agent = world.agent(services()).await;
     let end = Instant::now() + Duration::from_secs(120);
     let callers = (0..20).map(|_| {
@@ -46,7 +46,7 @@ async fn draining_under_load_loses_no_request() {
 
 #[tokio::test(start_paused = true)]
 async fn tunnel_at_maximum_age_is_replaced_and_its_streams_continue() {
-    let world = World::with(|config| config.agent.listen.max_connection_age = Duration::from_secs(60));
+    let world = World::with(|config| config.agent.listen.max_connection_age = Duration::from_secs(60).into());
     let _agent = world.agent(services()).await;
     let mut watch = world.get("/agents/prod/kubernetes/watch").await.into_body();
     watch.frame().await.unwrap().unwrap();

@@ -32,7 +32,7 @@ fn services() -> Services {
 
 fn world(gitlab: &StandIn) -> World {
     // Tunnels are not replaced because of their age.
-    let edit = |config: &mut Config| config.agent.listen.max_connection_age = 1000 * MINUTE;
+    let edit = |config: &mut Config| config.agent.listen.max_connection_age = (1000 * MINUTE).into();
     World::with_gitlab(client(gitlab), TOKEN, edit)
 }
 

@@ -36,7 +36,7 @@ fn services() -> Services {
 #[tokio::test(start_paused = true)]
 async fn watch_of_six_hours_outlives_tunnel_replacements() {
     let world = World::with(|config| {
-        config.agent.listen.max_connection_age = HOUR;
+        config.agent.listen.max_connection_age = HOUR.into();
         config.agent.kubernetes_api.listen.shutdown_grace_period = 12 * HOUR;
     });
     let _agent = world.agent(services()).await;
@@ -62,7 +62,7 @@ async fn watch_of_six_hours_outlives_tunnel_replacements() {
 #[tokio::test(start_paused = true)]
 async fn watch_longer_than_the_grace_period_is_cut() {
     let world = World::with(|config| {
-        config.agent.listen.max_connection_age = HOUR;
+        config.agent.listen.max_connection_age = HOUR.into();
         config.agent.kubernetes_api.listen.shutdown_grace_period = HOUR;
     });
     let _agent = world.agent(services()).await;
