@@ -21,6 +21,7 @@ mod http1;
 mod http1_heads;
 mod limits;
 mod liveness;
+mod load_balancers;
 mod observability;
 mod oidc;
 mod panics;

@@ -18,6 +18,8 @@ pub mod gitlab;
 pub mod internal_api;
 #[cfg(feature = "kas")]
 pub mod issuer;
+#[cfg(feature = "kas")]
+pub mod load_balancer;
 pub mod logs;
 pub mod process;
 pub mod redis;
