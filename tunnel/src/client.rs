@@ -144,8 +144,9 @@ impl Tunnel {
         }
 
         let bodyless = !upgrading && body.is_end_stream();
-        let Ok((response, stream)) = sender.send_request(wire, bodyless) else {
-            return Err(CallError::unsent(CallErrorKind::Closed, head, body));
+        let (response, stream) = match sender.send_request(wire, bodyless) {
+            Ok(sent) => sent,
+            Err(error) => return Err(CallError::unsent(CallErrorKind::not_sent(&error), head, body)),
         };
         drop(sender);
         // Boxed: most requests have no body and are no upgrade, and their futures stay small.

@@ -42,6 +42,18 @@ pub enum CallErrorKind {
     Unsupported(&'static str),
 }
 
+impl CallErrorKind {
+    /// Classifies the error of a request that h2 did not accept.
+    pub(crate) fn not_sent(error: &h2::Error) -> Self {
+        // Errors of the connection have a reason or an I/O error. The other ones are about the request: it would fail in every
+        // tunnel.
+        match error.is_io() || error.reason().is_some() {
+            true => Self::Closed,
+            false => Self::Unsupported("its headers are not valid in HTTP/2"),
+        }
+    }
+}
+
 /// The reason why a tunnel ended.
 #[derive(Debug, thiserror::Error)]
 pub enum CloseReason {

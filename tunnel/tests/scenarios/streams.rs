@@ -352,3 +352,14 @@ async fn connect_without_upgrade_is_not_sent() {
     assert!(matches!(error.kind, CallErrorKind::Unsupported(_)), "{error}");
     assert_eq!(error.delivery, Delivery::NotProcessed);
 }
+
+#[tokio::test]
+async fn request_with_invalid_headers_does_not_look_like_a_closed_tunnel() {
+    let pair = pair(|_| async { Response::new(Body::from("alive")) }).await;
+    // RFC 9113 section 8.2.2 forbids it.
+    let request = Request::get("/").header("keep-alive", "timeout=5").body(Body::empty()).unwrap();
+    let error = pair.tunnel.call(request).await.unwrap_err();
+    assert!(matches!(error.kind, CallErrorKind::Unsupported(_)), "{error}");
+    assert_eq!(error.delivery, Delivery::NotProcessed);
+    assert_eq!(text(pair.tunnel.call(get("/")).await.unwrap()).await, "alive");
+}
