@@ -275,7 +275,8 @@ fn disable_command_refuses_mistakes_and_leaves_an_invalid_file_alone() {
         ("disable --file bad.yaml --all --reason b", "bad.yaml:1:"),
         ("disable --config kas.yaml --all --reason b", "has no disabled.file"),
         ("enable --file off.yaml --all", "off.yaml: the file does not exist"),
-        ("enable --file bad.yaml", "bad.yaml:1:"),
+        ("enable --file off.yaml", "--every-rule"),
+        ("enable --file bad.yaml --every-rule", "bad.yaml:1:"),
     ] {
         // The files exist once kas listens.
         kas.address(OBSERVABILITY);

@@ -117,7 +117,7 @@ Examples:
     --token-file ./token
 
   For a user of GitLab, with the environment of GitLab:
-  kas kubeconfig --config kas.yaml --environment shop/web:production \
+  kas kubeconfig --config kas.yaml --environment shop/web:production \\
     --gitlab-token-file ./pat --server https://kas.example.com:8154
 
   For people who log in at the issuer dex of oidc.issuers:

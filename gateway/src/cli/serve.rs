@@ -43,7 +43,7 @@ Exit codes:
   1   stopped by a second signal
   64  the configuration is invalid
   69  an address cannot be bound
-  70  a defect of kas: a background task panicked, or a thread was blocked for 45 s; the log has the cause";
+  70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
 const OURS: [&str; 9] =
