@@ -79,7 +79,7 @@ Examples:
 Exit codes:
   0   written, or listed
   64  the command line or the file is invalid
-  69  Redis does not answer, or somebody else changed its rules at the same time
+  69  Redis does not answer, or its rules were changed at the same time
   73  the file cannot be written";
 
 const ENABLE_EXAMPLES: &str = "\
@@ -91,7 +91,7 @@ Examples:
 Exit codes:
   0   written
   64  the command line or the file is invalid, or there is no such rule
-  69  Redis does not answer, or somebody else changed its rules at the same time
+  69  Redis does not answer, or its rules were changed at the same time
   73  the file cannot be written";
 
 /// The file with the rules.
