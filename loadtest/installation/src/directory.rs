@@ -307,7 +307,7 @@ mod tests {
             "{requests}"
         );
         assert!(error(DirectoryReport { bytes: 4_401, ..within.clone() }).contains("bytes of 2"));
-        assert!(error(DirectoryReport { connections: 5, ..within.clone() }).contains("5 connections"));
+        assert!(error(DirectoryReport { connections: 5, ..within.clone() }).contains("connections of 2"));
         let large = DirectoryReport { agents: 100, replicas: 10, connections: 20, ..within };
         assert!(large.check_limits().is_ok());
         assert!(error(DirectoryReport { bytes: 44_001, ..large }).contains("44000"));

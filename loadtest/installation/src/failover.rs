@@ -351,7 +351,7 @@ mod tests {
     fn defaults_are_bounded() {
         let failover = Line::try_parse_from(["x"]).unwrap().failover;
         assert_eq!((failover.replicas, failover.agents, failover.rate), (3, 4, 200));
-        assert_eq!((failover.lasting.as_secs(), failover.redis_down.as_secs()), (20, 60));
+        assert_eq!((failover.lasting.as_secs(), failover.redis_down.as_secs()), (25, 60));
         for flags in
             ["--replicas=1", "--replicas=11", "--agents=0", "--rate=0", "--fault=x", "--redis-down=3"]
         {
