@@ -17,10 +17,14 @@ use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use testkit::{
     fleet::TestFleet,
+    issuer::{IssuerKey, TestIssuer, claims},
     world::{RunningAgent, World, endless, text},
 };
-use tokio::time::sleep;
-use tunnel::Body;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::sleep,
+};
+use tunnel::{Body, upgrade::UpgradedConnection};
 
 /// A sink that tests can read. Its lock stops the thread of the audit log.
 #[derive(Clone, Default)]
@@ -217,6 +221,73 @@ async fn line_is_written_when_the_response_ends() {
     let line = lines(&world, &sink).await.remove(0);
     assert_eq!((&line["verb"], &line["response_bytes"]), (&json!("watch"), &json!(8)));
     assert!(line["duration_ms"].as_f64().unwrap() >= 90_000.0, "{line}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn upgrade_has_a_line_with_the_bytes_of_its_streams() {
+    let world = World::new();
+    let sink = audit(&world);
+    let services = Services::new().with_fn("kubernetes", async |_: Request<Body>| {
+        let (near, mut far) = tokio::io::duplex(1024);
+        tokio::spawn(async move {
+            let mut input = Vec::new();
+            far.read_to_end(&mut input).await.unwrap();
+            far.write_all(b"of the shell").await.unwrap();
+        });
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        response.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
+        response.extensions_mut().insert(UpgradedConnection::new(near));
+        response
+    });
+    let _agent = world.agent(services).await;
+    let mut caller = world.connect();
+    let path = "/agents/prod/kubernetes/api/v1/namespaces/a/pods/b/exec";
+    let head = format!(
+        "GET {path}?command=sh HTTP/1.1\r\nHost: kas\r\n{}\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n",
+        world.authorization()
+    );
+    caller.write_all(head.as_bytes()).await.unwrap();
+    caller.write_all(b"secret input").await.unwrap();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(lines(&world, &sink).await, [json!(null); 0], "the shell is open");
+
+    caller.shutdown().await.unwrap();
+    let mut output = Vec::new();
+    caller.read_to_end(&mut output).await.unwrap();
+    assert!(output.ends_with(b"of the shell"), "{}", String::from_utf8_lossy(&output));
+    let line = lines(&world, &sink).await.remove(0);
+    assert_eq!((&line["events"], &line["verb"]), (&json!(["upgrade"]), &json!("get")));
+    assert_eq!((&line["status"], &line["path"]), (&json!(101), &json!(path)));
+    assert_eq!((&line["request_bytes"], &line["response_bytes"]), (&json!(12), &json!(12)));
+    assert!(line["duration_ms"].as_f64().unwrap() >= 60_000.0, "{line}");
+    assert!(
+        !line.to_string().contains("secret input") && !line.to_string().contains("of the shell"),
+        "{line}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn first_request_with_a_token_of_an_issuer_is_a_login() {
+    let key = IssuerKey::ec("a");
+    let world = World::with_issuer(&TestIssuer::new(&[&key]), "");
+    world.set_callers(
+        "{name: app, oidc: {issuer: test, claims: {sub: alice}}, agents: [prod], services: ['*']}",
+    );
+    let sink = audit(&world);
+    let _agent = world.agent(services()).await;
+    let token = key.token(&claims(json!({})));
+    let mut request = world.request("/agents/prod/kubernetes/api/v1/pods");
+    request.headers_mut().insert(AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
+    text(world.send(request).await).await;
+    let line = lines(&world, &sink).await.remove(0);
+    assert_eq!((&line["events"], &line["caller"]), (&json!(["login"]), &json!("app")));
+    assert!(!line.to_string().contains(&token), "{line}");
+
+    let mut again = world.request("/agents/prod/kubernetes/api/v1/pods");
+    again.headers_mut().insert(AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
+    text(world.send(again).await).await;
+    assert_eq!(lines(&world, &sink).await, [json!(null); 0], "the answer is in the cache");
 }
 
 #[tokio::test(start_paused = true)]

@@ -173,6 +173,37 @@ async fn outage_of_the_issuer_is_503_after_six_hours() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn watches_go_on_while_the_issuer_is_down() {
+    let key = IssuerKey::ec("a");
+    let issuer = TestIssuer::new(&[&key]);
+    let world = World::with_issuer(&issuer, "");
+    world.set_callers(APP);
+    let _agent = world.agent(services()).await;
+    let fresh = |id: u32| key.token(&claims(json!({"project": "app", "jti": id})));
+    let mut before = watch(&world, &fresh(0)).await;
+    issuer.set(Behavior::Down);
+    let hour = Duration::from_secs(3600);
+    assert!(tokio::time::timeout(hour, before.frame()).await.is_err(), "the watch ended with the issuer");
+    assert_eq!(status(&world, &fresh(1)).await, 200, "the keys are still there");
+    drop(before);
+
+    // Agents replace their tunnels after two hours, which ends a watch: another one lives while the keys become too old.
+    tokio::time::sleep(5 * hour - Duration::from_secs(600)).await;
+    let mut during = watch(&world, &fresh(2)).await;
+    assert!(tokio::time::timeout(Duration::from_secs(900), during.frame()).await.is_err(), "the watch ended");
+    for token in [fresh(2), fresh(3)] {
+        let answer = get(&world, "/agents/prod/kubernetes/api", &format!("Bearer {token}")).await;
+        assert_eq!(answer.status(), 503);
+        assert_eq!(answer.headers()["kas-error"], "identity-unavailable");
+        assert!(answer.headers().contains_key("retry-after"));
+    }
+    issuer.set(Behavior::Up);
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(status(&world, &fresh(2)).await, 200);
+    assert!(tokio::time::timeout(Duration::from_secs(60), during.frame()).await.is_err(), "the watch ended");
+}
+
+#[tokio::test(start_paused = true)]
 async fn first_request_waits_for_the_keys() {
     let key = IssuerKey::ec("a");
     let issuer = TestIssuer::new(&[&key]);
