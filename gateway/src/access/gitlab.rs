@@ -38,7 +38,7 @@ use crate::{
     deployments::Deployments,
     error::RequestError,
     gitlab::{self, Endpoint, GitLabClient, GitLabError, Usage},
-    identity::{GitLabAgents, Identities},
+    identity::{AccessAs, Caller, GitLabAgents, Identities},
     target::Target,
     token::TokenHash,
 };
@@ -202,9 +202,7 @@ impl CallerAuthorizer for GitLabAuthorizer {
                 return Err(RequestError::new(Reason::Forbidden, what));
             }
             if !grant.caller.may_use_service(&target.service) {
-                let what =
-                    format!("caller {} may not use the service {}", grant.caller.name(), target.service);
-                return Err(RequestError::new(Reason::Forbidden, what));
+                return Err(other_service(&grant.caller, &target.service));
             }
             if target.service.as_str() == ServiceName::KUBERNETES {
                 let (kind, subject) = caller.usage(agent);
@@ -251,6 +249,16 @@ impl CredentialKind {
         };
         TokenHash::of_credential(&context, &credential.token, credential.csrf_token.as_ref())
     }
+}
+
+fn other_service(caller: &Caller, service: &ServiceName) -> RequestError {
+    let mut what = format!("caller {} may not use the service {service}", caller.name());
+    if service.as_str() == ServiceName::PROMETHEUS && matches!(caller.access_as, AccessAs::Impersonate { .. })
+    {
+        what += ": RBAC does not limit PromQL, so that only jobs and users with access_as agent may use it; others may use the \
+                 Service of Prometheus through the Kubernetes API, or an OIDC token whose entry in the identity file has the service";
+    }
+    RequestError::new(Reason::Forbidden, what)
 }
 
 fn same_id(agent: AgentId) -> RequestError {

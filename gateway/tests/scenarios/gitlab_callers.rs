@@ -78,10 +78,6 @@ async fn job_reaches_its_agent_as_itself() {
         assert_eq!(values(&echo, "impersonate-extra-agent.gitlab.com%2fenvironment_tier"), ["production"]);
         assert!(!echo.contains("authorization"), "{echo}");
     }
-    assert_eq!(
-        get_with(&world, "/agents/7/prometheus/api/v1/query?query=up", "ci:7:job").await.status(),
-        200
-    );
     assert_eq!(get_with(&world, "/agents/7/gitops/x", "ci:7:job").await.status(), 403);
     assert_eq!(gitlab.requests(Endpoint::AllowedAgents), 1);
     gitlab.assert_no_violations();
@@ -104,6 +100,38 @@ async fn modes_of_a_job_have_their_identities() {
     let response = get_with(&world, "/k8s-proxy/api", "ci:7:invalid").await;
     assert_eq!(response.status(), 500);
     assert!(text(response).await.contains("Failed to construct impersonation config"));
+}
+
+/// RBAC of the cluster does not apply to PromQL.
+#[tokio::test(start_paused = true)]
+async fn promql_is_for_jobs_and_users_that_act_as_agentk() {
+    let (gitlab, world, _agent) = attached().await;
+    with_job(&gitlab, "agent", json!({"agent": {}}));
+    with_job(&gitlab, "default", json!({}));
+    with_job(&gitlab, "impersonate", json!({"impersonate": {"username": "bob"}}));
+    gitlab
+        .state()
+        .users
+        .push(User::new(6, "bob").with_token("glpat-bob").with_access(AGENT, AgentAccess::Agent));
+    for (token, expected) in [
+        ("ci:7:agent", 200),
+        ("ci:7:default", 200),
+        ("pat:7:glpat-bob", 200),
+        ("ci:7:job", 403),
+        ("ci:7:impersonate", 403),
+        ("pat:7:glpat-alice", 403),
+    ] {
+        let response = get_with(&world, "/agents/7/prometheus/api/v1/query?query=up", token).await;
+        assert_eq!(response.status(), expected, "{token}");
+        let body = text(response).await;
+        assert_eq!(body.contains("RBAC does not limit PromQL"), expected == 403, "{token}: {body}");
+        assert_eq!(status(&world, token).await, 200, "{token}");
+    }
+    // An entry of `ci_access` that changes to an identity ends what the job may do as agentk.
+    with_job(&gitlab, "agent", json!({"ci_job": {}}));
+    sleep(60 * SECOND).await;
+    let response = get_with(&world, "/agents/7/prometheus/api/v1/query?query=up", "ci:7:agent").await;
+    assert_eq!(response.status(), 403);
 }
 
 /// The table of authorization results of GitLab's kas, with one row for each line.

@@ -24,7 +24,7 @@ use crate::{
     deployments::Deployment,
     error::RequestError,
     gitlab::{UsageKind, UsageSubject},
-    identity::{Caller, Grant},
+    identity::{AccessAs, Caller, Grant},
 };
 
 /// The answer of GitLab about a credential.
@@ -76,9 +76,18 @@ impl CallerInfo {
                 (name, impersonation::of_user(user, *access_type)?)
             }
         };
-        let services = [ServiceName::KUBERNETES, ServiceName::PROMETHEUS];
-        let services = services.map(|name| name.parse().expect("it is a service name"));
-        Ok(Caller::of_agent(name, agent, services.into(), access_as))
+        let services = services(&access_as).iter().map(|name| name.parse().expect("it is a service name"));
+        Ok(Caller::of_agent(name, agent, services.collect(), access_as))
+    }
+}
+
+/// Returns the services of a job or a user with this identity in the cluster.
+///
+/// RBAC limits an identity, and does not apply to PromQL: through agentk it would read the series of all namespaces.
+fn services(access_as: &AccessAs) -> &'static [&'static str] {
+    match access_as {
+        AccessAs::Agent => &[ServiceName::KUBERNETES, ServiceName::PROMETHEUS],
+        AccessAs::Impersonate { .. } => &[ServiceName::KUBERNETES],
     }
 }
 
@@ -217,13 +226,17 @@ mod tests {
     }
 
     #[test]
-    fn job_may_use_kubernetes_and_prometheus_of_its_agents() {
+    fn job_may_use_kubernetes_and_as_agentk_prometheus() {
         let counters = InFlightCounters::default();
         let caller = GitLabCaller::new(&credential(), job(3, &[7, 8], "agent"), &counters, None);
         let grant = caller.grant(AgentId(7)).unwrap();
         assert_eq!(grant.caller.name(), "gitlab:ci_job:3");
         let services = |name: &str| grant.caller.may_use_service(&name.parse().unwrap());
         assert_eq!(["kubernetes", "prometheus", "gitops"].map(services), [true, true, false]);
+        let as_itself = GitLabCaller::new(&credential(), job(4, &[7], "ci_job"), &counters, None);
+        let as_itself = as_itself.grant(AgentId(7)).unwrap();
+        let services = |name: &str| as_itself.caller.may_use_service(&name.parse().unwrap());
+        assert_eq!(["kubernetes", "prometheus", "prometheus.a"].map(services), [true, false, false]);
         assert!(!grant.caller.may_use(AgentId(8)));
         assert_eq!(caller.grant(AgentId(9)).unwrap_err().reason.as_str(), "forbidden");
         assert!(Arc::ptr_eq(&grant, &caller.grant(AgentId(7)).unwrap()));
