@@ -12,7 +12,7 @@ use http::{
     HeaderValue, Request, StatusCode,
     header::{ACCEPT, CONTENT_TYPE, USER_AGENT},
 };
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper_rustls::HttpsConnector;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -111,8 +111,11 @@ impl HttpClient {
             let response = client.request(request).await.map_err(|error| ErrorChain(&error).to_string())?;
             let (head, body) = response.into_parts();
             let body = Limited::new(body, MAX_BYTES).collect().await;
-            let body = body.map_err(|error| ErrorChain(&*error).to_string())?.to_bytes();
-            Ok((head.status, body))
+            let body = body.map_err(|error| match error.is::<LengthLimitError>() {
+                true => format!("the response has more than {} KiB", MAX_BYTES >> 10),
+                false => ErrorChain(&*error).to_string(),
+            })?;
+            Ok((head.status, body.to_bytes()))
         };
         let result = timeout(TIMEOUT, exchange).await;
         let result = result.unwrap_or_else(|_| Err(format!("no response within {} s", TIMEOUT.as_secs())));
@@ -209,7 +212,7 @@ mod tests {
             ("HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\nContent-Length: 0\r\n\r\n", "302 Found"),
             ("HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", "the response is 500"),
             ("garbage\r\n\r\n", "invalid HTTP"),
-            (&too_large, "length limit exceeded"),
+            (&too_large, "the response has more than 512 KiB"),
         ] {
             let error = get(response).await.unwrap_err();
             assert!(error.contains(expected), "{error}");

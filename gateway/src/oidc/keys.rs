@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::FetchError;
 
-/// The most keys that are used. A token without `kid` is verified with each of them.
-const MAX_KEYS: usize = 32;
+/// The most keys of an issuer. A token without `kid` is verified with each of them.
+const MAX_KEYS: usize = 100;
 
 /// The keys that verify signatures.
 #[derive(Debug)]
@@ -34,17 +34,21 @@ impl KeySet {
     ///
     /// # Errors
     ///
-    /// It is not a JWK Set, or no key is left.
+    /// It is not a JWK Set, or no key is left, or too many: to use a part of them would refuse valid tokens.
     pub fn parse(body: &[u8]) -> Result<Self, FetchError> {
         let subject = "the JWK Set (jwks_uri)";
         let document: Document =
             serde_json::from_slice(body).map_err(|error| FetchError::invalid(subject, &error))?;
         let keys = document.keys.into_iter().filter_map(VerificationKey::parse);
-        let keys: Vec<_> = keys.take(MAX_KEYS).collect();
-        if keys.is_empty() {
-            return Err(FetchError::invalid(subject, &"it has no public key for signatures"));
+        let keys: Vec<_> = keys.take(MAX_KEYS + 1).collect();
+        match keys.len() {
+            0 => Err(FetchError::invalid(subject, &"it has no public key for signatures")),
+            1..=MAX_KEYS => Ok(Self(keys)),
+            _ => Err(FetchError::invalid(
+                subject,
+                &format!("it has more than {MAX_KEYS} public keys for signatures"),
+            )),
         }
-        Ok(Self(keys))
     }
 
     /// Returns whether there is a key for tokens with this `kid` and algorithm.
@@ -146,6 +150,17 @@ mod tests {
             assert_eq!(keys.has(Some(id), algorithm), expected, "{id} {algorithm:?}");
         }
         assert!(keys.has(None, Algorithm::RS256) && !keys.has(None, Algorithm::HS256));
+    }
+
+    #[test]
+    fn set_with_too_many_keys_is_refused_as_a_whole() {
+        let keys = |count: usize| (0..count).map(|id| rsa(json!({"kid": id.to_string()}))).collect::<Value>();
+        assert!(parse(keys(100)).unwrap().has(Some("99"), Algorithm::RS256));
+        let error = parse(keys(101)).unwrap_err();
+        assert!(error.ends_with("it has more than 100 public keys for signatures"), "{error}");
+        let mut with_others = keys(100);
+        with_others.as_array_mut().unwrap().insert(0, json!({"kty": "oct", "k": "c2VjcmV0"}));
+        assert!(parse(with_others).is_ok(), "keys of other types do not count");
     }
 
     #[test]
