@@ -1,6 +1,7 @@
 //! The command `kas agents`, which lists the agents of the running kas.
 
 mod details;
+mod manifest;
 mod tables;
 
 use std::{
@@ -49,6 +50,7 @@ pub(super) struct Agents {
 #[derive(Debug, clap::Subcommand)]
 enum AgentsCommand {
     Show(Show),
+    Manifest(manifest::Manifest),
 }
 
 /// Show one agent: its state, its tunnels and its configuration
@@ -79,6 +81,8 @@ Examples:
   kas agents --config kas.yaml
   kas agents --config kas.yaml --output wide
   kas agents show prod --config kas.yaml
+  kas agents manifest prod --kas-address wss://kas.example.com:8150 \\
+    < ./token | kubectl apply -f -
   kas agents --config kas.yaml --output json |
     jq -r '.agents[] | select(.state != \"connected\").name'
 
@@ -113,8 +117,10 @@ const MAX_RESPONSE: usize = 128 << 20;
 impl Agents {
     /// Requests the list and prints it, or one agent of it.
     pub(super) fn run(self) -> CommandResult {
-        if let Some(AgentsCommand::Show(show)) = self.command {
-            return show.run();
+        match self.command {
+            Some(AgentsCommand::Show(show)) => return show.run(),
+            Some(AgentsCommand::Manifest(manifest)) => return manifest.run(),
+            None => {}
         }
         let config = self
             .config

@@ -1,0 +1,235 @@
+//! The command `kas agents manifest`, which prints the manifests of agentk for one agent.
+//!
+//! They are those that the chart renders: deploy/kubernetes/agentk.yaml, with a few values replaced. Other settings need the
+//! chart.
+
+use std::io::Read as _;
+
+use http::Uri;
+use proto::AgentName;
+
+use super::super::error::{CliError, CommandResult, print};
+
+/// The manifests, as helm renders them. CI compares this file with the chart.
+const RENDERED: &str = include_str!("../../../../deploy/kubernetes/agentk.yaml");
+/// The longest token, in bytes, which is the limit of agentk.
+const MAX_TOKEN: usize = 4096;
+/// The secret in the rendered manifests.
+const SECRET: &str = "agentk-token";
+
+/// Print the manifests of agentk for an agent
+///
+/// The token of the agent comes from standard input, and the manifests contain it. Before them is a comment with the helm
+/// command that installs the same. For certificates, proxies, namespaces and other settings, use the chart.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Manifest {
+    /// The name of the agent
+    #[arg(value_name = "NAME")]
+    agent: AgentName,
+    /// The address of kas for agents: ws(s)://host[:port][/prefix]
+    #[arg(long, value_name = "URL", value_parser = address)]
+    kas_address: String,
+    /// The namespace to install agentk in
+    #[arg(long, value_name = "NAMESPACE", default_value = "agentk", value_parser = namespace)]
+    namespace: String,
+    /// The image of agentk
+    #[arg(long, value_name = "IMAGE", default_value = concat!("agentk:", env!("CARGO_PKG_VERSION")), value_parser = image)]
+    image: String,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  kas token new agent      # its hash belongs into the identity file
+  kas agents manifest production --kas-address wss://kas.example.com:8150 \\
+    --image registry.example.com/agentk:0.1.0 < ./token | kubectl apply -f -";
+
+impl Manifest {
+    /// Reads the token and prints the manifests.
+    pub(super) fn run(&self) -> CommandResult {
+        let mut text = String::new();
+        let input = std::io::stdin().take(MAX_TOKEN as u64 + 2).read_to_string(&mut text);
+        input.map_err(|error| {
+            CliError::usage(format!("the token cannot be read from standard input: {error}"))
+        })?;
+        print(&self.render(token(&text).map_err(CliError::usage)?)?)
+    }
+
+    fn render(&self, token: &str) -> Result<String, CliError> {
+        let Self { agent, kas_address, namespace, image } = self;
+        let (_, objects) = RENDERED.split_once("---\n").ok_or_else(|| changed("---"))?;
+        let mut objects = objects.to_owned();
+        let rendered_image = concat!("image: agentk:", env!("CARGO_PKG_VERSION"), "\n");
+        for (placeholder, value, count) in [
+            ("\"wss://kas.example.com:8150\"", format!("\"{kas_address}\""), 1),
+            (rendered_image, format!("image: {image}\n"), 1),
+            ("\n  namespace: agentk\n", format!("\n  namespace: {namespace}\n"), 3),
+            ("\n    namespace: agentk\n", format!("\n    namespace: {namespace}\n"), 1),
+            ("\n  name: agentk-agentk-view\n", format!("\n  name: {namespace}-agentk-view\n"), 1),
+        ] {
+            if objects.matches(placeholder).count() != count {
+                return Err(changed(placeholder));
+            }
+            objects = objects.replace(placeholder, &value);
+        }
+        let helm = helm_image(image);
+        Ok(format!(
+            "\
+# agentk for the agent {agent}. This file contains its token.
+#
+# helm installs the same, if the secret {SECRET} exists and has the token:
+#   helm upgrade --install agentk deploy/charts/agentk --namespace {namespace} --create-namespace \\
+#     --set config.kasAddress={kas_address} --set config.secretName={SECRET}{helm}
+#
+# Kubernetes 1.20 has policy/v1beta1 in place of policy/v1.
+---
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: {namespace}
+---
+apiVersion: v1
+kind: Secret
+metadata:
+  name: {SECRET}
+  namespace: {namespace}
+stringData:
+  token: \"{token}\"
+---
+{objects}"
+        ))
+    }
+}
+
+fn changed(placeholder: &str) -> CliError {
+    CliError::defect(format!(
+        "the built-in manifests of agentk do not have {placeholder:?} as often as expected"
+    ))
+}
+
+/// Returns the values of the chart for an image, if it is not the default.
+fn helm_image(image: &str) -> String {
+    if image == concat!("agentk:", env!("CARGO_PKG_VERSION")) {
+        return String::new();
+    }
+    let (repository, rest) = match (image.split_once('@'), image.rsplit_once(':')) {
+        (Some((repository, digest)), _) => (repository, format!(" --set image.digest={digest}")),
+        (None, Some((repository, tag))) if !tag.contains('/') => {
+            (repository, format!(" --set-string image.tag={tag}"))
+        }
+        (None, _) => (image, String::new()),
+    };
+    format!(" \\\n#     --set image.repository={repository}{rest}")
+}
+
+/// Returns the token on the only line of a text.
+fn token(text: &str) -> Result<&str, &'static str> {
+    match text.trim() {
+        "" => Err("standard input has no token: kas agents manifest NAME … < ./token"),
+        token if token.len() > MAX_TOKEN => Err("the text on standard input is too long for a token"),
+        token if token.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'"' | b'\\')) => Ok(token),
+        _ => Err("the text on standard input is not a token, which is one line of visible ASCII"),
+    }
+}
+
+/// Parses the address of kas. It is printed in YAML and in a shell command.
+fn address(text: &str) -> Result<String, String> {
+    let valid = || {
+        let uri: Uri = text.parse().ok()?;
+        let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b":/.-_~[]".contains(&b));
+        (plain && matches!(uri.scheme_str(), Some("ws" | "wss")) && !uri.host()?.is_empty()).then_some(())
+    };
+    valid().map(|()| text.to_owned()).ok_or_else(|| "write it like wss://kas.example.com:8150".to_owned())
+}
+
+fn namespace(text: &str) -> Result<String, String> {
+    let scope = proto::agent_configuration::Scope::new(vec![text.to_owned()]);
+    scope.map(|_| text.to_owned()).map_err(|_| "write the exact name of a namespace".to_owned())
+}
+
+fn image(text: &str) -> Result<String, String> {
+    let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"./:@-_".contains(&b));
+    let valid = plain && !text.is_empty();
+    valid.then(|| text.to_owned()).ok_or_else(|| "write it like registry.example.com/agentk:0.1.0".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(image: &str, namespace: &str) -> Manifest {
+        Manifest {
+            agent: "production".parse().unwrap(),
+            kas_address: "wss://kas.test/agents".to_owned(),
+            namespace: namespace.to_owned(),
+            image: image.to_owned(),
+        }
+    }
+
+    #[test]
+    fn placeholders_are_filled_and_nothing_else_changes() {
+        let text = manifest("registry.test:5000/a/agentk:1", "tools").render("s3cret").unwrap();
+        let (_, rendered) = RENDERED.split_once("---\n").unwrap();
+        let (head, objects) = text.split_once("# Source: ").unwrap();
+        let objects = format!("# Source: {objects}");
+        let different: Vec<(&str, &str)> =
+            rendered.lines().zip(objects.lines()).filter(|(before, after)| before != after).collect();
+        assert_eq!(rendered.lines().count(), objects.lines().count());
+        let expected = [
+            "tools",
+            "tools",
+            "tools-agentk-view",
+            "tools",
+            "tools",
+            "registry.test",
+            "wss://kas.test/agents",
+        ];
+        assert_eq!(different.len(), expected.len(), "{different:#?}");
+        for ((_, after), expected) in different.into_iter().zip(expected) {
+            assert!(after.contains(expected), "{after}");
+        }
+        assert!(head.contains("stringData:\n  token: \"s3cret\"\n"), "{head}");
+        assert!(
+            head.contains(
+                "--namespace tools --create-namespace \\\n#     --set config.kasAddress=wss://kas.test/agents"
+            ) && head
+                .contains("--set image.repository=registry.test:5000/a/agentk --set-string image.tag=1\n"),
+            "{head}"
+        );
+    }
+
+    #[test]
+    fn image_becomes_values_of_the_chart() {
+        for (image, expected) in [
+            (concat!("agentk:", env!("CARGO_PKG_VERSION")), ""),
+            ("r.test:5000/agentk", "--set image.repository=r.test:5000/agentk"),
+            ("r.test/agentk:2", "--set image.repository=r.test/agentk --set-string image.tag=2"),
+            ("r/agentk@sha256:ab", "--set image.repository=r/agentk --set image.digest=sha256:ab"),
+        ] {
+            let values = helm_image(image);
+            assert_eq!(values.trim_start_matches(" \\\n#     "), expected, "{image}");
+        }
+    }
+
+    #[test]
+    fn input_that_would_change_the_manifests_is_refused() {
+        for bad in [
+            "https://kas",
+            "kas:8150",
+            "wss://",
+            "wss://kas\"",
+            "wss://kas/$(id)",
+            "wss://kas/a b",
+            "wss://u@kas",
+        ] {
+            assert!(address(bad).is_err(), "{bad}");
+        }
+        for bad in ["", "a b", "a\nb", "a\"", "a\\"] {
+            assert!(token(bad).is_err(), "{bad:?}");
+        }
+        assert!(token(&"x".repeat(MAX_TOKEN + 1)).is_err());
+        assert_eq!(token("abc\n"), Ok("abc"));
+        assert!(namespace("A").is_err() && namespace("kube system").is_err() && namespace("").is_err());
+        assert!(image("").is_err() && image("a b").is_err() && image("a\nb: c").is_err());
+    }
+}
