@@ -57,6 +57,7 @@ impl Site {
                 kubeconfig: kubeconfig_of(directory, &format!("http://{}", self.cluster.address)),
                 prometheus: None,
                 policy: None,
+                namespaces: None,
                 collector: None,
                 tunnels: 2,
                 grace: 25,

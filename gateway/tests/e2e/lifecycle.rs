@@ -74,10 +74,10 @@ fn stopping_agent_completes_streams() {
     let (mut world, namespace) = with_two_lines_pod(&cluster, "agent-term", 0, 30);
     let kubectl = world.kubectl().in_namespace(&namespace.name);
     let mut logs = follow(&kubectl, "two-lines");
-    assert_eq!(world.agent.readiness(), 200);
+    assert_eq!(world.agent.readiness().status, 200);
 
     world.agent.process.terminate();
-    eventually("agentk is not ready", || world.agent.readiness() == 503);
+    eventually("agentk is not ready", || world.agent.readiness().status == 503);
     let refused = world.curl(&format!("/agents/{AGENT}/kubernetes/version"), &[]);
     assert_eq!((refused.status, refused.header("kas-error")), (503, Some("agent-not-connected")));
     assert!(world.agent.process.runs(), "agentk completes its stream first");
@@ -180,11 +180,11 @@ fn agent_reconnects_to_restarted_kas() {
         } else {
             world.kas.process.kill();
         }
-        eventually("agentk is not ready", || world.agent.readiness() == 503);
+        eventually("agentk is not ready", || world.agent.readiness().status == 503);
         world.restart_kas();
         eventually("the tunnels are back", || world.kas.metric("kas_tunnels") == 2.0);
         assert!(world.kubectl().ok(&["version"]).contains("Server Version"));
-        assert_eq!(world.agent.readiness(), 200);
+        assert_eq!(world.agent.readiness().status, 200);
     }
 }
 

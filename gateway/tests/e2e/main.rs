@@ -45,5 +45,6 @@ mod support;
 mod tenants;
 mod terminals;
 mod tls;
+mod topologies;
 mod tracing;
 mod upgrades;

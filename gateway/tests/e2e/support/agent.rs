@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Kas, Process, curl, kas::command_in_network};
+use super::{CurlResponse, Kas, Process, curl, kas::command_in_network};
 
 /// The options of agentk that tests set.
 #[derive(Clone)]
@@ -22,6 +22,8 @@ pub(crate) struct AgentOptions {
     pub(crate) prometheus: Option<String>,
     /// The policy file.
     pub(crate) policy: Option<PathBuf>,
+    /// `--namespaces`.
+    pub(crate) namespaces: Option<String>,
     /// The URL of the OTLP collector.
     pub(crate) collector: Option<String>,
     /// The number of tunnels.
@@ -41,7 +43,9 @@ pub(crate) struct Agent {
 impl Agent {
     /// Starts agentk, with its token in a file in the directory.
     pub(crate) fn start(directory: &Path, options: &AgentOptions) -> Self {
-        let program = Kas::program().with_file_name("agentk");
+        // That of this build, or of the version in `E2E_AGENTK`.
+        let program = std::env::var_os("E2E_AGENTK").map(PathBuf::from);
+        let program = program.unwrap_or_else(|| Kas::program().with_file_name("agentk"));
         assert!(
             program.is_file(),
             "there is no {}: run `cargo build --workspace --bins` first",
@@ -63,6 +67,9 @@ impl Agent {
         if let Some(policy) = &options.policy {
             command.arg("--policy-file").arg(policy);
         }
+        if let Some(namespaces) = &options.namespaces {
+            command.args(["--namespaces", namespaces]);
+        }
         if let Some(collector) = &options.collector {
             command.env("OTEL_EXPORTER_OTLP_ENDPOINT", collector);
             command.arg("--otlp-token-file").arg(directory.join("collector-token"));
@@ -71,10 +78,10 @@ impl Agent {
         Self { process: Process::start("agentk", &mut command) }
     }
 
-    /// Returns the status of `/readiness`.
-    pub(crate) fn readiness(&self) -> u16 {
+    /// Returns the response of `/readiness`.
+    pub(crate) fn readiness(&self) -> CurlResponse {
         let line = self.process.line("its address", |line| line.contains("serving /liveness"));
         let address = line.rsplit("address=").next().unwrap();
-        curl(&[&format!("http://{address}/readiness")]).status
+        curl(&[&format!("http://{address}/readiness")])
     }
 }

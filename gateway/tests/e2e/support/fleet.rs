@@ -53,6 +53,7 @@ impl Fleet {
             kubeconfig: kubeconfig.to_owned(),
             prometheus: None,
             policy: None,
+            namespaces: None,
             collector: None,
             tunnels: 1,
             grace: 25,

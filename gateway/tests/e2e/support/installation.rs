@@ -76,6 +76,7 @@ impl Installation {
             kubeconfig: kubeconfig.map_or_else(|| unreachable_cluster(directory.path()), Path::to_owned),
             prometheus: prometheus.map(str::to_owned),
             policy: None,
+            namespaces: None,
             collector: options.collector.clone(),
             tunnels: 2,
             grace: 25,

@@ -140,9 +140,9 @@ impl Kas {
         Command::new(Self::program())
     }
 
-    /// Returns the path of the binary.
+    /// Returns the path of the binary: that of this build, or of the version in `E2E_KAS`.
     pub(crate) fn program() -> PathBuf {
-        env!("CARGO_BIN_EXE_kas").into()
+        std::env::var_os("E2E_KAS").map_or_else(|| env!("CARGO_BIN_EXE_kas").into(), PathBuf::from)
     }
 
     /// Returns whether `/readiness` responds with 200.
