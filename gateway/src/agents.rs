@@ -1,5 +1,8 @@
 //! Serves agents: authenticates, upgrades the connection to a tunnel, and registers the tunnel until it ends.
 
+mod address_key;
+mod admission;
+mod announcements;
 mod clusters;
 mod control;
 mod cut_age;
@@ -17,53 +20,51 @@ use std::{
     convert::Infallible,
     future::pending,
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     panic::AssertUnwindSafe,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::AtomicU64},
     time::{Duration, SystemTime},
 };
 
 use cores::poll_on_wake;
 use futures_util::FutureExt as _;
-use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
+use http::{Request, Response, StatusCode};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use process::LogLimiter;
-use proto::{AgentId, Epoch, Hello, ReplicaId, ServiceName, TunnelId, TunnelLimits, Welcome, header};
-use router::{KeyedRateLimiter, LocalTunnels, ProjectAgent, RateLimiter, Route, RouteStore};
-use secrecy::SecretString;
+use proto::{ReplicaId, ServiceName, TunnelLimits, Welcome, header};
+use router::{AddressRateLimiter, KeyedRateLimiter, LocalTunnels, RateLimiter, RouteStore};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tunnel::{
-    Body, CloseReason, IDLE_TIMEOUT_HINT, IdleTimeoutDetector, TunnelConfig, handshake,
+    Body, CloseReason, IDLE_TIMEOUT_HINT, IdleTimeoutDetector, TunnelConfig,
     websocket::{Role, WebSocket},
 };
 
 pub(crate) use self::max_age::MaxAge;
 pub use self::rebalancer::Rebalancer;
+use self::{
+    admission::{AuthenticatedAgent, ClientAddress},
+    drain::Supervised,
+};
 pub(crate) use self::{
     clusters::{AgentConflicts, RefusedTunnel},
     tunnel_permits::TunnelPermits,
     version_skew::VersionSkew,
 };
-use self::{drain::Supervised, refusal::HandshakeError, tunnel_permits::TunnelPermit};
 use crate::{
     addresses::AddressRules,
     configuration::ConfigurationService,
     disabled::KillSwitch,
     gitlab::Usage,
-    identity::{AgentAuthenticator, AgentIdentity, AgentSources, Identities},
+    identity::{AgentIdentity, AgentSources, Identities},
     io::StallGuard,
     metrics::{GaugeGuard, Limit, Metrics},
     tasks::TaskGroup,
-    token::TokenHash,
     tunnel_entry::TunnelEntry,
 };
 
@@ -98,6 +99,8 @@ pub struct AgentServer {
     pub tunnel_permits: TunnelPermits,
     /// `agent.listen.connections_per_token_per_minute`: limits the tunnels that one token opens.
     pub token_rate: KeyedRateLimiter,
+    /// `agent.listen.connections_per_address_per_minute` and `agent.listen.unknown_tokens_per_address_per_minute`.
+    pub address_rate: AddressRateLimiter,
     /// `agent.listen.max_connection_age`: at this age, ±5 %, a tunnel is replaced.
     pub max_age: MaxAge,
     /// `agent.kubernetes_api.listen.shutdown_grace_period`: the time that the streams of a draining tunnel may take.
@@ -118,27 +121,6 @@ pub struct AgentServer {
     pub configuration: ConfigurationService,
     /// Detects the idle timeout of a proxy from the ends of tunnels.
     pub idle_timeouts: Mutex<IdleTimeoutDetector>,
-}
-
-/// An agent whose token is valid and whose tunnel is admitted.
-#[derive(Debug)]
-struct AuthenticatedAgent {
-    identity: AgentIdentity,
-    token: SecretString,
-    /// Reports the revocation of the token.
-    source: Arc<dyn AgentAuthenticator>,
-    hello: Hello,
-    tunnel: TunnelId,
-    client: ClientAddress,
-    _permit: TunnelPermit,
-}
-
-/// The address of an agent.
-#[derive(Clone, Debug)]
-struct ClientAddress {
-    address: IpAddr,
-    /// The address for people, with its port if that is known.
-    text: String,
 }
 
 impl AgentServer {
@@ -197,80 +179,6 @@ impl AgentServer {
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         *response.headers_mut() = headers;
         response
-    }
-
-    /// Authenticates the agent and applies the limits. Returns the headers of the 101 together with the agent.
-    async fn admit(
-        &self,
-        request: &Request<Incoming>,
-        client: &ClientAddress,
-    ) -> Result<(HeaderMap, AuthenticatedAgent), HandshakeError> {
-        if !self.addresses.allows(client.address) {
-            let key = "agent.listen.allowed_networks".to_owned();
-            return Err(HandshakeError::AddressNotAllowed { address: client.address, key });
-        }
-        let headers = handshake::response_headers(request).map_err(|refusal| HandshakeError::Protocol {
-            status: refusal.status(),
-            message: refusal.to_string(),
-        })?;
-        if self.connections.draining.is_cancelled() {
-            return Err(HandshakeError::Draining);
-        }
-        let token = bearer(request.headers()).ok_or(HandshakeError::Unauthorized)?;
-        let (identity, source) =
-            self.sources.authenticate(&token).await?.ok_or(HandshakeError::Unauthorized)?;
-        if !self.identities.load().agent_may_connect_from(identity.id, client.address) {
-            let key = format!("the entry of agent {} in the identity file of kas", identity.name);
-            return Err(HandshakeError::AddressNotAllowed { address: client.address, key });
-        }
-        let hello = hello(request.headers())?;
-        self.check_hello(&identity, &hello).inspect_err(|error| {
-            let message = error.to_string();
-            self.conflicts.record_refusal(identity.id, error.label(), message, SystemTime::now());
-        })?;
-
-        // After authentication: only agents may use up the rate that all agents share.
-        let admitted = self.connection_rate.lock().admit(Instant::now());
-        if let Err(wait) = admitted {
-            self.metrics.count_limit(Limit::ConnectionRate);
-            return Err(HandshakeError::ReplicaRateLimit { wait });
-        }
-        if let Err(wait) = self.token_rate.admit(TokenHash::of(&token).digest()).await {
-            self.metrics.count_limit(Limit::ConnectionsPerToken);
-            return Err(HandshakeError::TokenRateLimit { agent: identity.name, wait });
-        }
-        let Some(permit) = self.tunnel_permits.try_acquire(identity.id) else {
-            self.metrics.count_limit(Limit::TunnelsPerAgent);
-            return Err(HandshakeError::TunnelLimit { agent: identity.name });
-        };
-        let agent = AuthenticatedAgent {
-            identity,
-            token,
-            source,
-            hello,
-            tunnel: TunnelId::random(),
-            client: client.clone(),
-            _permit: permit,
-        };
-        Ok((headers, agent))
-    }
-
-    /// Checks the version and the cluster that an agentk reports.
-    fn check_hello(&self, identity: &AgentIdentity, hello: &Hello) -> Result<(), HandshakeError> {
-        let (kas, agentk) = (env!("CARGO_PKG_VERSION"), &hello.version);
-        match VersionSkew::new(kas, agentk) {
-            VersionSkew::TooOld => return Err(HandshakeError::TooOld { agentk: agentk.clone() }),
-            VersionSkew::TooNew => return Err(HandshakeError::TooNew { agentk: agentk.clone() }),
-            VersionSkew::Served | VersionSkew::Outdated => {}
-        }
-        match self.identities.load().cluster(identity.id) {
-            Some(pinned) if hello.cluster.as_deref() != Some(pinned) => Err(HandshakeError::WrongCluster {
-                agent: identity.name.clone(),
-                pinned: pinned.to_owned(),
-                reported: hello.cluster.clone(),
-            }),
-            Some(_) | None => Ok(()),
-        }
     }
 
     /// Returns the number of replicas in the directory, with this one.
@@ -429,73 +337,5 @@ impl AgentServer {
             _ => None,
         };
         tracing::warn!(agent.id = %id, agent.name = %name, %tunnel, reason = %ended, seconds, hint, "tunnel lost");
-    }
-
-    /// Announces to the other replicas that this one holds the agent.
-    async fn announce(&self, AuthenticatedAgent { identity, hello, .. }: &AuthenticatedAgent) {
-        let agent = identity.id;
-        if let Some(project) = identity.project
-            && self.identities.load().name(agent).is_none()
-        {
-            // The other tunnels of the process would repeat it.
-            if hello.tunnel_index == 0 {
-                self.usage.register_agent(agent, project, hello);
-            }
-            let described = ProjectAgent { agent, name: identity.name.clone(), project };
-            self.store.set_project(described, self.replica);
-        }
-        self.describe(agent);
-        let epoch = Epoch(self.epoch.fetch_add(1, Relaxed) + 1);
-        let route = Route { replica: self.replica, epoch };
-        if let Err(error) = self.store.announce(agent, route).await {
-            tracing::warn!(agent.id = %agent, %error, "route of an agent not announced");
-        }
-    }
-
-    /// Publishes the agentk processes that have tunnels here.
-    fn describe(&self, agent: AgentId) {
-        let instances = instances::instances(&self.tunnels.views_of(agent));
-        self.store.set_instances(agent, self.replica, instances);
-    }
-
-    /// Withdraws the route of an agent without tunnels here, or of every agent while this replica stops.
-    async fn withdraw(&self, agent: AgentId) {
-        // Loaded before the check: a tunnel that arrives after the check announces a later epoch, which this withdrawal does not
-        // remove.
-        let epoch = Epoch(self.epoch.load(Relaxed));
-        if self.tunnels.contains(agent) && !self.connections.draining.is_cancelled() {
-            return self.describe(agent);
-        }
-        let route = Route { replica: self.replica, epoch };
-        if let Err(error) = self.store.withdraw(agent, route).await {
-            tracing::warn!(agent.id = %agent, %error, "route of an agent not withdrawn");
-        }
-    }
-}
-
-impl ClientAddress {
-    fn new(address: IpAddr, peer: SocketAddr) -> Self {
-        let text = if address == peer.ip().to_canonical() { peer.to_string() } else { address.to_string() };
-        Self { address, text }
-    }
-}
-
-/// Returns the token of the agent, if there is exactly one `Authorization` header with it.
-fn bearer(headers: &HeaderMap) -> Option<SecretString> {
-    let mut values = headers.get_all(AUTHORIZATION).iter();
-    let (Some(value), None) = (values.next(), values.next()) else {
-        return None;
-    };
-    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| SecretString::from(token.trim()))
-}
-
-fn hello(headers: &HeaderMap) -> Result<Hello, HandshakeError> {
-    match headers.get(&header::HELLO).map(Hello::decode) {
-        Some(Ok(hello)) => Ok(hello),
-        Some(Err(error)) => {
-            Err(HandshakeError::InvalidHello(format!("the header {} is invalid: {error}", header::HELLO)))
-        }
-        None => Err(HandshakeError::InvalidHello(format!("the header {} is missing", header::HELLO))),
     }
 }

@@ -19,7 +19,7 @@ use process::{LogLimiter, Notifier, liveness::Liveness};
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::{
-    KeyedRateLimiter, LocalTunnels, MemoryStore, RateLimiter,
+    AddressRateLimiter, KeyedRateLimiter, LocalTunnels, MemoryStore, RateLimiter,
     redis::{RedisStore, SyncTask},
 };
 use telemetry::Exporter;
@@ -209,6 +209,12 @@ impl App {
         }
         let kill_switch = Arc::new(KillSwitch::default());
         kill_switch.register(&mut registry);
+        let listen = &config.agent.listen;
+        let address_rate = AddressRateLimiter::new(
+            listen.connections_per_address_per_minute,
+            listen.unknown_tokens_per_address_per_minute,
+            shared.clone(),
+        );
         let conflicts = Arc::new(AgentConflicts::default());
         conflicts.register(&mut registry);
         let agents = Arc::new(AgentServer {
@@ -236,6 +242,7 @@ impl App {
                 MINUTE,
                 shared,
             ),
+            address_rate,
             max_age: MaxAge::new(config.agent.listen.max_connection_age, metrics.cut_age("agent")),
             grace: config.agent.kubernetes_api.listen.shutdown_grace_period,
             connections: TaskGroup::default(),

@@ -364,7 +364,8 @@ mod tests {
             error("identity: {file: i}\nagent:\n  listen:\n    adress: x\n"),
             "kas.yaml:4:5: agent.listen.adress: unknown field `adress`, expected one of address, \
              certificate_file, key_file, trusted_proxies, proxy_protocol, allowed_networks, max_connection_age, \
-             max_connections, max_tunnels_per_agent, connections_per_token_per_minute, connections_per_second, handshake_timeout, \
+             max_connections, max_tunnels_per_agent, connections_per_token_per_minute, \
+             connections_per_address_per_minute, unknown_tokens_per_address_per_minute, connections_per_second, handshake_timeout, \
              write_stall_timeout"
         );
         assert_eq!(

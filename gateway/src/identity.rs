@@ -39,6 +39,9 @@ pub trait AgentAuthenticator: fmt::Debug + Send + Sync {
         token: &'a SecretString,
     ) -> BoxFuture<'a, Result<Option<AgentIdentity>, SourceUnavailable>>;
 
+    /// Returns whether the token is that of an agent, as far as this source knows without asking another server.
+    fn recall<'a>(&'a self, token: &'a SecretString) -> BoxFuture<'a, Option<bool>>;
+
     /// Completes when the token is no longer one of the agent. The tunnel is cut then.
     fn revoked<'a>(&'a self, agent: AgentId, token: &'a SecretString) -> BoxFuture<'a, ()>;
 }
@@ -143,6 +146,19 @@ impl AgentSources {
     /// Asks these sources, in this order.
     pub fn new(sources: impl IntoIterator<Item = Arc<dyn AgentAuthenticator>>) -> Self {
         Self(sources.into_iter().collect())
+    }
+
+    /// Returns whether the token is that of an agent, as far as this replica knows without asking another server.
+    pub async fn recall(&self, token: &SecretString) -> Option<bool> {
+        let mut known = Some(false);
+        for source in &*self.0 {
+            match source.recall(token).await {
+                Some(true) => return Some(true),
+                Some(false) => {}
+                None => known = None,
+            }
+        }
+        known
     }
 
     /// Returns the agent that holds the token with the source that knows it, or `None` if no source knows the token.

@@ -231,7 +231,7 @@ pub fn render(registry: &Registry) -> String {
 }
 
 /// The values of the label `reason` of `kas_handshakes_total`.
-const HANDSHAKE_RESULTS: [&str; 13] = [
+const HANDSHAKE_RESULTS: [&str; 15] = [
     "accepted",
     "unauthorized",
     "identity-unavailable",
@@ -242,6 +242,8 @@ const HANDSHAKE_RESULTS: [&str; 13] = [
     "wrong-cluster",
     "tunnel-limit",
     "token-rate-limit",
+    "address-rate-limit",
+    "unknown-token-rate-limit",
     "replica-rate-limit",
     "draining",
     "incomplete",

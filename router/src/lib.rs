@@ -5,7 +5,7 @@
 //!   local tunnel does not need it. [`MemoryStore`] serves one replica, [`redis::RedisStore`] serves several.
 //! * [`RetryPolicy`] decides whether a failed request may be sent again.
 //! * [`GitPush`] is a push to a Git project, which the store sends to every replica.
-//! * [`RateLimiter`] and [`KeyedRateLimiter`] limit how often agents may open tunnels.
+//! * [`RateLimiter`], [`KeyedRateLimiter`] and [`AddressRateLimiter`] limit how often agents may open tunnels.
 //!
 //! This crate opens no connections but those to Redis: the type of a tunnel is a parameter of [`LocalTunnels`].
 #![warn(missing_docs)]
@@ -26,7 +26,7 @@ pub use self::local_tunnels::{
 };
 pub use self::memory::MemoryStore;
 pub use self::pushes::{GitPush, InvalidProject};
-pub use self::rate_limit::{KeyedRateLimiter, RateLimiter};
+pub use self::rate_limit::{AddressLimit, AddressRateLimiter, AddressRefusal, KeyedRateLimiter, RateLimiter};
 pub use self::retry::RetryPolicy;
 pub use self::store::{
     AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,

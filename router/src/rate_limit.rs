@@ -1,16 +1,20 @@
 //! Rate limits by GCRA, the generic cell rate algorithm (ITU-T I.371).
 //!
-//! Both limiters admit a burst and then a steady rate. [`RateLimiter`] limits one stream of events of this replica.
-//! [`KeyedRateLimiter`] has one limit for each key, and counts over all replicas while Redis answers.
+//! The limiters admit a burst and then a steady rate. [`RateLimiter`] limits one stream of events of this replica.
+//! [`KeyedRateLimiter`] has one limit for each key, and counts over all replicas while Redis answers. [`AddressRateLimiter`] has
+//! two limits for each address.
+
+mod address;
 
 use std::{collections::HashMap, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+pub use self::address::{AddressLimit, AddressRateLimiter, AddressRefusal};
 use crate::redis::RedisStore;
 
-/// The highest number of keys in the memory of a [`KeyedRateLimiter`]. Beyond it, keys without a debt are removed, then
+/// The highest number of keys in the memory of a limiter. Beyond it, keys without a debt are removed, then
 /// all keys.
 const MAX_KEYS: usize = 100_000;
 /// The longest wait that a [`RateLimiter`] returns. The events that it refuses beyond this come back in one moment and

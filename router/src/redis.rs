@@ -67,7 +67,7 @@ use self::{
 };
 use crate::{
     pushes::{GitPush, PushEvents},
-    rate_limit::Gcra,
+    rate_limit::{AddressLimit, AddressRefusal, Gcra},
     store::{
         AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, Route,
         RouteStore, StoreError, StoreHealth,
@@ -187,8 +187,30 @@ impl RedisStore {
         let shared = &self.0;
         let mut script = shared.scripts.admit.key(shared.keys.limit(&hex(key)));
         script.arg(micros(gcra.interval)).arg(micros(gcra.burst));
-        let wait: u64 = shared.query(&script).await?;
+        let (_, wait): (usize, u64) = shared.query(&script).await?;
         Ok(if wait == 0 { Ok(()) } else { Err(Duration::from_micros(wait)) })
+    }
+
+    /// Applies limits of an address over all replicas: counts a connection for each, or returns the first one that is
+    /// reached. The error is that Redis did not answer.
+    pub(crate) async fn admit_address(
+        &self,
+        address: [u8; 16],
+        limits: impl Iterator<Item = (AddressLimit, Gcra)>,
+    ) -> Result<Result<(), AddressRefusal>, StoreError> {
+        let (shared, address) = (&self.0, hex(address));
+        let mut script = shared.scripts.admit.prepare_invoke();
+        let mut order = Vec::with_capacity(2);
+        for (limit, gcra) in limits {
+            script.key(shared.keys.address_limit(&address, limit.as_str()));
+            script.arg(micros(gcra.interval)).arg(micros(gcra.burst));
+            order.push(limit);
+        }
+        let (position, wait): (usize, u64) = shared.query(&script).await?;
+        let reached = position.checked_sub(1).and_then(|index| order.get(index));
+        let refusal =
+            reached.map(|limit| AddressRefusal { limit: *limit, wait: Duration::from_micros(wait) });
+        Ok(refusal.map_or(Ok(()), Err))
     }
 
     /// Adds a record to the list of deployments, which all replicas share. Only the newest [`MAX_DEPLOYMENTS`] are kept.

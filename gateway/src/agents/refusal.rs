@@ -7,6 +7,7 @@ use http::{
     header::{CONTENT_TYPE, RETRY_AFTER, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
 };
 use proto::{AgentName, SUBPROTOCOL};
+use router::{AddressLimit, AddressRefusal};
 use tunnel::Body;
 
 use super::version_skew::served_versions;
@@ -66,11 +67,28 @@ pub(super) enum HandshakeError {
          (agent.listen.connections_per_token_per_minute): wait, or run fewer agentk pods with it"
     )]
     TokenRateLimit { agent: AgentName, wait: Duration },
+    #[error("{}", address_message(.0.limit))]
+    AddressRateLimit(AddressRefusal),
     #[error(
         "agent {agent} has as many tunnels to this kas as allowed (agent.listen.max_tunnels_per_agent): let others end, or \
          run fewer agentk pods or tunnels"
     )]
     TunnelLimit { agent: AgentName },
+}
+
+/// Returns the message for an agent whose address has reached a limit.
+fn address_message(limit: AddressLimit) -> &'static str {
+    match limit {
+        AddressLimit::Connections => {
+            "this address has opened as many connections in this minute as allowed \
+             (agent.listen.connections_per_address_per_minute): wait; if many agents share the address of a load balancer, name \
+             it in agent.listen.trusted_proxies"
+        }
+        AddressLimit::UnknownTokens => {
+            "this address has sent as many unknown agent tokens in this minute as allowed \
+             (agent.listen.unknown_tokens_per_address_per_minute): wait, and check the token"
+        }
+    }
 }
 
 impl HandshakeError {
@@ -87,6 +105,10 @@ impl HandshakeError {
             Self::WrongCluster { .. } => "wrong-cluster",
             Self::ReplicaRateLimit { .. } => "replica-rate-limit",
             Self::TokenRateLimit { .. } => "token-rate-limit",
+            Self::AddressRateLimit(refusal) => match refusal.limit {
+                AddressLimit::Connections => "address-rate-limit",
+                AddressLimit::UnknownTokens => "unknown-token-rate-limit",
+            },
             Self::TunnelLimit { .. } => "tunnel-limit",
         }
     }
@@ -101,7 +123,9 @@ impl HandshakeError {
             Self::InvalidHello(_) => StatusCode::BAD_REQUEST,
             Self::TooOld { .. } | Self::TooNew { .. } => StatusCode::UPGRADE_REQUIRED,
             Self::AddressNotAllowed { .. } | Self::WrongCluster { .. } => StatusCode::FORBIDDEN,
-            Self::TokenRateLimit { .. } | Self::TunnelLimit { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::TokenRateLimit { .. } | Self::AddressRateLimit(_) | Self::TunnelLimit { .. } => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
         }
     }
 
@@ -110,6 +134,7 @@ impl HandshakeError {
             Self::Draining => Some(RETRY_AFTER_DRAINING),
             Self::SourceUnavailable(unavailable) => Some(unavailable.retry_after),
             Self::ReplicaRateLimit { wait } | Self::TokenRateLimit { wait, .. } => Some(*wait),
+            Self::AddressRateLimit(refusal) => Some(refusal.wait),
             Self::TunnelLimit { .. } => Some(RETRY_AFTER_TUNNEL_LIMIT),
             Self::Protocol { .. }
             | Self::Unauthorized

@@ -46,6 +46,12 @@ pub struct AgentListen {
     /// Tunnels that may be opened with one token per minute, over all replicas.
     #[serde(with = "Within::<1, 1_000_000>")]
     pub connections_per_token_per_minute: u32,
+    /// Connections of one address per minute, over all replicas.
+    #[serde(with = "Within::<1, 1_000_000>")]
+    pub connections_per_address_per_minute: u32,
+    /// Connections of one address with unknown tokens per minute, over all replicas.
+    #[serde(with = "Within::<1, 1_000_000>")]
+    pub unknown_tokens_per_address_per_minute: u32,
     /// Tunnels that may be opened to this replica per second.
     #[serde(with = "Within::<1, 1_000_000>")]
     pub connections_per_second: u32,
@@ -170,6 +176,8 @@ impl Default for AgentListen {
             max_connections: 20_000,
             max_tunnels_per_agent: 100,
             connections_per_token_per_minute: 100,
+            connections_per_address_per_minute: 6000,
+            unknown_tokens_per_address_per_minute: 60,
             connections_per_second: 1000,
             handshake_timeout: Duration::from_secs(10),
             write_stall_timeout: Duration::from_secs(30),

@@ -120,11 +120,13 @@ pub(super) mod tests {
     use crate::config::Config;
 
     /// Section, key, a value out of its bounds, and the next one within them.
-    pub(in crate::config) const BOUNDS: [(&str, &str, &str, &str); 22] = [
+    pub(in crate::config) const BOUNDS: [(&str, &str, &str, &str); 24] = [
         ("agent: {listen: ", "max_connections", "0", "1"),
         ("agent: {listen: ", "max_connections", "1000001", "1000000"),
         ("agent: {listen: ", "max_tunnels_per_agent", "0", "1"),
         ("agent: {listen: ", "connections_per_token_per_minute", "0", "1"),
+        ("agent: {listen: ", "connections_per_address_per_minute", "0", "1"),
+        ("agent: {listen: ", "unknown_tokens_per_address_per_minute", "1000001", "1000000"),
         ("agent: {listen: ", "connections_per_second", "0", "1"),
         ("agent: {listen: ", "connections_per_second", "1000001", "1000000"),
         ("agent: {listen: ", "handshake_timeout", "0s", "1ms"),

@@ -94,6 +94,10 @@ impl AgentAuthenticator for Identities {
         Box::pin(ready(Ok(self.load().agent(token))))
     }
 
+    fn recall<'a>(&'a self, token: &'a SecretString) -> BoxFuture<'a, Option<bool>> {
+        Box::pin(ready(Some(self.load().agent(token).is_some())))
+    }
+
     fn revoked<'a>(&'a self, agent: AgentId, token: &'a SecretString) -> BoxFuture<'a, ()> {
         let hash = TokenHash::of(token);
         Box::pin(self.until(move |identity| !identity.is_token_of(agent, &hash)))

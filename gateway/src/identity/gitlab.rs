@@ -138,6 +138,15 @@ impl AgentAuthenticator for GitLabAgents {
         })
     }
 
+    fn recall<'a>(&'a self, token: &'a SecretString) -> BoxFuture<'a, Option<bool>> {
+        Box::pin(async move {
+            match is_plausible(token) {
+                true => self.0.cache.recall(&TokenHash::of(token)).await,
+                false => Some(false),
+            }
+        })
+    }
+
     /// Asks GitLab again whenever the cached answer has expired. GitLab thus shows the agent as connected, and a revoked token
     /// ends its tunnels. The future does not complete because GitLab does not answer.
     fn revoked<'a>(&'a self, agent: AgentId, token: &'a SecretString) -> BoxFuture<'a, ()> {

@@ -21,6 +21,10 @@ pub enum Limit {
     TunnelsPerAgent,
     /// `connections_per_token_per_minute`.
     ConnectionsPerToken,
+    /// `connections_per_address_per_minute`.
+    ConnectionsPerAddress,
+    /// `unknown_tokens_per_address_per_minute`.
+    UnknownTokensPerAddress,
     /// `connections_per_second`.
     ConnectionRate,
     /// `max_requests_per_caller`.
@@ -52,12 +56,14 @@ struct Label {
 
 impl Limit {
     /// All limits, in the order of their counters.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::Connections,
         Self::OpenFiles,
         Self::Handshake,
         Self::TunnelsPerAgent,
         Self::ConnectionsPerToken,
+        Self::ConnectionsPerAddress,
+        Self::UnknownTokensPerAddress,
         Self::ConnectionRate,
         Self::RequestsPerCaller,
         Self::RequestsPerAgent,
@@ -90,6 +96,8 @@ impl Limit {
             Self::Handshake => "handshake-timeout",
             Self::TunnelsPerAgent => "tunnels-per-agent",
             Self::ConnectionsPerToken => "connections-per-token",
+            Self::ConnectionsPerAddress => "connections-per-address",
+            Self::UnknownTokensPerAddress => "unknown-tokens-per-address",
             Self::ConnectionRate => "connection-rate",
             Self::RequestsPerCaller => "requests-per-caller",
             Self::RequestsPerAgent => "requests-per-agent",

@@ -1,7 +1,7 @@
 //! The addresses of clients behind proxies, and the networks that may connect.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 use agent::Services;
 use gateway::{
@@ -12,7 +12,6 @@ use gateway::{
 };
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use hyper_util::rt::TokioIo;
 use secrecy::ExposeSecret as _;
 use testkit::{
     internal_api,
@@ -44,23 +43,10 @@ fn set_networks(world: &World, agent: &str, caller: &str) {
 
 /// Sends a handshake without the data of the agent, which is 400 once its address is accepted. Returns status and message.
 async fn handshake(world: &World, forwarded_for: Option<&str>) -> (StatusCode, String) {
-    let (near, far) = tokio::io::duplex(64 << 10);
-    let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, AGENT_ADDRESS).await });
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
-    tokio::spawn(connection);
-    let mut request = Request::get("/")
-        .header("host", "kas")
-        .header("connection", "upgrade")
-        .header("upgrade", "websocket")
-        .header("sec-websocket-version", "13")
-        .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
-        .header("sec-websocket-protocol", proto::SUBPROTOCOL)
-        .header("authorization", format!("Bearer {}", world.agent_token.expose_secret()));
-    if let Some(value) = forwarded_for {
-        request = request.header("x-forwarded-for", value);
-    }
-    let response = sender.send_request(request.body(Body::empty()).unwrap()).await.unwrap();
+    let bearer = format!("Bearer {}", world.agent_token.expose_secret());
+    let mut headers = vec![("authorization", bearer.as_str())];
+    headers.extend(forwarded_for.map(|value| ("x-forwarded-for", value)));
+    let response = testkit::handshake::handshake(world, AGENT_ADDRESS, &headers).await;
     (response.status(), text(response).await)
 }
 

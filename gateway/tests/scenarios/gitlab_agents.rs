@@ -9,14 +9,13 @@ use gateway::{
     gitlab::{Usage, UsageKind, UsageReporter, UsageSubject},
 };
 use gitlab_standin::{Agent, Endpoint, Fault, StandIn};
-use http::{Request, Response, StatusCode, header::AUTHORIZATION};
-use hyper_util::rt::TokioIo;
+use http::{Request, Response, StatusCode};
 use proto::{AgentId, Epoch, ReplicaId};
 use router::{ProjectAgent, Route};
 use serde_json::{Value, json};
 use testkit::{
     internal_api,
-    world::{World, text},
+    world::{AGENT_ADDRESS, World, text},
 };
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
@@ -36,22 +35,10 @@ fn world(gitlab: &StandIn) -> World {
     World::with_gitlab(client(gitlab), TOKEN, edit)
 }
 
-/// Opens a tunnel as far as the response to the handshake.
+/// Sends a handshake without the data of the agent, which is 400 once its token is accepted.
 async fn handshake(world: &World, token: &str) -> Response<hyper::body::Incoming> {
-    let (near, far) = tokio::io::duplex(64 << 10);
-    let agents = std::sync::Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, testkit::world::CALLER).await });
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
-    tokio::spawn(connection);
-    let request = Request::get("/")
-        .header("host", "kas")
-        .header("connection", "upgrade")
-        .header("upgrade", "websocket")
-        .header("sec-websocket-version", "13")
-        .header("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")
-        .header("sec-websocket-protocol", proto::SUBPROTOCOL)
-        .header(AUTHORIZATION, format!("Bearer {token}"));
-    sender.send_request(request.body(Body::empty()).unwrap()).await.unwrap()
+    testkit::handshake::handshake(world, AGENT_ADDRESS, &[("authorization", &format!("Bearer {token}"))])
+        .await
 }
 
 #[tokio::test(start_paused = true)]

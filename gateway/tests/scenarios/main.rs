@@ -1,5 +1,6 @@
 //! The whole product in one process: callers, kas, agentk and a fake cluster over in-memory pipes, on a paused clock.
 
+mod address_limits;
 mod addresses;
 mod agent_list;
 mod agents;

@@ -15,6 +15,8 @@ pub mod gitaly;
 #[cfg(feature = "kas")]
 pub mod gitlab;
 #[cfg(feature = "kas")]
+pub mod handshake;
+#[cfg(feature = "kas")]
 pub mod internal_api;
 #[cfg(feature = "kas")]
 pub mod issuer;

@@ -91,7 +91,7 @@ impl Shared {
         let mut script = self.scripts.admit.key(self.keys.limit(&self.replica.to_string()));
         let (interval, burst) = (1, 1_000_000);
         script.arg(interval).arg(burst);
-        let _: u64 = connection.run(&script, &self.metrics).await?;
+        let _: (usize, u64) = connection.run(&script, &self.metrics).await?;
         Ok("kas may run every command that it needs".to_owned())
     }
 

@@ -31,6 +31,7 @@ pub const SCHEMA: &str = "\
 | `{kas}:gone` | hash | agent id → time when its last tunnel to a replica ended, in seconds since 1970 | 7 d | when an agent disconnects from a replica | 50 bytes per agent |
 | `{kas}:check:<id>` | any | scratch value on which `kas check-config --live` tries commands | 10 s, removed at once | by that command | |
 | `kas:limit:<digest>` | string | rate limit of an agent token, or of calls to Gitaly: the theoretical arrival time of GCRA, in microseconds since 1970; the digest is a hash of the token's hash, or of the server's address | while it limits, at most 1 min | when an agent opens a tunnel, or kas calls Gitaly | 100 bytes per token |
+| `kas:limit:{<digest>}:<limit>` | string | the same for an address of agents, with the limits `connections` and `tokens`; the digest is a hash of the address, or of its /64 for IPv6 | while it limits, at most 1 min | when an agent opens a tunnel, also with an unknown token | 110 bytes per address and limit |
 | `{kas}:disabled` | string | rules of the [kill switch](operations.md#kill-switch) for all replicas: `[1,version,{rules:[…]}]` | none | by `kas disable --fleet` and `kas enable --fleet`; by a replica, if Redis has lost it | at most 64 KiB |
 | `{kas}:deployments` | list | the newest jobs with an environment that were allowed to use an agent, in JSON; at most 1000 | 30 d | when such a job sends its first request to an agent | 250 bytes per job |
 | `kas:unknown:<digest>` | string | mark of an agent token that GitLab does not know; the digest is a hash of the token's hash | `agent.info_cache_error_ttl` | when an agent with such a token connects | 80 bytes per token |
@@ -80,6 +81,11 @@ impl Keys {
 
     pub(super) fn limit(&self, digest: &str) -> String {
         format!("{}:limit:{digest}", self.prefix)
+    }
+
+    /// Returns the key of a limit of an address. The limits of one address have one hash tag.
+    pub(super) fn address_limit(&self, digest: &str, limit: &str) -> String {
+        format!("{}:limit:{{{digest}}}:{limit}", self.prefix)
     }
 
     pub(super) fn disabled(&self) -> String {
@@ -133,6 +139,7 @@ mod tests {
             keys.gone(),
             keys.check(id),
             keys.limit("<digest>"),
+            keys.address_limit("<digest>", "<limit>"),
             keys.disabled(),
             keys.deployments(),
             keys.unknown("<digest>"),

@@ -66,6 +66,15 @@ impl TokenCache {
         self.tokens.entry(token).or_insert_with_if(fetch, |cached| !cached.is_valid()).await.into_value()
     }
 
+    /// Returns whether GitLab knows a token: that of an agent, even if the answer has expired, or none by a valid answer.
+    pub(super) async fn recall(&self, token: &TokenHash) -> Option<bool> {
+        let cached = self.tokens.get(token).await?;
+        match cached.agent {
+            Some(_) => Some(true),
+            None => (cached.result.is_ok() && cached.is_valid()).then_some(false),
+        }
+    }
+
     /// Returns the last answer about an agent.
     pub(super) async fn info(&self, agent: AgentId) -> Option<Arc<AgentInfo>> {
         self.agents.get(&agent).await

@@ -105,7 +105,8 @@ pub(super) fn config(setup: &StackConfig) -> String {
     } else {
         format!(
             ", max_tunnels_per_agent: 50000, max_connections: 60000,
-    connections_per_token_per_minute: {per_token}, connections_per_second: {per_second}"
+    connections_per_token_per_minute: {per_token}, connections_per_address_per_minute: 1000000,
+    unknown_tokens_per_address_per_minute: 1000000, connections_per_second: {per_second}"
         )
     };
     let (public_grace, private_grace) = if setup.default_grace_periods {

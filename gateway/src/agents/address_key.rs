@@ -1,0 +1,32 @@
+//! The address of an agent as a key of rate limits.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use sha2::{Digest as _, Sha256};
+
+/// The bits of an IPv6 address that one site has (RFC 6177). A client may use any address of its /64.
+const SITE: u128 = !0 << 64;
+
+/// Returns a digest of the address, or of its /64 for IPv6: Redis holds no addresses.
+pub(super) fn address_key(address: IpAddr) -> [u8; 16] {
+    let digest = Sha256::new().chain_update(b"kas address\0");
+    let digest = match address.to_canonical() {
+        IpAddr::V4(address) => digest.chain_update(address.octets()),
+        IpAddr::V6(address) => digest.chain_update(Ipv6Addr::from(u128::from(address) & SITE).octets()),
+    };
+    *digest.finalize().first_chunk().expect("a digest has 32 bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_one_site_have_one_key() {
+        let key = |address: &str| address_key(address.parse().unwrap());
+        assert_eq!(key("192.0.2.1"), key("::ffff:192.0.2.1"));
+        assert_ne!(key("192.0.2.1"), key("192.0.2.2"));
+        assert_eq!(key("2001:db8::1"), key("2001:db8::ffff:ffff:ffff:ffff"));
+        assert_ne!(key("2001:db8::1"), key("2001:db8:0:1::1"));
+    }
+}

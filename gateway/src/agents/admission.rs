@@ -1,0 +1,186 @@
+//! Admits agents: authenticates the handshake, and applies the limits of its address, its token and its agent.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use http::{HeaderMap, Request, header::AUTHORIZATION};
+use hyper::body::Incoming;
+use proto::{Hello, TunnelId, header};
+use router::{AddressLimit, AddressRefusal};
+use secrecy::SecretString;
+use tokio::time::Instant;
+use tunnel::handshake;
+
+use super::{
+    AgentServer, address_key::address_key, refusal::HandshakeError, tunnel_permits::TunnelPermit,
+    version_skew::VersionSkew,
+};
+use crate::{
+    identity::{AgentAuthenticator, AgentIdentity},
+    metrics::Limit,
+    token::TokenHash,
+};
+
+/// An agent whose token is valid and whose tunnel is admitted.
+#[derive(Debug)]
+pub(super) struct AuthenticatedAgent {
+    pub(super) identity: AgentIdentity,
+    pub(super) token: SecretString,
+    /// Reports the revocation of the token.
+    pub(super) source: Arc<dyn AgentAuthenticator>,
+    pub(super) hello: Hello,
+    pub(super) tunnel: TunnelId,
+    pub(super) client: ClientAddress,
+    _permit: TunnelPermit,
+}
+
+/// The address of an agent.
+#[derive(Clone, Debug)]
+pub(super) struct ClientAddress {
+    pub(super) address: IpAddr,
+    /// The address for people, with its port if that is known.
+    pub(super) text: String,
+}
+
+impl AgentServer {
+    /// Authenticates the agent and applies the limits. Returns the headers of the 101 together with the agent.
+    pub(super) async fn admit(
+        &self,
+        request: &Request<Incoming>,
+        client: &ClientAddress,
+    ) -> Result<(HeaderMap, AuthenticatedAgent), HandshakeError> {
+        if !self.addresses.allows(client.address) {
+            let key = "agent.listen.allowed_networks".to_owned();
+            return Err(HandshakeError::AddressNotAllowed { address: client.address, key });
+        }
+        let headers = handshake::response_headers(request).map_err(|refusal| HandshakeError::Protocol {
+            status: refusal.status(),
+            message: refusal.to_string(),
+        })?;
+        if self.connections.draining.is_cancelled() {
+            return Err(HandshakeError::Draining);
+        }
+        let (token, (identity, source)) = self
+            .authenticate(request.headers(), client.address)
+            .await?
+            .ok_or(HandshakeError::Unauthorized)?;
+        if !self.identities.load().agent_may_connect_from(identity.id, client.address) {
+            let key = format!("the entry of agent {} in the identity file of kas", identity.name);
+            return Err(HandshakeError::AddressNotAllowed { address: client.address, key });
+        }
+        let hello = hello(request.headers())?;
+        self.check_hello(&identity, &hello).inspect_err(|error| {
+            let message = error.to_string();
+            self.conflicts.record_refusal(identity.id, error.label(), message, SystemTime::now());
+        })?;
+
+        // After authentication: only agents may use up the rate that all agents share.
+        let admitted = self.connection_rate.lock().admit(Instant::now());
+        if let Err(wait) = admitted {
+            self.metrics.count_limit(Limit::ConnectionRate);
+            return Err(HandshakeError::ReplicaRateLimit { wait });
+        }
+        if let Err(wait) = self.token_rate.admit(TokenHash::of(&token).digest()).await {
+            self.metrics.count_limit(Limit::ConnectionsPerToken);
+            return Err(HandshakeError::TokenRateLimit { agent: identity.name, wait });
+        }
+        let Some(permit) = self.tunnel_permits.try_acquire(identity.id) else {
+            self.metrics.count_limit(Limit::TunnelsPerAgent);
+            return Err(HandshakeError::TunnelLimit { agent: identity.name });
+        };
+        let agent = AuthenticatedAgent {
+            identity,
+            token,
+            source,
+            hello,
+            tunnel: TunnelId::random(),
+            client: client.clone(),
+            _permit: permit,
+        };
+        Ok((headers, agent))
+    }
+
+    /// Returns the token of the request with the agent that holds it and the source that knows it; `None` if no agent holds it.
+    ///
+    /// The limits of the address follow the sources, so that one script in Redis counts for both limits. An address that has
+    /// to wait reaches neither Redis nor GitLab.
+    async fn authenticate(
+        &self,
+        headers: &HeaderMap,
+        client: IpAddr,
+    ) -> Result<Option<(SecretString, (AgentIdentity, Arc<dyn AgentAuthenticator>))>, HandshakeError> {
+        let (token, address) = (bearer(headers), address_key(client));
+        let recalled = match &token {
+            Some(token) => self.sources.recall(token).await,
+            None => Some(false),
+        };
+        self.check_address(self.address_rate.check(address, recalled == Some(true)))?;
+        let agent = match token {
+            Some(token) if recalled != Some(false) => {
+                self.sources.authenticate(&token).await?.map(|agent| (token, agent))
+            }
+            _ => None,
+        };
+        self.check_address(self.address_rate.admit(address, agent.is_some()).await)?;
+        Ok(agent)
+    }
+
+    /// Counts the refusal of an address, and returns it as the reason for the response.
+    fn check_address(&self, admitted: Result<(), AddressRefusal>) -> Result<(), HandshakeError> {
+        admitted.map_err(|refusal| {
+            self.metrics.count_limit(match refusal.limit {
+                AddressLimit::Connections => Limit::ConnectionsPerAddress,
+                AddressLimit::UnknownTokens => Limit::UnknownTokensPerAddress,
+            });
+            HandshakeError::AddressRateLimit(refusal)
+        })
+    }
+
+    /// Checks the version and the cluster that an agentk reports.
+    fn check_hello(&self, identity: &AgentIdentity, hello: &Hello) -> Result<(), HandshakeError> {
+        let (kas, agentk) = (env!("CARGO_PKG_VERSION"), &hello.version);
+        match VersionSkew::new(kas, agentk) {
+            VersionSkew::TooOld => return Err(HandshakeError::TooOld { agentk: agentk.clone() }),
+            VersionSkew::TooNew => return Err(HandshakeError::TooNew { agentk: agentk.clone() }),
+            VersionSkew::Served | VersionSkew::Outdated => {}
+        }
+        match self.identities.load().cluster(identity.id) {
+            Some(pinned) if hello.cluster.as_deref() != Some(pinned) => Err(HandshakeError::WrongCluster {
+                agent: identity.name.clone(),
+                pinned: pinned.to_owned(),
+                reported: hello.cluster.clone(),
+            }),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+impl ClientAddress {
+    pub(super) fn new(address: IpAddr, peer: SocketAddr) -> Self {
+        let text = if address == peer.ip().to_canonical() { peer.to_string() } else { address.to_string() };
+        Self { address, text }
+    }
+}
+
+/// Returns the token of the agent, if there is exactly one `Authorization` header with it.
+fn bearer(headers: &HeaderMap) -> Option<SecretString> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return None;
+    };
+    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| SecretString::from(token.trim()))
+}
+
+fn hello(headers: &HeaderMap) -> Result<Hello, HandshakeError> {
+    match headers.get(&header::HELLO).map(Hello::decode) {
+        Some(Ok(hello)) => Ok(hello),
+        Some(Err(error)) => {
+            Err(HandshakeError::InvalidHello(format!("the header {} is invalid: {error}", header::HELLO)))
+        }
+        None => Err(HandshakeError::InvalidHello(format!("the header {} is missing", header::HELLO))),
+    }
+}
