@@ -1,7 +1,7 @@
 //! Decides whether a caller may reach an agent, and as whom.
 //!
-//! [`AccessControl`] asks its sources in their order: the tokens of the identity file (`file`), OIDC tokens, whose rights are in
-//! the same file (`oidc`), GitLab's own requests (`rails`), and the jobs and users of GitLab (`gitlab`).
+//! [`AccessControl`] asks its sources in their order: the tokens of the identity file (`file`), GitLab's own requests (`rails`), OIDC
+//! tokens, whose rights are in the identity file (`oidc`), and the jobs and users of GitLab (`gitlab`).
 
 mod credential;
 mod file;

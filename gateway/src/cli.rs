@@ -108,7 +108,7 @@ struct ConfigFile {
 const FIRST_STEPS: &str = "\
 First steps:
   kas token new agent                   a token for agentk, and its hash for the identity file
-  kas check-config kas.yaml             check a configuration
+  kas check-config --config kas.yaml    check a configuration
   kas serve --config kas.yaml           run
   kas agents --config kas.yaml          list the connected agents
   kas kubeconfig --config kas.yaml ...  a kubeconfig for a caller

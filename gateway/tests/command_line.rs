@@ -180,10 +180,15 @@ async fn token_command_prints_matching_token_and_hash() {
     let output = timeout(SOON, hash.wait_with_output()).await.unwrap().unwrap();
     let hash = String::from_utf8(output.stdout).unwrap();
     assert!(workspace.read("identity.yaml").contains(hash.trim()), "{hash}");
-    assert_eq!(
-        workspace.stdout("check-config kas.yaml").await,
-        "kas.yaml: good; 2 agents, 1 tokens of callers\n"
-    );
+}
+
+#[tokio::test]
+async fn check_config_takes_the_file_as_option_and_as_argument() {
+    let workspace = Workspace::new().await;
+    for arguments in ["check-config --config kas.yaml", "check-config kas.yaml"] {
+        let good = "kas.yaml: good; 2 agents, 1 tokens of callers\n";
+        assert_eq!(workspace.stdout(arguments).await, good, "{arguments}");
+    }
 }
 
 #[tokio::test]

@@ -174,6 +174,7 @@ fn is_discovery(path: &str) -> bool {
 fn message(scope: &Scope, why: OutOfScope<'_>) -> String {
     let namespaces = match &*scope.namespaces {
         [only] => format!("the namespace {only}"),
+        [first, second] => format!("the namespaces {first} and {second}"),
         [first, rest @ ..] => format!("the namespace {first} and {} others", rest.len()),
         [] => "no namespace".to_owned(),
     };
@@ -266,6 +267,19 @@ mod tests {
         assert_eq!(enforcer.version(), 1, "the same scope is no new version");
         enforcer.set(None);
         assert_eq!(enforcer.check(&request).unwrap(), 2);
+    }
+
+    #[test]
+    fn message_names_one_or_two_namespaces_and_counts_more() {
+        for (namespaces, expected) in [
+            (&["a"][..], "the scope is the namespace a, without x"),
+            (&["a", "b"], "the scope is the namespaces a and b, without x"),
+            (&["a", "b", "c"], "the scope is the namespace a and 2 others, without x"),
+            (&[], "the scope is no namespace, without x"),
+        ] {
+            let scope = Scope { namespaces: namespaces.iter().map(|&name| name.into()).collect() };
+            assert_eq!(message(&scope, OutOfScope::Namespace("x")), expected);
+        }
     }
 
     #[test]

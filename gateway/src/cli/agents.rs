@@ -87,10 +87,11 @@ Examples:
     jq -r '.agents[] | select(.state != \"connected\").name'
 
 Columns:
-  STATE       connected, leaving (a draining tunnel), away,
+  STATE       connected, away,
               elsewhere (connected to other replicas only),
               never (since kas started),
-              unknown (the directory is unavailable);
+              unknown (the directory is unavailable),
+              draining (with --output wide: the tunnel will be replaced);
               with ,disabled if the kill switch stops all its requests,
               ,several-clusters if its token is used in more than one,
               ,refused if this replica has refused a tunnel of it in the

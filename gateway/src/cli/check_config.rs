@@ -18,9 +18,19 @@ use crate::app::{CheckResult, ValidatedConfig};
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct CheckConfig {
-    /// The configuration file
+    /// The configuration file of kas
+    #[arg(
+        long,
+        visible_alias = "configuration-file",
+        env = "KAS_CONFIG",
+        value_name = "FILE",
+        value_hint = ValueHint::FilePath,
+        required_unless_present = "file"
+    )]
+    config: Option<PathBuf>,
+    /// The configuration file, in place of --config
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
-    file: PathBuf,
+    file: Option<PathBuf>,
     /// Check Redis and the connections to other replicas too
     #[arg(long)]
     live: bool,
@@ -28,18 +38,20 @@ pub(super) struct CheckConfig {
 
 const EXAMPLES: &str = "\
 Examples:
+  kas check-config --config /etc/kas/kas.yaml
   kas check-config /etc/kas/kas.yaml
-  kubectl exec kas-0 -- kas check-config --live /etc/kas/kas.yaml";
+  kubectl exec kas-0 -- kas check-config --live --config /etc/kas/kas.yaml";
 
 impl CheckConfig {
     /// Runs the checks and prints the results.
     pub(super) fn run(self) -> CommandResult {
-        let checked = ValidatedConfig::read(&self.file)?;
+        let file = self.file.or(self.config).expect("clap requires one of them");
+        let checked = ValidatedConfig::read(&file)?;
         for error in checked.invalid_certificates() {
             warn(&error.to_string());
         }
         let (agents, tokens) = checked.counts();
-        print(&format!("{}: good; {agents} agents, {tokens} tokens of callers\n", self.file.display()))?;
+        print(&format!("{}: good; {agents} agents, {tokens} tokens of callers\n", file.display()))?;
         if !self.live {
             return Ok(());
         }

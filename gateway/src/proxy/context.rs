@@ -150,7 +150,10 @@ impl ProxyRequest {
 
 impl Access {
     /// Completes when the caller loses its rights, or when a rule disables the request. Returns the cause.
-    pub(super) fn cut(&self, context: &RequestContext) -> impl Future<Output = &'static str> + Send + use<> {
+    pub(super) fn ended(
+        &self,
+        context: &RequestContext,
+    ) -> impl Future<Output = &'static str> + Send + use<> {
         let (server, client) = (Arc::clone(&context.server), context.forwarded.client);
         let (grant, Destination { agent, name, service, .. }) =
             (Arc::clone(&self.grant), self.destination.clone());

@@ -137,7 +137,7 @@ fn track(
         if let Some(monitor) = monitor {
             tracked = tracked.with_budget(&context.server.budget, monitor);
         }
-        if long { tracked.with_cut(access.cut(context)) } else { tracked }
+        if long { tracked.with_cut(access.ended(context)) } else { tracked }
     })
 }
 

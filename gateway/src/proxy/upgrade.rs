@@ -54,7 +54,7 @@ impl PendingUpgrade {
         let _held = (permit, budget);
         let cut = poll_on_wake(async {
             tokio::select! {
-                cause = access.cut(&context) => tracing::debug!(cause, "upgraded connection cut"),
+                cause = access.ended(&context) => tracing::debug!(cause, "upgraded connection cut"),
                 () = over_budget.cancelled() => {}
             }
         });
