@@ -1,5 +1,6 @@
 //! Builds a replica and runs it. `shutdown` stops it.
 
+mod accept_loops;
 mod background;
 mod connection_limits;
 mod live_checks;
@@ -344,49 +345,8 @@ impl App {
         let shutdown = self.shutdown();
         let Shutdown { background, .. } = &shutdown;
         let (draining, panicked) = (background.draining.clone(), background.panicked.clone());
-        let metrics = self.callers.metrics.clone();
-        let (agents, callers) = (Arc::clone(&self.agents), Arc::clone(&self.callers));
-        let liveness = self.admin.liveness.clone();
         self.beat_on(cores);
-        let serving = listeners.agent.serve(
-            shutdown.agents.clone(),
-            cores.clone(),
-            metrics.clone(),
-            move |io, peer| {
-                let agents = Arc::clone(&agents);
-                async move { agents.serve(io, peer).await }
-            },
-        );
-        background.spawn(liveness.heartbeat("accept-agent").during(serving));
-        let serving = listeners.public.serve(
-            shutdown.callers.clone(),
-            cores.clone(),
-            metrics.clone(),
-            move |io, peer| {
-                let callers = Arc::clone(&callers);
-                async move { callers.serve(io, peer).await }
-            },
-        );
-        background.spawn(liveness.heartbeat("accept-public").during(serving));
-        if let Some(private) = listeners.private {
-            let serving = Arc::clone(&self.peer_server).listen(private, cores.clone());
-            background.spawn(liveness.heartbeat("accept-private").during(serving));
-        }
-        // The shutdown does not wait for connections of probes and API clients.
-        let unawaited = || TaskGroup { tasks: TaskTracker::new(), ..background.clone() };
-        if let Some((listener, api)) = listeners.api.zip(self.api.clone()) {
-            let server = api.server();
-            let serving = listener.serve(unawaited(), Cores::default(), metrics.clone(), move |io, peer| {
-                server.clone().serve(io, peer)
-            });
-            background.spawn(liveness.heartbeat("accept-api").during(serving));
-        }
-        let server = Arc::clone(&self.admin).server();
-        let serving =
-            listeners.observability.serve(unawaited(), Cores::default(), metrics.clone(), move |io, peer| {
-                server.clone().serve(io, peer)
-            });
-        background.spawn_in(probes, serving);
+        self.spawn_accept_loops(listeners, cores, probes, &shutdown);
         self.spawn_periodic(background);
         self.follow_files(background);
         if let Some(exporter) = self.exporter.take() {

@@ -1,4 +1,4 @@
-//! Section `agent`: the listener for tunnels, and the tunnels.
+//! Section `agent`: the listeners for tunnels and callers, the tunnels, and what kas asks GitLab about agents.
 
 use std::{borrow::Cow, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -7,11 +7,35 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_saphyr::Spanned;
 
 use super::{
-    Network, ProxyProtocol,
+    AgentConfigurationConfig, KubernetesApiConfig, Network, ProxyProtocol,
     bounds::{AnyDuration, Timeout, Within},
     schema::{NETWORK, SOCKET_ADDRESS},
 };
 use crate::addresses::AddressRules;
+
+/// Section `agent`.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AgentConfig {
+    /// The listener for tunnels.
+    #[serde(default)]
+    pub listen: AgentListen,
+    /// The listener for callers.
+    #[serde(default)]
+    pub kubernetes_api: KubernetesApiConfig,
+    /// The tunnels.
+    #[serde(default)]
+    pub tunnel: AgentTunnelConfig,
+    /// The configuration files of agents.
+    #[serde(default)]
+    pub configuration: AgentConfigurationConfig,
+    /// The time for which an answer of GitLab about an agent token is used.
+    #[serde(default = "info_cache_ttl", with = "Timeout")]
+    pub info_cache_ttl: Duration,
+    /// The time for which a token is unknown after GitLab did not know it.
+    #[serde(default = "info_cache_error_ttl", with = "Timeout")]
+    pub info_cache_error_ttl: Duration,
+}
 
 /// Section `agent.listen`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -161,6 +185,27 @@ impl AgentListen {
     pub fn addresses(&self) -> AddressRules {
         AddressRules::new(&self.trusted_proxies, self.proxy_protocol, &self.allowed_networks)
     }
+}
+
+impl Default for AgentConfig {
+    fn default() -> Self {
+        Self {
+            listen: AgentListen::default(),
+            kubernetes_api: KubernetesApiConfig::default(),
+            tunnel: AgentTunnelConfig::default(),
+            configuration: AgentConfigurationConfig::default(),
+            info_cache_ttl: info_cache_ttl(),
+            info_cache_error_ttl: info_cache_error_ttl(),
+        }
+    }
+}
+
+fn info_cache_ttl() -> Duration {
+    Duration::from_secs(300)
+}
+
+fn info_cache_error_ttl() -> Duration {
+    Duration::from_secs(60)
 }
 
 impl Default for AgentListen {
