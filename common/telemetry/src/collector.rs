@@ -7,10 +7,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::AUTHORIZATION};
-use rustls::{
-    ClientConfig, RootCertStore,
-    pki_types::{CertificateDer, pem::PemObject as _},
-};
+use rustls::{ClientConfig, RootCertStore};
 
 use crate::OtlpEndpoint;
 
@@ -116,8 +113,7 @@ fn read_token(file: &Path) -> Result<(HeaderName, HeaderValue), CollectorError> 
 
 fn read_roots(file: &Path) -> Result<Arc<ClientConfig>, CollectorError> {
     let bytes = files::read(file).map_err(|error| CollectorError::Read(file.to_owned(), error))?;
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&bytes).filter_map(Result::ok));
+    let roots = tls::pem_roots(&bytes);
     if roots.is_empty() {
         return Err(CollectorError::NoCertificate(file.to_owned()));
     }
@@ -125,20 +121,12 @@ fn read_roots(file: &Path) -> Result<Arc<ClientConfig>, CollectorError> {
 }
 
 fn system_roots() -> Result<Arc<ClientConfig>, CollectorError> {
-    let mut roots = RootCertStore::empty();
-    // Some systems ship certificates that rustls cannot parse.
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let roots = tls::system_roots();
     if roots.is_empty() { Err(CollectorError::NoRoots) } else { Ok(client_config(roots)) }
 }
 
 fn client_config(roots: RootCertStore) -> Arc<ClientConfig> {
-    let mut config = ClientConfig::builder_with_provider(tls::provider())
-        .with_safe_default_protocol_versions()
-        .expect("AWS-LC supports the default versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Arc::new(config)
+    Arc::new(tls::client_config(roots, &[b"http/1.1"]))
 }
 
 fn unreadable(error: &io::Error) -> String {

@@ -1,11 +1,12 @@
-//! The cryptography of TLS in kas and agentk. The byte streams come from tokio-rustls.
+//! The cryptography of TLS in kas and agentk, and clients with server authentication only. The byte streams come from tokio-rustls.
 #![warn(missing_docs)]
 
 use std::sync::Arc;
 
 use rustls::{
-    CipherSuite,
+    CipherSuite, ClientConfig, RootCertStore,
     crypto::{CryptoProvider, aws_lc_rs},
+    pki_types::{CertificateDer, pem::PemObject as _},
 };
 
 /// Returns AWS-LC as the provider, with AES-128 as the preferred cipher.
@@ -18,4 +19,35 @@ pub fn provider() -> Arc<CryptoProvider> {
     // The sort is stable: the other suites stay in the library's order.
     provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
     Arc::new(provider)
+}
+
+/// Returns a client that trusts `roots`, offers the protocols `alpn`, and has no certificate of its own.
+///
+/// # Panics
+///
+/// Never: AWS-LC supports the default versions of TLS.
+pub fn client_config(roots: RootCertStore, alpn: &[&[u8]]) -> ClientConfig {
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .expect("AWS-LC supports the default versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+    config
+}
+
+/// Returns the certificate authorities of the system, or none. This blocks.
+///
+/// Certificates that rustls cannot parse are left out: some systems have such.
+pub fn system_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    roots
+}
+
+/// Returns the certificates of a PEM text that rustls can parse, or none.
+pub fn pem_roots(text: &[u8]) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(CertificateDer::pem_slice_iter(text).filter_map(Result::ok));
+    roots
 }

@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use rand::seq::SliceRandom as _;
-use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
+use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream, lookup_host},
@@ -62,7 +62,8 @@ async fn connect(address: &GitalyAddress, tls: Option<Arc<ClientConfig>>) -> io:
         GitalyAddress::Tls(address) => {
             let name = ServerName::try_from(address.host.clone()).map_err(io::Error::other)?;
             let stream = connect_tcp(address).await?;
-            let mut config = tls.map_or_else(system_roots, |config| ClientConfig::clone(&config));
+            let trusting_system = || tls::client_config(tls::system_roots(), &[]);
+            let mut config = tls.map_or_else(trusting_system, |config| ClientConfig::clone(&config));
             config.alpn_protocols = vec![b"h2".to_vec()];
             Box::new(TlsConnector::from(Arc::new(config)).connect(name, stream).await?)
         }
@@ -83,16 +84,4 @@ async fn connect_tcp(address: &HostPort) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(&found[..]).await.map_err(explain)?;
     stream.set_nodelay(true)?;
     Ok(stream)
-}
-
-/// Returns a configuration that trusts the authorities of the system.
-fn system_roots() -> ClientConfig {
-    let mut roots = RootCertStore::empty();
-    // Some systems have certificates that rustls cannot parse.
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    ClientConfig::builder_with_provider(tls::provider())
-        .with_safe_default_protocol_versions()
-        .expect("the provider supports the default versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth()
 }

@@ -82,19 +82,11 @@ impl GitLabSetup {
 
 /// Returns the TLS configuration with the authorities of the system and the additional one.
 fn load(config: &Path, section: &GitLabConfig) -> Result<Arc<ClientConfig>, ConfigError> {
-    let mut roots = RootCertStore::empty();
-    // Some systems have certificates that rustls cannot parse.
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let mut roots = tls::system_roots();
     if let Some(file) = &section.ca_certificate_file {
         roots.roots.extend(read_authority(config, file)?.roots);
     }
-    let mut client = ClientConfig::builder_with_provider(tls::provider())
-        .with_safe_default_protocol_versions()
-        .expect("the provider supports the default versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    client.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Arc::new(client))
+    Ok(Arc::new(tls::client_config(roots, &[b"http/1.1"])))
 }
 
 fn read_authority(config: &Path, file: &Spanned<PathBuf>) -> Result<RootCertStore, ConfigError> {

@@ -20,10 +20,7 @@ use hyper_util::{
 };
 use proto::ErrorChain;
 use router::BoxFuture;
-use rustls::{
-    ClientConfig, RootCertStore,
-    pki_types::{CertificateDer, pem::PemObject as _},
-};
+use rustls::{ClientConfig, RootCertStore};
 use tokio::{task::spawn_blocking, time::timeout};
 
 use super::EndpointUrl;
@@ -127,15 +124,10 @@ impl HttpClient {
             return Ok(Arc::clone(config));
         }
         let authority = self.authority.clone();
-        let read = move || authority.as_deref().map_or_else(system_roots, read_roots);
+        // Without authorities of the system, only `http` works.
+        let read = move || authority.as_deref().map_or_else(|| Ok(tls::system_roots()), read_roots);
         let roots = spawn_blocking(read).await.map_err(|error| error.to_string())??;
-        let mut config = ClientConfig::builder_with_provider(tls::provider())
-            .with_safe_default_protocol_versions()
-            .expect("AWS-LC supports the default versions")
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let config = Arc::new(config);
+        let config = Arc::new(tls::client_config(roots, &[b"http/1.1"]));
         Ok(match self.authority {
             Some(_) => config,
             None => Arc::clone(self.system.get_or_init(|| config)),
@@ -157,19 +149,10 @@ impl DocumentSource for HttpClient {
 
 fn read_roots(file: &Path) -> Result<RootCertStore, String> {
     let bytes = files::read(file).map_err(|error| format!("{}: {}", file.display(), unreadable(&error)))?;
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&bytes).filter_map(Result::ok));
+    let roots = tls::pem_roots(&bytes);
     if roots.is_empty() {
         return Err(format!("{}: holds no PEM certificate that can be used", file.display()));
     }
-    Ok(roots)
-}
-
-/// Reads the authorities of the system. Without any, only `http` works.
-fn system_roots() -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    // Some systems ship certificates that rustls cannot parse.
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     Ok(roots)
 }
 

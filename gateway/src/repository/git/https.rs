@@ -27,10 +27,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use rustls::{
-    ClientConfig, RootCertStore,
-    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
-};
+use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     net::TcpStream,
     runtime::Handle,
@@ -92,26 +89,19 @@ fn read_password(file: &Path) -> Result<String, RepositoryError> {
 }
 
 fn tls(authority: Option<&Path>) -> Result<Arc<ClientConfig>, RepositoryError> {
-    let mut roots = RootCertStore::empty();
-    match authority {
+    let roots = match authority {
         Some(file) => {
             let named = |what: String| invalid(format!("{}: {what}", file.display()));
             let bytes = files::read(file).map_err(|error| named(unreadable(&error)))?;
-            roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&bytes).filter_map(Result::ok));
+            let roots = ::tls::pem_roots(&bytes);
             if roots.is_empty() {
                 return Err(named("the file has no certificate".to_owned()));
             }
+            roots
         }
-        // Some systems ship certificates that rustls cannot parse.
-        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
-    }
-    let mut config = ClientConfig::builder_with_provider(::tls::provider())
-        .with_safe_default_protocol_versions()
-        .expect("AWS-LC supports the default versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Arc::new(config))
+        None => ::tls::system_roots(),
+    };
+    Ok(Arc::new(::tls::client_config(roots, &[b"http/1.1"])))
 }
 
 /// Sends requests for a thread that may block.
