@@ -29,10 +29,7 @@ use crate::{
 #[command(after_help = DISABLE_EXAMPLES)]
 pub(super) struct Disable {
     #[command(flatten)]
-    rules: RulesFile,
-    /// The rules of all replicas, in Redis, in place of a file
-    #[arg(long, requires = "config", conflicts_with = "file")]
-    fleet: bool,
+    rules: RulesLocation,
     #[command(flatten)]
     selector: SelectorOptions,
     /// The reason, which callers receive
@@ -56,10 +53,7 @@ pub(super) struct Disable {
 #[command(after_help = ENABLE_EXAMPLES)]
 pub(super) struct Enable {
     #[command(flatten)]
-    rules: RulesFile,
-    /// The rules of all replicas, in Redis, in place of a file
-    #[arg(long, requires = "config", conflicts_with = "file")]
-    fleet: bool,
+    rules: RulesLocation,
     #[command(flatten)]
     selector: SelectorOptions,
     /// Remove every rule
@@ -94,10 +88,10 @@ Exit codes:
   69  Redis does not answer, or its rules were changed at the same time
   73  the file cannot be written";
 
-/// The file with the rules.
+/// The place of the rules: a file, or Redis.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = true)]
-struct RulesFile {
+struct RulesLocation {
     /// The file with the rules
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     file: Option<PathBuf>,
@@ -110,6 +104,9 @@ struct RulesFile {
         value_hint = ValueHint::FilePath
     )]
     config: Option<PathBuf>,
+    /// The rules of all replicas, in Redis, in place of a file
+    #[arg(long, requires = "config", conflicts_with = "file")]
+    fleet: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -136,7 +133,7 @@ impl Disable {
     /// Adds the rule to the file or to those of the fleet, or lists the rules.
     pub(super) fn run(self) -> CommandResult {
         if self.list {
-            return list(&match self.rules.fleet(self.fleet)? {
+            return list(&match self.rules.fleet()? {
                 Some(config) => fleet::read(config)?,
                 None => file::read(&self.rules.path()?)?,
             });
@@ -154,7 +151,7 @@ impl Disable {
             rules.push(rule);
             rules
         };
-        if let Some(config) = self.rules.fleet(self.fleet)? {
+        if let Some(config) = self.rules.fleet()? {
             let replicas = fleet::edit(config, |rules| rules.map(change).map_err(invalid_record))?;
             return print(&format!("{done}{}", at_replicas(replicas)));
         }
@@ -173,7 +170,7 @@ impl Enable {
             let what = "name the rule with the options of `kas disable`, or use --every-rule";
             return Err(CliError::usage(what));
         }
-        if let Some(config) = self.rules.fleet(self.fleet)? {
+        if let Some(config) = self.rules.fleet()? {
             let mut removed = Vec::new();
             let replicas = fleet::edit(config, |rules| {
                 // All rules are lifted, those of an invalid record, too.
@@ -224,11 +221,11 @@ fn invalid_record(error: String) -> CliError {
     CliError::usage(format!("{error}: `kas enable --fleet --every-rule` replaces it"))
 }
 
-impl RulesFile {
+impl RulesLocation {
     /// Returns the configuration of the fleet if the rules are those of the fleet.
-    fn fleet(&self, fleet: bool) -> Result<Option<&Path>, CliError> {
+    fn fleet(&self) -> Result<Option<&Path>, CliError> {
         let missing = || CliError::usage("name the configuration with --config: it has the address of Redis");
-        fleet.then(|| self.config.as_deref().ok_or_else(missing)).transpose()
+        self.fleet.then(|| self.config.as_deref().ok_or_else(missing)).transpose()
     }
 
     fn path(&self) -> Result<PathBuf, CliError> {
