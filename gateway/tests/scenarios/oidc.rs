@@ -1,17 +1,20 @@
 //! Callers with tokens of an OIDC issuer.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::time::Duration;
+use std::{io, sync::Arc, time::Duration};
 
 use agent::Services;
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
-use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::{Frame, Incoming};
 use serde_json::json;
 use testkit::{
     issuer::{Behavior, IssuerKey, TestIssuer, claims, now},
     world::{World, endless, text},
 };
+use tokio::sync::Notify;
 use tunnel::Body;
 
 /// An entry whose caller is the user of the token.
@@ -245,22 +248,42 @@ async fn change_of_the_identity_file_applies_to_cached_tokens_and_watches() {
 /// The clock of tokens is that of the machine: this test waits for it.
 #[tokio::test]
 async fn token_that_expires_is_refused_while_its_watch_goes_on() {
+    let second_event = Arc::new(Notify::new());
+    let cluster = watched(Arc::clone(&second_event));
     let key = IssuerKey::ec("a");
     let world = World::with_issuer(&TestIssuer::new(&[&key]), "leeway: 0s");
     world.set_callers(APP);
-    let _agent = world.agent(services()).await;
+    let _agent = world.agent(cluster).await;
     let token = key.token(&claims(json!({"project": "app", "exp": now() + 3})));
     let mut watch = watch(&world, &token).await;
-    while now() < now_of(&token) {
+    while now() < expiry(&token) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let (code, body) = refusal(&world, &token).await;
     assert!(code == 401 && body.contains("(expired)"), "{body}");
-    assert!(tokio::time::timeout(Duration::from_millis(50), watch.frame()).await.is_err(), "it goes on");
+    second_event.notify_one();
+    let frame = watch.frame().await.expect("the watch has not ended").expect("it was not cut");
+    assert_eq!(frame.into_data().unwrap(), "second");
+}
+
+/// A cluster whose watches have a second event after a notification.
+fn watched(second_event: Arc<Notify>) -> Services {
+    Services::new().with_fn("kubernetes", move |_: Request<Body>| {
+        let second_event = Arc::clone(&second_event);
+        async move {
+            let event =
+                |text: &'static str| Ok::<_, io::Error>(Frame::data(Bytes::from_static(text.as_bytes())));
+            let second = stream::once(async move {
+                second_event.notified().await;
+                event("second")
+            });
+            Response::new(Body::new(StreamBody::new(stream::iter([event("first")]).chain(second))))
+        }
+    })
 }
 
 /// Returns the time at which a token expires.
-fn now_of(token: &str) -> u64 {
+fn expiry(token: &str) -> u64 {
     use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
     let claims = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
     let claims: serde_json::Value = serde_json::from_slice(&claims).unwrap();
