@@ -120,6 +120,27 @@ fn functions_that_the_architecture_names_exist() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
+/// The documents name an item and its file as in `Owner::function` (`path/of/file.rs`).
+#[test]
+fn named_items_are_in_the_named_files() {
+    let mut checked = 0;
+    for name in ["docs/architecture.md", "docs/security.md"] {
+        let text = prose(&root().join(name));
+        let words: Vec<&str> = text.split('`').collect();
+        let pairs = words.windows(3).skip(1).step_by(2).filter(|words| words[1].trim() == "(");
+        for (item, file) in pairs.map(|words| (words[0], words[2])).filter(|(_, file)| file.ends_with(".rs"))
+        {
+            let item = item.rsplit("::").next().unwrap();
+            let kinds = ["fn ", "struct ", "enum ", "trait ", "const ", "type "];
+            let source = fs::read_to_string(root().join(file)).unwrap();
+            let found = kinds.iter().any(|kind| source.contains(&format!("{kind}{item}")));
+            assert!(found, "{name}: {file} has no {item}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 20, "{checked}");
+}
+
 /// Collects the numbers of `fn attack_01_…` below a folder.
 fn tested_attacks(folder: &Path, numbers: &mut BTreeSet<String>) {
     for entry in fs::read_dir(folder).unwrap() {
