@@ -274,7 +274,7 @@ static UPSTREAM_TIMES: [f64; 13] =
 
 #[derive(Clone, Copy)]
 enum StatusClass {
-    Switched,
+    Informational,
     Success,
     Redirect,
     Client,
@@ -284,11 +284,11 @@ enum StatusClass {
 
 impl StatusClass {
     const ALL: [Self; 6] =
-        [Self::Switched, Self::Success, Self::Redirect, Self::Client, Self::Server, Self::Failed];
+        [Self::Informational, Self::Success, Self::Redirect, Self::Client, Self::Server, Self::Failed];
 
     fn of(status: StatusCode) -> Self {
         match status.as_u16() / 100 {
-            1 => Self::Switched,
+            1 => Self::Informational,
             2 => Self::Success,
             3 => Self::Redirect,
             4 => Self::Client,
@@ -298,7 +298,7 @@ impl StatusClass {
 
     const fn as_str(self) -> &'static str {
         match self {
-            Self::Switched => "1xx",
+            Self::Informational => "1xx",
             Self::Success => "2xx",
             Self::Redirect => "3xx",
             Self::Client => "4xx",

@@ -38,7 +38,7 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use self::limits::{CallLimits, Turn};
+use self::limits::{CallLimits, CallQueue};
 pub use self::{
     address::{GitalyAddress, HostPort, InvalidAddress},
     references::{ReferenceError, ReferenceScanner, Resolved},
@@ -58,7 +58,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The prefix of the metadata that GitLab may add to calls. Other keys could change the meaning of a call.
 const FEATURE_PREFIX: &str = "gitaly-feature-";
 
-/// How to reach the Gitaly server of a repository, as GitLab sends it.
+/// The address and the credential of the Gitaly server of a repository, as GitLab sends them.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct GitalyServer {
@@ -83,7 +83,7 @@ pub struct GitalyClient {
 struct ServerConnection {
     channel: Channel,
     /// The calls to this server that wait for its limit, one after the other.
-    turn: Turn,
+    queue: CallQueue,
 }
 
 /// The error of a call.
@@ -123,7 +123,7 @@ impl GitalyClient {
     {
         let address: GitalyAddress = server.address.parse()?;
         let connection = self.connection(&address).await;
-        self.limits.admit(&address, &connection.turn, agent).await.map_err(CallError::RateLimited)?;
+        self.limits.admit(&address, &connection.queue, agent).await.map_err(CallError::RateLimited)?;
 
         let mut request = Request::new(message);
         add_metadata(&mut request, server);
@@ -138,7 +138,7 @@ impl GitalyClient {
     async fn connection(&self, address: &GitalyAddress) -> Arc<ServerConnection> {
         let open = async {
             let channel = connect::channel(address.clone(), self.tls.clone());
-            Arc::new(ServerConnection { channel, turn: Turn::default() })
+            Arc::new(ServerConnection { channel, queue: CallQueue::default() })
         };
         self.servers.get_with_by_ref(address, open).await
     }

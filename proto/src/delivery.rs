@@ -1,6 +1,6 @@
-//! How far a request that got no response went, which decides whether a retry can do harm.
+//! The progress of a request without a response, which decides whether a retry can do harm.
 
-/// How far a request that got no response went.
+/// The progress of a request without a response.
 ///
 /// The tunnel reports it with each error, and the retry policy of kas depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -104,7 +104,7 @@ impl GitLabAuthorizer {
         let asked = AtomicBool::new(false);
         let lookup = async |previous: Option<Arc<GitLabCaller>>| {
             asked.store(true, Relaxed);
-            match self.ask(credential, kind, agent).await {
+            match self.request(credential, kind, agent).await {
                 Ok(info) => Ok(GitLabCaller::new(credential, info, &self.in_flight, previous)),
                 Err(error) => {
                     // The streams of a caller go on while GitLab does not answer.
@@ -119,8 +119,8 @@ impl GitLabAuthorizer {
         Ok((caller, asked.load(Relaxed)))
     }
 
-    /// Asks GitLab who holds the credential.
-    async fn ask(
+    /// Requests the holder of the credential from GitLab.
+    async fn request(
         &self,
         credential: &Credential,
         kind: CredentialKind,

@@ -222,7 +222,7 @@ fn read_secret(file: &Path) -> Result<SecretString, CliError> {
 }
 
 /// Prints a line for the user. Standard output is for kubectl.
-fn tell(text: &str) {
+fn print_notice(text: &str) {
     // If standard error is closed, the user does not see the line.
     let _ = writeln!(std::io::stderr(), "{text}");
 }

@@ -58,7 +58,7 @@ impl GitLabEnvironments {
         token: &GitLabToken,
     ) -> Result<Vec<Environment>, EnvironmentError> {
         let answer = async {
-            let result = self.ask(project, name, token).await;
+            let result = self.request(project, name, token).await;
             let ttl = match &result {
                 Ok(_) => self.ttl,
                 Err(EnvironmentError::Unavailable(error)) => error.retry_after.min(self.error_ttl),
@@ -72,7 +72,8 @@ impl GitLabEnvironments {
         entry.into_value().result.clone()
     }
 
-    async fn ask(
+    /// Requests the environments of a project from GitLab.
+    async fn request(
         &self,
         project: &str,
         name: Option<&str>,

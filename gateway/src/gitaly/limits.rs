@@ -21,13 +21,13 @@ const PER_AGENT: (u32, u32) = (2, 20);
 
 /// The calls that wait for one limit, in the order of their arrival. Only the first one uses the limiter, and so Redis.
 #[derive(Debug)]
-pub(super) struct Turn(Semaphore);
+pub(super) struct CallQueue(Semaphore);
 
 /// Delays calls above the limits. With Redis, the limits are those of all replicas together.
 #[derive(Debug)]
 pub(super) struct CallLimits {
     global: KeyedRateLimiter,
-    global_turn: Turn,
+    global_queue: CallQueue,
     per_server: KeyedRateLimiter,
     per_agent: KeyedRateLimiter,
 }
@@ -37,7 +37,7 @@ impl CallLimits {
         let GitalyConfig { global_api_rate_limit: global, per_server_api_rate_limit: server } = config;
         Self {
             global: limiter((global.refill_rate_per_second, global.bucket_size), redis),
-            global_turn: Turn::default(),
+            global_queue: CallQueue::default(),
             per_server: limiter((server.refill_rate_per_second, server.bucket_size), redis),
             per_agent: limiter(PER_AGENT, redis),
         }
@@ -51,7 +51,7 @@ impl CallLimits {
     pub(super) async fn admit(
         &self,
         server: &GitalyAddress,
-        server_turn: &Turn,
+        server_queue: &CallQueue,
         agent: Option<AgentId>,
     ) -> Result<(), &'static str> {
         let mut limit = "per_server_api_rate_limit";
@@ -60,25 +60,25 @@ impl CallLimits {
                 wait(&self.per_agent, digest("agent", &agent.to_string())).await;
             }
             {
-                let _turn = server_turn.wait().await;
+                let _permit = server_queue.acquire().await;
                 wait(&self.per_server, digest("server", &server.to_string())).await;
             }
             limit = "global_api_rate_limit";
-            let _turn = self.global_turn.wait().await;
+            let _permit = self.global_queue.acquire().await;
             wait(&self.global, digest("global", "")).await;
         };
         timeout(MAX_WAIT, admitted).await.map_err(|_| limit)
     }
 }
 
-impl Default for Turn {
+impl Default for CallQueue {
     fn default() -> Self {
         Self(Semaphore::new(1))
     }
 }
 
-impl Turn {
-    async fn wait(&self) -> SemaphorePermit<'_> {
+impl CallQueue {
+    async fn acquire(&self) -> SemaphorePermit<'_> {
         self.0.acquire().await.expect("never closed")
     }
 }
@@ -112,14 +112,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn server_has_a_burst_and_then_a_steady_rate() {
-        let (limits, turn) = (limits(), Turn::default());
+        let (limits, queue) = (limits(), CallQueue::default());
         let (server, start) = ("tcp://a:1".parse().unwrap(), Instant::now());
         for _ in 0..40 {
-            limits.admit(&server, &turn, None).await.unwrap();
+            limits.admit(&server, &queue, None).await.unwrap();
         }
         assert_eq!(start.elapsed(), Duration::ZERO);
         for _ in 0..15 {
-            limits.admit(&server, &turn, None).await.unwrap();
+            limits.admit(&server, &queue, None).await.unwrap();
         }
         assert!((start.elapsed().as_secs_f64() - 1.0).abs() < 0.1, "{:?}", start.elapsed());
     }
@@ -129,29 +129,29 @@ mod tests {
         let (limits, start) = (limits(), Instant::now());
         for server in 0..100 {
             let server = format!("tcp://gitaly-{server}:1").parse().unwrap();
-            limits.admit(&server, &Turn::default(), None).await.unwrap();
+            limits.admit(&server, &CallQueue::default(), None).await.unwrap();
         }
         assert!((start.elapsed().as_secs_f64() - 1.0).abs() < 0.1, "{:?}", start.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_agent_does_not_delay_another() {
-        let (limits, turn) = (limits(), Turn::default());
+        let (limits, queue) = (limits(), CallQueue::default());
         let (server, start) = ("tcp://a:1".parse().unwrap(), Instant::now());
         for _ in 0..22 {
-            limits.admit(&server, &turn, Some(AgentId(1))).await.unwrap();
+            limits.admit(&server, &queue, Some(AgentId(1))).await.unwrap();
         }
         assert!((start.elapsed().as_secs_f64() - 1.0).abs() < 0.1, "{:?}", start.elapsed());
         let later = Instant::now();
-        limits.admit(&server, &turn, Some(AgentId(2))).await.unwrap();
+        limits.admit(&server, &queue, Some(AgentId(2))).await.unwrap();
         assert_eq!(later.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
     async fn wait_is_bounded_and_names_its_limit() {
-        let (limits, turn) = (limits(), Turn::default());
+        let (limits, queue) = (limits(), CallQueue::default());
         let server = "tcp://a:1".parse().unwrap();
-        let calls = (0..1000).map(|_| limits.admit(&server, &turn, None));
+        let calls = (0..1000).map(|_| limits.admit(&server, &queue, None));
         let results = futures_util::future::join_all(calls).await;
         let refused: Vec<_> = results.into_iter().filter_map(Result::err).collect();
         // 40 at once, and 15 in each of 20 s.

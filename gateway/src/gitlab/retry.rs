@@ -1,4 +1,4 @@
-//! When a failed request to GitLab is sent again.
+//! Decides whether a failed request to GitLab is sent again, and after which time.
 
 use std::time::Duration;
 

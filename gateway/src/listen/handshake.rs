@@ -130,7 +130,7 @@ async fn peek(connection: &TcpStream) -> io::Result<Option<u8>> {
     Ok((read == 1).then_some(first[0]))
 }
 
-/// Responds to a client whose address is not allowed, before TLS, in which it would be a stranger too.
+/// Responds to a client whose address is not allowed, before TLS, because the handshake would not change its address.
 async fn refuse(connection: TcpStream, client: IpAddr) -> io::Result<()> {
     match peek(&connection).await? {
         Some(TLS_HANDSHAKE) => send_last(connection, &ACCESS_DENIED).await,

@@ -132,11 +132,11 @@ pub(crate) fn environments(state: &State, request: &KasRequest) -> Result<Answer
             project.environments.iter().filter(|environment| environment.name == name).collect()
         }
     };
-    let found = found.into_iter().map(|environment| rest(project, environment));
+    let found = found.into_iter().map(|environment| rest_environment(project, environment));
     Ok((200, found.collect()))
 }
 
-fn rest(project: &Project, environment: &ProjectEnvironment) -> Value {
+fn rest_environment(project: &Project, environment: &ProjectEnvironment) -> Value {
     let ProjectEnvironment { id, name, slug, tier, place } = environment;
     let mut value = json!({
         "id": id, "name": name, "slug": slug, "tier": tier, "state": "available", "project": {"id": project.id},

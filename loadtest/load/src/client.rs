@@ -87,7 +87,7 @@ impl Connection {
         match head.framing {
             Framing::Length(length) => self.discard(length).await,
             Framing::Chunked => self.chunks().await,
-            Framing::UntilClose => self.rest().await,
+            Framing::UntilClose => self.discard_to_end().await,
         }
     }
 
@@ -134,7 +134,7 @@ impl Connection {
         Ok(total)
     }
 
-    async fn rest(&mut self) -> Result<u64, LoadError> {
+    async fn discard_to_end(&mut self) -> Result<u64, LoadError> {
         let mut total = 0;
         loop {
             total += self.discard((self.end - self.start) as u64).await?;

@@ -36,7 +36,7 @@ impl Controller {
     }
 
     /// Reconciles until all pods run, without waiting for their start times.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn reconcile_all(&mut self) {
         let mut before = None;
         loop {
             self.reconcile(Duration::ZERO);
@@ -165,19 +165,20 @@ impl Controller {
 
     fn edit(&self, key: &Key, uid: &str, edit: impl FnOnce(&mut Value)) {
         let edited = self.cluster.store.put(key, WriteMode::Commit, |present| {
-            let mut object = present.filter(|object| object["metadata"]["uid"] == uid).ok_or(Gone)?.clone();
+            let mut object =
+                present.filter(|object| object["metadata"]["uid"] == uid).ok_or(ConflictError)?.clone();
             edit(&mut object);
             Ok(object)
         });
         // The pod may have been deleted meanwhile.
-        if let Err(Gone) = edited {
+        if let Err(ConflictError) = edited {
             tracing::debug!(?key, "gone");
         }
     }
 
     fn delete(&self, key: &Key, pod: &Value) {
         let same = |present: &Value| {
-            if present["metadata"]["uid"] == pod["metadata"]["uid"] { Ok(()) } else { Err(Gone) }
+            if present["metadata"]["uid"] == pod["metadata"]["uid"] { Ok(()) } else { Err(ConflictError) }
         };
         if !matches!(self.cluster.store.remove(key, WriteMode::Commit, same), Ok(Some(_))) {
             tracing::debug!(?key, "gone");
@@ -192,7 +193,7 @@ const BURST: Duration = Duration::from_millis(10);
 
 /// The object was changed or deleted meanwhile.
 #[derive(Debug)]
-struct Gone;
+struct ConflictError;
 
 /// Returns the number of replicas in the specification.
 fn wanted(deployment: &Value) -> usize {
@@ -200,8 +201,7 @@ fn wanted(deployment: &Value) -> usize {
     usize::try_from(replicas).unwrap_or_default()
 }
 
-/// Computes the status from the pods. It equals the existing one, including times, if nothing changed.
-/// Returns the status of a deployment.
+/// Returns the status of a deployment, computed from its pods. It equals the existing one, including times, if nothing changed.
 fn status<'pods>(deployment: &Value, pods: impl Iterator<Item = &'pods Value>) -> Value {
     let wanted = wanted(deployment);
     let hash = pods::template_hash(deployment);

@@ -60,7 +60,7 @@ impl Simulator {
         let cluster = Arc::new(Cluster::default());
         cluster::plant(&cluster.store).map_err(io::Error::other)?;
         let mut controller = Controller::new(Arc::clone(&cluster));
-        controller.settle();
+        controller.reconcile_all();
         cluster.tasks.spawn(controller.run());
         cluster.tasks.spawn(accept(listener, Arc::clone(&cluster)));
         Ok(Self { address, cluster })

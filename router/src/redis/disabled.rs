@@ -2,7 +2,7 @@
 //! after an event, and keeps it while Redis is away.
 //!
 //! Redis may lose the record. The first replica that notices it writes the record that it uses back. A newer version always
-//! replaces an older one. This module knows nothing about rules: whoever uses the record decides whether it is valid.
+//! replaces an older one. This module does not parse the rules: the user of the record decides whether it is valid.
 
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use url::form_urlencoded::Serializer;
 use super::{
     callback::{CallbackServer, RedirectUri},
     oauth::{LoginError, OauthClient, Tokens},
-    tell,
+    print_notice,
 };
 use crate::oidc::EndpointUrl;
 
@@ -37,7 +37,7 @@ pub(super) async fn log_in(
         .extend_pairs(parameters);
     let separator = if endpoint.uri().query().is_some() { '&' } else { '?' };
     let url = format!("{endpoint}{separator}{}", query.finish());
-    tell(&format!("To log in, open this page in a browser on this machine:\n{url}"));
+    print_notice(&format!("To log in, open this page in a browser on this machine:\n{url}"));
     open(&url);
 
     let code = server.wait(&state, &client.issuer).await?;

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-use super::{super::error::CliError, oauth::Tokens, tell};
+use super::{super::error::CliError, oauth::Tokens, print_notice};
 
 /// The file of one session.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl TokenCache {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                tell("kas: another process logs in: waiting for it");
+                print_notice("kas: another process logs in: waiting for it");
                 lock.lock().map_err(failed)?;
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),

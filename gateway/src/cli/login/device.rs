@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     oauth::{LoginError, OauthClient, Tokens},
-    printable, tell,
+    print_notice, printable,
 };
 use crate::oidc::{EndpointUrl, FetchError};
 
@@ -43,7 +43,7 @@ pub(super) async fn log_in(
         .map_err(|error| FetchError::invalid("the response of the device endpoint", &error))?;
     let code = printable(&device.user_code);
     let url = device.verification_uri_complete.as_ref().unwrap_or(&device.verification_uri);
-    tell(&format!("To log in, open {url} and check or enter the code {code}"));
+    print_notice(&format!("To log in, open {url} and check or enter the code {code}"));
 
     let end = Instant::now() + Duration::from_secs(device.expires_in).min(MAX_TIME);
     let mut interval = Duration::from_secs(device.interval.clamp(1, 60));
