@@ -14,7 +14,9 @@ use router::{LocalTunnels, RequestsInFlight, RouteStore, TunnelView};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    agent_locations::{AgentDirectory, AgentLocations, AgentOwner, AgentState, KnownAgent, rfc3339},
+    agent_locations::{
+        AgentDirectory, AgentLocations, AgentOwner, AgentState, KnownAgent, ReportedInfo, rfc3339,
+    },
     agents::{AgentConflicts, AgentServer, RefusedTunnel},
     configuration::{ConfigurationService, ConfigurationStatus},
     disabled::KillSwitch,
@@ -79,7 +81,7 @@ pub struct AgentStatus {
     pub configuration: Option<ConfigurationStatus>,
 }
 
-/// One tunnel. The agent reports the fields from `instance` to `scope` itself, and is not trusted.
+/// One tunnel.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TunnelStatus {
     /// The id of the tunnel in the logs of kas and agentk.
@@ -91,24 +93,13 @@ pub struct TunnelStatus {
     pub since: SystemTime,
     /// True if the tunnel drains.
     pub draining: bool,
-    /// The agentk process.
+    /// The agentk process, which reports this id and the next fields itself.
     pub instance: InstanceId,
     /// The index of the tunnel in the process, from 0.
     pub index: u16,
-    /// The version of agentk.
-    pub version: String,
-    /// The namespace of the pod.
-    pub pod_namespace: Option<String>,
-    /// The name of the pod.
-    pub pod_name: Option<String>,
-    /// The version of the cluster.
-    pub kubernetes_version: Option<String>,
-    /// The UID of the cluster's namespace `kube-system`.
-    #[serde(default)]
-    pub cluster: Option<String>,
-    /// The part of the cluster that the process serves.
-    #[serde(default)]
-    pub scope: Option<String>,
+    /// The version, the pod and the cluster of the process.
+    #[serde(flatten)]
+    pub reported: ReportedInfo,
     /// The last measured round trip, in milliseconds.
     pub round_trip_ms: Option<f64>,
     /// The services of the tunnel.
@@ -187,10 +178,10 @@ impl AgentLister {
 
 /// Returns the clusters of an agent, if there are several.
 fn several_clusters(tunnels: &[TunnelStatus], elsewhere: &[AgentOwner]) -> Vec<String> {
-    let here = tunnels.iter().filter_map(|tunnel| tunnel.cluster.clone());
+    let here = tunnels.iter().filter_map(|tunnel| tunnel.reported.cluster.clone());
     let instances = elsewhere.iter().flat_map(|owner| &owner.instances);
     let clusters: BTreeSet<String> =
-        here.chain(instances.filter_map(|instance| instance.cluster.clone())).collect();
+        here.chain(instances.filter_map(|instance| instance.reported.cluster.clone())).collect();
     if clusters.len() < 2 { Vec::new() } else { clusters.into_iter().collect() }
 }
 
@@ -209,12 +200,7 @@ impl TunnelStatus {
             draining: view.is_draining(),
             instance: hello.instance,
             index: hello.tunnel_index,
-            version: hello.version.clone(),
-            pod_namespace: hello.pod_namespace.clone(),
-            pod_name: hello.pod_name.clone(),
-            kubernetes_version: hello.kubernetes_version.clone(),
-            cluster: hello.cluster.clone(),
-            scope: hello.scope.as_ref().map(ToString::to_string),
+            reported: hello.into(),
             round_trip_ms: tunnel.round_trip().map(|took| took.as_micros() as f64 / 1000.0),
             services: view.services().filter(|(name, _)| !name.is_internal()).map(service).collect(),
         }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
-use proto::{AgentId, AgentName, InstanceId, ReplicaId};
+use proto::{AgentId, AgentName, Hello, InstanceId, ReplicaId};
 use router::{InstanceList, ProjectAgent, ProjectAgentList, ReplicaInstances, RouteStore};
 use serde::{Deserialize, Serialize};
 
@@ -53,11 +53,9 @@ pub struct AgentOwner {
     pub instances: Vec<InstanceInfo>,
 }
 
-/// One agentk process. It reports all fields but `since` and `tunnels` itself, and is not trusted.
+/// Facts that an agentk process reports about itself. They are not trusted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InstanceInfo {
-    /// The id of the process.
-    pub id: InstanceId,
+pub struct ReportedInfo {
     /// The version of agentk.
     pub version: String,
     /// The namespace of the pod.
@@ -72,6 +70,16 @@ pub struct InstanceInfo {
     /// The part of the cluster that the process serves.
     #[serde(default)]
     pub scope: Option<String>,
+}
+
+/// One agentk process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceInfo {
+    /// The id of the process, which it reports itself.
+    pub id: InstanceId,
+    /// Its version, its pod and its cluster.
+    #[serde(flatten)]
+    pub reported: ReportedInfo,
     /// The time at which the oldest of its tunnels to the replica was opened.
     #[serde(with = "rfc3339")]
     pub since: SystemTime,
@@ -188,6 +196,19 @@ impl AgentLocations {
     }
 }
 
+impl From<&Hello> for ReportedInfo {
+    fn from(hello: &Hello) -> Self {
+        Self {
+            version: hello.version.clone(),
+            pod_namespace: hello.pod_namespace.clone(),
+            pod_name: hello.pod_name.clone(),
+            kubernetes_version: hello.kubernetes_version.clone(),
+            cluster: hello.cluster.clone(),
+            scope: hello.scope.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
 impl From<router::Instance> for InstanceInfo {
     fn from(instance: router::Instance) -> Self {
         let router::Instance {
@@ -201,7 +222,8 @@ impl From<router::Instance> for InstanceInfo {
             since,
             tunnels,
         } = instance;
-        Self { id, version, pod_namespace, pod_name, kubernetes_version, cluster, scope, since, tunnels }
+        let reported = ReportedInfo { version, pod_namespace, pod_name, kubernetes_version, cluster, scope };
+        Self { id, reported, since, tunnels }
     }
 }
 

@@ -118,7 +118,7 @@ impl KnownConnections {
             owners.retain(|owner| owner.replica != replica);
             if !owners.is_empty() {
                 let instances = owners.into_iter().flat_map(|owner| owner.instances);
-                let instances = instances.map(|instance| (instance.id, instance.version)).collect();
+                let instances = instances.map(|instance| (instance.id, instance.reported.version)).collect();
                 self.elsewhere.insert(id, instances);
                 self.connected(identities, id, &name, project, now);
             }

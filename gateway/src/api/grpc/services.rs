@@ -115,14 +115,15 @@ async fn connected(api: &ApiServer, mut agents: Vec<AgentId>) -> Result<GetConne
 }
 
 fn info(agent: AgentId, project: u64, instance: InstanceInfo) -> ConnectedAgentInfo {
-    let since = instance.since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let id = u128::from_str_radix(&instance.id.to_string(), 16).unwrap_or_default();
+    let InstanceInfo { id, reported, since, .. } = instance;
+    let since = since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let id = u128::from_str_radix(&id.to_string(), 16).unwrap_or_default();
     ConnectedAgentInfo {
         agent_meta: Some(AgentMeta {
-            version: instance.version,
-            pod_namespace: instance.pod_namespace.unwrap_or_default(),
-            pod_name: instance.pod_name.unwrap_or_default(),
-            kubernetes_version: instance.kubernetes_version.map(kubernetes_version),
+            version: reported.version,
+            pod_namespace: reported.pod_namespace.unwrap_or_default(),
+            pod_name: reported.pod_name.unwrap_or_default(),
+            kubernetes_version: reported.kubernetes_version.map(kubernetes_version),
         }),
         connected_at: Some(Timestamp { seconds: since.as_secs().cast_signed() }),
         // 63 bits of a random number.

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::SystemTime};
 use super::super::table::{Table, age, milliseconds};
 use crate::{
     agent_list::{AgentList, AgentStatus, ServiceLoad, TunnelStatus},
-    agent_locations::{AgentState, InstanceInfo},
+    agent_locations::{AgentState, InstanceInfo, ReportedInfo},
     agents::VersionSkew,
 };
 
@@ -30,11 +30,10 @@ pub(super) fn summary(listing: &AgentList) -> String {
         let services = || tunnels.iter().flat_map(|tunnel| &tunnel.services);
         let slowest = tunnels.iter().filter_map(|tunnel| tunnel.round_trip_ms).reduce(f64::max);
         let instances = || agent.elsewhere.iter().flat_map(|holder| &holder.instances);
-        let versions = tunnels.iter().map(|tunnel| &tunnel.version);
-        let versions = versions.chain(instances().map(|instance| &instance.version));
-        let versions: Vec<String> = versions.map(|version| agentk_version(version, listing)).collect();
-        let scopes = tunnels.iter().map(|tunnel| &tunnel.scope).chain(instances().map(|i| &i.scope));
-        let clusters = tunnels.iter().map(|tunnel| &tunnel.kubernetes_version);
+        let here = || tunnels.iter().map(|tunnel| &tunnel.reported);
+        let processes = || here().chain(instances().map(|instance| &instance.reported));
+        let versions: Vec<String> =
+            processes().map(|process| agentk_version(&process.version, listing)).collect();
         let count = tunnels.len() + instances().map(|instance| usize::from(instance.tunnels)).sum::<usize>();
         let some = |text: String| if tunnels.is_empty() { String::new() } else { text };
         table.row([
@@ -47,8 +46,8 @@ pub(super) fn summary(listing: &AgentList) -> String {
             some(in_flight(services())),
             slowest.map(milliseconds).unwrap_or_default(),
             distinct(versions.iter().map(String::as_str)),
-            distinct(clusters.chain(instances().map(|i| &i.kubernetes_version)).filter_map(Option::as_deref)),
-            distinct(scopes.filter_map(Option::as_deref)),
+            distinct(processes().filter_map(|process| process.kubernetes_version.as_deref())),
+            distinct(processes().filter_map(|process| process.scope.as_deref())),
             distinct(services().map(|service| service.name.as_str())),
         ]);
     }
@@ -87,9 +86,9 @@ pub(super) fn wide(listing: &AgentList) -> String {
                 since(tunnel.since, listing.time),
                 tunnel.peer.clone(),
                 format!("{}#{}", short(&tunnel.instance.to_string()), tunnel.index),
-                pod(tunnel.pod_namespace.as_deref(), tunnel.pod_name.as_deref()),
-                agentk_version(&tunnel.version, listing),
-                tunnel.kubernetes_version.clone().unwrap_or_default(),
+                pod(&tunnel.reported),
+                agentk_version(&tunnel.reported.version, listing),
+                tunnel.reported.kubernetes_version.clone().unwrap_or_default(),
                 tunnel.round_trip_ms.map(milliseconds).unwrap_or_default(),
                 by_service(tunnel),
             ]);
@@ -131,9 +130,9 @@ fn other_replica_cells(
     ]);
     cells[8..12].clone_from_slice(&[
         short(&instance.id.to_string()),
-        pod(instance.pod_namespace.as_deref(), instance.pod_name.as_deref()),
-        agentk_version(&instance.version, listing),
-        instance.kubernetes_version.clone().unwrap_or_default(),
+        pod(&instance.reported),
+        agentk_version(&instance.reported.version, listing),
+        instance.reported.kubernetes_version.clone().unwrap_or_default(),
     ]);
     cells
 }
@@ -202,8 +201,8 @@ fn distinct<'a>(values: impl Iterator<Item = &'a str>) -> String {
     values.into_iter().collect::<Vec<_>>().join(",")
 }
 
-fn pod(namespace: Option<&str>, name: Option<&str>) -> String {
-    [namespace, name].into_iter().flatten().collect::<Vec<_>>().join("/")
+fn pod(ReportedInfo { pod_namespace, pod_name, .. }: &ReportedInfo) -> String {
+    [pod_namespace, pod_name].into_iter().flatten().map(String::as_str).collect::<Vec<_>>().join("/")
 }
 
 /// Returns the beginning of an id, which is enough to find it in the logs.
