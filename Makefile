@@ -88,6 +88,10 @@ acceptance: ## Install, upgrade, rotate and remove both charts under load in KUB
 	deploy/image --programs $(ACCEPTANCE_PROGRAMS) --output target/acceptance --tag acceptance
 	deploy/charts/acceptance/run --images target/acceptance --tag acceptance
 
+.PHONY: skew
+skew: ## Versions OLDER and NEWER (the last two tags) work together: builds both in target/skew, runs the reading group both ways
+	./.ci/skew $(OLDER) $(NEWER)
+
 E2E_LARGE_MIB ?= 1024
 
 .PHONY: e2e-large
