@@ -103,8 +103,15 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
                 break end;
             }
             if self.starved {
-                let filled = ready!(self.io.poll_fill(cx))?;
-                self.keepalive_state.add_received(filled);
+                match ready!(self.io.poll_fill(cx)) {
+                    Ok(filled) => self.keepalive_state.add_received(filled),
+                    // The end of a TLS connection without `close_notify`.
+                    Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                        self.end = Some(StreamEnd::Aborted);
+                        continue;
+                    }
+                    Err(error) => return Poll::Ready(Err(error)),
+                }
                 self.starved = false;
             }
             let Poll::Ready(message) = self.poll_with(cx, |context, stream| context.read(stream)) else {

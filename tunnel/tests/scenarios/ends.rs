@@ -1,7 +1,12 @@
 //! The reason with which each end of a tunnel closes.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::time::Duration;
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use crate::support::{endless, get, pair};
 use bytes::Bytes;
@@ -9,7 +14,7 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use http::Response;
 use http_body_util::BodyExt as _;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf},
     task::JoinHandle,
     time::{sleep, timeout},
 };
@@ -21,7 +26,7 @@ use tokio_tungstenite::{
     },
 };
 use tunnel::{
-    Body, CloseReason, TunnelConfig,
+    Body, CloseReason, TunnelConfig, forward_write,
     websocket::{Role, WebSocket},
 };
 
@@ -43,6 +48,14 @@ async fn kas() -> (JoinHandle<CloseReason>, WebSocketStream<DuplexStream>) {
 /// agentk's end of a tunnel, and the WebSocket of the other end.
 async fn agentk() -> (JoinHandle<CloseReason>, WebSocketStream<DuplexStream>) {
     let (ours, theirs) = tokio::io::duplex(64 << 10);
+    agentk_on(ours, theirs).await
+}
+
+/// The same on a byte stream of the caller.
+async fn agentk_on(
+    ours: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    theirs: DuplexStream,
+) -> (JoinHandle<CloseReason>, WebSocketStream<DuplexStream>) {
     let socket = WebSocket::new(ours, Bytes::new(), Role::Client);
     let (server, drain) = tunnel::accept(socket, &TunnelConfig::default());
     let running = tokio::spawn(async move {
@@ -54,6 +67,32 @@ async fn agentk() -> (JoinHandle<CloseReason>, WebSocketStream<DuplexStream>) {
     // The SETTINGS and the first PING of agentk are sent while the clock is paused.
     sleep(Duration::from_secs(1)).await;
     (running, theirs)
+}
+
+/// A stream whose end is an error, as that of TLS without `close_notify`.
+struct Truncated {
+    inner: DuplexStream,
+}
+
+impl AsyncRead for Truncated {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.inner).poll_read(cx, buffer))?;
+        let ended = buffer.filled().len() == before;
+        Poll::Ready(if ended { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) })
+    }
+}
+
+impl AsyncWrite for Truncated {
+    forward_write!(inner);
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
 }
 
 fn close(code: CloseCode) -> Option<CloseFrame> {
@@ -75,6 +114,15 @@ async fn killed_kas_is_lost() {
     let pair = pair(|_| async { Response::new(Body::empty()) }).await;
     pair.kas.abort();
     let ended = pair.agent.await.unwrap();
+    assert!(matches!(ended, CloseReason::Lost { .. }), "{ended:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn killed_kas_behind_tls_is_lost() {
+    let (ours, theirs) = tokio::io::duplex(64 << 10);
+    let (running, kas) = agentk_on(Truncated { inner: ours }, theirs).await;
+    drop(kas);
+    let ended = running.await.unwrap();
     assert!(matches!(ended, CloseReason::Lost { .. }), "{ended:?}");
 }
 
