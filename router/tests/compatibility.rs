@@ -8,7 +8,10 @@
 use std::{fs, path::Path};
 
 use proto::{AgentId, Epoch};
-use router::redis::wire::{Event, EventKind, Heartbeat, RouteRecord};
+use router::redis::{
+    DisabledRecord,
+    wire::{Event, EventKind, Heartbeat, RouteRecord},
+};
 use serde_json::Value;
 
 /// Returns a recorded text.
@@ -66,5 +69,14 @@ fn recorded_events_are_read_and_written() {
     assert!(matches!(kind("event-heartbeat"), EventKind::Heartbeat(beat) if beat.fleet == "default"));
     assert_eq!(kind("event-changed"), EventKind::Changed(vec![AgentId(7), AgentId(u64::MAX)]));
     assert!(matches!(kind("event-pushed"), EventKind::Pushed(pushes) if pushes.len() == 1));
+    assert_eq!(kind("event-disabled"), EventKind::Disabled);
     assert_eq!(kind("event-left"), EventKind::Left);
+}
+
+#[test]
+fn recorded_rules_of_the_kill_switch_are_read_and_written() {
+    let record = DisabledRecord::decode(&recorded("disabled")).unwrap();
+    assert_eq!(record.version, 1_732_309_881_203_774);
+    assert_eq!(record.rules["rules"][1]["agent"], "production");
+    assert_written("disabled", &record.encode());
 }
