@@ -83,6 +83,11 @@ impl World {
 
     /// Starts `kas login` as kubectl does.
     fn login(&self, arguments: &[&str]) -> Child {
+        self.command(arguments).spawn().unwrap()
+    }
+
+    /// Returns the command that kubectl runs.
+    fn command(&self, arguments: &[&str]) -> Command {
         let info =
             json!({"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "spec": {}});
         let mut command = Command::new(env!("CARGO_BIN_EXE_kas"));
@@ -96,7 +101,7 @@ impl World {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        command.spawn().unwrap()
+        command
     }
 
     /// Runs `kas login`, which needs no user.
@@ -284,6 +289,25 @@ async fn device_login_waits_for_the_user() {
     let expected =
         format!("To log in, open {}/activate and check or enter the code WDJB-[2JMJHT\n", world.issuer.url);
     assert_eq!(errors, expected, "no control characters reach the terminal");
+}
+
+#[tokio::test]
+async fn refused_device_login_names_the_other_one_unless_it_was_chosen() {
+    let world = World::new().await;
+    for (arguments, expected) in [
+        (&["--device"][..], "kas: the issuer refused the login: unauthorized_client\n"),
+        (&[], "tried a login on another device; choose --browser\n"),
+    ] {
+        world.issuer.state.lock().errors = vec!["unauthorized_client"];
+        let mut command = world.command(arguments);
+        for display in ["BROWSER", "DISPLAY", "WAYLAND_DISPLAY"] {
+            command.env_remove(display);
+        }
+        let output = timeout(SOON, command.output()).await.expect("it ends").unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(77), "{errors}");
+        assert!(errors.ends_with(expected), "{errors}");
+    }
 }
 
 #[tokio::test]

@@ -160,7 +160,18 @@ impl Login {
         let parameters = self.parameters();
         let tokens = match (device, metadata.authorization_endpoint.as_ref()) {
             (Some(endpoint), _) if self.device || !(self.browser || has_display()) => {
-                device::log_in(&client, endpoint, &parameters).await
+                let login = device::log_in(&client, endpoint, &parameters).await;
+                // RFC 8628 section 3.1 and RFC 6749 section 5.2: the client may not use this flow, which the user did not choose.
+                if let Err(LoginError::Refused(error)) = &login
+                    && !self.device
+                    && error.error == "unauthorized_client"
+                {
+                    let what = "this machine has no display, so that kas login tried a login on another device; choose --browser";
+                    return Err(CliError::forbidden(format!(
+                        "the issuer refused the login: {error}; {what}"
+                    )));
+                }
+                login
             }
             (_, Some(endpoint)) if !self.device => {
                 browser::log_in(&client, endpoint, &self.redirect_uri, &parameters).await
