@@ -41,7 +41,12 @@ const USUAL_PERMISSIONS: [(&str, &str, &str); 10] = [
     ("list", "", "secrets"),
     ("list", "", "nodes"),
 ];
-const IMPERSONATION: [(&str, &str, &str); 2] = [("impersonate", "", "users"), ("impersonate", "", "groups")];
+/// The key stands for those of jobs and users of GitLab. RBAC needs each by its name.
+const IMPERSONATION: [(&str, &str, &str); 3] = [
+    ("impersonate", "", "users"),
+    ("impersonate", "", "groups"),
+    ("impersonate", "authentication.k8s.io", "userextras/agent.gitlab.com/id"),
+];
 
 /// The subjects of a check. It has no connection yet.
 pub struct CheckCommand {

@@ -134,6 +134,9 @@ async fn successful_check_has_a_line_for_each_step() {
     );
     assert!(report.contains("v1.33.1 at http://127.0.0.1:"), "{report}");
     assert!(report.contains("agentk may list pods, "), "{report}");
+    let impersonation =
+        "agentk may impersonate users, impersonate groups, impersonate userextras/agent.gitlab.com/id\n";
+    assert!(report.contains(impersonation), "{report}");
     assert!(report.contains("; agentk may not list secrets\n"), "{report}");
     assert!(!report.contains("agent-token"), "{report}");
 }

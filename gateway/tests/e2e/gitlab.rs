@@ -1,10 +1,12 @@
 //! CI jobs and users of GitLab: the identity that reaches the cluster, read back from a `CertificateSigningRequest`.
 
+use std::fs;
+
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use gitlab_standin::{AgentAccess, Job, Membership, User};
 use serde_json::{Value, json};
 
-use crate::support::{Cluster, GitLab, Installation, Kubectl, eventually};
+use crate::support::{AgentOptions, Cluster, GitLab, Installation, Kubectl, Namespace, eventually};
 
 /// A caller, and the identity that it must have in the cluster.
 struct Caller {
@@ -197,4 +199,69 @@ fn jobs_and_users_of_gitlab_have_their_identity_in_the_cluster() {
     let refused = stranger.run(&["get", "pods"]);
     assert!(refused.code == 1 && refused.stderr.contains("Unauthorized"), "{}", refused.stderr);
     gitlab.standin.assert_no_violations();
+}
+
+/// Returns the documents of the example with a word, for the service account `agentk` of a namespace and with another name.
+fn example_role(name: &str, namespace: &str) -> String {
+    let examples = include_str!("../../../deploy/kubernetes/rbac-examples.yaml");
+    let documents =
+        examples.split("\n---\n").filter(|document| document.contains("agentk-impersonate-gitlab"));
+    let documents = documents.collect::<Vec<_>>().join("\n---\n").replace("agentk-impersonate-gitlab", name);
+    documents.replace("namespace: agentk}", &format!("namespace: {namespace}}}"))
+}
+
+/// Returns the policy of docs/ci.md.
+fn example_policy() -> &'static str {
+    let page = include_str!("../../../docs/ci.md");
+    let (_, section) = page.split_once("### Rights of agentk").unwrap();
+    section.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap()
+}
+
+/// Returns a kubeconfig with the credential of a service account.
+fn service_account(cluster: &Cluster, namespace: &Namespace) -> Value {
+    namespace.kubectl.ok(&["create", "serviceaccount", "agentk"]);
+    let path = format!("/api/v1/namespaces/{}/serviceaccounts/agentk/token", namespace.name);
+    let request = r#"{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}"#;
+    let token = cluster.kubectl.ok_with_stdin(&["create", "--raw", &path, "--filename=-"], request);
+    let token: Value = serde_json::from_str(&token).unwrap();
+    let kubeconfig = cluster.kubectl.ok(&["config", "view", "--raw", "--output=json"]);
+    let mut kubeconfig: Value = serde_json::from_str(&kubeconfig).unwrap();
+    for user in kubeconfig["users"].as_array_mut().unwrap() {
+        user["user"] = json!({"token": token["status"]["token"]});
+    }
+    kubeconfig
+}
+
+#[test]
+fn example_role_and_policy_are_enough_for_jobs_and_users() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let gitlab = GitLab::start();
+    let world = Installation::start(&cluster.kubeconfig, |options, certificates| {
+        options.public_tls = Some(certificates);
+        options.sections.push(("gitlab", gitlab.section()));
+    });
+    let namespace = cluster.namespace("role");
+    let project = u64::from(rand::random::<u32>()) + 1_000_000;
+    let objects = ClusterObjects { kubectl: &cluster.kubectl, name: format!("e2e-role-{project}") };
+    let kubeconfig = world.directory().join("service-account.kubeconfig");
+    fs::write(&kubeconfig, service_account(&cluster, &namespace).to_string()).unwrap();
+    let role = example_role(&objects.name, &namespace.name);
+    cluster.kubectl.ok_with_stdin(&["create", "--filename=-"], &role);
+    let policy = world.directory().join("policy.yaml");
+    fs::write(&policy, example_policy()).unwrap();
+    let options = AgentOptions { kubeconfig, policy: Some(policy), ..world.agent_options.clone() };
+    let _agent = gitlab.start_agent_with(&world, &options);
+
+    let [job, configured, user] = callers(&gitlab, project);
+    for (caller, expected) in [
+        (&job, "User \"gitlab:ci_job:3\" cannot list resource \"pods\""),
+        (&user, "User \"gitlab:user:alice\" cannot list resource \"pods\""),
+        (&configured, "the policy of this cluster does not allow this"),
+    ] {
+        let kubectl = world.kubectl_with(caller.name, "/k8s-proxy", &caller.credential.clone().into(), "");
+        eventually("the role is in force", || {
+            let refused = kubectl.run(&["get", "pods"]);
+            refused.code == 1 && refused.stderr.contains(expected)
+        });
+    }
 }

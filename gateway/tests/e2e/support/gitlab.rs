@@ -41,7 +41,12 @@ impl GitLab {
 
     /// Starts an agentk with the token of the agent, for the cluster of the agentk of the installation.
     pub(crate) fn start_agent(&self, world: &Installation) -> Agent {
-        let options = AgentOptions { token: TOKEN.to_owned(), ..world.agent_options.clone() };
+        self.start_agent_with(world, &world.agent_options)
+    }
+
+    /// Starts an agentk with the token of the agent and these options.
+    pub(crate) fn start_agent_with(&self, world: &Installation, options: &AgentOptions) -> Agent {
+        let options = AgentOptions { token: TOKEN.to_owned(), ..options.clone() };
         let directory: &Path = self.directory.path();
         let before = world.kas.metric("kas_tunnels");
         let agent = Agent::start(directory, &options);
