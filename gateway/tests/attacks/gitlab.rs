@@ -94,6 +94,8 @@ async fn attack_31_credentials_of_gitlab_do_not_reach_the_cluster() {
         ("/k8s-proxy/who?gitlab-agent-id=7&x=1&gitlab%2Dcsrf-token=csrf", "Cookie: _gitlab_kas=cookie\r\n"),
         ("/k8s-proxy/who?x=1", SESSION),
         ("/k8s-proxy/who?gitlab-csrf-token=csrf&x=1", &*bearer("ci:7:job")),
+        // The token names the agent; the header belongs to sessions.
+        ("/k8s-proxy/who?gitlab-agent-id=8&x=1", &*format!("{}Gitlab-Agent-Id: 8\r\n", bearer("ci:7:job"))),
     ] {
         let answer = exchange(&world, format!("GET {target} HTTP/1.1\r\nHost: kas\r\n{lines}\r\n")).await;
         assert_eq!(status(&answer), 200, "{target}: {answer}");
@@ -191,6 +193,19 @@ async fn attack_33_credential_for_one_agent_does_not_reach_another() {
         assert_eq!(status(&send(&world, &bearer(token)).await), 403, "{token}");
     }
     assert_eq!(seen.all(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_33_answer_about_another_agent_is_no_permission() {
+    let (gitlab, world, seen, _agent) = attacked().await;
+    gitlab.state().wrong_agent = Some(8);
+    for lines in [bearer("pat:7:glpat-alice"), SESSION.to_owned()] {
+        assert_eq!(status(&send(&world, &lines).await), 503, "{lines}");
+    }
+    assert_eq!(seen.all(), Vec::<String>::new());
+    gitlab.state().wrong_agent = None;
+    sleep(MINUTE).await;
+    assert_eq!(status(&send(&world, SESSION).await), 200);
 }
 
 #[tokio::test(start_paused = true)]

@@ -28,7 +28,7 @@ use tunnel::{Body, upgrade::UpgradedConnection};
 
 /// A sink that tests can read. Its lock stops the thread of the audit log.
 #[derive(Clone, Default)]
-struct Sink(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Sink(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -42,7 +42,7 @@ impl Write for Sink {
 }
 
 /// Starts an audit log of a replica.
-fn audit(world: &World) -> Sink {
+pub(crate) fn audit(world: &World) -> Sink {
     let sink = Sink::default();
     let callers = &world.kas.callers;
     let dropped = callers.metrics.audit_dropped.clone();
@@ -51,7 +51,7 @@ fn audit(world: &World) -> Sink {
 }
 
 /// Returns the lines since the last call.
-async fn lines(world: &World, sink: &Sink) -> Vec<Value> {
+pub(crate) async fn lines(world: &World, sink: &Sink) -> Vec<Value> {
     // The connection of a caller drops the record after the caller has the last byte.
     sleep(Duration::from_millis(10)).await;
     world.kas.callers.audit.get().unwrap().flush(Duration::from_secs(20));
@@ -205,6 +205,19 @@ async fn refusal_has_its_reason_and_the_token_stays_secret() {
     let line = lines(&world, &sink).await.remove(0);
     assert_eq!((&line["reason"], &line["caller"]), (&json!("disabled"), &json!("me")));
     assert_eq!((&line["events"], &line["verb"]), (&json!(["refusal"]), &json!("list")));
+}
+
+/// Its text may quote the query or the body.
+#[tokio::test(start_paused = true)]
+async fn message_of_a_later_failure_is_not_in_the_line() {
+    let (world, sink, _agent) = audited().await;
+    let response =
+        world.send(request(&world, &Method::POST, "/agents/prod/other/x?token=of-the-query")).await;
+    let answer = text(response).await;
+    assert!(answer.contains("agent prod does not serve other"), "{answer}");
+    let line = lines(&world, &sink).await.remove(0);
+    assert_eq!((&line["reason"], &line["events"]), (&json!("unknown-service"), &json!(["change"])));
+    assert_eq!(line["message"], json!(null));
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use testkit::{
     fleet::TestFleet,
+    logs::Logs,
     world::{CALLER, World, endless, text},
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -193,6 +194,7 @@ async fn rules_of_the_file_have_effect_within_seconds_and_an_invalid_file_change
 
 #[tokio::test(start_paused = true)]
 async fn agentk_gets_each_change_and_a_new_tunnel_the_present_rules() {
+    let logs = Logs::capture();
     let world = World::new();
     let agent = world.agent(services()).await;
     let lines = || agent.observability.health.disabled.lines();
@@ -208,6 +210,10 @@ async fn agentk_gets_each_change_and_a_new_tunnel_the_present_rules() {
     settle().await;
     let drill = "disabled by the operator of kas: service kubernetes until 2999-01-01T00:00:00Z: drill";
     assert_eq!(lines(), [drill]);
+    let text = logs.text();
+    for line in ["requests are disabled", "the operator of kas has disabled requests to this agent"] {
+        assert!(text.contains(line), "kas and agentk log it: {text}");
+    }
 
     world.cut_tunnels();
     world.tunnels(0).await;
@@ -220,6 +226,7 @@ async fn agentk_gets_each_change_and_a_new_tunnel_the_present_rules() {
     settle().await;
     assert!(lines().is_empty());
     world.tunnels(2).await;
+    assert!(logs.text().contains("the operator of kas has enabled requests to this agent again"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -20,6 +20,8 @@ use telemetry::{Program, SampleRatio, Tracer};
 use testkit::world::{World, endless, text};
 use tunnel::Body;
 
+use crate::audit::{audit, lines};
+
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 /// A trace that the caller does not record.
@@ -103,6 +105,22 @@ fn parent_of(context: &str) -> (TraceId, SpanId) {
 
 fn attribute(span: &SpanData, key: &str) -> Option<String> {
     span.attributes.iter().find(|known| known.key.as_str() == key).map(|known| known.value.to_string())
+}
+
+#[tokio::test(start_paused = true)]
+async fn line_of_the_audit_log_has_the_trace() {
+    let world = world(&Spans::default(), 1.0, true);
+    let sink = audit(&world);
+    let _agent = world.agent(echo()).await;
+    for (path, status) in
+        [("/agents/prod/kubernetes/api/v1/secrets", 200), ("/agents/test/kubernetes/api", 404)]
+    {
+        let mut request = world.request(path);
+        request.headers_mut().insert("traceparent", CALLER.parse().unwrap());
+        text(world.send(request).await).await;
+        let line = lines(&world, &sink).await.remove(0);
+        assert_eq!((&line["trace_id"], &line["status"]), (&TRACE.into(), &status.into()));
+    }
 }
 
 #[tokio::test(start_paused = true)]

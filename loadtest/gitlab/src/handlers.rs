@@ -202,7 +202,7 @@ fn authorize_proxy_user(state: &State, body: &AuthorizeBody) -> Result<Answer, V
         }
     };
     let answer = json!({
-        "agent": {"id": agent.id, "config_project": {"id": agent.project.id}},
+        "agent": {"id": state.wrong_agent.unwrap_or(agent.id), "config_project": {"id": agent.project.id}},
         "user": {"id": user.id, "username": user.username},
         "access_as": access_as,
     });
