@@ -2,6 +2,10 @@
 //!
 //! They are those that the chart renders: deploy/kubernetes/agentk.yaml, with a few values replaced. Other settings need the
 //! chart.
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "these comments are help texts, where brackets mean optional"
+)]
 
 use std::io::Read as _;
 
