@@ -33,14 +33,41 @@ struct Schedule {
     refused: Option<Instant>,
 }
 
+/// The reason for reading the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadReason {
+    /// The first check.
+    First,
+    /// Only the change time differs. The kubelet sets owner and mode of mounted files about once a minute, if the pod has an
+    /// `fsGroup`.
+    Touched,
+    /// A file was written or replaced, the operator asked, or the last version was refused.
+    Changed,
+}
+
 impl Schedule {
-    /// Returns whether to read the files now, and stores the versions that were `found`.
-    fn is_due(&mut self, found: Versions, requested: bool, now: Instant) -> bool {
-        let changed = self.seen.as_ref() != Some(&found);
-        self.seen = Some(found);
+    /// Returns the reason to read the files now, if there is one, and stores the versions that were `found`.
+    fn check(&mut self, found: Versions, requested: bool, now: Instant) -> Option<ReadReason> {
+        let last = self.seen.replace(found);
+        let found = self.seen.as_ref()?;
         let retry = self.refused.is_some_and(|last| now.saturating_duration_since(last) >= RETRY_PERIOD);
-        changed || requested || retry
+        match last {
+            _ if requested || retry => Some(ReadReason::Changed),
+            None => Some(ReadReason::First),
+            Some(last) if last == *found => None,
+            Some(last) if self.refused.is_none() && are_same_files(&last, found) => Some(ReadReason::Touched),
+            Some(_) => Some(ReadReason::Changed),
+        }
     }
+}
+
+/// Returns whether only the change times differ.
+fn are_same_files(last: &Versions, found: &Versions) -> bool {
+    let same = |(last, found): (&Result<FileVersion, _>, &Result<FileVersion, _>)| match (last, found) {
+        (Ok(last), Ok(found)) => last.is_same_file(found),
+        _ => last == found,
+    };
+    last.iter().zip(found).all(same)
 }
 
 /// Calls `read` at once, whenever one of the `paths` has changed, whenever `requests` changes, and once a minute while the last
@@ -63,10 +90,7 @@ pub async fn follow<E: Display + Send + 'static>(
         let checked = paths.clone();
         let found =
             spawn_blocking(move || versions(&checked)).await.expect("reading metadata does not panic");
-        let is_first = schedule.seen.is_none();
-        if !schedule.is_due(found, requested, Instant::now()) {
-            continue;
-        }
+        let Some(reason) = schedule.check(found, requested, Instant::now()) else { continue };
         let read = read.clone();
         let result = spawn_blocking(move || read().map_err(|error| error.to_string())).await;
         let result =
@@ -76,7 +100,7 @@ pub async fn follow<E: Display + Send + 'static>(
         match result {
             Ok(()) => {
                 file.set_accepted();
-                if !is_first || requested {
+                if reason == ReadReason::Changed {
                     tracing::info!(file = file.key(), "file reloaded");
                 }
             }
@@ -96,6 +120,7 @@ fn versions(paths: &[PathBuf]) -> Versions {
 mod tests {
     use std::{
         fs,
+        os::unix::fs::PermissionsExt as _,
         path::Path,
         sync::{
             Arc,
@@ -185,6 +210,33 @@ mod tests {
 
         fixture.write("good again");
         fixture.until(|fixture| fixture.health.problems().is_empty()).await;
+    }
+
+    #[test]
+    fn new_change_time_is_no_other_file_unless_the_last_version_was_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        fs::write(&file, "text").unwrap();
+        let found = || vec![FileVersion::of(&file).map_err(|error| error.kind())];
+        let touch = || {
+            let before = found();
+            // The clock of the file system may have a resolution of some milliseconds.
+            while found() == before {
+                fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+            }
+        };
+        let now = Instant::now();
+        let mut schedule = Schedule { seen: None, refused: None };
+        assert_eq!(schedule.check(found(), false, now), Some(ReadReason::First));
+        assert_eq!(schedule.check(found(), false, now), None);
+        touch();
+        assert_eq!(schedule.check(found(), false, now), Some(ReadReason::Touched));
+        fs::write(&file, "longer text").unwrap();
+        assert_eq!(schedule.check(found(), false, now), Some(ReadReason::Changed));
+        schedule.refused = Some(now);
+        touch();
+        assert_eq!(schedule.check(found(), false, now), Some(ReadReason::Changed));
+        assert_eq!(schedule.check(found(), true, now), Some(ReadReason::Changed));
     }
 
     #[tokio::test(start_paused = true)]

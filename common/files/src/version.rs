@@ -28,6 +28,12 @@ impl FileVersion {
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         })
     }
+
+    /// Returns whether only the change time differs: owner or mode were set, or the program that writes the file restored its
+    /// modification time.
+    pub(crate) fn is_same_file(&self, other: &Self) -> bool {
+        Self { changed: other.changed, ..*self } == *other
+    }
 }
 
 #[cfg(test)]
@@ -52,6 +58,7 @@ mod tests {
         File::options().write(true).open(&next).unwrap().set_modified(modified).unwrap();
         fs::rename(&next, &file).unwrap();
         assert_ne!(FileVersion::of(&file).unwrap(), first);
+        assert!(!FileVersion::of(&file).unwrap().is_same_file(&first));
     }
 
     #[test]
@@ -64,5 +71,6 @@ mod tests {
         while FileVersion::of(&file).unwrap() == first {
             fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         }
+        assert!(FileVersion::of(&file).unwrap().is_same_file(&first));
     }
 }
