@@ -14,7 +14,7 @@ use tunnel::Body;
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const HOUR: Duration = Duration::from_secs(3600);
-/// With an age of 30 s, agents open a tunnel every thirteen seconds. A day of that would take minutes.
+/// With an age of 30 s, agents open a tunnel every thirteen seconds, with 15 s every six. A day of that would take minutes.
 const SHORT_DAY: Duration = Duration::from_secs(4 * 3600);
 
 /// No timer but those that a test sets.
@@ -133,6 +133,19 @@ async fn aws_network_load_balancer() {
 async fn ingress_nginx() {
     let timers = Timers { idle: 60 * SECOND, reuse: 60 * SECOND, ..NONE };
     assert_restarts_are_survived(timers, 5 * HOUR).await;
+}
+
+/// Some versions cut a WebSocket at the timeout of a response, 15 s (envoyproxy/envoy#20062).
+#[tokio::test(start_paused = true)]
+async fn envoy_that_cuts_websockets() {
+    let timers = Timers { idle: 300 * SECOND, age: Some(15 * SECOND), reuse: HOUR, ..NONE };
+    assert_age_is_detected(timers, 15.0).await;
+}
+
+/// Others end that timeout with the 101 (envoyproxy/envoy#41075).
+#[tokio::test(start_paused = true)]
+async fn envoy() {
+    assert_nothing_fails(Timers { idle: 300 * SECOND, reuse: HOUR, ..NONE }).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -80,8 +80,13 @@ impl Agent {
 
     /// Returns the response of `/readiness`.
     pub(crate) fn readiness(&self) -> CurlResponse {
+        self.get("/readiness")
+    }
+
+    /// Requests a path of the observability listener.
+    pub(crate) fn get(&self, path: &str) -> CurlResponse {
         let line = self.process.line("its address", |line| line.contains("serving /liveness"));
         let address = line.rsplit("address=").next().unwrap();
-        curl(&[&format!("http://{address}/readiness")])
+        curl(&[&format!("http://{address}{path}")])
     }
 }

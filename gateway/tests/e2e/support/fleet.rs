@@ -17,7 +17,7 @@ use super::{
     AGENT, Agent, AgentOptions, CurlResponse, Kas, KasOptions, Kubectl, Tokens, eventually,
     installation::unreachable_cluster,
     kas::{Membership, bearer},
-    kubeconfig,
+    kubeconfig, run,
 };
 
 /// The options that all replicas share. The test owns the replicas, and may kill them.
@@ -112,7 +112,21 @@ impl Fleet {
 
     /// Requests a path from a replica.
     pub(crate) fn get(&self, replica: &Kas, path: &str) -> CurlResponse {
-        replica.curl(&["--header", &bearer(&self.tokens.ops), &replica.url(path)])
+        replica.curl(&["--header", &self.authorization(), &replica.url(path)])
+    }
+
+    /// Returns the line of the header field `Authorization` of a caller with the rights of the agent.
+    pub(crate) fn authorization(&self) -> String {
+        bearer(&self.tokens.ops)
+    }
+
+    /// Runs a command of kas with the configuration of the replicas, and returns what it printed.
+    pub(crate) fn run_kas(&self, command: &str, arguments: &[&str]) -> String {
+        let file = self.subdirectory("operator").join("kas.yaml");
+        fs::write(&file, self.options.config().to_string()).unwrap();
+        let output = run(Kas::command().args([command, "--config"]).arg(file).args(arguments), b"");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
     }
 
     /// Returns kubectl with the rights of the agent, at the address of a replica or of a load balancer.

@@ -199,7 +199,8 @@ impl Kas {
 }
 
 impl KasOptions {
-    fn config(&self) -> Value {
+    /// Returns the configuration of a replica.
+    pub(super) fn config(&self) -> Value {
         let listen = |tls: &Option<Certificates>, port: u16| {
             let mut listen = json!({"address": format!("127.0.0.1:{port}")});
             if let Some(tls) = tls {

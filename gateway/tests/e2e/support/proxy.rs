@@ -5,6 +5,7 @@ use std::{
     net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
     process::Command,
+    time::Duration,
 };
 
 use testkit::skip::{installed, skipped};
@@ -61,11 +62,28 @@ impl Proxy {
                 Self::ADDRESS,
             )
         };
-        let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|kind| format!("  {kind}_temp_path {kind};\n"));
         let map = "  map $http_upgrade $upgrade_or_close { default upgrade; '' close; }\n";
-        let prefix = format!("http {{\n  access_log off;\n{map}{}", temporary.concat());
+        let prefix = format!("http {{\n{map}{}", http_settings());
         Self::nginx(directory, &prefix, servers, server)
+    }
+
+    /// Starts nginx as an HTTP proxy that keeps idle connections to kas for a time, or skips the test. It does not repeat a
+    /// request: if kas closes the connection of a request, the response is a 502.
+    pub(crate) fn nginx_keepalive_or_skip(
+        directory: &Path,
+        kas: SocketAddr,
+        keepalive_timeout: Duration,
+    ) -> Option<Self> {
+        let server = |address: &SocketAddr, kas: &SocketAddr| {
+            format!(
+                "  upstream kas {{\n    server {kas};\n    keepalive 16;\n    keepalive_timeout {}ms;\n    \
+                 keepalive_requests 100000;\n  }}\n  server {{\n    listen {address};\n    keepalive_requests 100000;\n    \
+                 location / {{\n      proxy_pass http://kas;\n      proxy_http_version 1.1;\n      \
+                 proxy_set_header Connection '';\n      proxy_next_upstream off;\n    }}\n  }}\n",
+                keepalive_timeout.as_millis(),
+            )
+        };
+        Self::nginx(directory, &format!("http {{\n{}", http_settings()), &[kas], server)
     }
 
     /// Starts nginx as a proxy of TCP that sends PROXY headers of version 1, the only one that it can send. Skips the test
@@ -111,6 +129,13 @@ impl Proxy {
         });
         Self { addresses, _process: process }
     }
+}
+
+/// Returns the settings of nginx for HTTP that all tests share.
+fn http_settings() -> String {
+    let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|kind| format!("  {kind}_temp_path {kind};\n"));
+    format!("  access_log off;\n{}", temporary.concat())
 }
 
 fn is_installed(name: &str) -> bool {
