@@ -8,6 +8,7 @@ pub mod agent_configuration;
 pub mod api;
 pub mod authorization;
 pub mod config;
+pub mod disabled;
 pub mod headers;
 pub mod hello;
 pub mod identity;

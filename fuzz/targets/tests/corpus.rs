@@ -23,6 +23,7 @@ targets! {
     api
     authorization
     config
+    disabled
     headers
     hello
     identity
