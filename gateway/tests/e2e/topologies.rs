@@ -191,7 +191,11 @@ fn rbac_examples_grant_what_they_say() {
         .replace("namespace: agentk", &format!("namespace: {}", home.name))
         .replace("namespace: shop", &format!("namespace: {}", shop.name))
         .replace("namespace: monitoring", &format!("namespace: {}", monitoring.name));
-    let _applied = Applied::new(&cluster.kubectl, text);
+    // The role for identities of GitLab allows everybody, so it is the last one.
+    let (gitlab, others): (Vec<&str>, Vec<&str>) =
+        text.split("\n---\n").partition(|object| object.contains("-impersonate-gitlab"));
+    assert_eq!(gitlab.len(), 2, "a role and its binding");
+    let _others = Applied::new(&cluster.kubectl, others.join("\n---\n"));
     let questions: [(&[&str], &str); 12] = [
         (&["list", "pods", "--all-namespaces"], "yes"),
         (&["list", "secrets", "--namespace", &shop.name], "no"),
@@ -207,6 +211,14 @@ fn rbac_examples_grant_what_they_say() {
         (&["get", "services", "--subresource=proxy", "--namespace", &monitoring.name], "no"),
     ];
     assert_answers(&cluster, &home, &questions.map(|(question, answer)| ("agentk", question, answer)));
+
+    let _gitlab = Applied::new(&cluster.kubectl, gitlab.join("\n---\n"));
+    let questions: [(&str, &[&str], &str); 3] = [
+        ("agentk", &["impersonate", "users/gitlab:ci_job:7"], "yes"),
+        ("agentk", &["impersonate", "groups/gitlab:ci_job"], "yes"),
+        ("agentk", &["impersonate", "serviceaccounts"], "no"),
+    ];
+    assert_answers(&cluster, &home, &questions);
 }
 
 #[test]
