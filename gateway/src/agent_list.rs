@@ -200,7 +200,7 @@ impl TunnelStatus {
             draining: view.is_draining(),
             instance: hello.instance,
             index: hello.tunnel_index,
-            reported: hello.into(),
+            reported: (&**hello).into(),
             round_trip_ms: tunnel.round_trip().map(|took| took.as_micros() as f64 / 1000.0),
             services: view.services().filter(|(name, _)| !name.is_internal()).map(service).collect(),
         }

@@ -191,21 +191,22 @@ impl AgentServer {
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let opened = timeout(self.handshake_timeout, async {
+        // Boxed, like other short phases of a tunnel: the memory of this future is that of its largest phase, for as long
+        // as the tunnel lives.
+        let opened = Box::pin(timeout(self.handshake_timeout, async {
             let parts = upgrade.await.ok()?.downcast::<TokioIo<T>>().ok()?;
             let stalls = self.metrics.tunnel_write_stalls.clone();
             let io = StallGuard::new(parts.io.into_inner(), self.write_stall_timeout, stalls);
             let socket = WebSocket::new(io, parts.read_buf, Role::Server);
-            tunnel::open(socket, &self.settings).await.ok()
-        });
-        let Ok(Some((tunnel, driver))) = opened.await else {
+            let (tunnel, driver) = tunnel::open(socket, &self.settings).await.ok()?;
+            Some((tunnel, Box::pin(driver.run())))
+        }));
+        let Ok(Some((tunnel, mut driving))) = opened.await else {
             self.metrics.count_handshake("incomplete");
             return tracing::debug!(peer = agent.client.text, "tunnel lost before it was open");
         };
 
         // Not registered before agentk responds: it may close a tunnel at once, in favour of one to another replica.
-        let driving = driver.run();
-        tokio::pin!(driving);
         let ready = tokio::select! {
             ready = timeout(self.handshake_timeout, tunnel.ready()) => ready.is_ok(),
             _ = &mut driving => false,
@@ -221,7 +222,7 @@ impl AgentServer {
         let mut delivery = self.configuration.subscribe(&agent.identity);
         if accepts_configuration {
             tokio::select! {
-                () = delivery.send_current(&tunnel) => {}
+                () = Box::pin(delivery.send_current(&tunnel)) => {}
                 _ = &mut driving => {
                     self.metrics.count_handshake("incomplete");
                     return tracing::debug!(peer = agent.client.text, "tunnel closed before it was registered");
@@ -248,7 +249,7 @@ impl AgentServer {
         let entry = TunnelEntry {
             agent: agent.identity.clone(),
             tunnel: tunnel.clone(),
-            hello: agent.hello.clone(),
+            hello: Arc::clone(&agent.hello),
             peer: agent.client.text.clone(),
             since: SystemTime::now(),
             move_requested: move_requested.clone(),
@@ -268,9 +269,9 @@ impl AgentServer {
         let supervisor = poll_on_wake(async {
             self.announce(&agent).await;
             if agent.hello.cluster.is_some() {
-                self.check_clusters(id, &agent.identity.name).await;
+                Box::pin(self.check_clusters(id, &agent.identity.name)).await;
             }
-            let revoked = async {
+            let revoked = Box::pin(async {
                 tokio::select! {
                     () = agent.source.revoked(id, &agent.token) => "token revoked, tunnel cut",
                     () = self.identities.forbidden_from(id, agent.client.address) => {
@@ -280,7 +281,7 @@ impl AgentServer {
                         "agent pinned to another cluster, tunnel cut"
                     }
                 }
-            };
+            });
             drain::supervise(supervised, revoked, || registration.drain(), self.withdraw(id)).await
         });
         let reporter = poll_on_wake(disabled::report(

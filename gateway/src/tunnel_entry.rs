@@ -1,6 +1,6 @@
 //! The entry of a tunnel in the table of local tunnels.
 
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 use proto::Hello;
 use tokio_util::sync::CancellationToken;
@@ -16,7 +16,7 @@ pub struct TunnelEntry {
     /// The agent that opened the tunnel.
     pub agent: AgentIdentity,
     /// The hello of the agent. It is bounded and printable, but otherwise not trusted.
-    pub hello: Hello,
+    pub hello: Arc<Hello>,
     /// The address of the agent.
     pub peer: String,
     /// The time at which the tunnel was opened.

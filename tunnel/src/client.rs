@@ -97,21 +97,24 @@ where
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
     /// Reads from the connection and writes to it until the tunnel ends. Dropping the future closes the tunnel.
-    pub async fn run(mut self) -> CloseReason {
-        let pings = self.connection.ping_pong().expect("it is taken only once");
-        let end = poll_on_wake(async {
+    #[expect(clippy::manual_async_fn, reason = "an async fn would have room for the connection twice")]
+    pub fn run(mut self) -> impl Future<Output = CloseReason> {
+        async move {
+            let pings = self.connection.ping_pong().expect("it is taken only once");
+            let end = poll_on_wake(async {
+                tokio::select! {
+                    () = self.keepalive.watch(pings, Arc::clone(&self.keepalive_state)) => CloseReason::TimedOut,
+                    () = self.closing.cancelled() => CloseReason::LocallyClosed,
+                }
+            });
             tokio::select! {
-                () = self.keepalive.watch(pings, Arc::clone(&self.keepalive_state)) => CloseReason::TimedOut,
-                () = self.closing.cancelled() => CloseReason::LocallyClosed,
+                biased;
+                result = &mut self.connection => match result {
+                    Ok(()) => CloseReason::Graceful,
+                    Err(error) => CloseReason::from_error(error, self.keepalive_state.silence()),
+                },
+                ended = end => ended,
             }
-        });
-        tokio::select! {
-            biased;
-            result = &mut self.connection => match result {
-                Ok(()) => CloseReason::Graceful,
-                Err(error) => CloseReason::from_error(error, self.keepalive_state.silence()),
-            },
-            ended = end => ended,
         }
     }
 }

@@ -39,7 +39,7 @@ const MAX_REMEMBERED_RESETS: usize = 1024;
 
 /// Read buffer of a WebSocket, in bytes, which is held as long as the WebSocket lives. tungstenite clears it before each
 /// read. [`ReadAhead`](crate::ReadAhead) reads more at once from the socket.
-const WEBSOCKET_READ_BUFFER: usize = 2 << 10;
+const WEBSOCKET_READ_BUFFER: usize = 1 << 10;
 
 /// Bytes of frames that a WebSocket collects before it writes them to the socket without a flush.
 const WEBSOCKET_WRITE_BUFFER: usize = 64 << 10;

@@ -48,6 +48,8 @@ impl<T> ReadAhead<T> {
 
     /// Wraps a stream from which `early` was read. The reader gets these bytes first.
     pub fn with_early(io: T, early: Bytes) -> Self {
+        // Empty bytes may still hold the buffer that they were split from.
+        let early = if early.is_empty() { Bytes::new() } else { early };
         Self { io, early, ahead: None }
     }
 

@@ -31,7 +31,7 @@ pub(super) struct AuthenticatedAgent {
     pub(super) token: SecretString,
     /// Reports the revocation of the token.
     pub(super) source: Arc<dyn AgentAuthenticator>,
-    pub(super) hello: Hello,
+    pub(super) hello: Arc<Hello>,
     pub(super) tunnel: TunnelId,
     pub(super) client: ClientAddress,
     _permit: TunnelPermit,
@@ -95,7 +95,7 @@ impl AgentServer {
             identity,
             token,
             source,
-            hello,
+            hello: Arc::new(hello),
             tunnel: TunnelId::random(),
             client: client.clone(),
             _permit: permit,

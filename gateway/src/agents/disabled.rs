@@ -29,7 +29,7 @@ pub(super) async fn report(
         let notice = switch.notice(id, name);
         let sent = match notice == reported {
             true => Ok(()),
-            false => control::send(tunnel, DISABLED_PATH, &notice).await,
+            false => Box::pin(control::send(tunnel, DISABLED_PATH, &notice)).await,
         };
         if let Err(error) = &sent {
             tracing::debug!(agent.name = %name, tunnel = %tunnel_id, %error, "rules of the kill switch not reported");

@@ -55,7 +55,7 @@ pub(super) async fn supervise(
     let drained = async {
         // The agent opens another tunnel, and leaves this one.
         let request = DrainRequest { reason, within: supervised.grace };
-        if let Err(error) = control::send(tunnel, DRAIN_PATH, &request).await {
+        if let Err(error) = Box::pin(control::send(tunnel, DRAIN_PATH, &request)).await {
             tracing::warn!(agent.name = %supervised.agent, tunnel = %supervised.id, %error, "drain request failed");
         }
         if reason == DrainReason::Shutdown {

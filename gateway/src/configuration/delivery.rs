@@ -72,7 +72,7 @@ impl Delivery {
             let update = self.state.borrow_and_update().update();
             let Some(update) = update else { continue };
             let name = &self.poller.agent().name;
-            match push(&tunnel, &update).await {
+            match Box::pin(push(&tunnel, &update)).await {
                 PushResult::Accepted => {
                     self.metrics.count_push("ok");
                     pause = FIRST_PAUSE;
