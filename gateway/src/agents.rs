@@ -103,7 +103,7 @@ pub struct AgentServer {
     pub address_rate: AddressRateLimiter,
     /// `agent.listen.max_connection_age`: at this age, ±5 %, a tunnel is replaced.
     pub max_age: MaxAge,
-    /// `agent.kubernetes_api.listen.shutdown_grace_period`: the time that the streams of a draining tunnel may take.
+    /// `agent.kubernetes_api.listen.shutdown_grace_period`: the time that the streams of a tunnel may take once the replica stops.
     pub grace: Duration,
     /// Tunnels, and connections that become tunnels. Once the group drains, agents are asked to leave.
     pub connections: TaskGroup,

@@ -13,6 +13,10 @@ use tunnel::{CloseReason, Tunnel};
 use super::{control, max_age::MaxAge};
 use crate::tasks::TaskGroup;
 
+/// The shortest time for the streams of a tunnel that is replaced while its replica goes on. A stopping replica holds up a
+/// rollout, and `shutdown_grace_period` may be a few minutes; here nothing waits for the streams.
+const MIN_REPLACEMENT_GRACE: Duration = Duration::from_secs(3600);
+
 /// The tunnel to supervise, and the reasons to end it.
 pub(super) struct Supervised<'a> {
     pub(super) agent: &'a AgentName,
@@ -26,7 +30,7 @@ pub(super) struct Supervised<'a> {
     pub(super) move_requested: &'a CancellationToken,
     /// The tunnel drains when this group drains, and is closed when this group is cut.
     pub(super) connections: &'a TaskGroup,
-    /// The time that the streams in flight may take after the drain began.
+    /// The time that the streams in flight may take once the replica stops.
     pub(super) grace: Duration,
 }
 
@@ -54,7 +58,11 @@ pub(super) async fn supervise(
     on_drain();
     let drained = async {
         // The agent opens another tunnel, and leaves this one.
-        let request = DrainRequest { reason, within: supervised.grace };
+        let within = match reason {
+            DrainReason::Shutdown => supervised.grace,
+            DrainReason::MaxAge | DrainReason::Rebalance => supervised.grace.max(MIN_REPLACEMENT_GRACE),
+        };
+        let request = DrainRequest { reason, within };
         if let Err(error) = Box::pin(control::send(tunnel, DRAIN_PATH, &request)).await {
             tracing::warn!(agent.name = %supervised.agent, tunnel = %supervised.id, %error, "drain request failed");
         }
