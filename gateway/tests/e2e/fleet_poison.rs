@@ -99,7 +99,9 @@ fn replica_with_another_secret_gets_no_request() {
     let mut fleet = Fleet::new(redis.section(), &cluster.kubeconfig);
     let [entry] = fleet.start_replicas();
     fleet.membership().secret = write_secret(fleet.directory(), "another-secret");
-    let [untrusted] = fleet.start_replicas();
+    // Its readiness names the other replica as soon as that refuses it.
+    let untrusted = fleet.start_replica();
+    untrusted.process.line("Redis is in use", |line| line.contains("connected to Redis"));
     let _agent = fleet.start_agent_at(&untrusted);
     let response = fleet.get_version(&entry);
     assert_eq!((response.status, response.header("kas-error")), (503, Some("agent-not-connected")));
