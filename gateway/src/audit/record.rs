@@ -1,6 +1,7 @@
 //! The facts about one request, from its head to the line that is written when its response has ended.
 
 use std::{
+    collections::BTreeMap,
     net::IpAddr,
     sync::{
         Arc,
@@ -10,6 +11,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
+use percent_encoding::percent_decode_str;
 use proto::Reason;
 use serde::{Serialize, Serializer};
 use telemetry::TraceId;
@@ -24,6 +26,7 @@ use crate::{destination::Destination, error::RequestError, identity::Grant};
 const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const IMPERSONATE_GROUP: HeaderName = HeaderName::from_static("impersonate-group");
+const IMPERSONATE_EXTRA: &str = "impersonate-extra-";
 /// The id of the request in the audit log of the cluster.
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 
@@ -87,6 +90,8 @@ struct ImpersonatedIdentity {
     user: Option<HeaderValue>,
     uid: Option<HeaderValue>,
     groups: Vec<HeaderValue>,
+    /// The headers of the further attributes.
+    extra: Vec<(HeaderName, HeaderValue)>,
 }
 
 /// One line. `docs/audit.md` describes the fields.
@@ -102,6 +107,7 @@ struct AuditLine<'a> {
     impersonated_user: Option<Text<'a>>,
     impersonated_uid: Option<Text<'a>>,
     impersonated_groups: Vec<Text<'a>>,
+    impersonated_extra: BTreeMap<String, Vec<Text<'a>>>,
     agent_id: Option<u64>,
     agent: Option<&'a str>,
     service: Option<&'a str>,
@@ -120,6 +126,19 @@ struct AuditLine<'a> {
 
 /// The value of a header. Bytes that are not UTF-8 are replaced.
 struct Text<'a>(&'a HeaderValue);
+
+impl ImpersonatedIdentity {
+    /// Returns the further attributes by their decoded keys.
+    fn extra(&self) -> BTreeMap<String, Vec<Text<'_>>> {
+        let mut extra = BTreeMap::<_, Vec<_>>::new();
+        for (name, value) in &self.extra {
+            let key = name.as_str().strip_prefix(IMPERSONATE_EXTRA).unwrap_or_default();
+            let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
+            extra.entry(key).or_default().push(Text(value));
+        }
+        extra
+    }
+}
 
 impl Serialize for Text<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -184,6 +203,11 @@ impl AuditRecord {
             user: headers.get(IMPERSONATE_USER).cloned(),
             uid: headers.get(IMPERSONATE_UID).cloned(),
             groups: headers.get_all(IMPERSONATE_GROUP).iter().cloned().collect(),
+            extra: headers
+                .iter()
+                .filter(|(name, _)| name.as_str().starts_with(IMPERSONATE_EXTRA))
+                .map(|(name, value)| (name.clone(), value.clone()))
+                .collect(),
         };
     }
 
@@ -232,6 +256,7 @@ impl AuditRecord {
             impersonated_user: self.identity.user.as_ref().map(Text),
             impersonated_uid: self.identity.uid.as_ref().map(Text),
             impersonated_groups: self.identity.groups.iter().map(Text).collect(),
+            impersonated_extra: self.identity.extra(),
             agent_id: destination.map(|destination| destination.agent.0),
             agent: destination.map(|destination| destination.name.as_str()),
             service: destination.map(|destination| destination.service.as_str()),

@@ -129,7 +129,8 @@ async fn changes_secrets_and_refusals_have_a_line_and_other_reads_have_none() {
 async fn line_has_the_facts_of_the_request_and_neither_credential_query_nor_body() {
     let (world, sink, _agent) = audited().await;
     world.set_caller_rights(
-        "services: ['*'], access_as: {impersonate: {username: jane, uid: u-1, groups: [dev, ops]}}",
+        "services: ['*'], access_as: {impersonate: {username: jane, uid: u-1, groups: [dev, ops], \
+         extra: [{key: example.com/team, val: [a, b]}]}}",
     );
     let path = "/agents/prod/kubernetes/api/v1/namespaces/a/secrets";
     let mut request = request(&world, &Method::POST, &format!("{path}?access_token=of-the-query"));
@@ -152,6 +153,7 @@ async fn line_has_the_facts_of_the_request_and_neither_credential_query_nor_body
         "time": null, "events": ["change"], "request_id": "id-1", "trace_id": null,
         "replica": world.kas.agents.replica.to_string(), "client": "192.0.2.1", "caller": "me",
         "impersonated_user": "jane", "impersonated_uid": "u-1", "impersonated_groups": ["dev", "ops"],
+        "impersonated_extra": {"example.com/team": ["a", "b"]},
         "agent_id": 1, "agent": "prod", "service": "kubernetes", "verb": "create", "method": "POST", "path": path,
         "decision": "allow", "reason": null, "message": null, "status": 200,
         "request_bytes": 20, "response_bytes": 8, "duration_ms": null, "cluster_audit_id": "of-the-cluster",
