@@ -1,11 +1,13 @@
 //! Tests of the subcommands of the binary: check-config, token, kubeconfig, agents and others.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod manifest;
+mod workspace;
+
 use std::{
     fs,
-    net::SocketAddr,
     os::unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
-    process::{Output, Stdio},
+    process::Stdio,
     time::Duration,
 };
 
@@ -15,159 +17,14 @@ use agent::{
 };
 use gitlab_standin::{Project, StandIn, User};
 use serde_json::Value;
-use tempfile::TempDir;
 use testkit::skip::skipped;
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
-    net::TcpStream,
-    process::{Child, Command},
+    process::Command,
     time::{sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-/// A directory with the files of kas.
-///
-/// The identity file has the agents `production` and `staging`, and the caller `me` with access to `production`.
-struct Workspace {
-    directory: TempDir,
-    agent_token: String,
-    caller_token: String,
-}
-
-/// A running kas and where it listens.
-struct Kas {
-    child: Child,
-    agent: SocketAddr,
-    observability: SocketAddr,
-}
-
-/// The timeout of every wait.
-const SOON: Duration = Duration::from_secs(20);
-
-impl Workspace {
-    async fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let workspace = Self { directory, agent_token: String::new(), caller_token: String::new() };
-        let (agent_token, agent_hash) = workspace.new_token("agent").await;
-        let (caller_token, caller_hash) = workspace.new_token("caller").await;
-        let names = ["127.0.0.1".to_owned()];
-        let pair = rcgen::generate_simple_self_signed(names).unwrap();
-        workspace.write("kas.crt", &pair.cert.pem());
-        workspace.write("kas.key", &pair.signing_key.serialize_pem());
-        workspace.write("agent-token", &agent_token);
-        workspace.write("caller-token", &caller_token);
-        let identity = format!(
-            "agents:\n- {{id: 1, name: production, tokens: ['{agent_hash}']}}\n- {{id: 2, name: staging, tokens: []}}\n\
-             callers:\n- {{name: me, tokens: ['{caller_hash}'], agents: [production], services: [kubernetes]}}\n"
-        );
-        workspace.write("identity.yaml", &identity);
-        workspace.configure("127.0.0.1:0", "127.0.0.1:0".parse().unwrap());
-        Self { agent_token, caller_token, ..workspace }
-    }
-
-    /// Writes `kas.yaml`.
-    fn configure(&self, public: &str, observability: SocketAddr) {
-        let text = format!(
-            "agent:\n  listen: {{address: '127.0.0.1:0'}}\n  kubernetes_api:\n    listen: {{address: '{public}', \
-             certificate_file: kas.crt, key_file: kas.key}}\n\
-             observability: {{listen: {{address: '{observability}'}}}}\nidentity: {{file: identity.yaml}}\n"
-        );
-        self.write("kas.yaml", &text);
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        fs::write(self.directory.path().join(name), text).unwrap();
-    }
-
-    fn read(&self, name: &str) -> String {
-        fs::read_to_string(self.directory.path().join(name)).unwrap()
-    }
-
-    fn command(&self, arguments: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kas"));
-        command
-            .args(arguments.split(' '))
-            .current_dir(&self.directory)
-            .env_remove("KAS_CONFIG")
-            .kill_on_drop(true);
-        command
-    }
-
-    async fn run(&self, arguments: &str) -> Output {
-        timeout(SOON, self.command(arguments).output()).await.expect("the command exits").unwrap()
-    }
-
-    /// Runs a command that must succeed, and returns its standard output.
-    async fn stdout(&self, arguments: &str) -> String {
-        let output = self.run(arguments).await;
-        assert!(output.status.success(), "kas {arguments}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// Runs a command that must fail with one line. Returns the exit code and that line.
-    async fn failure(&self, arguments: &str) -> (i32, String) {
-        let output = self.run(arguments).await;
-        assert!(!output.status.success() && output.stdout.is_empty(), "kas {arguments}");
-        let text = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(text.lines().count(), 1, "{text}");
-        (output.status.code().unwrap(), text)
-    }
-
-    async fn new_token(&self, holder: &str) -> (String, String) {
-        let text = self.stdout(&format!("token new {holder}")).await;
-        let value =
-            |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
-        (value("token:"), value("hash:"))
-    }
-
-    async fn serve(&self) -> Kas {
-        let mut child = self.command("serve --config kas.yaml").stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let listening = timeout(SOON, async {
-            loop {
-                let line = lines.next_line().await.unwrap().expect("kas keeps running");
-                let event: Value = serde_json::from_str(&line).unwrap();
-                if event["message"] == "kas is listening" {
-                    return event;
-                }
-            }
-        });
-        let event = listening.await.expect("kas listens");
-        // The rest is read, so that kas does not block on its log.
-        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        let address = |name: &str| event[name].as_str().unwrap().parse().unwrap();
-        Kas { agent: address("agent"), observability: address("observability"), child }
-    }
-}
-
-impl Kas {
-    async fn signal(&self, name: &str) {
-        let id = self.child.id().expect("kas runs").to_string();
-        assert!(Command::new("kill").args(["-s", name, &id]).status().await.unwrap().success());
-    }
-
-    /// Returns the body of a response of the observability listener.
-    async fn get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(self.observability).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: kas\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut response = String::new();
-        stream.read_to_string(&mut response).await.unwrap();
-        response.split_once("\r\n\r\n").unwrap().1.to_owned()
-    }
-
-    async fn wait_until(&self, path: &str, condition: impl Fn(&str) -> bool) {
-        let mut last = String::new();
-        let met = async {
-            while !condition(&last) {
-                last = self.get(path).await;
-                sleep(Duration::from_millis(50)).await;
-            }
-        };
-        let met = timeout(SOON, met).await;
-        assert!(met.is_ok(), "{path}: {last}");
-    }
-}
+use self::workspace::{Kas, SOON, Workspace};
 
 #[tokio::test]
 async fn token_command_prints_matching_token_and_hash() {
@@ -420,75 +277,6 @@ async fn missing_identity_file_error_names_its_key() {
     assert_eq!(workspace.failure("check-config kas.yaml").await, (64, expected.to_owned()));
 }
 
-/// Returns the path of helm, if there is one.
-fn helm() -> Option<std::path::PathBuf> {
-    let built = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/go/bin/helm");
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut candidates = std::env::split_paths(&path).map(|directory| directory.join("helm")).chain([built]);
-    candidates.find(|file| file.is_file())
-}
-
-/// Runs `kas agents manifest` with a token on standard input.
-async fn manifest(arguments: &[&str], token: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kas"));
-    command.env_clear().args(["agents", "manifest"]).args(arguments);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    child.stdin.take().unwrap().write_all(token.as_bytes()).await.unwrap();
-    child.wait_with_output().await.unwrap()
-}
-
-#[tokio::test]
-async fn printed_manifests_are_those_of_helm() {
-    let printed = manifest(
-        &["prod", "--kas-address", "wss://kas.test/a", "--namespace", "tools", "--image", "r.test/agentk:7"],
-        "s3cret\n",
-    );
-    let printed = printed.await;
-    assert_eq!(printed.status.code(), Some(0), "{}", String::from_utf8_lossy(&printed.stderr));
-    let printed = String::from_utf8(printed.stdout).unwrap();
-    assert_eq!(printed.matches("s3cret").count(), 1);
-    let Some(helm) = helm() else { return skipped("there is no helm") };
-    let chart = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/charts/agentk");
-    // The helm command in the comment, which renders in place of installing.
-    let (comment, _) = printed.split_once("\n---").unwrap();
-    let words = comment.split_whitespace().filter(|word| !matches!(*word, "#" | "\\"));
-    let flags = words.skip_while(|word| *word != "--namespace").take_while(|word| *word != "Kubernetes");
-    let rendered = Command::new(helm)
-        .args(["template", "agentk"])
-        .arg(chart)
-        .args(["--kube-version", "1.34.0", "--skip-tests"])
-        .args(flags)
-        .output()
-        .await
-        .unwrap();
-    assert_eq!(rendered.status.code(), Some(0), "{}", String::from_utf8_lossy(&rendered.stderr));
-    let rendered = String::from_utf8(rendered.stdout).unwrap();
-    let objects = &printed[printed.find("# Source: ").unwrap()..];
-    assert_eq!(objects, rendered.strip_prefix("---\n").unwrap());
-}
-
-#[tokio::test]
-async fn manifests_need_a_token_on_standard_input() {
-    let arguments = ["prod", "--kas-address", "wss://kas.test"];
-    for (arguments, token, expected) in [
-        (&arguments[..], "\n", "standard input has no token"),
-        (&arguments, "two words\n", "not a token"),
-        (&["prod", "--kas-address", "https://kas.test"], "t", "write it like wss://kas.example.com:8150"),
-        (
-            &["prod", "--kas-address", "wss://kas.test", "--namespace", "a,b"],
-            "t",
-            "the exact name of a namespace",
-        ),
-        (&["prod"], "t", "--kas-address"),
-    ] {
-        let refused = manifest(arguments, token).await;
-        let error = String::from_utf8(refused.stderr).unwrap();
-        assert_eq!(refused.status.code(), Some(64), "{error}");
-        assert!(error.contains(expected) && refused.stdout.is_empty(), "{arguments:?}: {error}");
-    }
-}
-
 #[tokio::test]
 async fn agents_command_without_kas_is_an_error() {
     let workspace = Workspace::new().await;
@@ -623,7 +411,7 @@ async fn schema_of_the_configuration_is_that_of_the_chart() {
     let keys = schema.as_object_mut().unwrap();
     assert_eq!(keys.remove("$schema").unwrap(), "http://json-schema.org/draft-07/schema#");
     assert_eq!(keys.remove("title").unwrap(), "kas.yaml");
-    let chart = include_str!("../../deploy/charts/kas/values.schema.json");
+    let chart = include_str!("../../../deploy/charts/kas/values.schema.json");
     let chart: Value = serde_json::from_str(chart).unwrap();
     assert!(chart["properties"]["customConfig"] == schema, "run `make charts-update`");
 }
@@ -631,7 +419,7 @@ async fn schema_of_the_configuration_is_that_of_the_chart() {
 #[tokio::test]
 async fn redis_command_prints_the_documented_records() {
     let text = Workspace::new().await.stdout("redis-schema").await;
-    assert!(text.lines().count() > 5 && include_str!("../../docs/redis.md").contains(&text), "{text}");
+    assert!(text.lines().count() > 5 && include_str!("../../../docs/redis.md").contains(&text), "{text}");
 }
 
 /// Runs an agent in this process.
