@@ -22,7 +22,7 @@ pub(crate) struct AllowedNetworks(Arc<[IpNet]>);
 pub struct AddressRules {
     /// Proxies whose PROXY header and `X-Forwarded-For` are trusted.
     trusted_proxies: Arc<[IpNet]>,
-    /// Whether each connection begins with a PROXY header.
+    /// The version of the PROXY header that begins each connection, if any.
     proxy_protocol: ProxyProtocol,
     /// The networks of clients.
     allowed: AllowedNetworks,

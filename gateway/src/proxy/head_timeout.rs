@@ -35,7 +35,7 @@ pub(super) struct HeadTimeout<T> {
 /// The protocol of a connection, as far as its first bytes show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protocol {
-    /// So many bytes have arrived, and all of them are those of [`HTTP2`].
+    /// The bytes that have arrived, whose number this is, are the first ones of [`HTTP2`].
     Unknown(usize),
     Http1,
     Http2,

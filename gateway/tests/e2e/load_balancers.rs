@@ -22,7 +22,7 @@ struct Case {
     keepalive_timeout: Duration,
     /// The pauses of callers, as multiples of `idle_timeout`.
     pauses: [f64; 10],
-    /// Whether kas closes idle connections before nginx does, if it does not depend on the load of the machine.
+    /// True if kas closes idle connections before nginx does. `None` if that depends on the load of the machine.
     kas_closes: Option<bool>,
 }
 

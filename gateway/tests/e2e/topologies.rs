@@ -94,7 +94,7 @@ fn three_agents_in_one_cluster_serve_their_namespaces() {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": bindings});
     let _bindings = Applied::new(&cluster.kubectl, list.to_string());
 
-    // What RBAC allows, without kas.
+    // Asks the API server itself, without kas: these are the answers of RBAC.
     let questions: [&[&str]; 4] = [
         &["list", "pods", "--namespace", &shop.name],
         &["list", "pods", "--namespace", &web.name],
