@@ -36,7 +36,9 @@ pub(super) struct Supervised<'a> {
 
 /// Waits for a reason to end the tunnel, and drains it.
 ///
-/// `revoked` completes when the agent may no longer connect, with a message for the log. `on_drain` is called when the drain begins. `withdraw` runs once the agent was asked to leave because the replica stops.
+/// `revoked` completes when the agent may no longer connect, with a message for the log. `on_drain` is called when the drain
+/// begins. `withdraw` runs once the agent was asked to leave because the replica stops.
+///
 /// The future completes only if the group is cut: otherwise the driver of the tunnel reports the end.
 pub(super) async fn supervise(
     supervised: Supervised<'_>,

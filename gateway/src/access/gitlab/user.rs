@@ -106,7 +106,8 @@ impl UserInfo {
 
 /// Returns the error for the caller if GitLab does not accept a user, or does not answer.
 ///
-/// The response is the same for all reasons, so that it does not reveal which users and agents exist. GitLab sends 400 for a credential that cannot be one.
+/// The response is the same for all reasons, so that it does not reveal which users and agents exist. GitLab sends 400 for a
+/// credential that cannot be one.
 pub(super) fn refusal(error: &GitLabError) -> RequestError {
     let retry_after = match error {
         GitLabError::Status { status, .. } => match *status {
