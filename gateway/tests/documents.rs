@@ -61,6 +61,15 @@ fn links_lead_to_files_and_sections_that_exist() {
 }
 
 #[test]
+fn readme_installs_both_programs_in_25_lines() {
+    let text = fs::read_to_string(root().join("README.md")).unwrap();
+    let (_, section) = text.split_once("\n## Install\n").unwrap();
+    let (section, _) = section.split_once("\n### ").unwrap();
+    assert!(section.contains("helm install kas") && section.contains("helm install agentk"));
+    assert!(section.trim_end().lines().count() < 25, "{section}");
+}
+
+#[test]
 fn paths_in_backticks_exist() {
     let mut missing = Vec::new();
     for name in ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/security.md"] {
