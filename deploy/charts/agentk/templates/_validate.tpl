@@ -1,7 +1,7 @@
 {{/* Refuses values that the schema cannot refuse. Each message begins with the key. */}}
 {{- define "agentk.validate" -}}
 {{- if not .Values.config.kasAddress -}}
-{{- fail "config.kasAddress: set the address of kas, as in wss://kas.example.com" -}}
+{{- fail "config.kasAddress: set the address of kas, as in wss://kas.example.com:8150" -}}
 {{- end -}}
 {{- if not (or .Values.config.token .Values.config.secretName) -}}
 {{- fail "config.token: set config.token, or config.secretName" -}}
