@@ -4,27 +4,23 @@ mod accept_loops;
 mod background;
 mod connection_limits;
 mod live_checks;
+mod shared;
 mod shutdown;
 mod sources;
 mod validated_config;
 
-use std::{
-    sync::{Arc, OnceLock, atomic::AtomicU64},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use cores::Cores;
-use files::ReloadHealth;
-use parking_lot::Mutex;
-use process::{LogLimiter, Notifier, liveness::Liveness};
+use process::Notifier;
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::{
-    AddressRateLimiter, KeyedRateLimiter, LocalTunnels, MemoryStore, RateLimiter,
+    LocalTunnels, MemoryStore,
     redis::{RedisStore, SyncTask},
 };
 use telemetry::Exporter;
-use tokio::{runtime::Handle, sync::watch, task::spawn_blocking, time::Instant};
+use tokio::{runtime::Handle, sync::watch, task::spawn_blocking};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use self::{
@@ -33,39 +29,31 @@ pub use self::{
     validated_config::{Listeners, ValidatedConfig},
 };
 use self::{
+    shared::SharedState,
     shutdown::{GracePeriods, Shutdown},
     sources::access_control,
 };
 use crate::{
     access::GitLabAuthorizer,
     admin::{AdminServer, Readiness},
-    agent_list::AgentLister,
-    agent_metrics::AgentMonitor,
-    agents::{AgentConflicts, AgentServer, MaxAge, Rebalancer, TunnelPermits},
+    agents::{AgentServer, Rebalancer},
     api::ApiServer,
     config::Config,
-    configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource, GitLabSource},
-    cors::Cors,
     deployments::Deployments,
-    disabled::{KillSwitch, fleet},
+    disabled::fleet,
     environments::EnvironmentFile,
-    forward::Forwarder,
     gitaly::GitalyClient,
-    gitlab::{self, GitLabClient, GitLabSetup, Usage},
-    identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities, Identity},
-    listen::LOG_PERIOD,
-    metrics::{self, Metrics, agent::AgentGauges, certificate::CertificateExpirations},
+    gitlab::{GitLabClient, GitLabSetup, Usage},
+    identity::{Identities, Identity},
+    metrics::{Metrics, certificate::CertificateExpirations},
     oidc::Issuers,
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
-    proxy::{IdleConnections, ProxyServer, ResponseBudget},
+    proxy::ProxyServer,
     secret::SecretFile,
     tasks::TaskGroup,
     tls::{Certificate, MutualTls},
     traces::Traces,
 };
-
-/// The period of `connections_per_token_per_minute`.
-const MINUTE: Duration = Duration::from_secs(60);
 
 /// The time in which the last lines of the audit log are written when kas stops.
 const AUDIT_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
@@ -137,166 +125,43 @@ impl App {
         exporter: Option<Exporter>,
         redis: Option<(RedisStore, SyncTask)>,
     ) -> Self {
-        let mut registry = Registry::default();
-        if let Some(exporter) = &exporter {
-            exporter.metrics().register(&mut registry, "kas");
-        }
-        let metrics = Metrics::register(&mut registry);
-        process::logs::register(&mut registry, "kas");
-        process::resources::register(&mut registry);
         let ReplicaSources { identity, issuers, gitlab, gitaly_tls, api_tokens } = sources;
+        let mut registry = Registry::default();
+        issuers.metrics.register(&mut registry);
         if let Some(gitlab) = &gitlab {
             gitlab.register(&mut registry);
         }
-        issuers.metrics.register(&mut registry);
-        let identities = Identities::new(identity).with_issuers(issuers.names());
-        let file = Arc::new(identities.clone());
-        let limits = config.agent.kubernetes_api.limits.clone();
-        let tunnels = Arc::new(LocalTunnels::new(limits.max_requests_per_agent));
         let ReplicaContext { replica, store, connector, secret } = context;
-        let shared = redis.as_ref().map(|(store, _)| store.clone());
-        let gitlab_agents = gitlab.as_ref().map(|client| {
-            let ttls = (config.agent.info_cache_ttl, config.agent.info_cache_error_ttl);
-            let rate = client.rate_limit().refill_rate_per_second;
-            GitLabAgents::new(client.clone(), identities.clone(), ttls, rate, shared.clone())
-        });
-        let sources = AgentSources::new(
-            [Arc::clone(&file) as Arc<dyn AgentAuthenticator>]
-                .into_iter()
-                .chain(gitlab_agents.clone().map(|agents| Arc::new(agents) as Arc<dyn AgentAuthenticator>)),
-        );
-        let gitlab_sources = gitlab.clone().zip(gitlab_agents.clone());
-        let usage = Usage::default();
-        let deployments = Deployments::new(shared.clone());
-        let (access, gitlab_callers) = access_control(
-            &identities,
-            &issuers,
-            gitlab_sources,
-            api_tokens,
-            (usage.clone(), deployments.clone()),
-            &config,
-        );
-        if let Some(redis) = &shared {
-            metrics::redis::register(&mut registry, redis);
-            let help = "1 if other replicas reach this one at its published address, else 0";
-            registry.register("kas_private_api_reachable", help, metrics.peers.reachable.clone());
-        }
-        let gitaly = GitalyClient::new(&config.gitaly, shared.as_ref(), gitaly_tls);
-        let peers = PeerClient::new(replica, connector, secret.clone(), metrics.peers.clone());
-        let peer_server = Arc::new(PeerServer::new(
+        let shared = SharedState {
             replica,
-            secret,
-            Arc::clone(&tunnels),
-            peers.clone(),
-            Arc::clone(&store),
-            &config,
-            metrics.clone(),
-        ));
-        let configuration = ConfigurationService::new(
-            config.agent.configuration.poll_period,
-            ConfigurationMetrics::register(&mut registry),
-        );
-        if let Some((client, agents)) = gitlab.clone().zip(gitlab_agents.clone()) {
-            configuration.add_observer(gitlab::observer(client, agents));
-        }
-        let max_file_size = config.agent.configuration.max_configuration_file_size;
-        configuration.add_source(Arc::new(ConfiguredSource::new(
-            identities.clone(),
-            config.agent.configuration.settings.clone(),
-            max_file_size,
-        )));
-        if let Some(agents) = gitlab_agents {
-            configuration.add_source(Arc::new(GitLabSource::new(agents, gitaly.clone(), max_file_size)));
-        }
-        let kill_switch = Arc::new(KillSwitch::default());
-        kill_switch.register(&mut registry);
-        let listen = &config.agent.listen;
-        let address_rate = AddressRateLimiter::new(
-            listen.connections_per_address_per_minute,
-            listen.unknown_tokens_per_address_per_minute,
-            shared.clone(),
-        );
-        let conflicts = Arc::new(AgentConflicts::default());
-        conflicts.register(&mut registry);
-        let agents = Arc::new(AgentServer {
-            conflicts,
-            kill_switch: Arc::clone(&kill_switch),
-            usage: usage.clone(),
-            configuration,
-            identities: identities.clone(),
-            sources,
-            has_gitlab: gitlab.is_some(),
-            tunnels: Arc::clone(&tunnels),
-            store: Arc::clone(&store),
-            replica,
-            settings: tunnel::TunnelConfig { stalls: metrics.stalls.clone(), ..config.tunnel_settings() },
-            handshake_timeout: config.agent.listen.handshake_timeout,
-            write_stall_timeout: config.agent.listen.write_stall_timeout,
-            addresses: config.agent.listen.addresses(),
-            connection_rate: Mutex::new(RateLimiter::new(
-                config.agent.listen.connections_per_second,
-                Instant::now(),
-            )),
-            tunnel_permits: TunnelPermits::new(config.agent.listen.max_tunnels_per_agent),
-            token_rate: KeyedRateLimiter::new(
-                config.agent.listen.connections_per_token_per_minute,
-                MINUTE,
-                shared,
-            ),
-            address_rate,
-            max_age: MaxAge::new(config.agent.listen.max_connection_age, metrics.cut_age("agent")),
-            grace: config.agent.kubernetes_api.listen.shutdown_grace_period,
-            connections: TaskGroup::default(),
-            metrics: metrics.clone(),
-            epoch: AtomicU64::new(0),
-            log_limit: LogLimiter::new(LOG_PERIOD),
-            idle_timeouts: Mutex::default(),
-        });
-        let public = &config.agent.kubernetes_api;
-        let callers = Arc::new(ProxyServer {
-            idle_connections: IdleConnections::new(&limits),
-            budget: Arc::new(ResponseBudget::new(limits.max_bytes_in_flight, limits.write_stall_timeout)),
-            cors: Cors::new(config.allowed_origins()),
-            addresses: public.listen.addresses(),
-            extra_headers: public.extra_allowed_response_headers.clone(),
-            access,
-            kill_switch: Arc::clone(&kill_switch),
-            audit: OnceLock::new(),
-            forwarder: Forwarder {
-                tunnels,
-                store: Arc::clone(&store),
-                peers,
-                reconnect_wait: config.agent.tunnel.reconnect_wait,
-                metrics: metrics.clone(),
-            },
-            connections: TaskGroup::default(),
-            metrics,
-            log_limit: LogLimiter::new(LOG_PERIOD),
-            traces,
-            limits,
-        });
-        let readiness = Readiness::default();
-        let agent_lister = AgentLister::new(&agents);
-        let agent_monitor = AgentMonitor::new(
-            &agents,
-            config.observability.per_agent_metrics,
-            AgentGauges::register(&mut registry),
-        );
-        let files = ReloadHealth::default();
-        files.register(&mut registry, "kas");
-        let liveness = Liveness::default();
-        liveness.register(&mut registry, "kas");
-        let expirations = CertificateExpirations::register(&mut registry);
-        let admin = Arc::new(AdminServer {
-            liveness,
-            readiness: readiness.clone(),
-            files,
-            kill_switch,
-            registry,
             store,
-            agent_lister,
-            agent_monitor,
-        });
+            redis: redis.as_ref().map(|(store, _)| store.clone()),
+            tunnels: Arc::new(LocalTunnels::new(config.agent.kubernetes_api.limits.max_requests_per_agent)),
+            identities: Identities::new(identity).with_issuers(issuers.names()),
+            usage: Usage::default(),
+            kill_switch: Arc::default(),
+            metrics: Metrics::register(&mut registry),
+        };
+        shared.register(&mut registry, exporter.as_ref());
+        let gitlab = gitlab.map(|client| shared.gitlab(client, &config));
+        let gitaly = GitalyClient::new(&config.gitaly, shared.redis.as_ref(), gitaly_tls);
+        let peers = PeerClient::new(replica, connector, secret.clone(), shared.metrics.peers.clone());
+        let peer_server = Arc::new(shared.peer_server(secret, peers.clone(), &config));
+        let configuration = shared.configuration(gitlab.as_ref(), &gitaly, &config, &mut registry);
+        let agents = Arc::new(shared.agent_server(gitlab.as_ref(), configuration, &config, &mut registry));
+        let deployments = Deployments::new(shared.redis.clone());
+        let (access, gitlab_callers) = access_control(
+            &shared.identities,
+            &issuers,
+            gitlab.clone(),
+            api_tokens,
+            (shared.usage.clone(), deployments.clone()),
+            &config,
+        );
+        let callers = Arc::new(shared.proxy_server(access, peers, traces, &config));
+        let expirations = CertificateExpirations::register(&mut registry);
+        let readiness = Readiness::default();
+        let admin = Arc::new(shared.admin_server(&agents, readiness.clone(), &config, registry));
         Self {
             agents,
             callers,
@@ -304,9 +169,9 @@ impl App {
             api: None,
             gitaly,
             admin,
-            identities,
+            identities: shared.identities,
             deployments,
-            usage,
+            usage: shared.usage,
             issuers,
             reload: watch::Sender::new(()),
             notifier: Notifier::default(),
@@ -318,7 +183,7 @@ impl App {
             expirations,
             exporter,
             redis,
-            gitlab,
+            gitlab: gitlab.map(|(client, _)| client),
             gitlab_callers,
             gitlab_setup: None,
             reachability: None,

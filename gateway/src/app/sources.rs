@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::shared::GitLab;
 use crate::{
     access::{
         AccessControl, AgentNames, CallerAuthorizer, GitLabAuthorizer, InFlightCounters, OidcAuthorizer,
@@ -11,7 +12,7 @@ use crate::{
     config::Config,
     deployments::Deployments,
     gitlab::{GitLabClient, Usage},
-    identity::{GitLabAgents, Identities, Identity},
+    identity::{Identities, Identity},
     oidc::Issuers,
 };
 
@@ -40,7 +41,7 @@ impl From<Identity> for ReplicaSources {
 pub(super) fn access_control(
     identities: &Identities,
     issuers: &Issuers,
-    gitlab: Option<(GitLabClient, GitLabAgents)>,
+    gitlab: Option<GitLab>,
     api_tokens: Option<Verifier>,
     (usage, deployments): (Usage, Deployments),
     config: &Config,

@@ -1,0 +1,234 @@
+//! The state that the servers of a replica share, and the servers that are built from it.
+
+use std::{
+    sync::{Arc, OnceLock, atomic::AtomicU64},
+    time::Duration,
+};
+
+use files::ReloadHealth;
+use parking_lot::Mutex;
+use process::{LogLimiter, liveness::Liveness};
+use prometheus_client::registry::Registry;
+use proto::ReplicaId;
+use router::{
+    AddressRateLimiter, KeyedRateLimiter, LocalTunnels, RateLimiter, RouteStore, redis::RedisStore,
+};
+use telemetry::Exporter;
+use tokio::time::Instant;
+use tunnel::TunnelConfig;
+
+use crate::{
+    access::AccessControl,
+    admin::{AdminServer, Readiness},
+    agent_list::AgentLister,
+    agent_metrics::AgentMonitor,
+    agents::{AgentConflicts, AgentServer, MaxAge, TunnelPermits},
+    config::Config,
+    configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource, GitLabSource},
+    cors::Cors,
+    disabled::KillSwitch,
+    forward::Forwarder,
+    gitaly::GitalyClient,
+    gitlab::{self, GitLabClient, Usage},
+    identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities},
+    listen::LOG_PERIOD,
+    metrics::{self, Metrics, agent::AgentGauges},
+    peers::{PeerClient, PeerServer},
+    proxy::{IdleConnections, ProxyServer, ResponseBudget},
+    secret::Secret,
+    tasks::TaskGroup,
+    traces::Traces,
+    tunnel_entry::TunnelEntry,
+};
+
+/// The period of `connections_per_token_per_minute`.
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A client of GitLab, and the agents that GitLab knows.
+pub(super) type GitLab = (GitLabClient, GitLabAgents);
+
+/// The state that the servers of a replica share.
+#[derive(Clone, Debug)]
+pub(super) struct SharedState {
+    pub replica: ReplicaId,
+    pub store: Arc<dyn RouteStore>,
+    pub redis: Option<RedisStore>,
+    pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
+    pub identities: Identities,
+    pub usage: Usage,
+    pub kill_switch: Arc<KillSwitch>,
+    pub metrics: Metrics,
+}
+
+impl SharedState {
+    /// Registers the metrics of this state, and those of the process.
+    pub(super) fn register(&self, registry: &mut Registry, exporter: Option<&Exporter>) {
+        if let Some(exporter) = exporter {
+            exporter.metrics().register(registry, "kas");
+        }
+        process::logs::register(registry, "kas");
+        process::resources::register(registry);
+        self.kill_switch.register(registry);
+        if let Some(redis) = &self.redis {
+            metrics::redis::register(registry, redis);
+            let help = "1 if other replicas reach this one at its published address, else 0";
+            registry.register("kas_private_api_reachable", help, self.metrics.peers.reachable.clone());
+        }
+    }
+
+    /// Returns the agents of a GitLab with its client.
+    pub(super) fn gitlab(&self, client: GitLabClient, config: &Config) -> GitLab {
+        let ttls = (config.agent.info_cache_ttl, config.agent.info_cache_error_ttl);
+        let rate = client.rate_limit().refill_rate_per_second;
+        let agents =
+            GitLabAgents::new(client.clone(), self.identities.clone(), ttls, rate, self.redis.clone());
+        (client, agents)
+    }
+
+    /// Builds the service that sends agents their configurations.
+    pub(super) fn configuration(
+        &self,
+        gitlab: Option<&GitLab>,
+        gitaly: &GitalyClient,
+        config: &Config,
+        registry: &mut Registry,
+    ) -> ConfigurationService {
+        let settings = &config.agent.configuration;
+        let service =
+            ConfigurationService::new(settings.poll_period, ConfigurationMetrics::register(registry));
+        service.add_source(Arc::new(ConfiguredSource::new(
+            self.identities.clone(),
+            settings.settings.clone(),
+            settings.max_configuration_file_size,
+        )));
+        if let Some((client, agents)) = gitlab.cloned() {
+            service.add_observer(gitlab::observer(client, agents.clone()));
+            service.add_source(Arc::new(GitLabSource::new(
+                agents,
+                gitaly.clone(),
+                settings.max_configuration_file_size,
+            )));
+        }
+        service
+    }
+
+    /// Builds the server of agents.
+    pub(super) fn agent_server(
+        &self,
+        gitlab: Option<&GitLab>,
+        configuration: ConfigurationService,
+        config: &Config,
+        registry: &mut Registry,
+    ) -> AgentServer {
+        let listen = &config.agent.listen;
+        let file = Arc::new(self.identities.clone()) as Arc<dyn AgentAuthenticator>;
+        let gitlab_agents = gitlab.map(|(_, agents)| Arc::new(agents.clone()) as Arc<dyn AgentAuthenticator>);
+        let conflicts = Arc::new(AgentConflicts::default());
+        conflicts.register(registry);
+        AgentServer {
+            conflicts,
+            kill_switch: Arc::clone(&self.kill_switch),
+            usage: self.usage.clone(),
+            configuration,
+            identities: self.identities.clone(),
+            sources: AgentSources::new([file].into_iter().chain(gitlab_agents)),
+            has_gitlab: gitlab.is_some(),
+            tunnels: Arc::clone(&self.tunnels),
+            store: Arc::clone(&self.store),
+            replica: self.replica,
+            settings: TunnelConfig { stalls: self.metrics.stalls.clone(), ..config.tunnel_settings() },
+            handshake_timeout: listen.handshake_timeout,
+            write_stall_timeout: listen.write_stall_timeout,
+            addresses: listen.addresses(),
+            connection_rate: Mutex::new(RateLimiter::new(listen.connections_per_second, Instant::now())),
+            tunnel_permits: TunnelPermits::new(listen.max_tunnels_per_agent),
+            token_rate: KeyedRateLimiter::new(
+                listen.connections_per_token_per_minute,
+                MINUTE,
+                self.redis.clone(),
+            ),
+            address_rate: AddressRateLimiter::new(
+                listen.connections_per_address_per_minute,
+                listen.unknown_tokens_per_address_per_minute,
+                self.redis.clone(),
+            ),
+            max_age: MaxAge::new(listen.max_connection_age, self.metrics.cut_age("agent")),
+            grace: config.agent.kubernetes_api.listen.shutdown_grace_period,
+            connections: TaskGroup::default(),
+            metrics: self.metrics.clone(),
+            epoch: AtomicU64::new(0),
+            log_limit: LogLimiter::new(LOG_PERIOD),
+            idle_timeouts: Mutex::default(),
+        }
+    }
+
+    /// Builds the server of callers.
+    pub(super) fn proxy_server(
+        &self,
+        access: AccessControl,
+        peers: PeerClient,
+        traces: Option<Traces>,
+        config: &Config,
+    ) -> ProxyServer {
+        let public = &config.agent.kubernetes_api;
+        let limits = public.limits.clone();
+        ProxyServer {
+            idle_connections: IdleConnections::new(&limits),
+            budget: Arc::new(ResponseBudget::new(limits.max_bytes_in_flight, limits.write_stall_timeout)),
+            cors: Cors::new(config.allowed_origins()),
+            addresses: public.listen.addresses(),
+            extra_headers: public.extra_allowed_response_headers.clone(),
+            access,
+            kill_switch: Arc::clone(&self.kill_switch),
+            audit: OnceLock::new(),
+            forwarder: Forwarder {
+                tunnels: Arc::clone(&self.tunnels),
+                store: Arc::clone(&self.store),
+                peers,
+                reconnect_wait: config.agent.tunnel.reconnect_wait,
+                metrics: self.metrics.clone(),
+            },
+            connections: TaskGroup::default(),
+            metrics: self.metrics.clone(),
+            log_limit: LogLimiter::new(LOG_PERIOD),
+            traces,
+            limits,
+        }
+    }
+
+    /// Builds the server of other replicas.
+    pub(super) fn peer_server(
+        &self,
+        secret: Option<Secret>,
+        peers: PeerClient,
+        config: &Config,
+    ) -> PeerServer {
+        let (tunnels, store) = (Arc::clone(&self.tunnels), Arc::clone(&self.store));
+        PeerServer::new(self.replica, secret, tunnels, peers, store, config, self.metrics.clone())
+    }
+
+    /// Builds the server of probes, metrics and the list of agents. It serves all metrics of the `registry`.
+    pub(super) fn admin_server(
+        &self,
+        agents: &Arc<AgentServer>,
+        readiness: Readiness,
+        config: &Config,
+        mut registry: Registry,
+    ) -> AdminServer {
+        let gauges = AgentGauges::register(&mut registry);
+        let files = ReloadHealth::default();
+        files.register(&mut registry, "kas");
+        let liveness = Liveness::default();
+        liveness.register(&mut registry, "kas");
+        AdminServer {
+            liveness,
+            readiness,
+            files,
+            kill_switch: Arc::clone(&self.kill_switch),
+            store: Arc::clone(&self.store),
+            agent_lister: AgentLister::new(agents),
+            agent_monitor: AgentMonitor::new(agents, config.observability.per_agent_metrics, gauges),
+            registry,
+        }
+    }
+}
