@@ -75,6 +75,11 @@ class Cluster:
     def restarts(self, namespace: str) -> int:
         return sum(status["restartCount"] for pod in self.pods(namespace).values() for status in pod["status"]["containerStatuses"])
 
+    def process(self, pod: dict) -> str:
+        """Returns the process id of the program in a pod."""
+        container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+        return next(line.split()[1] for line in run(*self.ctr, "tasks", "list").splitlines() if line.startswith(container))
+
     def refresh(self, namespace: str) -> None:
         """Makes the kubelet look at the pods now. It would update their files within a minute."""
         self.kubectl("annotate", "pods", f"--namespace={namespace}", f"--selector={LABEL}", "--overwrite", f"refreshed={time.time()}")
