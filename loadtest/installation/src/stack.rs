@@ -189,8 +189,10 @@ impl KasProcess {
             .args(arguments)
             .env_remove("AGENTK_TOKEN");
         if let Some(kubeconfig) = kubeconfig {
-            write_file(&self.directory, "cluster-kubeconfig", kubeconfig)?;
-            command.arg("--kubeconfig").arg(self.directory.join("cluster-kubeconfig"));
+            // Each process has its own file, because an earlier one may still read that of the same name.
+            let file = format!("{name}.kubeconfig");
+            write_file(&self.directory, &file, kubeconfig)?;
+            command.arg("--kubeconfig").arg(self.directory.join(file));
         }
         if setup.tls != Tls::Off {
             command.arg("--kas-ca-cert-file").arg(self.directory.join("kas.crt"));
