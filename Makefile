@@ -88,6 +88,11 @@ acceptance: ## Install, upgrade, rotate and remove both charts under load in KUB
 	deploy/image --programs $(ACCEPTANCE_PROGRAMS) --output target/acceptance --tag acceptance
 	deploy/charts/acceptance/run --images target/acceptance --tag acceptance
 
+.PHONY: compose
+compose: ## Start deploy/compose.yaml with podman and KUBECONFIG, by the commands of docs/install.md; less than a minute
+	cargo build -p gateway -p agent --bins
+	deploy/compose/test
+
 .PHONY: skew
 skew: ## Versions OLDER and NEWER (the last two tags) work together: builds both in target/skew, runs the reading group both ways
 	./.ci/skew $(OLDER) $(NEWER)
