@@ -10,13 +10,11 @@ use std::{
 };
 
 use proto::{AgentId, AgentName, InstanceId, ReplicaId, ServiceName, TunnelId};
-use router::{LocalTunnels, RequestsInFlight, RouteStore, TunnelView};
+use router::{LocalTunnels, ReportedInfo, RequestsInFlight, RouteStore, TunnelView};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    agent_locations::{
-        AgentDirectory, AgentLocations, AgentOwner, AgentState, KnownAgent, ReportedInfo, rfc3339,
-    },
+    agent_locations::{AgentDirectory, AgentLocations, AgentOwner, AgentState, KnownAgent, rfc3339},
     agents::{AgentConflicts, AgentServer, RefusedTunnel},
     configuration::{ConfigurationService, ConfigurationStatus},
     disabled::KillSwitch,

@@ -2,8 +2,10 @@
 
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
-use proto::{AgentId, AgentName, Hello, InstanceId, ReplicaId};
-use router::{InstanceList, ProjectAgent, ProjectAgentList, ReplicaInstances, RouteStore};
+use proto::{AgentId, AgentName, InstanceId, ReplicaId};
+use router::{
+    Instance, InstanceList, ProjectAgent, ProjectAgentList, ReplicaInstances, ReportedInfo, RouteStore,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{agents::AgentServer, identity::Identities};
@@ -51,25 +53,6 @@ pub struct AgentOwner {
     pub replica: ReplicaId,
     /// The processes, in order of their ids.
     pub instances: Vec<InstanceInfo>,
-}
-
-/// Facts that an agentk process reports about itself. They are not trusted.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReportedInfo {
-    /// The version of agentk.
-    pub version: String,
-    /// The namespace of the pod.
-    pub pod_namespace: Option<String>,
-    /// The name of the pod.
-    pub pod_name: Option<String>,
-    /// The version of the cluster.
-    pub kubernetes_version: Option<String>,
-    /// The UID of the cluster's namespace `kube-system`.
-    #[serde(default)]
-    pub cluster: Option<String>,
-    /// The part of the cluster that the process serves.
-    #[serde(default)]
-    pub scope: Option<String>,
 }
 
 /// One agentk process.
@@ -196,33 +179,8 @@ impl AgentLocations {
     }
 }
 
-impl From<&Hello> for ReportedInfo {
-    fn from(hello: &Hello) -> Self {
-        Self {
-            version: hello.version.clone(),
-            pod_namespace: hello.pod_namespace.clone(),
-            pod_name: hello.pod_name.clone(),
-            kubernetes_version: hello.kubernetes_version.clone(),
-            cluster: hello.cluster.clone(),
-            scope: hello.scope.as_ref().map(ToString::to_string),
-        }
-    }
-}
-
-impl From<router::Instance> for InstanceInfo {
-    fn from(instance: router::Instance) -> Self {
-        let router::Instance {
-            id,
-            version,
-            pod_namespace,
-            pod_name,
-            kubernetes_version,
-            cluster,
-            scope,
-            since,
-            tunnels,
-        } = instance;
-        let reported = ReportedInfo { version, pod_namespace, pod_name, kubernetes_version, cluster, scope };
+impl From<Instance> for InstanceInfo {
+    fn from(Instance { id, reported, since, tunnels }: Instance) -> Self {
         Self { id, reported, since, tunnels }
     }
 }

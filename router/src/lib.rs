@@ -30,5 +30,5 @@ pub use self::rate_limit::{AddressLimit, AddressRateLimiter, AddressRefusal, Key
 pub use self::retry::RetryPolicy;
 pub use self::store::{
     AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,
-    ReplicaInstances, Route, RouteStore, StoreError, StoreHealth,
+    ReplicaInstances, ReportedInfo, Route, RouteStore, StoreError, StoreHealth,
 };

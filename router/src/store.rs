@@ -2,7 +2,8 @@
 
 use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, time::SystemTime};
 
-use proto::{AgentId, AgentName, Epoch, InstanceId, ReplicaId};
+use proto::{AgentId, AgentName, Epoch, Hello, InstanceId, ReplicaId};
+use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use crate::pushes::GitPush;
@@ -37,24 +38,32 @@ pub struct AgentRoutes {
     pub disconnected_since: Option<SystemTime>,
 }
 
-/// One agentk process of an agent, as a replica sees it. Its versions and its pod come from the hello of the agent and
-/// are not verified.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Instance {
-    /// The id of the process.
-    pub id: InstanceId,
+/// Facts that an agentk process reports about itself. They are not trusted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReportedInfo {
     /// The version of agentk.
     pub version: String,
     /// The namespace of the pod.
     pub pod_namespace: Option<String>,
     /// The name of the pod.
     pub pod_name: Option<String>,
-    /// The version of the cluster's Kubernetes.
+    /// The version of the cluster.
     pub kubernetes_version: Option<String>,
     /// The UID of the cluster's namespace `kube-system`.
+    #[serde(default)]
     pub cluster: Option<String>,
     /// The part of the cluster that the process serves, as a short text.
+    #[serde(default)]
     pub scope: Option<String>,
+}
+
+/// One agentk process of an agent, as a replica sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// The id of the process.
+    pub id: InstanceId,
+    /// Its version, its pod and its cluster.
+    pub reported: ReportedInfo,
     /// The time when the oldest of its tunnels to this replica was opened, in whole seconds.
     pub since: SystemTime,
     /// The number of its tunnels to this replica.
@@ -81,6 +90,19 @@ pub struct ProjectAgent {
     pub name: AgentName,
     /// The id of its project.
     pub project: u64,
+}
+
+impl From<&Hello> for ReportedInfo {
+    fn from(hello: &Hello) -> Self {
+        Self {
+            version: hello.version.clone(),
+            pod_namespace: hello.pod_namespace.clone(),
+            pod_name: hello.pod_name.clone(),
+            kubernetes_version: hello.kubernetes_version.clone(),
+            cluster: hello.cluster.clone(),
+            scope: hello.scope.as_ref().map(ToString::to_string),
+        }
+    }
 }
 
 /// The result of [`RouteStore::list_project_agents`].

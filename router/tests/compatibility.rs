@@ -53,8 +53,8 @@ fn recorded_routes_are_read_and_written() {
         let record = RouteRecord::decode(&recorded(name)).unwrap();
         assert_eq!(record.epoch, Epoch(5));
         let instance = &record.instances[0];
-        assert_eq!((instance.tunnels, instance.pod_name.as_deref()), (2, Some("agentk-7d9c")));
-        assert_eq!(instance.cluster.as_deref(), cluster);
+        assert_eq!((instance.tunnels, instance.reported.pod_name.as_deref()), (2, Some("agentk-7d9c")));
+        assert_eq!(instance.reported.cluster.as_deref(), cluster);
         assert_written(name, &record.encode());
     }
 }

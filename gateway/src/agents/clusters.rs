@@ -104,7 +104,8 @@ impl AgentServer {
         let here = here.iter().filter_map(|view| view.handle().hello.cluster.clone());
         let list = self.store.list_instances(&[agent]).await;
         let others = list.connected.into_iter().filter(|entry| entry.replica != self.replica);
-        let elsewhere = others.flat_map(|entry| entry.instances).filter_map(|instance| instance.cluster);
+        let elsewhere =
+            others.flat_map(|entry| entry.instances).filter_map(|instance| instance.reported.cluster);
         let clusters: BTreeSet<String> = here.chain(elsewhere).collect();
         if list.error.is_some() && clusters.len() < 2 {
             // The other replicas are unknown, so that a conflict may continue.

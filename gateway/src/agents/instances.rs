@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use router::{Instance, TunnelView};
+use router::{Instance, ReportedInfo, TunnelView};
 
 use crate::tunnel_entry::TunnelEntry;
 
@@ -24,12 +24,7 @@ pub(super) fn instances(tunnels: &[TunnelView<TunnelEntry>]) -> Vec<Instance> {
 fn instance(TunnelEntry { hello, since, .. }: &TunnelEntry) -> Instance {
     Instance {
         id: hello.instance,
-        version: hello.version.clone(),
-        pod_namespace: hello.pod_namespace.clone(),
-        pod_name: hello.pod_name.clone(),
-        kubernetes_version: hello.kubernetes_version.clone(),
-        cluster: hello.cluster.clone(),
-        scope: hello.scope.as_ref().map(ToString::to_string),
+        reported: ReportedInfo::from(&**hello),
         since: seconds(*since),
         tunnels: 1,
     }

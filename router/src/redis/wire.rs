@@ -19,7 +19,10 @@ use serde::{
 };
 use serde_json::{Value, json};
 
-use crate::{pushes::GitPush, store::Instance};
+use crate::{
+    pushes::GitPush,
+    store::{Instance, ReportedInfo},
+};
 
 /// The version of all three formats.
 const VERSION: u16 = 1;
@@ -244,8 +247,8 @@ pub(super) fn decode_project(text: &[u8]) -> Result<Vec<(AgentId, AgentName)>, W
 }
 
 fn to_row(instance: &Instance) -> Value {
-    let Instance { id, version, pod_namespace, pod_name, kubernetes_version, cluster, scope, since, tunnels } =
-        instance;
+    let Instance { id, reported, since, tunnels } = instance;
+    let ReportedInfo { version, pod_namespace, pod_name, kubernetes_version, cluster, scope } = reported;
     let since = unix_seconds(*since);
     let mut row: Vec<Value> =
         [json!(ShortId(*id)), json!(version), json!(pod_namespace), json!(pod_name)].into();
@@ -268,7 +271,8 @@ fn from_row(mut row: Vec<Value>) -> Result<Instance, WireError> {
         return Err(WireError::InvalidText);
     }
     let since = from_unix_seconds(since).ok_or(WireError::InvalidText)?;
-    Ok(Instance { id, version, pod_namespace, pod_name, kubernetes_version, cluster, scope, since, tunnels })
+    let reported = ReportedInfo { version, pod_namespace, pod_name, kubernetes_version, cluster, scope };
+    Ok(Instance { id, reported, since, tunnels })
 }
 
 /// Converts a time into seconds since 1970; 0 for earlier times.

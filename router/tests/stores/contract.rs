@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use proto::{AgentId, Epoch, InstanceId, ReplicaId};
-use router::{GitPush, Instance, MemoryStore, ProjectAgent, Route, RouteStore};
+use router::{GitPush, Instance, MemoryStore, ProjectAgent, ReportedInfo, Route, RouteStore};
 use tokio::time::timeout;
 
 use crate::{TestReplica, redis};
@@ -151,12 +151,14 @@ async fn instances_are_listed_by_all_replicas(here: TestStore<'_>, there: TestSt
     let agent = AgentId(8);
     let instance = |pod: &str| Instance {
         id: InstanceId::random(),
-        version: "0.1.0".into(),
-        pod_namespace: Some("agentk".into()),
-        pod_name: Some(pod.into()),
-        kubernetes_version: Some("v1.34.1".into()),
-        cluster: Some("0b5c1e4f-6a0e-4b0e-9a53-1c6e1f0d2a7b".into()),
-        scope: Some("cluster".into()),
+        reported: ReportedInfo {
+            version: "0.1.0".into(),
+            pod_namespace: Some("agentk".into()),
+            pod_name: Some(pod.into()),
+            kubernetes_version: Some("v1.34.1".into()),
+            cluster: Some("0b5c1e4f-6a0e-4b0e-9a53-1c6e1f0d2a7b".into()),
+            scope: Some("cluster".into()),
+        },
         since: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
         tunnels: 2,
     };

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use proto::{AgentId, InstanceId};
-use router::{Instance, RouteStore as _};
+use router::{Instance, ReportedInfo, RouteStore as _};
 use tokio::time::timeout;
 
 use crate::{TIMEOUT, TestReplica, redis, server::Server};
@@ -31,12 +31,14 @@ async fn idle_fleet_cost_does_not_depend_on_agents() {
         for agent in 0..AGENTS {
             let instance = Instance {
                 id: InstanceId::random(),
-                version: "0.1.0".into(),
-                pod_namespace: Some("gitlab-agent-prod".into()),
-                pod_name: Some("agentk-7d9f8b6c5-x2x4z".into()),
-                kubernetes_version: Some("v1.34.1".into()),
-                cluster: Some("0b5c1e4f-6a0e-4b0e-9a53-1c6e1f0d2a7b".into()),
-                scope: Some("cluster".into()),
+                reported: ReportedInfo {
+                    version: "0.1.0".into(),
+                    pod_namespace: Some("gitlab-agent-prod".into()),
+                    pod_name: Some("agentk-7d9f8b6c5-x2x4z".into()),
+                    kubernetes_version: Some("v1.34.1".into()),
+                    cluster: Some("0b5c1e4f-6a0e-4b0e-9a53-1c6e1f0d2a7b".into()),
+                    scope: Some("cluster".into()),
+                },
                 since: SystemTime::now(),
                 tunnels: 1,
             };

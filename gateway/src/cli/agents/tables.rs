@@ -2,10 +2,12 @@
 
 use std::{collections::BTreeSet, time::SystemTime};
 
+use router::ReportedInfo;
+
 use super::super::table::{Table, age, milliseconds};
 use crate::{
     agent_list::{AgentList, AgentStatus, ServiceLoad, TunnelStatus},
-    agent_locations::{AgentState, InstanceInfo, ReportedInfo},
+    agent_locations::{AgentState, InstanceInfo},
     agents::VersionSkew,
 };
 

@@ -13,12 +13,14 @@ fn heartbeat(url: &str) -> Heartbeat {
 fn instance(pod: &str) -> Instance {
     Instance {
         id: InstanceId::random(),
-        version: "0.1.0".into(),
-        pod_namespace: Some("agentk".into()),
-        pod_name: Some(pod.into()),
-        kubernetes_version: None,
-        cluster: Some("0b5c1e4f-6a0e-4b0e-9a53-1c6e1f0d2a7b".into()),
-        scope: Some("cluster".into()),
+        reported: ReportedInfo {
+            version: "0.1.0".into(),
+            pod_namespace: Some("agentk".into()),
+            pod_name: Some(pod.into()),
+            kubernetes_version: None,
+            cluster: Some("0b5c1e4f-6a0e-4b0e-9a53-1c6e1f0d2a7b".into()),
+            scope: Some("cluster".into()),
+        },
         since: SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000),
         tunnels: 2,
     }
@@ -45,7 +47,8 @@ fn encoded_values_decode_to_the_same() {
 #[test]
 fn record_format_is_stable() {
     let id = InstanceId::from_bytes([255; 16]);
-    let instance = Instance { id, cluster: None, scope: None, ..instance("a") };
+    let mut instance = Instance { id, ..instance("a") };
+    (instance.reported.cluster, instance.reported.scope) = (None, None);
     let record = RouteRecord { epoch: Epoch(7), instances: vec![instance] };
     let rest = "\"0.1.0\",\"agentk\",\"a\",null,1700000000,2]]]";
     assert_eq!(record.encode(), format!("[1,7,[[\"_____________________w\",{rest}"));
@@ -58,8 +61,8 @@ fn rows_of_older_and_newer_versions_are_decoded() {
     let id = "00000000000000000000000000000001";
     let row = |end: &str| {
         let text = format!("[1,5,[[\"{id}\",\"0.1.0\",null,null,null,1700000000,2{end}]]]");
-        let instance = RouteRecord::decode(text.as_bytes()).unwrap().instances.remove(0);
-        (instance.cluster, instance.scope)
+        let reported = RouteRecord::decode(text.as_bytes()).unwrap().instances.remove(0).reported;
+        (reported.cluster, reported.scope)
     };
     assert_eq!(row(""), (None, None));
     assert_eq!(row(",\"uid\""), (Some("uid".to_owned()), None));
