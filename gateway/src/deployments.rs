@@ -180,6 +180,21 @@ mod tests {
         assert_eq!(list(DeploymentQuery::default(), usize::MAX).await.len(), MAX_DEPLOYMENTS);
     }
 
+    /// Two versions of kas share the records.
+    #[test]
+    fn recorded_deployment_is_read_and_written() {
+        let recorded = include_bytes!("../../router/tests/recorded/0.1/deployment.json");
+        let deployments = parse(&[recorded.to_vec()]);
+        assert_eq!((jobs(&deployments), deployments[0].tier), (vec![4711], Tier::Development));
+        let [mut then, now] =
+            [serde_json::from_slice(recorded), serde_json::to_value(&deployments[0])].map(Result::unwrap);
+        for (key, value) in then.as_object().unwrap() {
+            assert_eq!(now.get(key), Some(value), "{key}");
+        }
+        then["later"] = 1.into();
+        assert_eq!(parse(&[then.to_string().into_bytes()]), deployments);
+    }
+
     #[test]
     fn unusable_records_are_ignored() {
         let good = serde_json::to_vec(&deployment(5)).unwrap();

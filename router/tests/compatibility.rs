@@ -10,7 +10,7 @@ use std::{fs, path::Path};
 use proto::{AgentId, Epoch};
 use router::redis::{
     DisabledRecord,
-    wire::{Event, EventKind, Heartbeat, RouteRecord},
+    wire::{Event, EventKind, Heartbeat, RouteRecord, decode_project, encode_project},
 };
 use serde_json::Value;
 
@@ -71,6 +71,13 @@ fn recorded_events_are_read_and_written() {
     assert!(matches!(kind("event-pushed"), EventKind::Pushed(pushes) if pushes.len() == 1));
     assert_eq!(kind("event-disabled"), EventKind::Disabled);
     assert_eq!(kind("event-left"), EventKind::Left);
+}
+
+#[test]
+fn recorded_project_is_read_and_written() {
+    let agents = decode_project(&recorded("project")).unwrap();
+    assert_eq!((agents[0].0, agents[1].1.as_str()), (AgentId(7), "staging"));
+    assert_written("project", &encode_project(&agents.into_iter().collect()));
 }
 
 #[test]

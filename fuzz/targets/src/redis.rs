@@ -1,9 +1,11 @@
-//! Values in Redis with any content: heartbeats, records, events.
+//! Values in Redis with any content: heartbeats, records, projects, events.
 //!
 //! * A decoded value keeps to the limits. It encodes to a value that decodes to the same.
 //! * The address in a heartbeat is an address that a replica can have.
 
-use router::redis::wire::{Event, EventKind, Heartbeat, RouteRecord};
+use std::collections::BTreeMap;
+
+use router::redis::wire::{Event, EventKind, Heartbeat, RouteRecord, decode_project, encode_project};
 
 /// Checks one input.
 pub fn run(data: &[u8]) {
@@ -16,6 +18,12 @@ pub fn run(data: &[u8]) {
         // `encode` drops the instances that do not fit, because its spelling may be longer than the input's.
         assert_eq!(again.epoch, record.epoch);
         assert!(record.instances.starts_with(&again.instances));
+    }
+    if let Ok(agents) = decode_project(data) {
+        let agents: BTreeMap<_, _> = agents.into_iter().collect();
+        let again = decode_project(encode_project(&agents).as_bytes()).expect("what was written can be read");
+        // `encode_project` drops the agents that do not fit.
+        assert!(agents.into_iter().take(again.len()).eq(again));
     }
     if let Ok(event) = Event::decode(data) {
         if let EventKind::Heartbeat(heartbeat) = &event.kind {

@@ -229,7 +229,7 @@ impl Event {
 }
 
 /// Encodes the agents of a project, as many as fit into the greatest length.
-pub(super) fn encode_project(agents: &BTreeMap<AgentId, AgentName>) -> String {
+pub fn encode_project(agents: &BTreeMap<AgentId, AgentName>) -> String {
     let mut rows: Vec<(&AgentId, &AgentName)> = agents.iter().collect();
     loop {
         let text = to_json(&(VERSION, &rows));
@@ -241,7 +241,7 @@ pub(super) fn encode_project(agents: &BTreeMap<AgentId, AgentName>) -> String {
 }
 
 /// Decodes the agents of a project.
-pub(super) fn decode_project(text: &[u8]) -> Result<Vec<(AgentId, AgentName)>, WireError> {
+pub fn decode_project(text: &[u8]) -> Result<Vec<(AgentId, AgentName)>, WireError> {
     let (_, rows): (u16, Vec<(AgentId, AgentName)>) = decode(text, MAX_PROJECT)?;
     Ok(rows)
 }
