@@ -19,7 +19,7 @@ use tokio::{net::TcpListener, sync::Semaphore, time::sleep};
 
 use self::handshake::{Handshake, HandshakeError};
 use crate::{
-    addresses::AddressRules,
+    addresses::{AddressRules, canonical},
     io::Io,
     metrics::{Limit, Metrics},
     tasks::TaskGroup,
@@ -133,7 +133,7 @@ impl Listener {
                 };
                 let (connection, peer) = socket.accept().await?;
                 // The task that serves it polls it on another runtime.
-                Ok::<_, io::Error>((connection.into_std()?, peer, permit))
+                Ok::<_, io::Error>((connection.into_std()?, canonical(peer), permit))
             };
             let Some(accepted) = connections.draining.run_until_cancelled(accepting).await else {
                 return;

@@ -16,9 +16,7 @@ use tokio_rustls::TlsStream;
 use tunnel::ReadAhead;
 
 use super::proxy_header::{self, ProxyHeader, ProxyHeaderError};
-use crate::{
-    addresses::AddressRules, addresses::canonical, io::Io, metrics::RefusedConnection, tls::Acceptor,
-};
+use crate::{addresses::AddressRules, io::Io, metrics::RefusedConnection, tls::Acceptor};
 
 /// The time in which a client may read the response to a refused connection.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -81,7 +79,7 @@ impl Handshake {
         let mut connection = TcpStream::from_std(connection)?;
         connection.set_nodelay(true)?;
         let deadline = Instant::now() + self.timeout;
-        let mut address = canonical(peer);
+        let mut address = peer;
         if self.addresses.expects_proxy_header() {
             if !self.addresses.trusts(address.ip()) {
                 return Err(HandshakeError::UntrustedProxy);
