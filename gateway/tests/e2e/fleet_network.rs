@@ -7,12 +7,11 @@ const FROM_AGENT: (u16, Option<&str>) = (502, Some("cluster-unreachable"));
 
 #[test]
 fn one_way_packet_loss_between_replicas_is_isolated() {
-    let (Some(redis), Some(networks)) = (Redis::or_skip(), NetworkNamespaces::or_skip()) else { return };
+    let (Some(redis), Some(networks)) = (Redis::or_skip(), NetworkNamespaces::<3>::or_skip()) else { return };
     let mut fleet = Fleet::without_cluster(redis.section());
     let replicas = [0, 1, 2].map(|place| {
-        let membership = fleet.membership();
-        membership.private = namespace_address(place + 1);
-        membership.network = Some(networks.names[place].clone());
+        fleet.membership().private = namespace_address(place);
+        fleet.options.network = Some(networks.names[place].clone());
         let replica = fleet.start_replica();
         eventually("Redis is in use", || replica.readiness().text() == "ready\n");
         replica

@@ -24,7 +24,7 @@ pub(crate) fn curl(arguments: &[&str]) -> CurlResponse {
 }
 
 /// Runs curl in a network namespace, or in that of the machine without one.
-pub(super) fn curl_in(network: Option<&str>, arguments: &[&str]) -> CurlResponse {
+pub(crate) fn curl_in(network: Option<&str>, arguments: &[&str]) -> CurlResponse {
     let mut command = command_in_network(network, Path::new("curl"));
     // The API server indents its responses to the user agent of curl, and there Kubernetes 1.20 built by today's Go
     // panics.

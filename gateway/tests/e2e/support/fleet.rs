@@ -42,7 +42,6 @@ impl Fleet {
             secret: write_secret(directory.path(), "secret"),
             private: "127.0.0.1".into(),
             private_grace: None,
-            network: None,
         };
         let options =
             KasOptions { shutdown_grace: 30, membership: Some(membership), ..KasOptions::default() };

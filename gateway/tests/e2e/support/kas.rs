@@ -34,6 +34,8 @@ pub(crate) struct KasOptions {
     pub(crate) membership: Option<Membership>,
     /// Additional sections of the configuration.
     pub(crate) sections: Vec<(&'static str, Value)>,
+    /// The network namespace, or `None` for that of the machine.
+    pub(crate) network: Option<String>,
 }
 
 /// The configuration of one of several replicas.
@@ -47,8 +49,6 @@ pub(crate) struct Membership {
     pub(crate) private: String,
     /// `listen_grace_period` of the private listener, in seconds; `None` for that of the public listener.
     pub(crate) private_grace: Option<u32>,
-    /// The network namespace, or `None` for that of the machine.
-    pub(crate) network: Option<String>,
 }
 
 /// The tokens of one test.
@@ -119,8 +119,7 @@ impl Kas {
     pub(crate) fn spawn(directory: &Path, options: &KasOptions) -> Self {
         let file = directory.join("kas.yaml");
         fs::write(&file, options.config().to_string()).unwrap();
-        let network = options.membership.as_ref().and_then(|membership| membership.network.as_deref());
-        let mut command = command_in_network(network, &Self::program());
+        let mut command = command_in_network(options.network.as_deref(), &Self::program());
         let process = Process::start("kas", command.args(["serve", "--config"]).arg(&file));
         let event = listening_event(&process);
         let address = |name| address(&event, name);
@@ -130,7 +129,7 @@ impl Kas {
             observability: address("observability"),
             replica: event["replica"].as_str().unwrap().to_owned(),
             tls: options.public_tls.clone(),
-            network: network.map(str::to_owned),
+            network: options.network.clone(),
             process,
         }
     }
@@ -247,7 +246,7 @@ impl KasOptions {
 }
 
 /// Returns a command that runs a program in a network namespace, or in that of the machine without one.
-pub(super) fn command_in_network(name: Option<&str>, program: &Path) -> Command {
+pub(crate) fn command_in_network(name: Option<&str>, program: &Path) -> Command {
     let Some(name) = name else { return Command::new(program) };
     let mut command = Command::new("ip");
     command.args(["netns", "exec", name]).arg(program);

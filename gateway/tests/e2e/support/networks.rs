@@ -1,19 +1,20 @@
 //! Network namespaces that simulate separate machines, connected by one bridge.
 
-use std::process::Command;
+use std::{array, fs::File, os::fd::AsFd as _, process::Command, thread};
 
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use testkit::skip::{installed, skipped};
 
 use super::run;
 
-/// Three network namespaces. Dropping this deletes them.
-pub(crate) struct NetworkNamespaces {
+/// Network namespaces. Dropping this deletes them.
+pub(crate) struct NetworkNamespaces<const COUNT: usize> {
     /// The names of the namespaces.
-    pub(crate) names: [String; 3],
+    pub(crate) names: [String; COUNT],
     switch: String,
 }
 
-impl NetworkNamespaces {
+impl<const COUNT: usize> NetworkNamespaces<COUNT> {
     /// Creates the namespaces, or skips the test without the permission to do so.
     pub(crate) fn or_skip() -> Option<Self> {
         if !installed("ip") {
@@ -30,10 +31,11 @@ impl NetworkNamespaces {
             ));
             return None;
         }
-        let networks = Self { names: [1, 2, 3].map(|place| format!("e2e-{number:08x}-{place}")), switch };
+        let names = array::from_fn(|place| format!("e2e-{number:08x}-{place}"));
+        let networks = Self { names, switch };
         ip(&["-n", &networks.switch, "link", "add", "switch", "type", "bridge"]);
         ip(&["-n", &networks.switch, "link", "set", "switch", "up"]);
-        for (name, place) in networks.names.iter().zip(1..) {
+        for (place, name) in networks.names.iter().enumerate() {
             let port = format!("port{place}");
             ip(&["netns", "add", name]);
             ip(&["-n", name, "link", "set", "lo", "up"]);
@@ -60,18 +62,30 @@ impl NetworkNamespaces {
 
     /// Drops all packets from one namespace to another. Packets in the opposite direction still arrive.
     pub(crate) fn drop_packets(&self, from: usize, to: usize) {
-        ip(&["-n", &self.names[from], "route", "add", "blackhole", &namespace_address(to + 1)]);
+        ip(&["-n", &self.names[from], "route", "add", "blackhole", &namespace_address(to)]);
     }
 
     /// Ends the loss of packets from one namespace to another.
     pub(crate) fn restore_packets(&self, from: usize, to: usize) {
-        ip(&["-n", &self.names[from], "route", "del", "blackhole", &namespace_address(to + 1)]);
+        ip(&["-n", &self.names[from], "route", "del", "blackhole", &namespace_address(to)]);
     }
 }
 
-/// Returns the IP address of the namespace `place`, counted from 1.
+/// Returns the IP address of the namespace `place`.
 pub(crate) fn namespace_address(place: usize) -> String {
-    format!("10.0.0.{place}")
+    format!("10.0.0.{}", place + 1)
+}
+
+/// Runs a closure in a network namespace, or in that of the machine without one. Its sockets stay there.
+pub(crate) fn run_in_network<T: Send>(name: Option<&str>, closure: impl FnOnce() -> T + Send) -> T {
+    let Some(name) = name else { return closure() };
+    // A namespace is a property of the thread.
+    let in_namespace = || {
+        let namespace = File::open(format!("/var/run/netns/{name}")).unwrap();
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        closure()
+    };
+    thread::scope(|scope| scope.spawn(in_namespace).join().unwrap())
 }
 
 fn ip(arguments: &[&str]) {
@@ -79,7 +93,7 @@ fn ip(arguments: &[&str]) {
     assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-impl Drop for NetworkNamespaces {
+impl<const COUNT: usize> Drop for NetworkNamespaces<COUNT> {
     fn drop(&mut self) {
         for name in self.names.iter().chain([&self.switch]) {
             run(Command::new("ip").args(["netns", "del", name]), b"");

@@ -9,6 +9,8 @@ use std::{
 
 use parking_lot::Mutex;
 
+use super::run_in_network;
+
 /// An HTTP server that records requests and responds to all of them with an empty object.
 pub(crate) struct RecordingServer {
     /// The address of the server.
@@ -28,7 +30,12 @@ pub(crate) struct RecordedRequest {
 impl RecordingServer {
     /// Starts the server.
     pub(crate) fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::start_in(None)
+    }
+
+    /// Starts the server in a network namespace, or in that of the machine without one.
+    pub(crate) fn start_in(network: Option<&str>) -> Self {
+        let listener = run_in_network(network, || TcpListener::bind("127.0.0.1:0").unwrap());
         let (address, requests) = (listener.local_addr().unwrap(), Arc::default());
         let recorded = Arc::clone(&requests);
         thread::spawn(move || {
