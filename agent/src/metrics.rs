@@ -19,7 +19,7 @@ pub struct AgentMetrics {
     pub(crate) tunnels: Gauge,
     dials: Family<ResultLabel, Counter>,
     tunnel_lifetimes: Family<ReasonLabel, DurationHistogram>,
-    /// Response bodies that wait for flow control of kas, in all tunnels.
+    /// Waits of response bodies for kas, in all tunnels.
     pub(crate) stalls: StallCounter,
     upstream: Family<ServiceLabel, DurationHistogram>,
     requests: Family<RequestLabels, Counter>,
@@ -82,8 +82,7 @@ impl AgentMetrics {
             Unit::Seconds,
             metrics.tunnel_lifetimes.clone(),
         );
-        let (stalls, help) =
-            (metrics.stalls.clone(), "Response bodies that had to wait for flow control of kas");
+        let (stalls, help) = (metrics.stalls.clone(), "Waits of response bodies until kas takes more bytes");
         registry.register_collector(CallbackMetric::counter("agentk_tunnel_stalls", help, move || {
             stalls.count()
         }));

@@ -57,7 +57,7 @@ pub struct Metrics {
     pub bytes_in_flight: Gauge,
     /// Lines of the audit log that were lost.
     pub audit_dropped: Counter,
-    /// Request bodies that wait for the window of an agent, over all tunnels.
+    /// Waits of request bodies for an agent, over all tunnels.
     pub stalls: StallCounter,
 }
 
@@ -164,7 +164,7 @@ impl Metrics {
             metrics.bytes_in_flight.clone(),
         );
         let (stalls, help) =
-            (metrics.stalls.clone(), "Request bodies that had to wait for the window of an agent");
+            (metrics.stalls.clone(), "Waits of request bodies until an agent takes more bytes");
         registry
             .register_collector(CallbackMetric::counter("kas_tunnel_stalls", help, move || stalls.count()));
         metrics

@@ -34,13 +34,15 @@ pub(crate) struct SendBody {
     next: Option<Option<Result<Frame<Bytes>, BodyError>>>,
     replay: Replay,
     stalls: StallCounter,
-    /// The chunk waits for flow control, and this was counted as a stall.
+    /// The current wait for flow control is not counted as a stall: it was counted already, or it is the first one. h2 gives
+    /// a stream no capacity before its HEADERS are sent, so the first chunk usually waits once.
     stalled: bool,
     /// The body has failed. The next poll resets the stream.
     failing: bool,
 }
 
-/// Counts stalls: waits of a body for the flow-control window of the other end. Cheap to clone.
+/// Counts stalls: waits of a body for capacity, which is the window of the other end and the room in the buffer of h2. Cheap to
+/// clone.
 #[derive(Clone, Debug, Default)]
 pub struct StallCounter(Arc<AtomicU64>);
 
@@ -80,7 +82,7 @@ impl SendBody {
             next: None,
             replay: Replay::Untouched,
             stalls,
-            stalled: false,
+            stalled: true,
             failing: false,
         }
     }

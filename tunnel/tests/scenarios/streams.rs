@@ -64,6 +64,29 @@ async fn large_bodies_flow_both_ways_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn waits_for_the_other_end_are_stalls() {
+    let pair = pair(|request: Request<Body>| async move {
+        if request.uri().path() == "/read" {
+            request.into_body().collect().await.unwrap();
+        } else {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        }
+        Response::new(Body::empty())
+    })
+    .await;
+
+    // These bodies wait only until their HEADERS are sent.
+    for _ in 0..10 {
+        pair.tunnel.call(Request::post("/read").body("a small body".into()).unwrap()).await.unwrap();
+    }
+    assert_eq!(pair.stalls.count(), 0);
+
+    let request = Request::post("/unread").body(chunks(&[7; 1 << 16], 1 << 10)).unwrap();
+    pair.tunnel.call(request).await.unwrap();
+    assert_ne!(pair.stalls.count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn response_may_precede_end_of_request() {
     let pair = pair(|_| async { Response::builder().status(403).body(Body::from("no")).unwrap() }).await;
 

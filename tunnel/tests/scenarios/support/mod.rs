@@ -11,13 +11,15 @@ use tokio::{
     task::JoinHandle,
 };
 use tunnel::{
-    Body, CloseReason, DrainHandle, Tunnel, TunnelConfig,
+    Body, CloseReason, DrainHandle, StallCounter, Tunnel, TunnelConfig,
     websocket::{Role, WebSocket},
 };
 
 pub(crate) struct Pair {
     pub(crate) tunnel: Tunnel,
     pub(crate) drain: DrainHandle,
+    /// Of both ends.
+    pub(crate) stalls: StallCounter,
     pub(crate) kas: JoinHandle<CloseReason>,
     pub(crate) agent: JoinHandle<CloseReason>,
 }
@@ -51,7 +53,7 @@ where
     }));
     tunnel.ready().await;
 
-    Pair { tunnel, drain, kas, agent }
+    Pair { tunnel, drain, stalls: config.stalls, kas, agent }
 }
 
 pub(crate) fn get(path: &str) -> Request<Body> {
