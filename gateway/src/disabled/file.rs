@@ -11,6 +11,7 @@ use std::{
 use ipnet::IpNet;
 use proto::{AgentId, AgentName, ServiceName, yaml};
 use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 use serde_saphyr::Spanned;
 
 use super::rule::{DisableRule, Selector};
@@ -168,8 +169,8 @@ pub(crate) fn render(rules: &[DisableRule]) -> String {
 }
 
 /// Returns the content of a file with these rules as JSON.
-pub(crate) fn to_json(rules: &[DisableRule]) -> serde_json::Value {
-    serde_json::to_value(written(rules)).expect("texts and lists are serializable")
+pub(crate) fn to_json(rules: &[DisableRule]) -> Box<RawValue> {
+    to_raw_value(&written(rules)).expect("texts and lists are serializable")
 }
 
 fn written(rules: &[DisableRule]) -> WrittenFile<'_> {

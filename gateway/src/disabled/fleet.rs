@@ -24,8 +24,7 @@ const PLACE: &str = "the key {kas}:disabled of Redis";
 /// The record is malformed or has an invalid rule.
 pub fn parse(text: &[u8]) -> Result<(DisabledRecord, Vec<DisableRule>), String> {
     let record = DisabledRecord::decode(text).map_err(|error| format!("{PLACE}: {error}"))?;
-    let rules =
-        file::parse(Path::new(PLACE), &record.rules.to_string()).map_err(|error| error.to_string())?;
+    let rules = file::parse(Path::new(PLACE), record.rules.get()).map_err(|error| error.to_string())?;
     Ok((record, rules))
 }
 
@@ -73,6 +72,7 @@ mod tests {
             ("[1,7,{}]", "there are no rules"),
             ("[1,7,null]", "there are no rules"),
             ("[1,7,[]]", "the key {kas}:disabled of Redis"),
+            (r#"[1,7,{"rules":[{"agent":"a","agent":"b","reason":"drill"}]}]"#, "the key agent is set twice"),
             (r#"[1,7,{"rules":[{"all":true}]}]"#, "rules[0].reason: a rule needs a reason"),
             (r#"[1,7,{"rules":[{"all":true,"reason":"a\nb"}]}]"#, "rules[0].reason: a reason is one line"),
         ] {

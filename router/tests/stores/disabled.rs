@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use router::redis::DisabledRecord;
-use serde_json::json;
+use serde_json::{Value, json, value::to_raw_value};
 use tokio::time::{Instant, timeout};
 
 use crate::{TIMEOUT, TestReplica, redis, server::Server};
@@ -11,16 +11,18 @@ use crate::{TIMEOUT, TestReplica, redis, server::Server};
 /// The time within which every replica has the record.
 const BOUND: Duration = Duration::from_secs(1);
 
-async fn replace(replica: &TestReplica, rules: serde_json::Value) {
+async fn replace(replica: &TestReplica, rules: Value) {
+    let rules = to_raw_value(&rules).unwrap();
     replica.store.edit_disabled().await.unwrap().replace(rules, 1).await.unwrap();
 }
 
 /// Waits until the replica has found a record with these rules, and accepts it.
-async fn wait_accepted(replica: &TestReplica, rules: &serde_json::Value) {
+async fn wait_accepted(replica: &TestReplica, rules: &Value) {
+    let rules = rules.to_string();
     let mut records = replica.store.disabled_records();
     let decoded =
         |text: &Option<Arc<[u8]>>| text.as_deref().and_then(|text| DisabledRecord::decode(text).ok());
-    let found = records.wait_for(|text| decoded(text).is_some_and(|record| record.rules == *rules));
+    let found = records.wait_for(|text| decoded(text).is_some_and(|record| record.rules.get() == rules));
     let text = timeout(TIMEOUT, found).await.expect("the record arrives").unwrap().clone();
     replica.store.accept_disabled(decoded(&text).unwrap());
 }
@@ -96,7 +98,7 @@ async fn malformed_record_is_offered_and_not_replaced_by_replicas() {
     let _: i64 = server.run("HSET {kas}:disabled a 1").await;
     let editor = here.store.edit_disabled().await.unwrap();
     assert_eq!((editor.text(), editor.replicas), (Some(&b"!"[..]), 0), "the other replicas");
-    editor.replace(json!("best"), 1).await.unwrap();
+    editor.replace(to_raw_value("best").unwrap(), 1).await.unwrap();
     wait_accepted(&here, &json!("best")).await;
 }
 
@@ -106,11 +108,11 @@ async fn two_operators_do_not_overwrite_each_other() {
     let here = TestReplica::joined(server.settings()).await;
     let (first, second) =
         (here.store.edit_disabled().await.unwrap(), here.store.edit_disabled().await.unwrap());
-    first.replace(json!("a"), 5).await.unwrap();
-    let error = second.replace(json!("b"), 9).await.unwrap_err();
+    first.replace(to_raw_value("a").unwrap(), 5).await.unwrap();
+    let error = second.replace(to_raw_value("b").unwrap(), 9).await.unwrap_err();
     assert!(error.contains("try again"), "{error}");
-    let error =
-        here.store.edit_disabled().await.unwrap().replace(json!("x".repeat(65_536)), 9).await.unwrap_err();
+    let long = to_raw_value(&"x".repeat(65_536)).unwrap();
+    let error = here.store.edit_disabled().await.unwrap().replace(long, 9).await.unwrap_err();
     assert!(error.contains("longer than 65536 bytes"), "{error}");
     assert_eq!(stored(&server).await, "[1,5,\"a\"]");
 }
