@@ -22,7 +22,9 @@ fn prose(file: &Path) -> String {
 }
 
 fn documents() -> Vec<PathBuf> {
-    let docs = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let folders = ["docs", "docs/runbooks", "deploy/charts/kas", "deploy/charts/agentk"];
+    let docs = folders.into_iter().flat_map(|folder| fs::read_dir(root().join(folder)).unwrap());
+    let docs = docs.map(|entry| entry.unwrap().path());
     let top = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|name| root().join(name));
     docs.filter(|path| path.extension().is_some_and(|ending| ending == "md")).chain(top).collect()
 }
