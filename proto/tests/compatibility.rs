@@ -8,11 +8,12 @@ use std::{fs, path::Path};
 
 use http::HeaderValue;
 use proto::{
-    Hello, Welcome,
-    agent_configuration::{AppliedKeys, ConfigurationUpdate, LogLevel},
-    control::{DisabledNotice, DrainReason, DrainRequest},
+    Hello, SUBPROTOCOL, ServiceName, Welcome,
+    agent_configuration::{AppliedKeys, CONFIGURATION_PATH, ConfigurationUpdate, LogLevel},
+    control::{DISABLED_PATH, DRAIN_PATH, DisabledNotice, DrainReason, DrainRequest},
+    header,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Returns a recorded message.
 fn recorded(name: &str) -> Vec<u8> {
@@ -68,6 +69,28 @@ fn recorded_control_requests_are_read_and_written() {
     assert_eq!(keys.log_level, Some(LogLevel::Warn));
     assert_eq!(keys.scope.unwrap().namespaces, ["shop"]);
     assert_has_fields_of("configuration", &serde_json::to_vec(&update).unwrap());
+}
+
+/// The names in handshakes and requests: the other version does not know a renamed one.
+#[test]
+fn recorded_names_are_used() {
+    let handshake = [header::HELLO, header::WELCOME];
+    let requests = [header::SERVICE, header::UPGRADE_METHOD, header::REQUEST_ID];
+    let responses = [header::UPGRADED, header::ERROR, header::ERROR_MESSAGE, header::UPSTREAM_TIME];
+    let today = json!({
+        "subprotocol": SUBPROTOCOL,
+        "handshake": handshake.map(|name| name.to_string()),
+        "requests": requests.map(|name| name.to_string()),
+        "responses": responses.map(|name| name.to_string()),
+        "services": [
+            ServiceName::KUBERNETES,
+            ServiceName::PROMETHEUS,
+            ServiceName::CONTROL,
+            ServiceName::CONFIGURATION,
+        ],
+        "paths": [DRAIN_PATH, DISABLED_PATH, CONFIGURATION_PATH],
+    });
+    assert_has_fields_of("names", today.to_string().as_bytes());
 }
 
 /// An older version reads the messages of a newer one, which has more fields.
