@@ -29,7 +29,7 @@ smoke: ## The same without waiting: checks the answers and exits with the result
 	cargo run --quiet -p loadtest -- demo --smoke $(DEMO_FLAGS)
 
 .PHONY: test
-test: tools lint doc unit e2e smoke ## Everything that must hold before a change lands
+test: tools lint doc unit e2e smoke ## Formatting, lints, docs, unit, scenario and end-to-end tests; .ci/run adds charts, compose and acceptance
 	$(MAKE) smoke DEMO_FLAGS=--simulate
 
 .PHONY: tools
