@@ -12,7 +12,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use proto::trailers;
 
-use crate::{StreamMonitor, monitor::ReceiveStream, send_body::SendBody};
+use crate::{StreamMonitor, monitor::ReceiveStream, overhead::OverheadCounter, send_body::SendBody};
 
 /// A streaming body of [`Bytes`]. [`trailers::strip`] is applied to its trailers.
 #[derive(Default)]
@@ -74,36 +74,46 @@ impl Body {
     /// Makes the body of a message whose head has just arrived. A body that has arrived whole becomes plain bytes.
     ///
     /// `sending` is the body of the request, if it is still being sent on the same stream.
-    pub(crate) fn received(mut stream: RecvStream, sending: Option<SendBody>, cx: &mut Context<'_>) -> Self {
+    pub(crate) fn received(
+        mut stream: RecvStream,
+        sending: Option<SendBody>,
+        overhead: &OverheadCounter,
+        cx: &mut Context<'_>,
+    ) -> Self {
         if sending.is_some() {
-            return Self::tunnel(ReceiveStream::new(stream, sending), None, ReadState::Data);
+            return Self::tunnel(ReceiveStream::new(stream, sending, overhead), None, ReadState::Data);
         }
         if stream.is_end_stream() {
             return Self::empty();
         }
         match stream.poll_data(cx) {
             Poll::Ready(Some(Ok(data))) => {
+                overhead.subtract_data();
                 if stream.is_end_stream() {
                     // Fails only if the connection has ended, and its window does not matter then.
                     let _ = stream.flow_control().release_capacity(data.len());
                     return data.into();
                 }
-                Self::tunnel(ReceiveStream::new(stream, None), Some(data), ReadState::Data)
+                Self::tunnel(ReceiveStream::new(stream, None, overhead), Some(data), ReadState::Data)
             }
-            Poll::Ready(Some(Err(error))) => {
-                Self::tunnel(ReceiveStream::new(stream, None), None, ReadState::Failing(error.into()))
+            Poll::Ready(Some(Err(error))) => Self::tunnel(
+                ReceiveStream::new(stream, None, overhead),
+                None,
+                ReadState::Failing(error.into()),
+            ),
+            Poll::Ready(None) => {
+                Self::tunnel(ReceiveStream::new(stream, None, overhead), None, ReadState::Trailers)
             }
-            Poll::Ready(None) => Self::tunnel(ReceiveStream::new(stream, None), None, ReadState::Trailers),
-            Poll::Pending => Self::tunnel(ReceiveStream::new(stream, None), None, ReadState::Data),
+            Poll::Pending => Self::tunnel(ReceiveStream::new(stream, None, overhead), None, ReadState::Data),
         }
     }
 
     /// Makes the body of a message from its stream.
-    pub(crate) fn from_stream(stream: RecvStream) -> Self {
+    pub(crate) fn from_stream(stream: RecvStream, overhead: &OverheadCounter) -> Self {
         if stream.is_end_stream() {
             return Self::empty();
         }
-        Self::tunnel(ReceiveStream::new(stream, None), None, ReadState::Data)
+        Self::tunnel(ReceiveStream::new(stream, None, overhead), None, ReadState::Data)
     }
 
     fn tunnel(stream: ReceiveStream, first: Option<Bytes>, state: ReadState) -> Self {

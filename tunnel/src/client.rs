@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Body, CallError, CallErrorKind, CloseReason, KeepaliveConfig, StallCounter, TunnelConfig, config,
     keepalive::KeepaliveState,
+    overhead::OverheadCounter,
     send_body::{SendBody, SendOutcome},
     upgrade,
     websocket::WebSocket,
@@ -42,6 +43,7 @@ static AUTHORITY: LazyLock<Authority> = LazyLock::new(|| Authority::from_static(
 pub struct Tunnel {
     sender: SendRequest<Bytes>,
     keepalive_state: Arc<KeepaliveState>,
+    overhead: OverheadCounter,
     closing: CancellationToken,
     stalls: StallCounter,
 }
@@ -52,6 +54,7 @@ pub struct Driver<S: AsyncRead + AsyncWrite + Unpin> {
     connection: Connection<S, Bytes>,
     keepalive: KeepaliveConfig,
     keepalive_state: Arc<KeepaliveState>,
+    overhead: OverheadCounter,
     closing: CancellationToken,
 }
 
@@ -69,14 +72,15 @@ pub async fn open<T>(
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    let keepalive_state = socket.keepalive_state();
-    start(socket, keepalive_state, config).await
+    let (keepalive_state, overhead) = (socket.keepalive_state(), socket.overhead());
+    start(socket, keepalive_state, overhead, config).await
 }
 
-/// Starts HTTP/2 on a byte stream that counts the received bytes in `keepalive_state`.
+/// Starts HTTP/2 on a byte stream that counts the received bytes in `keepalive_state`, and those without effect in `overhead`.
 pub(crate) async fn start<S>(
     stream: S,
     keepalive_state: Arc<KeepaliveState>,
+    overhead: OverheadCounter,
     config: &TunnelConfig,
 ) -> io::Result<(Tunnel, Driver<S>)>
 where
@@ -89,10 +93,11 @@ where
     let tunnel = Tunnel {
         sender,
         keepalive_state: Arc::clone(&keepalive_state),
+        overhead: overhead.clone(),
         closing: closing.clone(),
         stalls: config.stalls.clone(),
     };
-    Ok((tunnel, Driver { connection, keepalive: config.keepalive, keepalive_state, closing }))
+    Ok((tunnel, Driver { connection, keepalive: config.keepalive, keepalive_state, overhead, closing }))
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
@@ -111,7 +116,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
                 biased;
                 result = &mut self.connection => match result {
                     Ok(()) => CloseReason::Graceful,
-                    Err(error) => CloseReason::from_error(error, self.keepalive_state.silence()),
+                    Err(error) => CloseReason::from_error(error, self.keepalive_state.silence(), &self.overhead),
                 },
                 ended = end => ended,
             }
@@ -152,13 +157,14 @@ impl Tunnel {
             Err(error) => return Err(CallError::unsent(CallErrorKind::not_sent(&error), head, body)),
         };
         drop(sender);
+        self.overhead.subtract_request(0);
         // Boxed: most requests have no body and are no upgrade, and their futures stay small.
         match (upgrading, bodyless) {
-            (true, _) => Box::pin(response_to_upgrade(response, stream, head, body)).await,
-            (false, true) => response_to_head(response, head, body).await,
+            (true, _) => Box::pin(response_to_upgrade(response, stream, head, body, &self.overhead)).await,
+            (false, true) => response_to_head(response, head, body, &self.overhead).await,
             (false, false) => {
                 let sending = SendBody::new(body, stream, self.stalls.clone());
-                Box::pin(response_to_body(response, sending, head)).await
+                Box::pin(response_to_body(response, sending, head, &self.overhead)).await
             }
         }
     }
@@ -187,9 +193,12 @@ async fn response_to_head(
     mut response: ResponseFuture,
     head: Parts,
     body: Body,
+    overhead: &OverheadCounter,
 ) -> Result<Response<Body>, CallError> {
-    let result =
-        poll_fn(|cx| Pin::new(&mut response).poll(cx).map_ok(|response| into_response(response, None, cx)));
+    let result = poll_fn(|cx| {
+        let polled = Pin::new(&mut response).poll(cx);
+        polled.map_ok(|response| into_response(response, None, overhead, cx))
+    });
     result.await.map_err(|error| CallError::sent(error, head, Some(body)))
 }
 
@@ -198,6 +207,7 @@ async fn response_to_body(
     mut response: ResponseFuture,
     sending: SendBody,
     head: Parts,
+    overhead: &OverheadCounter,
 ) -> Result<Response<Body>, CallError> {
     let mut sending = Some(sending);
     let mut complete = false;
@@ -216,7 +226,7 @@ async fn response_to_body(
                     body.forget_replay();
                     body
                 });
-                into_response(response, unfinished, cx)
+                into_response(response, unfinished, overhead, cx)
             }))
         })
     });
@@ -231,9 +241,13 @@ async fn response_to_upgrade(
     stream: SendStream<Bytes>,
     head: Parts,
     body: Body,
+    overhead: &OverheadCounter,
 ) -> Result<Response<Body>, CallError> {
     match response.await {
-        Ok(response) => Ok(upgrade::into_response(response, stream)),
+        Ok(response) => {
+            overhead.subtract_fields(response.headers());
+            Ok(upgrade::into_response(response, stream, overhead))
+        }
         Err(error) => Err(CallError::sent(error, head, Some(body))),
     }
 }
@@ -243,9 +257,11 @@ async fn response_to_upgrade(
 fn into_response(
     response: Response<RecvStream>,
     sending: Option<SendBody>,
+    overhead: &OverheadCounter,
     cx: &mut Context<'_>,
 ) -> Response<Body> {
-    let mut response = response.map(|stream| Body::received(stream, sending, cx));
+    overhead.subtract_fields(response.headers());
+    let mut response = response.map(|stream| Body::received(stream, sending, overhead, cx));
     *response.version_mut() = Version::HTTP_11;
     response
 }

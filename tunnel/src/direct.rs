@@ -1,4 +1,5 @@
-//! A tunnel without a WebSocket, between two replicas of kas. There is no HTTP proxy between them.
+//! A tunnel without a WebSocket, between two replicas of kas. There is no HTTP proxy between them, and no limit on the overhead:
+//! replicas trust each other.
 
 use std::{
     io::{self, ErrorKind},
@@ -11,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::{
     DrainHandle, Driver, Tunnel, TunnelConfig, TunnelServer, client, forward_write,
-    keepalive::KeepaliveState, server,
+    keepalive::KeepaliveState, overhead::OverheadCounter, server,
 };
 
 /// A byte stream that counts the bytes that it receives.
@@ -32,7 +33,7 @@ where
 {
     let direct = DirectStream::new(io);
     let keepalive_state = Arc::clone(&direct.keepalive_state);
-    client::start(direct, keepalive_state, config).await
+    client::start(direct, keepalive_state, OverheadCounter::default(), config).await
 }
 
 /// Starts the end that serves requests, like [`crate::accept`].
@@ -42,7 +43,7 @@ where
 {
     let direct = DirectStream::new(io);
     let keepalive_state = Arc::clone(&direct.keepalive_state);
-    server::start(direct, keepalive_state, config)
+    server::start(direct, keepalive_state, OverheadCounter::default(), config)
 }
 
 impl<T> DirectStream<T> {

@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 use http::{Request, request::Parts};
 use proto::Delivery;
 
-use crate::{Body, BodyError};
+use crate::{Body, BodyError, overhead::OverheadCounter};
 
 /// A failed request.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +77,9 @@ pub enum CloseReason {
     /// One end violated HTTP/2 or exceeded a limit of it.
     #[error("the connection ended with a protocol error: {0}")]
     Protocol(h2::Error),
+    /// The other end sent too many frames that carry neither requests, responses nor data.
+    #[error("the other end sent too many frames without effect")]
+    Flooded,
 }
 
 impl CallError {
@@ -106,7 +109,7 @@ impl CallError {
 
 impl CloseReason {
     /// All values of [`CloseReason::label`].
-    pub const LABELS: [&str; 5] = ["graceful", "closed", "timed-out", "lost", "protocol"];
+    pub const LABELS: [&str; 6] = ["graceful", "closed", "timed-out", "lost", "protocol", "flooded"];
 
     /// Returns the label for metrics.
     pub fn label(&self) -> &'static str {
@@ -116,12 +119,14 @@ impl CloseReason {
             Self::TimedOut => "timed-out",
             Self::Lost { .. } => "lost",
             Self::Protocol(_) => "protocol",
+            Self::Flooded => "flooded",
         }
     }
 
     /// Classifies the error that ended a connection. `silence` is the time since the last byte received.
-    pub(crate) fn from_error(error: h2::Error, silence: Duration) -> Self {
+    pub(crate) fn from_error(error: h2::Error, silence: Duration, overhead: &OverheadCounter) -> Self {
         match error.reason() {
+            _ if overhead.is_exceeded() => Self::Flooded,
             Some(h2::Reason::NO_ERROR) => Self::Graceful,
             _ if error.is_io() => {
                 let error = with_plain_text(error.into_io().expect("it is an I/O error"));

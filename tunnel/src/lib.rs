@@ -45,7 +45,9 @@ pub mod handshake;
 mod idle_timeout;
 mod keepalive;
 mod monitor;
+mod overhead;
 mod read_ahead;
+mod read_budget;
 mod relay;
 mod send_body;
 mod server;
@@ -64,6 +66,7 @@ pub use self::{
     keepalive::KeepaliveConfig,
     monitor::{StreamMonitor, StreamStats},
     read_ahead::ReadAhead,
+    read_budget::ReadBudget,
     send_body::StallCounter,
     server::{IncomingRequest, TunnelServer, accept},
 };

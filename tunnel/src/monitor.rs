@@ -11,10 +11,13 @@ use h2::RecvStream;
 use http::HeaderMap;
 use parking_lot::Mutex;
 
-use crate::{BodyError, send_body::SendBody};
+use crate::{BodyError, overhead::OverheadCounter, send_body::SendBody};
 
 /// The receiving half of a stream. Dropping it resets the stream if the other end has not finished it.
-pub(crate) struct ReceiveStream(StreamMonitor);
+pub(crate) struct ReceiveStream {
+    monitor: StreamMonitor,
+    overhead: OverheadCounter,
+}
 
 /// Observes the reader of a stream, and can reset the stream. Cheap to clone. It does not keep the stream open.
 #[derive(Clone)]
@@ -59,61 +62,74 @@ impl StreamMonitor {
 }
 
 impl ReceiveStream {
-    pub(crate) fn new(stream: RecvStream, sending: Option<SendBody>) -> Self {
+    pub(crate) fn new(stream: RecvStream, sending: Option<SendBody>, overhead: &OverheadCounter) -> Self {
         let state = StreamState { stream: Some(stream), sending, reads: 0, waiting: false };
-        Self(StreamMonitor(Arc::new(Mutex::new(state))))
+        Self { monitor: StreamMonitor(Arc::new(Mutex::new(state))), overhead: overhead.clone() }
     }
 
     pub(crate) fn monitor(&self) -> StreamMonitor {
-        self.0.clone()
+        self.monitor.clone()
     }
 
     pub(crate) fn is_end_stream(&self) -> bool {
-        let state = self.0.0.lock();
+        let state = self.monitor.0.lock();
         state.sending.is_none() && state.stream.as_ref().is_some_and(RecvStream::is_end_stream)
     }
 
     /// Sends more of the body on the same stream: a response may arrive before its request has ended, and the reader of
     /// the response then sends the rest of the request.
     pub(crate) fn poll_sending(&self, cx: &mut Context<'_>) {
-        let state = &mut *self.0.0.lock();
+        let state = &mut *self.monitor.0.lock();
         state.sending.take_if(|body| body.poll(cx).is_ready());
     }
 
     pub(crate) fn poll_data(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
-        let state = &mut *self.0.0.lock();
+        let state = &mut *self.monitor.0.lock();
         let Some(stream) = &mut state.stream else {
             return Poll::Ready(Some(Err(BodyError::Reset)));
         };
         let polled = stream.poll_data(cx).map_err(BodyError::Tunnel);
         state.reads += u64::from(polled.is_ready());
         state.waiting = polled.is_pending();
+        self.count(&polled);
         polled
     }
 
     /// Takes data before the reader polls for it. This counts neither as a read nor as a wait of the reader.
     pub(crate) fn poll_data_ahead(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
-        match &mut self.0.0.lock().stream {
+        let polled = match &mut self.monitor.0.lock().stream {
             Some(stream) => stream.poll_data(cx).map_err(BodyError::Tunnel),
             None => Poll::Ready(Some(Err(BodyError::Reset))),
+        };
+        self.count(&polled);
+        polled
+    }
+
+    fn count(&self, polled: &Poll<Option<Result<Bytes, BodyError>>>) {
+        if let Poll::Ready(Some(Ok(_))) = polled {
+            self.overhead.subtract_data();
         }
     }
 
     /// Counts a read of data that was taken ahead.
     pub(crate) fn count_read(&self) {
-        self.0.0.lock().reads += 1;
+        self.monitor.0.lock().reads += 1;
     }
 
     pub(crate) fn poll_trailers(&self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, BodyError>> {
-        match &mut self.0.0.lock().stream {
+        let polled = match &mut self.monitor.0.lock().stream {
             Some(stream) => stream.poll_trailers(cx).map_err(BodyError::Tunnel),
             None => Poll::Ready(Err(BodyError::Reset)),
+        };
+        if let Poll::Ready(Ok(Some(trailers))) = &polled {
+            self.overhead.subtract_fields(trailers);
         }
+        polled
     }
 
     /// Returns bytes that the reader has taken to the flow-control window, so that the other end may send as many more.
     pub(crate) fn release(&self, bytes: usize) -> Result<(), BodyError> {
-        let mut state = self.0.0.lock();
+        let mut state = self.monitor.0.lock();
         let stream = state.stream.as_mut().ok_or(BodyError::Reset)?;
         stream.flow_control().release_capacity(bytes).map_err(BodyError::Tunnel)
     }
@@ -121,8 +137,8 @@ impl ReceiveStream {
 
 impl Drop for ReceiveStream {
     fn drop(&mut self) {
-        self.0.0.lock().waiting = true;
-        self.0.reset();
+        self.monitor.0.lock().waiting = true;
+        self.monitor.reset();
     }
 }
 

@@ -20,7 +20,7 @@ impl IncomingRequest {
     /// If there is no response. The stream of the sender is then reset: with REFUSED_STREAM if the request was not
     /// processed, and with INTERNAL_ERROR otherwise.
     pub async fn relay(self, into: &Tunnel) -> Result<(), CallError> {
-        let Self { request, mut respond, raw, stalls } = self;
+        let Self { request, mut respond, raw, stalls, overhead } = self;
         if poll_fn(|cx| Poll::Ready(respond.poll_reset(cx).is_ready())).await {
             return Ok(());
         }
@@ -50,11 +50,11 @@ impl IncomingRequest {
             return Ok(());
         };
         let head = upgrade::connect_response(response.into_parts().0.headers);
-        if let Ok(stream) = respond.send_response(head, false)
-            && let Err(error) =
-                Box::pin(upgrade::splice_streams(UpgradedStream::new(stream, raw), inner)).await
-        {
-            tracing::debug!(%error, "an upgraded connection was aborted");
+        if let Ok(stream) = respond.send_response(head, false) {
+            let outer = UpgradedStream::new(stream, raw, &overhead);
+            if let Err(error) = Box::pin(upgrade::splice_streams(outer, inner)).await {
+                tracing::debug!(%error, "an upgraded connection was aborted");
+            }
         }
         Ok(())
     }

@@ -22,6 +22,7 @@ use crate::{
     Body, CloseReason, KeepaliveConfig, StallCounter, TunnelConfig, config,
     drain::{self, DrainHandle, DrainSignal},
     keepalive::KeepaliveState,
+    overhead::OverheadCounter,
     send_body::{SendBody, SendOutcome},
     upgrade::{self, UpgradedConnection, UpgradedStream},
     websocket::WebSocket,
@@ -39,6 +40,7 @@ pub struct TunnelServer<S> {
     handshake: Handshake<S, Bytes>,
     keepalive: KeepaliveConfig,
     keepalive_state: Arc<KeepaliveState>,
+    overhead: OverheadCounter,
     drain: DrainSignal,
     stalls: StallCounter,
 }
@@ -50,6 +52,7 @@ pub struct IncomingRequest {
     /// The receiving half of the raw stream, if the request is an extended CONNECT.
     pub(crate) raw: Option<RecvStream>,
     pub(crate) stalls: StallCounter,
+    pub(crate) overhead: OverheadCounter,
 }
 
 /// Starts HTTP/2 on a WebSocket that kas accepted.
@@ -57,14 +60,15 @@ pub fn accept<T>(socket: WebSocket<T>, config: &TunnelConfig) -> (TunnelServer<W
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
-    let keepalive_state = socket.keepalive_state();
-    start(socket, keepalive_state, config)
+    let (keepalive_state, overhead) = (socket.keepalive_state(), socket.overhead());
+    start(socket, keepalive_state, overhead, config)
 }
 
-/// Starts HTTP/2 on a byte stream that counts the received bytes in `keepalive_state`.
+/// Starts HTTP/2 on a byte stream that counts the received bytes in `keepalive_state`, and those without effect in `overhead`.
 pub(crate) fn start<S>(
     stream: S,
     keepalive_state: Arc<KeepaliveState>,
+    overhead: OverheadCounter,
     config: &TunnelConfig,
 ) -> (TunnelServer<S>, DrainHandle)
 where
@@ -75,6 +79,7 @@ where
         handshake: config.server().handshake(stream),
         keepalive: config.keepalive,
         keepalive_state,
+        overhead,
         drain,
         stalls: config.stalls.clone(),
     };
@@ -87,10 +92,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
     ///
     /// Dropping the future closes the tunnel.
     pub async fn run(self, mut on_request: impl FnMut(IncomingRequest)) -> CloseReason {
-        let Self { handshake, keepalive, keepalive_state, drain, stalls } = self;
+        let Self { handshake, keepalive, keepalive_state, overhead, drain, stalls } = self;
+        let from_error = |error| CloseReason::from_error(error, keepalive_state.silence(), &overhead);
         let mut connection: Connection<S, Bytes> = match timeout(PREFACE_TIMEOUT, handshake).await {
             Ok(Ok(connection)) => connection,
-            Ok(Err(error)) => return CloseReason::from_error(error, keepalive_state.silence()),
+            Ok(Err(error)) => return from_error(error),
             Err(_) => return CloseReason::TimedOut,
         };
         let pings = connection.ping_pong().expect("it is taken only once");
@@ -104,11 +110,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
                 biased;
                 accepted = connection.accept() => match accepted {
                     Some(Ok((request, respond))) => {
-                        on_request(IncomingRequest::new(request, respond, stalls.clone()));
+                        on_request(IncomingRequest::new(request, respond, stalls.clone(), overhead.clone()));
                     }
                     // kas may close as soon as it has the last response, before it reads the last frame of this end.
                     Some(Err(_)) if draining && !connection.has_streams() => return CloseReason::Graceful,
-                    Some(Err(error)) => return CloseReason::from_error(error, keepalive_state.silence()),
+                    Some(Err(error)) => return from_error(error),
                     None => return CloseReason::Graceful,
                 },
                 () = &mut keepalive_timeout => return CloseReason::TimedOut,
@@ -126,8 +132,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
 }
 
 impl IncomingRequest {
-    fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>, stalls: StallCounter) -> Self {
+    fn new(
+        request: Request<RecvStream>,
+        respond: SendResponse<Bytes>,
+        stalls: StallCounter,
+        overhead: OverheadCounter,
+    ) -> Self {
         let (mut head, received) = request.into_parts();
+        overhead.subtract_request(head.uri.path().len());
+        overhead.subtract_fields(&head.headers);
         head.version = Version::HTTP_11;
         // The handler sets scheme and authority, which only HTTP/2 requires.
         head.uri = head.uri.path_and_query().cloned().map(Uri::from).unwrap_or_default();
@@ -141,11 +154,11 @@ impl IncomingRequest {
             head.headers.insert(UPGRADE, protocol.unwrap_or_else(|_| HeaderValue::from_static("")));
             head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             let request = Request::from_parts(head, Body::empty());
-            return Self { request, respond, raw: Some(received), stalls };
+            return Self { request, respond, raw: Some(received), stalls, overhead };
         }
 
-        let request = Request::from_parts(head, Body::from_stream(received));
-        Self { request, respond, raw: None, stalls }
+        let request = Request::from_parts(head, Body::from_stream(received, &overhead));
+        Self { request, respond, raw: None, stalls, overhead }
     }
 
     /// Returns the request.
@@ -168,7 +181,7 @@ impl IncomingRequest {
     where
         F: Future<Output = Response<Body>>,
     {
-        let Self { request, mut respond, raw, stalls } = self;
+        let Self { request, mut respond, raw, stalls, overhead } = self;
         if poll_fn(|cx| Poll::Ready(respond.poll_reset(cx).is_ready())).await {
             return;
         }
@@ -179,7 +192,7 @@ impl IncomingRequest {
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             // Boxed: the future of an ordinary request stays small.
-            return Box::pin(send_upgrade(response, respond, raw)).await;
+            return Box::pin(send_upgrade(response, respond, raw, overhead)).await;
         }
 
         send_response(response, respond, stalls).await;
@@ -231,6 +244,7 @@ async fn send_upgrade(
     mut response: Response<Body>,
     mut respond: SendResponse<Bytes>,
     raw: Option<RecvStream>,
+    overhead: OverheadCounter,
 ) {
     let Some(raw) = raw else {
         tracing::warn!("the cluster switched protocols without a request to do so");
@@ -245,7 +259,7 @@ async fn send_upgrade(
     let Ok(stream) = respond.send_response(head, false) else {
         return;
     };
-    if let Err(error) = upgrade::splice(UpgradedStream::new(stream, raw), outside).await {
+    if let Err(error) = upgrade::splice(UpgradedStream::new(stream, raw, &overhead), outside).await {
         tracing::debug!(%error, "an upgraded connection was aborted");
     }
 }

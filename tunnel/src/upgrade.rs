@@ -29,7 +29,9 @@ use parking_lot::Mutex;
 use proto::header;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use crate::{Body, BodyError, StreamMonitor, monitor::ReceiveStream, send_body::SMALL_CHUNK};
+use crate::{
+    Body, BodyError, StreamMonitor, monitor::ReceiveStream, overhead::OverheadCounter, send_body::SMALL_CHUNK,
+};
 
 /// Bytes that are read at once from a connection outside of the tunnel.
 const READ_BYTES: usize = 32 << 10;
@@ -97,8 +99,8 @@ pub(crate) async fn splice_streams(one: UpgradedStream, other: UpgradedStream) -
 }
 
 impl UpgradedStream {
-    pub(crate) fn new(sending: SendStream<Bytes>, receiving: RecvStream) -> Self {
-        Self { sending, receiving: ReceiveStream::new(receiving, None) }
+    pub(crate) fn new(sending: SendStream<Bytes>, receiving: RecvStream, overhead: &OverheadCounter) -> Self {
+        Self { sending, receiving: ReceiveStream::new(receiving, None, overhead) }
     }
 
     /// Returns a monitor of the receiving half.
@@ -111,6 +113,7 @@ impl UpgradedStream {
 pub(crate) fn into_response(
     response: Response<RecvStream>,
     mut sending: SendStream<Bytes>,
+    overhead: &OverheadCounter,
 ) -> Response<Body> {
     let (mut head, receiving) = response.into_parts();
     head.version = Version::HTTP_11;
@@ -119,14 +122,14 @@ pub(crate) fn into_response(
             head.status = StatusCode::SWITCHING_PROTOCOLS;
             head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             head.headers.insert(UPGRADE, protocol);
-            let upgraded = UpgradedStream::new(sending, receiving);
+            let upgraded = UpgradedStream::new(sending, receiving, overhead);
             head.extensions.insert(UpgradedSlot(Arc::new(Mutex::new(Some(upgraded)))));
             Response::from_parts(head, Body::empty())
         }
         _ => {
             // The upgrade was refused, and the request has no body. This fails only if the stream has ended already.
             let _ = sending.send_data(Bytes::new(), true);
-            Response::from_parts(head, Body::from_stream(receiving))
+            Response::from_parts(head, Body::from_stream(receiving, overhead))
         }
     }
 }

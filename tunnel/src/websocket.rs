@@ -14,7 +14,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep},
 };
 use tungstenite::{
     Error, Message,
@@ -24,10 +24,17 @@ use tungstenite::{
 
 pub use tungstenite::protocol::Role;
 
-use crate::{ReadAhead, config, keepalive::KeepaliveState};
+use crate::{
+    ReadAhead, ReadBudget, config,
+    keepalive::KeepaliveState,
+    overhead::{FrameScanner, OverheadCounter, OverheadLimit, PREFACE},
+};
 
 /// Time that the other end has to close after this end. It may still receive the last response.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The cost of one message, and of one HTTP/2 frame, in bytes that take as long to process.
+const FRAME_COST: usize = 256;
 
 /// The byte stream inside a WebSocket whose handshake is complete.
 ///
@@ -50,6 +57,11 @@ pub struct WebSocket<T> {
     end: Option<StreamEnd>,
     role: Role,
     keepalive_state: Arc<KeepaliveState>,
+    /// Bytes of the last read from the socket that were in no message yet.
+    unparsed: usize,
+    budget: ReadBudget,
+    scanner: FrameScanner,
+    overhead: OverheadLimit,
 }
 
 /// The end of the bytes from the other end.
@@ -74,11 +86,23 @@ impl<T> WebSocket<T> {
             end: None,
             role,
             keepalive_state: Arc::default(),
+            unparsed: 0,
+            budget: ReadBudget::default(),
+            scanner: FrameScanner::new(match role {
+                // kas is the client of HTTP/2.
+                Role::Client => PREFACE,
+                Role::Server => 0,
+            }),
+            overhead: OverheadLimit::new(Instant::now()),
         }
     }
 
     pub(crate) fn keepalive_state(&self) -> Arc<KeepaliveState> {
         Arc::clone(&self.keepalive_state)
+    }
+
+    pub(crate) fn overhead(&self) -> OverheadCounter {
+        self.overhead.counter().clone()
     }
 }
 
@@ -102,25 +126,35 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
             if let Some(end) = self.end {
                 break end;
             }
+            ready!(self.budget.poll(cx));
             if self.starved {
-                match ready!(self.io.poll_fill(cx)) {
-                    Ok(filled) => self.keepalive_state.add_received(filled),
+                match self.io.poll_fill(cx) {
+                    Poll::Pending => {
+                        self.budget.reset();
+                        return Poll::Pending;
+                    }
+                    Poll::Ready(Ok(filled)) => self.on_received(filled)?,
                     // The end of a TLS connection without `close_notify`.
-                    Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                    Poll::Ready(Err(error)) if error.kind() == ErrorKind::UnexpectedEof => {
                         self.end = Some(StreamEnd::Aborted);
                         continue;
                     }
-                    Err(error) => return Poll::Ready(Err(error)),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 }
                 self.starved = false;
             }
             let Poll::Ready(message) = self.poll_with(cx, |context, stream| context.read(stream)) else {
                 self.starved = true;
+                self.budget.spend(self.unparsed);
                 continue;
             };
+            self.budget.spend(FRAME_COST);
             match message {
                 Ok(Message::Binary(payload)) if payload.is_empty() => {}
-                Ok(Message::Binary(payload)) => return Poll::Ready(Ok(payload)),
+                Ok(Message::Binary(payload)) => {
+                    self.unparsed = self.unparsed.saturating_sub(payload.len());
+                    return Poll::Ready(Ok(payload));
+                }
                 // tungstenite has queued the pong, and sends it with the next read. A proxy may answer pings for an end
                 // that is gone, so neither ping nor pong proves that the other end is alive.
                 Ok(Message::Ping(payload) | Message::Pong(payload)) => {
@@ -150,6 +184,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
             // The server of h2 always treats `UnexpectedEof` as a graceful end, so this is another error.
             (Role::Client, StreamEnd::Aborted) => Err(ErrorKind::ConnectionAborted.into()),
         })
+    }
+
+    /// Counts bytes that were read from the socket. 0 bytes are its end.
+    fn on_received(&mut self, bytes: usize) -> io::Result<()> {
+        self.keepalive_state.add_received(bytes);
+        self.unparsed = bytes;
+        if self.overhead.add_received(bytes, Instant::now()) {
+            return Ok(());
+        }
+        Err(io::Error::new(ErrorKind::InvalidData, "too many frames without effect"))
     }
 
     /// Writes the queue to the byte stream, and flushes it.
@@ -217,11 +261,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for WebSocket<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        ready!(self.budget.poll(cx));
         if self.unread.is_empty() {
             self.unread = ready!(self.poll_message(cx))?;
         }
-        let length = self.unread.len().min(buf.remaining());
-        buf.put_slice(&self.unread[..length]);
+        let this = &mut *self;
+        let length = this.unread.len().min(buf.remaining());
+        let max_frames = this.budget.left().div_ceil(FRAME_COST).max(1);
+        let scanned = this.scanner.scan(&this.unread[..length], max_frames);
+        this.overhead.subtract_payload(scanned.data);
+        this.budget.spend(scanned.length + scanned.frames * FRAME_COST);
+        let length = scanned.length;
+        buf.put_slice(&this.unread[..length]);
         // The last part is dropped instead of emptied: tungstenite can then reuse its buffer.
         if length == self.unread.len() {
             self.unread = Bytes::new();
@@ -253,6 +304,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WebSocket<T> {
         let length = payload.len();
         if length > 0 {
             ready!(self.poll_send(cx, Message::Binary(payload)))?;
+            self.overhead.counter().subtract_sent(length);
         }
         Poll::Ready(Ok(length))
     }

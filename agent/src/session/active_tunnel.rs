@@ -137,7 +137,7 @@ fn report_end<D>(
         CloseReason::Lost { silence, .. } => {
             context.idle_timeouts.lock().record_loss(*silence, Instant::now()).then_some(IDLE_TIMEOUT_HINT)
         }
-        CloseReason::TimedOut | CloseReason::Protocol(_) => None,
+        CloseReason::TimedOut | CloseReason::Protocol(_) | CloseReason::Flooded => None,
     };
     tracing::warn!(%tunnel, %replica, seconds, reason = %ended, hint, "tunnel lost");
 }

@@ -388,13 +388,28 @@ async fn attack_12_server_push_ends_the_tunnel() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn attack_23_flood_of_interim_responses_of_agent_ends_its_tunnel() {
+    let world = World::new();
+    let memory = Memory::now();
+    let mut attacker = agent(&world, &[]).await;
+    let (asking, stream) = asked(&world, &mut attacker).await;
+    let hints = headers(stream, 0, &[(":status", "103"), ("link", &"x".repeat(1000))]);
+    assert_eq!(attacker.flood(&hints.repeat(100), 2000).await, Sent::Closed);
+    assert_failed(asking).await;
+    assert_eq!(world.metric(r#"kas_tunnel_lifetime_seconds_count{reason="flooded"}"#), 1.0);
+    let _honest = world.agent(services()).await;
+    assert_serves(&world).await;
+    memory.assert_bounded();
+}
+
+#[tokio::test(start_paused = true)]
 async fn attack_23_interim_responses_of_agent_are_dropped() {
     let world = World::new();
     let memory = Memory::now();
     let mut attacker = agent(&world, &[]).await;
     let (asking, stream) = asked(&world, &mut attacker).await;
     let hints = headers(stream, 0, &[(":status", "103"), ("link", &"x".repeat(1000))]);
-    assert_eq!(attacker.flood(&hints.repeat(100), 2000).await, Sent::All);
+    assert_eq!(attacker.flood(&hints.repeat(10), 100).await, Sent::All);
     attacker.send(&headers(stream, 0, &[(":status", "200")])).await;
     attacker.send(&frame(DATA, END_STREAM, stream, b"at last")).await;
     assert_eq!(asking.await.unwrap(), (StatusCode::OK, "at last".to_owned()));

@@ -9,6 +9,7 @@ mod answers;
 mod api;
 mod browser;
 mod cluster;
+mod floods;
 mod gitlab;
 mod hostile_agent;
 mod http1;

@@ -1,0 +1,285 @@
+//! A limit on the overhead of a tunnel: received bytes that carry neither requests, responses nor their data.
+//!
+//! HTTP/2 and WebSocket have many frames without effect: PING and SETTINGS, WINDOW_UPDATE, PRIORITY, frames of unknown types and
+//! of streams that have ended, interim responses, empty messages. Each of them costs as much time as a useful one, and an end
+//! can send millions per second.
+
+use std::sync::{
+    Arc,
+    atomic::{
+        AtomicBool, AtomicI64,
+        Ordering::{AcqRel, Relaxed},
+    },
+};
+
+use http::HeaderMap;
+use tokio::time::Instant;
+
+/// Most bytes of overhead at once.
+///
+/// Frames of data count until they are read. So this is above the overhead of as many small frames as h2 stores
+/// ([`DATA_FRAME_BUDGET`](crate::config)), and below a second of work.
+const BURST: i64 = 8 << 20;
+
+/// Bytes of overhead that are allowed in each second, above which the burst is used up. They cost less than 0.5 % of a core.
+const RATE: i64 = 128 << 10;
+
+/// Overhead of one request besides the heads: resets, updates of windows, an interim response.
+const PER_REQUEST: usize = 256;
+
+/// Overhead of one frame of data, which may be in a message of its own.
+const PER_FRAME: usize = 32;
+
+/// Overhead of one field of a head: its representation in HPACK.
+const PER_FIELD: usize = 8;
+
+/// Sent bytes per byte of the window updates that answer them. Some implementations send two for each 4 KiB.
+const SENT_PER_UPDATE: usize = 64;
+
+/// Length of a frame header (RFC 9113 section 4.1).
+const FRAME_HEADER: usize = 9;
+
+/// Bytes before the first frame of an HTTP/2 client (RFC 9113 section 3.4).
+pub(crate) const PREFACE: usize = 24;
+
+/// The type of DATA frames (RFC 9113 section 6.1).
+const DATA: u8 = 0;
+
+/// Counts the overhead of one connection. Clones share the count.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OverheadCounter(Arc<Count>);
+
+#[derive(Debug, Default)]
+struct Count {
+    /// Received bytes less the useful ones.
+    overhead: AtomicI64,
+    exceeded: AtomicBool,
+}
+
+impl OverheadCounter {
+    /// Subtracts the data of a message that this end has read.
+    pub(crate) fn subtract_data(&self) {
+        self.subtract(PER_FRAME);
+    }
+
+    /// Subtracts the head or the trailers of a message that this end has read.
+    pub(crate) fn subtract_fields(&self, fields: &HeaderMap) {
+        self.subtract(
+            fields.iter().map(|(name, value)| name.as_str().len() + value.len() + PER_FIELD).sum::<usize>(),
+        );
+    }
+
+    /// Subtracts the overhead that belongs to each request, with the `path` of a received one.
+    pub(crate) fn subtract_request(&self, path: usize) {
+        self.subtract(PER_REQUEST + path);
+    }
+
+    /// Subtracts the updates of windows that answer bytes that this end has sent.
+    pub(crate) fn subtract_sent(&self, bytes: usize) {
+        self.subtract(bytes / SENT_PER_UPDATE);
+    }
+
+    /// Returns true if the connection was cut for its overhead.
+    pub(crate) fn is_exceeded(&self) -> bool {
+        self.0.exceeded.load(Relaxed)
+    }
+
+    fn subtract(&self, bytes: usize) {
+        self.0.overhead.fetch_sub(to_i64(bytes), Relaxed);
+    }
+}
+
+/// Limits the overhead of one connection. The reader of the connection owns it.
+#[derive(Debug)]
+pub(crate) struct OverheadLimit {
+    counter: OverheadCounter,
+    refilled: Instant,
+}
+
+impl OverheadLimit {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { counter: OverheadCounter::default(), refilled: now }
+    }
+
+    pub(crate) fn counter(&self) -> &OverheadCounter {
+        &self.counter
+    }
+
+    /// Adds received bytes. Returns false if the overhead has exceeded its limit.
+    pub(crate) fn add_received(&mut self, bytes: usize, now: Instant) -> bool {
+        let count = &self.counter.0;
+        // Useful bytes of earlier times do not allow more overhead.
+        count.overhead.fetch_max(0, AcqRel);
+        let overhead = count.overhead.fetch_add(to_i64(bytes), AcqRel) + to_i64(bytes);
+        if overhead <= BURST {
+            return true;
+        }
+        let elapsed = i64::try_from(now.duration_since(self.refilled).as_millis()).unwrap_or(i64::MAX);
+        let refill = elapsed.saturating_mul(RATE) / 1000;
+        self.refilled = now;
+        let within = overhead - refill <= BURST;
+        count.overhead.fetch_sub(refill.min(overhead), AcqRel);
+        count.exceeded.store(!within, Relaxed);
+        within
+    }
+
+    /// Subtracts the payload of DATA frames, which [`OverheadCounter::subtract_data`] does not.
+    pub(crate) fn subtract_payload(&self, bytes: usize) {
+        self.counter.subtract(bytes);
+    }
+}
+
+/// Finds the headers of frames in the bytes of an HTTP/2 connection.
+#[derive(Debug)]
+pub(crate) struct FrameScanner {
+    header: [u8; FRAME_HEADER],
+    /// Bytes of `header` that have arrived.
+    filled: usize,
+    /// Bytes before the next header.
+    payload: usize,
+    is_data: bool,
+}
+
+/// The result of [`FrameScanner::scan`].
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scanned {
+    /// Bytes that were scanned.
+    pub(crate) length: usize,
+    /// Headers of frames among them.
+    pub(crate) frames: usize,
+    /// Bytes of the payload of DATA frames among them.
+    pub(crate) data: usize,
+}
+
+impl FrameScanner {
+    /// Creates a scanner of a connection that begins with `preface` other bytes.
+    pub(crate) fn new(preface: usize) -> Self {
+        Self { header: [0; FRAME_HEADER], filled: 0, payload: preface, is_data: false }
+    }
+
+    /// Scans the bytes up to the end of at most `max_frames` frames.
+    pub(crate) fn scan(&mut self, bytes: &[u8], max_frames: usize) -> Scanned {
+        let mut scanned = Scanned::default();
+        while scanned.length < bytes.len() {
+            let rest = &bytes[scanned.length..];
+            if self.payload > 0 {
+                let skipped = self.payload.min(rest.len());
+                self.payload -= skipped;
+                scanned.length += skipped;
+                scanned.data += if self.is_data { skipped } else { 0 };
+                continue;
+            }
+            if scanned.frames == max_frames {
+                break;
+            }
+            let part = (FRAME_HEADER - self.filled).min(rest.len());
+            self.header[self.filled..self.filled + part].copy_from_slice(&rest[..part]);
+            self.filled += part;
+            scanned.length += part;
+            if self.filled == FRAME_HEADER {
+                let [high, middle, low, kind, ..] = self.header;
+                self.payload = u32::from_be_bytes([0, high, middle, low]) as usize;
+                self.is_data = kind == DATA;
+                self.filled = 0;
+                scanned.frames += 1;
+            }
+        }
+        scanned
+    }
+}
+
+fn to_i64(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn frame(kind: u8, payload: usize) -> Vec<u8> {
+        let length = u32::try_from(payload).unwrap().to_be_bytes();
+        [&[length[1], length[2], length[3], kind, 0, 0, 0, 0, 1][..], &vec![b'x'; payload]].concat()
+    }
+
+    #[test]
+    fn overhead_above_its_burst_is_exceeded() {
+        let now = Instant::now();
+        let mut limit = OverheadLimit::new(now);
+        for _ in 0..8 {
+            assert!(limit.add_received(MIB, now));
+        }
+        assert!(!limit.counter().is_exceeded());
+        assert!(!limit.add_received(1, now));
+        assert!(limit.counter().is_exceeded());
+    }
+
+    #[test]
+    fn slow_overhead_is_never_exceeded() {
+        let (mut limit, start) = (OverheadLimit::new(Instant::now()), Instant::now());
+        for second in 0..1000 {
+            assert!(limit.add_received(127 << 10, start + Duration::from_secs(second)), "{second}");
+        }
+        let mut limit = OverheadLimit::new(start);
+        assert!((0..1000).any(|second| !limit.add_received(256 << 10, start + Duration::from_secs(second))));
+    }
+
+    #[test]
+    fn useful_bytes_do_not_count_and_are_not_saved() {
+        let now = Instant::now();
+        let mut limit = OverheadLimit::new(now);
+        for _ in 0..100 {
+            assert!(limit.add_received(MIB, now));
+            limit.subtract_payload(MIB);
+            limit.counter().subtract_data();
+            limit.counter().subtract_request(0);
+            limit.counter().subtract_sent(MIB);
+        }
+        assert!((0..10).any(|_| !limit.add_received(MIB, now)));
+    }
+
+    #[test]
+    fn small_frames_that_are_read_are_never_exceeded() {
+        let now = Instant::now();
+        let mut limit = OverheadLimit::new(now);
+        let mut scanner = FrameScanner::new(0);
+        // One byte in a frame and a masked message of its own.
+        let frame = frame(DATA, 1);
+        for _ in 0..MIB {
+            assert!(limit.add_received(6 + frame.len(), now));
+            limit.subtract_payload(scanner.scan(&frame, 1).data);
+            limit.counter().subtract_data();
+        }
+    }
+
+    #[test]
+    fn scanner_finds_frames_in_parts_of_any_length() {
+        let mut bytes = vec![b'P'; PREFACE];
+        for payload in [0, 1, 5, 300] {
+            bytes.extend(frame(4, payload));
+            bytes.extend(frame(DATA, payload));
+        }
+        for part in 1..bytes.len() {
+            let mut scanner = FrameScanner::new(PREFACE);
+            let mut all = Scanned::default();
+            for part in bytes.chunks(part) {
+                let scanned = scanner.scan(part, usize::MAX);
+                assert_eq!(scanned.length, part.len());
+                all.frames += scanned.frames;
+                all.data += scanned.data;
+            }
+            assert_eq!((all.frames, all.data), (8, 306), "parts of {part}");
+        }
+    }
+
+    #[test]
+    fn scanner_stops_after_the_most_frames() {
+        let bytes = [frame(6, 8), frame(DATA, 3), frame(6, 8)].concat();
+        let mut scanner = FrameScanner::new(0);
+        assert_eq!(scanner.scan(&bytes, 2), Scanned { length: 29, frames: 2, data: 3 });
+        assert_eq!(scanner.scan(&bytes[29..], 2), Scanned { length: 17, frames: 1, data: 0 });
+    }
+}
