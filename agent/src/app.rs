@@ -20,6 +20,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::level_filters::LevelFilter;
 
 pub(crate) use self::{
     flags::{agent_token, dialer, tracer_config},
@@ -50,8 +51,15 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 )]
 pub struct TaskPanicError;
 
+/// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
+const OURS: [&str; 8] = ["agent", "cores", "files", "process", "proto", "telemetry", "tls", "tunnel"];
+
 /// Returns the filter of the log for a value of `--log-level`.
 pub fn log_filter(level: &str) -> String {
+    if level.parse::<LevelFilter>().is_ok() {
+        // Libraries log only errors: h2 has a warning for each PING that was acknowledged and never sent.
+        return format!("error,{}", OURS.map(|name| format!("{name}={level}")).join(","));
+    }
     // At the level trace, tungstenite logs payloads, which contain secrets of the cluster.
     format!("{level},tungstenite=info")
 }

@@ -7,7 +7,7 @@ mod error;
 mod kubeconfig;
 mod login;
 mod manual;
-mod serve;
+pub(crate) mod serve;
 mod table;
 
 use std::{io::Write as _, path::PathBuf, process::ExitCode};

@@ -81,6 +81,7 @@ pub mod internals {
         addresses::AddressRules,
         agents::Rebalancer,
         api::{ApiServer, Query, TokenError, Verifier, grpc::messages as api_messages},
+        cli::serve::log_filter,
         destination::Destination,
         error::{ErrorDialect, ErrorFormat, RequestError},
         headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},

@@ -16,10 +16,7 @@ use tracing_subscriber::EnvFilter;
 use tunnel::Body;
 
 use super::{RequestHandler, ServiceError};
-use crate::{metrics::AgentMetrics, policy::ScopeEnforcer};
-
-/// Libraries that log what passes through them, or a line for each frame, at the level debug.
-const QUIET: &str = "h2=info,hyper=info,hyper_util=info,rustls=info,tungstenite=info";
+use crate::{app::log_filter, metrics::AgentMetrics, policy::ScopeEnforcer};
 
 /// Applies the configuration that kas sends. Clones share their state.
 #[derive(Clone, Debug)]
@@ -99,8 +96,7 @@ impl ConfigurationService {
 impl LogLevelSetting {
     fn set(&self, level: Option<LogLevel>) {
         let filter = match level {
-            Some(level @ LogLevel::Debug) => format!("{},{QUIET}", level.as_str()),
-            Some(level) => level.as_str().to_owned(),
+            Some(level) => log_filter(level.as_str()),
             None => self.default.clone(),
         };
         let level = level.map_or("that of the command line", LogLevel::as_str);

@@ -7,16 +7,23 @@
 //! panics when standard output is closed.
 
 use std::{
+    collections::HashMap,
     fmt,
     io::{self, IsTerminal as _, Write},
     panic::{self, PanicHookInfo},
     sync::{Arc, LazyLock},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
-use tracing_subscriber::{EnvFilter, fmt::MakeWriter, reload};
+use tracing::{Level, Metadata, callsite::Identifier};
+use tracing_subscriber::{
+    EnvFilter,
+    fmt::{MakeWriter, writer::OptionalWriter},
+    reload,
+};
 
 use crate::LineWriter;
 
@@ -25,6 +32,12 @@ const MAX_QUEUED: usize = 4 << 20;
 
 /// Time that the last lines have to be written when the program ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Most lines of one statement in each period, at the levels info and above. A remote host may cause more of them.
+const MAX_LINES: u32 = 1000;
+
+/// The period of [`MAX_LINES`].
+const LINES_PERIOD: Duration = Duration::from_secs(10);
 
 /// Lines that were lost in this process.
 static LOST: LazyLock<Counter> = LazyLock::new(Counter::default);
@@ -58,7 +71,20 @@ pub struct LogFilter(Arc<dyn Fn(EnvFilter) + Send + Sync>);
 
 /// Queues lines for the thread that writes them. Cheap to clone.
 #[derive(Clone, Debug)]
-struct LogWriter(LineWriter);
+struct LogWriter {
+    lines: LineWriter,
+    limiter: Arc<LineLimiter>,
+}
+
+/// Limits the lines of each statement of the program, that of a library too.
+#[derive(Debug, Default)]
+struct LineLimiter(Mutex<HashMap<Identifier, Period>>);
+
+#[derive(Debug)]
+struct Period {
+    since: Instant,
+    lines: u32,
+}
 
 /// Logs events that pass the `filter`, and each panic, to standard error. With `targets`, each line has its module.
 ///
@@ -107,7 +133,7 @@ impl LogGuard {
 impl LogFlusher {
     /// Waits until the lines that are queued now were written, for at most 100 ms.
     pub fn flush(&self) {
-        self.0.0.flush(FLUSH_TIMEOUT);
+        self.0.lines.flush(FLUSH_TIMEOUT);
     }
 }
 
@@ -150,15 +176,34 @@ fn on_panic(panic: &PanicHookInfo<'_>) {
 
 impl LogWriter {
     fn start(sink: impl Write + Send + 'static) -> Self {
-        let report = |lines| tracing::warn!(lines, "log lines were lost: standard error was not writable");
-        Self(LineWriter::start("log", MAX_QUEUED, sink, LOST.clone(), report))
+        let report = |lines| {
+            tracing::warn!(
+                lines,
+                "log lines were lost: one was repeated too often, or standard error was not writable"
+            );
+        };
+        let lines = LineWriter::start("log", MAX_QUEUED, sink, LOST.clone(), report);
+        Self { lines, limiter: Arc::default() }
+    }
+}
+
+impl LineLimiter {
+    /// Returns true if one more line of this statement may be written.
+    fn admit(&self, statement: Identifier, now: Instant) -> bool {
+        let mut periods = self.0.lock();
+        let period = periods.entry(statement).or_insert(Period { since: now, lines: 0 });
+        if now.saturating_duration_since(period.since) >= LINES_PERIOD {
+            *period = Period { since: now, lines: 0 };
+        }
+        period.lines = period.lines.saturating_add(1);
+        period.lines <= MAX_LINES
     }
 }
 
 impl Write for LogWriter {
     /// Queues a whole line, as the formatter passes it.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.send(line.to_vec());
+        self.lines.send(line.to_vec());
         Ok(line.len())
     }
 
@@ -168,10 +213,19 @@ impl Write for LogWriter {
 }
 
 impl MakeWriter<'_> for LogWriter {
-    type Writer = Self;
+    type Writer = OptionalWriter<Self>;
 
-    fn make_writer(&self) -> Self {
-        self.clone()
+    fn make_writer(&self) -> Self::Writer {
+        OptionalWriter::some(self.clone())
+    }
+
+    fn make_writer_for(&self, line: &Metadata<'_>) -> Self::Writer {
+        // Lines of the levels debug and trace exist only on request of the operator.
+        if *line.level() > Level::INFO || self.limiter.admit(line.callsite(), Instant::now()) {
+            return self.make_writer();
+        }
+        LOST.inc();
+        OptionalWriter::none()
     }
 }
 
@@ -202,6 +256,27 @@ mod tests {
     }
 
     #[test]
+    fn repeated_line_of_any_target_is_limited_and_counted() {
+        let (sender, lines) = mpsc::channel();
+        let writer = LogWriter::start(Sink(sender));
+        let builder = tracing_subscriber::fmt().with_max_level(Level::DEBUG).with_writer(writer.clone());
+        let lost = LOST.get();
+        tracing::subscriber::with_default(builder.finish(), || {
+            for _ in 0..3 * MAX_LINES {
+                tracing::warn!(target: "library", "repeated");
+                tracing::debug!(target: "library", "details");
+            }
+            tracing::warn!(target: "library", "another");
+        });
+        writer.lines.flush(Duration::from_secs(30));
+        let lines: Vec<String> = lines.try_iter().collect();
+        let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
+        assert_eq!((count("repeated"), count("another")), (MAX_LINES as usize, 1));
+        assert_eq!(count("details"), 3 * MAX_LINES as usize, "on request of the operator");
+        assert_eq!(LOST.get() - lost, u64::from(2 * MAX_LINES));
+    }
+
+    #[test]
     fn filter_is_replaced_while_the_log_runs() {
         let (sender, lines) = mpsc::channel();
         let writer = LogWriter::start(Sink(sender));
@@ -215,7 +290,7 @@ mod tests {
                 tracing::info!("event at {level}");
             }
         });
-        writer.0.flush(Duration::from_secs(30));
+        writer.lines.flush(Duration::from_secs(30));
         let text: String = lines.try_iter().collect();
         let shown = |line: &str| text.contains(line);
         assert!(shown("event at info") && shown("event at debug") && shown("details at debug"), "{text}");

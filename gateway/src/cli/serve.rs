@@ -108,14 +108,18 @@ fn start_logging(logging: &LoggingConfig) -> LogGuard {
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
     };
-    // The crates of kas log with the configured level, and libraries only warnings: their debug level is one line per HTTP/2
-    // frame.
-    let ours = OURS.map(|name| format!("{name}={level}")).join(",");
     let format = match logging.format {
         LoggingFormat::Json => LogFormat::Json,
         LoggingFormat::Text => LogFormat::Text,
     };
-    process::logs::start(EnvFilter::new(format!("warn,{ours}")), format, false)
+    process::logs::start(EnvFilter::new(log_filter(level)), format, false)
+}
+
+/// Returns the filter of the log. The crates of kas log with the configured level, and libraries only errors: h2 has a warning
+/// for each PING that was acknowledged and never sent, which needs no credential, and a debug line for each frame.
+pub fn log_filter(level: LevelFilter) -> String {
+    let ours = OURS.map(|name| format!("{name}={level}")).join(",");
+    format!("error,{ours}")
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ mod http2_front;
 mod http2_stall;
 mod http2_tunnel;
 mod identity;
+mod log_floods;
 mod memory;
 mod oidc;
 mod private;
