@@ -42,14 +42,15 @@ pub(super) struct Connection {
     /// The stream, once hyper has ended the connection.
     parts: Option<Parts<TokioIo<ServerStream>>>,
     written: Arc<AtomicU64>,
+    read: Arc<AtomicU64>,
 }
 
 impl Connection {
     pub(super) async fn new(io: impl Io, write_timeout: Duration) -> hyper::Result<Self> {
         let stream = ServerStream::new(io, write_timeout);
-        let (written, io) = (stream.written(), TokioIo::new(stream));
+        let (written, read, io) = (stream.written(), stream.read(), TokioIo::new(stream));
         let (sender, driver) = http1::Builder::new().max_buf_size(MAX_BUFFER).handshake(io).await?;
-        Ok(Self { sender, driver: Some(Box::new(driver)), parts: None, written })
+        Ok(Self { sender, driver: Some(Box::new(driver)), parts: None, written, read })
     }
 
     /// Queues a request. The future makes no progress unless [`Self::poll`] is called.
@@ -74,6 +75,11 @@ impl Connection {
     /// Returns the number of bytes written, over all exchanges.
     pub(super) fn written(&self) -> u64 {
         self.written.load(Relaxed)
+    }
+
+    /// Returns the number of bytes read, over all exchanges.
+    pub(super) fn read(&self) -> u64 {
+        self.read.load(Relaxed)
     }
 
     /// Returns true once the last exchange is complete in both directions, so that another may begin.

@@ -13,6 +13,10 @@ use tunnel::{Body, upgrade::UpgradedConnection};
 
 use super::{body::ResponseBody, pool::PooledConnection, response_timer::ResponseTimer};
 
+/// Most bytes that are read before the head of a response, which is four times the longest one: a server may send interim
+/// responses (1xx) without end.
+const MAX_BEFORE_RESPONSE: u64 = 1 << 20;
+
 /// The error of an exchange without a response.
 pub(super) enum ExchangeError {
     /// hyper's error.
@@ -47,17 +51,23 @@ pub(super) async fn exchange(
         }
     };
     let connection = &mut pooled.connection;
+    let read_before = connection.read();
     let mut response = pin!(connection.send(request));
     let response = poll_fn(|cx| {
         connection.poll(cx);
         if let Poll::Ready(response) = response.as_mut().poll(cx) {
             return Poll::Ready(Ok(response));
         }
+        if connection.read() - read_before > MAX_BEFORE_RESPONSE {
+            return Poll::Ready(Err(ExchangeError::Refused(
+                "over 1 MiB of interim responses (1xx) without a response",
+            )));
+        }
         let Some(timer) = &mut timer else { return Poll::Pending };
-        timer.poll(cx, connection.written()).map(|()| Err(timer.after()))
+        timer.poll(cx, connection.written()).map(|()| Err(ExchangeError::Timeout(timer.after())))
     });
     let response = match response.await {
-        Err(after) => return Err(ExchangeError::Timeout(after)),
+        Err(error) => return Err(error),
         Ok(Ok(response)) => response,
         Ok(Err(mut error)) => {
             return Err(ExchangeError::Http {

@@ -12,7 +12,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -20,6 +20,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep_until},
 };
+use tunnel::ReadBudget;
 
 /// A byte stream: TCP, TLS, or a pipe in tests.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -33,6 +34,9 @@ pub(super) struct ServerStream {
     write_closed: bool,
     write_timeout: Option<WriteTimeout>,
     written: Arc<AtomicU64>,
+    read: Arc<AtomicU64>,
+    /// hyper reads until the socket has no more bytes, and skips interim responses without end.
+    budget: ReadBudget,
 }
 
 /// Fails a write that makes no progress for `after`.
@@ -50,13 +54,24 @@ pub(super) struct WriteTimeoutError(pub(super) Duration);
 impl ServerStream {
     pub(super) fn new(io: impl Io, write_timeout: Duration) -> Self {
         let write_timeout = WriteTimeout { after: write_timeout, timer: None, waiting: false };
-        let written = Arc::default();
-        Self { io: Box::new(io), write_closed: false, write_timeout: Some(write_timeout), written }
+        Self {
+            io: Box::new(io),
+            write_closed: false,
+            write_timeout: Some(write_timeout),
+            written: Arc::default(),
+            read: Arc::default(),
+            budget: ReadBudget::default(),
+        }
     }
 
     /// Returns the counter of written bytes.
     pub(super) fn written(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.written)
+    }
+
+    /// Returns the counter of read bytes.
+    pub(super) fn read(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.read)
     }
 
     /// Removes the write timeout: after an upgrade, the application decides how long a peer may stop reading.
@@ -136,7 +151,16 @@ impl AsyncRead for ServerStream {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
+        ready!(self.budget.poll(cx));
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.io).poll_read(cx, buf);
+        if polled.is_pending() {
+            self.budget.reset();
+        }
+        let read = buf.filled().len() - before;
+        self.budget.spend(read);
+        self.read.fetch_add(read as u64, Relaxed);
+        polled
     }
 }
 

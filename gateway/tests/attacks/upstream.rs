@@ -50,7 +50,7 @@ async fn attack_23_interim_response_flood_is_cheap() {
     let (world, _agent) = world(async |mut server: TcpStream| {
         read_head(&mut server).await;
         let hints = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n".repeat(1000);
-        for _ in 0..100 {
+        for _ in 0..20 {
             server.write_all(hints.as_bytes()).await.unwrap();
         }
         server.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
@@ -67,7 +67,7 @@ async fn attack_23_interim_response_flood_is_cheap() {
 }
 
 #[tokio::test]
-async fn attack_23_endless_interim_responses_end_with_their_caller() {
+async fn attack_23_endless_interim_responses_are_cut() {
     let (noticed, mut left) = mpsc::unbounded_channel();
     let (world, _agent) = world(move |mut server: TcpStream| {
         let noticed = noticed.clone();
@@ -88,6 +88,8 @@ async fn attack_23_endless_interim_responses_end_with_their_caller() {
         let answer = timeout(SOON, world.get(&format!("{PATH}?harmless"))).await.unwrap();
         assert_eq!(answer.status(), StatusCode::OK);
     }
-    attacked.abort();
     timeout(SOON, left.recv()).await.expect("the flooded connection is closed");
+    let answer = timeout(SOON, attacked).await.unwrap().unwrap();
+    assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
+    assert_eq!(answer.headers()["kas-error"], "cluster-misbehaved");
 }
