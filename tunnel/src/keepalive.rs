@@ -19,8 +19,8 @@ use tokio::{
 /// The interval and the timeout of pings.
 #[derive(Clone, Copy, Debug)]
 pub struct KeepaliveConfig {
-    /// Time without received bytes after which a ping is sent. There are never more than two intervals between bytes, so
-    /// load balancers with an idle timeout of 55 s or more do not close the tunnel.
+    /// Time without received bytes after which a ping is sent. Load balancers with a longer idle timeout do not close the
+    /// tunnel.
     pub interval: Duration,
     /// Time that the answer to a ping may take before the tunnel is closed.
     pub timeout: Duration,
@@ -37,6 +37,8 @@ impl Default for KeepaliveConfig {
 pub(crate) struct KeepaliveState {
     /// Bytes of HTTP/2 received, with their framing.
     received: AtomicU64,
+    /// Milliseconds from `started` to the last read of bytes of HTTP/2.
+    last_received: AtomicU64,
     started: Instant,
     /// Milliseconds from `started` to the last read of bytes of any kind.
     last_read: AtomicU64,
@@ -52,6 +54,7 @@ impl Default for KeepaliveState {
     fn default() -> Self {
         Self {
             received: AtomicU64::new(0),
+            last_received: AtomicU64::new(0),
             started: Instant::now(),
             last_read: AtomicU64::new(0),
             ping_due: AtomicBool::new(false),
@@ -66,13 +69,30 @@ impl KeepaliveState {
     pub(crate) fn add_received(&self, bytes: usize) {
         if bytes > 0 {
             self.received.fetch_add(bytes as u64, Relaxed);
-            self.last_read.store(self.now(), Relaxed);
+            let now = self.now();
+            self.last_received.store(now, Relaxed);
+            self.last_read.store(now, Relaxed);
         }
     }
 
     /// Subtracts received bytes that do not belong to HTTP/2.
     pub(crate) fn subtract_received(&self, bytes: usize) {
         self.received.fetch_sub(bytes as u64, Relaxed);
+    }
+
+    /// Returns the time of the last read of HTTP/2.
+    pub(crate) fn last_received(&self) -> u64 {
+        self.last_received.load(Relaxed)
+    }
+
+    /// Sets the time of the last read of HTTP/2 back to an earlier one: the read after it had no bytes of HTTP/2.
+    pub(crate) fn restore_last_received(&self, last_received: u64) {
+        self.last_received.store(last_received, Relaxed);
+    }
+
+    /// Returns the time since the last read of HTTP/2.
+    fn idle(&self) -> Duration {
+        Duration::from_millis(self.now().saturating_sub(self.last_received()))
     }
 
     /// Returns the time since the last read of bytes of any kind.
@@ -113,11 +133,12 @@ impl KeepaliveConfig {
             return;
         }
         loop {
-            let before = keepalive_state.received.load(Relaxed);
-            sleep(self.interval).await;
-            if keepalive_state.received.load(Relaxed) == before
-                && !self.ping(&mut pings, &keepalive_state).await
-            {
+            // Counted from the last byte, and not from the last ping: a connection that is lost right after a byte would
+            // otherwise be found an interval later.
+            let idle = keepalive_state.idle();
+            if idle < self.interval {
+                sleep(self.interval - idle).await;
+            } else if !self.ping(&mut pings, &keepalive_state).await {
                 return;
             }
         }

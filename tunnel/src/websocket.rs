@@ -33,6 +33,9 @@ use crate::{
 /// Time that the other end has to close after this end. It may still receive the last response.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Most bytes that this end reads after it has closed: the rest of what was on the way.
+const MAX_READ_AFTER_CLOSE: usize = 1 << 20;
+
 /// The cost of one message, and of one HTTP/2 frame, in bytes that take as long to process.
 const FRAME_COST: usize = 256;
 
@@ -53,15 +56,28 @@ pub struct WebSocket<T> {
     blocked: bool,
     /// Set once the close frame of this end is queued: the deadline for that of the other end.
     closing: Option<Pin<Box<Sleep>>>,
+    /// Bytes that were read since then.
+    read_after_close: usize,
     /// The end of the bytes from the other end, if they have ended.
     end: Option<StreamEnd>,
     role: Role,
     keepalive_state: Arc<KeepaliveState>,
+    last_read: LastRead,
     /// Bytes of the last read from the socket that were in no message yet.
     unparsed: usize,
     budget: ReadBudget,
     scanner: FrameScanner,
     overhead: OverheadLimit,
+}
+
+/// The last read from the socket.
+#[derive(Debug, Default)]
+struct LastRead {
+    bytes: usize,
+    /// Bytes of WebSocket pings and pongs among them.
+    control: usize,
+    /// The time of the last read of HTTP/2 before this one.
+    previous: u64,
 }
 
 /// The end of the bytes from the other end.
@@ -83,9 +99,11 @@ impl<T> WebSocket<T> {
             unread: Bytes::new(),
             blocked: false,
             closing: None,
+            read_after_close: 0,
             end: None,
             role,
             keepalive_state: Arc::default(),
+            last_read: LastRead::default(),
             unparsed: 0,
             budget: ReadBudget::default(),
             scanner: FrameScanner::new(match role {
@@ -158,7 +176,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
                 // tungstenite has queued the pong, and sends it with the next read. A proxy may answer pings for an end
                 // that is gone, so neither ping nor pong proves that the other end is alive.
                 Ok(Message::Ping(payload) | Message::Pong(payload)) => {
-                    self.keepalive_state.subtract_received(control_frame_length(self.role, &payload));
+                    self.on_control_frame(control_frame_length(self.role, &payload));
                 }
                 Ok(Message::Close(frame)) => {
                     self.end = Some(StreamEnd::from_close(frame.as_ref()));
@@ -188,12 +206,32 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
 
     /// Counts bytes that were read from the socket. 0 bytes are its end.
     fn on_received(&mut self, bytes: usize) -> io::Result<()> {
+        let previous = self.keepalive_state.last_received();
+        self.last_read = LastRead { bytes, control: 0, previous };
         self.keepalive_state.add_received(bytes);
         self.unparsed = bytes;
+        if self.closing.is_some() {
+            self.read_after_close += bytes;
+            if self.read_after_close > MAX_READ_AFTER_CLOSE {
+                return Err(io::Error::new(
+                    ErrorKind::InvalidData,
+                    "the other end sent too much after the close",
+                ));
+            }
+        }
         if self.overhead.add_received(bytes, Instant::now()) {
             return Ok(());
         }
         Err(io::Error::new(ErrorKind::InvalidData, "too many frames without effect"))
+    }
+
+    /// Excludes a received ping or pong from the signs of life of the other end.
+    fn on_control_frame(&mut self, length: usize) {
+        self.keepalive_state.subtract_received(length);
+        self.last_read.control += length;
+        if self.last_read.control >= self.last_read.bytes {
+            self.keepalive_state.restore_last_received(self.last_read.previous);
+        }
     }
 
     /// Writes the queue to the byte stream, and flushes it.

@@ -16,7 +16,7 @@ use http_body_util::BodyExt as _;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf},
     task::JoinHandle,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_tungstenite::{
     WebSocketStream,
@@ -185,4 +185,47 @@ async fn close_frame_without_answer_is_awaited_for_half_a_minute() {
     sleep(Duration::from_secs(29)).await;
     assert!(!closing.is_finished());
     timeout(Duration::from_secs(2), closing).await.unwrap().unwrap().unwrap();
+}
+
+/// The freeze follows a byte, at any moment between two pings.
+#[tokio::test(start_paused = true)]
+async fn frozen_end_is_detected_within_thirty_seconds() {
+    /// A WINDOW_UPDATE of the connection.
+    const ALIVE: &[u8] = &[0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+    for end in ["kas", "agentk"] {
+        for seconds in 1..22 {
+            let (running, mut frozen) = if end == "kas" { kas().await } else { agentk().await };
+            // The first ping is sent before the first byte.
+            sleep(Duration::from_secs(1)).await;
+            for _ in 0..2 {
+                frozen.send(Message::binary(ALIVE)).await.unwrap();
+                sleep(Duration::from_secs(seconds)).await;
+            }
+            frozen.send(Message::binary(ALIVE)).await.unwrap();
+            let froze = Instant::now();
+            let ended = running.await.unwrap();
+            assert!(matches!(ended, CloseReason::TimedOut), "{end}: {ended:?}");
+            let after = froze.elapsed();
+            let expected = Duration::from_secs(29)..Duration::from_millis(30_100);
+            assert!(expected.contains(&after), "{end}, {seconds} s after a byte: {after:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn closed_end_reads_one_mebibyte_at_most() {
+    let (ours, mut theirs) = tokio::io::duplex(64 << 10);
+    let mut socket = WebSocket::new(ours, Bytes::new(), Role::Server);
+    let closing = tokio::spawn(async move { socket.shutdown().await });
+    // Messages of one kibibyte, with a mask of zeros.
+    let message = [&[0x82, 0xfe, 4, 0, 0, 0, 0, 0][..], &[7; 1024]].concat();
+    let started = Instant::now();
+    let mut sent = 0;
+    while theirs.write_all(&message).await.is_ok() {
+        sent += message.len();
+        assert!(sent < 2 << 20, "the other end still reads");
+    }
+    assert!(sent >= 1 << 20, "{sent} bytes: the rest of what was on the way is read");
+    closing.await.unwrap().unwrap();
+    assert_eq!(started.elapsed(), Duration::ZERO);
 }
