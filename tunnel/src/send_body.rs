@@ -13,7 +13,6 @@ use bytes::{Bytes, BytesMut};
 use h2::{Reason, SendStream};
 use http::HeaderMap;
 use http_body::{Body as _, Frame};
-use tokio::task::coop;
 
 use crate::{Body, BodyError};
 
@@ -119,7 +118,7 @@ impl SendBody {
 
             let frame = match self.next.take() {
                 Some(frame) => frame,
-                None => ready!(self.poll_frame(cx)),
+                None => ready!(Pin::new(&mut self.body).poll_frame(cx)),
             };
             let frame = match frame {
                 Some(Ok(frame)) => frame,
@@ -143,15 +142,6 @@ impl SendBody {
                 }
             }
         }
-    }
-
-    /// Takes the next frame of the body. The task yields after a number of frames: a body of tiny chunks that are all ready
-    /// would otherwise make other tasks wait.
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let budget = ready!(coop::poll_proceed(cx));
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        budget.made_progress();
-        Poll::Ready(frame)
     }
 
     /// Sends as much of the chunk as flow control allows. Returns `None` if the body is not complete yet.
@@ -197,7 +187,7 @@ impl SendBody {
             && self.chunk.len().max(joined.len()) < SMALL_CHUNK
             && !self.body.is_end_stream()
         {
-            match self.poll_frame(cx) {
+            match Pin::new(&mut self.body).poll_frame(cx) {
                 Poll::Pending => {
                     exhausted = true;
                     break;

@@ -171,7 +171,11 @@ fn floods(from: Role) -> Vec<Flood> {
         frames("PRIORITY", priority),
         frames("WINDOW_UPDATE", window_update(0, 1)),
         frames("SETTINGS", settings_frame(&[])),
-        frames("acknowledged SETTINGS that were never sent", frame(SETTINGS, ACK, 0, b"")),
+        // h2 ends the connection at the second one.
+        Flood {
+            is_overhead: false,
+            ..frames("acknowledged SETTINGS that were never sent", frame(SETTINGS, ACK, 0, b""))
+        },
         frames("PING", frame(PING, 0, 0, b"12345678")),
         frames("acknowledged PING that were never sent", frame(PING, ACK, 0, b"12345678")),
         frames("frames of an unknown type", frame(0x50, 0, 0, b"")),
@@ -271,13 +275,13 @@ async fn attack_80_flood_of_kas_delays_no_other_tunnel_of_agentk_and_is_cut() {
         pipe.write_all(&message(Role::Server, BINARY, &preface)).await.unwrap();
         sleep(Duration::from_millis(100)).await;
 
-        let name = flood.name;
+        let (name, is_overhead) = (flood.name, flood.is_overhead);
         control.start(flood, &mut pipe).await;
         assert_agentk_serves().await;
         let read = control.read();
         assert!(read < BEFORE_AN_ANSWER, "{name}: {read} bytes were read before another kas was answered");
         let ended = agentk.await.unwrap();
-        assert!(matches!(ended, CloseReason::Flooded), "{name}: {ended}");
+        assert!(!is_overhead || matches!(ended, CloseReason::Flooded), "{name}: {ended}");
         assert!(control.read() < BEFORE_THE_CUT, "{name}");
     }
 }
