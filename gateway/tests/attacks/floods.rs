@@ -45,6 +45,7 @@ const BEFORE_AN_ANSWER: usize = 3 << 20;
 const BEFORE_THE_CUT: usize = 9 << 20;
 
 const BINARY: u8 = 0x82;
+const WS_CLOSE: u8 = 0x88;
 const WS_PING: u8 = 0x89;
 const WS_PONG: u8 = 0x8a;
 const UNFINISHED_BINARY: u8 = 0x02;
@@ -168,6 +169,7 @@ fn floods(from: Role) -> Vec<Flood> {
         },
         flood("WebSocket pings", message(from, WS_PING, b"there?")),
         flood("WebSocket pongs", message(from, WS_PONG, b"there!")),
+        Flood { is_overhead: false, ..flood("close frames", message(from, WS_CLOSE, b"")) },
         frames("PRIORITY", priority),
         frames("WINDOW_UPDATE", window_update(0, 1)),
         frames("SETTINGS", settings_frame(&[])),

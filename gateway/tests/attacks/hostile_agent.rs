@@ -310,3 +310,51 @@ async fn attack_44_thousand_idle_tunnels_need_little_memory() {
     assert_eq!(asking.await.unwrap().0, StatusCode::NO_CONTENT);
     assert!(timeout(Duration::from_secs(1), some.next_of(HEADERS)).await.is_err());
 }
+
+/// Frames that an agent may not send (RFC 6455 section 5), as bytes after the handshake.
+#[tokio::test(start_paused = true)]
+async fn attack_82_invalid_websocket_frames_end_the_tunnel() {
+    let memory = Memory::now();
+    let world = World::new();
+    let _honest = world.agent(services()).await;
+    let huge = [&[0x82, 0xff][..], &(1u64 << 62).to_be_bytes(), &[0; 4]].concat();
+    let negative = [&[0x82, 0xff][..], &u64::MAX.to_be_bytes(), &[0; 4]].concat();
+    for (name, bytes) in [
+        ("no mask", &b"\x82\x05bytes"[..]),
+        ("a length of 2^62", &huge),
+        ("a length of 2^64 - 1", &negative),
+        ("a reserved bit", &b"\xc2\x80\0\0\0\0"[..]),
+        ("a reserved opcode", &b"\x83\x80\0\0\0\0"[..]),
+        ("a control frame in fragments", &b"\x09\x80\0\0\0\0"[..]),
+        ("a continuation of nothing", &b"\x80\x80\0\0\0\0"[..]),
+        ("text", &b"\x81\x80\0\0\0\0"[..]),
+    ] {
+        let mut attacker = switched(&world).await;
+        attacker.write_all(bytes).await.unwrap();
+        let started = Instant::now();
+        read_to_end(&mut attacker).await;
+        assert_eq!(started.elapsed(), Duration::ZERO, "{name}");
+        world.tunnels(2).await;
+    }
+    assert_serves(&world).await;
+    memory.assert_bounded();
+}
+
+/// Its messages have lengths of 64 bits, although they are short.
+#[tokio::test(start_paused = true)]
+async fn attack_82_agent_without_settings_gets_no_request() {
+    let world = World::new();
+    let mut attacker = switched(&world).await;
+    let ping = frame(6, 0, 0, b"12345678");
+    for _ in 0..10 {
+        let length = u64::try_from(ping.len()).unwrap().to_be_bytes();
+        let message = [&[0x82, 0xff][..], &length, &[0; 4], &ping].concat();
+        if attacker.write_all(&message).await.is_err() {
+            break;
+        }
+        sleep(Duration::from_secs(3)).await;
+    }
+    world.tunnels(0).await;
+    let answer = world.get("/agents/prod/kubernetes/").await;
+    assert_eq!(answer.headers()["kas-error"], "agent-not-connected");
+}
