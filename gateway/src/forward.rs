@@ -88,7 +88,7 @@ impl Forwarder {
         mut request: Request<Body>,
     ) -> Result<ForwardedResponse, RequestError> {
         let id = request.headers().get(header::REQUEST_ID).cloned();
-        let mut retry = RetryPolicy::new(request.method().is_safe());
+        let mut retry = RetryPolicy::new(&request);
         let mut tried = Vec::new();
         loop {
             let next_hop = self.next_hop(to, &tried, request.body().is_end_stream()).await?;

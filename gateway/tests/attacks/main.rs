@@ -25,6 +25,7 @@ mod memory;
 mod oidc;
 mod private;
 mod prometheus;
+mod repeats;
 mod revocation;
 mod streams;
 mod targets;

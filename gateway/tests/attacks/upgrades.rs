@@ -172,6 +172,48 @@ async fn attack_25_refused_upgrade_opens_no_raw_connection() {
     }
 }
 
+/// The API server accepts the exec on a connection that agentk uses again, and closes it before its 101.
+#[tokio::test]
+async fn attack_80_exec_on_a_reused_connection_is_not_sent_again() {
+    let arrivals = Connections::default();
+    let all = Arc::clone(&arrivals);
+    let (world, _running) = world(move |mut server: TcpStream| {
+        let all = Arc::clone(&all);
+        async move {
+            loop {
+                let head = server::read_head(&mut server).await;
+                if head.is_empty() {
+                    return;
+                }
+                let exec = head.contains("/exec");
+                all.lock().push(head.into_bytes());
+                if exec {
+                    return;
+                }
+                server.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+            }
+        }
+    })
+    .await;
+    for (method, protocol) in [("GET", WEBSOCKET), ("POST", SPDY)] {
+        let plain = timeout(SOON, world.get("/agents/prod/kubernetes/api")).await.unwrap();
+        assert_eq!(testkit::world::text(plain).await, "ok");
+        // agentk repeats a safe request only if the connection had been unused for a second.
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(2)).await;
+        tokio::time::resume();
+        arrivals.lock().clear();
+        let mut caller = world.connect();
+        let request = format!("{}{protocol}\r\n", http1::head(&world, method, EXEC));
+        caller.write_all(request.as_bytes()).await.unwrap();
+        let head = timeout(SOON, server::read_head(&mut caller)).await.unwrap();
+        assert_eq!(status(&head), 502, "{head}");
+        let arrivals: Vec<_> =
+            arrivals.lock().iter().map(|head| String::from_utf8_lossy(head).into_owned()).collect();
+        assert_eq!(arrivals.len(), 1, "{arrivals:?}");
+    }
+}
+
 /// CVE-2020-8559: a hostile kubelet redirects the credentials of the agent.
 #[tokio::test]
 async fn attack_26_redirect_of_an_upgrade_is_not_followed() {

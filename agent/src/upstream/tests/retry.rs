@@ -119,13 +119,17 @@ async fn safe_request_on_a_stale_connection_is_sent_again() {
 
 #[tokio::test]
 async fn request_that_may_have_had_an_effect_is_not_sent_again() {
-    let mut upgrade = get("/exec");
-    upgrade.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
+    let upgrade = |protocol: &'static str| {
+        let mut upgrade = get("/exec");
+        upgrade.headers_mut().insert("upgrade", protocol.parse().unwrap());
+        upgrade
+    };
     for (request, idle, partial) in [
         (request(Method::POST, ""), IDLE, ""),
         (request(Method::DELETE, ""), IDLE, ""),
         (request(Method::GET, "body"), IDLE, ""),
-        (upgrade, IDLE, ""),
+        (upgrade("SPDY/3.1"), IDLE, ""),
+        (upgrade("websocket"), IDLE, ""),
         (request(Method::GET, ""), Duration::ZERO, ""),
         (request(Method::GET, ""), IDLE, "HTTP/1.1 200"),
     ] {
