@@ -153,7 +153,7 @@ impl Tunnel {
 
         let bodyless = !upgrading && body.is_end_stream();
         let (response, stream) = match sender.send_request(wire, bodyless) {
-            Ok(sent) => sent,
+            Ok((response, stream)) => (PendingResponse { response, interim: false }, stream),
             Err(error) => return Err(CallError::unsent(CallErrorKind::not_sent(&error), head, body)),
         };
         drop(sender);
@@ -188,23 +188,40 @@ impl Tunnel {
     }
 }
 
+/// The response of a request that was sent.
+struct PendingResponse {
+    response: ResponseFuture,
+    /// An interim response (1xx) has arrived. agentk sends none.
+    interim: bool,
+}
+
+impl PendingResponse {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Response<RecvStream>, h2::Error>> {
+        while let Poll::Ready(Some(Ok(_))) = self.response.poll_informational(cx) {
+            self.interim = true;
+        }
+        Pin::new(&mut self.response).poll(cx)
+    }
+}
+
 /// Waits for the response to a request without a body.
 async fn response_to_head(
-    mut response: ResponseFuture,
+    mut response: PendingResponse,
     head: Parts,
     body: Body,
     overhead: &OverheadCounter,
 ) -> Result<Response<Body>, CallError> {
     let result = poll_fn(|cx| {
-        let polled = Pin::new(&mut response).poll(cx);
+        let polled = response.poll(cx);
         polled.map_ok(|response| into_response(response, None, overhead, cx))
     });
-    result.await.map_err(|error| CallError::sent(error, head, Some(body)))
+    let result = result.await;
+    result.map_err(|error| CallError::sent(error, head, Some(body), response.interim))
 }
 
 /// Sends the body and waits for the response. The reader of the response sends the rest of the body.
 async fn response_to_body(
-    mut response: ResponseFuture,
+    mut response: PendingResponse,
     sending: SendBody,
     head: Parts,
     overhead: &OverheadCounter,
@@ -220,7 +237,7 @@ async fn response_to_body(
                 polled => complete = polled.is_ready(),
             }
         }
-        Pin::new(&mut response).poll(cx).map(|result| {
+        response.poll(cx).map(|result| {
             Ok(result.map(|response| {
                 let unfinished = sending.take_if(|_| !complete).map(|mut body| {
                     body.forget_replay();
@@ -232,23 +249,26 @@ async fn response_to_body(
     });
     match result.await? {
         Ok(response) => Ok(response),
-        Err(error) => Err(CallError::sent(error, head, sending.and_then(SendBody::into_whole))),
+        Err(error) => {
+            let whole = sending.and_then(SendBody::into_whole);
+            Err(CallError::sent(error, head, whole, response.interim))
+        }
     }
 }
 
 async fn response_to_upgrade(
-    response: ResponseFuture,
+    mut response: PendingResponse,
     stream: SendStream<Bytes>,
     head: Parts,
     body: Body,
     overhead: &OverheadCounter,
 ) -> Result<Response<Body>, CallError> {
-    match response.await {
+    match poll_fn(|cx| response.poll(cx)).await {
         Ok(response) => {
             overhead.subtract_fields(response.headers());
             Ok(upgrade::into_response(response, stream, overhead))
         }
-        Err(error) => Err(CallError::sent(error, head, Some(body))),
+        Err(error) => Err(CallError::sent(error, head, Some(body), response.interim)),
     }
 }
 

@@ -88,11 +88,13 @@ impl CallError {
         Self { kind, delivery: Delivery::NotProcessed, request }
     }
 
-    pub(crate) fn sent(error: h2::Error, head: Parts, body: Option<Body>) -> Self {
+    /// Classifies the error of a request that h2 has sent. `interim`: an interim response (1xx) has arrived.
+    pub(crate) fn sent(error: h2::Error, head: Parts, body: Option<Body>, interim: bool) -> Self {
         let (kind, delivery) = match error.reason() {
-            // RFC 9113 section 8.7: REFUSED_STREAM and GOAWAY guarantee that the request was not processed.
-            Some(h2::Reason::REFUSED_STREAM) => (CallErrorKind::Refused, Delivery::NotProcessed),
-            Some(h2::Reason::NO_ERROR) if error.is_go_away() => {
+            // RFC 9113 section 8.7: REFUSED_STREAM and GOAWAY guarantee that the request was not processed. An end that has
+            // begun to respond has processed it.
+            Some(h2::Reason::REFUSED_STREAM) if !interim => (CallErrorKind::Refused, Delivery::NotProcessed),
+            Some(h2::Reason::NO_ERROR) if error.is_go_away() && !interim => {
                 (CallErrorKind::Closed, Delivery::NotProcessed)
             }
             Some(reason) if error.is_reset() => (CallErrorKind::Reset(reason), Delivery::Unknown),
