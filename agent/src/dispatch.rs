@@ -96,12 +96,12 @@ impl Dispatcher {
         let revoked = async {
             // This needs no waker: `select!` polls this future right after the one below, which sets the cell.
             let request = poll_fn(|_| permitted.get().map_or(Poll::Pending, Poll::Ready)).await;
-            request.clone().revoked().await;
+            request.clone().revoked().await
         };
         tokio::select! {
             biased;
             () = incoming.respond(respond) => {}
-            () = revoked => tracing::debug!("stream ended: a new version of the policy refuses its request"),
+            error = revoked => tracing::debug!(%error, "stream ended: a new version of the policy refuses its request"),
         }
     }
 

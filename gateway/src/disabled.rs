@@ -129,10 +129,13 @@ impl KillSwitch {
         rule.map_or(Ok(()), |rule| Err(rule.error(now)))
     }
 
-    /// Completes when a rule matches the request, at once if one does. Cancel-safe.
-    pub async fn disabled(&self, request: RequestAttributes<'_>) {
+    /// Completes when a rule matches the request, at once if one does. Returns the error of [`Self::check`]. Cancel-safe.
+    pub async fn disabled(&self, request: RequestAttributes<'_>) -> RequestError {
         let mut changes = self.changes.subscribe();
-        while self.check(&request).is_ok() {
+        loop {
+            if let Err(error) = self.check(&request) {
+                return error;
+            }
             // The sender lives as long as self.
             let _ = changes.changed().await;
         }

@@ -14,7 +14,7 @@ use http::{
 use proto::{Reason, header};
 use serde_json::json;
 use telemetry::TraceId;
-use tunnel::Body;
+use tunnel::{Body, BodyError};
 
 pub use self::format::{ErrorDialect, ErrorFormat};
 use self::format::{RequestIds, StatusEncoding};
@@ -53,6 +53,20 @@ impl RequestError {
     pub fn address_not_allowed(client: IpAddr, key: impl Display) -> Self {
         let what = format!("requests from {client} are not allowed: it is in none of the networks of {key}");
         Self::new(Reason::AddressNotAllowed, what)
+    }
+
+    /// Returns the error with which kas has failed the body of a request, or `None` if it failed for another reason.
+    pub fn of_body(error: &BodyError) -> Option<Self> {
+        match error {
+            BodyError::Other(inner) => inner.downcast_ref().cloned(),
+            BodyError::Tunnel(_) | BodyError::Reset => None,
+        }
+    }
+
+    /// Adds to the message that the request was cut, although the cluster may have executed it already.
+    pub fn in_flight(mut self) -> Self {
+        self.message += "; the request was cut before its response, and the cluster may have executed it";
+        self
     }
 
     /// Adds a `Retry-After`: the same request may succeed after this time.

@@ -76,8 +76,8 @@ impl Forwarder {
     ///
     /// # Errors
     ///
-    /// The reason is `agent-not-connected`, `unknown-service`, `too-many-requests` or `tunnel-lost`. It is `bad-request` if the
-    /// body of the request failed, and `agent-misbehaved` if the tunnel cannot carry the request.
+    /// The reason is `agent-not-connected`, `unknown-service`, `too-many-requests` or `tunnel-lost`. It is `bad-request` or
+    /// `body-timeout` if the body of the request failed, and `agent-misbehaved` if the tunnel cannot carry the request.
     ///
     /// # Cancellation safety
     ///
@@ -295,7 +295,9 @@ fn call_error(to: &Destination, next_hop: &NextHop, error: &CallError) -> Reques
             Reason::TunnelLost,
             format!("agent {name} aborted the request before the response; the cluster may have executed it"),
         ),
-        CallErrorKind::Body(_) => RequestError::bad_request(error.to_string()),
+        CallErrorKind::Body(ref body) => {
+            RequestError::of_body(body).unwrap_or_else(|| RequestError::bad_request(error.to_string()))
+        }
         CallErrorKind::Unsupported(what) => RequestError::new(
             Reason::AgentMisbehaved,
             format!("the request cannot be sent to agent {name}: {what}"),

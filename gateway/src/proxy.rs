@@ -68,9 +68,22 @@ async fn handle(request: ProxyRequest) -> Result<Response<TrackedBody>, RequestE
     validate::validate(&context.server, &head)?;
     let access = check_access(&context, &head).await?;
     let permit = ConcurrencyPermit::acquire(&context.server, &access.grant)?;
-    let (request, upgrade) = request::to_agent(&context, &access, head).await?;
-    let forwarded = context.server.forwarder.forward(&access.destination, request).await?;
-    response::respond(context, access, permit, upgrade, forwarded).await
+    let mut ended = access.ended(&context);
+    let forwarding = async {
+        let (request, upgrade) = request::to_agent(&context, &access, head).await?;
+        Ok::<_, RequestError>((
+            context.server.forwarder.forward(&access.destination, request).await?,
+            upgrade,
+        ))
+    };
+    let forwarded = tokio::select! {
+        biased;
+        forwarded = forwarding => forwarded,
+        // The request is dropped, which resets its stream: the cluster sees an aborted body, and never a complete one.
+        error = &mut ended => Err(error.in_flight()),
+    };
+    let (forwarded, upgrade) = forwarded?;
+    response::respond(context, access, ended, permit, upgrade, forwarded).await
 }
 
 /// Authenticates the caller, and authorizes its request to the agent that the path or the credential names.

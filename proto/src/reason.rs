@@ -109,6 +109,8 @@ reasons! {
     HeadTooLarge = "head-too-large", REQUEST_HEADER_FIELDS_TOO_LARGE, Caller;
     /// The body of the request is larger than kas accepts.
     BodyTooLarge = "body-too-large", PAYLOAD_TOO_LARGE, Caller;
+    /// The caller stopped sending the body of the request, or sent it too slowly.
+    BodyTimeout = "body-timeout", REQUEST_TIMEOUT, Caller;
     /// The other end does not support the subprotocol of the tunnel.
     UnsupportedProtocol = "unsupported-protocol", UPGRADE_REQUIRED, Caller;
     /// A defect of kas or agentk.

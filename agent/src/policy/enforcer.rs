@@ -102,18 +102,18 @@ impl PolicyEnforcer {
         Err(refusal(&active.stats[index].name, decision.source, &described))
     }
 
-    /// Returns whether the policy in force allows a request that an earlier version permitted. A refusal is counted and logged.
-    pub(super) fn still_allows<B>(&self, service: &str, request: &Request<B>) -> bool {
+    /// Checks a request that an earlier version permitted. Only a refusal is counted, and logged.
+    pub(super) fn check_again<B>(&self, service: &str, request: &Request<B>) -> Result<(), ServiceError> {
         let active = self.active.load();
         let decision = active.policy.evaluate(service, request);
         if decision.allowed || active.policy.mode() == PolicyMode::DryRun {
-            return true;
+            return Ok(());
         }
 
-        let index = active.stats_index(decision.source);
+        let (index, described) = (active.stats_index(decision.source), describe(service, request));
         active.stats[index].counter.inc();
-        active.log_refusal(index, service, request, &describe(service, request), true);
-        false
+        active.log_refusal(index, service, request, &described, true);
+        Err(refusal(&active.stats[index].name, decision.source, &described))
     }
 
     /// Returns the version in force.

@@ -89,7 +89,13 @@ where
             Ok(mut permitted) => {
                 let responding = self.inner.call(request);
                 Box::pin(async {
-                    let mut response = responding.await?;
+                    // A new version also ends a request whose body is still being sent, or whose response has not begun: the
+                    // upstream then sees an aborted request.
+                    let mut response = tokio::select! {
+                        biased;
+                        response = responding => response?,
+                        error = permitted.clone().revoked() => return Ok(error.into_response()),
+                    };
                     permitted.inner = response.extensions_mut().remove().map(Box::new);
                     response.extensions_mut().insert(permitted);
                     Ok(response)
@@ -118,27 +124,25 @@ impl PermittedRequest {
         Ok(Self { policy: Arc::clone(policy), version, request: Arc::new(copy), inner: None })
     }
 
-    /// Waits until a version of a restriction is in force that refuses the request.
-    ///
-    /// Most responses are complete before this is polled; until then, a permitted request costs nothing.
-    pub(crate) async fn revoked(mut self) {
+    /// Waits until a version of a restriction is in force that refuses the request. Returns the refusal.
+    pub(crate) async fn revoked(mut self) -> ServiceError {
         match self.inner.take() {
             None => self.revoked_here().await,
             Some(inner) => tokio::select! {
-                () = self.revoked_here() => {}
-                () = Box::pin(inner.revoked()) => {}
+                error = self.revoked_here() => error,
+                error = Box::pin(inner.revoked()) => error,
             },
         }
     }
 
-    async fn revoked_here(self) {
+    async fn revoked_here(self) -> ServiceError {
         let ServicePolicy { restriction, service } = &*self.policy;
         // Subscribed first: a version that came into force since the check is then compared below, and no later one is missed.
         let mut changes = restriction.changes();
         let mut changed = restriction.version() != self.version;
         loop {
-            if changed && !restriction.still_allows(service.as_str(), &self.request) {
-                return;
+            if changed && let Err(error) = restriction.check_again(service.as_str(), &self.request) {
+                return error;
             }
             changed = changes.changed().await.is_ok();
             if !changed {
@@ -163,10 +167,11 @@ impl Restriction {
         }
     }
 
-    fn still_allows(&self, service: &str, request: &Request<()>) -> bool {
+    /// Checks a request that an earlier version permitted.
+    fn check_again(&self, service: &str, request: &Request<()>) -> Result<(), ServiceError> {
         match self {
-            Self::Policy(policy) => policy.still_allows(service, request),
-            Self::Scope(scope) => scope.check(request).is_ok(),
+            Self::Policy(policy) => policy.check_again(service, request),
+            Self::Scope(scope) => scope.check(request).map(drop),
         }
     }
 }

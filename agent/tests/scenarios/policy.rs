@@ -3,7 +3,10 @@
 use std::{fs, path::PathBuf, sync::Arc};
 
 use crate::support::{DialResponse, Kas, options, start};
-use agent::{AgentMetrics, Services, policy::PolicyEnforcer};
+use agent::{
+    AgentMetrics, Services,
+    policy::{PolicyEnforcer, ScopeEnforcer},
+};
 use bytes::Bytes;
 use files::ReloadHealth;
 use futures_util::stream::{self, StreamExt as _};
@@ -12,7 +15,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use parking_lot::Mutex;
 use prometheus_client::{encoding::text::encode, registry::Registry};
-use proto::ReplicaId;
+use proto::{ReplicaId, agent_configuration::Scope};
 use tempfile::TempDir;
 use tokio::{
     sync::watch,
@@ -238,4 +241,76 @@ async fn streams_refused_by_new_policy_are_closed_within_seconds() {
     assert!(fixture.counted("agentk_policy_decisions_total{rule=\"no-secrets\",decision=\"refused\"} 1"));
     assert!(fixture.counted("agentk_policy_decisions_total{rule=\"default\",decision=\"refused\"} 1"));
     following.abort();
+}
+
+/// Returns a cluster that reads each body to its end, and the list of requests that ended before.
+fn reading(passed: &Arc<Mutex<Vec<String>>>) -> (Services, Arc<Mutex<Vec<String>>>) {
+    let (ended, passed) = (Arc::new(Mutex::new(Vec::new())), Arc::clone(passed));
+    let list = Arc::clone(&ended);
+    let services = Services::new().with_fn("kubernetes", move |request: Request<Body>| {
+        let recorder = DropRecorder(request.uri().to_string(), Arc::clone(&list));
+        let passed = Arc::clone(&passed);
+        async move {
+            let uri = request.uri().to_string();
+            let whole = request.into_body().collect().await;
+            if uri.ends_with("/awaited") {
+                std::future::pending::<()>().await;
+            }
+            passed.lock().push(format!("{uri}: {}", whole.is_ok()));
+            drop(recorder);
+            Response::new(Body::empty())
+        }
+    });
+    (services, ended)
+}
+
+/// Posts a body that does not end, and one that is whole but gets no response. Both must be refused once `tighten` was called.
+async fn assert_unfinished_requests_are_refused(services: Services, tighten: impl FnOnce()) {
+    let (mut kas, dial) = Kas::new(|_| DialResponse::Accept(ReplicaId::random()));
+    let _agent = start(options(1), dial, services);
+    let tunnel = kas.opened().await;
+    let half = stream::iter([Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from_static(b"half")))]);
+    let half = Body::new(StreamBody::new(half.chain(stream::pending())));
+    let post = |path: &str, body| {
+        let request =
+            Request::post(format!("/api/v1/namespaces/a/{path}")).header("kas-service", "kubernetes");
+        tunnel.tunnel.call(request.body(body).unwrap())
+    };
+    let mut unfinished = Box::pin(post("secrets/half", half));
+    let mut awaited = Box::pin(post("secrets/awaited", Body::from("whole")));
+    tokio::select! {
+        _ = &mut unfinished => panic!("it has not ended"),
+        _ = &mut awaited => panic!("it is not answered"),
+        () = sleep(Duration::from_secs(10)) => {}
+    }
+    tighten();
+    for response in [unfinished, awaited] {
+        let response =
+            tokio::time::timeout(Duration::from_secs(10), response).await.expect("refused").unwrap();
+        assert_eq!(response.status(), 403);
+        assert_eq!(response.headers()["kas-error"], "refused-by-policy");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_81_request_without_a_response_is_refused_by_a_new_policy() {
+    let fixture = Fixture::new("rules: [{name: all, action: allow, services: ['*']}]");
+    let following = fixture.follow();
+    let (services, ended) = reading(&fixture.passed);
+    let tighten = || fs::write(&fixture.file, NO_SECRETS).unwrap();
+    assert_unfinished_requests_are_refused(services.with_policy(&fixture.enforcer), tighten).await;
+    assert_eq!(ended.lock().len(), 2);
+    assert!(fixture.passed.lock().is_empty(), "no body was complete: {:?}", fixture.passed);
+    assert!(fixture.counted("agentk_policy_decisions_total{rule=\"no-secrets\",decision=\"refused\"} 2"));
+    following.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_81_request_without_a_response_is_refused_by_a_new_scope() {
+    let (passed, scope) = (Arc::default(), Arc::new(ScopeEnforcer::new(None, AgentMetrics::default())));
+    let (services, ended) = reading(&passed);
+    let tighten = || scope.set(Some(Scope { namespaces: vec!["b".to_owned()] }));
+    assert_unfinished_requests_are_refused(services.with_scope(&scope), tighten).await;
+    assert_eq!(ended.lock().len(), 2);
+    assert!(passed.lock().is_empty(), "no body was complete: {passed:?}");
 }

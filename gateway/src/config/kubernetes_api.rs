@@ -97,6 +97,10 @@ pub struct CallerLimits {
     /// The time for which a caller may stop reading the response, or sending the body of the request.
     #[serde(with = "Timeout")]
     pub write_stall_timeout: Duration,
+    /// Bytes of the body of a request that a caller must send per second on average, after the first 30 seconds in which kas
+    /// waits for it; 0 for no limit.
+    #[serde(with = "Within::<0, { 1 << 20 }>")]
+    pub min_body_rate: u32,
     /// Bytes of responses that callers have not read, over all callers.
     #[serde(with = "Within::<{ 1 << 20 }, { 1 << 40 }>")]
     pub max_bytes_in_flight: u64,
@@ -152,6 +156,7 @@ impl Default for CallerLimits {
             handshake_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(70 * 60),
             write_stall_timeout: Duration::from_secs(300),
+            min_body_rate: 256,
             max_bytes_in_flight: 1 << 30,
             max_form_bytes: 1 << 20,
         }

@@ -37,6 +37,11 @@ impl StallTimer {
         Self { limit, sleep: None, armed: false }
     }
 
+    /// Changes the time after which the timer expires when it is armed the next time.
+    pub(crate) fn set_limit(&mut self, limit: Duration) {
+        self.limit = limit;
+    }
+
     /// Stops the timer: the peer has made progress.
     pub(crate) fn disarm(&mut self) {
         self.armed = false;

@@ -41,6 +41,8 @@ pub enum Limit {
     IdleConnections,
     /// `write_stall_timeout` of callers.
     WriteStall,
+    /// `min_body_rate`.
+    BodyRate,
     /// `write_stall_timeout` of tunnels.
     TunnelWriteStall,
     /// `max_bytes_in_flight`.
@@ -56,7 +58,7 @@ struct Label {
 
 impl Limit {
     /// All limits, in the order of their counters.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Connections,
         Self::OpenFiles,
         Self::Handshake,
@@ -72,6 +74,7 @@ impl Limit {
         Self::Idle,
         Self::IdleConnections,
         Self::WriteStall,
+        Self::BodyRate,
         Self::TunnelWriteStall,
         Self::BytesInFlight,
         Self::Form,
@@ -106,6 +109,7 @@ impl Limit {
             Self::Idle => "idle-timeout",
             Self::IdleConnections => "idle-connections",
             Self::WriteStall => "write-stall-timeout",
+            Self::BodyRate => "body-rate",
             Self::TunnelWriteStall => "tunnel-write-stall-timeout",
             Self::BytesInFlight => "bytes-in-flight",
             Self::Form => "form",

@@ -33,7 +33,8 @@ pub(super) async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Resul
     }
 
     let reading = timeout(TIMEOUT, Limited::new(body, limit).collect()).await;
-    let read = reading.map_err(|_| RequestError::bad_request("the form did not arrive within 30 seconds"))?;
+    let late = |_| RequestError::new(Reason::BodyTimeout, "the form did not arrive within 30 seconds");
+    let read = reading.map_err(late)?;
     read.map(|whole| whole.to_bytes().to_vec()).map_err(|error| {
         if error.is::<LengthLimitError>() {
             let what =

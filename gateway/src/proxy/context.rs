@@ -2,6 +2,7 @@
 
 use std::{
     array, fmt,
+    pin::Pin,
     sync::{Arc, OnceLock},
 };
 
@@ -24,7 +25,7 @@ use crate::{
     cors::Cors,
     destination::Destination,
     disabled::{KillSwitch, RequestAttributes},
-    error::ErrorFormat,
+    error::{ErrorFormat, RequestError},
     forward::Forwarder,
     headers::{ExtraHeader, ForwardedFor, PeerAddress},
     identity::Grant,
@@ -114,6 +115,9 @@ pub(super) struct Access {
     pub(super) upgrade: bool,
 }
 
+/// The future of [`Access::ended`]. It is created once for each request, and watches it from its authorization to its last byte.
+pub(super) type AccessEnded = Pin<Box<dyn Future<Output = RequestError> + Send>>;
+
 impl ProxyRequest {
     /// Takes a request over from the HTTP server.
     pub(super) fn new(
@@ -149,15 +153,12 @@ impl ProxyRequest {
 }
 
 impl Access {
-    /// Completes when the caller loses its rights, or when a rule disables the request. Returns the cause.
-    pub(super) fn ended(
-        &self,
-        context: &RequestContext,
-    ) -> impl Future<Output = &'static str> + Send + use<> {
+    /// Completes when the caller loses its rights, or when a rule disables the request. Returns the error for the caller.
+    pub(super) fn ended(&self, context: &RequestContext) -> AccessEnded {
         let (server, client) = (Arc::clone(&context.server), context.forwarded.client);
         let (grant, Destination { agent, name, service, .. }) =
             (Arc::clone(&self.grant), self.destination.clone());
-        async move {
+        Box::pin(async move {
             let request = RequestAttributes {
                 address: client,
                 service: &service,
@@ -165,10 +166,10 @@ impl Access {
                 caller: Some(grant.caller.name()),
             };
             tokio::select! {
-                () = grant.revoked.cancelled() => "the caller's token was revoked",
-                () = server.kill_switch.disabled(request) => "the operator of kas has disabled the request",
+                () = grant.revoked.cancelled() => revoked(grant.caller.name()),
+                error = server.kill_switch.disabled(request) => error,
             }
-        }
+        })
     }
 }
 
@@ -195,6 +196,13 @@ impl fmt::Debug for RequestContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RequestContext").field("id", &self.id).finish_non_exhaustive()
     }
+}
+
+/// Returns the error of a request in flight whose caller may do less than before.
+fn revoked(caller: &str) -> RequestError {
+    let what =
+        format!("the token of caller {caller} was revoked, or its rights were reduced, during the request");
+    RequestError::new(Reason::Forbidden, what)
 }
 
 /// Returns the id that the caller has sent, so that the caller finds its request in the logs of kas, or a new id if there

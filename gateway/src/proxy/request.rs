@@ -40,9 +40,7 @@ pub(super) async fn to_agent(
     *request.uri_mut() = access.uri.clone();
     let upgrade = access.upgrade.then(|| hyper::upgrade::on(&mut request));
 
-    let stalls = server.metrics.limit_counter(Limit::WriteStall);
-    let metrics = server.metrics.service(service);
-    let body = context.body.take(metrics, context.audited_bytes(), server.limits.write_stall_timeout, stalls);
+    let body = context.body.take(server, server.metrics.service(service), context.audited_bytes());
     let request = request.map(|()| body);
     let request = match access.grant.caller.labels(service) {
         // Boxed: most requests are not restricted, and should not reserve memory for it.

@@ -9,13 +9,12 @@ use http::{
 use hyper::upgrade::OnUpgrade;
 use percent_encoding::percent_decode_str;
 use proto::{AgentName, Reason, header};
-use router::RequestClass;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::{Body, upgrade};
 
 use super::{
-    context::{Access, RequestContext},
+    context::{Access, AccessEnded, RequestContext},
     response_body::{ConcurrencyPermit, ResponseGuard, TrackedBody},
     upgrade::PendingUpgrade,
 };
@@ -30,6 +29,7 @@ const SMALL_RESPONSE: u64 = 64 << 10;
 pub(super) async fn respond(
     context: Arc<RequestContext>,
     access: Access,
+    ended: AccessEnded,
     permit: ConcurrencyPermit,
     upgrade: Option<OnUpgrade>,
     forwarded: ForwardedResponse,
@@ -40,6 +40,7 @@ pub(super) async fn respond(
         return Err(error);
     }
 
+    context.body.set_answered();
     let timing = RequestTiming::new(context.started, sent, Instant::now(), response.headers());
     let metrics = server.metrics.service(&access.destination.service);
     metrics.observe_head(response.status(), &timing);
@@ -67,7 +68,7 @@ pub(super) async fn respond(
             let release = over_budget.clone();
             let budget = server.budget.add(upgraded.monitor(), move || release.cancel());
             let guard = guard(response.status());
-            PendingUpgrade { context, access, upgraded, outside, guard, permit, budget, over_budget }.spawn();
+            PendingUpgrade { context, ended, upgraded, outside, guard, permit, budget, over_budget }.spawn();
             Ok(response.map(TrackedBody::untracked))
         }
         _ if response.status() == StatusCode::SWITCHING_PROTOCOLS => Err(RequestError::new(
@@ -77,7 +78,7 @@ pub(super) async fn respond(
         _ => {
             context.body.finish(context.version, response.headers_mut()).await;
             let guard = guard(response.status());
-            Ok(track(response, &context, &access, guard, permit))
+            Ok(track(response, &context, ended, guard, permit))
         }
     }
 }
@@ -123,21 +124,19 @@ fn log(context: &RequestContext, access: &Access, status: StatusCode, timing: &R
 fn track(
     response: Response<Body>,
     context: &RequestContext,
-    access: &Access,
+    ended: AccessEnded,
     guard: ResponseGuard,
     permit: ConcurrencyPermit,
 ) -> Response<TrackedBody> {
     let may_grow = may_grow(response.headers());
     let multiplexed = context.version == Version::HTTP_2;
-    let monitor = response.body().monitor().filter(|_| multiplexed || may_grow);
-    // The response decides, not the request: the API server accepts more spellings of a watch than kas recognizes.
-    let long = access.destination.class == RequestClass::Long || may_grow;
     response.map(|body| {
-        let mut tracked = TrackedBody::new(body, guard, permit);
-        if let Some(monitor) = monitor {
-            tracked = tracked.with_budget(&context.server.budget, monitor);
-        }
-        if long { tracked.with_cut(access.ended(context)) } else { tracked }
+        let monitor = body.monitor();
+        let tracked = TrackedBody::new(body, guard, permit);
+        // A response that has arrived whole has no stream: it needs no budget, and its request has ended.
+        let Some(monitor) = monitor else { return tracked };
+        let tracked = tracked.with_cut(ended);
+        if multiplexed || may_grow { tracked.with_budget(&context.server.budget, monitor) } else { tracked }
     })
 }
 

@@ -20,7 +20,7 @@ use tunnel::{Body, BodyError, StreamMonitor};
 
 use super::{
     budget::{BudgetGuard, ResponseBudget},
-    context::{ProxyServer, RequestContext},
+    context::{AccessEnded, ProxyServer, RequestContext},
 };
 use crate::{
     audit::ByteCounts,
@@ -39,11 +39,9 @@ pub(super) struct TrackedBody {
     /// Held even if the budget cuts the response: the unread bytes stay until the connection ends.
     _permit: Option<ConcurrencyPermit>,
     budget: Option<BudgetGuard>,
-    /// Completes with the cause for which the response must not continue.
-    cut: Option<CutFuture>,
+    /// Completes when the response must not continue.
+    cut: Option<AccessEnded>,
 }
-
-type CutFuture = Pin<Box<dyn Future<Output = &'static str> + Send>>;
 
 /// The owner of the guard of a response.
 #[derive(Debug)]
@@ -153,8 +151,8 @@ impl TrackedBody {
         self
     }
 
-    /// Fails the body with the cause that `cut` returns.
-    pub(super) fn with_cut(mut self, cut: impl Future<Output = &'static str> + Send + 'static) -> Self {
+    /// Fails the body when `cut` completes.
+    pub(super) fn with_cut(mut self, cut: AccessEnded) -> Self {
         self.cut = Some(Box::pin(poll_on_wake(cut)));
         self
     }
@@ -169,9 +167,9 @@ impl http_body::Body for TrackedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if let Some(cut) = &mut self.cut
-            && let Poll::Ready(cause) = cut.as_mut().poll(cx)
+            && let Poll::Ready(error) = cut.as_mut().poll(cx)
         {
-            return Poll::Ready(Some(Err(BodyError::Other(cause.into()))));
+            return Poll::Ready(Some(Err(BodyError::Other(error.into()))));
         }
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         if let (Poll::Ready(Some(Ok(frame))), Some(metrics)) = (&polled, &self.metrics)

@@ -15,7 +15,7 @@ use tunnel::upgrade::{self, UpgradedStream};
 
 use super::{
     budget::BudgetGuard,
-    context::{Access, RequestContext},
+    context::{AccessEnded, RequestContext},
     response_body::{ConcurrencyPermit, ResponseGuard},
 };
 use crate::metrics::Limit;
@@ -26,7 +26,8 @@ const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
 /// An upgrade that the cluster has accepted, until hyper hands over the caller's connection.
 pub(super) struct PendingUpgrade {
     pub(super) context: Arc<RequestContext>,
-    pub(super) access: Access,
+    /// Completes when the upgrade must not continue.
+    pub(super) ended: AccessEnded,
     /// The stream to the agent.
     pub(super) upgraded: UpgradedStream,
     /// The caller's connection.
@@ -50,11 +51,11 @@ impl PendingUpgrade {
     }
 
     async fn run(self) {
-        let Self { context, access, upgraded, outside, guard, permit, budget, over_budget } = self;
+        let Self { context, ended, upgraded, outside, guard, permit, budget, over_budget } = self;
         let _held = (permit, budget);
         let cut = poll_on_wake(async {
             tokio::select! {
-                cause = access.ended(&context) => tracing::debug!(cause, "upgraded connection cut"),
+                error = ended => tracing::debug!(%error, "upgraded connection cut"),
                 () = over_budget.cancelled() => {}
             }
         });

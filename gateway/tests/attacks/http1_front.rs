@@ -12,7 +12,7 @@ use tokio::{
 use tunnel::Body;
 
 use crate::{
-    cluster::{assert_serves, attacked},
+    cluster::{assert_serves, attacked, services},
     http1::{exchange, head, read, status},
     memory::Memory,
     tunnel_ends,
@@ -46,25 +46,27 @@ async fn attack_13_slow_head_times_out() {
 
 #[tokio::test(start_paused = true)]
 async fn attack_14_stalled_body_releases_the_tunnel() {
-    let (world, _seen, _agent) = attacked().await;
+    let world = World::with(|config| config.agent.kubernetes_api.limits.min_body_rate = 0);
+    let _agent = world.agent(services()).await;
     let mut attacker = world.connect();
     let head = head(&world, "POST", "/kubernetes/collect");
     attacker.write_all(format!("{head}Content-Length: 100\r\n\r\nbegun").as_bytes()).await.unwrap();
     let started = Instant::now();
     let mut line = [0; 12];
     attacker.read_exact(&mut line).await.unwrap();
-    assert_eq!(&line, b"HTTP/1.1 400");
+    assert_eq!(&line, b"HTTP/1.1 408");
     assert_eq!(started.elapsed().as_secs(), STALL_TIMEOUT.as_secs());
-    assert!(
-        read(&mut attacker).await.contains("did not arrive whole: the caller has stopped sending the body")
-    );
+    let answer = read(&mut attacker).await;
+    assert!(answer.contains("kas-error: body-timeout"), "{answer}");
+    assert!(answer.contains("the caller has stopped sending the body"), "{answer}");
     assert_eq!(world.limit_count("write-stall-timeout"), 1.0);
     assert_serves(&world).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_14_slow_body_does_not_time_out() {
-    let (world, _seen, _agent) = attacked().await;
+async fn attack_14_slow_body_without_a_smallest_rate_does_not_time_out() {
+    let world = World::with(|config| config.agent.kubernetes_api.limits.min_body_rate = 0);
+    let _agent = world.agent(services()).await;
     let mut slow = world.connect();
     let head = head(&world, "POST", "/kubernetes/collect");
     slow.write_all(format!("{head}Content-Length: 10\r\n\r\n").as_bytes()).await.unwrap();

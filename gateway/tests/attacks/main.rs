@@ -31,5 +31,6 @@ mod streams;
 mod targets;
 mod tunnel_ends;
 mod two_agents;
+mod unfinished;
 mod upgrades;
 mod upstream;
