@@ -1,9 +1,10 @@
 //! The receiving half of a stream, and a handle to observe and reset it.
 
 use std::{
-    fmt,
+    collections::VecDeque,
+    fmt, mem,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use bytes::Bytes;
@@ -11,13 +12,17 @@ use h2::RecvStream;
 use http::HeaderMap;
 use parking_lot::Mutex;
 
-use crate::{BodyError, overhead::OverheadCounter, send_body::SendBody};
+use crate::{
+    BodyError,
+    overhead::OverheadCounter,
+    send_body::{SMALL_CHUNK, SendBody},
+};
+
+/// Size at which joined small frames become a chunk, in bytes.
+const JOINED_CHUNK: usize = 64 << 10;
 
 /// The receiving half of a stream. Dropping it resets the stream if the other end has not finished it.
-pub(crate) struct ReceiveStream {
-    monitor: StreamMonitor,
-    overhead: OverheadCounter,
-}
+pub(crate) struct ReceiveStream(StreamMonitor);
 
 /// Observes the reader of a stream, and can reset the stream. Cheap to clone. It does not keep the stream open.
 #[derive(Clone)]
@@ -25,11 +30,107 @@ pub struct StreamMonitor(Arc<Mutex<StreamState>>);
 
 struct StreamState {
     /// `None` after [`StreamMonitor::reset`].
-    stream: Option<RecvStream>,
+    stream: Option<CountedStream>,
     /// The body that is still being sent on the same stream. h2 resets a stream when both of its halves are dropped.
     sending: Option<SendBody>,
+    /// Data that [`StreamMonitor::compact`] has taken from the stream.
+    compacted: CompactedData,
     reads: u64,
     waiting: bool,
+}
+
+/// A stream whose data is subtracted from the overhead of the tunnel as soon as it leaves h2.
+struct CountedStream {
+    stream: RecvStream,
+    overhead: OverheadCounter,
+}
+
+impl CountedStream {
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
+        let polled = self.stream.poll_data(cx);
+        if let Poll::Ready(Some(Ok(_))) = polled {
+            self.overhead.subtract_data();
+        }
+        polled
+    }
+
+    fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, h2::Error>> {
+        let polled = self.stream.poll_trailers(cx);
+        if let Poll::Ready(Ok(Some(trailers))) = &polled {
+            self.overhead.subtract_fields(trailers);
+        }
+        polled
+    }
+}
+
+/// Frames that were taken from h2 before the reader polled for them. The small ones are joined.
+#[derive(Default)]
+struct CompactedData {
+    chunks: VecDeque<Bytes>,
+    /// Small frames behind the last chunk.
+    joined: Vec<u8>,
+    /// The result of the stream behind all data: its end, or its error.
+    end: Option<Option<h2::Error>>,
+}
+
+impl CompactedData {
+    /// Takes all frames that h2 has buffered.
+    fn take_from(&mut self, stream: &mut CountedStream) {
+        // The reader does not wait, so that no waker is lost.
+        let mut cx = Context::from_waker(Waker::noop());
+        while self.end.is_none()
+            && let Poll::Ready(polled) = stream.poll_data(&mut cx)
+        {
+            match polled {
+                Some(Ok(data)) if data.len() < SMALL_CHUNK => {
+                    self.joined.extend_from_slice(&data);
+                    if self.joined.len() >= JOINED_CHUNK {
+                        self.finish_chunk();
+                    }
+                }
+                Some(Ok(data)) => {
+                    self.finish_chunk();
+                    self.chunks.push_back(data);
+                }
+                Some(Err(error)) => self.end = Some(Some(error)),
+                None => self.end = Some(None),
+            }
+        }
+    }
+
+    fn finish_chunk(&mut self) {
+        if !self.joined.is_empty() {
+            self.chunks.push_back(mem::take(&mut self.joined).into());
+        }
+    }
+
+    /// Returns the next result, or `None` if the stream has to be polled.
+    fn next(&mut self) -> Option<Option<Result<Bytes, h2::Error>>> {
+        if self.chunks.is_empty() {
+            self.finish_chunk();
+        }
+        match self.chunks.pop_front() {
+            Some(chunk) => Some(Some(Ok(chunk))),
+            None => self.end.take().map(|end| end.map(Err)),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.chunks.is_empty() && self.joined.is_empty() && self.end.is_none()
+    }
+}
+
+impl StreamState {
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+        let Some(stream) = &mut self.stream else {
+            return Poll::Ready(Some(Err(BodyError::Reset)));
+        };
+        let polled = match self.compacted.next() {
+            Some(result) => Poll::Ready(result),
+            None => stream.poll_data(cx),
+        };
+        polled.map_err(BodyError::Tunnel)
+    }
 }
 
 /// The state of a stream at one moment.
@@ -47,14 +148,25 @@ impl StreamMonitor {
     /// Returns the state of the stream now.
     pub fn stats(&self) -> StreamStats {
         let state = &mut *self.0.lock();
-        let unread = state.stream.as_mut().map_or(0, |stream| stream.flow_control().used_capacity());
+        let unread = state.stream.as_mut().map_or(0, |counted| counted.stream.flow_control().used_capacity());
         StreamStats { unread, reads: state.reads, reader_waiting: state.waiting }
+    }
+
+    /// Joins the small frames that have arrived for a reader that does not read. h2 holds 256 bytes for each frame, even if
+    /// its payload has one byte.
+    pub fn compact(&self) {
+        let state = &mut *self.0.lock();
+        if let Some(stream) = &mut state.stream
+            && !state.waiting
+        {
+            state.compacted.take_from(stream);
+        }
     }
 
     /// Resets the stream and drops the unread bytes. The next read returns an error.
     pub fn reset(&self) {
         let mut state = self.0.lock();
-        let halves = (state.stream.take(), state.sending.take());
+        let halves = (state.stream.take(), state.sending.take(), mem::take(&mut state.compacted));
         drop(state);
         // Dropped without the lock, because dropping a stream wakes other tasks.
         drop(halves);
@@ -63,82 +175,67 @@ impl StreamMonitor {
 
 impl ReceiveStream {
     pub(crate) fn new(stream: RecvStream, sending: Option<SendBody>, overhead: &OverheadCounter) -> Self {
-        let state = StreamState { stream: Some(stream), sending, reads: 0, waiting: false };
-        Self { monitor: StreamMonitor(Arc::new(Mutex::new(state))), overhead: overhead.clone() }
+        let stream = CountedStream { stream, overhead: overhead.clone() };
+        let compacted = CompactedData::default();
+        let state = StreamState { stream: Some(stream), sending, compacted, reads: 0, waiting: false };
+        Self(StreamMonitor(Arc::new(Mutex::new(state))))
     }
 
     pub(crate) fn monitor(&self) -> StreamMonitor {
-        self.monitor.clone()
+        self.0.clone()
     }
 
     pub(crate) fn is_end_stream(&self) -> bool {
-        let state = self.monitor.0.lock();
-        state.sending.is_none() && state.stream.as_ref().is_some_and(RecvStream::is_end_stream)
+        let state = self.0.0.lock();
+        state.sending.is_none()
+            && state.compacted.is_empty()
+            && state.stream.as_ref().is_some_and(|counted| counted.stream.is_end_stream())
     }
 
     /// Sends more of the body on the same stream: a response may arrive before its request has ended, and the reader of
     /// the response then sends the rest of the request.
     pub(crate) fn poll_sending(&self, cx: &mut Context<'_>) {
-        let state = &mut *self.monitor.0.lock();
+        let state = &mut *self.0.0.lock();
         state.sending.take_if(|body| body.poll(cx).is_ready());
     }
 
     pub(crate) fn poll_data(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
-        let state = &mut *self.monitor.0.lock();
-        let Some(stream) = &mut state.stream else {
-            return Poll::Ready(Some(Err(BodyError::Reset)));
-        };
-        let polled = stream.poll_data(cx).map_err(BodyError::Tunnel);
+        let state = &mut *self.0.0.lock();
+        let polled = state.poll_data(cx);
         state.reads += u64::from(polled.is_ready());
         state.waiting = polled.is_pending();
-        self.count(&polled);
         polled
     }
 
     /// Takes data before the reader polls for it. This counts neither as a read nor as a wait of the reader.
     pub(crate) fn poll_data_ahead(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
-        let polled = match &mut self.monitor.0.lock().stream {
-            Some(stream) => stream.poll_data(cx).map_err(BodyError::Tunnel),
-            None => Poll::Ready(Some(Err(BodyError::Reset))),
-        };
-        self.count(&polled);
-        polled
-    }
-
-    fn count(&self, polled: &Poll<Option<Result<Bytes, BodyError>>>) {
-        if let Poll::Ready(Some(Ok(_))) = polled {
-            self.overhead.subtract_data();
-        }
+        self.0.0.lock().poll_data(cx)
     }
 
     /// Counts a read of data that was taken ahead.
     pub(crate) fn count_read(&self) {
-        self.monitor.0.lock().reads += 1;
+        self.0.0.lock().reads += 1;
     }
 
     pub(crate) fn poll_trailers(&self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, BodyError>> {
-        let polled = match &mut self.monitor.0.lock().stream {
+        match &mut self.0.0.lock().stream {
             Some(stream) => stream.poll_trailers(cx).map_err(BodyError::Tunnel),
             None => Poll::Ready(Err(BodyError::Reset)),
-        };
-        if let Poll::Ready(Ok(Some(trailers))) = &polled {
-            self.overhead.subtract_fields(trailers);
         }
-        polled
     }
 
     /// Returns bytes that the reader has taken to the flow-control window, so that the other end may send as many more.
     pub(crate) fn release(&self, bytes: usize) -> Result<(), BodyError> {
-        let mut state = self.monitor.0.lock();
-        let stream = state.stream.as_mut().ok_or(BodyError::Reset)?;
-        stream.flow_control().release_capacity(bytes).map_err(BodyError::Tunnel)
+        let mut state = self.0.0.lock();
+        let counted = state.stream.as_mut().ok_or(BodyError::Reset)?;
+        counted.stream.flow_control().release_capacity(bytes).map_err(BodyError::Tunnel)
     }
 }
 
 impl Drop for ReceiveStream {
     fn drop(&mut self) {
-        self.monitor.0.lock().waiting = true;
-        self.monitor.reset();
+        self.0.0.lock().waiting = true;
+        self.0.reset();
     }
 }
 

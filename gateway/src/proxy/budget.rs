@@ -4,6 +4,9 @@
 //! fast, and thousands of callers that do not read could exhaust the memory with them. All responses therefore share a
 //! budget. When it is exceeded, the largest unread responses are cut.
 //!
+//! The budget counts payload. Each frame in the buffer of h2 costs 256 bytes besides, so that each check joins the small
+//! frames of the responses that are not read.
+//!
 //! A response that is not read for too long is cut as well. [`crate::io::StallGuard`] monitors only whole connections, and an
 //! HTTP/2 caller can keep a connection alive while it never opens the window of one stream.
 
@@ -129,6 +132,9 @@ impl WatchedResponse {
         let stats = self.monitor.stats();
         if stats.reads != self.last.reads || stats.reader_waiting {
             self.last_progress = now;
+        }
+        if stats.unread > 0 {
+            self.monitor.compact();
         }
         self.last = stats;
         stats.unread as u64

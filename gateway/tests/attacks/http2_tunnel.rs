@@ -3,6 +3,7 @@
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
 use http::{Method, StatusCode};
+use http_body_util::BodyExt as _;
 use testkit::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
@@ -20,8 +21,8 @@ use crate::{
     },
     memory::Memory,
     tunnel_ends::{
-        INITIAL_WINDOW, agent, ask, asked, assert_agentk_serves, assert_failed, bomb, connect, counting_kas,
-        kas, switched, upgrade,
+        INITIAL_WINDOW, agent, ask, asked, asked_for, assert_agentk_serves, assert_failed, bomb, connect,
+        counting_kas, kas, switched, upgrade,
     },
 };
 
@@ -290,6 +291,42 @@ async fn attack_07_unread_upload_is_released_on_disconnect() {
     asking.abort();
     let left = attacker.next_of(RST_STREAM).await.unwrap();
     assert_eq!((left.stream, left.code()), (stream, CANCEL));
+}
+
+/// 300,000 frames with one byte each in four tunnels: 1.2 MB that would cost 360 MB, which `max_bytes_in_flight` does not count.
+#[tokio::test(start_paused = true)]
+async fn attack_05_tiny_frames_of_unread_responses_cost_little_more_than_their_payload() {
+    let world = World::new();
+    let (mut attackers, mut unread) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        let mut attacker = agent(&world, &[]).await;
+        let (asking, stream) = asked_for(&world, &mut attacker, "/log?follow=1").await;
+        attacker.send(&headers(stream, 0, &[(":status", "200")])).await;
+        unread.push(asking.await.unwrap());
+        // What the buffers of the connection to the caller hold.
+        attacker.send(&frame(DATA, 0, stream, &[7; 16 << 10]).repeat(64)).await;
+        sleep(Duration::from_secs(1)).await;
+        attackers.push((attacker, stream));
+        // The next request gets the next tunnel, which is the least loaded one.
+    }
+    let memory = Memory::now();
+    let bytes = || (0..10_000u32).map(|number| number as u8);
+    for _ in 0..30 {
+        for (attacker, stream) in &mut attackers {
+            let tiny: Vec<u8> = bytes().flat_map(|byte| frame(DATA, 0, *stream, &[byte])).collect();
+            assert_eq!(attacker.send(&tiny).await, Sent::All);
+        }
+        // Longer than the period of the budget's check.
+        sleep(Duration::from_millis(300)).await;
+    }
+    memory.assert_bounded();
+    assert_eq!(world.limit_count("bytes-in-flight"), 0.0);
+    let expected: Vec<u8> = std::iter::repeat_n(7, 1 << 20).chain((0..30).flat_map(|_| bytes())).collect();
+    for (response, (mut attacker, stream)) in unread.into_iter().zip(attackers) {
+        attacker.send(&frame(DATA, END_STREAM, stream, b"")).await;
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert!(body == expected, "{} of {} bytes", body.len(), expected.len());
+    }
 }
 
 #[tokio::test(start_paused = true)]
