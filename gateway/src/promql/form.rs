@@ -41,6 +41,7 @@ pub(super) async fn read(headers: &HeaderMap, body: Body, limit: usize) -> Resul
                 format!("the form has more than {limit} bytes (agent.kubernetes_api.limits.max_form_bytes)");
             return RequestError::new(Reason::BodyTooLarge, what);
         }
-        RequestError::bad_request(format!("the form ended early: {error}"))
+        let of_body = error.downcast_ref().and_then(RequestError::of_body);
+        of_body.unwrap_or_else(|| RequestError::bad_request(format!("the form ended early: {error}")))
     })
 }

@@ -371,8 +371,10 @@ async fn head_timeout_begins_with_the_first_byte_of_a_head() {
 
 #[tokio::test(start_paused = true)]
 async fn head_timeout_does_not_apply_to_bodies_and_to_the_wait_for_a_response() {
-    let world =
-        World::with(|config| config.agent.kubernetes_api.limits.head_timeout = Duration::from_secs(30));
+    let world = World::with(|config| {
+        config.agent.kubernetes_api.limits.head_timeout = Duration::from_secs(30);
+        config.agent.kubernetes_api.limits.min_body_rate = 0;
+    });
     let _agent = world.agent(services()).await;
     let mut connection = world.connect();
     let request = format!("{}Content-Length: 4\r\n\r\nha", head(&world, "POST /echo"));
