@@ -274,7 +274,7 @@ async fn assert_unfinished_requests_are_refused(services: Services, tighten: imp
     let post = |path: &str, body| {
         let request =
             Request::post(format!("/api/v1/namespaces/a/{path}")).header("kas-service", "kubernetes");
-        tunnel.tunnel.call(request.body(body).unwrap())
+        tunnel.tunnel.call(request.body(body).expect("a request"))
     };
     let mut unfinished = Box::pin(post("secrets/half", half));
     let mut awaited = Box::pin(post("secrets/awaited", Body::from("whole")));
@@ -285,8 +285,10 @@ async fn assert_unfinished_requests_are_refused(services: Services, tighten: imp
     }
     tighten();
     for response in [unfinished, awaited] {
-        let response =
-            tokio::time::timeout(Duration::from_secs(10), response).await.expect("refused").unwrap();
+        let response = tokio::time::timeout(Duration::from_secs(10), response)
+            .await
+            .expect("refused")
+            .expect("a response");
         assert_eq!(response.status(), 403);
         assert_eq!(response.headers()["kas-error"], "refused-by-policy");
     }
