@@ -227,7 +227,7 @@ async fn flooded_tunnel(world: &World, upgrade: &str) -> (DuplexStream, Arc<Cont
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_80_flood_of_agent_delays_no_other_agent_and_is_cut() {
+async fn attack_82_flood_of_agent_delays_no_other_agent_and_is_cut() {
     for flood in floods(Role::Client).into_iter().chain(floods_of_agent()) {
         let world = World::new();
         let other = token::new(Holder::Agent);
@@ -265,7 +265,7 @@ async fn attack_80_flood_of_agent_delays_no_other_agent_and_is_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_80_flood_of_kas_delays_no_other_tunnel_of_agentk_and_is_cut() {
+async fn attack_82_flood_of_kas_delays_no_other_tunnel_of_agentk_and_is_cut() {
     for flood in floods(Role::Server) {
         let (mut pipe, near) = duplex(64 << 10);
         let control = Arc::<Control>::default();

@@ -313,7 +313,7 @@ async fn attack_44_thousand_idle_tunnels_need_little_memory() {
 
 /// Frames that an agent may not send (RFC 6455 section 5), as bytes after the handshake.
 #[tokio::test(start_paused = true)]
-async fn attack_82_invalid_websocket_frames_end_the_tunnel() {
+async fn attack_84_invalid_websocket_frames_end_the_tunnel() {
     let memory = Memory::now();
     let world = World::new();
     let _honest = world.agent(services()).await;
@@ -342,7 +342,7 @@ async fn attack_82_invalid_websocket_frames_end_the_tunnel() {
 
 /// Its messages have lengths of 64 bits, although they are short.
 #[tokio::test(start_paused = true)]
-async fn attack_82_agent_without_settings_gets_no_request() {
+async fn attack_84_agent_without_settings_gets_no_request() {
     let world = World::new();
     let mut attacker = switched(&world).await;
     let ping = frame(6, 0, 0, b"12345678");

@@ -50,7 +50,7 @@ fn acknowledgements() -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_81_caller_without_a_credential_cannot_flood_the_log_of_kas() {
+async fn attack_83_caller_without_a_credential_cannot_flood_the_log_of_kas() {
     let (log, _guard) = Log::collect(gateway::internals::log_filter(LevelFilter::INFO));
     let world = World::new();
     let _honest = world.agent(services()).await;
@@ -61,7 +61,7 @@ async fn attack_81_caller_without_a_credential_cannot_flood_the_log_of_kas() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attack_81_kas_cannot_flood_the_log_of_agentk() {
+async fn attack_83_kas_cannot_flood_the_log_of_agentk() {
     for level in ["info", "debug"] {
         let (log, _guard) = Log::collect(agent::log_filter(level));
         let (mut kas, _agentk) = kas(&[]).await;
