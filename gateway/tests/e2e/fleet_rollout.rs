@@ -10,7 +10,8 @@ use secrecy::ExposeSecret as _;
 use serde_json::Value;
 
 use crate::support::{
-    AGENT, AgentOptions, Certificates, Cluster, Fleet, Kas, Kubectl, LoadBalancer, Process, Redis, eventually,
+    AGENT, AgentOptions, Certificates, Cluster, Fleet, Kas, Kubectl, LoadBalancer, Process, Redis, StopGuard,
+    eventually,
 };
 
 /// The number of callers. Ten callers at [`RATE`] send two hundred requests per second.
@@ -115,15 +116,6 @@ fn rolling_update_under_load_fails_no_request() {
         events.watches
     );
     assert!(events.watches >= 3, "{}", events.watches);
-}
-
-/// Sets the flag when it is dropped, also by a panic.
-struct StopGuard<'a>(&'a AtomicBool);
-
-impl Drop for StopGuard<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
 }
 
 fn agents(replicas: &[&Kas]) -> Vec<std::net::SocketAddr> {

@@ -50,3 +50,4 @@ mod tls;
 mod topologies;
 mod tracing;
 mod upgrades;
+mod websocket;

@@ -5,7 +5,7 @@ use std::{
     thread,
 };
 
-use crate::support::{Cluster, Installation, Kubectl, Process, eventually};
+use crate::support::{Cluster, Installation, Kubectl, Process, StopGuard, eventually};
 
 /// A script that prints "one", then "two" once `/go` exists, and exits.
 pub(crate) const TWO_LINES: &str = "echo one; until [ -e /go ]; do sleep 0.1; done; echo two";
@@ -87,6 +87,7 @@ fn watch_receives_bookmarks_and_expiry() {
     // The API server sends a bookmark shortly before the end of a watch if an object has changed since its start.
     let over = AtomicBool::new(false);
     let seen = thread::scope(|scope| {
+        let _end = StopGuard(&over);
         scope.spawn(|| {
             for number in 0.. {
                 if over.load(Relaxed) {
@@ -95,9 +96,7 @@ fn watch_receives_bookmarks_and_expiry() {
                 namespace.kubectl.ok(&["create", "configmap", &format!("change-{number}")]);
             }
         });
-        let seen = events(&through, "timeoutSeconds=6&allowWatchBookmarks=true&resourceVersion=0");
-        over.store(true, Relaxed);
-        seen
+        events(&through, "timeoutSeconds=6&allowWatchBookmarks=true&resourceVersion=0")
     });
     assert!(seen.iter().any(|event| event["type"] == "BOOKMARK"), "{seen:?}");
     // Version 1 has expired only if the cluster has compacted its history, so the direct watch is the reference.

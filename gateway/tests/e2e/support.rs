@@ -17,6 +17,7 @@ mod recorder;
 mod redis;
 mod relay;
 mod simulator;
+mod stop_guard;
 mod tls;
 mod version;
 
@@ -42,6 +43,7 @@ pub(crate) use self::{
     redis::{Redis, Sentinel, socket_section},
     relay::{LoadBalancer, start_delayed_socket},
     simulator::Simulator,
+    stop_guard::StopGuard,
     tls::Certificates,
     version::KubectlVersion,
 };

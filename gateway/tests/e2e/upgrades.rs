@@ -150,7 +150,7 @@ fn run_and_attach_reach_the_pod() {
     assert_eq!((ran.code, ran.text()), (5, "heard more words\n".to_owned()), "{}", ran.stderr);
 }
 
-fn pod_that_reads(name: &str) -> String {
+pub(crate) fn pod_that_reads(name: &str) -> String {
     let mut manifest: serde_json::Value =
         serde_json::from_str(&pod_manifest(name, "read line; echo heard $line")).unwrap();
     let container = &mut manifest["spec"]["containers"][0];

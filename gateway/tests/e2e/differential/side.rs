@@ -14,7 +14,7 @@ use super::{
     result::RowResult,
     table::{Expected, Row},
 };
-use crate::support::{code, run};
+use crate::support::{KubectlVersion, code, run};
 
 /// The shell functions that rows use.
 const PRELUDE: &str = include_str!("tables/prelude.sh");
@@ -25,8 +25,10 @@ pub(super) struct Side {
     name: &'static str,
     pub(super) namespace: String,
     server: String,
-    /// The path of the server's URL, which `kubectl get --raw` drops.
+    /// The path of the server's URL.
     prefix: String,
+    /// A node of the cluster.
+    node: String,
     directory: PathBuf,
 }
 
@@ -35,7 +37,7 @@ impl Side {
     pub(super) fn new(
         name: &'static str,
         kubeconfig: &Path,
-        namespace: &str,
+        (namespace, node): (&str, &str),
         directory: &Path,
     ) -> Option<Self> {
         let directory = directory.join(name);
@@ -59,7 +61,8 @@ impl Side {
         );
         fs::write(directory.join(".curlrc"), curl).unwrap();
         let prefix = server.splitn(4, '/').nth(3).map(|path| format!("/{path}")).unwrap_or_default();
-        Some(Self { name, namespace: namespace.to_owned(), server, prefix, directory })
+        let (namespace, node) = (namespace.to_owned(), node.to_owned());
+        Some(Self { name, namespace, server, prefix, node, directory })
     }
 
     /// Runs a row to its end, and returns its result and duration.
@@ -72,7 +75,8 @@ impl Side {
         bash.env("HOME", &self.directory).env_remove("KUBECACHEDIR");
         bash.env("CURL_HOME", &self.directory).env("TMP", self.tmp()).current_dir(&self.directory);
         bash.env("SERVER", &self.server).env("PREFIX", &self.prefix);
-        bash.env("NS", &self.namespace).env("SIDE", self.name);
+        bash.env("RAW_PREFIX", KubectlVersion::raw_prefix(&self.prefix));
+        bash.env("NS", &self.namespace).env("NODE", &self.node).env("SIDE", self.name);
         let output = run(&mut bash, b"");
         let result = match row.expected {
             Expected::Status(_) => RowResult::of_curl(&output.stdout, &output.stderr),

@@ -11,6 +11,7 @@
 //! `setup` prepares objects for the rows, and is not compared. `api`, `send` and `patch` run curl with the
 //! side's server, credential and certificate authority, and their expected result is the status. For other commands,
 //! it is the exit code. Without an expected result, a row that fails at both sides by mistake would count as equal.
+//! A row that clusters answer differently has several results, as in `406/415`: that of the cluster at hand decides.
 //! The version after `@` is the oldest kubectl with the command. An older one skips the row, and the report lists it.
 //! Indented lines continue a command: a row becomes one line, a setup keeps its lines.
 
@@ -27,14 +28,14 @@ pub(super) struct Row {
 }
 
 /// The expected result of a row, at both sides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
     /// The line is a setup for the rows, and must exit with 0.
     Setup,
-    /// The exit code of a program.
-    Code(i32),
-    /// The status of an HTTP response.
-    Status(u16),
+    /// The exit code of a program, one of these.
+    Code(Vec<i32>),
+    /// The status of an HTTP response, one of these.
+    Status(Vec<i32>),
 }
 
 /// The shell functions that print head and body of an HTTP response.
@@ -56,12 +57,11 @@ pub(super) fn parse(table: &str) -> Vec<Row> {
             Some((expected, since)) => (expected, Some(since.parse().unwrap())),
             None => (expected, None),
         };
+        let numbers = || expected.split('/').map(|number| number.parse().unwrap()).collect();
         let expected = match expected {
             "setup" => Expected::Setup,
-            status if HTTP.contains(&command.split(' ').next().unwrap()) => {
-                Expected::Status(status.parse().unwrap())
-            }
-            code => Expected::Code(code.parse().unwrap()),
+            _ if HTTP.contains(&command.split(' ').next().unwrap()) => Expected::Status(numbers()),
+            _ => Expected::Code(numbers()),
         };
         rows.push(Row { expected, since, command });
     }
@@ -70,17 +70,17 @@ pub(super) fn parse(table: &str) -> Vec<Row> {
 
 #[test]
 fn table_is_parsed_by_line() {
-    let table =
-        "# words\n\nsetup true\n0     kubectl get pods\n      | wc\n404   api /none\n1@1.24 kubectl x\n";
+    let table = "# words\n\nsetup true\n0     kubectl get pods\n      | wc\n404   api /none\n406/415 send x\n1@1.24 kubectl x\n";
     let row = |expected, command: &str| Row { expected, since: None, command: command.to_owned() };
     let since = |version: &str, row| Row { since: Some(version.parse().unwrap()), ..row };
     assert_eq!(
         parse(table),
         [
             row(Expected::Setup, "true"),
-            row(Expected::Code(0), "kubectl get pods | wc"),
-            row(Expected::Status(404), "api /none"),
-            since("1.24", row(Expected::Code(1), "kubectl x")),
+            row(Expected::Code(vec![0]), "kubectl get pods | wc"),
+            row(Expected::Status(vec![404]), "api /none"),
+            row(Expected::Status(vec![406, 415]), "send x"),
+            since("1.24", row(Expected::Code(vec![1]), "kubectl x")),
         ]
     );
 }

@@ -5,7 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::{Process, code, run};
+use super::{KubectlVersion, Process, code, run};
 
 /// kubectl with a kubeconfig and an optional namespace.
 #[derive(Clone)]
@@ -14,9 +14,10 @@ pub(crate) struct Kubectl {
     pub(crate) name: &'static str,
     kubeconfig: PathBuf,
     cache: PathBuf,
-    /// The path of the server's URL, which `kubectl get --raw` drops.
-    prefix: String,
+    /// The prefix of the paths of `--raw`.
+    raw_prefix: String,
     namespace: Option<String>,
+    environment: Vec<(&'static str, &'static str)>,
 }
 
 /// The result of a command.
@@ -31,10 +32,11 @@ pub(crate) struct CommandResult {
 }
 
 impl Kubectl {
-    /// Creates a kubectl with its discovery cache below `directory`.
-    pub(super) fn new(name: &'static str, prefix: &str, kubeconfig: PathBuf, directory: &Path) -> Self {
+    /// Creates a kubectl for a server whose URL has a path, with its discovery cache below `directory`.
+    pub(super) fn new(name: &'static str, server_path: &str, kubeconfig: PathBuf, directory: &Path) -> Self {
         let cache = directory.join(format!("cache-{name}"));
-        Self { name, kubeconfig, cache, prefix: prefix.to_owned(), namespace: None }
+        let raw_prefix = KubectlVersion::raw_prefix(server_path).to_owned();
+        Self { name, kubeconfig, cache, raw_prefix, namespace: None, environment: Vec::new() }
     }
 
     /// Creates a kubectl that connects to the cluster without the tunnel.
@@ -45,6 +47,12 @@ impl Kubectl {
     /// Returns a copy for a namespace.
     pub(crate) fn in_namespace(&self, namespace: &str) -> Self {
         Self { namespace: Some(namespace.to_owned()), ..self.clone() }
+    }
+
+    /// Returns a copy with an environment variable.
+    pub(crate) fn with_variable(mut self, name: &'static str, value: &'static str) -> Self {
+        self.environment.push((name, value));
+        self
     }
 
     /// Returns the path of the kubeconfig.
@@ -78,9 +86,9 @@ impl Kubectl {
         result.text()
     }
 
-    /// Runs `kubectl get --raw`. kubectl drops the path of the server's URL there, so this adds it.
+    /// Runs `kubectl get --raw` with a path of the cluster.
     pub(crate) fn raw(&self, path: &str) -> CommandResult {
-        self.run(&["get", "--raw", &format!("{}{path}", self.prefix)])
+        self.run(&["get", "--raw", &format!("{}{path}", self.raw_prefix)])
     }
 
     /// Starts a command with an empty standard input.
@@ -127,7 +135,7 @@ impl Kubectl {
         }
         let mut command = Command::new("script");
         command.args(["--quiet", "--return", "--command", &shell, "/dev/null"]);
-        command.env_remove("KUBECONFIG").env("SHELL", "/bin/sh");
+        command.env_remove("KUBECONFIG").env("SHELL", "/bin/sh").envs(self.environment.iter().copied());
         command
     }
 
@@ -137,7 +145,7 @@ impl Kubectl {
         if let Some(namespace) = &self.namespace {
             command.args(["--namespace", namespace]);
         }
-        command.args(arguments).env_remove("KUBECONFIG");
+        command.args(arguments).env_remove("KUBECONFIG").envs(self.environment.iter().copied());
     }
 }
 

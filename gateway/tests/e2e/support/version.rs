@@ -19,6 +19,10 @@ pub(crate) struct KubectlVersion(u32, u32);
 impl KubectlVersion {
     /// The first version whose exec uses WebSocket by default.
     pub(crate) const WEBSOCKET_EXEC: Self = Self(1, 30);
+    /// The first version whose port-forward uses WebSocket by default.
+    pub(crate) const WEBSOCKET_PORT_FORWARD: Self = Self(1, 31);
+    /// The first version whose `--raw` keeps the path of the server's URL.
+    const RAW_KEEPS_SERVER_PATH: Self = Self(1, 34);
     /// The first version with `kubectl wait --for=jsonpath`.
     pub(crate) const WAIT_FOR_JSONPATH: Self = Self(1, 23);
 
@@ -33,6 +37,11 @@ impl KubectlVersion {
                 ["major", "minor"].map(|number| version["clientVersion"][number].as_str().unwrap());
             format!("{major}.{minor}").parse().unwrap()
         })
+    }
+
+    /// Returns the prefix that a path of `--raw` needs for a server whose URL has this path.
+    pub(crate) fn raw_prefix(server_path: &str) -> &str {
+        if Self::installed() >= Self::RAW_KEEPS_SERVER_PATH { "" } else { server_path }
     }
 
     /// Returns whether the kubectl on the `PATH` has at least this version, and reports the skipped `part` if not.

@@ -20,10 +20,10 @@
 1     kubectl create configmap Not_A_Name
 1     kubectl create namespace $NS
 0     manifest v1:ConfigMap raw '"data":{"a":"1"}' |
-      kubectl create --raw "$PREFIX/api/v1/namespaces/$NS/configmaps" -f -
+      kubectl create --raw "$RAW_PREFIX/api/v1/namespaces/$NS/configmaps" -f -
 0     manifest v1:ConfigMap raw '"data":{"a":"2"}' |
-      kubectl replace --raw "$PREFIX/api/v1/namespaces/$NS/configmaps/raw" -f -
-0     kubectl delete --raw "$PREFIX/api/v1/namespaces/$NS/configmaps/raw"
+      kubectl replace --raw "$RAW_PREFIX/api/v1/namespaces/$NS/configmaps/raw" -f -
+0     kubectl delete --raw "$RAW_PREFIX/api/v1/namespaces/$NS/configmaps/raw"
 1     echo not json | kubectl create -f -
 1     manifest v1:NoSuchKind name | kubectl create -f -
 1     manifest v1:ConfigMap typed '"data":{"a":1}' | kubectl create -f -
@@ -72,11 +72,11 @@
 0     kubectl label configmaps --all all=yes
 0     kubectl annotate configmap made note='a longer text, with a comma and ü'
 0     kubectl annotate configmap made note-
-0     kubectl label node localhost x=$NS --dry-run=server
-0     kubectl taint node localhost x=y:NoSchedule --dry-run=server
+0     kubectl label node $NODE x=$NS --dry-run=server
+0     kubectl taint node $NODE x=y:NoSchedule --dry-run=server
 1     kubectl taint node none x=y:NoSchedule
-0     kubectl cordon localhost --dry-run=server
-0     kubectl uncordon localhost --dry-run=server
+0     kubectl cordon $NODE --dry-run=server
+0     kubectl uncordon $NODE --dry-run=server
 1     kubectl cordon none
 1     kubectl drain none --dry-run=server
 0     kubectl set subject rolebinding reader --user=alice

@@ -46,7 +46,7 @@
 422   patch apply $core/configmaps/made '{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"made"}}'
 422   patch json $core/configmaps/made '[{"op":"test","path":"/data/c","value":"x"}]'
 400   patch json $core/configmaps/made '{}'
-500   patch merge $core/configmaps/made 'no json'
+400/500 patch merge $core/configmaps/made 'no json'
 404   patch merge $core/configmaps/none '{}'
 415   api $core/configmaps/made --request PATCH --data-binary '{}' -H 'Content-Type: application/json'
 200   patch merge "$core/configmaps/made?dryRun=All" '{"data":{"b":"9"}}'
@@ -62,7 +62,7 @@
 404   send POST $core/serviceaccounts/none/token '{}'
 404   send POST $core/pods/none/eviction
       '{"apiVersion":"policy/v1beta1","kind":"Eviction","metadata":{"name":"none","namespace":"'$NS'"}}'
-404   send POST $core/pods/none/binding '{"metadata":{"name":"none"},"target":{"kind":"Node","name":"localhost"}}'
+404   send POST $core/pods/none/binding '{"metadata":{"name":"none"},"target":{"kind":"Node","name":"'$NODE'"}}'
 404   send POST "$core/pods/none/exec?command=true&stdout=1" ''
 201   send POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews
       '{"spec":{"resourceAttributes":{"verb":"list","resource":"pods"}}}'
@@ -84,7 +84,7 @@
 200   send DELETE $core/configmaps/old '{"propagationPolicy":"Foreground"}'
 409   send DELETE $core/configmaps/put '{"preconditions":{"uid":"other"}}' | sed 's/in record ([^)]*)//'
 200   api "$core/configmaps/put?gracePeriodSeconds=0&dryRun=All" --request DELETE
-500   send DELETE $core/configmaps/put '{"propagationPolicy":'
+400/500 send DELETE $core/configmaps/put '{"propagationPolicy":'
 422   send DELETE $core/configmaps/put '{"propagationPolicy":"Sideways"}'
 200   api "$core/configmaps?labelSelector=none" --request DELETE
 200   api "$core/configmaps?fieldSelector=metadata.name%3Dput" --request DELETE

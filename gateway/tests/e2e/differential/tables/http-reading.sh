@@ -13,7 +13,7 @@ setup until_it kubectl get deployment none -o jsonpath='{.status.observedGenerat
 405   api $core/configmaps/colours --head
 405   api $core/configmaps/none --head
 405   api $core/configmaps --request OPTIONS
-406   api $core --request PATCH
+406/415 api $core --request PATCH
 405   api $core/configmaps/colours --request POST
 405   api $core/configmaps/colours --request TRACE
 405   api $core/configmaps/colours --request PURGE
@@ -66,7 +66,7 @@ setup until_it kubectl get deployment none -o jsonpath='{.status.observedGenerat
 200   api /api/
 404   api //api
 404   api /api//v1
-301   api /logs
+301/404 api /logs
 403   api /logs/ --user-agent browser -H 'Impersonate-User: nobody'
 404   api /logs/none
 404   api /no/such/path
@@ -84,7 +84,7 @@ setup until_it kubectl get deployment none -o jsonpath='{.status.observedGenerat
 400   api $core/configmaps/a%25b
 404   api $core/configmaps/a\;b=c
 404   api "$core/configmaps/a'b(c)*!@:&=~,"
-404   api /api/v1/namespaces/%2e%2e/configmaps/none
+404/500 api /api/v1/namespaces/%2e%2e/configmaps/none
 404   api /healthz/none
 200   api '/api/v1?'
 200   api '/api/v1?&&'
@@ -116,7 +116,7 @@ setup until_it kubectl get deployment none -o jsonpath='{.status.observedGenerat
 400   api "$core/configmaps?fieldSelector=no.such%3D1"
 200   api "$core/configmaps?resourceVersion=0&fieldSelector=metadata.name%3Dcolours"
 504   api "$core/configmaps?resourceVersion=99999999999"
-500   api "$core/configmaps?resourceVersion=x"
+400/500 api "$core/configmaps?resourceVersion=x"
 
 # Watches
 200   api "$core/configmaps?watch=true&timeoutSeconds=1&fieldSelector=metadata.name%3Dcolours"
@@ -136,11 +136,11 @@ setup until_it kubectl get deployment none -o jsonpath='{.status.observedGenerat
 404   api "$core/pods/none/exec?command=true&stdout=1"
 404   api $core/pods/none/portforward
 404   api $core/pods/none/proxy/
-404   api $core/services/none/proxy/path
+404/503 api $core/services/none/proxy/path
 404   api $core/services/none:80/proxy/path
 
 # Authentication
 200   api /api/v1 -H 'Impersonate-User: bob'
 403   api $core/configmaps -H 'Impersonate-User: bob'
 200   api $core/configmaps -H 'Impersonate-User: bob' -H 'Impersonate-Group: system:masters'
-500   api $core/configmaps -H 'Impersonate-Group: system:masters'
+400/500 api $core/configmaps -H 'Impersonate-Group: system:masters'

@@ -37,7 +37,7 @@ setup kubectl rollout status deployment/web --timeout=50s
 0     kubectl get pods --server-print=false
 0     kubectl get pods --selector=app=web
 0     kubectl get pods --selector='app in (web,other),!tier'
-0     kubectl get pods --field-selector=status.phase=Running,spec.nodeName=localhost
+0     kubectl get pods --field-selector=status.phase=Running,spec.nodeName=$NODE
 0     kubectl get pods --all-namespaces --field-selector=metadata.namespace=$NS
 0     kubectl get all
 0     kubectl get pods,configmaps,secrets,services,endpoints --ignore-not-found
@@ -54,9 +54,9 @@ setup kubectl rollout status deployment/web --timeout=50s
 0@1.24 kubectl get deployment web --subresource=status --output=json
 0     kubectl get events --output=name
 0     kubectl get configmap none --ignore-not-found
-0     kubectl get --raw "$PREFIX/api/v1/namespaces/$NS/configmaps/colours"
-0     kubectl get --raw "$PREFIX/openapi/v2" | sha256sum
-0     kubectl get --raw "$PREFIX/readyz?verbose"
+0     kubectl get --raw "$RAW_PREFIX/api/v1/namespaces/$NS/configmaps/colours"
+0     kubectl get --raw "$RAW_PREFIX/openapi/v2" | sha256sum
+0     kubectl get --raw "$RAW_PREFIX/readyz?verbose"
 0     proxied "$PREFIX/api/v1/namespaces/$NS/configmaps/colours"
 0     proxied "$PREFIX/version"
 0@1.23 proxied /api/v1/namespaces/$NS/configmaps/colours --append-server-path
@@ -93,7 +93,7 @@ setup kubectl rollout status deployment/web --timeout=50s
 0     kubectl auth can-i get pods --subresource=log
 1     kubectl auth can-i list secrets --as=nobody
 0     kubectl auth can-i list secrets --as=nobody --as-group=system:masters
-1@1.27 kubectl auth whoami
+0/1@1.27 kubectl auth whoami
 0     kubectl get pods --as=nobody --as-group=system:masters --output=name
 1     kubectl get pods --as=nobody
 
@@ -105,6 +105,6 @@ setup kubectl rollout status deployment/web --timeout=50s
 1     kubectl describe pod none
 1     kubectl top nodes
 1     kubectl top pods
-1     kubectl get --raw "$PREFIX/no/such/path"
+1     kubectl get --raw "$RAW_PREFIX/no/such/path"
 1     kubectl rollout status deployment/none
 1     kubectl get configmaps --output=jsonpath='{.nothing'

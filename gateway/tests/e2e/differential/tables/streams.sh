@@ -77,6 +77,6 @@ setup until_it sh -c 'test "$(kubectl get pod done -o jsonpath={.status.phase})"
 0     forwarded pod/web /none
 1     kubectl port-forward pod/none :8080
 1     kubectl port-forward service/web :81
-0     kubectl get --raw "$PREFIX/api/v1/namespaces/$NS/pods/web:8080/proxy/index.html"
-1     kubectl get --raw "$PREFIX/api/v1/namespaces/$NS/pods/web:8081/proxy/"
+0     kubectl get --raw "$RAW_PREFIX/api/v1/namespaces/$NS/pods/web:8080/proxy/index.html"
+1     kubectl get --raw "$RAW_PREFIX/api/v1/namespaces/$NS/pods/web:8081/proxy/"
 1     kubectl debug web --image=busybox:1.35 --container=debug

@@ -34,7 +34,7 @@
 0     kubectl get job once -o jsonpath='{.status.succeeded}'
 0     kubectl delete job once --cascade=background
 0     kubectl run alone --image=busybox:1.35 --restart=Never --labels=a=b --env=X=y --dry-run=server -o yaml |
-      sed 's/default-token-.*//'
+      sed 's/\(default-token\|kube-api-access\)-.*//'
 0     kubectl run alone --image=busybox:1.35 --restart=Never --command -- sh -c 'echo said; exit 0'
 0     until_it sh -c 'test "$(kubectl get pod alone -o jsonpath={.status.phase})" = Succeeded'
 0@1.23 kubectl wait --for=jsonpath='{.status.phase}'=Succeeded pod/alone --timeout=50s
