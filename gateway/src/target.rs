@@ -117,7 +117,7 @@ fn is_prometheus(service: &str) -> bool {
     service.strip_prefix(ServiceName::PROMETHEUS).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Returns whether a path is one of an API server. `kubectl get --raw` sends it without the prefix of the agent.
+/// Returns whether a path is one of an API server. `kubectl get --raw` before 1.34 sends it without the prefix of the agent.
 fn is_api_server_path(path: &str) -> bool {
     let first = path.trim_start_matches('/').split(['/', '?']).next().unwrap_or_default();
     API_SERVER.contains(&first)
@@ -130,8 +130,8 @@ fn unknown_path(path: &str) -> RequestError {
         return RequestError::new(Reason::UnknownPath, known);
     }
 
-    // `Request.RequestURI` of client-go replaces the path of the server.
-    let raw = "`kubectl get --raw` leaves out the path of the kubeconfig's server: give it the whole path, like \
+    // `Request.RequestURI` of client-go before 0.34 replaces the path of the server.
+    let raw = "`kubectl get --raw` before 1.34 leaves out the path of the kubeconfig's server: give it the whole path, like \
                /agents/<id or name>/kubernetes/version";
     RequestError::new(Reason::UnknownPath, format!("{known}; {raw}"))
 }
