@@ -37,7 +37,10 @@ fn is_allowed_in_response(name: &HeaderName) -> bool {
         | LOCATION | PRAGMA | RETRY_AFTER | TRAILER | VARY | VIA | WARNING => true,
         _ => matches!(
             name.as_str(),
-            "audit-id" | "x-kubernetes-pf-flowschema-uid" | "x-kubernetes-pf-prioritylevel-uid"
+            "audit-id"
+                | "process-start-time-unix"
+                | "x-kubernetes-pf-flowschema-uid"
+                | "x-kubernetes-pf-prioritylevel-uid"
         ),
     }
 }
