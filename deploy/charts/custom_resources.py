@@ -1,12 +1,16 @@
-"""The schemas of the custom resources that the charts can render, from the Go modules of their projects.
+"""The definitions of the custom resources that the charts can render, from the Go modules of their projects.
 
-A dry run would need their definitions in the API server. The JSON library of the Kubernetes 1.20 of the tests does not work with the Go
-that built it: it refuses the defaults in definitions, and crashes on each custom resource.
+As a program, this prints them, for `kubectl apply --server-side --filename=-`: `make charts` and `make acceptance` use the custom
+resources that the cluster has. The Kubernetes 1.20 of CI cannot have them: its JSON library does not work with the Go that built it, refuses
+the defaults in definitions, and crashes on each custom resource.
 """
 
 import json
 import re
+import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -31,14 +35,19 @@ class DefinitionError(Exception):
     """Says which module cannot be downloaded."""
 
 
-def schemas(go: str) -> dict[tuple[str, str], dict]:
-    """Returns the schema of each version and kind."""
-    found = {}
+def definitions(go: str) -> Iterator[str]:
+    """Returns the text of each definition."""
     for module, file in DEFINITIONS:
         result = subprocess.run([go, "mod", "download", "-json", module], text=True, capture_output=True, check=False)
         if result.returncode != 0:
             raise DefinitionError(f"go mod download {module}: {(result.stdout + result.stderr).strip()[:500]}")
-        text = Path(json.loads(result.stdout)["Dir"], file).read_text()
+        yield Path(json.loads(result.stdout)["Dir"], file).read_text()
+
+
+def schemas(go: str) -> dict[tuple[str, str], dict]:
+    """Returns the schema of each version and kind."""
+    found = {}
+    for text in definitions(go):
         spec = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["spec"]
         for version in spec["versions"]:
             found[f"{spec['group']}/{version['name']}", spec["names"]["kind"]] = version["schema"]["openAPIV3Schema"]
@@ -76,3 +85,19 @@ def violations(value: object, schema: dict, path: str) -> list[str]:
             elif not known and not schema.get("x-kubernetes-preserve-unknown-fields"):
                 found.append(f"{path}.{key} is unknown")
     return found
+
+
+def main() -> int:
+    if not (go := shutil.which("go")):
+        print("go, which downloads the definitions, is missing", file=sys.stderr)
+        return 1
+    try:
+        print("\n---\n".join(definitions(go)))
+    except DefinitionError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -40,7 +40,8 @@ class Cluster:
     def __init__(self, helm: str, prefix: str) -> None:
         self.helm_program = helm
         self.kas, self.agentk, self.work = (f"{prefix}-{name}" for name in ("kas", "agentk", "work"))
-        socket = Path(os.environ.get("KUBE_HOME", "/tmp/kube-node"), "containerd/containerd.sock")
+        # A cluster for tests has its files beside its kubeconfig.
+        socket = Path(os.environ["KUBECONFIG"]).parent / "containerd/containerd.sock"
         self.ctr = ("ctr", "--address", os.environ.get("CONTAINERD_ADDRESS", str(socket)), "--namespace", "k8s.io")
 
     def kubectl(self, *arguments: str, text: str | None = None) -> str:
