@@ -23,7 +23,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::level_filters::LevelFilter;
 
 pub(crate) use self::{
-    flags::{agent_token, dialer, tracer_config},
+    flags::{agent_token, check_scope, dialer, tracer_config},
     prometheus::prometheus_services,
 };
 use crate::{
@@ -97,6 +97,7 @@ impl App {
         reload: watch::Sender<()>,
         log: Option<LogFilter>,
     ) -> anyhow::Result<Self> {
+        check_scope(&options)?;
         let token = agent_token(&options, token)?;
         let dialer = dialer(&options)?;
         let prometheus = prometheus_services(&options)?;
@@ -138,7 +139,8 @@ impl App {
         }
         let summary = ScopeSummary::new(options.namespaces.as_ref());
         let limited = options.namespaces.is_some() || !options.no_remote_configuration;
-        let scope = Arc::new(ScopeEnforcer::new(options.namespaces, observability.metrics.clone()));
+        let scope = ScopeEnforcer::new(options.namespaces, observability.metrics.clone());
+        let scope = Arc::new(if options.require_scope { scope.requiring_configured() } else { scope });
         if limited {
             services = services.with_scope(&scope);
         }

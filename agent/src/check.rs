@@ -17,7 +17,7 @@ use tunnel::{Body, CloseReason, TunnelConfig};
 
 use crate::{
     AgentMetrics, AgentToken, DialError, KasAddress, ServiceError, TcpDialer,
-    app::{agent_token, dialer, prometheus_services, tracer_config},
+    app::{agent_token, check_scope, dialer, prometheus_services, tracer_config},
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     connect::{self, KasHeader},
@@ -59,6 +59,7 @@ pub struct CheckCommand {
     discovery: Option<Discovery>,
     policy: Option<PolicyEnforcer>,
     scope: ScopeSummary,
+    require_scope: bool,
 }
 
 /// The error of one step, and a remedy.
@@ -72,6 +73,7 @@ impl CheckCommand {
     /// Builds a check of these options. It reads every file that is named, which blocks. The errors are those of running
     /// agentk.
     pub fn build(options: RunOptions, token: Option<SecretString>) -> anyhow::Result<Self> {
+        check_scope(&options)?;
         let token = agent_token(&options, token)?;
         let dialer = dialer(&options)?;
         let prometheus = prometheus_services(&options)?;
@@ -98,6 +100,7 @@ impl CheckCommand {
             prometheus,
             policy: policy.transpose()?,
             scope: ScopeSummary::new(options.namespaces.as_ref()),
+            require_scope: options.require_scope,
         })
     }
 
@@ -131,6 +134,12 @@ impl CheckCommand {
             for warning in policy.warnings() {
                 report.line("rules", "warning", warning);
             }
+        }
+
+        if self.require_scope {
+            report.subject = "scope".to_owned();
+            let effect = "agentk refuses requests until kas has sent a scope; this check receives none, /readiness shows it";
+            report.ok("--require-scope", effect);
         }
 
         report.written.map(|()| report.ok)

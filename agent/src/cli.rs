@@ -165,6 +165,13 @@ pub struct RunOptions {
     #[arg(long, value_name = "NAMESPACE,...", env = "AGENTK_NAMESPACES", value_parser = scope, help_heading = "Cluster")]
     pub namespaces: Option<Scope>,
 
+    /// Refuse requests without a scope from kas
+    ///
+    /// Without the flag, requests may reach all namespaces until kas has sent the configuration of this agent, and if that has no
+    /// scope.namespaces. With the flag, only the discovery of APIs passes then. See docs/configuration-from-git.md.
+    #[arg(long, env = "AGENTK_REQUIRE_SCOPE", help_heading = "Cluster")]
+    pub require_scope: bool,
+
     /// Do not accept the configuration of this agent from kas
     ///
     /// The configuration may restrict requests to namespaces and set the log level. See docs/configuration-from-git.md.

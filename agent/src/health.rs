@@ -178,6 +178,9 @@ impl AgentHealth {
                 problems.push(format!("the Kubernetes API cannot be used: {reason}"));
             }
         }
+        if self.scope.is_awaited() {
+            problems.extend(self.scope.problems());
+        }
         problems
     }
 }

@@ -31,7 +31,7 @@ pub use self::{
     enforcer::PolicyEnforcer,
     request_info::UnclearRequestError,
     rule::{Action, Rule},
-    scope::ScopeEnforcer,
+    scope::{MissingScope, ScopeEnforcer},
 };
 use self::{
     request_info::{DecodedPath, RequestInfo},

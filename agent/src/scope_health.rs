@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use crate::{
     health::AgentHealth,
-    policy::ScopeEnforcer,
+    policy::{MissingScope, ScopeEnforcer},
     services::{KubernetesService, kubernetes::NamespaceLookup},
 };
 
@@ -31,6 +31,8 @@ enum ScopeProblem {
     Forbidden,
     /// The two scopes have no namespace in common. The key is empty.
     Empty,
+    /// The required scope of the configuration is missing. The key is empty.
+    Absent(MissingScope),
 }
 
 impl ScopeHealth {
@@ -47,8 +49,14 @@ impl ScopeHealth {
             ScopeProblem::Empty => {
                 "scope: --namespaces and the configuration of the agent have no namespace in common".to_owned()
             }
+            ScopeProblem::Absent(missing) => format!("scope: {missing}"),
         });
         lines.collect()
+    }
+
+    /// Returns true if agentk cannot serve requests before kas has sent the scope.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.0.lock().values().any(|problem| *problem == ScopeProblem::Absent(MissingScope::Awaited))
     }
 
     fn replace(&self, problems: BTreeMap<String, ScopeProblem>) {
@@ -73,7 +81,13 @@ pub(crate) async fn run(scope: Arc<ScopeEnforcer>, kubernetes: KubernetesService
     let mut changes = scope.changes();
     loop {
         changes.mark_unchanged();
-        let namespaces = scope.in_force().map(|scope| scope.namespaces);
+        let namespaces = match scope.missing() {
+            Some(missing) => Err(ScopeProblem::Absent(missing)),
+            None => match scope.in_force() {
+                Some(scope) if scope.namespaces.is_empty() => Err(ScopeProblem::Empty),
+                scope => Ok(scope.map(|scope| scope.namespaces).unwrap_or_default()),
+            },
+        };
         tokio::select! {
             // The sender lives as long as the enforcer.
             _ = changes.changed() => {}
@@ -83,17 +97,21 @@ pub(crate) async fn run(scope: Arc<ScopeEnforcer>, kubernetes: KubernetesService
     }
 }
 
-/// Checks all namespaces once, and again those that have a problem. Never completes.
+/// Checks all namespaces once, and again those that have a problem. Without namespaces, there is one problem. Never completes.
 async fn check(
     kubernetes: &KubernetesService,
-    namespaces: Option<Vec<String>>,
+    namespaces: Result<Vec<String>, ScopeProblem>,
     health: &ScopeHealth,
 ) -> Infallible {
-    if namespaces.as_ref().is_some_and(Vec::is_empty) {
-        health.replace(BTreeMap::from([(String::new(), ScopeProblem::Empty)]));
-        return pending().await;
-    }
-    let mut due = namespaces.unwrap_or_default();
+    let mut due = match namespaces {
+        Ok(namespaces) => namespaces,
+        Err(problem) => {
+            health.replace(BTreeMap::from([(String::new(), problem)]));
+            return pending().await;
+        }
+    };
+    // A scope that has arrived is no problem any more, whatever the API server answers.
+    health.0.lock().remove("");
     // The result before counts while the API server does not answer.
     let mut problems = health.0.lock().clone();
     problems.retain(|name, _| due.contains(name));
@@ -135,5 +153,10 @@ mod tests {
         assert!(lines[1].contains("may not read the namespace web"), "{lines:?}");
         health.replace(BTreeMap::from([(String::new(), ScopeProblem::Empty)]));
         assert!(health.problems()[0].contains("no namespace in common"));
+        for (missing, awaited) in [(MissingScope::Awaited, true), (MissingScope::NotConfigured, false)] {
+            health.replace(BTreeMap::from([(String::new(), ScopeProblem::Absent(missing))]));
+            assert!(health.problems()[0].contains("--require-scope"));
+            assert_eq!(health.is_awaited(), awaited);
+        }
     }
 }

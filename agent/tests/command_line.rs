@@ -54,6 +54,11 @@ fn invalid_configuration_is_one_line_with_exit_code_64() {
         (&["--token-file", "token", "--kubeconfig", "token"], None, "token:1: "),
         (&["--kubeconfig", "config", "--log-level", "loud=="], Some("secret"), "--log-level"),
         (
+            &["--kubeconfig", "config", "--require-scope", "--no-remote-configuration"],
+            Some("secret"),
+            "--require-scope needs the configuration from kas",
+        ),
+        (
             &["--kubeconfig", "config", "--otlp-endpoint", "https://c", "--otlp-ca-cert-file", "absent"],
             Some("secret"),
             "--otlp-ca-cert-file: absent: the file does not exist",

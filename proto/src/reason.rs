@@ -85,6 +85,8 @@ reasons! {
     NotEnforceable = "not-enforceable", FORBIDDEN, Caller;
     /// The policy of agentk does not allow this request.
     RefusedByPolicy = "refused-by-policy", FORBIDDEN, Caller;
+    /// agentk requires a scope, and has not received one since it started.
+    ScopeAwaited = "scope-awaited", SERVICE_UNAVAILABLE, Server;
     /// The agent had no tunnel, and opened none while the request waited.
     AgentNotConnected = "agent-not-connected", SERVICE_UNAVAILABLE, Agent;
     /// The tunnel ended before the agent responded.

@@ -37,6 +37,15 @@ pub(crate) fn agent_token(
     Ok(token)
 }
 
+/// Checks that the flags of the scope agree.
+pub(crate) fn check_scope(options: &RunOptions) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        !(options.require_scope && options.no_remote_configuration),
+        "--require-scope needs the configuration from kas, which --no-remote-configuration refuses: remove one of them"
+    );
+    Ok(())
+}
+
 /// Returns the dialer of kas, through the proxy of the environment if there is one. It reads certificates, which blocks.
 pub(crate) fn dialer(options: &RunOptions) -> anyhow::Result<TcpDialer> {
     let name = options.kas_tls_server_name.clone();

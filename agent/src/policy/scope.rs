@@ -1,9 +1,10 @@
 //! Enforces the scope of an agent: requests may reach its namespaces only.
 //!
 //! The scope in force is the intersection of two: that of `--namespaces`, which the owner of the cluster sets, and that of the
-//! agent's configuration, which kas sends.
+//! agent's configuration, which kas sends. With `--require-scope`, no namespace is in scope while there is no scope of the
+//! configuration.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use http::Request;
@@ -22,11 +23,18 @@ const LOG_PERIOD: Duration = Duration::from_secs(60);
 /// The longest description of a request in the log, in characters.
 const MAX_DESCRIPTION: usize = 300;
 
+const NO_NAMESPACE: Scope = Scope { namespaces: Vec::new() };
+const AWAITED: &str = "kas has not sent the configuration of this agent since agentk started, and --require-scope requires its scope";
+const NOT_CONFIGURED: &str =
+    "the configuration of this agent has no scope.namespaces, which --require-scope requires";
+
 /// Checks requests for the Kubernetes API against the scope in force.
 #[derive(Debug)]
 pub struct ScopeEnforcer {
     /// The scope of `--namespaces`, which no configuration extends.
     local: Option<Scope>,
+    /// Without a scope of the configuration, no namespace is in scope.
+    required: bool,
     active: ArcSwap<ActiveScope>,
     changes: watch::Sender<()>,
     metrics: AgentMetrics,
@@ -39,6 +47,17 @@ struct ActiveScope {
     version: u64,
     /// `None` allows all requests.
     scope: Option<Scope>,
+    /// The scope of the configuration is required, and missing.
+    missing: Option<MissingScope>,
+}
+
+/// The reason why there is no scope of the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingScope {
+    /// kas has not sent a configuration since the start of agentk.
+    Awaited,
+    /// The configuration has no scope.
+    NotConfigured,
 }
 
 /// The reason why a scope does not contain a request.
@@ -59,27 +78,41 @@ impl ScopeEnforcer {
             tracing::info!(namespaces = ?scope.namespaces, "scope of --namespaces in force");
         }
         Self {
-            active: ArcSwap::from_pointee(ActiveScope { version: 0, scope: local.clone() }),
+            active: ArcSwap::from_pointee(ActiveScope { version: 0, scope: local.clone(), missing: None }),
             local,
+            required: false,
             changes: watch::Sender::new(()),
             metrics,
             log_limit: LogLimiter::new(LOG_PERIOD),
         }
     }
 
-    /// Replaces the scope of the configuration. `None` leaves that of `--namespaces`. Streams that the new scope does not
-    /// contain end.
+    /// Returns an enforcer that requires a scope of the configuration. It refuses all requests but those that every scope
+    /// contains, until [`Self::set`] is called with one.
+    #[must_use]
+    pub fn requiring_configured(self) -> Self {
+        let (scope, missing) = (Some(NO_NAMESPACE), Some(MissingScope::Awaited));
+        let active = ArcSwap::from_pointee(ActiveScope { version: 0, scope, missing });
+        tracing::info!("no namespace is in scope until kas has sent the configuration of this agent");
+        Self { required: true, active, ..self }
+    }
+
+    /// Replaces the scope of the configuration. `None` leaves that of `--namespaces`, or no namespace if a scope is required.
+    /// Streams that the new scope does not contain end.
     pub fn set(&self, configured: Option<Scope>) {
         let active = self.active.load();
+        let missing = (self.required && configured.is_none()).then_some(MissingScope::NotConfigured);
+        let configured = configured.or_else(|| self.required.then_some(NO_NAMESPACE));
         let scope = intersection(self.local.as_ref(), configured);
-        if active.scope == scope {
+        if active.scope == scope && active.missing == missing {
             return;
         }
-        match &scope {
-            Some(scope) => tracing::info!(namespaces = ?scope.namespaces, "scope in force"),
-            None => tracing::info!("scope removed: requests may reach all namespaces"),
+        match (&scope, missing) {
+            (_, Some(_)) => tracing::warn!("no namespace is in scope: {NOT_CONFIGURED}"),
+            (Some(scope), None) => tracing::info!(namespaces = ?scope.namespaces, "scope in force"),
+            (None, None) => tracing::info!("scope removed: requests may reach all namespaces"),
         }
-        self.active.store(Arc::new(ActiveScope { version: active.version + 1, scope }));
+        self.active.store(Arc::new(ActiveScope { version: active.version + 1, scope, missing }));
         self.changes.send_replace(());
     }
 
@@ -88,11 +121,17 @@ impl ScopeEnforcer {
         self.active.load().scope.clone()
     }
 
+    /// Returns the reason why the scope of the configuration is missing, if it is required and missing.
+    pub fn missing(&self) -> Option<MissingScope> {
+        self.active.load().missing
+    }
+
     /// Checks a request, and counts and logs a refusal. Returns the version of the scope that permits it.
     pub(crate) fn check<B>(&self, request: &Request<B>) -> Result<u64, ServiceError> {
         let active = self.active.load();
         let Some(scope) = &active.scope else { return Ok(active.version) };
         let Some(why) = refusal(scope, request) else { return Ok(active.version) };
+        let why = active.missing.map_or(why, |missing| missing.to_string());
         self.metrics.count_out_of_scope();
         let described: String =
             describe(ServiceName::KUBERNETES, request).chars().take(MAX_DESCRIPTION).collect();
@@ -107,7 +146,11 @@ impl ScopeEnforcer {
             );
         }
         let message = format!("the scope of this agent does not contain this: {described}: {why}");
-        Err(ServiceError::new(Reason::RefusedByPolicy, message))
+        let reason = match active.missing {
+            Some(MissingScope::Awaited) => Reason::ScopeAwaited,
+            Some(MissingScope::NotConfigured) | None => Reason::RefusedByPolicy,
+        };
+        Err(ServiceError::new(reason, message))
     }
 
     /// Returns the version in force.
@@ -118,6 +161,15 @@ impl ScopeEnforcer {
     /// Returns a receiver of each scope that comes into force after this call.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
+    }
+}
+
+impl fmt::Display for MissingScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Awaited => AWAITED,
+            Self::NotConfigured => NOT_CONFIGURED,
+        })
     }
 }
 
@@ -267,6 +319,31 @@ mod tests {
         assert_eq!(enforcer.version(), 1, "the same scope is no new version");
         enforcer.set(None);
         assert_eq!(enforcer.check(&request).unwrap(), 2);
+    }
+
+    #[test]
+    fn required_scope_refuses_until_it_arrives_and_while_the_configuration_has_none() {
+        let scope =
+            |names: &[&str]| Some(Scope { namespaces: names.iter().map(|&name| name.into()).collect() });
+        for local in [None, scope(&["a", "b"])] {
+            let enforcer = ScopeEnforcer::new(local, AgentMetrics::default()).requiring_configured();
+            let check = |path: &str| {
+                let checked = enforcer.check(&Request::get(path).body(()).unwrap());
+                checked.map(drop).map_err(|error| error.reason)
+            };
+            let pods = "/api/v1/namespaces/a/pods";
+            assert_eq!(enforcer.missing(), Some(MissingScope::Awaited));
+            assert_eq!((check(pods), check("/apis")), (Err(Reason::ScopeAwaited), Ok(())));
+            enforcer.set(None);
+            assert_eq!(enforcer.missing(), Some(MissingScope::NotConfigured));
+            assert_eq!((check(pods), check("/apis")), (Err(Reason::RefusedByPolicy), Ok(())));
+            enforcer.set(scope(&["a", "c"]));
+            assert_eq!((check(pods), enforcer.missing()), (Ok(()), None));
+            assert_eq!(check("/api/v1/namespaces/b/pods"), Err(Reason::RefusedByPolicy));
+            enforcer.set(None);
+            assert_eq!(check(pods), Err(Reason::RefusedByPolicy));
+            assert_eq!(enforcer.version(), 3);
+        }
     }
 
     #[test]

@@ -63,8 +63,18 @@ async fn unused_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
 }
 
-#[allow(clippy::unwrap_used, reason = "test support")]
 async fn check(directory: &Path, kas: &str, cluster: u16, prometheus: u16) -> (bool, String) {
+    check_with(&[], directory, kas, cluster, prometheus).await
+}
+
+#[allow(clippy::unwrap_used, reason = "test support")]
+async fn check_with(
+    flags: &[&str],
+    directory: &Path,
+    kas: &str,
+    cluster: u16,
+    prometheus: u16,
+) -> (bool, String) {
     let kubeconfig = directory.join("config");
     let config = format!(
         "{{current-context: c, contexts: [{{name: c, context: {{cluster: c, user: u}}}}], \
@@ -75,6 +85,7 @@ async fn check(directory: &Path, kas: &str, cluster: u16, prometheus: u16) -> (b
     let prometheus = format!("http://127.0.0.1:{prometheus}");
     let mut arguments =
         vec!["agentk", "--kas-address", kas, "--kubeconfig", kubeconfig, "--prometheus-url", &prometheus];
+    arguments.extend(flags);
     let policy = directory.join("policy.yaml");
     if policy.exists() {
         arguments.extend(["--policy-file", policy.to_str().unwrap()]);
@@ -112,7 +123,8 @@ async fn successful_check_has_a_line_for_each_step() {
     let (kas, cluster) = (kas(DialResponse::Accept(ReplicaId::random())).await, cluster().await);
     let policy = "mode: dry-run\nrules: [{name: all, action: allow, services: ['*']}]";
     fs::write(directory.path().join("policy.yaml"), policy).unwrap();
-    let (ok, report) = check(directory.path(), &format!("ws://127.0.0.1:{kas}"), cluster, cluster).await;
+    let (flags, kas) = (["--require-scope"], format!("ws://127.0.0.1:{kas}"));
+    let (ok, report) = check_with(&flags, directory.path(), &kas, cluster, cluster).await;
     assert!(ok, "{report}");
     assert!(report.contains("policy.yaml is valid; dry-run, refuses nothing; 1 rules\n"), "{report}");
     assert_eq!(
@@ -129,6 +141,7 @@ async fn successful_check_has_a_line_for_each_step() {
             "cluster: impersonation ok",
             "prometheus: query ok",
             "policy: file ok",
+            "scope: --require-scope ok",
         ],
         "{report}"
     );

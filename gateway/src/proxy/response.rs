@@ -1,6 +1,6 @@
 //! The response that the caller receives.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use http::{
     HeaderMap, Response, StatusCode, Version,
@@ -22,6 +22,8 @@ use crate::{error::RequestError, forward::ForwardedResponse, headers, timing::Re
 
 /// On HTTP/1.1 a response of at most this size is not counted in the budget.
 const SMALL_RESPONSE: u64 = 64 << 10;
+/// The time after which a request may succeed that agentk refused because it has not received its scope yet.
+const SCOPE_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Builds the response to the caller from the response of the agent.
 ///
@@ -98,6 +100,7 @@ fn agent_error(response: &Response<Body>, agent: &AgentName) -> Option<RequestEr
     let reason = reason.unwrap_or(Reason::AgentMisbehaved);
     let mut error = RequestError::new(reason, format!("agent {agent}: {message}"));
     error.allow = headers.get(ALLOW).filter(|_| reason == Reason::MethodNotAllowed).cloned();
+    error.retry_after = (reason == Reason::ScopeAwaited).then_some(SCOPE_RETRY_AFTER);
     Some(error)
 }
 

@@ -174,7 +174,11 @@ impl Fixture {
 }
 
 fn services() -> Services {
-    let scope = Arc::new(ScopeEnforcer::new(None, AgentMetrics::default()));
+    services_with(ScopeEnforcer::new(None, AgentMetrics::default()))
+}
+
+fn services_with(scope: ScopeEnforcer) -> Services {
+    let scope = Arc::new(scope);
     let configuration = ConfigurationService::new(Arc::clone(&scope), None, AgentMetrics::default());
     cluster().with_scope(&scope).with_handler("configuration", configuration)
 }
@@ -307,6 +311,49 @@ async fn repository_that_hangs_delays_no_request() {
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     sleep(Duration::from_secs(120)).await;
     assert!(fixture.error().unwrap().contains("no response within 90 s"));
+}
+
+/// `agentk --require-scope` while its kas cannot read the configuration: an agent without the flag would serve all namespaces.
+#[tokio::test(start_paused = true)]
+async fn required_scope_refuses_requests_until_kas_has_sent_it() {
+    let repository = Arc::new(MemoryRepository::default());
+    repository.set_outage(Some(Outage::Fails));
+    let required = ScopeEnforcer::new(None, AgentMetrics::default()).requiring_configured();
+    let fixture = Fixture::with(Arc::clone(&repository), services_with(required)).await;
+    assert!(fixture.error().unwrap().contains("connection refused"));
+    assert_eq!(fixture.statuses().await, (503, 503));
+    assert_eq!(fixture.world.get("/agents/prod/kubernetes/apis").await.status(), 200);
+    let refused = fixture.world.get("/agents/prod/kubernetes/api/v1/namespaces/a/pods").await;
+    assert_eq!(refused.headers()["kas-error"], "scope-awaited");
+    assert_eq!(refused.headers()["retry-after"], "5");
+    assert!(text(refused).await.contains("--require-scope requires its scope"));
+
+    repository.set_outage(None);
+    repository.commit(ONLY_A);
+    sleep(PERIOD).await;
+    assert_eq!(fixture.statuses().await, (200, 403));
+    repository.set_outage(Some(Outage::Fails));
+    sleep(PERIOD * 2).await;
+    assert_eq!(fixture.statuses().await, (200, 403), "an outage changes nothing any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn required_scope_that_is_removed_ends_streams() {
+    let repository = Arc::new(MemoryRepository::default());
+    repository.commit(ONLY_A);
+    let required = ScopeEnforcer::new(None, AgentMetrics::default()).requiring_configured();
+    let fixture = Fixture::with(Arc::clone(&repository), services_with(required)).await;
+    assert_eq!(fixture.statuses().await, (200, 403));
+    let watch = "/agents/prod/kubernetes/api/v1/namespaces/a/pods?watch=true";
+    let mut watch = fixture.world.get(watch).await.into_body();
+    watch.frame().await.unwrap().unwrap();
+    fixture.repository.commit("observability: {logging: {level: info}}");
+    sleep(PERIOD * 3 / 2).await;
+    let refused = fixture.world.get("/agents/prod/kubernetes/api/v1/namespaces/a/pods").await;
+    assert_eq!(refused.headers()["kas-error"], "refused-by-policy");
+    assert!(text(refused).await.contains("the configuration of this agent has no scope.namespaces"));
+    let end = timeout(Duration::from_secs(5), watch.frame()).await.unwrap();
+    assert!(end.is_none_or(|frame| frame.is_err()), "the watch has ended");
 }
 
 #[tokio::test(start_paused = true)]

@@ -78,6 +78,10 @@ env:
   - name: AGENTK_NAMESPACES
     value: {{ join "," .Values.rbac.namespaces | quote }}
   {{- end }}
+  {{- if .Values.requireScope }}
+  - name: AGENTK_REQUIRE_SCOPE
+    value: "true"
+  {{- end }}
   - name: POD_NAME
     valueFrom: {fieldRef: {fieldPath: metadata.name}}
   - name: POD_NAMESPACE
