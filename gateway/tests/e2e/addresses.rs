@@ -82,6 +82,7 @@ impl Site {
                 prometheus: None,
                 policy: None,
                 namespaces: None,
+                require_scope: false,
                 collector: None,
                 tunnels: 2,
                 grace: 25,

@@ -20,6 +20,7 @@ mod addresses;
 mod cancellation;
 mod changes;
 mod clients;
+mod configurations;
 mod differential;
 mod failures;
 mod federation;

@@ -4,6 +4,7 @@ mod agent;
 mod cluster;
 mod curl;
 mod fleet;
+mod git;
 mod gitlab;
 mod installation;
 mod kas;
@@ -31,6 +32,7 @@ pub(crate) use self::{
     cluster::{Cluster, Namespace, path_argument, pod_manifest},
     curl::{CurlResponse, curl, curl_in},
     fleet::{Fleet, run_under_load, write_secret},
+    git::{GitRepository, GitServer},
     gitlab::GitLab,
     installation::{AGENT, Installation, kubeconfig_of},
     kas::{Kas, KasOptions, Tokens, command_in_network},

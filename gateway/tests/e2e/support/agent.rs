@@ -24,6 +24,8 @@ pub(crate) struct AgentOptions {
     pub(crate) policy: Option<PathBuf>,
     /// `--namespaces`.
     pub(crate) namespaces: Option<String>,
+    /// `--require-scope`.
+    pub(crate) require_scope: bool,
     /// The URL of the OTLP collector.
     pub(crate) collector: Option<String>,
     /// The number of tunnels.
@@ -69,6 +71,9 @@ impl Agent {
         }
         if let Some(namespaces) = &options.namespaces {
             command.args(["--namespaces", namespaces]);
+        }
+        if options.require_scope {
+            command.arg("--require-scope");
         }
         if let Some(collector) = &options.collector {
             command.env("OTEL_EXPORTER_OTLP_ENDPOINT", collector);

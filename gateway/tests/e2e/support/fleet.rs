@@ -53,6 +53,7 @@ impl Fleet {
             prometheus: None,
             policy: None,
             namespaces: None,
+            require_scope: false,
             collector: None,
             tunnels: 1,
             grace: 25,

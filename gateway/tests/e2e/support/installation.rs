@@ -77,6 +77,7 @@ impl Installation {
             prometheus: prometheus.map(str::to_owned),
             policy: None,
             namespaces: None,
+            require_scope: false,
             collector: options.collector.clone(),
             tunnels: 2,
             grace: 25,

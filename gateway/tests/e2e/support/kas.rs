@@ -32,6 +32,8 @@ pub(crate) struct KasOptions {
     pub(crate) collector: Option<String>,
     /// The membership in a fleet, or `None` for a single replica.
     pub(crate) membership: Option<Membership>,
+    /// The section `agent.configuration`.
+    pub(crate) configuration: Option<Value>,
     /// Additional sections of the configuration.
     pub(crate) sections: Vec<(&'static str, Value)>,
     /// The network namespace, or `None` for that of the machine.
@@ -226,6 +228,9 @@ impl KasOptions {
             },
             "identity": {"file": "identity.yaml"},
         });
+        if let Some(configuration) = &self.configuration {
+            config["agent"]["configuration"] = configuration.clone();
+        }
         if let Some(collector) = &self.collector {
             let tracing = json!({"otlp_endpoint": collector, "otlp_token_secret_file": "collector-token"});
             config["observability"]["tracing"] = tracing;
