@@ -28,8 +28,6 @@ pub enum Endpoint {
     AgentEvents,
     /// GET: the agents of a CI job.
     AllowedAgents,
-    /// POST: a query of GraphQL.
-    GraphQl,
     /// GET: the environments of a project.
     ProjectEnvironments,
 }
@@ -60,7 +58,6 @@ impl Endpoint {
             Self::UsageMetrics => "/api/v4/internal/kubernetes/usage_metrics",
             Self::AgentEvents => "/api/v4/internal/kubernetes/agent_events",
             Self::AllowedAgents => "/api/v4/job/allowed_agents",
-            Self::GraphQl => "/api/graphql",
             Self::ProjectEnvironments => "/api/v4/projects/:id/environments",
         }
     }
@@ -77,7 +74,6 @@ impl Endpoint {
             Self::UsageMetrics => "usage_metrics",
             Self::AgentEvents => "agent_events",
             Self::AllowedAgents => "allowed_agents",
-            Self::GraphQl => "graphql",
             Self::ProjectEnvironments => "project_environments",
         }
     }
@@ -96,7 +92,7 @@ impl Endpoint {
 
     /// Returns whether everyone may use the endpoint, so that requests have no JWT of kas.
     pub(super) fn is_public(self) -> bool {
-        matches!(self, Self::GraphQl | Self::ProjectEnvironments)
+        self == Self::ProjectEnvironments
     }
 }
 

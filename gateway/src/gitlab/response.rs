@@ -62,11 +62,6 @@ impl GitLabError {
         Self::Unavailable { message: message.into(), retry_after: DEFAULT_RETRY_AFTER }
     }
 
-    /// Creates the error of a query that GitLab refuses with a message.
-    pub(super) fn refused(message: &str) -> Self {
-        Self::Status { status: StatusCode::BAD_REQUEST, message: printable(message) }
-    }
-
     /// Returns whether GitLab responded with this status.
     pub fn is_status(&self, expected: StatusCode) -> bool {
         matches!(self, Self::Status { status, .. } if *status == expected)

@@ -71,37 +71,30 @@ fn source(gitlab: &StandIn) -> Arc<dyn EnvironmentSource> {
 
 #[tokio::test(start_paused = true)]
 async fn caller_sees_the_environments_that_gitlab_shows_its_token() {
-    for without_agent in [false, true] {
-        let setup = Setup::new().await;
-        setup.gitlab.state().deployments_without_agent = without_agent;
-        for (path, header, expected) in [
-            (ALL, "Private-Token: glpat-a", vec!["live", "review-a"]),
-            (LIVE, "Private-Token: glpat-a", vec!["live"]),
-            (
-                "/api/v1/environments?project=shop/web&slug=review-a",
-                "Private-Token: glpat-a",
-                vec!["review-a"],
-            ),
-            ("/api/v1/environments?project=shop/web&tier=production", "Private-Token: glpat-a", vec!["live"]),
-            ("/api/v1/environments?project=shop/web&agent=8", "Private-Token: glpat-a", vec!["review-a"]),
-            ("/api/v1/environments?project=shop/other", "Private-Token: glpat-a", vec![]),
-            ("/api/v1/environments?project=shop//web", "Private-Token: glpat-a", vec![]),
-            (ALL, "Private-Token: glpat-b", vec![]),
-            (ALL, "Job-Token: job", vec!["live", "review-a"]),
-            (LIVE, "Job-Token: job", vec!["live"]),
-            (ALL, "", vec![]),
-        ] {
-            assert_eq!(setup.slugs(path, header).await, expected, "{path} {header} {without_agent}");
-        }
-        let (_, _, body) = setup.get(LIVE, "Private-Token: glpat-a").await;
-        let labels = json!({"app.gitlab.com/project_id": "30", "app.gitlab.com/environment_slug": "live"});
-        let expected = json!([{
-            "id": 1, "project": "shop/web", "slug": "live", "tier": "production", "group": "shop",
-            "agents": [{"agent": "7", "namespace": "shop", "labels": labels}],
-        }]);
-        assert_eq!(body["environments"], expected);
-        setup.gitlab.assert_no_violations();
+    let setup = Setup::new().await;
+    for (path, header, expected) in [
+        (ALL, "Private-Token: glpat-a", vec!["live", "review-a"]),
+        (LIVE, "Private-Token: glpat-a", vec!["live"]),
+        ("/api/v1/environments?project=shop/web&slug=review-a", "Private-Token: glpat-a", vec!["review-a"]),
+        ("/api/v1/environments?project=shop/web&tier=production", "Private-Token: glpat-a", vec!["live"]),
+        ("/api/v1/environments?project=shop/web&agent=8", "Private-Token: glpat-a", vec!["review-a"]),
+        ("/api/v1/environments?project=shop/other", "Private-Token: glpat-a", vec![]),
+        ("/api/v1/environments?project=shop//web", "Private-Token: glpat-a", vec![]),
+        (ALL, "Private-Token: glpat-b", vec![]),
+        (ALL, "Job-Token: job", vec!["live", "review-a"]),
+        (LIVE, "Job-Token: job", vec!["live"]),
+        (ALL, "", vec![]),
+    ] {
+        assert_eq!(setup.slugs(path, header).await, expected, "{path} {header}");
     }
+    let (_, _, body) = setup.get(LIVE, "Private-Token: glpat-a").await;
+    let labels = json!({"app.gitlab.com/project_id": "30", "app.gitlab.com/environment_slug": "live"});
+    let expected = json!([{
+        "id": 1, "project": "shop/web", "slug": "live", "tier": "production", "group": "shop",
+        "agents": [{"agent": "7", "namespace": "shop", "labels": labels}],
+    }]);
+    assert_eq!(body["environments"], expected);
+    setup.gitlab.assert_no_violations();
 }
 
 #[tokio::test(start_paused = true)]
@@ -126,9 +119,9 @@ async fn failing_gitlab_gives_cached_answers_and_then_503() {
     assert_eq!(setup.slugs(LIVE, "Private-Token: glpat-a").await, ["live"]);
     for fault in [Fault::Down, Fault::Status(StatusCode::BAD_GATEWAY), Fault::Garbage, Fault::Slow(TTL)] {
         setup.gitlab.set_fault(fault.clone());
-        let asked = setup.gitlab.requests(Endpoint::GraphQl);
+        let asked = setup.gitlab.requests(Endpoint::ProjectEnvironments);
         assert_eq!(setup.slugs(LIVE, "Private-Token: glpat-a").await, ["live"], "{fault:?}");
-        assert_eq!(setup.gitlab.requests(Endpoint::GraphQl), asked, "the answer is cached");
+        assert_eq!(setup.gitlab.requests(Endpoint::ProjectEnvironments), asked, "the answer is cached");
 
         advance(TTL).await;
         let (status, retry_after, body) = setup.get(LIVE, "Private-Token: glpat-a").await;
@@ -156,27 +149,24 @@ async fn callers_share_no_answers_and_concurrent_ones_share_requests() {
     let setup = Setup::new().await;
     let requests = [(); 8].map(|()| setup.slugs(ALL, "Private-Token: glpat-a"));
     futures_util::future::join_all(requests).await;
-    assert_eq!(setup.gitlab.requests(Endpoint::GraphQl), 1);
+    assert_eq!(setup.gitlab.requests(Endpoint::ProjectEnvironments), 1);
     assert!(setup.slugs(ALL, "Private-Token: glpat-b").await.is_empty());
-    assert_eq!(setup.gitlab.requests(Endpoint::GraphQl), 2);
+    assert_eq!(setup.gitlab.requests(Endpoint::ProjectEnvironments), 2);
     // The text of a job's token is no token of a user.
     assert_eq!(setup.get(ALL, "Private-Token: job").await.0, 403);
 }
 
 #[tokio::test(start_paused = true)]
 async fn long_list_is_cut_and_its_rest_is_found_by_slug() {
-    for without_agent in [false, true] {
-        let setup = Setup::new().await;
-        let project = (0..700).fold(Project::new(30, "shop/web"), |project, n| {
-            project.with_environment(n, &format!("review-{n}"), "development", (8, "review"))
-        });
-        setup.gitlab.state().deployments_without_agent = without_agent;
-        setup.gitlab.state().projects = vec![project];
-        assert_eq!(setup.slugs(ALL, "Private-Token: glpat-a").await.len(), 500);
-        let last = "/api/v1/environments?project=shop/web&slug=review-699";
-        assert_eq!(setup.slugs(last, "Private-Token: glpat-a").await, ["review-699"]);
-        setup.gitlab.assert_no_violations();
-    }
+    let setup = Setup::new().await;
+    let project = (0..700).fold(Project::new(30, "shop/web"), |project, n| {
+        project.with_environment(n, &format!("review-{n}"), "development", (8, "review"))
+    });
+    setup.gitlab.state().projects = vec![project];
+    assert_eq!(setup.slugs(ALL, "Private-Token: glpat-a").await.len(), 500);
+    let last = "/api/v1/environments?project=shop/web&slug=review-699";
+    assert_eq!(setup.slugs(last, "Private-Token: glpat-a").await, ["review-699"]);
+    setup.gitlab.assert_no_violations();
 }
 
 #[tokio::test(start_paused = true)]

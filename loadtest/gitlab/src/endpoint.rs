@@ -23,8 +23,6 @@ pub enum Endpoint {
     AgentEvents,
     /// `GET /job/allowed_agents`
     AllowedAgents,
-    /// `POST /api/graphql`
-    GraphQl,
     /// `GET /projects/:id/environments`
     ProjectEnvironments,
 }
@@ -57,9 +55,6 @@ impl Endpoint {
 
     /// Returns the endpoint at a path.
     pub(crate) fn at(path: &str) -> Option<Self> {
-        if path == "/api/graphql" {
-            return Some(Self::GraphQl);
-        }
         let path = path.strip_prefix("/api/v4")?;
         let id = path.strip_prefix("/projects/").and_then(|path| path.strip_suffix("/environments"));
         if id.is_some_and(|id| !id.is_empty() && !id.contains('/')) {
@@ -79,16 +74,14 @@ impl Endpoint {
             Self::UsageMetrics => "/internal/kubernetes/usage_metrics",
             Self::AgentEvents => "/internal/kubernetes/agent_events",
             Self::AllowedAgents => "/job/allowed_agents",
-            Self::GraphQl | Self::ProjectEnvironments => unreachable!("they are not in ALL"),
+            Self::ProjectEnvironments => unreachable!("it is not in ALL"),
         }
     }
 
     pub(crate) fn method(self) -> Method {
         match self.subject() {
-            Subject::Agent | Subject::Job => Method::GET,
+            Subject::Agent | Subject::Job | Subject::Caller => Method::GET,
             Subject::Body => Method::POST,
-            Subject::Caller if self == Self::GraphQl => Method::POST,
-            Subject::Caller => Method::GET,
         }
     }
 
@@ -98,7 +91,7 @@ impl Endpoint {
                 Subject::Agent
             }
             Self::AllowedAgents => Subject::Job,
-            Self::GraphQl | Self::ProjectEnvironments => Subject::Caller,
+            Self::ProjectEnvironments => Subject::Caller,
             Self::AgentConfiguration | Self::AuthorizeProxyUser | Self::UsageMetrics | Self::AgentEvents => {
                 Subject::Body
             }

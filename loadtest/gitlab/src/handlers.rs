@@ -112,7 +112,6 @@ fn answer(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> 
         Endpoint::AllowedAgents => Ok(allowed_agents(state, &request.token)),
         Endpoint::AuthorizeProxyUser => authorize_proxy_user(state, &parse(&request.body)?),
         Endpoint::AgentConfiguration => agent_configuration(state, parse(&request.body)?),
-        Endpoint::GraphQl => public::graphql(state, request),
         Endpoint::ProjectEnvironments => public::environments(state, request),
         Endpoint::UsageMetrics => usage_metrics(state, &request.body),
         Endpoint::AgentEvents => agent_events(state, &request.body),

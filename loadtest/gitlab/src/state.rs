@@ -24,8 +24,6 @@ pub struct State {
     pub usage_metrics: Vec<Value>,
     /// The bodies of `agent_events`.
     pub agent_events: Vec<Value>,
-    /// True for a GitLab whose GraphQL schema has no agent in deployments.
-    pub deployments_without_agent: bool,
     /// The id of the agent in answers about users, in place of the one in the request: a defect of GitLab.
     pub wrong_agent: Option<u64>,
     /// How often each token of an agent was used. GitLab shows an agent as connected by it.
