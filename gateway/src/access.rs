@@ -10,6 +10,7 @@ mod in_flight;
 mod oidc;
 mod rails;
 mod session;
+mod unknown;
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -21,6 +22,7 @@ pub use self::{
     credential::{Credential, TokenKind},
     gitlab::GitLabAuthorizer,
     oidc::OidcAuthorizer,
+    unknown::UnknownCredentials,
 };
 pub(crate) use self::{
     gitlab::AgentNames, in_flight::InFlightCounters, rails::RailsAuthorizer, session::without_credentials,
@@ -61,19 +63,26 @@ pub struct AuthorizedCaller {
 
 /// The sources of access in their order. Clones are cheap.
 #[derive(Clone, Debug)]
-pub struct AccessControl(Arc<[Arc<dyn CallerAuthorizer>]>);
+pub struct AccessControl {
+    sources: Arc<[Arc<dyn CallerAuthorizer>]>,
+    unknown: Arc<UnknownCredentials>,
+}
 
 impl AccessControl {
-    /// Asks these sources, in this order.
-    pub fn new(sources: impl IntoIterator<Item = Arc<dyn CallerAuthorizer>>) -> Self {
-        Self(sources.into_iter().collect())
+    /// Asks these sources, in this order. `unknown` limits the credentials that none of them knows.
+    pub fn new(
+        sources: impl IntoIterator<Item = Arc<dyn CallerAuthorizer>>,
+        unknown: Arc<UnknownCredentials>,
+    ) -> Self {
+        Self { sources: sources.into_iter().collect(), unknown }
     }
 
     /// Authenticates the caller by its `Authorization` header or its browser session, and authorizes its request from `address`.
     ///
     /// # Errors
     ///
-    /// The error of the first source that knows the credential, or `unauthorized` if none does.
+    /// The error of the first source that knows the credential. `unauthorized` if none does, or `too-many-requests` if the address has
+    /// sent too many of such credentials.
     pub async fn authorize(
         &self,
         headers: &HeaderMap,
@@ -81,11 +90,12 @@ impl AccessControl {
         address: IpAddr,
     ) -> Result<AuthorizedCaller, RequestError> {
         let credential = Credential::parse(headers, target.query(), address)?;
-        for source in &*self.0 {
+        for source in &*self.sources {
             if let Some(caller) = source.authorize(&credential, target).await? {
                 return Ok(caller);
             }
         }
+        self.unknown.count(address).await?;
         Err(unauthorized("the token is unknown or was revoked"))
     }
 }

@@ -1,6 +1,5 @@
 //! Serves agents: authenticates, upgrades the connection to a tunnel, and registers the tunnel until it ends.
 
-mod address_key;
 mod admission;
 mod announcements;
 mod clusters;

@@ -156,6 +156,7 @@ impl App {
             gitlab.clone(),
             api_tokens,
             (shared.usage.clone(), deployments.clone()),
+            shared.metrics.clone(),
             &config,
         );
         let callers = Arc::new(shared.proxy_server(access, peers, traces, &config));

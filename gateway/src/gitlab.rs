@@ -7,7 +7,8 @@
 //! | `project_environments` | [`ProjectEnvironment`]: the environments of a project, as their caller sees them |
 //! | `endpoint` | [`Endpoint`]: paths, and which requests are sent again; [`Credential`] |
 //! | `response` | which status is an answer, and which means that GitLab cannot answer; [`GitLabError`] |
-//! | `retry`, `token_bucket` | when a failed request is sent again, and how many are sent per second |
+//! | `budget`, `token_bucket` | how many requests are sent per second, and the shares of callers and agents |
+//! | `retry` | when a failed request is sent again |
 //! | `jwt` | the token with which GitLab recognizes kas |
 //! | `transport` | connections: TCP, TLS, Unix sockets |
 //! | `setup` | reads the files of the section `gitlab` |
@@ -17,6 +18,7 @@
 mod address;
 mod agent_configuration;
 mod agent_info;
+mod budget;
 mod client;
 mod endpoint;
 mod jwt;
@@ -30,10 +32,10 @@ mod token_bucket;
 mod transport;
 mod usage;
 
-pub(crate) use self::agent_configuration::observer;
 pub use self::{
     address::{GitLabAddress, GitLabAddressError},
     agent_info::AgentInfo,
+    budget::BudgetShare,
     client::GitLabClient,
     endpoint::{Credential, Endpoint},
     project_environments::ProjectEnvironment,
@@ -43,3 +45,4 @@ pub use self::{
     transport::{Stream, Transport},
     usage::{Usage, UsageKind, UsageReporter, UsageSubject},
 };
+pub(crate) use self::{agent_configuration::observer, budget::MAX_IN_FLIGHT};

@@ -28,6 +28,7 @@
 #![warn(missing_docs)]
 
 mod access;
+mod address_key;
 mod addresses;
 mod admin;
 mod agent_list;
@@ -76,7 +77,7 @@ pub mod internals {
     pub use crate::{
         access::{
             AccessControl, AuthorizedCaller, CallerAuthorizer, Credential, GitLabAuthorizer, OidcAuthorizer,
-            TokenKind,
+            TokenKind, UnknownCredentials,
         },
         addresses::AddressRules,
         agents::Rebalancer,

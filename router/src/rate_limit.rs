@@ -110,6 +110,14 @@ impl KeyedRateLimiter {
         self.admit_at(key, self.start.elapsed())
     }
 
+    /// Returns how long to wait if an event of the key would not be admitted now. It counts nothing, and does not use Redis.
+    pub fn check(&self, key: [u8; 16]) -> Result<(), Duration> {
+        match self.arrivals.lock().get(&key) {
+            Some(arrival) => self.gcra.admit(*arrival, self.start.elapsed()).map(drop),
+            None => Ok(()),
+        }
+    }
+
     fn admit_at(&self, key: [u8; 16], now: Duration) -> Result<(), Duration> {
         let mut arrivals = self.arrivals.lock();
         if arrivals.len() >= MAX_KEYS {
@@ -184,6 +192,17 @@ mod tests {
         assert!(limiter.admit_at([1; 16], later).is_ok());
         assert!(limiter.admit_at([1; 16], later).is_err());
         assert!((0..100).all(|_| limiter.admit_at([1; 16], 100 * second).is_ok()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keyed_limiter_check_counts_nothing() {
+        let limiter = KeyedRateLimiter::new(1, MINUTE, None);
+        assert!((0..10).all(|_| limiter.check([1; 16]).is_ok()));
+        limiter.admit([1; 16]).await.unwrap();
+        assert_eq!(limiter.check([1; 16]).unwrap_err(), MINUTE);
+        assert!(limiter.check([2; 16]).is_ok(), "another key");
+        tokio::time::advance(MINUTE).await;
+        assert!((0..10).all(|_| limiter.check([1; 16]).is_ok()));
     }
 
     #[test]

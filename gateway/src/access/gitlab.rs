@@ -32,12 +32,15 @@ use self::{
     caller::{CallerInfo, GitLabCaller},
     user::{AccessType, UserInfo, UserRequest},
 };
-use super::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, in_flight::InFlightCounters};
+use super::{
+    AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials,
+    in_flight::InFlightCounters,
+};
 use crate::{
     config::KubernetesApiConfig,
     deployments::Deployments,
     error::RequestError,
-    gitlab::{self, Endpoint, GitLabClient, GitLabError, Usage},
+    gitlab::{self, BudgetShare, Endpoint, GitLabClient, GitLabError, Usage},
     identity::{AccessAs, Caller, GitLabAgents, Identities},
     target::Target,
     token::TokenHash,
@@ -45,8 +48,8 @@ use crate::{
 
 /// The time that a caller waits for GitLab, with all attempts.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Requests to GitLab at once about callers with open streams.
-const MAX_RECHECKS: usize = 8;
+/// The period in which kas looks for streams that GitLab does not confirm.
+const UNCONFIRMED_CHECK: Duration = Duration::from_secs(10);
 /// `Retry-After` after this time.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
@@ -59,8 +62,11 @@ pub struct GitLabAuthorizer {
     in_flight: InFlightCounters,
     usage: Usage,
     deployments: Deployments,
+    unknown: Arc<UnknownCredentials>,
     /// The time for which an answer of GitLab is valid.
     ttl: Duration,
+    /// The time for which streams go on without an answer of GitLab.
+    recheck_timeout: Duration,
 }
 
 impl GitLabAuthorizer {
@@ -69,27 +75,50 @@ impl GitLabAuthorizer {
         client: GitLabClient,
         names: AgentNames,
         in_flight: InFlightCounters,
-        usage: Usage,
-        deployments: Deployments,
+        (usage, deployments): (Usage, Deployments),
+        unknown: Arc<UnknownCredentials>,
         config: &KubernetesApiConfig,
     ) -> Self {
         let ttl = config.allowed_agent_cache_ttl;
         let callers = CallerCache::new(ttl, config.allowed_agent_cache_error_ttl);
-        Self { client, names, callers, in_flight, usage, deployments, ttl }
+        let recheck_timeout = config.stream_recheck_timeout;
+        Self { client, names, callers, in_flight, usage, deployments, unknown, ttl, recheck_timeout }
+    }
+
+    /// Ends the streams of credentials that GitLab revokes, or does not confirm. The future never completes.
+    pub async fn run(&self) {
+        tokio::join!(self.recheck(), self.end_unconfirmed());
     }
 
     /// Asks GitLab again about callers with open streams, so that the streams of a revoked credential end after at most twice
-    /// the time for which an answer is valid. The future never completes.
-    pub async fn run(&self) {
+    /// the time for which an answer is valid.
+    async fn recheck(&self) {
         loop {
             sleep(self.ttl).await;
             let recheck = |caller: Arc<GitLabCaller>| async move {
                 if let Some((kind, agent)) = CredentialKind::of(&caller.credential) {
                     // The result is in the cache, and a refusal has ended the streams.
-                    let _ = self.caller(&caller.credential, kind, agent).await;
+                    let _ = self.caller(&caller.credential, kind, agent, BudgetShare::Rechecks).await;
                 }
             };
-            stream::iter(self.callers.expired_in_use()).for_each_concurrent(MAX_RECHECKS, recheck).await;
+            let expired = stream::iter(self.callers.expired_in_use());
+            expired.for_each_concurrent(gitlab::MAX_IN_FLIGHT, recheck).await;
+        }
+    }
+
+    /// Ends the streams of callers about whom GitLab has not answered for too long: they may have been revoked.
+    async fn end_unconfirmed(&self) {
+        loop {
+            sleep(UNCONFIRMED_CHECK.min(self.recheck_timeout)).await;
+            let mut callers = self.callers.expired_in_use();
+            callers.retain(|caller| caller.unconfirmed_for() >= self.recheck_timeout && caller.revoke());
+            if !callers.is_empty() {
+                let callers = callers.len();
+                tracing::warn!(
+                    callers,
+                    "streams ended: GitLab does not confirm the credentials of their callers"
+                );
+            }
         }
     }
 
@@ -99,21 +128,33 @@ impl GitLabAuthorizer {
         credential: &Credential,
         kind: CredentialKind,
         agent: AgentId,
+        share: BudgetShare,
     ) -> Result<(Arc<GitLabCaller>, bool), RequestError> {
         let key = kind.cache_key(credential, agent);
         let asked = AtomicBool::new(false);
         let lookup = async |previous: Option<Arc<GitLabCaller>>| {
-            asked.store(true, Relaxed);
-            match self.request(credential, kind, agent).await {
-                Ok(info) => Ok(GitLabCaller::new(credential, info, &self.in_flight, previous)),
-                Err(error) => {
-                    // The streams of a caller go on while GitLab does not answer.
-                    if let Some(previous) = previous.filter(|_| error.reason != Reason::IdentityUnavailable) {
-                        previous.revoke();
-                    }
-                    Err(error)
-                }
+            let share = if previous.is_some() { share } else { BudgetShare::UnknownCallers };
+            if previous.is_none() {
+                self.unknown.check(credential.address)?;
             }
+            asked.store(true, Relaxed);
+            let error = match self.request(credential, kind, agent, share).await {
+                Ok(info) => return Ok(GitLabCaller::new(credential, info, &self.in_flight, previous)),
+                Err(error) => error,
+            };
+            match previous {
+                // The streams of a caller go on for a while if GitLab does not answer.
+                _ if error.reason == Reason::IdentityUnavailable => {}
+                Some(previous) => {
+                    previous.revoke();
+                }
+                // The answer was not limited: the next one is.
+                None if error.reason == Reason::Unauthorized => {
+                    drop(self.unknown.count(credential.address).await);
+                }
+                None => {}
+            }
+            Err(error)
         };
         let caller = self.callers.get(key, lookup).await?;
         Ok((caller, asked.load(Relaxed)))
@@ -125,11 +166,13 @@ impl GitLabAuthorizer {
         credential: &Credential,
         kind: CredentialKind,
         agent: AgentId,
+        share: BudgetShare,
     ) -> Result<CallerInfo, RequestError> {
+        let client = self.client.with_share(share);
         match kind {
             CredentialKind::Job => {
                 let token = gitlab::Credential::Job(&credential.token);
-                let response = self.client.get(Endpoint::AllowedAgents, &[], token);
+                let response = client.get(Endpoint::AllowedAgents, &[], token);
                 let job = within_timeout(response).await.map_err(|error| job::refusal(&error))?;
                 Ok(CallerInfo::Job(job))
             }
@@ -141,7 +184,7 @@ impl GitLabAuthorizer {
                     csrf_token: credential.csrf_token.as_ref().map(|token| token.expose_secret()),
                 };
                 let none = gitlab::Credential::None;
-                let response = self.client.post(Endpoint::AuthorizeProxyUser, &body, none);
+                let response = client.post(Endpoint::AuthorizeProxyUser, &body, none);
                 let user: UserInfo = within_timeout(response).await.map_err(|error| self.refusal(&error))?;
                 if user.agent.id != agent {
                     let message = "its response is about another agent".to_owned();
@@ -192,7 +235,7 @@ impl CallerAuthorizer for GitLabAuthorizer {
     ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>> {
         Box::pin(async move {
             let Some((kind, agent)) = CredentialKind::of(credential) else { return Ok(None) };
-            let (caller, login) = self.caller(credential, kind, agent).await?;
+            let (caller, login) = self.caller(credential, kind, agent, BudgetShare::KnownCallers).await?;
             let grant = caller.grant(agent)?;
             let name = self.names.of(agent).await.ok_or_else(|| same_id(agent))?;
             let is_named =

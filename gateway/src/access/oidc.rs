@@ -11,7 +11,9 @@ use proto::Reason;
 use router::BoxFuture;
 use secrecy::ExposeSecret as _;
 
-use super::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, file, unauthorized};
+use super::{
+    AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials, file, unauthorized,
+};
 use crate::{
     error::RequestError,
     identity::{Grant, Identities, Identity},
@@ -31,6 +33,7 @@ pub struct OidcAuthorizer {
     issuers: Issuers,
     identities: Identities,
     verified: Cache<TokenHash, Arc<CachedToken>>,
+    unknown: Arc<UnknownCredentials>,
 }
 
 /// A verified token, and its rights in one version of the identity file.
@@ -48,14 +51,14 @@ struct VersionedRights {
 }
 
 impl OidcAuthorizer {
-    /// Accepts tokens of these issuers.
-    pub fn new(issuers: Issuers, identities: Identities) -> Self {
+    /// Accepts tokens of these issuers. `unknown` limits forged ones.
+    pub fn new(issuers: Issuers, identities: Identities, unknown: Arc<UnknownCredentials>) -> Self {
         let verified = Cache::builder()
             .max_capacity(CACHE_BYTES)
             .weigher(|_, cached: &Arc<CachedToken>| cached.bytes)
             .time_to_live(CACHE_TIME)
             .build();
-        Self { issuers, identities, verified }
+        Self { issuers, identities, verified, unknown }
     }
 
     async fn authorize(
@@ -109,7 +112,16 @@ impl OidcAuthorizer {
                 TokenKind::CiJob(_) | TokenKind::Personal(_) | TokenKind::Session(_) => Ok(None),
             };
         };
-        let token = issuer.verify(token, now).await.map_err(unavailable)?.map_err(refused)?;
+        self.unknown.check(credential.address)?;
+        let token = match issuer.verify(token, now).await.map_err(unavailable)? {
+            Ok(token) => token,
+            Err(error) => {
+                if error.is_forgery() {
+                    self.unknown.count(credential.address).await?;
+                }
+                return Err(refused(error));
+            }
+        };
         let bytes = u32::try_from(text.len()).unwrap_or(u32::MAX);
         let cached = Arc::new(CachedToken { token, bytes, rights: ArcSwapOption::empty() });
         self.verified.insert(credential.hash, Arc::clone(&cached));

@@ -14,11 +14,9 @@ use secrecy::SecretString;
 use tokio::time::Instant;
 use tunnel::handshake;
 
-use super::{
-    AgentServer, address_key::address_key, refusal::HandshakeError, tunnel_permits::TunnelPermit,
-    version_skew::VersionSkew,
-};
+use super::{AgentServer, refusal::HandshakeError, tunnel_permits::TunnelPermit, version_skew::VersionSkew};
 use crate::{
+    address_key::address_key,
     identity::{AgentAuthenticator, AgentIdentity},
     metrics::Limit,
     token::TokenHash,

@@ -6,13 +6,14 @@ use super::shared::GitLab;
 use crate::{
     access::{
         AccessControl, AgentNames, CallerAuthorizer, GitLabAuthorizer, InFlightCounters, OidcAuthorizer,
-        RailsAuthorizer,
+        RailsAuthorizer, UnknownCredentials,
     },
     api::Verifier,
     config::Config,
     deployments::Deployments,
     gitlab::{GitLabClient, Usage},
     identity::{Identities, Identity},
+    metrics::Metrics,
     oidc::Issuers,
 };
 
@@ -43,16 +44,19 @@ pub(super) fn access_control(
     issuers: &Issuers,
     gitlab: Option<GitLab>,
     api_tokens: Option<Verifier>,
-    (usage, deployments): (Usage, Deployments),
+    usage: (Usage, Deployments),
+    metrics: Metrics,
     config: &Config,
 ) -> (AccessControl, Option<Arc<GitLabAuthorizer>>) {
     let in_flight = InFlightCounters::default();
+    let limit = config.agent.kubernetes_api.limits.unknown_credentials_per_address_per_minute;
+    let unknown = Arc::new(UnknownCredentials::new(limit, metrics));
     let mut sources: Vec<Arc<dyn CallerAuthorizer>> = vec![Arc::new(identities.clone())];
     if let Some(verifier) = api_tokens {
         let (identities, has_gitlab) = (identities.clone(), gitlab.is_some());
         sources.push(Arc::new(RailsAuthorizer::new(verifier, identities, has_gitlab, in_flight.clone())));
     }
-    sources.push(Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone())));
+    sources.push(Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone(), Arc::clone(&unknown))));
     let gitlab = gitlab.map(|(client, agents)| {
         let names = AgentNames { identities: identities.clone(), agents };
         Arc::new(GitLabAuthorizer::new(
@@ -60,10 +64,10 @@ pub(super) fn access_control(
             names,
             in_flight,
             usage,
-            deployments,
+            Arc::clone(&unknown),
             &config.agent.kubernetes_api,
         ))
     });
     sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));
-    (AccessControl::new(sources), gitlab)
+    (AccessControl::new(sources, unknown), gitlab)
 }

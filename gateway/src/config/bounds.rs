@@ -120,7 +120,7 @@ pub(super) mod tests {
     use crate::config::Config;
 
     /// Section, key, a value out of its bounds, and the next one within them.
-    pub(in crate::config) const BOUNDS: [(&str, &str, &str, &str); 24] = [
+    pub(in crate::config) const BOUNDS: [(&str, &str, &str, &str); 25] = [
         ("agent: {listen: ", "max_connections", "0", "1"),
         ("agent: {listen: ", "max_connections", "1000001", "1000000"),
         ("agent: {listen: ", "max_tunnels_per_agent", "0", "1"),
@@ -143,6 +143,7 @@ pub(super) mod tests {
         ("agent: {kubernetes_api: {limits: ", "max_headers", "0", "1"),
         ("agent: {kubernetes_api: {limits: ", "max_head_bytes", "8191", "8192"),
         ("agent: {kubernetes_api: {limits: ", "max_requests_per_caller", "0", "1"),
+        ("agent: {kubernetes_api: {limits: ", "unknown_credentials_per_address_per_minute", "0", "1"),
         ("agent: {kubernetes_api: {limits: ", "head_timeout", "0s", "1s"),
         ("agent: {kubernetes_api: {limits: ", "max_bytes_in_flight", "1048575", "1048576"),
     ];

@@ -31,6 +31,9 @@ pub struct KubernetesApiConfig {
     /// The time for which a refusal of GitLab is valid.
     #[serde(with = "Timeout")]
     pub allowed_agent_cache_error_ttl: Duration,
+    /// The time without an answer of GitLab after which the streams of a CI job or a user end.
+    #[serde(with = "Timeout")]
+    pub stream_recheck_timeout: Duration,
     /// The limits of one caller, of one agent and of all callers together.
     pub limits: CallerLimits,
 }
@@ -79,6 +82,9 @@ pub struct CallerLimits {
     /// tunnels to N replicas may have N times as many.
     #[serde(with = "Within::<1, 1_000_000>")]
     pub max_requests_per_agent: u32,
+    /// Credentials of one address that nobody has, per minute.
+    #[serde(with = "Within::<1, 1_000_000>")]
+    pub unknown_credentials_per_address_per_minute: u32,
     /// Header fields of one request.
     #[serde(with = "Within::<1, 10_000>")]
     pub max_headers: usize,
@@ -124,6 +130,7 @@ impl Default for KubernetesApiConfig {
             extra_allowed_response_headers: Vec::new(),
             allowed_agent_cache_ttl: Duration::from_secs(60),
             allowed_agent_cache_error_ttl: Duration::from_secs(10),
+            stream_recheck_timeout: Duration::from_secs(300),
             limits: CallerLimits::default(),
         }
     }
@@ -150,6 +157,7 @@ impl Default for CallerLimits {
             max_connections: 10_000,
             max_requests_per_caller: 2_000,
             max_requests_per_agent: 4_000,
+            unknown_credentials_per_address_per_minute: 60,
             max_headers: 100,
             max_head_bytes: 64 << 10,
             head_timeout: Duration::from_secs(60),

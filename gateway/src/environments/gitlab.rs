@@ -12,7 +12,7 @@ use super::{
     file::{is_label, is_project},
 };
 use crate::{
-    gitlab::{Credential, GitLabClient, GitLabError, ProjectEnvironment},
+    gitlab::{BudgetShare, Credential, GitLabClient, GitLabError, ProjectEnvironment},
     identity::SourceUnavailable,
     token::TokenHash,
 };
@@ -40,14 +40,14 @@ struct Answer {
 }
 
 impl GitLabEnvironments {
-    /// Asks `client`, and caches lists for `ttl` and errors for `error_ttl`.
+    /// Asks `client` for the callers of the internal API, which GitLab and other trusted programs are, and caches lists for `ttl` and errors for `error_ttl`.
     pub fn new(client: GitLabClient, (ttl, error_ttl): (Duration, Duration)) -> Self {
         let answers = Cache::builder()
             .max_capacity(CAPACITY)
             .weigher(|_, answer: &Arc<Answer>| answer.weight())
             .time_to_live(ttl.max(error_ttl))
             .build();
-        Self { client, answers, ttl, error_ttl }
+        Self { client: client.with_share(BudgetShare::KnownCallers), answers, ttl, error_ttl }
     }
 
     /// Returns the environments of a project, or the one with this name, from the cache or from GitLab.

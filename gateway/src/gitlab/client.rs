@@ -19,25 +19,24 @@ use hyper_util::{
     client::legacy::Client,
     rt::{TokioExecutor, TokioTimer},
 };
-use parking_lot::Mutex;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use prometheus_client::registry::Registry;
 use proto::ErrorChain;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::watch,
     time::{Instant, sleep, timeout_at},
 };
 
 use super::{
     Credential, Endpoint, GitLabAddress, GitLabError, Transport,
     agent_info::GitalyServers,
+    budget::{BudgetShare, RequestBudget},
     jwt,
     metrics::{self, AttemptResult, GitLabMetrics},
     response::{self, Failure},
     retry,
     switch::Switch,
-    token_bucket::TokenBucket,
     transport::Connector,
 };
 use crate::{config::ApiRateLimit, secret::Secret};
@@ -48,8 +47,6 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The largest body of a response, in bytes. The agents of a job are the largest: some hundred bytes each.
 const MAX_BODY: usize = 4 << 20;
-/// The requests in flight, each of which is a connection.
-const MAX_IN_FLIGHT: usize = 128;
 /// The idle connections that are kept, and the time for which they are.
 const MAX_IDLE: usize = 16;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -62,15 +59,17 @@ const KAS_REQUEST: HeaderName = HeaderName::from_static("gitlab-kas-api-request"
 
 /// Sends requests to GitLab. Clones are cheap, and share connections and limits.
 #[derive(Clone)]
-pub struct GitLabClient(Arc<Inner>);
+pub struct GitLabClient {
+    inner: Arc<Inner>,
+    share: BudgetShare,
+}
 
 struct Inner {
     address: GitLabAddress,
     secret: Secret,
     http: Client<Connector, Full<Bytes>>,
     limit: ApiRateLimit,
-    bucket: Mutex<TokenBucket>,
-    permits: Semaphore,
+    budget: RequestBudget,
     metrics: GitLabMetrics,
     switch: Switch,
     gitaly: GitalyServers,
@@ -96,19 +95,23 @@ impl GitLabClient {
             .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_max_idle_per_host(MAX_IDLE)
             .build(transport.0);
-        let bucket = TokenBucket::new(limit.refill_rate_per_second, limit.bucket_size, Instant::now());
-        Self(Arc::new(Inner {
+        let inner = Inner {
             address,
             secret,
             http,
             limit: limit.clone(),
-            bucket: Mutex::new(bucket),
-            permits: Semaphore::new(MAX_IN_FLIGHT),
+            budget: RequestBudget::new(limit),
             metrics: GitLabMetrics::default(),
             switch: Switch::default(),
             gitaly: GitalyServers::default(),
             legacy_agent_info: AtomicBool::new(false),
-        }))
+        };
+        Self { inner: Arc::new(inner), share: BudgetShare::Agents }
+    }
+
+    /// Returns a client whose requests have another share of the limits. Those of a new client are of agents.
+    pub fn with_share(&self, share: BudgetShare) -> Self {
+        Self { share, ..self.clone() }
     }
 
     /// Sends a GET request with these query parameters, and parses the JSON of a 2xx response. An empty body is `()`.
@@ -170,7 +173,7 @@ impl GitLabClient {
     fn check_switch<T>(&self, endpoint: Endpoint, result: Result<T, GitLabError>) -> Result<T, GitLabError> {
         match &result {
             Err(error) if endpoint.is_internal() && error.is_status(StatusCode::NOT_FOUND) => {
-                self.0.switch.suspect();
+                self.inner.switch.suspect();
             }
             _ => {}
         }
@@ -179,37 +182,37 @@ impl GitLabClient {
 
     /// Returns a receiver whose value is true while GitLab has switched kas off.
     pub fn switched_off(&self) -> watch::Receiver<bool> {
-        self.0.switch.off()
+        self.inner.switch.off()
     }
 
     /// Returns the limit of requests.
     pub fn rate_limit(&self) -> &ApiRateLimit {
-        &self.0.limit
+        &self.inner.limit
     }
 
     pub(super) fn switch(&self) -> &Switch {
-        &self.0.switch
+        &self.inner.switch
     }
 
     pub(super) fn gitaly_servers(&self) -> &GitalyServers {
-        &self.0.gitaly
+        &self.inner.gitaly
     }
 
     /// Returns the endpoint of `agent_info` that this GitLab has, as far as known.
     pub(super) fn agent_info_endpoint(&self) -> Endpoint {
-        match self.0.legacy_agent_info.load(Relaxed) {
+        match self.inner.legacy_agent_info.load(Relaxed) {
             true => Endpoint::LegacyAgentInfo,
             false => Endpoint::AgentInfo,
         }
     }
 
     pub(super) fn set_agent_info_endpoint(&self, endpoint: Endpoint) {
-        self.0.legacy_agent_info.store(endpoint == Endpoint::LegacyAgentInfo, Relaxed);
+        self.inner.legacy_agent_info.store(endpoint == Endpoint::LegacyAgentInfo, Relaxed);
     }
 
     /// Registers the metrics of this client.
     pub(crate) fn register(&self, registry: &mut Registry) {
-        metrics::register(registry, self, &self.0.metrics);
+        metrics::register(registry, self, &self.inner.metrics);
     }
 
     async fn send<T: DeserializeOwned>(
@@ -231,7 +234,7 @@ impl GitLabClient {
             message: "not sent: the token has characters that no header may have".to_owned(),
         })?;
         headers.extend(credential);
-        let url = self.0.address.url(&endpoint.path().replace(":id", id), &encode(query));
+        let url = self.inner.address.url(&endpoint.path().replace(":id", id), &encode(query));
         let prepared = Prepared { method, endpoint, url, headers, body };
 
         let deadline = Instant::now() + TOTAL_TIMEOUT;
@@ -268,14 +271,12 @@ impl GitLabClient {
         deadline: Instant,
     ) -> Result<T, Failure> {
         let limited = || {
-            self.0.metrics.limited.inc();
+            self.inner.metrics.count_limited(self.share);
             Failure::unavailable("kas sends as many requests as it may (gitlab.api_rate_limit)", false)
         };
-        let now = Instant::now();
-        let wait = self.0.bucket.lock().take(now, deadline.saturating_duration_since(now));
-        sleep(wait.map_err(|_| limited())?).await;
-        let permit = timeout_at(deadline, self.0.permits.acquire()).await.map_err(|_| limited())?;
-        let _permit = permit.expect("the semaphore is never closed");
+        let latest = deadline.min(Instant::now() + self.share.longest_wait());
+        let _permit =
+            timeout_at(latest, self.inner.budget.acquire(self.share)).await.map_err(|_| limited())?;
 
         let started = Instant::now();
         let exchange = timeout_at(deadline.min(started + ATTEMPT_TIMEOUT), self.exchange(prepared)).await;
@@ -286,7 +287,7 @@ impl GitLabClient {
             Ok(Err((result, failure))) => (result, Err(failure)),
             Err(_) => (AttemptResult::Timeout, Err(Failure::unavailable("it did not respond in time", true))),
         };
-        self.0.metrics.observe(prepared.endpoint, result, started.elapsed());
+        self.inner.metrics.observe(prepared.endpoint, result, started.elapsed());
         response
     }
 
@@ -300,11 +301,11 @@ impl GitLabClient {
         *request.headers_mut() = prepared.headers.clone();
         if !prepared.endpoint.is_public() {
             // An attempt may start long after the one before it, so that each needs its own token.
-            let token = jwt::header(self.0.secret.keys().signing(), SystemTime::now());
+            let token = jwt::header(self.inner.secret.keys().signing(), SystemTime::now());
             request.headers_mut().insert(KAS_REQUEST, token);
         }
 
-        let response = self.0.http.request(request).await.map_err(|error| {
+        let response = self.inner.http.request(request).await.map_err(|error| {
             (AttemptResult::Failed, Failure::unavailable(ErrorChain(&error).to_string(), true))
         })?;
         let (head, body) = response.into_parts();
@@ -329,6 +330,6 @@ fn encode(query: &[(&str, &str)]) -> String {
 
 impl fmt::Debug for GitLabClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GitLabClient({})", self.0.address)
+        write!(f, "GitLabClient({})", self.inner.address)
     }
 }

@@ -10,7 +10,7 @@ use prometheus_client::{
 };
 use telemetry::{CallbackMetric, DurationHistogram};
 
-use super::{Endpoint, GitLabClient};
+use super::{BudgetShare, Endpoint, GitLabClient};
 
 /// Upper bounds in seconds, up to the time limit of an attempt.
 static DURATIONS: [f64; 8] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 20.0];
@@ -18,6 +18,11 @@ static DURATIONS: [f64; 8] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 20.0];
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EndpointLabel {
     endpoint: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ShareLabel {
+    share: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -40,22 +45,26 @@ pub(super) enum AttemptResult {
 pub(super) struct GitLabMetrics {
     requests: Family<RequestLabels, Counter>,
     durations: Family<EndpointLabel, DurationHistogram, fn() -> DurationHistogram>,
-    /// Requests that were not sent because too many were waiting.
-    pub(super) limited: Counter,
+    limited: Family<ShareLabel, Counter>,
 }
 
 impl Default for GitLabMetrics {
     fn default() -> Self {
         let durations: fn() -> DurationHistogram = || DurationHistogram::new(&DURATIONS);
-        Self {
-            requests: Family::default(),
-            durations: Family::new_with_constructor(durations),
-            limited: Counter::default(),
+        let limited = Family::<ShareLabel, Counter>::default();
+        for share in BudgetShare::ALL {
+            drop(limited.get_or_create(&ShareLabel { share: share.label() }));
         }
+        Self { requests: Family::default(), durations: Family::new_with_constructor(durations), limited }
     }
 }
 
 impl GitLabMetrics {
+    /// Counts a request that was not sent because too many were waiting.
+    pub(super) fn count_limited(&self, share: BudgetShare) {
+        self.limited.get_or_create(&ShareLabel { share: share.label() }).inc();
+    }
+
     pub(super) fn observe(&self, endpoint: Endpoint, result: AttemptResult, duration: Duration) {
         let endpoint = endpoint.label();
         let result = match result {
@@ -88,7 +97,7 @@ pub(super) fn register(registry: &mut Registry, client: &GitLabClient, metrics: 
     );
     registry.register(
         "kas_gitlab_limited",
-        "Requests to GitLab that were not sent because of gitlab.api_rate_limit",
+        "Requests to GitLab that were not sent because of gitlab.api_rate_limit, by their share of it",
         metrics.limited.clone(),
     );
     let off = client.switched_off();

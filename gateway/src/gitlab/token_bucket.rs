@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A token bucket whose takers wait for their turn.
+/// A token bucket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TokenBucket {
     /// The time in which one token is added.
@@ -22,19 +22,14 @@ impl TokenBucket {
         Self { interval, capacity: interval * size.max(1), full_at: now }
     }
 
-    /// Takes a token, and returns how long to wait before its use.
-    ///
-    /// # Errors
-    ///
-    /// The wait, which would be longer than `longest`. No token is taken then.
-    pub(super) fn take(&mut self, now: Instant, longest: Duration) -> Result<Duration, Duration> {
-        let full_at = self.full_at.max(now) + self.interval;
-        let wait = (full_at - now).saturating_sub(self.capacity);
-        if wait > longest {
-            return Err(wait);
-        }
-        self.full_at = full_at;
-        Ok(wait)
+    /// Returns the time until the bucket has a token.
+    pub(super) fn until_next(&self, now: Instant) -> Duration {
+        (self.full_at.max(now) + self.interval - now).saturating_sub(self.capacity)
+    }
+
+    /// Takes a token, which the bucket has.
+    pub(super) fn take(&mut self, now: Instant) {
+        self.full_at = self.full_at.max(now) + self.interval;
     }
 }
 
@@ -42,18 +37,22 @@ impl TokenBucket {
 mod tests {
     use super::*;
 
-    const SECOND: Duration = Duration::from_secs(1);
-
     #[test]
-    fn burst_is_free_and_later_takers_wait_in_turn() {
-        let now = Instant::now();
+    fn burst_is_free_and_then_tokens_come_at_the_rate() {
+        let mut now = Instant::now();
         let mut bucket = TokenBucket::new(50, 250, now);
-        assert!((0..250).all(|_| bucket.take(now, SECOND) == Ok(Duration::ZERO)));
-        for turn in 1..=50 {
-            assert_eq!(bucket.take(now, SECOND), Ok(Duration::from_millis(20 * turn)));
+        for _ in 0..250 {
+            assert_eq!(bucket.until_next(now), Duration::ZERO);
+            bucket.take(now);
         }
-        assert_eq!(bucket.take(now, SECOND), Err(Duration::from_millis(1020)), "it takes no token");
-        assert_eq!(bucket.take(now, SECOND), Err(Duration::from_millis(1020)));
-        assert_eq!(bucket.take(now + 2 * SECOND, SECOND), Ok(Duration::ZERO));
+        for _ in 0..50 {
+            assert_eq!(bucket.until_next(now), Duration::from_millis(20));
+            now += Duration::from_millis(20);
+            assert_eq!(bucket.until_next(now), Duration::ZERO);
+            bucket.take(now);
+        }
+        now += Duration::from_secs(3600);
+        (0..250).for_each(|_| bucket.take(now));
+        assert_eq!(bucket.until_next(now), Duration::from_millis(20), "it holds 250 at most");
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use self::cache::{CachedAgent, TokenCache};
 use super::{AgentAuthenticator, AgentIdentity, Identities, SourceUnavailable};
 use crate::{
-    gitlab::{AgentInfo, GitLabClient},
+    gitlab::{AgentInfo, BudgetShare, GitLabClient},
     token::{self, TokenHash},
 };
 
@@ -96,7 +96,8 @@ impl Inner {
                 retry_after: wait,
             })?;
         }
-        let found = self.client.agent_info(token).await?;
+        let share = if known { BudgetShare::Rechecks } else { BudgetShare::Agents };
+        let found = self.client.with_share(share).agent_info(token).await?;
         if found.is_none()
             && let Some(redis) = &self.redis
             && let Err(error) = redis.mark_unknown_token(digest, self.error_ttl).await

@@ -27,6 +27,8 @@ pub enum Limit {
     UnknownTokensPerAddress,
     /// `connections_per_second`.
     ConnectionRate,
+    /// `unknown_credentials_per_address_per_minute`.
+    UnknownCredentialsPerAddress,
     /// `max_requests_per_caller`.
     RequestsPerCaller,
     /// `max_requests_per_agent`.
@@ -67,6 +69,7 @@ impl Limit {
         Self::ConnectionsPerAddress,
         Self::UnknownTokensPerAddress,
         Self::ConnectionRate,
+        Self::UnknownCredentialsPerAddress,
         Self::RequestsPerCaller,
         Self::RequestsPerAgent,
         Self::Head,
@@ -102,6 +105,7 @@ impl Limit {
             Self::ConnectionsPerAddress => "connections-per-address",
             Self::UnknownTokensPerAddress => "unknown-tokens-per-address",
             Self::ConnectionRate => "connection-rate",
+            Self::UnknownCredentialsPerAddress => "unknown-credentials-per-address",
             Self::RequestsPerCaller => "requests-per-caller",
             Self::RequestsPerAgent => "requests-per-agent",
             Self::Head => "head",

@@ -108,6 +108,13 @@ impl TokenError {
     }
 }
 
+impl TokenError {
+    /// Returns whether the issuer may not have signed the token. Errors about its claims are found after its signature is verified.
+    pub fn is_forgery(self) -> bool {
+        matches!(self, Self::Algorithm | Self::UnknownKey | Self::Signature)
+    }
+}
+
 impl<'a> UnverifiedToken<'a> {
     /// Parses a token, or returns `None` if the text is no JWT.
     ///

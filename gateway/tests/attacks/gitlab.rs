@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use gateway::config::ApiRateLimit;
 use gitlab_standin::{AgentAccess, Endpoint, Fault, Job, StandIn, User};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -12,7 +13,8 @@ use testkit::{
     internal_api::jwt,
     world::World,
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, interval, sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     cluster::Seen,
@@ -24,11 +26,16 @@ const PAGE: &str = "https://gitlab.example.com";
 const SESSION: &str = "Cookie: _gitlab_kas=cookie\r\nGitlab-Agent-Id: 7\r\nX-Csrf-Token: csrf\r\n";
 
 async fn attacked() -> (StandIn, World, Seen, impl Sized) {
+    attacked_with(&ApiRateLimit::default()).await
+}
+
+async fn attacked_with(limit: &ApiRateLimit) -> (StandIn, World, Seen, impl Sized + use<>) {
     let seen = Seen::default();
     let edit = |config: &mut gateway::config::Config| {
         config.agent.kubernetes_api.allowed_origins = vec![PAGE.parse().unwrap()];
+        config.agent.kubernetes_api.listen.trusted_proxies = vec!["0.0.0.0/0".parse().unwrap()];
     };
-    let (gitlab, world, agent) = world_with(edit, seen.services()).await;
+    let (gitlab, world, agent) = world_with(limit, edit, seen.services()).await;
     let mut state = gitlab.state();
     state.add_job("job", Job::new(3, 30).with_agent(AGENT, json!({"access_as": {"ci_job": {}}})));
     state.add_job("agent", Job::new(4, 30).with_agent(AGENT, json!({})));
@@ -214,8 +221,8 @@ async fn attack_34_streams_of_a_revoked_job_end() {
     let (mut of_job, mut of_user) =
         (watch(&world, "ci:7:job").await, watch(&world, "pat:7:glpat-alice").await);
     gitlab.set_fault(Fault::Down);
-    let first = timeout(10 * MINUTE, of_job.frame()).await;
-    assert!(first.is_err(), "a GitLab that is down ends no stream");
+    let first = timeout(4 * MINUTE, of_job.frame()).await;
+    assert!(first.is_err(), "the streams go on while GitLab is down for some minutes");
     gitlab.set_fault(None);
     gitlab.state().jobs.clear();
     let end = timeout(3 * MINUTE, of_job.frame()).await.expect("it goes on");
@@ -329,4 +336,107 @@ async fn attack_38_foreign_page_cannot_use_a_session() {
     let answer = send(&world, &format!("{SESSION}Origin: {PAGE}\r\n")).await;
     assert_eq!(status(&answer), 200, "{answer}");
     assert!(answer.contains("access-control-allow-credentials: true"), "{answer}");
+}
+
+/// Sends a request of a client behind a trusted proxy. Returns its status.
+async fn from(world: &World, client: &str, token: &str) -> u16 {
+    let answer =
+        send(world, &format!("{}X-Forwarded-For: {client}\r\nConnection: close\r\n", bearer(token))).await;
+    assert_eq!(
+        status(&answer) == 429,
+        answer.contains("unknown_credentials_per_address_per_minute"),
+        "{answer}"
+    );
+    assert!(status(&answer) != 429 || answer.to_lowercase().contains("retry-after: 1\r\n"), "{answer}");
+    status(&answer)
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_75_invented_tokens_of_one_address_are_limited() {
+    let (gitlab, world, _seen, _agent) = attacked().await;
+    let (nat, other) = ("198.51.100.7", "198.51.100.8");
+    for id in 0..100 {
+        gitlab.state().add_job(&format!("job-{id}"), Job::new(1000 + id, 30).with_agent(AGENT, json!({})));
+        assert_eq!(
+            from(&world, nat, &format!("ci:7:job-{id}")).await,
+            200,
+            "good credentials are not limited"
+        );
+    }
+    let lookups = || gitlab.requests(Endpoint::AllowedAgents) + gitlab.requests(Endpoint::AuthorizeProxyUser);
+    let before = lookups();
+    for id in 0..400 {
+        let kind = if id % 2 == 0 { "pat" } else { "ci" };
+        let expected = if id < 60 { 401 } else { 429 };
+        assert_eq!(from(&world, nat, &format!("{kind}:7:invented-{id}")).await, expected, "{id}");
+    }
+    assert_eq!(lookups(), before + 60);
+    assert_eq!(world.limit_count("unknown-credentials-per-address"), 340.0);
+    assert_eq!(from(&world, nat, "plain").await, 429);
+    assert_eq!(from(&world, nat, "ci:7:job-1").await, 200, "GitLab has confirmed this one");
+    assert_eq!(from(&world, nat, "ci:7:job").await, 429, "this one is unknown as yet");
+    assert_eq!(from(&world, other, "ci:7:agent").await, 200, "another address");
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(from(&world, nat, "ci:7:job").await, 200);
+    gitlab.assert_no_violations();
+}
+
+/// Sends 20 requests per second with invented tokens, each from another address.
+fn strangers(world: &World) -> AbortOnDropHandle<()> {
+    let world = world.clone();
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        let mut ticks = interval(Duration::from_millis(50));
+        for id in 0_u32.. {
+            ticks.tick().await;
+            let world = world.clone();
+            tokio::spawn(async move {
+                let client = std::net::Ipv4Addr::from(0x0A00_0000 | id);
+                let lines = format!(
+                    "{}X-Forwarded-For: {client}\r\nConnection: close\r\n",
+                    bearer(&format!("pat:7:s{id}"))
+                );
+                send(&world, &lines).await;
+            });
+        }
+    }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_75_strangers_do_not_keep_others_from_gitlab() {
+    let limit = ApiRateLimit { refill_rate_per_second: 10, bucket_size: 20 };
+    let (gitlab, world, _seen, _agent) = attacked_with(&limit).await;
+    for known in ["ci:7:job", "pat:7:glpat-alice"] {
+        assert_eq!(from(&world, "198.51.100.7", known).await, 200);
+    }
+    let mut revoked = watch(&world, "pat:7:glpat-alice").await;
+    let _strangers = strangers(&world);
+    sleep(MINUTE).await;
+
+    gitlab.state().users.clear();
+    let started = Instant::now();
+    assert_eq!(from(&world, "198.51.100.7", "ci:7:job").await, 200, "GitLab has to be asked again");
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    let end = timeout((2 * MINUTE).saturating_sub(started.elapsed()), revoked.frame()).await;
+    let end = end.expect("the watch of a revoked token goes on");
+    assert!(matches!(end, Some(Err(_))), "{end:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_75_stream_does_not_outlive_a_gitlab_that_does_not_answer() {
+    for fault in [Fault::Down, Fault::Slow(60 * MINUTE)] {
+        let (gitlab, world, _seen, _agent) = attacked().await;
+        let mut streams = [watch(&world, "ci:7:job").await, watch(&world, "pat:7:glpat-alice").await];
+        gitlab.set_fault(fault.clone());
+        let started = Instant::now();
+        for stream in &mut streams {
+            let end = timeout(6 * MINUTE, stream.frame()).await.expect("it goes on");
+            assert!(matches!(end, Some(Err(_))), "{fault:?}: {end:?}");
+            let minutes = started.elapsed().as_secs_f64() / 60.0;
+            assert!((4.9..5.5).contains(&minutes), "{fault:?}: {minutes} min");
+        }
+        gitlab.set_fault(None);
+        sleep(MINUTE).await;
+        let mut again = watch(&world, "ci:7:job").await;
+        assert!(timeout(10 * MINUTE, again.frame()).await.is_err(), "{fault:?}: a new stream goes on");
+    }
 }

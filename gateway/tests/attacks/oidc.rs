@@ -142,7 +142,7 @@ async fn attack_35_random_key_ids_do_not_flood_the_issuer() {
             .map(|id| key.sign(&json!({"alg": "ES256", "kid": format!("{second}-{id}")}), &app(json!({}))));
         let forged: Vec<_> = forged.collect();
         for answer in join_all(forged.iter().map(|token| send_token(&world, token))).await {
-            assert_eq!(status(&answer), 401, "{answer}");
+            assert!(matches!(status(&answer), 401 | 429), "{answer}");
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
@@ -196,4 +196,25 @@ async fn attack_37_forged_tokens_are_refused() {
     }
     assert_eq!(seen.all(), Vec::<String>::new());
     assert_eq!(status(&send_token(&world, &good).await), 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attack_75_forged_tokens_of_one_address_are_limited() {
+    let (key, stranger) = (IssuerKey::ec("a"), IssuerKey::ec("a"));
+    let (world, _seen, _agent) = attacked(&TestIssuer::new(&[&key])).await;
+    let good = key.token(&app(json!({})));
+    assert_eq!(status(&send_token(&world, &good).await), 200);
+    for id in 0..100 {
+        let (forged, expired) =
+            (stranger.token(&app(json!({"jti": id}))), key.token(&app(json!({"exp": 1, "jti": id}))));
+        if id < 60 {
+            assert_eq!(status(&send_token(&world, &expired).await), 401, "{id}: its issuer has signed it");
+        }
+        assert_eq!(status(&send_token(&world, &forged).await), if id < 60 { 401 } else { 429 }, "{id}");
+    }
+    assert_eq!(status(&send_token(&world, &good).await), 200, "this token is known");
+    assert_eq!(status(&send_token(&world, &key.token(&app(json!({"jti": "new"})))).await), 429);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(status(&send_token(&world, &key.token(&app(json!({"jti": "new"})))).await), 200);
+    assert_eq!(world.limit_count("unknown-credentials-per-address"), 41.0);
 }

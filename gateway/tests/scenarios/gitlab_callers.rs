@@ -338,7 +338,11 @@ async fn message_of_a_wrong_path_names_the_cause() {
 async fn requests_are_counted_for_gitlab() {
     let (gitlab, world, _agent) = attached().await;
     let (usage, period) = (world.kas.usage.clone(), 60 * SECOND);
-    let reporter = UsageReporter { client: testkit::gitlab::client(&gitlab), usage, period };
+    let reporter = UsageReporter {
+        client: testkit::gitlab::client(&gitlab, &gateway::config::ApiRateLimit::default()),
+        usage,
+        period,
+    };
     let _reporting = AbortOnDropHandle::new(tokio::spawn(reporter.run()));
     for (token, status) in
         [("ci:7:job", 200), ("ci:7:job", 200), ("pat:7:glpat-alice", 200), ("ci:8:job", 403)]

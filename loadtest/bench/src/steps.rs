@@ -18,7 +18,7 @@ use gateway::{
     identity::{AccessAs, Identities, Identity},
     internals::{
         self, AccessControl, CallerAuthorizer, Destination, ForwardedFor, PeerAddress, ProxyHeaders,
-        RequestTiming, RequestTrace, Target,
+        RequestTiming, RequestTrace, Target, UnknownCredentials,
     },
     metrics::Metrics,
 };
@@ -98,9 +98,14 @@ impl StepFixture {
             service: ServiceName::KUBERNETES.parse()?,
             class: RequestClass::Short,
         };
+        let metrics = Metrics::register(&mut Registry::default());
+        let unknown = Arc::new(UnknownCredentials::new(60, metrics.clone()));
         Ok(Self {
-            access: AccessControl::new([Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>]),
-            metrics: Metrics::register(&mut Registry::default()),
+            access: AccessControl::new(
+                [Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>],
+                unknown,
+            ),
+            metrics,
             tunnels: Arc::new(LocalTunnels::new(1000)),
             request,
             passed,

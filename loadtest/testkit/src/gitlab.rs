@@ -18,7 +18,7 @@ pub const AGENT: u64 = 7;
 const AGENT_TOKEN: &str = "glagent-standin";
 
 /// Returns a client of the stand-in over in-memory pipes.
-pub fn client(gitlab: &StandIn) -> GitLabClient {
+pub fn client(gitlab: &StandIn, limit: &ApiRateLimit) -> GitLabClient {
     let address = "http://gitlab.example.com".parse().unwrap();
     let secret = Secret::parse(&gitlab.secret()).unwrap();
     let gitlab = gitlab.clone();
@@ -28,22 +28,24 @@ pub fn client(gitlab: &StandIn) -> GitLabClient {
         tokio::spawn(async move { gitlab.serve(far).await });
         Ok(near)
     });
-    GitLabClient::new(address, secret, transport, &ApiRateLimit::default())
+    GitLabClient::new(address, secret, transport, limit)
 }
 
 /// Starts a stand-in, and a kas with the agent `prod` of GitLab, whose services respond with the request that they received.
 pub async fn world(edit: impl FnOnce(&mut Config)) -> (StandIn, World, RunningAgent) {
-    world_with(edit, Services::new().with_fn("kubernetes", echo).with_fn("prometheus", echo)).await
+    let limit = ApiRateLimit::default();
+    world_with(&limit, edit, Services::new().with_fn("kubernetes", echo).with_fn("prometheus", echo)).await
 }
 
-/// Starts a stand-in, and a kas with the agent `prod` of GitLab, which has these services.
+/// Starts a stand-in, and a kas with the agent `prod` of GitLab, which has these services. `limit` is that of requests to GitLab.
 pub async fn world_with(
+    limit: &ApiRateLimit,
     edit: impl FnOnce(&mut Config),
     services: Services,
 ) -> (StandIn, World, RunningAgent) {
     let gitlab = StandIn::start().await;
     gitlab.state().add_agent(Agent::new(AGENT, "prod", AGENT_TOKEN));
-    let world = World::with_gitlab(client(&gitlab), AGENT_TOKEN.to_owned(), edit);
+    let world = World::with_gitlab(client(&gitlab, limit), AGENT_TOKEN.to_owned(), edit);
     let agent = world.agent(services).await;
     (gitlab, world, agent)
 }

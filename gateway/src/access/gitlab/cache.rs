@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use moka::future::Cache;
+use moka::{Expiry, future::Cache};
 use proto::Reason;
 use tokio::time::Instant;
 
@@ -32,6 +32,30 @@ struct Answer {
     expires: Instant,
 }
 
+/// Removes the refusal of a credential that nobody has when it expires. It replaces no caller whose streams are open.
+struct RefusalExpiry;
+
+impl Expiry<TokenHash, Arc<Answer>> for RefusalExpiry {
+    fn expire_after_create(
+        &self,
+        _: &TokenHash,
+        answer: &Arc<Answer>,
+        _: std::time::Instant,
+    ) -> Option<Duration> {
+        answer.last.is_none().then(|| answer.expires.saturating_duration_since(Instant::now()))
+    }
+
+    fn expire_after_update(
+        &self,
+        key: &TokenHash,
+        answer: &Arc<Answer>,
+        now: std::time::Instant,
+        _: Option<Duration>,
+    ) -> Option<Duration> {
+        self.expire_after_create(key, answer, now)
+    }
+}
+
 impl CallerCache {
     /// Creates a cache that keeps callers for `ttl` and refusals for `error_ttl`.
     pub(super) fn new(ttl: Duration, error_ttl: Duration) -> Self {
@@ -39,6 +63,7 @@ impl CallerCache {
             .max_capacity(CAPACITY)
             .weigher(|_, answer: &Arc<Answer>| u32::try_from(answer.weight()).unwrap_or(u32::MAX))
             .time_to_idle(RETENTION)
+            .expire_after(RefusalExpiry)
             .build();
         Self { answers, ttl, error_ttl }
     }

@@ -6,10 +6,12 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
 use proto::{AgentId, ServiceName};
+use tokio::time::Instant;
 
 use super::{
     impersonation,
@@ -44,6 +46,8 @@ pub(super) struct GitLabCaller {
     grants: Mutex<HashMap<AgentId, Arc<Grant>>>,
     /// The agents whose deployment by this job is recorded.
     deployed_with: Mutex<HashSet<AgentId>>,
+    /// The time of the last answer of GitLab that was the same.
+    confirmed: Mutex<Instant>,
 }
 
 impl CallerInfo {
@@ -108,9 +112,11 @@ impl GitLabCaller {
                 in_flight,
                 grants: Mutex::default(),
                 deployed_with: Mutex::default(),
+                confirmed: Mutex::new(Instant::now()),
             });
         };
         if previous.info == info {
+            *previous.confirmed.lock() = Instant::now();
             return previous;
         }
         let in_flight = counters.of(info.subject());
@@ -128,6 +134,7 @@ impl GitLabCaller {
             in_flight,
             grants: Mutex::new(grants),
             deployed_with: Mutex::new(previous.deployed_with.lock().clone()),
+            confirmed: Mutex::new(Instant::now()),
         })
     }
 
@@ -178,11 +185,18 @@ impl GitLabCaller {
         }
     }
 
-    /// Ends the streams of the caller.
-    pub(super) fn revoke(&self) {
-        for grant in self.grants.lock().values() {
-            grant.revoked.cancel();
-        }
+    /// Ends the streams of the caller. Requests after a later answer of GitLab have new grants.
+    ///
+    /// Returns whether it had grants.
+    pub(super) fn revoke(&self) -> bool {
+        let grants = std::mem::take(&mut *self.grants.lock());
+        grants.values().for_each(|grant| grant.revoked.cancel());
+        !grants.is_empty()
+    }
+
+    /// Returns the time since GitLab has confirmed the caller.
+    pub(super) fn unconfirmed_for(&self) -> Duration {
+        self.confirmed.lock().elapsed()
     }
 
     /// Returns whether the caller has requests in flight.

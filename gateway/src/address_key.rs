@@ -1,4 +1,4 @@
-//! The address of an agent as a key of rate limits.
+//! The address of a client as a key of rate limits.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 const SITE: u128 = !0 << 64;
 
 /// Returns a digest of the address, or of its /64 for IPv6: Redis holds no addresses.
-pub(super) fn address_key(address: IpAddr) -> [u8; 16] {
+pub(crate) fn address_key(address: IpAddr) -> [u8; 16] {
     let digest = Sha256::new().chain_update(b"kas address\0");
     let digest = match address.to_canonical() {
         IpAddr::V4(address) => digest.chain_update(address.octets()),
