@@ -7,7 +7,7 @@ mod gitlab;
 mod oidc;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fmt,
     net::IpAddr,
     path::Path,
@@ -204,6 +204,12 @@ impl Identity {
     /// Returns the rights of an OIDC token: those of the first entry that matches it.
     pub fn oidc_grant(&self, token: &VerifiedToken) -> Option<Arc<Grant>> {
         self.oidc_rules.iter().find_map(|rule| rule.grant(token)).map(Arc::new)
+    }
+
+    /// Returns the claims that the entries for tokens of the issuer with this name need, in order of their names.
+    pub fn oidc_claims<'a>(&'a self, issuer: &str) -> BTreeSet<&'a str> {
+        let rules = self.oidc_rules.iter().filter(|rule| rule.issuer == issuer);
+        rules.flat_map(|rule| &rule.claims).map(|claim| &*claim.name).collect()
     }
 
     /// Returns whether any caller with tokens of an issuer may use a service of an agent.

@@ -16,6 +16,7 @@ mod keys;
 mod metadata;
 mod metrics;
 mod policy;
+mod scopes;
 mod token;
 
 pub use self::{
@@ -25,5 +26,6 @@ pub use self::{
     keys::KeySet,
     metadata::ProviderMetadata,
     metrics::OidcMetrics,
+    scopes::{scope_of, scopes_for},
     token::{Claims, TokenError, UnverifiedToken, VerifiedToken},
 };

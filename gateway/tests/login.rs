@@ -110,8 +110,8 @@ impl World {
     }
 
     /// Runs `kas login --browser`, and logs in like a person. Returns the output and the lines of standard error.
-    async fn log_in_by_browser(&self) -> (Output, String) {
-        let mut child = self.login(&["--browser"]);
+    async fn log_in_by_browser(&self, arguments: &[&str]) -> (Output, String) {
+        let mut child = self.login(&[&["--browser"], arguments].concat());
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let url = loop {
             let line = timeout(SOON, lines.next_line()).await.unwrap().unwrap().expect("it prints a URL");
@@ -165,6 +165,7 @@ async fn serve(State(issuer): State<Arc<Issuer>>, request: Request<Body>) -> Res
                 "authorization_endpoint": format!("{url}/auth"),
                 "token_endpoint": format!("{url}/token"),
                 "device_authorization_endpoint": format!("{url}/device"),
+                "scopes_supported": ["openid", "email", "groups", "profile", "offline_access"],
             }),
         ),
         "/auth" => {
@@ -215,10 +216,18 @@ impl Issuer {
             return json_response(StatusCode::BAD_REQUEST, json!({"error": error}));
         }
         state.refresh += 1;
-        let token = self.key.token(&json!({
+        // As Dex does, which puts claims into a token only if their scopes were asked for.
+        let scopes = state.authorization.get("scope").cloned().unwrap_or_default();
+        let released = |scope: &str, value: Value| {
+            if scopes.split(' ').any(|name| name == scope) { value } else { Value::Null }
+        };
+        let mut claims = json!({
             "iss": state.other.unwrap_or(&self.url), "aud": "kas", "sub": "alice", "exp": now() + state.life,
             "nonce": state.authorization.get("nonce"), "jti": state.refresh,
-        }));
+            "email": released("email", json!("alice@example.com")), "groups": released("groups", json!(["dev"])),
+        });
+        claims.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+        let token = self.key.token(&claims);
         let refresh = format!("refresh-{}", state.refresh);
         json_response(
             StatusCode::OK,
@@ -239,7 +248,7 @@ fn token(output: &Output) -> String {
 #[tokio::test]
 async fn browser_login_is_cached_for_its_user_only() {
     let world = World::new().await;
-    let (output, errors) = world.log_in_by_browser().await;
+    let (output, errors) = world.log_in_by_browser(&[]).await;
     let first = token(&output);
     assert!(!errors.contains(&first) && !errors.contains("refresh-"), "{errors}");
     assert_eq!(token(&world.run(&[]).await), first);
@@ -257,10 +266,42 @@ async fn browser_login_is_cached_for_its_user_only() {
 }
 
 #[tokio::test]
+async fn login_asks_for_the_scopes_of_the_claims_that_kas_needs() {
+    let claims = ["--claim=email", "--claim=groups", "--claim=sub"];
+    for (arguments, scopes, missing) in [
+        (&claims[..], "openid email groups offline_access", None),
+        (&[], "openid offline_access", None),
+        (&[&claims[..], &["--scopes", "openid"]].concat(), "openid", Some("email and groups")),
+        (
+            &["--scopes", "openid", "--scopes", "openid profile", "--claim=groups"],
+            "openid profile",
+            Some("groups"),
+        ),
+    ] {
+        let world = World::new().await;
+        let (output, errors) = world.log_in_by_browser(arguments).await;
+        let token = token(&output);
+        assert_eq!(world.issuer.state.lock().authorization["scope"], scopes, "{arguments:?}");
+        let notice = missing
+            .map(|missing| format!("the token has no {missing}, which kas needs; the scopes were {scopes}"));
+        assert_eq!(
+            notice.as_ref().is_some_and(|notice| errors.contains(notice)),
+            missing.is_some(),
+            "{errors}"
+        );
+        assert!(missing.is_some() || !errors.contains("kas needs"), "{errors}");
+        let payload = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
+        let payload: Value = serde_json::from_slice(&payload).unwrap();
+        assert_eq!(payload["groups"].is_array(), scopes.contains("groups"));
+        assert_eq!(self::token(&world.run(arguments).await), token, "the next run uses the cached token");
+    }
+}
+
+#[tokio::test]
 async fn parallel_runs_refresh_an_expired_token_once() {
     let world = World::new().await;
     world.issuer.state.lock().life = 1;
-    let (output, _) = world.log_in_by_browser().await;
+    let (output, _) = world.log_in_by_browser(&[]).await;
     let first = token(&output);
     world.issuer.state.lock().life = 3600;
     let (one, two, three) = tokio::join!(world.run(&[]), world.run(&[]), world.run(&[]));
@@ -273,9 +314,9 @@ async fn parallel_runs_refresh_an_expired_token_once() {
 async fn ended_session_needs_another_login() {
     let world = World::new().await;
     world.issuer.state.lock().life = 1;
-    world.log_in_by_browser().await;
+    world.log_in_by_browser(&[]).await;
     world.issuer.state.lock().refresh += 7;
-    token(&world.log_in_by_browser().await.0);
+    token(&world.log_in_by_browser(&[]).await.0);
     assert_eq!(world.grants(), ["authorization_code", "refresh_token", "authorization_code"]);
 }
 

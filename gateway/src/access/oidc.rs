@@ -88,10 +88,24 @@ impl OidcAuthorizer {
             let (issuer, user) = (&*cached.token.issuer, &*cached.token.username);
             self.issuers.metrics.count_token(issuer, Some(error));
             tracing::debug!(issuer, user, class = error.class(), "OIDC token refused");
-            refused(error)
+            match error {
+                TokenError::NoMatchingCaller => self.no_matching_caller(&identity, &cached.token),
+                error => refused(error),
+            }
         })?;
         let caller = file::authorize(&identity, &grant, credential, target)?;
         Ok(caller.map(|caller| AuthorizedCaller { login, ..caller }))
+    }
+
+    /// Returns the error of a valid token that no entry of the identity file matches, with the claims that it lacks.
+    fn no_matching_caller(&self, identity: &Identity, token: &VerifiedToken) -> RequestError {
+        let issuer = self.issuers.named(&token.issuer);
+        let remedy = issuer.and_then(|issuer| {
+            let mut needed = identity.oidc_claims(&token.issuer);
+            needed.extend(issuer.claims());
+            issuer.remedy(needed.into_iter().filter(|claim| !token.claims.contains_key(*claim)))
+        });
+        with_remedy(refused(TokenError::NoMatchingCaller), remedy)
     }
 
     /// Verifies a token. Returns `None` if it is not one for this source.
@@ -119,7 +133,8 @@ impl OidcAuthorizer {
                 if error.is_forgery() {
                     self.unknown.count(credential.address).await?;
                 }
-                return Err(refused(error));
+                let missing = (error == TokenError::NoUsername).then(|| issuer.username_claim());
+                return Err(with_remedy(refused(error), issuer.remedy(missing)));
             }
         };
         let bytes = u32::try_from(text.len()).unwrap_or(u32::MAX);
@@ -156,6 +171,13 @@ impl CallerAuthorizer for OidcAuthorizer {
 
 fn refused(error: TokenError) -> RequestError {
     unauthorized(&format!("the OIDC token is refused ({}): {error}", error.class()))
+}
+
+fn with_remedy(mut error: RequestError, remedy: Option<String>) -> RequestError {
+    if let Some(remedy) = remedy {
+        error.message = format!("{}; {remedy}", error.message);
+    }
+    error
 }
 
 fn unavailable(error: KeysUnavailable) -> RequestError {

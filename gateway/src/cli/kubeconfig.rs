@@ -161,7 +161,11 @@ impl Kubeconfig {
         })?;
         let agent = identity.name(id).expect("it was found");
         let kubernetes: ServiceName = ServiceName::KUBERNETES.parse().expect("it is a service name");
-        let login = self.exec.as_deref().map(|issuer| self.login_arguments(&config, issuer)).transpose()?;
+        let login = self
+            .exec
+            .as_deref()
+            .map(|issuer| self.login_arguments(&config, &identity, issuer))
+            .transpose()?;
         let (caller, credential) = match (&token, &self.exec, &login) {
             (Some(token), ..) => {
                 let caller = caller_of(&identity, token, self.caller.as_deref());
@@ -262,8 +266,14 @@ impl Kubeconfig {
         }
     }
 
-    /// Returns the arguments with which kubectl runs `kas` to log in at the issuer with this name.
-    fn login_arguments(&self, config: &Config, name: &str) -> Result<Vec<String>, CliError> {
+    /// Returns the arguments with which kubectl runs `kas` to log in at the issuer with this name. They name the claims that kas needs:
+    /// `kas login` knows the issuer, and asks for their scopes.
+    fn login_arguments(
+        &self,
+        config: &Config,
+        identity: &Identity,
+        name: &str,
+    ) -> Result<Vec<String>, CliError> {
         let issuer =
             config.oidc.issuers.iter().find(|issuer| issuer.name.value == name).ok_or_else(|| {
                 CliError::usage(format!(
@@ -276,6 +286,14 @@ impl Kubeconfig {
             client.ok_or_else(|| CliError::usage("--client-id is needed: the issuer has no audiences"))?;
         let mut arguments: Vec<_> =
             ["login", "--issuer", &issuer.issuer.value, "--client-id", &client].map(str::to_owned).into();
+        match &issuer.scopes {
+            Some(scopes) => arguments.extend(["--scopes".to_owned(), scopes.value.join(" ")]),
+            None => {
+                let mut claims = identity.oidc_claims(name);
+                claims.extend([&*issuer.username_claim].into_iter().chain(issuer.groups_claim.as_deref()));
+                arguments.extend(claims.into_iter().map(|claim| format!("--claim={claim}")));
+            }
+        }
         arguments.extend(self.login_arg.iter().cloned());
         Ok(arguments)
     }

@@ -26,7 +26,7 @@ use self::{
 use super::error::{CliError, CommandResult, print};
 use crate::{
     config::unreadable,
-    oidc::{EndpointUrl, EndpointUrlError, HttpClient, ProviderMetadata},
+    oidc::{EndpointUrl, EndpointUrlError, HttpClient, ProviderMetadata, scopes_for},
 };
 
 /// Log in at an OIDC issuer, for kubectl or by hand
@@ -57,9 +57,16 @@ pub(super) struct Login {
     /// The audience that the issuer should put into the token, for issuers with this parameter
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     audience: Option<String>,
-    /// The scopes, separated by spaces
-    #[arg(long, value_name = "SCOPES", default_value = "openid offline_access")]
-    scopes: String,
+    /// A claim that kas needs; can be given several times
+    ///
+    /// kas login asks for the scopes of these claims, as far as the issuer has them.
+    #[arg(long = "claim", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    claims: Vec<String>,
+    /// The scopes, separated by spaces, in place of those of the claims
+    ///
+    /// The default is openid, the scopes of the claims, and offline_access, as far as the issuer has them.
+    #[arg(long, value_name = "SCOPES", overrides_with = "scopes", value_parser = NonEmptyStringValueParser::new())]
+    scopes: Option<String>,
     /// The token of the issuer that kas gets
     #[arg(long, value_enum, value_name = "KIND", default_value_t = TokenKind::Id)]
     token: TokenKind,
@@ -157,7 +164,10 @@ impl Login {
             }
         }
         let device = metadata.device_authorization_endpoint.as_ref();
-        let parameters = self.parameters();
+        let scopes = self.scopes.clone();
+        let scopes =
+            scopes.unwrap_or_else(|| scopes_for(self.claims.iter().map(|claim| &**claim), &metadata));
+        let parameters = self.parameters(scopes.clone());
         let tokens = match (device, metadata.authorization_endpoint.as_ref()) {
             (Some(endpoint), _) if self.device || !(self.browser || has_display()) => {
                 let login = device::log_in(&client, endpoint, &parameters).await;
@@ -181,12 +191,21 @@ impl Login {
                 return Err(CliError::usage(what));
             }
         };
-        tokens.map_err(CliError::from)
+        let tokens = tokens.map_err(CliError::from)?;
+        let missing = tokens.missing(&self.claims);
+        if !missing.is_empty() {
+            let missing = missing.join(" and ");
+            print_notice(&format!(
+                "kas login: the token has no {missing}, which kas needs; the scopes were {scopes}. If the issuer has others for it, \
+                 choose them with --scopes, or with the key scopes of the issuer in the configuration of kas"
+            ));
+        }
+        Ok(tokens)
     }
 
     /// Returns the parameters of both kinds of login.
-    fn parameters(&self) -> Vec<(&'static str, String)> {
-        let mut parameters = vec![("scope", self.scopes.clone())];
+    fn parameters(&self, scopes: String) -> Vec<(&'static str, String)> {
+        let mut parameters = vec![("scope", scopes)];
         parameters.extend(self.audience.clone().map(|audience| ("audience", audience)));
         parameters
     }
@@ -194,7 +213,8 @@ impl Login {
     /// Returns the options that identify a session.
     fn cache_key(&self) -> String {
         let audience = self.audience.as_deref().unwrap_or_default();
-        format!("{}\n{}\n{}\n{audience}\n{:?}", self.issuer, self.client_id, self.scopes, self.token)
+        let scopes = self.scopes.clone().unwrap_or_else(|| format!("claims {}", self.claims.join(" ")));
+        format!("{}\n{}\n{scopes}\n{audience}\n{:?}", self.issuer, self.client_id, self.token)
     }
 }
 

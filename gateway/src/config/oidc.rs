@@ -47,6 +47,9 @@ pub struct IssuerConfig {
     pub username_prefix: Option<Spanned<String>>,
     /// The claim with the groups of the user. Without it users have no groups.
     pub groups_claim: Option<String>,
+    /// The scopes for which `kas login` asks. The default is those of the claims that kas uses, as far as the issuer has them.
+    #[schemars(with = "Option<Vec<String>>", inner(regex(pattern = r"^[!#-\[\]-~]+$")))]
+    pub scopes: Option<Spanned<Vec<String>>>,
     /// The text before the name of each group. The default is the name of the issuer and a colon.
     #[schemars(with = "Option<String>")]
     pub groups_prefix: Option<Spanned<String>>,

@@ -14,7 +14,7 @@ use tokio::{
 
 use super::{
     DocumentSource, FetchError, HttpClient, OidcMetrics, ProviderMetadata, TokenError, UnverifiedToken,
-    VerifiedToken, key_state::KeyState, keys::KeySet, policy::TokenPolicy,
+    VerifiedToken, key_state::KeyState, keys::KeySet, policy::TokenPolicy, scope_of,
 };
 use crate::config::{Config, ConfigError};
 
@@ -111,13 +111,59 @@ impl Issuers {
         self.issuers.iter().find(|issuer| issuer.policy.issuer == url)
     }
 
+    /// Returns the issuer with this name.
+    pub fn named(&self, name: &str) -> Option<&Issuer> {
+        self.issuers.iter().find(|issuer| issuer.policy.name == name)
+    }
+
     /// Fetches the keys of all issuers, and again when they are due. The future never completes, unless there are no issuers.
     pub async fn run(&self) {
         futures_util::future::join_all(self.issuers.iter().map(Issuer::run)).await;
     }
 }
 
+/// Returns the scopes of these claims, separated by spaces.
+fn scopes_of<'a>(claims: impl Iterator<Item = &'a str>) -> String {
+    let mut scopes = Vec::new();
+    for scope in claims.map(scope_of) {
+        if !scopes.contains(&scope) {
+            scopes.push(scope);
+        }
+    }
+    scopes.join(" ")
+}
+
 impl Issuer {
+    /// Returns the claim with the name of the user.
+    pub fn username_claim(&self) -> &str {
+        &self.policy.username.claim
+    }
+
+    /// Returns the claims that kas takes from a token: the user, and the groups if users have some.
+    pub fn claims(&self) -> impl Iterator<Item = &str> {
+        let groups = self.policy.groups.as_ref();
+        [&*self.policy.username.claim].into_iter().chain(groups.map(|groups| &*groups.claim))
+    }
+
+    /// Returns what a person has to do whose token lacks these claims, or `None` if there are none.
+    pub fn remedy<'a>(&self, missing: impl IntoIterator<Item = &'a str>) -> Option<String> {
+        let missing: Vec<&str> = missing.into_iter().collect();
+        if missing.is_empty() {
+            return None;
+        }
+        // Each token has `sub`.
+        let all = self.claims().filter(|claim| *claim != "sub").chain(missing.iter().copied());
+        let TokenPolicy { name, issuer, audiences, .. } = &self.policy;
+        Some(format!(
+            "it has no {}: if the issuer has the scope {}, write the kubeconfig again with `kas kubeconfig --exec {name}`, or use \
+             `kas login --issuer {issuer} --client-id {} --scopes \"openid {} offline_access\"`",
+            missing.join(" and "),
+            scopes_of(missing.iter().copied()),
+            audiences[0],
+            scopes_of(all),
+        ))
+    }
+
     /// Verifies a token of this issuer at the time `now`, in seconds since 1970. Waits for keys if there are none for the token.
     ///
     /// # Errors

@@ -19,6 +19,8 @@ pub struct ProviderMetadata {
     pub token_endpoint: Option<EndpointUrl>,
     /// The endpoint that starts a login on another device (RFC 8628).
     pub device_authorization_endpoint: Option<EndpointUrl>,
+    /// The scopes that the issuer has, if it publishes them.
+    pub scopes_supported: Option<Vec<String>>,
 }
 
 impl ProviderMetadata {

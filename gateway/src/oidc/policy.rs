@@ -62,6 +62,17 @@ impl TokenPolicy {
                 "at least one algorithm is needed".to_owned(),
             ));
         }
+        // RFC 6749 section 3.3.
+        let is_scope = |scope: &String| {
+            !scope.is_empty()
+                && scope.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\')
+        };
+        if let Some(scopes) = &config.scopes
+            && (scopes.value.is_empty() || !scopes.value.iter().all(is_scope))
+        {
+            let what = "scopes are a list of names without spaces and quotes, such as [openid, email, offline_access]";
+            return Err(error("scopes", scopes.referenced, what.to_owned()));
+        }
         let prefix = |key: &str, prefix: &Option<Spanned<String>>| match prefix {
             Some(prefix) if prefix.value.starts_with(RESERVED) => {
                 let what = format!("names that begin with {RESERVED} belong to Kubernetes");

@@ -81,6 +81,9 @@ pub enum TokenError {
     /// It is for another program.
     #[error("it is for another audience (aud)")]
     WrongAudience,
+    /// It has no claim with the name of the user.
+    #[error("the claim of oidc.issuers[].username_claim is missing")]
+    NoUsername,
     /// No user follows from its claims.
     #[error("{0}")]
     Username(&'static str),
@@ -102,7 +105,7 @@ impl TokenError {
             Self::Expired => "expired",
             Self::NotYetValid => "not-yet-valid",
             Self::WrongAudience => "wrong-audience",
-            Self::Username(_) => "username",
+            Self::NoUsername | Self::Username(_) => "username",
             Self::NoMatchingCaller => "no-matching-caller",
         }
     }
@@ -145,6 +148,11 @@ impl<'a> UnverifiedToken<'a> {
     /// Returns a claim that is a text, which is not verified yet.
     pub fn claim(&self, name: &str) -> Option<&str> {
         self.claims.get(name)?.as_str()
+    }
+
+    /// Returns whether it has a claim, which is not verified yet.
+    pub fn has_claim(&self, name: &str) -> bool {
+        self.claims.contains_key(name)
     }
 
     /// Returns the claim `exp`, in seconds since 1970, which is not verified yet.
@@ -246,7 +254,7 @@ fn strings(claim: Option<&Value>) -> Option<Vec<&str>> {
 fn user(claims: &Claims, policy: &TokenPolicy) -> Result<(String, HeaderMap), TokenError> {
     let ClaimMapping { claim, prefix } = &policy.username;
     let name = claims.get(claim).and_then(Value::as_str).filter(|name| !name.is_empty());
-    let name = name.ok_or(TokenError::Username("the claim of oidc.issuers[].username_claim is missing"))?;
+    let name = name.ok_or(TokenError::NoUsername)?;
     // As in kube-apiserver: everybody may claim an address that was not verified.
     if claim == "email" && claims.get("email_verified").is_some_and(|verified| *verified != Value::Bool(true))
     {

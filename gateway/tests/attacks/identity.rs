@@ -243,6 +243,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "let parameters = [(\"grant_type\", \"refresh_token\"), (\"refresh_token\", token.expose_secret())];",
             "let parsed = UnverifiedToken::parse(token.expose_secret()).ok().flatten();",
             "let text = credential.token.expose_secret();",
+            "let token = UnverifiedToken::parse(self.token.expose_secret()).ok().flatten();",
             "let token = credential.token.expose_secret();",
             "let token = token.expose_secret();",
             "let token = token.expose_secret();",

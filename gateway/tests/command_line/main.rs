@@ -81,6 +81,39 @@ async fn kubeconfig_is_readable_by_kubectl() {
 }
 
 #[tokio::test]
+async fn kubeconfig_with_a_login_names_the_claims_that_kas_needs() {
+    let workspace = Workspace::new().await;
+    let identity = workspace.read("identity.yaml")
+        + "- {name: dev, oidc: {issuer: dex, claims: {groups: dev, hd: a}}, agents: [production], services: [kubernetes]}\n";
+    workspace.write("identity.yaml", &identity);
+    let config = workspace.read("kas.yaml");
+    let arguments = "kubeconfig --config kas.yaml --agent 1 --exec dex --server https://kas";
+    for (keys, expected) in [
+        (
+            "groups_claim: groups, username_claim: email",
+            &["--claim=email", "--claim=groups", "--claim=hd"][..],
+        ),
+        ("username_claim: email, scopes: [openid, 'federated:id']", &["--scopes", "openid federated:id"]),
+    ] {
+        let issuer = format!("{{name: dex, issuer: 'https://dex.example.com', audiences: [kas], {keys}}}");
+        workspace.write("kas.yaml", &format!("{config}oidc: {{issuers: [{issuer}]}}\n"));
+        let text = workspace.stdout(&format!("{arguments} --login-arg=--device")).await;
+        let kubeconfig: Value = serde_saphyr::from_str(&text).unwrap();
+        let login = ["login", "--issuer", "https://dex.example.com", "--client-id", "kas"];
+        let expected = [&login[..], expected, &["--device"]].concat();
+        assert_eq!(kubeconfig["users"][0]["user"]["exec"]["args"], serde_json::json!(expected), "{text}");
+    }
+    for scopes in ["[]", "['']", "['a b']"] {
+        let issuer =
+            format!("{{name: dex, issuer: 'https://dex.example.com', audiences: [kas], scopes: {scopes}}}");
+        workspace.write("kas.yaml", &format!("{config}oidc: {{issuers: [{issuer}]}}\n"));
+        let (exit, text) = workspace.failure("check-config --config kas.yaml").await;
+        assert_eq!(exit, 64, "{text}");
+        assert!(text.contains("oidc.issuers[0].scopes: scopes are a list of names"), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn invalid_kubeconfig_is_not_written() {
     let workspace = Workspace::new().await;
     workspace.write("strange-token", "strange");

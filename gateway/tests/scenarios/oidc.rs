@@ -124,6 +124,33 @@ async fn refused_token_is_401_with_the_class_of_the_reason() {
     assert_eq!(world.metric("kas_oidc_tokens_total{issuer=\"test\",result=\"expired\"}"), 1.0);
 }
 
+/// As with Dex, whose tokens have the address and the groups only if the login has asked for their scopes.
+#[tokio::test(start_paused = true)]
+async fn refusal_names_the_missing_claims_their_scopes_and_the_remedy() {
+    let key = IssuerKey::ec("a");
+    let world = World::with_issuer(&TestIssuer::new(&[&key]), "username_claim: email, groups_claim: groups");
+    world.set_callers(
+        "{name: dev, oidc: {issuer: test, claims: {groups: dev}}, agents: [prod], services: [kubernetes]}",
+    );
+    let _agent = world.agent(services()).await;
+    for (claims, class, missing) in [
+        (claims(json!({})), "username", "email"),
+        (claims(json!({"email": "a@b.c"})), "no-matching-caller", "groups"),
+    ] {
+        let (code, body) = refusal(&world, &key.token(&claims)).await;
+        assert!(code == 401 && body.contains(class), "{body}");
+        let remedy = format!(
+            "it has no {missing}: if the issuer has the scope {missing}, write the kubeconfig again with `kas kubeconfig --exec test`, \
+             or use `kas login --issuer {} --client-id kas --scopes \\\"openid email groups offline_access\\\"`",
+            TestIssuer::URL
+        );
+        assert!(body.contains(&remedy), "{body}");
+    }
+    let other = key.token(&claims(json!({"email": "a@b.c", "groups": ["ops"]})));
+    let (_, body) = refusal(&world, &other).await;
+    assert!(body.contains("no-matching-caller") && !body.contains("kas login"), "nothing is missing: {body}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn rotated_key_is_found_at_once_and_the_old_one_forgotten() {
     let (old, new) = (IssuerKey::ec("old"), IssuerKey::ec("new"));

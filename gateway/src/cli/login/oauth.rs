@@ -66,6 +66,13 @@ impl Tokens {
         at.as_secs() < self.expires
     }
 
+    /// Returns those of these claims that the token does not have.
+    pub(super) fn missing<'a>(&self, claims: &'a [String]) -> Vec<&'a str> {
+        let token = UnverifiedToken::parse(self.token.expose_secret()).ok().flatten();
+        let has = |claim: &str| token.as_ref().is_some_and(|token| token.has_claim(claim));
+        claims.iter().map(|claim| &**claim).filter(|claim| !has(claim)).collect()
+    }
+
     /// Returns the time of the expiration in the format of RFC 3339.
     pub(super) fn expiration(&self) -> String {
         // The year 9999 is the last one of the format.
