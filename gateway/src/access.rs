@@ -3,6 +3,7 @@
 //! [`AccessControl`] asks its sources in their order: the tokens of the identity file (`file`), GitLab's own requests (`rails`), OIDC
 //! tokens, whose rights are in the identity file (`oidc`), and the jobs and users of GitLab (`gitlab`).
 
+mod agent_names;
 mod credential;
 mod file;
 mod gitlab;
@@ -18,14 +19,15 @@ use http::HeaderMap;
 use proto::{AgentId, AgentName, Reason};
 use router::BoxFuture;
 
+pub(crate) use self::{
+    agent_names::AgentNames, in_flight::InFlightCounters, rails::RailsAuthorizer,
+    session::without_credentials,
+};
 pub use self::{
     credential::{Credential, TokenKind},
     gitlab::GitLabAuthorizer,
     oidc::OidcAuthorizer,
     unknown::UnknownCredentials,
-};
-pub(crate) use self::{
-    gitlab::AgentNames, in_flight::InFlightCounters, rails::RailsAuthorizer, session::without_credentials,
 };
 use crate::{error::RequestError, identity::Grant, target::Target};
 
@@ -55,8 +57,8 @@ pub struct AuthorizedCaller {
     pub grant: Arc<Grant>,
     /// The agent that the path or the credential names.
     pub agent: AgentId,
-    /// The name of the agent, for messages and logs.
-    pub name: AgentName,
+    /// The name of the agent, or `None` if it is unknown: the agent of GitLab is connected to no replica.
+    pub name: Option<AgentName>,
     /// True if GitLab or an issuer was asked for this request, and not a file or a cache. The audit log has such requests.
     pub login: bool,
 }

@@ -150,15 +150,8 @@ impl App {
         let configuration = shared.configuration(gitlab.as_ref(), &gitaly, &config, &mut registry);
         let agents = Arc::new(shared.agent_server(gitlab.as_ref(), configuration, &config, &mut registry));
         let deployments = Deployments::new(shared.redis.clone());
-        let (access, gitlab_callers) = access_control(
-            &shared.identities,
-            &issuers,
-            gitlab.clone(),
-            api_tokens,
-            (shared.usage.clone(), deployments.clone()),
-            shared.metrics.clone(),
-            &config,
-        );
+        let (access, gitlab_callers) =
+            access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);
         let callers = Arc::new(shared.proxy_server(access, peers, traces, &config));
         let expirations = CertificateExpirations::register(&mut registry);
         let readiness = Readiness::default();

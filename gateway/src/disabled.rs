@@ -126,7 +126,7 @@ impl KillSwitch {
         }
         let now = SystemTime::now();
         let rule = rules.iter().find(|rule| rule.is_active(now) && rule.selector.matches(request));
-        rule.map_or(Ok(()), |rule| Err(rule.error(now)))
+        rule.map_or(Ok(()), |rule| Err(rule.error(request, now)))
     }
 
     /// Completes when a rule matches the request, at once if one does. Returns the error of [`Self::check`]. Cancel-safe.
@@ -241,7 +241,7 @@ mod tests {
 
     fn request<'a>(service: &'a ServiceName, name: &'a AgentName) -> RequestAttributes<'a> {
         let address = "192.0.2.1".parse().unwrap();
-        RequestAttributes { address, service, agent: Some((AgentId(1), name)), caller: Some("me") }
+        RequestAttributes { address, service, agent: Some((AgentId(1), Some(name))), caller: Some("me") }
     }
 
     #[test]

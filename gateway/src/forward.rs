@@ -188,7 +188,7 @@ impl Forwarder {
 
     /// Returns the error for an agent without a tunnel. `declined`: the errors of the owners in the last lookup.
     async fn not_connected(&self, to: &Destination, declined: &[OwnerError]) -> RequestError {
-        let name = &to.name;
+        let name = to.label();
         if !declined.is_empty() {
             let why = declined.iter().map(|OwnerError { replica, error }| format!("{replica}: {error}"));
             let why = why.collect::<Vec<_>>().join("; ");
@@ -236,7 +236,7 @@ fn final_error(to: &Destination, error: &PeerError) -> Option<RequestError> {
     match error {
         PeerError::Declined { reason: Reason::TooManyRequests, .. } => Some(too_many_requests(to)),
         PeerError::Declined { reason: Reason::UnknownService, message } => {
-            let what = format!("agent {} does not serve {}: {message}", to.name, to.service);
+            let what = format!("agent {} does not serve {}: {message}", to.label(), to.service);
             Some(RequestError::new(Reason::UnknownService, what))
         }
         _ => None,
@@ -246,7 +246,7 @@ fn final_error(to: &Destination, error: &PeerError) -> Option<RequestError> {
 fn too_many_requests(to: &Destination) -> RequestError {
     let what = format!(
         "agent {} has as many requests in flight as allowed (agent.kubernetes_api.limits.max_requests_per_agent)",
-        to.name
+        to.label()
     );
     RequestError::new(Reason::TooManyRequests, what).with_retry_after(Duration::from_secs(1))
 }
@@ -254,13 +254,13 @@ fn too_many_requests(to: &Destination) -> RequestError {
 fn not_served(to: &Destination, services: &[ServiceName]) -> RequestError {
     let served = services.iter().filter(|service| !service.is_internal()).map(ServiceName::as_str);
     let served = served.collect::<Vec<_>>().join(", ");
-    let what = format!("agent {} does not serve {}; it serves: {served}", to.name, to.service);
+    let what = format!("agent {} does not serve {}; it serves: {served}", to.label(), to.service);
     RequestError::new(Reason::UnknownService, what)
 }
 
 /// Returns the error for a request whose last attempt failed.
 fn call_error(to: &Destination, next_hop: &NextHop, error: &CallError) -> RequestError {
-    let name = &to.name;
+    let name = to.label();
     if let NextHop::Owner(owner) = next_hop
         && !matches!(error.kind, CallErrorKind::Body(_))
     {

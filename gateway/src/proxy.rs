@@ -103,7 +103,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     switch.check(&request)?;
     let AuthorizedCaller { grant, agent, name, login } =
         context.server.access.authorize(head.headers(), &target, client).await?;
-    (request.agent, request.caller) = (Some((agent, &name)), Some(grant.caller.name()));
+    (request.agent, request.caller) = (Some((agent, name.as_ref())), Some(grant.caller.name()));
     let disabled = switch.check(&request);
 
     let upgrade = hop_by_hop::upgrade_protocol(head.headers()).is_some();

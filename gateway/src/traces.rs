@@ -77,7 +77,9 @@ impl RequestTrace {
     pub fn set_destination(&mut self, to: &Destination, method: &Method) {
         self.0.set_service(to.service.as_str(), method);
         self.0.set_attribute("kas.agent.id", || i64::try_from(to.agent.0).unwrap_or(i64::MAX).into());
-        self.0.set_attribute("kas.agent.name", || to.name.to_string().into());
+        if let Some(name) = &to.name {
+            self.0.set_attribute("kas.agent.name", || name.to_string().into());
+        }
     }
 
     /// Adds the headers with which the span of the agent becomes a child of this span.

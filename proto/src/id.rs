@@ -56,7 +56,7 @@ pub struct AgentName(Arc<str>);
 pub struct InvalidAgentName(String);
 
 impl AgentName {
-    /// Returns the name `agent-<id>`, for messages about an agent whose name is not known.
+    /// Returns the name `agent-<id>`, for the files of an agent whose name is not known. Rules and rights must not compare it with a name.
     pub fn of_id(id: AgentId) -> Self {
         Self(format!("agent-{id}").into())
     }

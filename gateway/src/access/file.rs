@@ -71,7 +71,7 @@ pub(super) fn authorize(
         return Err(RequestError::new(Reason::Forbidden, what));
     }
 
-    Ok(Some(AuthorizedCaller { grant: Arc::clone(grant), agent, name, login: false }))
+    Ok(Some(AuthorizedCaller { grant: Arc::clone(grant), agent, name: Some(name), login: false }))
 }
 
 fn unknown_agent(

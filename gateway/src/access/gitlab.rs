@@ -33,7 +33,7 @@ use self::{
     user::{AccessType, UserInfo, UserRequest},
 };
 use super::{
-    AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials,
+    AgentNames, AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials,
     in_flight::InFlightCounters,
 };
 use crate::{
@@ -41,7 +41,7 @@ use crate::{
     deployments::Deployments,
     error::RequestError,
     gitlab::{self, BudgetShare, Endpoint, GitLabClient, GitLabError, Usage},
-    identity::{AccessAs, Caller, GitLabAgents, Identities},
+    identity::{AccessAs, Caller},
     target::Target,
     token::TokenHash,
 };
@@ -206,27 +206,6 @@ impl GitLabAuthorizer {
     }
 }
 
-/// The names of agents, and which of them GitLab knows.
-#[derive(Debug)]
-pub(crate) struct AgentNames {
-    /// The agents of the file.
-    pub(crate) identities: Identities,
-    /// The agents of GitLab that have connected to this replica.
-    pub(crate) agents: GitLabAgents,
-}
-
-impl AgentNames {
-    /// Returns the name of an agent of GitLab, for messages and logs, or `None` if its id is that of an agent of the file. The file
-    /// and GitLab number their agents independently.
-    async fn of(&self, agent: AgentId) -> Option<AgentName> {
-        if self.identities.load().name(agent).is_some() {
-            return None;
-        }
-        let info = self.agents.info(agent).await;
-        Some(info.map_or_else(|| AgentName::of_id(agent), |info| info.name.clone()))
-    }
-}
-
 impl CallerAuthorizer for GitLabAuthorizer {
     fn authorize<'a>(
         &'a self,
@@ -237,12 +216,12 @@ impl CallerAuthorizer for GitLabAuthorizer {
             let Some((kind, agent)) = CredentialKind::of(credential) else { return Ok(None) };
             let (caller, login) = self.caller(credential, kind, agent, BudgetShare::KnownCallers).await?;
             let grant = caller.grant(agent)?;
-            let name = self.names.of(agent).await.ok_or_else(|| same_id(agent))?;
-            let is_named =
-                |text: &str| text == name.as_str() || text.parse::<AgentId>().is_ok_and(|id| id == agent);
-            if !target.agent.is_none_or(is_named) {
-                let what = "the credential is for another agent than the path names";
-                return Err(RequestError::new(Reason::Forbidden, what));
+            if self.names.is_in_file(agent) {
+                return Err(same_id(agent));
+            }
+            let name = self.names.of_gitlab(agent).await;
+            if let Some(text) = target.agent {
+                check_path(text, agent, name.as_ref())?;
             }
             if !grant.caller.may_use_service(&target.service) {
                 return Err(other_service(&grant.caller, &target.service));
@@ -292,6 +271,22 @@ impl CredentialKind {
         };
         TokenHash::of_credential(&context, &credential.token, credential.csrf_token.as_ref())
     }
+}
+
+/// Checks that the path names the agent of the credential.
+fn check_path(text: &str, agent: AgentId, name: Option<&AgentName>) -> Result<(), RequestError> {
+    let id = text.parse::<AgentId>().ok();
+    if id == Some(agent) || name.is_some_and(|name| name.as_str() == text) {
+        return Ok(());
+    }
+    let what = match (id, name) {
+        (None, None) => format!(
+            "the path names the agent {text:?}, and the name of agent {agent}, for which the credential is, is unknown while it \
+             is not connected: use its id in the path"
+        ),
+        _ => "the credential is for another agent than the path names".to_owned(),
+    };
+    Err(RequestError::new(Reason::Forbidden, what))
 }
 
 fn other_service(caller: &Caller, service: &ServiceName) -> RequestError {

@@ -12,7 +12,7 @@ use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 
 use super::{
-    AuthorizedCaller, CallerAuthorizer, Credential, TokenKind,
+    AgentNames, AuthorizedCaller, CallerAuthorizer, Credential, TokenKind,
     in_flight::{InFlightCounters, Subject},
     unauthorized,
 };
@@ -28,8 +28,8 @@ use crate::{
 pub(crate) struct RailsAuthorizer {
     verifier: Verifier,
     identities: Identities,
-    /// True if GitLab has agents that the identity file does not know.
-    has_gitlab: bool,
+    /// The names of GitLab's agents, which the identity file does not have.
+    names: Option<AgentNames>,
     in_flight: InFlightCounters,
 }
 
@@ -43,13 +43,13 @@ impl RailsAuthorizer {
     pub(crate) fn new(
         verifier: Verifier,
         identities: Identities,
-        has_gitlab: bool,
+        names: Option<AgentNames>,
         in_flight: InFlightCounters,
     ) -> Self {
-        Self { verifier, identities, has_gitlab, in_flight }
+        Self { verifier, identities, names, in_flight }
     }
 
-    fn authorize(
+    async fn authorize(
         &self,
         credential: &Credential,
         target: &Target<'_>,
@@ -70,7 +70,7 @@ impl RailsAuthorizer {
         let text = target.agent.ok_or_else(|| {
             unauthorized("at this path the credential names the agent, which a token of GitLab does not")
         })?;
-        let (agent, name) = self.find(text, project).ok_or_else(|| {
+        let (agent, name) = self.find(text, project).await.ok_or_else(|| {
             RequestError::new(
                 Reason::UnknownAgent,
                 format!("there is no agent {text:?} for project {project}"),
@@ -84,14 +84,14 @@ impl RailsAuthorizer {
 
     /// Returns the agent that the path names. An agent of the identity file must belong to the project. GitLab knows which
     /// projects may use its own agents.
-    fn find(&self, text: &str, project: u64) -> Option<(AgentId, AgentName)> {
-        let identity = self.identities.load();
+    async fn find(&self, text: &str, project: u64) -> Option<(AgentId, Option<AgentName>)> {
+        let identity = self.identities.load_full();
         if let Some(agent) = identity.find(text) {
             let name = identity.name(agent)?.clone();
-            return (identity.project(agent) == Some(project)).then_some((agent, name));
+            return (identity.project(agent) == Some(project)).then_some((agent, Some(name)));
         }
-        let agent = text.parse().ok().filter(|_| self.has_gitlab)?;
-        Some((agent, AgentName::of_id(agent)))
+        let (names, agent) = (self.names.as_ref()?, text.parse().ok()?);
+        Some((agent, names.of_gitlab(agent).await))
     }
 }
 
@@ -101,7 +101,7 @@ impl CallerAuthorizer for RailsAuthorizer {
         credential: &'a Credential,
         target: &'a Target<'a>,
     ) -> BoxFuture<'a, Result<Option<AuthorizedCaller>, RequestError>> {
-        Box::pin(std::future::ready(self.authorize(credential, target)))
+        Box::pin(self.authorize(credential, target))
     }
 }
 

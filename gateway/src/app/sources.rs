@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::shared::GitLab;
+use super::shared::{GitLab, SharedState};
 use crate::{
     access::{
         AccessControl, AgentNames, CallerAuthorizer, GitLabAuthorizer, InFlightCounters, OidcAuthorizer,
@@ -11,9 +11,8 @@ use crate::{
     api::Verifier,
     config::Config,
     deployments::Deployments,
-    gitlab::{GitLabClient, Usage},
-    identity::{Identities, Identity},
-    metrics::Metrics,
+    gitlab::GitLabClient,
+    identity::Identity,
     oidc::Issuers,
 };
 
@@ -40,30 +39,32 @@ impl From<Identity> for ReplicaSources {
 
 /// Returns the sources of callers in their order, and that of GitLab's jobs and users.
 pub(super) fn access_control(
-    identities: &Identities,
+    shared: &SharedState,
     issuers: &Issuers,
     gitlab: Option<GitLab>,
     api_tokens: Option<Verifier>,
-    usage: (Usage, Deployments),
-    metrics: Metrics,
+    deployments: Deployments,
     config: &Config,
 ) -> (AccessControl, Option<Arc<GitLabAuthorizer>>) {
+    let identities = &shared.identities;
+    let gitlab = gitlab.map(|(client, agents)| {
+        (client, AgentNames::new(identities.clone(), agents, Arc::clone(&shared.store)))
+    });
     let in_flight = InFlightCounters::default();
     let limit = config.agent.kubernetes_api.limits.unknown_credentials_per_address_per_minute;
-    let unknown = Arc::new(UnknownCredentials::new(limit, metrics));
+    let unknown = Arc::new(UnknownCredentials::new(limit, shared.metrics.clone()));
     let mut sources: Vec<Arc<dyn CallerAuthorizer>> = vec![Arc::new(identities.clone())];
     if let Some(verifier) = api_tokens {
-        let (identities, has_gitlab) = (identities.clone(), gitlab.is_some());
-        sources.push(Arc::new(RailsAuthorizer::new(verifier, identities, has_gitlab, in_flight.clone())));
+        let names = gitlab.as_ref().map(|(_, names)| names.clone());
+        sources.push(Arc::new(RailsAuthorizer::new(verifier, identities.clone(), names, in_flight.clone())));
     }
     sources.push(Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone(), Arc::clone(&unknown))));
-    let gitlab = gitlab.map(|(client, agents)| {
-        let names = AgentNames { identities: identities.clone(), agents };
+    let gitlab = gitlab.map(|(client, names)| {
         Arc::new(GitLabAuthorizer::new(
             client,
             names,
             in_flight,
-            usage,
+            (shared.usage.clone(), deployments),
             Arc::clone(&unknown),
             &config.agent.kubernetes_api,
         ))

@@ -12,7 +12,7 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
-use proto::Reason;
+use proto::{AgentName, Reason};
 use serde::{Serialize, Serializer};
 use telemetry::TraceId;
 use tokio::time::Instant;
@@ -258,7 +258,7 @@ impl AuditRecord {
             impersonated_groups: self.identity.groups.iter().map(Text).collect(),
             impersonated_extra: self.identity.extra(),
             agent_id: destination.map(|destination| destination.agent.0),
-            agent: destination.map(|destination| destination.name.as_str()),
+            agent: destination.and_then(|destination| destination.name.as_ref()).map(AgentName::as_str),
             service: destination.map(|destination| destination.service.as_str()),
             verb: self.operation.as_ref().map(|operation| &*operation.verb),
             method: self.method.as_str(),

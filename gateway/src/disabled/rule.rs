@@ -13,6 +13,8 @@ use crate::error::RequestError;
 
 /// `Retry-After` of a rule without an end.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
+/// `Retry-After` for an agent whose name is unknown: the time of a reconnect with some backoff.
+const UNKNOWN_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// The longest `Retry-After`: the rule may be lifted early.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 
@@ -47,8 +49,8 @@ pub struct RequestAttributes<'a> {
     pub address: IpAddr,
     /// The service of the agent.
     pub service: &'a ServiceName,
-    /// The agent, once the request is authorized.
-    pub agent: Option<(AgentId, &'a AgentName)>,
+    /// The agent, once the request is authorized, with its name if it is known.
+    pub agent: Option<(AgentId, Option<&'a AgentName>)>,
     /// The name of the caller, once it is authenticated.
     pub caller: Option<&'a str>,
 }
@@ -60,7 +62,17 @@ impl DisableRule {
     }
 
     /// Returns the error for a request that the rule matches.
-    pub(super) fn error(&self, now: SystemTime) -> RequestError {
+    pub(super) fn error(&self, request: &RequestAttributes<'_>, now: SystemTime) -> RequestError {
+        if let (Some(selected), Some((id, None))) = (&self.selector.agent, request.agent)
+            && selected.parse::<AgentId>().is_err()
+        {
+            // The rule is probably about another agent, and its reason not for this caller.
+            let what = format!(
+                "the operator of kas has disabled an agent by its name, and this replica does not know the name of agent {id}, \
+                 because the agent is not connected or Redis does not answer"
+            );
+            return RequestError::new(Reason::Disabled, what).with_retry_after(UNKNOWN_RETRY_AFTER);
+        }
         let left = self.until.and_then(|until| until.duration_since(now).ok()).unwrap_or(RETRY_AFTER);
         RequestError::new(Reason::Disabled, format!("the operator of kas has disabled {self}"))
             .with_retry_after(left.clamp(Duration::from_secs(1), MAX_RETRY_AFTER))
@@ -83,7 +95,7 @@ impl Selector {
     pub(super) fn concerns_agent(&self, id: AgentId, name: &AgentName) -> bool {
         self.caller.is_none()
             && self.address.is_none()
-            && self.agent.as_ref().is_none_or(|agent| is_agent(agent, id, name))
+            && self.agent.as_ref().is_none_or(|agent| is_agent(agent, id, Some(name)))
     }
 
     /// Returns the names of the fields, for the metric: `all` if there is none.
@@ -107,9 +119,13 @@ fn covers(service: &ServiceName, requested: &ServiceName) -> bool {
     })
 }
 
-fn is_agent(selected: &str, id: AgentId, name: &AgentName) -> bool {
+/// Returns whether a rule for `selected` includes an agent. An agent whose name is unknown may be that of any rule with a name.
+fn is_agent(selected: &str, id: AgentId, name: Option<&AgentName>) -> bool {
     // No text is both an id and a name.
-    selected == name.as_str() || selected.parse().is_ok_and(|selected: AgentId| selected == id)
+    match selected.parse::<AgentId>() {
+        Ok(selected) => selected == id,
+        Err(_) => name.is_none_or(|name| selected == name.as_str()),
+    }
 }
 
 /// Formats as the fields: `agent prod, service kubernetes`.
@@ -167,7 +183,7 @@ mod tests {
         selector.matches(&RequestAttributes {
             address: "192.0.2.7".parse().unwrap(),
             service: &service,
-            agent: Some((AgentId(7), &name)),
+            agent: Some((AgentId(7), Some(&name))),
             caller: Some("ci"),
         })
     }
@@ -218,6 +234,21 @@ mod tests {
     }
 
     #[test]
+    fn agent_without_a_known_name_is_selected_by_each_name_and_by_its_id_only() {
+        let (service, reason) = ("kubernetes".parse().unwrap(), "incident 4711".to_owned());
+        let address = "192.0.2.7".parse().unwrap();
+        let request =
+            RequestAttributes { address, service: &service, agent: Some((AgentId(7), None)), caller: None };
+        for (agent, expected) in [("prod", true), ("agent-7", true), ("7", true), ("8", false)] {
+            assert_eq!(selector("", agent, "", "").matches(&request), expected, "{agent}");
+        }
+        let rule = DisableRule { selector: selector("", "prod", "", ""), reason, until: None };
+        let error = rule.error(&request, SystemTime::UNIX_EPOCH);
+        assert!(error.message.contains("the name of agent 7"), "{}", error.message);
+        assert!(!error.message.contains("4711"), "the reason may be about another agent: {}", error.message);
+    }
+
+    #[test]
     fn agent_is_concerned_by_rules_for_all_of_its_callers() {
         let name = "prod".parse().unwrap();
         for (rule, expected) in [
@@ -238,7 +269,10 @@ mod tests {
         let error = |left: Option<u64>| {
             let until = left.map(|left| now + Duration::from_secs(left));
             let selector = selector("kubernetes", "prod", "ci", "192.0.2.7/32");
-            DisableRule { selector, reason: "drill".to_owned(), until }.error(now)
+            let service = "kubernetes".parse().unwrap();
+            let address = "192.0.2.7".parse().unwrap();
+            let request = RequestAttributes { address, service: &service, agent: None, caller: None };
+            DisableRule { selector, reason: "drill".to_owned(), until }.error(&request, now)
         };
         let all = "agent prod, service kubernetes, caller ci, address 192.0.2.7";
         assert_eq!(error(None).message, format!("the operator of kas has disabled {all}: drill"));

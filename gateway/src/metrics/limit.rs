@@ -60,7 +60,7 @@ struct Label {
 
 impl Limit {
     /// All limits, in the order of their counters.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Connections,
         Self::OpenFiles,
         Self::Handshake,

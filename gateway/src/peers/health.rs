@@ -171,7 +171,7 @@ impl PeerClient {
         let (tunnel, driver) = self.connect(replica).await?;
         let no_agent = Destination {
             agent: AgentId(0),
-            name: "nobody".parse().expect("it is a name"),
+            name: None,
             service: ServiceName::CONTROL.parse().expect("it is a name"),
             class: RequestClass::Short,
         };

@@ -162,7 +162,7 @@ impl Access {
             let request = RequestAttributes {
                 address: client,
                 service: &service,
-                agent: Some((agent, &name)),
+                agent: Some((agent, name.as_ref())),
                 caller: Some(grant.caller.name()),
             };
             tokio::select! {

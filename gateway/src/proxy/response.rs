@@ -8,7 +8,7 @@ use http::{
 };
 use hyper::upgrade::OnUpgrade;
 use percent_encoding::percent_decode_str;
-use proto::{AgentName, Reason, header};
+use proto::{Reason, header};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tunnel::{Body, upgrade};
@@ -18,7 +18,9 @@ use super::{
     response_body::{ConcurrencyPermit, ResponseGuard, TrackedBody},
     upgrade::PendingUpgrade,
 };
-use crate::{error::RequestError, forward::ForwardedResponse, headers, timing::RequestTiming};
+use crate::{
+    destination::AgentLabel, error::RequestError, forward::ForwardedResponse, headers, timing::RequestTiming,
+};
 
 /// On HTTP/1.1 a response of at most this size is not counted in the budget.
 const SMALL_RESPONSE: u64 = 64 << 10;
@@ -38,7 +40,7 @@ pub(super) async fn respond(
 ) -> Result<Response<TrackedBody>, RequestError> {
     let ForwardedResponse { mut response, request_permit, sent } = forwarded;
     let server = &context.server;
-    if let Some(error) = agent_error(&response, &access.destination.name) {
+    if let Some(error) = agent_error(&response, access.destination.label()) {
         return Err(error);
     }
 
@@ -88,7 +90,7 @@ pub(super) async fn respond(
 /// Returns the error of the agent, if the response is one.
 ///
 /// The agent is not trusted: it cannot send an error that only kas may send.
-fn agent_error(response: &Response<Body>, agent: &AgentName) -> Option<RequestError> {
+fn agent_error(response: &Response<Body>, agent: AgentLabel<'_>) -> Option<RequestError> {
     let headers = response.headers();
     let reason = headers.get(&header::ERROR)?.to_str().ok()?;
     let message = headers.get(&header::ERROR_MESSAGE).and_then(|message| message.to_str().ok());
@@ -111,7 +113,7 @@ fn log(context: &RequestContext, access: &Access, status: StatusCode, timing: &R
         client = %context.forwarded.client,
         caller = access.grant.caller.name(),
         user = access.grant.caller.user,
-        agent.name = %access.destination.name,
+        agent.name = access.destination.name.as_ref().map(tracing::field::display),
         service = %access.destination.service,
         method = %context.method,
         path = access.uri.path(),

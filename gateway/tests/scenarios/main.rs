@@ -9,6 +9,7 @@ mod audit;
 mod callers;
 mod configuration;
 mod disabled;
+mod disabled_names;
 mod drain;
 mod fidelity;
 mod gitaly;

@@ -94,7 +94,7 @@ impl StepFixture {
             PolicyEnforcer::load(directory.join("policy.yaml"), Vec::new(), agent::AgentMetrics::default())?;
         let to = Destination {
             agent: AgentId(1),
-            name: AGENT.parse()?,
+            name: Some(AGENT.parse()?),
             service: ServiceName::KUBERNETES.parse()?,
             class: RequestClass::Short,
         };

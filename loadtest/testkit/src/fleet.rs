@@ -6,6 +6,7 @@ use agent::Services;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use gateway::{
     config::Config,
+    gitlab::GitLabClient,
     peers::{ConnectFuture, PeerConnector, PeerError, ReplicaContext, handshake},
     secret::Secret,
     token::{self, Holder},
@@ -84,13 +85,29 @@ impl TestFleet {
         Self::with_secrets(&vec![Some(secret(1)); count], edit)
     }
 
+    /// Creates replicas whose agents come from GitLab.
+    pub fn with_gitlab(count: usize, gitlab: impl Fn() -> GitLabClient, agent_token: &str) -> Self {
+        let replica = |fleet, config| World::gitlab_replica(fleet, config, gitlab(), agent_token.to_owned());
+        Self::of_replicas(&vec![Some(secret(1)); count], configuration(), replica)
+    }
+
     /// Creates a replica for each secret.
     pub fn with_secrets(secrets: &[Option<Secret>], edit: impl Fn(&mut Config)) -> Self {
         let mut config = configuration();
         edit(&mut config);
+        let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
+        Self::of_replicas(secrets, config, |fleet, config| {
+            World::replica(fleet, config, tokens.clone(), None, None)
+        })
+    }
+
+    fn of_replicas(
+        secrets: &[Option<Secret>],
+        config: Config,
+        create: impl Fn(ReplicaContext, Config) -> World,
+    ) -> Self {
         let store = Arc::new(MemoryStore::default());
         let pipes = Arc::new(PipeNetwork { ends: Mutex::default(), settings: config.peer_settings() });
-        let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
         let replica = |(index, secret): (usize, &Option<Secret>)| {
             let id = ReplicaId::random();
             let fleet = ReplicaContext {
@@ -99,7 +116,7 @@ impl TestFleet {
                 connector: Arc::clone(&pipes) as _,
                 secret: secret.clone(),
             };
-            let world = World::replica(fleet, config.clone(), tokens.clone(), None, None);
+            let world = create(fleet, config.clone());
             store.join(Replica { id, url: address(index) });
             let server = Arc::clone(&world.kas.peer_server);
             let serve = move |io| {

@@ -15,7 +15,7 @@ use crate::world::{RunningAgent, World};
 /// The id of the agent of GitLab.
 pub const AGENT: u64 = 7;
 /// The token of the agent of GitLab.
-const AGENT_TOKEN: &str = "glagent-standin";
+pub const AGENT_TOKEN: &str = "glagent-standin";
 
 /// Returns a client of the stand-in over in-memory pipes.
 pub fn client(gitlab: &StandIn, limit: &ApiRateLimit) -> GitLabClient {

@@ -140,6 +140,16 @@ impl World {
         edit(&mut config);
         let fleet =
             ReplicaContext::standalone(ReplicaId::random(), Arc::new(MemoryStore::default()), &config);
+        Self::gitlab_replica(fleet, config, gitlab, agent_token)
+    }
+
+    /// Creates one of several replicas whose agents come from GitLab.
+    pub fn gitlab_replica(
+        fleet: ReplicaContext,
+        config: Config,
+        gitlab: GitLabClient,
+        agent_token: impl Into<SecretString>,
+    ) -> Self {
         let caller = token::new(Holder::Caller);
         let api_tokens = Some(Verifier::new(secret(1)));
         let sources = ReplicaSources { gitlab: Some(gitlab), api_tokens, ..identity(&[], &caller).into() };
