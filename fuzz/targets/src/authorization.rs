@@ -15,10 +15,14 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures_util::FutureExt as _;
 use gateway::{
     identity::{Identities, Identity},
-    internals::{AccessControl, CallerAuthorizer, ErrorDialect, ErrorFormat, RequestError, Target},
+    internals::{
+        AccessControl, CallerAuthorizer, ErrorDialect, ErrorFormat, RequestError, Target, UnknownCredentials,
+    },
+    metrics::Metrics,
     token::TokenHash,
 };
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
+use prometheus_client::registry::Registry;
 use secrecy::SecretString;
 
 /// A caller's token, name, agents and services.
@@ -51,7 +55,9 @@ static ACCESS: LazyLock<AccessControl> = LazyLock::new(|| {
         hash(CALLERS[2].token),
     );
     let identity = Identity::parse(Path::new("identity.yaml"), &text).expect("the identity is valid");
-    AccessControl::new([Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>])
+    // Every input comes from one address, and none may get a refusal for its rate.
+    let unknown = UnknownCredentials::new(u32::MAX, Metrics::register(&mut Registry::default()));
+    AccessControl::new([Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>], Arc::new(unknown))
 });
 
 /// Texts of failures that do not depend on the credential. A generated token may be a part of them by chance.

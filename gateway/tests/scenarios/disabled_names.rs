@@ -4,7 +4,10 @@
 use std::{path::Path, time::Duration};
 
 use agent::Services;
-use gateway::disabled::{file, fleet};
+use gateway::{
+    config::ApiRateLimit,
+    disabled::{file, fleet},
+};
 use gitlab_standin::{Agent, AgentAccess, Job, StandIn, User};
 use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
@@ -51,7 +54,7 @@ async fn replicas() -> (StandIn, TestFleet) {
     gitlab.state().add_job("job", Job::new(3, 30).with_agent(AGENT, json!({"access_as": {"agent": {}}})));
     let alice = User::new(5, "alice").with_token("glpat-alice").with_access(AGENT, AgentAccess::Agent);
     gitlab.state().users.push(alice);
-    let fleet = TestFleet::with_gitlab(2, || client(&gitlab), AGENT_TOKEN);
+    let fleet = TestFleet::with_gitlab(2, || client(&gitlab, &ApiRateLimit::default()), AGENT_TOKEN);
     (gitlab, fleet)
 }
 

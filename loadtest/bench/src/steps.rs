@@ -24,7 +24,7 @@ use gateway::{
 };
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header::AUTHORIZATION};
 use prometheus_client::registry::Registry;
-use proto::{AgentId, ServiceName, TunnelId};
+use proto::{AgentId, AgentName, ServiceName, TunnelId};
 use router::{LocalTunnels, RequestClass, TunnelChoice};
 use serde::Serialize;
 
@@ -215,7 +215,7 @@ impl StepFixture {
     fn log(&self, stages: &RequestTiming) {
         tracing::debug!(
             request.id = ?self.id,
-            agent.name = %self.to.name,
+            agent.name = self.to.name.as_ref().map(AgentName::as_str),
             service = %self.to.service,
             method = %Method::GET,
             path = self.passed.uri().path(),
