@@ -16,5 +16,5 @@ pub fn run(data: &[u8]) {
         Err(error) => assert!(error.to_string().len() < 4096),
     }
     let secret = Secret::parse("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=").expect("it is long enough");
-    assert!(Verifier::new(secret).check(text).is_err());
+    assert!(Verifier::new(secret, None).check(text).is_err());
 }

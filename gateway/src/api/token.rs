@@ -1,7 +1,7 @@
 //! The tokens of API clients: JWTs that are signed with the shared secret, as GitLab signs them for its kas.
 //!
-//! The algorithm is HS256, HS384 or HS512, and `aud` is `gitlab-kas`. `exp` and `nbf` are optional, and checked to the second.
-//! The issuer (`iss`) is not checked: every client with the secret may use the API.
+//! The algorithm is HS256, HS384 or HS512, and `aud` is `gitlab-kas`. `exp` is at most 10 min ahead, so that a stolen token is of
+//! use for a short time only: that of GitLab is 1 min ahead. `nbf` is optional. Both are checked to the second.
 
 use std::sync::Arc;
 
@@ -9,8 +9,13 @@ use http::{HeaderMap, header::AUTHORIZATION};
 use jsonwebtoken::{
     AlgorithmFamily, DecodingKey, TokenData, Validation, decode,
     errors::{Error, ErrorKind},
+    get_current_timestamp,
 };
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{
+    Deserialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
+use serde_json::Value;
 
 use crate::secret::Secret;
 
@@ -19,6 +24,9 @@ const AUDIENCE: &str = "gitlab-kas";
 
 /// The longest token, in bytes.
 const MAX_LENGTH: usize = 4096;
+
+/// The longest time from now to the `exp` of a token, in seconds.
+const MAX_LIFE: u64 = 600;
 
 /// Verifies tokens. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -38,14 +46,27 @@ pub enum TokenError {
     Invalid(&'static str),
 }
 
+/// The claims of a token: `exp`, which every token has, and those that its user reads.
+#[derive(Deserialize)]
+struct Claims<T> {
+    #[serde(default)]
+    exp: Value,
+    #[serde(flatten)]
+    others: T,
+}
+
 impl Verifier {
-    /// Creates a verifier of tokens that were signed with one of the keys of the secret.
-    pub fn new(secret: Secret) -> Self {
+    /// Creates a verifier of tokens that were signed with one of the keys of the secret, by `issuer` if one is given.
+    pub fn new(secret: Secret, issuer: Option<&str>) -> Self {
         let mut validation = Validation::new_for_family(AlgorithmFamily::Hmac);
         validation.leeway = 0;
         validation.validate_nbf = true;
         validation.set_audience(&[AUDIENCE]);
-        validation.set_required_spec_claims(&["aud"]);
+        validation.set_required_spec_claims(&["aud", "exp"]);
+        if let Some(issuer) = issuer {
+            validation.set_issuer(&[issuer]);
+            validation.required_spec_claims.insert("iss".to_owned());
+        }
         Self { secret, validation: Arc::new(validation) }
     }
 
@@ -73,14 +94,18 @@ impl Verifier {
         if token.len() > MAX_LENGTH {
             return Err(TokenError::Invalid("it is longer than 4096 bytes"));
         }
-        let token = self.decode(token).map_err(|error| TokenError::Invalid(reason(&error)))?;
-        match token.header.crit {
-            // RFC 7515 section 4.1.11: a token with unknown critical extensions must be refused.
-            Some(_) => {
-                Err(TokenError::Invalid("its header has critical extensions, which kas does not support"))
-            }
-            None => Ok(token.claims),
+        let token = self.decode::<Claims<T>>(token).map_err(|error| TokenError::Invalid(reason(&error)))?;
+        // RFC 7515 section 4.1.11: a token with unknown critical extensions must be refused.
+        if token.header.crit.is_some() {
+            return Err(TokenError::Invalid(
+                "its header has critical extensions, which kas does not support",
+            ));
         }
+        let latest = get_current_timestamp() + MAX_LIFE;
+        if token.claims.exp.as_f64().is_none_or(|exp| exp > latest as f64) {
+            return Err(TokenError::Invalid("its exp is more than 10 min ahead: let it expire sooner"));
+        }
+        Ok(token.claims.others)
     }
 
     /// Verifies the signature with one key after the other, in constant time. Returns the error of the last key.
@@ -104,6 +129,11 @@ fn reason(error: &Error) -> &'static str {
         }
         ErrorKind::ExpiredSignature => "it has expired (exp)",
         ErrorKind::ImmatureSignature => "it is not valid yet (nbf)",
+        ErrorKind::MissingRequiredClaim(claim) if claim == "exp" => {
+            "it has no exp that is a number of seconds: let it expire within 10 min"
+        }
+        ErrorKind::InvalidIssuer => "it is not of the issuer in api.listen.authentication_issuer (iss)",
+        ErrorKind::MissingRequiredClaim(claim) if claim == "iss" => "it has no issuer (iss)",
         ErrorKind::InvalidAudience | ErrorKind::MissingRequiredClaim(_) => "it is not for gitlab-kas (aud)",
         ErrorKind::InvalidClaimFormat(_) => "its exp or nbf is not a number of seconds",
         ErrorKind::InvalidAlgorithm => "it is not signed with HS256, HS384 or HS512",

@@ -295,7 +295,8 @@ impl ValidatedConfig {
             }
         }
         let gitlab = self.gitlab.as_ref().map(GitLabSetup::client);
-        let api_tokens = self.api_secret.as_ref().map(|file| Verifier::new(file.secret().clone()));
+        let issuer = config.api.as_ref().and_then(|api| api.listen.authentication_issuer.as_deref());
+        let api_tokens = self.api_secret.as_ref().map(|file| Verifier::new(file.secret().clone(), issuer));
         let sources = ReplicaSources {
             identity: self.identity,
             issuers: self.issuers,

@@ -32,6 +32,8 @@ pub struct ApiListen {
     /// The secret with which their tokens are signed: base64 of 32 bytes or more.
     #[schemars(with = "PathBuf")]
     pub authentication_secret_file: Spanned<PathBuf>,
+    /// The issuer (`iss`) of their tokens. Without it, kas does not check who has signed a token with the secret.
+    pub authentication_issuer: Option<String>,
     /// The certificate chain (PEM). Without it the listener does not use TLS.
     #[schemars(with = "Option<PathBuf>")]
     pub certificate_file: Option<Spanned<PathBuf>>,

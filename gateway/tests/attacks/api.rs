@@ -37,7 +37,7 @@ fn claims(key: &str, value: impl Into<Value>) -> Value {
 /// Returns invalid tokens with a part of their error.
 fn invalid() -> Vec<(String, &'static str)> {
     let ours = |claims: &Value| jwt(&[1; 32], &head(), claims);
-    let under = |head: Value| jwt(&[1; 32], &head, &json!({"aud": "gitlab-kas"}));
+    let under = |head: Value| jwt(&[1; 32], &head, &claims("sub", "x"));
     let (whole, other) = (valid_token(), ours(&claims("sub", "root")));
     let parts: Vec<&str> = whole.split('.').collect();
     let claims_of_other = other.split('.').nth(1).unwrap();
@@ -62,6 +62,11 @@ fn invalid() -> Vec<(String, &'static str)> {
         (ours(&claims("exp", 0)), "expired"),
         (ours(&claims("exp", -1)), "number of seconds"),
         (ours(&claims("exp", "tomorrow")), "number of seconds"),
+        (ours(&json!({"aud": "gitlab-kas"})), "no exp"),
+        (ours(&claims("exp", Value::Null)), "exp"),
+        (ours(&claims("exp", now() + 700)), "more than 10 min ahead"),
+        (ours(&claims("exp", 1e300)), "number of seconds"),
+        (ours(&claims("exp", u64::MAX)), "10 min ahead"),
         (ours(&claims("nbf", now() + 60)), "nbf"),
         (ours(&json!(["gitlab-kas"])), "not a JWT"),
         (ours(&claims("pad", "x".repeat(8192))), "longer than 4096 bytes"),
@@ -159,7 +164,7 @@ async fn attack_37_oversized_token_ends_the_connection() {
 #[test]
 fn attack_37_other_encodings_of_the_secret_are_refused() {
     let token = valid_token();
-    assert_eq!(Verifier::new(secret(1)).check(&token), Ok(()));
-    let denied = Verifier::new(secret(2)).check(&token).unwrap_err();
+    assert_eq!(Verifier::new(secret(1), None).check(&token), Ok(()));
+    let denied = Verifier::new(secret(2), None).check(&token).unwrap_err();
     assert!(matches!(denied, TokenError::Invalid(why) if why.contains("secret")), "{denied}");
 }

@@ -296,6 +296,8 @@ async fn attack_37_forged_token_of_gitlab_is_refused() {
         with("aud", json!("gitlab")),
         with("aud", json!([])),
         with("exp", json!(now - 1)),
+        with("exp", json!(now + 3600)),
+        with("exp", json!(null)),
         with("nbf", json!(now + 60)),
         with("project_id", json!("30")),
         format!("{valid}x"),

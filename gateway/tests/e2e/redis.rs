@@ -2,10 +2,7 @@
 
 use std::path::Path;
 
-use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde_json::{Value, json};
-use sha2::Sha256;
 
 use crate::support::{AGENT, Installation, Kas, KasOptions, Redis, Tokens, curl, eventually, run};
 
@@ -116,12 +113,7 @@ fn live_config_check_runs_beside_replicas() {
 
 /// Returns the response of the internal API to a request with a valid token.
 fn get_api(kas: &Kas, path: &str) -> Value {
-    let parts =
-        [r#"{"alg":"HS256"}"#, r#"{"aud":"gitlab-kas"}"#].map(|part| BASE64_URL_SAFE_NO_PAD.encode(part));
-    let message = parts.join(".");
-    let signature =
-        Hmac::<Sha256>::new_from_slice(&[1; 32]).unwrap().chain_update(&message).finalize().into_bytes();
-    let token = format!("Authorization: Bearer {message}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature));
+    let token = format!("Authorization: Bearer {}", testkit::internal_api::valid_token());
     let response = curl(&["--header", &token, &format!("http://{}{path}", kas.api())]);
     assert_eq!(response.status, 200, "{response:?}");
     response.json()

@@ -32,6 +32,7 @@ use sha2::Sha256;
 use testkit::{
     fleet::TestFleet,
     internal_api::{connect_with, get, send, send_over, valid_request, valid_token},
+    issuer::now,
     world::{World, configuration, text},
 };
 use tunnel::Body;
@@ -179,11 +180,33 @@ async fn invalid_request_is_refused_with_its_reason() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn tokens_of_other_issuers_are_refused_if_the_issuer_is_configured() {
+    let verifier = Verifier::new(testkit::fleet::secret(1), Some("gitlab.example.com"));
+    let check = |issuer: &serde_json::Value| {
+        let mut claims = json!({"aud": "gitlab-kas", "exp": now() + 60});
+        if !issuer.is_null() {
+            claims["iss"] = issuer.clone();
+        }
+        verifier.check(&testkit::internal_api::jwt(&[1; 32], &json!({"alg": "HS256"}), &claims))
+    };
+    check(&json!("gitlab.example.com")).unwrap();
+    for (issuer, expected) in [
+        (json!("other.example.com"), "authentication_issuer"),
+        (json!(""), "authentication_issuer"),
+        (json!(["other.example.com"]), "authentication_issuer"),
+        (json!(null), "no issuer"),
+    ] {
+        let error = check(&issuer).unwrap_err().to_string();
+        assert!(error.contains(expected), "{issuer}: {error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn tokens_of_every_length_of_hmac_are_good() {
     let secret = [1; 32];
-    let verifier = Verifier::new(testkit::fleet::secret(1));
-    let claims =
-        BASE64_URL_SAFE_NO_PAD.encode(r#"{"aud":["other","gitlab-kas"],"iss":"gitlab.example.com"}"#);
+    let verifier = Verifier::new(testkit::fleet::secret(1), None);
+    let claims = json!({"aud": ["other", "gitlab-kas"], "iss": "gitlab.example.com", "exp": now() + 600});
+    let claims = BASE64_URL_SAFE_NO_PAD.encode(claims.to_string());
     let sealed = |algorithm: &str, seal: fn(&[u8], &[u8]) -> Vec<u8>| {
         let head = BASE64_URL_SAFE_NO_PAD.encode(json!({"alg": algorithm}).to_string());
         let message = format!("{head}.{claims}");

@@ -18,6 +18,7 @@ use serde_json::json;
 use testkit::{
     fleet::TestFleet,
     gitlab::{AGENT, AGENT_TOKEN, client},
+    issuer::now,
     world::{RunningAgent, World, endless, text},
 };
 use tokio::time::{sleep, timeout};
@@ -28,7 +29,7 @@ const QUERY: &str = "/agents/7/prometheus/api/v1/query?query=up";
 /// The requests for the agent: their paths and credentials.
 fn requests() -> [(&'static str, String); 5] {
     let claims =
-        json!({"iss": "gitlab.example.com", "aud": "gitlab-kas", "project_id": 30, "exp": 4_000_000_000_u64});
+        json!({"iss": "gitlab.example.com", "aud": "gitlab-kas", "project_id": 30, "exp": now() + 600});
     let rails = testkit::internal_api::jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &claims);
     [
         ("/k8s-proxy/api", "ci:7:job".to_owned()),

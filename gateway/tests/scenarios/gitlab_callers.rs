@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 use testkit::{
     gitlab::{AGENT, world},
+    issuer::now,
     world::{RunningAgent, World, text},
 };
 use tokio::time::sleep;
@@ -305,7 +306,8 @@ async fn gitlab_queries_prometheus_on_behalf_of_a_project() {
     let token =
         |claims: Value| testkit::internal_api::jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &claims);
     let query = "/agents/7/prometheus/api/v1/query?query=up";
-    let good = token(json!({"iss": "gitlab.example.com", "aud": "gitlab-kas", "project_id": 30}));
+    let good =
+        token(json!({"iss": "gitlab.example.com", "aud": "gitlab-kas", "project_id": 30, "exp": now() + 60}));
     let response = get_with(&world, query, &good).await;
     assert_eq!(response.status(), 200);
     let echo = text(response).await;
@@ -315,7 +317,7 @@ async fn gitlab_queries_prometheus_on_behalf_of_a_project() {
         ("/agents/7/kubernetes/api", &*good, 403),
         ("/k8s-proxy/api", &good, 403),
         (query, &without_project, 403),
-        (query, &token(json!({"aud": "gitlab", "project_id": 30})), 401),
+        (query, &token(json!({"aud": "gitlab", "project_id": 30, "exp": now() + 60})), 401),
         ("/agents/unknown/prometheus/api/v1/query?query=up", &good, 404),
     ] {
         assert_eq!(get_with(&world, path, token).await.status().as_u16(), expected, "{path}");

@@ -1,6 +1,6 @@
 //! Callers of the internal API.
 
-use std::{convert::Infallible, future::ready, sync::Arc};
+use std::{convert::Infallible, future::ready, sync::Arc, time::SystemTime};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use gateway::{
@@ -36,7 +36,8 @@ pub fn jwt(secret: &[u8], head: &Value, claims: &Value) -> String {
 
 /// Returns a valid JWT.
 pub fn valid_token() -> String {
-    jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &json!({"aud": "gitlab-kas"}))
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &json!({"aud": "gitlab-kas", "exp": now + 60}))
 }
 
 /// Connects to the internal API of a replica.
@@ -59,7 +60,7 @@ fn open(world: &World, environments: EnvironmentSources, addresses: AddressRules
     let api = Arc::new(ApiServer::new(
         &world.kas.agents,
         world.kas.gitaly.clone(),
-        Verifier::new(secret(1)),
+        Verifier::new(secret(1), None),
         addresses,
         environments,
         world.kas.deployments.clone(),

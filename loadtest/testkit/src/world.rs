@@ -151,7 +151,7 @@ impl World {
         agent_token: impl Into<SecretString>,
     ) -> Self {
         let caller = token::new(Holder::Caller);
-        let api_tokens = Some(Verifier::new(secret(1)));
+        let api_tokens = Some(Verifier::new(secret(1), None));
         let sources = ReplicaSources { gitlab: Some(gitlab), api_tokens, ..identity(&[], &caller).into() };
         Self::of_sources(fleet, config, sources, (agent_token.into(), caller), None, None)
     }
