@@ -48,6 +48,7 @@ pub(crate) use self::max_age::MaxAge;
 pub use self::rebalancer::Rebalancer;
 use self::{
     admission::{AuthenticatedAgent, ClientAddress},
+    cut_age::Loss,
     drain::Supervised,
 };
 pub(crate) use self::{
@@ -56,6 +57,7 @@ pub(crate) use self::{
     version_skew::VersionSkew,
 };
 use crate::{
+    address_key::address_key,
     addresses::AddressRules,
     configuration::ConfigurationService,
     disabled::KillSwitch,
@@ -256,7 +258,7 @@ impl AgentServer {
         let services = agent.hello.services.clone();
         let registration = self.tunnels.register(id, agent.tunnel, services, entry, cores::current());
         let supervised = Supervised {
-            agent: &agent.identity.name,
+            agent: &agent.identity,
             id: agent.tunnel,
             tunnel: &tunnel,
             max_age: &self.max_age,
@@ -326,7 +328,8 @@ impl AgentServer {
             return tracing::info!(agent.id = %id, agent.name = %name, %tunnel, reason = %ended, seconds, "tunnel ended");
         }
         if let CloseReason::Lost { .. } | CloseReason::TimedOut = ended {
-            self.max_age.record_loss(duration, Instant::now());
+            let address = address_key(agent.client.address);
+            self.max_age.record_loss(Loss { agent: *id, address, age: duration, at: Instant::now() }, name);
         }
         let hint = match ended {
             CloseReason::Lost { silence, .. }

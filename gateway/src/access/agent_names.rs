@@ -1,4 +1,5 @@
 //! The names of GitLab's agents, for the kill switch, paths, messages and logs.
+#![expect(clippy::disallowed_types, reason = "concurrent requests wait for one list, at most 1 s")]
 
 use std::{sync::Arc, time::Duration};
 

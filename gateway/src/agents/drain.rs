@@ -3,7 +3,7 @@
 use std::{future::pending, time::Duration};
 
 use proto::{
-    AgentName, TunnelId,
+    TunnelId,
     control::{DRAIN_PATH, DrainReason, DrainRequest},
 };
 use tokio::time::Instant;
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tunnel::{CloseReason, Tunnel};
 
 use super::{control, max_age::MaxAge};
-use crate::tasks::TaskGroup;
+use crate::{identity::AgentIdentity, tasks::TaskGroup};
 
 /// The shortest time for the streams of a tunnel that is replaced while its replica goes on. A stopping replica holds up a
 /// rollout, and `shutdown_grace_period` may be a few minutes; here nothing waits for the streams.
@@ -19,7 +19,7 @@ const MIN_REPLACEMENT_GRACE: Duration = Duration::from_secs(3600);
 
 /// The tunnel to supervise, and the reasons to end it.
 pub(super) struct Supervised<'a> {
-    pub(super) agent: &'a AgentName,
+    pub(super) agent: &'a AgentIdentity,
     pub(super) id: TunnelId,
     pub(super) tunnel: &'a Tunnel,
     /// The tunnel drains at this age, ±5 %.
@@ -47,7 +47,8 @@ pub(super) async fn supervise(
     withdraw: impl Future<Output = ()>,
 ) -> CloseReason {
     let tunnel = supervised.tunnel;
-    let age = supervised.max_age.reached(supervised.since, rand::random_range(0.95..1.05));
+    let age =
+        supervised.max_age.reached(supervised.agent.id, supervised.since, rand::random_range(0.95..1.05));
     tokio::pin!(age);
     tokio::pin!(revoked);
 
@@ -66,7 +67,7 @@ pub(super) async fn supervise(
         };
         let request = DrainRequest { reason, within };
         if let Err(error) = Box::pin(control::send(tunnel, DRAIN_PATH, &request)).await {
-            tracing::warn!(agent.name = %supervised.agent, tunnel = %supervised.id, %error, "drain request failed");
+            tracing::warn!(agent.name = %supervised.agent.name, tunnel = %supervised.id, %error, "drain request failed");
         }
         if reason == DrainReason::Shutdown {
             // This replica finishes the requests in flight. New requests go to the replica of the agent's next tunnel.
@@ -87,7 +88,7 @@ pub(super) async fn supervise(
 /// Closes the tunnel of an agent that may no longer connect. The future never completes, because the driver of the tunnel reports
 /// the end.
 async fn close_revoked(supervised: &Supervised<'_>, message: &str) -> CloseReason {
-    tracing::warn!(agent.name = %supervised.agent, tunnel = %supervised.id, "{message}");
+    tracing::warn!(agent.name = %supervised.agent.name, tunnel = %supervised.id, "{message}");
     supervised.tunnel.close();
     pending().await
 }

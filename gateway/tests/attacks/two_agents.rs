@@ -116,3 +116,22 @@ async fn attack_33_token_is_refused_at_other_listeners() {
     world.tunnels(2).await;
     assert_serves(&world).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn attack_86_tunnels_that_an_agent_aborts_set_the_age_of_no_other_agent() {
+    let (world, other) = with_another();
+    let _honest = world.agent(services()).await;
+    for _ in 0..8 {
+        let hostile = agent_by(&world, &upgrade_as(&other, InstanceId::random()), &[]).await;
+        world.tunnels(3).await;
+        sleep(Duration::from_secs(11)).await;
+        drop(hostile);
+        world.tunnels(2).await;
+    }
+    assert_eq!(world.metric("kas_cut_age_seconds{listener=\"agent\"}"), 11.0, "of the hostile agent");
+    let handshakes = || world.metric("kas_handshakes_total{reason=\"accepted\"}");
+    let before = handshakes();
+    sleep(Duration::from_secs(3600)).await;
+    assert_eq!(handshakes(), before, "the honest agent replaces no tunnel");
+    assert_serves(&world).await;
+}

@@ -182,7 +182,7 @@ async fn invalid_request_is_refused_with_its_reason() {
 #[tokio::test(start_paused = true)]
 async fn tokens_of_other_issuers_are_refused_if_the_issuer_is_configured() {
     let verifier = Verifier::new(testkit::fleet::secret(1), Some("gitlab.example.com"));
-    let check = |issuer: &serde_json::Value| {
+    let check = |issuer: &Value| {
         let mut claims = json!({"aud": "gitlab-kas", "exp": now() + 60});
         if !issuer.is_null() {
             claims["iss"] = issuer.clone();
