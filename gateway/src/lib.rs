@@ -88,7 +88,7 @@ pub mod internals {
         headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},
         listen::proxy_header,
         promql::{Labels, Rewriter},
-        target::Target,
+        target::{Target, UrlPathPrefix},
         timing::RequestTiming,
         traces::{RequestTrace, Traces},
     };

@@ -96,7 +96,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
             "agent.kubernetes_api.listen.allowed_networks",
         ));
     }
-    let target = Target::parse(&path)?;
+    let target = Target::parse(&path, &context.server.url_path_prefix)?;
     let (switch, service) = (&context.server.kill_switch, &target.service);
     let mut request = RequestAttributes { address: client, service, agent: None, caller: None };
     // Before the authorization, which may depend on a server that is down, or that must be spared.

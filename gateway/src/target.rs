@@ -2,15 +2,16 @@
 //!
 //! Paths are split as raw bytes. Nothing is decoded, so that authorization, the agent and the cluster see the same bytes.
 
+use std::{borrow::Cow, str::FromStr};
+
 use http::uri::PathAndQuery;
 use percent_encoding::percent_decode_str;
 use proto::{Reason, ServiceName};
 use router::RequestClass;
+use serde::Deserialize;
 
 use crate::error::{ErrorDialect, RequestError};
 
-/// The path of GitLab's kas: the credential names the agent.
-const GITLAB_PREFIX: &str = "/k8s-proxy/";
 /// The path for other clients: it names the agent and the service.
 const AGENTS_PREFIX: &str = "/agents/";
 
@@ -29,19 +30,76 @@ pub struct Target<'a> {
     pub path: &'a str,
 }
 
+/// The beginning of the paths of GitLab's kas, with `/` at both ends: the credential names the agent.
+///
+/// It may be `/`. Paths that begin with `/agents/` never belong to it: they name the agent, and no path of an API server begins so.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct UrlPathPrefix(Cow<'static, str>);
+
+/// The error of a text that is no prefix.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{0:?} is not a prefix such as /, /k8s-proxy/ or /-/kubernetes-agent/k8s-proxy/; /agents/ is for paths that name the agent"
+)]
+pub struct UrlPathPrefixError(String);
+
+impl UrlPathPrefix {
+    /// Returns the path and query of the service, if the credential names the agent.
+    fn strip<'a>(&self, path: &'a str) -> Option<&'a str> {
+        let of_gitlab = path.starts_with(&*self.0) && !path.starts_with(AGENTS_PREFIX);
+        of_gitlab.then(|| &path[self.0.len() - 1..])
+    }
+}
+
+impl Default for UrlPathPrefix {
+    fn default() -> Self {
+        Self("/k8s-proxy/".into())
+    }
+}
+
+impl FromStr for UrlPathPrefix {
+    type Err = UrlPathPrefixError;
+
+    fn from_str(text: &str) -> Result<Self, UrlPathPrefixError> {
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+        let valid = |segment: &str| !matches!(segment, "" | "." | "..") && segment.bytes().all(known);
+        if text == "/" {
+            return Ok(Self("/".into()));
+        }
+        match text.strip_prefix('/').map(|inner| inner.strip_suffix('/').unwrap_or(inner)) {
+            Some(inner)
+                if inner.split('/').all(valid) && !format!("/{inner}/").starts_with(AGENTS_PREFIX) =>
+            {
+                Ok(Self(format!("/{inner}/").into()))
+            }
+            _ => Err(UrlPathPrefixError(text.to_owned())),
+        }
+    }
+}
+
+impl TryFrom<String> for UrlPathPrefix {
+    type Error = UrlPathPrefixError;
+
+    fn try_from(text: String) -> Result<Self, UrlPathPrefixError> {
+        text.parse()
+    }
+}
+
 impl<'a> Target<'a> {
     /// Splits a request's path and query.
     ///
     /// # Errors
     ///
     /// The reason is `unknown-path`.
-    pub fn parse(path: &'a PathAndQuery) -> Result<Self, RequestError> {
+    pub fn parse(path: &'a PathAndQuery, prefix: &UrlPathPrefix) -> Result<Self, RequestError> {
         let whole = path.as_str();
-        if whole.starts_with(GITLAB_PREFIX) {
+        if let Some(path) = prefix.strip(whole) {
             let service = ServiceName::KUBERNETES.parse().expect("it is a service name");
-            return Ok(Self { agent: None, service, path: &whole[GITLAB_PREFIX.len() - 1..] });
+            return Ok(Self { agent: None, service, path });
         }
 
+        let unknown_path = |path| unknown_path(path, prefix);
         let (agent, rest) = whole
             .strip_prefix(AGENTS_PREFIX)
             .and_then(|rest| rest.split_once('/'))
@@ -68,10 +126,10 @@ impl<'a> Target<'a> {
     }
 
     /// Returns the dialect of errors for a path, which kas needs before the path is parsed.
-    pub fn dialect(path: &str) -> ErrorDialect {
+    pub fn dialect(path: &str, prefix: &UrlPathPrefix) -> ErrorDialect {
         let service = path.strip_prefix(AGENTS_PREFIX).and_then(|rest| rest.split('/').nth(1));
         match service {
-            None if path.starts_with(GITLAB_PREFIX) => ErrorDialect::Kubernetes,
+            None if prefix.strip(path).is_some() => ErrorDialect::Kubernetes,
             Some(ServiceName::KUBERNETES) => ErrorDialect::Kubernetes,
             Some(service) if is_prometheus(service) => ErrorDialect::Prometheus,
             None if is_api_server_path(path) => ErrorDialect::Kubernetes,
@@ -80,13 +138,15 @@ impl<'a> Target<'a> {
     }
 
     /// Returns whether this is the path of `/api` or `/apis` of a cluster, which kubectl requests for its discovery.
-    pub fn is_discovery(path: &str) -> bool {
+    pub fn is_discovery(path: &str, prefix: &UrlPathPrefix) -> bool {
+        if let Some(path) = prefix.strip(path) {
+            return matches!(path, "/api" | "/apis");
+        }
         let Some(root) = path.strip_suffix("/apis").or_else(|| path.strip_suffix("/api")) else {
             return false;
         };
         let service = root.strip_prefix(AGENTS_PREFIX).and_then(|rest| rest.split_once('/'));
-        root == GITLAB_PREFIX.trim_end_matches('/')
-            || service.is_some_and(|(_, service)| service == ServiceName::KUBERNETES)
+        service.is_some_and(|(_, service)| service == ServiceName::KUBERNETES)
     }
 
     /// Returns [`RequestClass::Long`] if the response is a stream that stays open.
@@ -123,9 +183,11 @@ fn is_api_server_path(path: &str) -> bool {
     API_SERVER.contains(&first)
 }
 
-fn unknown_path(path: &str) -> RequestError {
-    let known = "there is nothing at this path; use /agents/<id or name>/kubernetes/…, /agents/<id or name>/prometheus/… \
-                 or, with a credential that names the agent, /k8s-proxy/…";
+fn unknown_path(path: &str, UrlPathPrefix(prefix): &UrlPathPrefix) -> RequestError {
+    let known = format!(
+        "there is nothing at this path; use /agents/<id or name>/kubernetes/…, /agents/<id or name>/prometheus/… or, with a \
+         credential that names the agent, {prefix}…"
+    );
     if !is_api_server_path(path) {
         return RequestError::new(Reason::UnknownPath, known);
     }
@@ -142,7 +204,8 @@ mod tests {
 
     fn parse(path: &str) -> Option<(Option<String>, String, String)> {
         let path: PathAndQuery = path.parse().unwrap();
-        let target = Target::parse(&path).ok()?;
+        let prefix = UrlPathPrefix::default();
+        let target = Target::parse(&path, &prefix).ok()?;
         Some((target.agent.map(str::to_owned), target.service.to_string(), target.path.to_owned()))
     }
 
@@ -200,22 +263,24 @@ mod tests {
             ("/k8s-proxy/api/v1/pods", RequestClass::Short),
         ] {
             let path: PathAndQuery = path.parse().unwrap();
-            assert_eq!(Target::parse(&path).unwrap().class(false), class, "{path}");
+            let target = Target::parse(&path, &UrlPathPrefix::default()).unwrap();
+            assert_eq!(target.class(false), class, "{path}");
         }
     }
 
     #[test]
     fn dialect_follows_the_service() {
-        assert_eq!(Target::dialect("/k8s-proxy/api"), ErrorDialect::Kubernetes);
-        assert_eq!(Target::dialect("/agents/a/kubernetes/api"), ErrorDialect::Kubernetes);
-        assert_eq!(Target::dialect("/agents/a/prometheus.thanos/api"), ErrorDialect::Prometheus);
-        assert_eq!(Target::dialect("/agents/a/prometheus"), ErrorDialect::Prometheus);
+        let dialect = |path: &str| Target::dialect(path, &UrlPathPrefix::default());
+        assert_eq!(dialect("/k8s-proxy/api"), ErrorDialect::Kubernetes);
+        assert_eq!(dialect("/agents/a/kubernetes/api"), ErrorDialect::Kubernetes);
+        assert_eq!(dialect("/agents/a/prometheus.thanos/api"), ErrorDialect::Prometheus);
+        assert_eq!(dialect("/agents/a/prometheus"), ErrorDialect::Prometheus);
         for service in ["resources", "prometheusx", "kubernetesx", "kubernetes.x"] {
-            assert_eq!(Target::dialect(&format!("/agents/a/{service}/x")), ErrorDialect::Plain, "{service}");
+            assert_eq!(dialect(&format!("/agents/a/{service}/x")), ErrorDialect::Plain, "{service}");
         }
-        assert_eq!(Target::dialect("/"), ErrorDialect::Plain);
+        assert_eq!(dialect("/"), ErrorDialect::Plain);
         for path in ["/version", "/api/v1/namespaces", "/apis", "/readyz"] {
-            assert_eq!(Target::dialect(path), ErrorDialect::Kubernetes, "{path}");
+            assert_eq!(dialect(path), ErrorDialect::Kubernetes, "{path}");
         }
     }
 
@@ -223,7 +288,7 @@ mod tests {
     fn api_server_path_without_agent_explains_kubectl_raw() {
         for (path, explained) in [("/version?x=1", true), ("/api", true), ("/versions", false), ("/", false)]
         {
-            let error = Target::parse(&path.parse().unwrap()).unwrap_err();
+            let error = Target::parse(&path.parse().unwrap(), &UrlPathPrefix::default()).unwrap_err();
             assert_eq!(error.message.contains("kubectl get --raw"), explained, "{path}");
         }
     }
@@ -233,7 +298,7 @@ mod tests {
         for path in
             ["/k8s-proxy/api", "/k8s-proxy/apis", "/agents/a/kubernetes/api", "/agents/7/kubernetes/apis"]
         {
-            assert!(Target::is_discovery(path), "{path}");
+            assert!(Target::is_discovery(path, &UrlPathPrefix::default()), "{path}");
         }
         for path in [
             "/api",
@@ -243,7 +308,75 @@ mod tests {
             "/agents/a/kubernetes/api/v1/namespaces/a/pods/apis",
             "/agents/a/prometheus/api",
         ] {
-            assert!(!Target::is_discovery(path), "{path}");
+            assert!(!Target::is_discovery(path, &UrlPathPrefix::default()), "{path}");
+        }
+    }
+
+    #[test]
+    fn prefix_has_a_slash_at_both_ends() {
+        for (text, expected) in [
+            ("/", "/"),
+            ("/k8s-proxy", "/k8s-proxy/"),
+            ("/k8s-proxy/", "/k8s-proxy/"),
+            ("/-/kubernetes-agent/k8s-proxy/", "/-/kubernetes-agent/k8s-proxy/"),
+            ("/agentsx", "/agentsx/"),
+        ] {
+            assert_eq!(*text.parse::<UrlPathPrefix>().unwrap().0, *expected);
+        }
+        for text in [
+            "",
+            "k8s-proxy/",
+            "//",
+            "/a//b",
+            "/a/../b",
+            "/./",
+            "/a?b",
+            "/a b",
+            "/%61",
+            "/agents",
+            "/agents/a/",
+        ] {
+            assert!(text.parse::<UrlPathPrefix>().is_err(), "{text}");
+        }
+    }
+
+    /// A proxy in front of kas has removed the prefix of GitLab.
+    #[test]
+    fn every_path_without_an_agent_belongs_to_the_prefix_of_one_slash() {
+        let prefix: UrlPathPrefix = "/".parse().unwrap();
+        for whole in [
+            "/",
+            "/version?a=%20&b",
+            "/api/v1/a%2Fb//c",
+            "/agents",
+            "/agents?a",
+            "//agents/a/kubernetes/",
+            "/k8s-proxy/api",
+        ] {
+            let path: PathAndQuery = whole.parse().unwrap();
+            let target = Target::parse(&path, &prefix).unwrap();
+            assert_eq!((target.agent, target.path), (None, whole));
+            assert_eq!(target.service.to_string(), "kubernetes");
+            assert_eq!(Target::dialect(path.path(), &prefix), ErrorDialect::Kubernetes, "{whole}");
+        }
+        for (whole, service, path) in [
+            ("/agents/7/kubernetes/api", "kubernetes", "/api"),
+            ("/agents/prod/prometheus/api/v1/query?query=up", "prometheus", "/api/v1/query?query=up"),
+        ] {
+            let whole: PathAndQuery = whole.parse().unwrap();
+            let target = Target::parse(&whole, &prefix).unwrap();
+            assert_eq!(
+                (target.agent.is_some(), target.service.to_string().as_str(), target.path),
+                (true, service, path)
+            );
+        }
+        for whole in ["/agents/", "/agents/a", "/agents/a/control/drain", "*"] {
+            assert!(Target::parse(&whole.parse().unwrap(), &prefix).is_err(), "{whole}");
+        }
+        for (path, is_discovery) in
+            [("/api", true), ("/apis", true), ("/agents/a/kubernetes/api", true), ("/a/api", false)]
+        {
+            assert_eq!(Target::is_discovery(path, &prefix), is_discovery, "{path}");
         }
     }
 }

@@ -17,6 +17,7 @@ use gateway::{
     identity::{Identities, Identity},
     internals::{
         AccessControl, CallerAuthorizer, ErrorDialect, ErrorFormat, RequestError, Target, UnknownCredentials,
+        UrlPathPrefix,
     },
     metrics::Metrics,
     token::TokenHash,
@@ -64,7 +65,7 @@ static ACCESS: LazyLock<AccessControl> = LazyLock::new(|| {
 static VOCABULARY: LazyLock<String> = LazyLock::new(|| {
     let failure_texts = |path: &'static str, values: &[&'static str]| {
         let path = PathAndQuery::from_static(path);
-        let target = Target::parse(&path).expect("it is a target");
+        let target = Target::parse(&path, &UrlPathPrefix::default()).expect("it is a target");
         let headers = values.iter().map(|value| (AUTHORIZATION, HeaderValue::from_static(value))).collect();
         match access(&headers, &target) {
             Ok(_) => String::new(),
@@ -91,7 +92,7 @@ static VOCABULARY: LazyLock<String> = LazyLock::new(|| {
 pub fn run(data: &[u8]) {
     let mut lines = data.split(|byte| *byte == b'\n');
     let Some(Ok(path)) = lines.next().map(PathAndQuery::try_from) else { return };
-    let Ok(target) = Target::parse(&path) else { return };
+    let Ok(target) = Target::parse(&path, &UrlPathPrefix::default()) else { return };
     let mut headers = HeaderMap::new();
     for line in lines {
         let Ok(value) = HeaderValue::from_bytes(line) else { return };

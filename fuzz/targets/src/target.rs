@@ -1,20 +1,28 @@
-//! `Target::parse` with any path and query that HTTP allows.
+//! `Target::parse` with any path and query that HTTP allows, with GitLab's prefix and with `/`.
 //!
 //! * The service's path is the end of the request's path, unchanged, or `/` if the request's path ends with the service.
 //! * Prefix, agent, service and path together are the request's path: no byte is decoded, dropped or added.
 //! * The service is never `control`. The agent contains neither `/` nor `?`.
 //! * The dialect of errors is that of the service. The path is valid in a request.
 
-use gateway::internals::{ErrorDialect, Target};
+use gateway::internals::{ErrorDialect, Target, UrlPathPrefix};
 use http::uri::PathAndQuery;
 use proto::{AgentName, Reason};
 
 /// Checks one input.
 pub fn run(data: &[u8]) {
     let Ok(input) = PathAndQuery::try_from(data) else { return };
+    for prefix in ["/k8s-proxy", ""] {
+        check(&input, prefix);
+    }
+}
+
+/// Checks one input with a prefix, which has no `/` at its end here.
+fn check(input: &PathAndQuery, prefix: &str) {
     let whole = input.as_str();
-    let dialect = Target::dialect(input.path());
-    let target = match Target::parse(&input) {
+    let configured: UrlPathPrefix = format!("{prefix}/").parse().expect("it is a prefix");
+    let dialect = Target::dialect(input.path(), &configured);
+    let target = match Target::parse(input, &configured) {
         Ok(target) => target,
         Err(failure) => {
             assert_eq!(failure.reason, Reason::UnknownPath);
@@ -45,7 +53,8 @@ pub fn run(data: &[u8]) {
         }
         None => {
             assert_eq!(service, "kubernetes");
-            assert_eq!(whole, format!("/k8s-proxy{}", target.path));
+            assert_eq!(whole, format!("{prefix}{}", target.path));
+            assert!(!whole.starts_with("/agents/"), "{whole}");
             assert_eq!(dialect, ErrorDialect::Kubernetes, "{whole}");
         }
     }

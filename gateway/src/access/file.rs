@@ -113,6 +113,7 @@ mod tests {
     use crate::{
         access::{AccessControl, UnknownCredentials},
         metrics::Metrics,
+        target::UrlPathPrefix,
         token::TokenHash,
     };
 
@@ -137,7 +138,7 @@ mod tests {
             headers.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
         }
         let path = path.parse().unwrap();
-        let target = Target::parse(&path).unwrap();
+        let target = Target::parse(&path, &UrlPathPrefix::default()).unwrap();
         let file: Arc<dyn CallerAuthorizer> = Arc::new(Identities::new(identity()));
         let metrics = Metrics::register(&mut Registry::default());
         let access_control = AccessControl::new([file], Arc::new(UnknownCredentials::new(60, metrics)));

@@ -177,6 +177,7 @@ impl SharedState {
             budget: Arc::new(ResponseBudget::new(limits.max_bytes_in_flight, limits.write_stall_timeout)),
             cors: Cors::new(config.allowed_origins()),
             addresses: public.listen.addresses(),
+            url_path_prefix: public.url_path_prefix.clone(),
             extra_headers: public.extra_allowed_response_headers.clone(),
             access,
             kill_switch: Arc::clone(&self.kill_switch),

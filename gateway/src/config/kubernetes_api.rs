@@ -9,9 +9,9 @@ use serde_saphyr::Spanned;
 use super::{
     Network, ProxyProtocol,
     bounds::{AnyDuration, Timeout, Within},
-    schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS},
+    schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS, URL_PATH_PREFIX},
 };
-use crate::{addresses::AddressRules, cors::Origin, headers::ExtraHeader};
+use crate::{addresses::AddressRules, cors::Origin, headers::ExtraHeader, target::UrlPathPrefix};
 
 /// Section `agent.kubernetes_api`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -19,6 +19,9 @@ use crate::{addresses::AddressRules, cors::Origin, headers::ExtraHeader};
 pub struct KubernetesApiConfig {
     /// The listener for callers.
     pub listen: PublicListen,
+    /// The beginning of the paths of GitLab's kas, behind which the credential names the agent.
+    #[schemars(with = "String", regex(pattern = URL_PATH_PREFIX))]
+    pub url_path_prefix: UrlPathPrefix,
     /// Web pages that may use this listener: exact origins, as browsers send them.
     #[schemars(with = "Vec<String>", inner(regex(pattern = HTTP_URL)))]
     pub allowed_origins: Vec<Origin>,
@@ -126,6 +129,7 @@ impl Default for KubernetesApiConfig {
     fn default() -> Self {
         Self {
             listen: PublicListen::default(),
+            url_path_prefix: UrlPathPrefix::default(),
             allowed_origins: Vec::new(),
             extra_allowed_response_headers: Vec::new(),
             allowed_agent_cache_ttl: Duration::from_secs(60),

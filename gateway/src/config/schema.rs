@@ -12,6 +12,8 @@ use super::Config;
 pub(super) const SOCKET_ADDRESS: &str = r"^([0-9.]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}$";
 /// An IP network in CIDR notation.
 pub(super) const NETWORK: &str = "^[0-9A-Fa-f:.]+/[0-9]{1,3}$";
+/// The beginning of paths.
+pub(super) const URL_PATH_PREFIX: &str = "^/([0-9A-Za-z._~-]+/?)*$";
 /// The URL of a server.
 pub(super) const HTTP_URL: &str = "^https?://.";
 /// A host and a port, or a socket.
@@ -121,6 +123,8 @@ mod tests {
         for text in [
             "agent: {listen: {adress: '0.0.0.0:8150'}}",
             "agent: {listen: {address: here}}",
+            "agent: {kubernetes_api: {url_path_prefix: k8s-proxy}}",
+            "agent: {kubernetes_api: {url_path_prefix: /a//b}}",
             "agent: {listen: {address: '8150'}}",
             "agent: {tunnel: {reconnect_wait: soon}}",
             "agent: {tunnel: {reconnect_wait: 2}}",

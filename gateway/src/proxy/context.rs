@@ -30,7 +30,7 @@ use crate::{
     headers::{ExtraHeader, ForwardedFor, PeerAddress},
     identity::Grant,
     metrics::Metrics,
-    target::Target,
+    target::{Target, UrlPathPrefix},
     tasks::TaskGroup,
     traces::{RequestTrace, Traces},
 };
@@ -67,6 +67,8 @@ pub struct ProxyServer {
     pub cors: Cors,
     /// The rules of the listener about addresses.
     pub addresses: AddressRules,
+    /// The beginning of the paths of GitLab's kas.
+    pub url_path_prefix: UrlPathPrefix,
     /// Response headers that the operator allows in addition to the harmless ones.
     pub extra_headers: Vec<ExtraHeader>,
 }
@@ -134,6 +136,7 @@ impl ProxyRequest {
             let request = NewRequest { id: &id, client: forwarded.client, method, uri };
             Box::new(Mutex::new(AuditRecord::new(log, request)))
         });
+        let prefix = &server.url_path_prefix;
         let context = RequestContext {
             server: Arc::clone(server),
             id,
@@ -141,8 +144,8 @@ impl ProxyRequest {
             method: parts.method.clone(),
             version: parts.version,
             forwarded,
-            error_format: ErrorFormat::new(Target::dialect(parts.uri.path()), &parts.headers)
-                .with_discovery(Target::is_discovery(parts.uri.path())),
+            error_format: ErrorFormat::new(Target::dialect(parts.uri.path(), prefix), &parts.headers)
+                .with_discovery(Target::is_discovery(parts.uri.path(), prefix)),
             trace: Mutex::default(),
             audit,
             body: RequestBody::new(body, parts.headers.contains_key(http::header::EXPECT)),

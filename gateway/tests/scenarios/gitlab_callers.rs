@@ -84,6 +84,40 @@ async fn job_reaches_its_agent_as_itself() {
     gitlab.assert_no_violations();
 }
 
+/// The nginx of Omnibus removes `/k8s-proxy/` before it forwards a request.
+#[tokio::test(start_paused = true)]
+async fn paths_without_a_prefix_are_those_of_the_cluster() {
+    let without_prefix = |config: &mut gateway::config::Config| {
+        config.agent.kubernetes_api.url_path_prefix = "/".parse().unwrap();
+    };
+    let (gitlab, world, _agent) = world(without_prefix).await;
+    with_job(&gitlab, "job", json!({"ci_job": {}}));
+    for (path, expected) in [
+        ("/version", "/version\n"),
+        ("/api/v1/pods?x=%20", "/api/v1/pods?x=%20\n"),
+        // Both credentials and paths name the agent here, and no API server has such a path.
+        ("/agents/7/kubernetes/version", "/version\n"),
+        ("/agents/prod/kubernetes/version", "/version\n"),
+    ] {
+        let response = get_with(&world, path, "ci:7:job").await;
+        assert_eq!(response.status(), StatusCode::OK, "{path}");
+        let echo = text(response).await;
+        assert!(echo.starts_with(expected), "{path}: {echo}");
+        assert_eq!(values(&echo, "impersonate-user"), ["gitlab:ci_job:3"]);
+    }
+    for (path, token, status) in [
+        ("/version", "ci:7:other", 401),
+        ("/version", "ci:8:job", 403),
+        // It would be a path of the cluster, if the path did not name the agent.
+        ("/agents/8/kubernetes/version", "ci:7:job", 403),
+        ("/agents/7/control/drain", "ci:7:job", 404),
+        ("/agents/7", "ci:7:job", 404),
+    ] {
+        assert_eq!(get_with(&world, path, token).await.status(), status, "{path} {token}");
+    }
+    gitlab.assert_no_violations();
+}
+
 #[tokio::test(start_paused = true)]
 async fn modes_of_a_job_have_their_identities() {
     let (gitlab, world, _agent) = attached().await;

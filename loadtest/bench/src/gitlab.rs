@@ -12,7 +12,7 @@ use gateway::{
     app::{App, ReplicaSources},
     config::{ApiRateLimit, Config},
     gitlab::{GitLabClient, Transport},
-    internals::{AccessControl, Target},
+    internals::{AccessControl, Target, UrlPathPrefix},
     peers::ReplicaContext,
     secret::Secret,
 };
@@ -58,7 +58,7 @@ impl CachedJob {
             let client = client(&gitlab)?;
             let sources = ReplicaSources { gitlab: Some(client), ..ReplicaSources::default() };
             let access = App::of_replica(context, config, sources, None, None, None).callers.access.clone();
-            access.authorize(&headers, &Target::parse(&path)?, CALLER).await?;
+            access.authorize(&headers, &Target::parse(&path, &UrlPathPrefix::default())?, CALLER).await?;
             anyhow::Ok(access)
         })?;
         Ok(Self { access, headers, path })
@@ -66,7 +66,7 @@ impl CachedJob {
 
     /// Authorizes the request again. Returns the agent, or `None` if the answer was not in the cache.
     pub(super) fn authorize(&self) -> Option<AgentId> {
-        let target = Target::parse(&self.path).ok()?;
+        let target = Target::parse(&self.path, &UrlPathPrefix::default()).ok()?;
         self.access.authorize(&self.headers, &target, CALLER).now_or_never()?.ok().map(|caller| caller.agent)
     }
 }

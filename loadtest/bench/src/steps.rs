@@ -18,7 +18,7 @@ use gateway::{
     identity::{AccessAs, Identities, Identity},
     internals::{
         self, AccessControl, CallerAuthorizer, Destination, ForwardedFor, PeerAddress, ProxyHeaders,
-        RequestTiming, RequestTrace, Target, UnknownCredentials,
+        RequestTiming, RequestTrace, Target, UnknownCredentials, UrlPathPrefix,
     },
     metrics::Metrics,
 };
@@ -120,7 +120,8 @@ impl StepFixture {
 
     fn kas_steps(&self) -> anyhow::Result<Vec<Step>> {
         let path = self.request.uri().path_and_query().context("it has a path")?;
-        let target = Target::parse(path)?;
+        let prefix = UrlPathPrefix::default();
+        let target = Target::parse(path, &prefix)?;
         // The default number of tunnels of agentk.
         let registered = [(); 2].map(|()| {
             let services = vec![self.to.service.clone()];
@@ -155,7 +156,7 @@ impl StepFixture {
             ),
             step(
                 "target: agent, service, kind of load",
-                time(&(), |()| Target::parse(path).map(|target| target.class(false))),
+                time(&(), |()| Target::parse(path, &prefix).map(|target| target.class(false))),
             ),
             Step {
                 reason: Some("the SHA-256 of the token: kas stores only hashes"),
@@ -317,7 +318,7 @@ mod tests {
         let fixture = StepFixture::new(directory.path()).unwrap();
         assert_eq!(fixture.request.headers().len(), 10);
         let path = fixture.request.uri().path_and_query().unwrap();
-        let target = Target::parse(path).unwrap();
+        let target = Target::parse(path, &UrlPathPrefix::default()).unwrap();
         assert_eq!(target.path, PATH);
         assert!(authorized(&fixture.access, fixture.request.headers(), &target).is_some());
         assert_eq!(fixture.job.authorize(), Some(AgentId(7)), "the answer is in the cache");
