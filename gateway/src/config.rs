@@ -36,13 +36,14 @@ pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig
 pub use self::gitaly::{GitalyConfig, GlobalRateLimit, ServerRateLimit};
 pub use self::gitlab::{ApiRateLimit, GitLabConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
+pub use self::listeners::ListenNetwork;
 pub use self::network::{Network, ProxyProtocol};
 pub use self::observability::{
     AuditConfig, AuditSink, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen,
     TracingConfig,
 };
 pub use self::oidc::{IssuerConfig, OidcConfig, SigningAlgorithm};
-pub use self::private_api::{ListenNetwork, PrivateApiConfig, PrivateListen};
+pub use self::private_api::{PrivateApiConfig, PrivateListen};
 pub use self::redis::{RedisCluster, RedisConfig, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::schema::json_schema;
 pub use self::source::ConfigError;
@@ -93,6 +94,7 @@ impl Config {
         let mut config: Self = parse(file, &text)?;
         config.keys = KeyLocations::parse(&text);
         config.check_sources(file)?;
+        config.apply_networks(file)?;
         config.check_proxies(file)?;
         let directory = file.parent().unwrap_or_else(|| Path::new(""));
         let (agent, tracing) = (&mut config.agent, &mut config.observability.tracing);

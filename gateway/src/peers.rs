@@ -108,9 +108,6 @@ impl PeerConfig {
         let listen = section.listen.clone();
         let error =
             |key: &str, problem: &str| ConfigError::about(file, keys, format!("{SECTION}.{key}"), problem);
-        if !listen.network.contains(listen.address) {
-            return Err(error("address", "it does not belong to the network of private_api.listen.network"));
-        }
         let secret = listen.authentication_secret_file.as_ref();
         let secret = secret
             .map(|path| SecretFile::read(file, "private_api.listen.authentication_secret_file", path))

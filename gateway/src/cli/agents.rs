@@ -6,7 +6,7 @@ mod tables;
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr},
     time::Duration,
 };
 
@@ -185,13 +185,10 @@ impl ConfigFile {
     }
 }
 
-/// Returns the address at which a program on this machine connects to a listener.
+/// Returns the address at which a program on this machine connects to a listener. `[::]` accepts IPv4, too, and a container may
+/// have no `::1`.
 fn reachable(listen: SocketAddr) -> SocketAddr {
-    let address = match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        address => address,
-    };
+    let address = if listen.ip().is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { listen.ip() };
     SocketAddr::new(address, listen.port())
 }
 
@@ -228,7 +225,7 @@ mod tests {
     fn unspecified_address_becomes_loopback() {
         for (listen, expected) in [
             ("0.0.0.0:8151", "127.0.0.1:8151"),
-            ("[::]:8151", "[::1]:8151"),
+            ("[::]:8151", "127.0.0.1:8151"),
             ("10.0.0.7:8151", "10.0.0.7:8151"),
         ] {
             assert_eq!(reachable(listen.parse().unwrap()).to_string(), expected);

@@ -7,8 +7,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_saphyr::Spanned;
 
 use super::{
-    AgentConfigurationConfig, KubernetesApiConfig, Network, ProxyProtocol,
+    AgentConfigurationConfig, KubernetesApiConfig, ListenNetwork, Network, ProxyProtocol,
     bounds::{AnyDuration, Timeout, Within},
+    listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
 };
 use crate::addresses::AddressRules;
@@ -42,8 +43,11 @@ pub struct AgentConfig {
 #[serde(deny_unknown_fields, default)]
 #[schemars(extend("dependencies" = {"certificate_file": ["key_file"], "key_file": ["certificate_file"]}))]
 pub struct AgentListen {
+    /// The kind of the address.
+    pub network: ListenNetwork,
     /// The address for agents.
-    #[schemars(regex(pattern = SOCKET_ADDRESS))]
+    #[serde(deserialize_with = "listeners::address")]
+    #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The certificate chain (PEM). With it and `key_file` the listener uses TLS.
     #[schemars(with = "Option<PathBuf>")]
@@ -211,6 +215,7 @@ fn info_cache_error_ttl() -> Duration {
 impl Default for AgentListen {
     fn default() -> Self {
         Self {
+            network: ListenNetwork::Tcp,
             address: SocketAddr::from(([127, 0, 0, 1], 8150)),
             certificate_file: None,
             key_file: None,

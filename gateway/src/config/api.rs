@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::{
-    Network, ProxyProtocol,
+    ListenNetwork, Network, ProxyProtocol, listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
 };
 use crate::addresses::AddressRules;
@@ -25,9 +25,12 @@ pub struct ApiConfig {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("dependencies" = {"certificate_file": ["key_file"], "key_file": ["certificate_file"]}))]
 pub struct ApiListen {
+    /// The kind of the address.
+    #[serde(default)]
+    pub network: ListenNetwork,
     /// The address for API clients.
-    #[serde(default = "default_address")]
-    #[schemars(regex(pattern = SOCKET_ADDRESS))]
+    #[serde(default = "default_address", deserialize_with = "listeners::address")]
+    #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The secret with which their tokens are signed: base64 of 32 bytes or more.
     #[schemars(with = "PathBuf")]

@@ -7,8 +7,9 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::{
-    Network, ProxyProtocol,
+    ListenNetwork, Network, ProxyProtocol,
     bounds::{AnyDuration, Timeout, Within},
+    listeners,
     schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS, URL_PATH_PREFIX},
 };
 use crate::{addresses::AddressRules, cors::Origin, headers::ExtraHeader, target::UrlPathPrefix};
@@ -46,8 +47,11 @@ pub struct KubernetesApiConfig {
 #[serde(deny_unknown_fields, default)]
 #[schemars(extend("dependencies" = {"certificate_file": ["key_file"], "key_file": ["certificate_file"]}))]
 pub struct PublicListen {
+    /// The kind of the address.
+    pub network: ListenNetwork,
     /// The address for callers.
-    #[schemars(regex(pattern = SOCKET_ADDRESS))]
+    #[serde(deserialize_with = "listeners::address")]
+    #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The certificate chain (PEM). With it and `key_file` the listener uses TLS.
     #[schemars(with = "Option<PathBuf>")]
@@ -143,6 +147,7 @@ impl Default for KubernetesApiConfig {
 impl Default for PublicListen {
     fn default() -> Self {
         Self {
+            network: ListenNetwork::Tcp,
             address: SocketAddr::from(([0, 0, 0, 0], 8154)),
             certificate_file: None,
             key_file: None,

@@ -1,13 +1,106 @@
-//! Checks of the listeners against each other: two of them have different addresses, and PROXY headers come from proxies.
+//! The addresses of the listeners, in the forms of GitLab's kas, too, and checks of the listeners against each other: two of them
+//! have different addresses, and PROXY headers come from proxies.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
 };
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, de::Error as _};
+
 use super::{Config, ConfigError, ProxyProtocol};
 
+/// The kind of the address of a listener, as in the `network` keys of GitLab's kas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+#[schemars(rename_all = "lowercase")]
+pub enum ListenNetwork {
+    /// IPv4 or IPv6.
+    #[default]
+    Tcp,
+    /// IPv4.
+    Tcp4,
+    /// IPv6.
+    Tcp6,
+}
+
+impl ListenNetwork {
+    /// Returns the address within this network: the loopback address and the address of all interfaces exist in both families.
+    fn narrow(self, address: SocketAddr) -> Result<SocketAddr, String> {
+        const V4_ANY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        const V6_ANY: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        const V4_LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        const V6_LOOPBACK: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+        let ip = match (self, address.ip()) {
+            (Self::Tcp, _) | (Self::Tcp4, IpAddr::V4(_)) => return Ok(address),
+            (Self::Tcp4, V6_ANY) => V4_ANY,
+            (Self::Tcp6, V4_LOOPBACK) => V6_LOOPBACK,
+            (Self::Tcp6, V4_ANY | V6_ANY) => {
+                return Err(format!(
+                    "{address} with the network tcp6 would accept IPv4, too: use the network tcp, or the IPv6 address of an interface"
+                ));
+            }
+            (Self::Tcp6, IpAddr::V6(_)) => return Ok(address),
+            (Self::Tcp4, IpAddr::V6(_)) => {
+                return Err(format!("{address} is not an address of the network tcp4"));
+            }
+            (Self::Tcp6, IpAddr::V4(_)) => {
+                return Err(format!("{address} is not an address of the network tcp6"));
+            }
+        };
+        Ok(SocketAddr::new(ip, address.port()))
+    }
+}
+
+impl<'de> Deserialize<'de> for ListenNetwork {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        match word.as_str() {
+            "tcp" => Ok(Self::Tcp),
+            "tcp4" => Ok(Self::Tcp4),
+            "tcp6" => Ok(Self::Tcp6),
+            "unix" => Err(D::Error::custom(
+                "unix is not supported: use tcp with an address such as 127.0.0.1:8150, and allowed_networks to restrict the clients",
+            )),
+            _ => Err(D::Error::custom(format!("{word:?} is none of tcp, tcp4 and tcp6"))),
+        }
+    }
+}
+
+/// Deserializes the address of a listener. As in GitLab's kas, `:8150` stands for all addresses of the machine, and
+/// `localhost:8150` for 127.0.0.1.
+pub(super) fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let address = match text.rsplit_once(':') {
+        Some(("", port)) => format!("[::]:{port}").parse(),
+        Some(("localhost", port)) => format!("127.0.0.1:{port}").parse(),
+        _ => text.parse(),
+    };
+    address.map_err(D::Error::custom)
+}
+
 impl Config {
+    /// Narrows the address of each listener to its network.
+    pub(super) fn apply_networks(&mut self, file: &Path) -> Result<(), ConfigError> {
+        let (agent, public) = (&mut self.agent.listen, &mut self.agent.kubernetes_api.listen);
+        let observability = &mut self.observability.listen;
+        let private = self.private_api.as_mut().map(|api| &mut api.listen);
+        let api = self.api.as_mut().map(|api| &mut api.listen);
+        let listeners = [
+            ("agent", agent.network, &mut agent.address),
+            ("agent.kubernetes_api", public.network, &mut public.address),
+            ("observability", observability.network, &mut observability.address),
+        ];
+        let private = private.map(|listen| ("private_api", listen.network, &mut listen.address));
+        let api = api.map(|listen| ("api", listen.network, &mut listen.address));
+        for (section, network, address) in listeners.into_iter().chain(private).chain(api) {
+            *address = network.narrow(*address).map_err(|what| {
+                ConfigError::about(file, &self.keys, format!("{section}.listen.address"), what)
+            })?;
+        }
+        Ok(())
+    }
+
     /// Returns an error if a listener expects PROXY headers and has no proxy that may send them.
     pub(super) fn check_proxies(&self, file: &Path) -> Result<(), ConfigError> {
         let (agent, public) = (&self.agent.listen, &self.agent.kubernetes_api.listen);
@@ -88,6 +181,75 @@ mod tests {
             let trusted = section.replace("v2", "v2, trusted_proxies: [10.0.0.0/8]");
             assert_eq!(check(&trusted), Ok(()));
             assert_eq!(check(&section.replace("v2", "off")), Ok(()));
+        }
+    }
+
+    /// Returns the addresses of the five listeners with the same `listen` section, or the error.
+    fn addresses(listen: &str) -> Result<Vec<String>, String> {
+        let private = format!("private_api: {{listen: {listen}}}");
+        let api =
+            format!("api: {{listen: {}, authentication_secret_file: s}}}}", listen.trim_end_matches('}'));
+        let text = format!(
+            "agent: {{listen: {listen}, kubernetes_api: {{listen: {listen}}}}}\nobservability: {{listen: {listen}}}\n{private}\n{api}\n"
+        );
+        let file = Path::new("kas.yaml");
+        let mut config: Config = parse(file, &text).map_err(|error| error.to_string())?;
+        config.keys = KeyLocations::parse(&text);
+        config.apply_networks(file).map_err(|error| error.to_string())?;
+        let addresses = [
+            config.agent.listen.address,
+            config.agent.kubernetes_api.listen.address,
+            config.observability.listen.address,
+            config.private_api.unwrap().listen.address,
+            config.api.unwrap().listen.address,
+        ];
+        Ok(addresses.iter().map(SocketAddr::to_string).collect())
+    }
+
+    #[test]
+    fn address_of_gitlab_has_the_same_meaning_in_each_listener() {
+        for (listen, expected) in [
+            ("{address: ':8150'}", "[::]:8150"),
+            ("{address: :8150}", "[::]:8150"),
+            ("{address: localhost:8150}", "127.0.0.1:8150"),
+            ("{network: tcp, address: localhost:8150}", "127.0.0.1:8150"),
+            ("{network: tcp4, address: ':8150'}", "0.0.0.0:8150"),
+            ("{network: tcp4, address: 10.0.0.1:8150}", "10.0.0.1:8150"),
+            ("{network: tcp6, address: localhost:8150}", "[::1]:8150"),
+            ("{network: tcp6, address: '[fd00::1]:8150'}", "[fd00::1]:8150"),
+        ] {
+            assert_eq!(addresses(listen), Ok(vec![expected.to_owned(); 5]), "{listen}");
+        }
+    }
+
+    #[test]
+    fn address_outside_of_its_network_is_refused_with_its_key() {
+        for (listen, expected) in [
+            ("{network: tcp4, address: '[::1]:8150'}", "[::1]:8150 is not an address of the network tcp4"),
+            (
+                "{network: tcp6, address: 10.0.0.1:8150}",
+                "10.0.0.1:8150 is not an address of the network tcp6",
+            ),
+            // The system accepts IPv4 at this address, which GitLab's kas does not.
+            ("{network: tcp6, address: ':8150'}", "would accept IPv4, too"),
+            ("{network: tcp6, address: 0.0.0.0:8150}", "would accept IPv4, too"),
+        ] {
+            let error = addresses(listen).unwrap_err();
+            assert!(error.starts_with("kas.yaml:1:") && error.contains("agent.listen.address: "), "{error}");
+            assert!(error.contains(expected), "{error}");
+        }
+        for (listen, expected) in [
+            (
+                "{network: unix, address: /run/kas.sock}",
+                "agent.listen.network: unix is not supported: use tcp",
+            ),
+            ("{network: udp}", "\"udp\" is none of tcp, tcp4 and tcp6"),
+            ("{address: ':port'}", "agent.listen.address: invalid socket address syntax"),
+            ("{address: 'localhost'}", "agent.listen.address: invalid socket address syntax"),
+            ("{address: 'kas.example.com:8150'}", "agent.listen.address: invalid socket address syntax"),
+        ] {
+            let error = addresses(listen).unwrap_err();
+            assert!(error.contains(expected), "{error}");
         }
     }
 

@@ -8,8 +8,9 @@ use serde_saphyr::Spanned;
 use telemetry::{OtlpEndpoint, SampleRatio};
 
 use super::{
-    Network,
+    ListenNetwork, Network,
     bounds::{AnyDuration, Within},
+    listeners,
     schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS},
 };
 
@@ -37,8 +38,11 @@ pub struct ObservabilityConfig {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ObservabilityListen {
+    /// The kind of the address.
+    pub network: ListenNetwork,
     /// The address for probes and Prometheus.
-    #[schemars(regex(pattern = SOCKET_ADDRESS))]
+    #[serde(deserialize_with = "listeners::address")]
+    #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The networks of probes, Prometheus and operators. An empty list allows every address.
     #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
@@ -163,6 +167,10 @@ impl Default for AuditConfig {
 
 impl Default for ObservabilityListen {
     fn default() -> Self {
-        Self { address: SocketAddr::from(([127, 0, 0, 1], 8151)), allowed_networks: Vec::new() }
+        Self {
+            network: ListenNetwork::Tcp,
+            address: SocketAddr::from(([127, 0, 0, 1], 8151)),
+            allowed_networks: Vec::new(),
+        }
     }
 }

@@ -3,12 +3,13 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::{
-    Network,
+    ListenNetwork, Network,
     bounds::AnyDuration,
+    listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
 };
 
@@ -25,10 +26,10 @@ pub struct PrivateApiConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct PrivateListen {
     /// The kind of the address.
-    #[serde(deserialize_with = "network")]
     pub network: ListenNetwork,
     /// The address for other replicas.
-    #[schemars(regex(pattern = SOCKET_ADDRESS))]
+    #[serde(deserialize_with = "listeners::address")]
+    #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
     /// The networks of other replicas. An empty list allows every address.
     #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
@@ -48,43 +49,6 @@ pub struct PrivateListen {
     /// The time for which new requests of other replicas are served after agents were asked to leave.
     #[serde(with = "AnyDuration")]
     pub listen_grace_period: Duration,
-}
-
-/// The kind of an address, as in the `network` key of GitLab.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
-#[schemars(rename_all = "lowercase")]
-pub enum ListenNetwork {
-    /// IPv4 or IPv6.
-    #[default]
-    Tcp,
-    /// IPv4.
-    Tcp4,
-    /// IPv6.
-    Tcp6,
-}
-
-impl ListenNetwork {
-    /// Returns whether an address is of this kind.
-    pub fn contains(self, address: SocketAddr) -> bool {
-        match self {
-            Self::Tcp => true,
-            Self::Tcp4 => address.is_ipv4(),
-            Self::Tcp6 => address.is_ipv6(),
-        }
-    }
-}
-
-fn network<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ListenNetwork, D::Error> {
-    let word = String::deserialize(deserializer)?;
-    match word.as_str() {
-        "tcp" => Ok(ListenNetwork::Tcp),
-        "tcp4" => Ok(ListenNetwork::Tcp4),
-        "tcp6" => Ok(ListenNetwork::Tcp6),
-        "unix" => Err(D::Error::custom(
-            "unix is not supported, because replicas do not share a file system: use tcp",
-        )),
-        _ => Err(D::Error::custom(format!("{word:?} is none of tcp, tcp4 and tcp6"))),
-    }
 }
 
 impl Default for PrivateListen {

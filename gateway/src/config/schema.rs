@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::Config;
 
-/// An IP address and a port.
-pub(super) const SOCKET_ADDRESS: &str = r"^([0-9.]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}$";
+/// An IP address or `localhost`, and a port. Without an address it is every address of the machine.
+pub(super) const SOCKET_ADDRESS: &str = r"^([0-9.]+|\[[0-9A-Fa-f:.%]+\]|localhost)?:[0-9]{1,5}$";
 /// An IP network in CIDR notation.
 pub(super) const NETWORK: &str = "^[0-9A-Fa-f:.]+/[0-9]{1,3}$";
 /// The beginning of paths.

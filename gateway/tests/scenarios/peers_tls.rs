@@ -217,10 +217,7 @@ fn invalid_section_is_refused_with_its_place() {
     fs::write(files.path().join("good"), "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n").unwrap();
     for (section, expected) in [
         ("address: '10.0.0.1:8155'", "replicas cannot be told from strangers"),
-        (
-            "address: '[::1]:8155', network: tcp4",
-            "does not belong to the network of private_api.listen.network",
-        ),
+        ("address: '[::1]:8155', network: tcp4", "is not an address of the network tcp4"),
         ("network: unix", "unix is not supported"),
         ("network: udp", "none of tcp, tcp4 and tcp6"),
         ("authentication_secret_file: nowhere", "authentication_secret_file: "),
