@@ -10,6 +10,7 @@ mod configuration;
 mod file_sections;
 mod gitaly;
 mod gitlab;
+mod gitlab_keys;
 mod kubernetes_api;
 mod listeners;
 mod network;
@@ -27,6 +28,7 @@ use proto::yaml::{KeyLocations, parse};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use self::gitlab_keys::{ExternalConfig, GitLabKey};
 use crate::cors::Origin;
 
 pub use self::agent::{AgentConfig, AgentListen, AgentTunnelConfig, ConnectionAge};
@@ -44,7 +46,7 @@ pub use self::observability::{
 };
 pub use self::oidc::{IssuerConfig, OidcConfig, SigningAlgorithm};
 pub use self::private_api::{PrivateApiConfig, PrivateListen};
-pub use self::redis::{RedisCluster, RedisConfig, RedisSentinel, RedisServerConfig, RedisTls};
+pub use self::redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::schema::json_schema;
 pub use self::source::ConfigError;
 pub(crate) use self::source::{read_text, unreadable};
@@ -82,6 +84,18 @@ pub struct Config {
     /// The issuers of tokens that callers may use.
     #[serde(default)]
     pub oidc: OidcConfig,
+    /// Ignored: workspaces of GitLab.
+    #[serde(default)]
+    workspaces: GitLabKey,
+    /// Ignored: AutoFlow of GitLab.
+    #[serde(default)]
+    autoflow: GitLabKey,
+    /// Ignored: the events platform of GitLab.
+    #[serde(default)]
+    events_platform: GitLabKey,
+    /// Empty. GitLab's kas has here a command that prints keys, which is refused.
+    #[serde(default)]
+    config: Option<ExternalConfig>,
     /// The positions of the keys, for errors.
     #[serde(skip)]
     keys: KeyLocations,
@@ -94,6 +108,7 @@ impl Config {
         let mut config: Self = parse(file, &text)?;
         config.keys = KeyLocations::parse(&text);
         config.check_sources(file)?;
+        config.check_gitlab_keys(file)?;
         config.apply_networks(file)?;
         config.check_proxies(file)?;
         let directory = file.parent().unwrap_or_else(|| Path::new(""));

@@ -187,6 +187,11 @@ impl ValidatedConfig {
         self.identity.counts()
     }
 
+    /// Returns the keys of GitLab's kas that have no meaning here, with their lines, if the file has some.
+    pub fn ignored_keys(&self) -> Option<String> {
+        self.config.ignored_keys()
+    }
+
     /// Returns an error for each certificate that clients refuse now, because it is expired or not yet valid.
     pub fn invalid_certificates(&self) -> impl Iterator<Item = ConfigError> {
         let own = [&self.agent_certificate, &self.public_certificate, &self.api_certificate];

@@ -10,7 +10,7 @@ use crate::app::{CheckResult, ValidatedConfig};
 /// Check a configuration and all files that it names
 ///
 /// No listener is bound. An error is one line with file, line, column, key and reason, and exit code 64. A certificate that
-/// is expired or not yet valid is a warning.
+/// is expired or not yet valid is a warning, and so are keys of GitLab's kas that have no meaning here.
 ///
 /// With --live, which is for the machine or the pod where kas will run, Redis, the address of this replica and every live
 /// replica are checked as well: one line each, and exit code 69 if a check fails. These checks bind the private listener
@@ -49,6 +49,12 @@ impl CheckConfig {
         let checked = ValidatedConfig::read(&file)?;
         for error in checked.invalid_certificates() {
             warn(&error.to_string());
+        }
+        if let Some(keys) = checked.ignored_keys() {
+            warn(&format!(
+                "{}: keys of GitLab's kas without a meaning here are ignored, see docs/gitlab.md: {keys}",
+                file.display()
+            ));
         }
         let (agents, tokens) = checked.counts();
         print(&format!("{}: good; {agents} agents, {tokens} tokens of callers\n", file.display()))?;

@@ -63,6 +63,14 @@ impl Serve {
         let mut checked = ValidatedConfig::read(&self.config.path)?;
         checked.open_audit_log(&self.config.path)?;
         let log = start_logging(checked.logging());
+        if let Some(keys) = checked.ignored_keys() {
+            let file = display(self.config.path.display());
+            tracing::warn!(
+                file,
+                keys,
+                "keys of GitLab's kas without a meaning here are ignored, see docs/gitlab.md"
+            );
+        }
         let notifier = Notifier::from_env();
         let (cores, threads) = Cores::start(cores::count()).expect(started);
         let result = runtime.block_on(async {

@@ -9,6 +9,7 @@ use serde_saphyr::Spanned;
 use super::{
     AgentConfigurationConfig, KubernetesApiConfig, ListenNetwork, Network, ProxyProtocol,
     bounds::{AnyDuration, Timeout, Within},
+    gitlab_keys::GitLabKey,
     listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
 };
@@ -36,6 +37,21 @@ pub struct AgentConfig {
     /// The time for which a token is unknown after GitLab did not know it.
     #[serde(default = "info_cache_error_ttl", with = "Timeout")]
     pub info_cache_error_ttl: Duration,
+    /// Ignored: GitOps of GitLab before 17.0.
+    #[serde(default)]
+    pub(super) gitops: GitLabKey,
+    /// Ignored: agents to which GitLab's kas connects.
+    #[serde(default)]
+    pub(super) receptive_agent: GitLabKey,
+    /// Ignored: lifetime of records of GitLab's kas in Redis.
+    #[serde(default)]
+    pub(super) redis_conn_info_ttl: GitLabKey,
+    /// Ignored: period after which GitLab's kas renews these records.
+    #[serde(default)]
+    pub(super) redis_conn_info_refresh: GitLabKey,
+    /// Ignored: period after which GitLab's kas removes such records of others.
+    #[serde(default)]
+    pub(super) redis_conn_info_gc: GitLabKey,
 }
 
 /// Section `agent.listen`.
@@ -49,6 +65,9 @@ pub struct AgentListen {
     #[serde(deserialize_with = "listeners::address")]
     #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
+    /// Must be true: agents connect by WebSocket.
+    #[schemars(extend("const" = true))]
+    pub websocket: bool,
     /// The certificate chain (PEM). With it and `key_file` the listener uses TLS.
     #[schemars(with = "Option<PathBuf>")]
     pub certificate_file: Option<Spanned<PathBuf>>,
@@ -89,6 +108,8 @@ pub struct AgentListen {
     /// The time for which an agent may leave written bytes unread. After it the tunnel is closed.
     #[serde(with = "Timeout")]
     pub write_stall_timeout: Duration,
+    /// Ignored: see `agent.kubernetes_api.listen.listen_grace_period`.
+    pub(super) listen_grace_period: GitLabKey,
 }
 
 /// The maximum age of tunnels.
@@ -200,6 +221,11 @@ impl Default for AgentConfig {
             configuration: AgentConfigurationConfig::default(),
             info_cache_ttl: info_cache_ttl(),
             info_cache_error_ttl: info_cache_error_ttl(),
+            gitops: GitLabKey::default(),
+            receptive_agent: GitLabKey::default(),
+            redis_conn_info_ttl: GitLabKey::default(),
+            redis_conn_info_refresh: GitLabKey::default(),
+            redis_conn_info_gc: GitLabKey::default(),
         }
     }
 }
@@ -217,6 +243,7 @@ impl Default for AgentListen {
         Self {
             network: ListenNetwork::Tcp,
             address: SocketAddr::from(([127, 0, 0, 1], 8150)),
+            websocket: true,
             certificate_file: None,
             key_file: None,
             trusted_proxies: Vec::new(),
@@ -231,6 +258,7 @@ impl Default for AgentListen {
             connections_per_second: 1000,
             handshake_timeout: Duration::from_secs(10),
             write_stall_timeout: Duration::from_secs(30),
+            listen_grace_period: GitLabKey::default(),
         }
     }
 }

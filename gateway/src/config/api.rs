@@ -7,7 +7,9 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 
 use super::{
-    ListenNetwork, Network, ProxyProtocol, listeners,
+    ListenNetwork, Network, ProxyProtocol,
+    gitlab_keys::GitLabKey,
+    listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
 };
 use crate::addresses::AddressRules;
@@ -54,6 +56,12 @@ pub struct ApiListen {
     #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
     #[serde(default)]
     pub allowed_networks: Vec<Network>,
+    /// Ignored: age at which GitLab's kas closes connections.
+    #[serde(default)]
+    pub(super) max_connection_age: GitLabKey,
+    /// Ignored: time after SIGTERM in which GitLab's kas accepts connections.
+    #[serde(default)]
+    pub(super) listen_grace_period: GitLabKey,
 }
 
 impl ApiListen {

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 
-use super::{bounds::Within, schema::HTTP_URL};
+use super::bounds::Within;
 use crate::gitlab::GitLabAddress;
 
 /// Section `gitlab`.
@@ -19,7 +19,7 @@ pub struct GitLabConfig {
     pub address: GitLabAddress,
     /// The URL of GitLab for browsers and agents.
     #[serde(default, deserialize_with = "url")]
-    #[schemars(with = "String", regex(pattern = HTTP_URL))]
+    #[schemars(with = "Option<String>", regex(pattern = "^(https?://.+)?$"))]
     pub external_url: Option<String>,
     /// The secret with which kas signs its requests: base64 of 32 bytes.
     #[schemars(with = "PathBuf")]
@@ -58,9 +58,10 @@ impl Default for ApiRateLimit {
     }
 }
 
-/// Deserializes a URL of the scheme http or https.
+/// Deserializes a URL of the scheme http or https. Omnibus writes the key without a value if it has none.
 fn url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    let text = String::deserialize(deserializer)?;
+    let text = Option::<String>::deserialize(deserializer)?;
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
     let url = text.parse::<Uri>().ok().filter(|url| matches!(url.scheme_str(), Some("http" | "https")));
     match url.as_ref().and_then(Uri::host) {
         Some(host) if !host.is_empty() => Ok(Some(text)),

@@ -9,6 +9,7 @@ use serde_saphyr::Spanned;
 use super::{
     ListenNetwork, Network, ProxyProtocol,
     bounds::{AnyDuration, Timeout, Within},
+    gitlab_keys::GitLabKey,
     listeners,
     schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS, URL_PATH_PREFIX},
 };
@@ -40,6 +41,8 @@ pub struct KubernetesApiConfig {
     pub stream_recheck_timeout: Duration,
     /// The limits of one caller, of one agent and of all callers together.
     pub limits: CallerLimits,
+    /// Ignored: secret of tokens that GitLab's kas gives to web pages.
+    pub(super) websocket_token_secret_file: GitLabKey,
 }
 
 /// Section `agent.kubernetes_api.listen`.
@@ -140,6 +143,7 @@ impl Default for KubernetesApiConfig {
             allowed_agent_cache_error_ttl: Duration::from_secs(10),
             stream_recheck_timeout: Duration::from_secs(300),
             limits: CallerLimits::default(),
+            websocket_token_secret_file: GitLabKey::default(),
         }
     }
 }

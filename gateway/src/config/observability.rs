@@ -10,6 +10,7 @@ use telemetry::{OtlpEndpoint, SampleRatio};
 use super::{
     ListenNetwork, Network,
     bounds::{AnyDuration, Within},
+    gitlab_keys::{EndpointConfig, GitLabKey},
     listeners,
     schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS},
 };
@@ -32,6 +33,16 @@ pub struct ObservabilityConfig {
     pub per_agent_metrics: usize,
     /// The audit log.
     pub audit: AuditConfig,
+    /// The path of the metrics, which is `/metrics`.
+    pub(super) prometheus: EndpointConfig,
+    /// The path of the liveness probe, which is `/liveness`.
+    pub(super) liveness_probe: EndpointConfig,
+    /// The path of the readiness probe, which is `/readiness`.
+    pub(super) readiness_probe: EndpointConfig,
+    /// Ignored: Sentry for errors of GitLab's kas.
+    pub(super) sentry: GitLabKey,
+    /// Ignored: profiler of GitLab's kas.
+    pub(super) google_profiler: GitLabKey,
 }
 
 /// Section `observability.listen`.
@@ -47,6 +58,12 @@ pub struct ObservabilityListen {
     /// The networks of probes, Prometheus and operators. An empty list allows every address.
     #[schemars(with = "Vec<String>", inner(regex(pattern = NETWORK)))]
     pub allowed_networks: Vec<Network>,
+    /// TLS of GitLab's kas, which is refused.
+    #[schemars(skip)]
+    pub(super) certificate_file: GitLabKey,
+    /// TLS of GitLab's kas, which is refused.
+    #[schemars(skip)]
+    pub(super) key_file: GitLabKey,
 }
 
 /// Section `observability.logging`.
@@ -57,6 +74,8 @@ pub struct LoggingConfig {
     pub level: LogLevel,
     /// The format of the lines.
     pub format: LoggingFormat,
+    /// Ignored: level of the gRPC library in GitLab's kas.
+    pub(super) grpc_level: GitLabKey,
 }
 
 /// Section `observability.tracing`.
@@ -155,6 +174,11 @@ impl Default for ObservabilityConfig {
             usage_reporting_period: Duration::from_secs(60),
             per_agent_metrics: 500,
             audit: AuditConfig::default(),
+            prometheus: EndpointConfig::default(),
+            liveness_probe: EndpointConfig::default(),
+            readiness_probe: EndpointConfig::default(),
+            sentry: GitLabKey::default(),
+            google_profiler: GitLabKey::default(),
         }
     }
 }
@@ -171,6 +195,8 @@ impl Default for ObservabilityListen {
             network: ListenNetwork::Tcp,
             address: SocketAddr::from(([127, 0, 0, 1], 8151)),
             allowed_networks: Vec::new(),
+            certificate_file: GitLabKey::default(),
+            key_file: GitLabKey::default(),
         }
     }
 }

@@ -9,6 +9,7 @@ use serde_saphyr::Spanned;
 use super::{
     ListenNetwork, Network,
     bounds::AnyDuration,
+    gitlab_keys::GitLabKey,
     listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
 };
@@ -49,6 +50,8 @@ pub struct PrivateListen {
     /// The time for which new requests of other replicas are served after agents were asked to leave.
     #[serde(with = "AnyDuration")]
     pub listen_grace_period: Duration,
+    /// Ignored: age at which GitLab's kas closes connections.
+    pub(super) max_connection_age: GitLabKey,
 }
 
 impl Default for PrivateListen {
@@ -62,6 +65,7 @@ impl Default for PrivateListen {
             key_file: None,
             ca_certificate_file: None,
             listen_grace_period: Duration::from_secs(5),
+            max_connection_age: GitLabKey::default(),
         }
     }
 }

@@ -14,6 +14,7 @@ use serde_saphyr::Spanned;
 use super::{
     ConfigError,
     bounds::{Timeout, Within},
+    gitlab_keys::GitLabKey,
     schema::REDIS_ADDRESS,
 };
 
@@ -37,6 +38,9 @@ pub struct RedisConfig {
     /// A Redis Cluster.
     #[serde(default)]
     pub cluster: Option<RedisCluster>,
+    /// The kind of the addresses. Without it, each address has its own.
+    #[serde(default)]
+    pub network: Option<RedisNetwork>,
     /// The user name of kas. Without it, the default user of Redis.
     #[serde(default)]
     pub username: Option<String>,
@@ -67,6 +71,28 @@ pub struct RedisConfig {
     /// If true, the replica is not ready before its first connection to Redis.
     #[serde(default)]
     pub wait_at_start: bool,
+    /// Ignored: time for a command of GitLab's kas.
+    #[serde(default)]
+    pub(super) write_timeout: GitLabKey,
+    /// Ignored: time for a response to GitLab's kas.
+    #[serde(default)]
+    pub(super) read_timeout: GitLabKey,
+    /// Ignored: time after which GitLab's kas closes idle connections.
+    #[serde(default)]
+    pub(super) idle_timeout: GitLabKey,
+    /// Ignored: most connections of GitLab's kas.
+    #[serde(default)]
+    pub(super) pool_size: GitLabKey,
+}
+
+/// The kind of the addresses of Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RedisNetwork {
+    /// Hosts and ports.
+    Tcp,
+    /// Unix sockets.
+    Unix,
 }
 
 /// Section `redis.server`.
@@ -93,6 +119,9 @@ pub struct RedisSentinel {
     #[serde(default)]
     #[schemars(with = "Option<PathBuf>")]
     pub sentinel_password_file: Option<Spanned<PathBuf>>,
+    /// TLS for the Sentinels, which must be that of `redis.tls`.
+    #[serde(default)]
+    pub(super) tls: Option<RedisTls>,
 }
 
 /// Section `redis.cluster`.
@@ -137,9 +166,35 @@ impl RedisConfig {
         files.into_iter().chain(sentinels).flatten()
     }
 
+    /// Returns whether the Sentinels have no TLS settings of their own, or those of the servers.
+    pub(super) fn sentinel_has_tls_of_servers(&self) -> bool {
+        let own = self.sentinel.as_ref().and_then(|sentinel| sentinel.tls.as_ref());
+        own.is_none_or(|own| own.files() == self.tls.files())
+    }
+
+    /// Returns an error if an address is not of the configured kind.
+    fn check_network(&self) -> Result<(), String> {
+        let addresses = self.server.iter().map(|server| &server.address);
+        let addresses = addresses.chain(self.sentinel.iter().flat_map(|sentinel| &sentinel.addresses));
+        for address in addresses.chain(self.cluster.iter().flat_map(|cluster| &cluster.addresses)) {
+            match (self.network, address) {
+                (Some(RedisNetwork::Tcp), RedisAddress::Unix(_)) => {
+                    return Err(format!("{address} is a socket: set this key to unix, or remove it"));
+                }
+                (Some(RedisNetwork::Unix), RedisAddress::Tcp(..)) => {
+                    return Err(format!("{address} is not a socket: set this key to tcp, or remove it"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the settings of the store, after reading the files of the section. `file` and `keys` are for errors.
     pub(crate) fn settings(&self, file: &Path, keys: &KeyLocations) -> Result<RedisSettings, ConfigError> {
         let wrong = |what: String| ConfigError::about(file, keys, "redis", what);
+        let network = |what| ConfigError::about(file, keys, "redis.network", what);
+        self.check_network().map_err(network)?;
         let servers = match (&self.server, &self.sentinel, &self.cluster) {
             (Some(server), None, None) => RedisServers::Single(server.address.clone()),
             (None, Some(sentinel), None) => RedisServers::Sentinel {
@@ -177,6 +232,12 @@ impl RedisConfig {
 }
 
 impl RedisTls {
+    /// Returns what the section configures, without the positions of its keys.
+    fn files(&self) -> (bool, [Option<PathBuf>; 3]) {
+        let files = [&self.certificate_file, &self.key_file, &self.ca_certificate_file];
+        (self.enabled, files.map(|file| path(file.as_ref())))
+    }
+
     /// Returns the TLS settings, or a key and its error.
     fn settings(&self) -> Result<Option<RedisTlsFiles>, (&'static str, &'static str)> {
         let ca_certificate_file = path(self.ca_certificate_file.as_ref());
@@ -221,7 +282,10 @@ fn response_timeout() -> Duration {
 }
 
 fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RedisAddress, D::Error> {
-    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    let text = String::deserialize(deserializer)?;
+    // Omnibus writes the path of a socket alone.
+    let text = if text.starts_with('/') { format!("unix:{text}") } else { text };
+    text.parse().map_err(D::Error::custom)
 }
 
 fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<RedisAddress>, D::Error> {
@@ -262,6 +326,13 @@ mod tests {
         assert!(matches!(read("{server: {address: 'a:1'}}").unwrap().servers, RedisServers::Single(_)));
         let sentinel = "{sentinel: {master_name: m, addresses: ['a:1', 'b:2']}}";
         assert!(matches!(read(sentinel).unwrap().servers, RedisServers::Sentinel { .. }));
+        for socket in
+            ["{server: {address: /run/redis.sock}}", "{network: unix, server: {address: /run/redis.sock}}"]
+        {
+            let RedisServers::Single(address) = read(socket).unwrap().servers else { panic!("{socket}") };
+            assert_eq!(address.to_string(), "unix:/run/redis.sock");
+        }
+        assert!(read("{network: tcp, server: {address: 'a:1'}}").is_ok());
         assert!(matches!(read("{cluster: {addresses: ['a:1']}}").unwrap().servers, RedisServers::Cluster(_)));
     }
 
@@ -272,6 +343,15 @@ mod tests {
             ("{server: {address: 'a:1'}, cluster: {addresses: ['a:1']}}", "exclude each other"),
             ("{server: {address: a}}", "redis.server.address: \"a\" is not the address of a Redis"),
             ("{server: {address: 'redis://a:1'}}", "redis.server.address"),
+            (
+                "{network: unix, server: {address: 'a:1'}}",
+                "redis.network: a:1 is not a socket: set this key to tcp",
+            ),
+            (
+                "{network: tcp, server: {address: /a}}",
+                "redis.network: unix:/a is a socket: set this key to unix",
+            ),
+            ("{network: udp, server: {address: /a}}", "redis.network: unknown variant `udp`"),
             ("{sentinel: {master_name: m, addresses: []}}", "redis.sentinel.addresses: at least one"),
             ("{cluster: {addresses: ['a:1']}, database_index: 1}", "only database 0"),
             ("{server: {address: 'a:1'}, key_prefix: '{a}'}", "redis.key_prefix"),

@@ -17,7 +17,7 @@ pub(super) const URL_PATH_PREFIX: &str = "^/([0-9A-Za-z._~-]+/?)*$";
 /// The URL of a server.
 pub(super) const HTTP_URL: &str = "^https?://.";
 /// A host and a port, or a socket.
-pub(super) const REDIS_ADDRESS: &str = "^(unix:/.+|.+:[0-9]{1,5})$";
+pub(super) const REDIS_ADDRESS: &str = "^((unix:)?/.+|.+:[0-9]{1,5})$";
 
 /// Returns the schema as JSON text.
 pub fn json_schema() -> String {
@@ -79,6 +79,19 @@ mod tests {
     }
 
     #[test]
+    fn files_of_gitlab_are_valid() {
+        let validator = validator();
+        for text in [
+            include_str!("../../tests/command_line/gitlab/omnibus.yaml"),
+            include_str!("../../tests/command_line/gitlab/chart.yaml"),
+        ] {
+            let value = value(text);
+            let errors: Vec<String> = validator.iter_errors(&value).map(|error| error.to_string()).collect();
+            assert!(errors.is_empty(), "{errors:#?}");
+        }
+    }
+
+    #[test]
     fn unknown_key_is_refused_in_each_section() {
         let (validator, example) = (validator(), example());
         let mut sections = 0;
@@ -123,8 +136,12 @@ mod tests {
         for text in [
             "agent: {listen: {adress: '0.0.0.0:8150'}}",
             "agent: {listen: {address: here}}",
+            "agent: {listen: {network: unix}}",
             "agent: {kubernetes_api: {url_path_prefix: k8s-proxy}}",
             "agent: {kubernetes_api: {url_path_prefix: /a//b}}",
+            "observability: {listen: {network: udp}}",
+            "redis: {server: {address: 'redis:6379'}, network: udp}",
+            "config: {commands: a}",
             "agent: {listen: {address: '8150'}}",
             "agent: {tunnel: {reconnect_wait: soon}}",
             "agent: {tunnel: {reconnect_wait: 2}}",
@@ -162,6 +179,9 @@ mod tests {
         let validator = validator();
         for text in [
             "redis: {username: kas}",
+            "agent: {listen: {websocket: false}}",
+            "config: {command: a}",
+            "observability: {listen: {certificate_file: a, key_file: b}}",
             "redis: {server: {address: 'a:1'}, cluster: {addresses: ['a:1']}}",
             "redis: {server: {address: 'a:1'}, tls: {key_file: a}}",
             "agent: {listen: {certificate_file: a}}",

@@ -24,11 +24,11 @@ fn identity_or_gitlab_is_the_only_required_key() {
 fn error_has_file_line_key_and_reason() {
     assert_eq!(
         error("identity: {file: i}\nagent:\n  listen:\n    adress: x\n"),
-        "kas.yaml:4:5: agent.listen.adress: unknown field `adress`, expected one of network, address, \
+        "kas.yaml:4:5: agent.listen.adress: unknown field `adress`, expected one of network, address, websocket, \
          certificate_file, key_file, trusted_proxies, proxy_protocol, allowed_networks, max_connection_age, \
          max_connections, max_tunnels_per_agent, connections_per_token_per_minute, \
          connections_per_address_per_minute, unknown_tokens_per_address_per_minute, connections_per_second, handshake_timeout, \
-         write_stall_timeout"
+         write_stall_timeout, listen_grace_period"
     );
     assert_eq!(
         error("identity: {file: i}\nagent:\n  listen:\n    address: here\n"),

@@ -29,6 +29,8 @@ pub(crate) struct Kas {
     pub(crate) child: Child,
     pub(crate) agent: SocketAddr,
     pub(crate) observability: SocketAddr,
+    /// The lines of the log before the listeners were bound.
+    pub(crate) started: Vec<Value>,
 }
 
 /// The timeout of every wait.
@@ -113,6 +115,7 @@ impl Workspace {
     pub(crate) async fn serve(&self) -> Kas {
         let mut child = self.command("serve --config kas.yaml").stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut started = Vec::new();
         let listening = timeout(SOON, async {
             loop {
                 let line = lines.next_line().await.unwrap().expect("kas keeps running");
@@ -120,13 +123,14 @@ impl Workspace {
                 if event["message"] == "kas is listening" {
                     return event;
                 }
+                started.push(event);
             }
         });
         let event = listening.await.expect("kas listens");
         // The rest is read, so that kas does not block on its log.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let address = |name: &str| event[name].as_str().unwrap().parse().unwrap();
-        Kas { agent: address("agent"), observability: address("observability"), child }
+        Kas { agent: address("agent"), observability: address("observability"), started, child }
     }
 }
 
