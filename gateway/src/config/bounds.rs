@@ -12,6 +12,9 @@ const DURATION: &str = r"^(([0-9]+\.?[0-9]*|\.[0-9]+)(ms|s|m|h))+$";
 /// An integer from `LEAST` to `MOST`, for `#[serde(with)]`.
 pub(super) struct Within<const LEAST: u64, const MOST: u64>;
 
+/// Events per second, for `#[serde(with)]`. GitLab's kas has fractions here, such as `50.0`; this one has to be whole.
+pub(super) struct Rate;
+
 /// A duration, for `#[serde(with)]`.
 pub(super) struct AnyDuration;
 
@@ -36,6 +39,28 @@ impl<const LEAST: u64, const MOST: u64> Within<LEAST, MOST> {
         match number.try_into() {
             Ok(value) if (LEAST..=MOST).contains(&value) => Ok(number),
             _ => Err(D::Error::custom(format!("{number} is not between {LEAST} and {MOST}"))),
+        }
+    }
+}
+
+impl Rate {
+    const LEAST: u32 = 1;
+    const MOST: u32 = 100_000;
+
+    /// Serializes the default for the schema.
+    pub(super) fn serialize<S: Serializer>(rate: &u32, serializer: S) -> Result<S::Ok, S::Error> {
+        rate.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+        let number = f64::deserialize(deserializer)?;
+        // The text of a whole number has no point.
+        match number.to_string().parse() {
+            Ok(rate) if (Self::LEAST..=Self::MOST).contains(&rate) => Ok(rate),
+            _ => {
+                let (least, most) = (Self::LEAST, Self::MOST);
+                Err(D::Error::custom(format!("{number} is not a whole number between {least} and {most}")))
+            }
         }
     }
 }
@@ -80,6 +105,20 @@ impl<const LEAST: u64, const MOST: u64> JsonSchema for Within<LEAST, MOST> {
     }
 }
 
+impl JsonSchema for Rate {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Rate".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "integer", "minimum": Self::LEAST, "maximum": Self::MOST})
+    }
+}
+
 impl JsonSchema for AnyDuration {
     fn inline_schema() -> bool {
         true
@@ -120,7 +159,7 @@ pub(super) mod tests {
     use crate::config::Config;
 
     /// Section, key, a value out of its bounds, and the next one within them.
-    pub(in crate::config) const BOUNDS: [(&str, &str, &str, &str); 25] = [
+    pub(in crate::config) const BOUNDS: [(&str, &str, &str, &str); 28] = [
         ("agent: {listen: ", "max_connections", "0", "1"),
         ("agent: {listen: ", "max_connections", "1000001", "1000000"),
         ("agent: {listen: ", "max_tunnels_per_agent", "0", "1"),
@@ -139,6 +178,9 @@ pub(super) mod tests {
         ("agent: {tunnel: ", "keepalive_timeout", "0ms", "1s"),
         ("agent: {tunnel: ", "rebalance_threshold", "1001", "0"),
         ("agent: {tunnel: ", "rebalance_rate", "0", "1"),
+        ("gitaly: {global_api_rate_limit: ", "refill_rate_per_second", "0.0", "30.0"),
+        ("gitaly: {global_api_rate_limit: ", "refill_rate_per_second", "1.5", "1"),
+        ("gitaly: {per_server_api_rate_limit: ", "refill_rate_per_second", "100001", "100000"),
         ("observability: ", "per_agent_metrics", "100001", "0"),
         ("agent: {kubernetes_api: {limits: ", "max_headers", "0", "1"),
         ("agent: {kubernetes_api: {limits: ", "max_head_bytes", "8191", "8192"),

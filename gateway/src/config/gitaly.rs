@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::bounds::Within;
+use super::bounds::{Rate, Within};
 
 /// Section `gitaly`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -20,7 +20,7 @@ pub struct GitalyConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct GlobalRateLimit {
     /// Calls per second.
-    #[serde(with = "Within::<1, 100_000>")]
+    #[serde(with = "Rate")]
     pub refill_rate_per_second: u32,
     /// Calls at once after a quiet time.
     #[serde(with = "Within::<1, 100_000>")]
@@ -32,7 +32,7 @@ pub struct GlobalRateLimit {
 #[serde(deny_unknown_fields, default)]
 pub struct ServerRateLimit {
     /// Calls per second.
-    #[serde(with = "Within::<1, 100_000>")]
+    #[serde(with = "Rate")]
     pub refill_rate_per_second: u32,
     /// Calls at once after a quiet time.
     #[serde(with = "Within::<1, 100_000>")]

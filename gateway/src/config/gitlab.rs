@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 
-use super::bounds::Within;
+use super::bounds::{Rate, Within};
 use crate::gitlab::GitLabAddress;
 
 /// Section `gitlab`.
@@ -38,7 +38,7 @@ pub struct GitLabConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct ApiRateLimit {
     /// Requests per second.
-    #[serde(with = "Within::<1, 100_000>")]
+    #[serde(with = "Rate")]
     pub refill_rate_per_second: u32,
     /// Requests at once after a quiet time.
     #[serde(with = "Within::<1, 100_000>")]
@@ -76,6 +76,17 @@ mod tests {
     use proto::yaml::parse;
 
     use crate::config::Config;
+
+    #[test]
+    fn external_url_may_be_empty() {
+        for (value, expected) in [("", None), ("''", None), ("https://a", Some("https://a".to_owned()))] {
+            let text = format!(
+                "gitlab:\n  address: https://a\n  authentication_secret_file: s\n  external_url: {value}\n"
+            );
+            let config: Config = parse(Path::new("kas.yaml"), &text).unwrap();
+            assert_eq!(config.gitlab.unwrap().external_url, expected, "{value:?}");
+        }
+    }
 
     #[test]
     fn invalid_section_is_refused_with_its_key() {
