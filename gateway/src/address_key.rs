@@ -1,18 +1,17 @@
 //! The address of a client as a key of rate limits.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use sha2::{Digest as _, Sha256};
 
-/// The bits of an IPv6 address that one site has (RFC 6177). A client may use any address of its /64.
-const SITE: u128 = !0 << 64;
+use crate::addresses::site;
 
 /// Returns a digest of the address, or of its /64 for IPv6: Redis holds no addresses.
 pub(crate) fn address_key(address: IpAddr) -> [u8; 16] {
     let digest = Sha256::new().chain_update(b"kas address\0");
-    let digest = match address.to_canonical() {
+    let digest = match site(address).addr() {
         IpAddr::V4(address) => digest.chain_update(address.octets()),
-        IpAddr::V6(address) => digest.chain_update(Ipv6Addr::from(u128::from(address) & SITE).octets()),
+        IpAddr::V6(address) => digest.chain_update(address.octets()),
     };
     *digest.finalize().first_chunk().expect("a digest has 32 bytes")
 }

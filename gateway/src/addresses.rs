@@ -1,7 +1,7 @@
 //! The address of a client, and the networks that may connect.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::Arc,
 };
 
@@ -12,6 +12,20 @@ use crate::{
     config::{Network, ProxyProtocol},
     headers::{ForwardedFor, PeerAddress},
 };
+
+/// The bits of an IPv6 address that one site has (RFC 6177). A client may use any address of its /64.
+const SITE: u128 = !0 << 64;
+
+/// Returns the network that limits count as one client: an IPv4 address, or the /64 of an IPv6 address.
+pub(crate) fn site(address: IpAddr) -> IpNet {
+    match address.to_canonical() {
+        address @ IpAddr::V4(_) => address.into(),
+        IpAddr::V6(address) => {
+            let network = IpAddr::V6(Ipv6Addr::from(u128::from(address) & SITE));
+            IpNet::new(network, 64).expect("64 is a length of IPv6")
+        }
+    }
+}
 
 /// The networks from which clients may connect: all addresses, or those of a list. Clones are cheap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -243,7 +243,7 @@ impl App {
         shutdown.run().await;
         if let Some(audit) = self.callers.audit.get().cloned() {
             // It blocks, and fails only if it panics.
-            let _ = spawn_blocking(move || audit.flush(AUDIT_FLUSH_TIMEOUT)).await;
+            let _ = spawn_blocking(move || audit.finish(AUDIT_FLUSH_TIMEOUT)).await;
         }
         if panicked.is_cancelled() { Err(BackgroundPanic) } else { Ok(()) }
     }

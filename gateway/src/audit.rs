@@ -5,11 +5,13 @@
 //! ```
 //!
 //! A line has no body, no query and no credential. `docs/audit.md` describes the fields. A slow or failing sink delays no request:
-//! lines that do not fit into the queue are dropped and counted.
+//! lines that do not fit into the queue are dropped and counted. Refusals of strangers, without a valid credential, have some lines for
+//! each address and period, and are then only counted (`strangers`).
 
 mod event;
 mod file;
 mod record;
+mod strangers;
 
 use std::{
     io::{self, Write},
@@ -22,13 +24,16 @@ use process::{LineWriter, LogLimiter};
 use prometheus_client::metrics::counter::Counter;
 use proto::ReplicaId;
 use serde_saphyr::Spanned;
+use tokio::time::sleep;
 
-use self::file::RotatingFile;
 pub(crate) use self::record::{AuditRecord, AuditedAccess, ByteCounts, NewRequest};
+use self::{file::RotatingFile, strangers::StrangerLimit};
 use crate::config::{AuditConfig, AuditSink, ConfigError, unreadable};
 
 /// Most bytes of lines that wait for the sink, which are some ten thousand lines.
 const MAX_QUEUED: usize = 8 << 20;
+/// The period after which refusals of strangers that have no line are counted in one.
+const STRANGER_PERIOD: Duration = Duration::from_secs(60);
 /// The period in which the loss of lines is logged once.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 /// The section of the configuration, for errors.
@@ -40,6 +45,17 @@ pub struct AuditLog {
     lines: LineWriter,
     losses: Arc<LogLimiter<()>>,
     replica: Arc<str>,
+    strangers: Arc<StrangerLimit>,
+    metrics: AuditMetrics,
+}
+
+/// The metrics of the audit log.
+#[derive(Clone, Debug, Default)]
+pub struct AuditMetrics {
+    /// Lines that were lost.
+    pub dropped: Counter,
+    /// Refusals of strangers without a line of their own.
+    pub left_out: Counter,
 }
 
 /// A sink that reports its errors.
@@ -49,12 +65,12 @@ struct ReportingSink<S> {
 }
 
 impl AuditLog {
-    /// Starts the thread that writes lines to `sink`. `dropped` counts the lines that are lost.
-    pub fn start(sink: impl Write + Send + 'static, dropped: Counter, replica: ReplicaId) -> Self {
+    /// Starts the thread that writes lines to `sink`.
+    pub fn start(sink: impl Write + Send + 'static, metrics: AuditMetrics, replica: ReplicaId) -> Self {
         let losses = Arc::new(LogLimiter::new(LOG_PERIOD));
         let sink = ReportingSink { sink, losses: Arc::clone(&losses) };
-        let lines = LineWriter::start("audit", MAX_QUEUED, sink, dropped, |_| {});
-        Self { lines, losses, replica: replica.to_string().into() }
+        let lines = LineWriter::start("audit", MAX_QUEUED, sink, metrics.dropped.clone(), |_| {});
+        Self { lines, losses, replica: replica.to_string().into(), strangers: Arc::default(), metrics }
     }
 
     /// Returns the sink of the configuration, or `None` if there is none. Creates the file if it does not exist.
@@ -75,6 +91,27 @@ impl AuditLog {
             }
             (AuditSink::None, _) | (AuditSink::File, None) => Ok(None),
         }
+    }
+
+    /// Counts the refusals of strangers that have no line, from time to time. The future never completes.
+    pub async fn run(&self) {
+        loop {
+            sleep(STRANGER_PERIOD).await;
+            self.report_left_out();
+        }
+    }
+
+    /// Writes lines with the numbers of refusals of strangers that have no line.
+    fn report_left_out(&self) {
+        for left_out in self.strangers.take() {
+            self.send(record::left_out_line(&self.replica, left_out));
+        }
+    }
+
+    /// Writes the last lines when kas stops. They take at most the timeout.
+    pub fn finish(&self, timeout: Duration) {
+        self.report_left_out();
+        self.flush(timeout);
     }
 
     /// Waits until the lines that are queued now were written, or until the timeout.

@@ -18,6 +18,7 @@ use tunnel::{Body, BodyError};
 
 pub use self::format::{ErrorDialect, ErrorFormat};
 use self::format::{RequestIds, StatusEncoding};
+use crate::identity::CallerNames;
 
 /// The reason for which kas refuses or fails a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,12 +32,14 @@ pub struct RequestError {
     pub retry_after: Option<Duration>,
     /// The allowed methods of a 405 (RFC 9110 section 15.5.6).
     pub allow: Option<HeaderValue>,
+    /// The caller of a refused request, if its credential is valid.
+    pub caller: Option<Box<CallerNames>>,
 }
 
 impl RequestError {
     /// Returns an error without `Retry-After`.
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into(), retry_after: None, allow: None }
+        Self { reason, message: message.into(), retry_after: None, allow: None, caller: None }
     }
 
     /// Returns a `bad-request` error.
@@ -66,6 +69,12 @@ impl RequestError {
     /// Adds to the message that the request was cut, although the cluster may have executed it already.
     pub fn in_flight(mut self) -> Self {
         self.message += "; the request was cut before its response, and the cluster may have executed it";
+        self
+    }
+
+    /// Adds the caller, whose credential is valid, for the audit log.
+    pub fn with_caller(mut self, names: CallerNames) -> Self {
+        self.caller = Some(Box::new(names));
         self
     }
 

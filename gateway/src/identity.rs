@@ -111,6 +111,15 @@ pub struct Caller {
     pub user: Option<String>,
 }
 
+/// The names of an authenticated caller, for the audit log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallerNames {
+    /// The name of the caller.
+    pub name: String,
+    /// The user of an OIDC token.
+    pub user: Option<String>,
+}
+
 /// The rights of an entry of the identity file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rights {
@@ -334,6 +343,11 @@ impl Caller {
     /// Returns the name of the entry, which is also the user name of basic authentication.
     pub fn name(&self) -> &str {
         &self.rights.name
+    }
+
+    /// Returns the names of the caller.
+    pub fn names(&self) -> CallerNames {
+        CallerNames { name: self.rights.name.clone(), user: self.user.clone() }
     }
 
     /// Returns whether the caller may use an agent.

@@ -28,6 +28,7 @@ pub use self::{
     service::ServiceMetrics,
 };
 use self::{refused::RefusedConnections, service::Services};
+use crate::audit::AuditMetrics;
 
 /// The handles of all metrics. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -55,8 +56,8 @@ pub struct Metrics {
     pub tunnel_write_stalls: Counter,
     /// Bytes of responses that callers have not read yet.
     pub bytes_in_flight: Gauge,
-    /// Lines of the audit log that were lost.
-    pub audit_dropped: Counter,
+    /// The metrics of the audit log.
+    pub audit: AuditMetrics,
     /// Waits of request bodies for an agent, over all tunnels.
     pub stalls: StallCounter,
 }
@@ -96,7 +97,7 @@ impl Metrics {
             write_stalls: Counter::default(),
             tunnel_write_stalls: Counter::default(),
             bytes_in_flight: Gauge::default(),
-            audit_dropped: Counter::default(),
+            audit: AuditMetrics::default(),
             stalls: StallCounter::default(),
         };
         // All exist from the start: the rate of a series misses the event with which it begins.
@@ -155,7 +156,12 @@ impl Metrics {
         registry.register(
             "kas_audit_dropped",
             "Lines of the audit log that were dropped, because the sink was too slow or failed",
-            metrics.audit_dropped.clone(),
+            metrics.audit.dropped.clone(),
+        );
+        registry.register(
+            "kas_audit_left_out",
+            "Refusals of strangers without a line in the audit log, which counts them",
+            metrics.audit.left_out.clone(),
         );
         registry.register_with_unit(
             "kas_in_flight",

@@ -43,6 +43,19 @@ pub(super) fn authorize(
     if credential.name.as_ref().is_some_and(|name| *name != caller.name()) {
         return Ok(None);
     }
+    authorize_caller(identity, grant, credential, target)
+        .map(Some)
+        .map_err(|error| error.with_caller(caller.names()))
+}
+
+/// Authorizes the request of a caller whose credential is valid.
+fn authorize_caller(
+    identity: &Identity,
+    grant: &Arc<Grant>,
+    credential: &Credential,
+    target: &Target<'_>,
+) -> Result<AuthorizedCaller, RequestError> {
+    let caller = &grant.caller;
     // Before anything about the rights of the caller is reported: its token may be stolen.
     if !caller.may_connect_from(credential.address) {
         let key = format!("the entry of caller {} in the identity file", caller.name());
@@ -71,7 +84,7 @@ pub(super) fn authorize(
         return Err(RequestError::new(Reason::Forbidden, what));
     }
 
-    Ok(Some(AuthorizedCaller { grant: Arc::clone(grant), agent, name: Some(name), login: false }))
+    Ok(AuthorizedCaller { grant: Arc::clone(grant), agent, name: Some(name), login: false })
 }
 
 fn unknown_agent(

@@ -41,7 +41,7 @@ use crate::{
     deployments::Deployments,
     error::RequestError,
     gitlab::{self, BudgetShare, Endpoint, GitLabClient, GitLabError, Usage},
-    identity::{AccessAs, Caller},
+    identity::{AccessAs, Caller, Grant},
     target::Target,
     token::TokenHash,
 };
@@ -196,6 +196,27 @@ impl GitLabAuthorizer {
         }
     }
 
+    /// Authorizes the request of a job or user. Returns its rights, and the name of the agent if it is known.
+    async fn authorize_caller(
+        &self,
+        caller: &GitLabCaller,
+        agent: AgentId,
+        target: &Target<'_>,
+    ) -> Result<(Arc<Grant>, Option<AgentName>), RequestError> {
+        let grant = caller.grant(agent)?;
+        if self.names.is_in_file(agent) {
+            return Err(same_id(agent));
+        }
+        let name = self.names.of_gitlab(agent).await;
+        if let Some(text) = target.agent {
+            check_path(text, agent, name.as_ref())?;
+        }
+        if !grant.caller.may_use_service(&target.service) {
+            return Err(other_service(&grant.caller, &target.service));
+        }
+        Ok((grant, name))
+    }
+
     /// Returns the error for a user. A 404 also means that GitLab has switched kas off.
     fn refusal(&self, error: &GitLabError) -> RequestError {
         if error.is_status(http::StatusCode::NOT_FOUND) && *self.client.switched_off().borrow() {
@@ -215,17 +236,8 @@ impl CallerAuthorizer for GitLabAuthorizer {
         Box::pin(async move {
             let Some((kind, agent)) = CredentialKind::of(credential) else { return Ok(None) };
             let (caller, login) = self.caller(credential, kind, agent, BudgetShare::KnownCallers).await?;
-            let grant = caller.grant(agent)?;
-            if self.names.is_in_file(agent) {
-                return Err(same_id(agent));
-            }
-            let name = self.names.of_gitlab(agent).await;
-            if let Some(text) = target.agent {
-                check_path(text, agent, name.as_ref())?;
-            }
-            if !grant.caller.may_use_service(&target.service) {
-                return Err(other_service(&grant.caller, &target.service));
-            }
+            let authorized = self.authorize_caller(&caller, agent, target).await;
+            let (grant, name) = authorized.map_err(|error| error.with_caller(caller.names()))?;
             if target.service.as_str() == ServiceName::KUBERNETES {
                 let (kind, subject) = caller.usage(agent);
                 self.usage.count_request(kind, subject);

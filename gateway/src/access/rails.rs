@@ -19,7 +19,7 @@ use super::{
 use crate::{
     api::Verifier,
     error::RequestError,
-    identity::{AccessAs, Caller, Grant, Identities},
+    identity::{AccessAs, Caller, CallerNames, Grant, Identities},
     target::Target,
 };
 
@@ -59,27 +59,38 @@ impl RailsAuthorizer {
             return Ok(None);
         }
         let claims: Claims = self.verifier.claims(token).map_err(|error| unauthorized(&error.to_string()))?;
-        let forbidden = |what: &str| RequestError::new(Reason::Forbidden, what);
         let project = claims.project_id.ok_or_else(|| {
-            forbidden("the token names no project: requests of GitLab need the claim project_id")
+            let what = "the token names no project: requests of GitLab need the claim project_id";
+            RequestError::new(Reason::Forbidden, what)
         })?;
-        let service = &target.service;
-        if !is_prometheus(service) {
-            return Err(forbidden("a token of GitLab may be used for the service prometheus only"));
+        let name_of_caller = format!("gitlab:project:{project}");
+        let authorized = self.authorize_project(project, target).await;
+        let (agent, name) = authorized
+            .map_err(|error| error.with_caller(CallerNames { name: name_of_caller.clone(), user: None }))?;
+        let caller = Caller::of_agent(name_of_caller, agent, vec![target.service.clone()], AccessAs::Agent);
+        let grant = Arc::new(Grant::new(caller, self.in_flight.of(Subject::Project(project))));
+        Ok(Some(AuthorizedCaller { grant, agent, name, login: false }))
+    }
+
+    /// Authorizes the request of a project. Returns the agent, and its name if it is known.
+    async fn authorize_project(
+        &self,
+        project: u64,
+        target: &Target<'_>,
+    ) -> Result<(AgentId, Option<AgentName>), RequestError> {
+        if !is_prometheus(&target.service) {
+            let what = "a token of GitLab may be used for the service prometheus only";
+            return Err(RequestError::new(Reason::Forbidden, what));
         }
         let text = target.agent.ok_or_else(|| {
             unauthorized("at this path the credential names the agent, which a token of GitLab does not")
         })?;
-        let (agent, name) = self.find(text, project).await.ok_or_else(|| {
+        self.find(text, project).await.ok_or_else(|| {
             RequestError::new(
                 Reason::UnknownAgent,
                 format!("there is no agent {text:?} for project {project}"),
             )
-        })?;
-        let name_of_caller = format!("gitlab:project:{project}");
-        let caller = Caller::of_agent(name_of_caller, agent, vec![service.clone()], AccessAs::Agent);
-        let grant = Arc::new(Grant::new(caller, self.in_flight.of(Subject::Project(project))));
-        Ok(Some(AuthorizedCaller { grant, agent, name, login: false }))
+        })
     }
 
     /// Returns the agent that the path names. An agent of the identity file must belong to the project. GitLab knows which

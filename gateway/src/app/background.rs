@@ -32,6 +32,9 @@ impl App {
         spawn(async move { callers.idle_connections.run(&callers.metrics).await }.boxed());
         let switch = Arc::clone(&self.callers.kill_switch);
         spawn(async move { switch.run().await }.boxed());
+        if let Some(audit) = self.callers.audit.get().cloned() {
+            spawn(async move { audit.run().await }.boxed());
+        }
         let agents = Arc::clone(&self.agents);
         spawn(async move { agents.recheck_clusters().await }.boxed());
         let issuers = self.issuers.clone();

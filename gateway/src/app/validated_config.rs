@@ -313,8 +313,8 @@ impl ValidatedConfig {
         let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
         app.callers.kill_switch.set_file(self.disabled);
         if let Some(AuditOutput(sink)) = self.audit {
-            let dropped = app.callers.metrics.audit_dropped.clone();
-            app.callers.audit.get_or_init(|| AuditLog::start(sink, dropped, replica));
+            let metrics = app.callers.metrics.audit.clone();
+            app.callers.audit.get_or_init(|| AuditLog::start(sink, metrics, replica));
         }
         let public = self.agent_certificate.into_iter().chain(self.public_certificate);
         let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate).cloned();

@@ -33,6 +33,8 @@ pub(super) enum AuditEvent {
     Login,
     /// The credential or the request was refused.
     Refusal,
+    /// Refusals of strangers have no lines, and are counted.
+    LeftOut,
 }
 
 impl Operation {

@@ -1,6 +1,7 @@
 //! The facts about one request, from its head to the line that is written when its response has ended.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     net::IpAddr,
     sync::{
@@ -11,6 +12,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
+use ipnet::IpNet;
 use percent_encoding::percent_decode_str;
 use proto::{AgentName, Reason};
 use serde::{Serialize, Serializer};
@@ -20,8 +22,16 @@ use tokio::time::Instant;
 use super::{
     AuditLog,
     event::{self, AuditEvent, Operation},
+    strangers::LeftOut,
 };
-use crate::{destination::Destination, error::RequestError, identity::Grant};
+use crate::{
+    destination::Destination,
+    error::RequestError,
+    identity::{CallerNames, Grant},
+};
+
+/// The most bytes of the method, the path and the message of a refused request.
+const MAX_REFUSED: usize = 512;
 
 const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
@@ -46,6 +56,8 @@ pub(crate) struct AuditRecord {
     identity: ImpersonatedIdentity,
     status: Option<StatusCode>,
     error: Option<(Reason, String)>,
+    /// The caller of a request that was refused in spite of a valid credential.
+    refused: Option<Box<CallerNames>>,
     cluster_audit_id: Option<HeaderValue>,
     bytes: Arc<ByteCounts>,
     written: bool,
@@ -95,14 +107,14 @@ struct ImpersonatedIdentity {
 }
 
 /// One line. `docs/audit.md` describes the fields.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct AuditLine<'a> {
     time: String,
     events: &'a [AuditEvent],
-    request_id: Text<'a>,
+    request_id: Option<Text<'a>>,
     trace_id: Option<String>,
     replica: &'a str,
-    client: IpAddr,
+    client: Option<Client>,
     caller: Option<&'a str>,
     impersonated_user: Option<Text<'a>>,
     impersonated_uid: Option<Text<'a>>,
@@ -112,17 +124,21 @@ struct AuditLine<'a> {
     agent: Option<&'a str>,
     service: Option<&'a str>,
     verb: Option<&'a str>,
-    method: &'a str,
-    path: &'a str,
+    method: Option<Cow<'a, str>>,
+    path: Option<Cow<'a, str>>,
     decision: &'static str,
     reason: Option<&'static str>,
-    message: Option<&'a str>,
+    message: Option<Cow<'a, str>>,
     status: Option<u16>,
     request_bytes: u64,
     response_bytes: u64,
-    duration_ms: f64,
+    duration_ms: Option<f64>,
     cluster_audit_id: Option<Text<'a>>,
+    left_out: Option<u64>,
 }
+
+/// An address, or the network that limits count as one client. An address has no prefix length.
+struct Client(IpNet);
 
 /// The value of a header. Bytes that are not UTF-8 are replaced.
 struct Text<'a>(&'a HeaderValue);
@@ -137,6 +153,22 @@ impl ImpersonatedIdentity {
             extra.entry(key).or_default().push(Text(value));
         }
         extra
+    }
+}
+
+impl From<IpAddr> for Client {
+    fn from(address: IpAddr) -> Self {
+        Self(address.into())
+    }
+}
+
+impl Serialize for Client {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(network) = self;
+        match network.prefix_len() == network.max_prefix_len() {
+            true => serializer.collect_str(&network.addr()),
+            false => serializer.collect_str(network),
+        }
     }
 }
 
@@ -175,6 +207,7 @@ impl AuditRecord {
             identity: ImpersonatedIdentity::default(),
             status: None,
             error: None,
+            refused: None,
             cluster_audit_id: None,
             bytes: Arc::default(),
             written: false,
@@ -221,6 +254,7 @@ impl AuditRecord {
     pub(crate) fn refuse(&mut self, error: &RequestError, trace: Option<TraceId>) {
         self.status = Some(error.reason.status());
         self.error = Some((error.reason, error.message.clone()));
+        self.refused = error.caller.clone();
         self.trace = trace;
         self.write();
     }
@@ -238,21 +272,31 @@ impl AuditRecord {
         if refusal {
             events.push(AuditEvent::Refusal);
         }
-        if !events.is_empty() {
-            self.log.send(self.line(events, status, refusal && reason.is_some()));
+        if events.is_empty() {
+            return;
         }
+        let stranger = self.access.is_none() && self.refused.is_none();
+        if stranger && !self.log.strangers.admit(self.client) {
+            self.log.metrics.left_out.inc();
+            return;
+        }
+        self.log.send(self.line(events, status, refusal.then_some(reason.is_some())));
     }
 
-    fn line(&self, events: &[AuditEvent], status: Option<u16>, denied: bool) -> Vec<u8> {
+    /// Returns the line. `refusal` is whether kas or agentk refused the request, and not the cluster.
+    fn line(&self, events: &[AuditEvent], status: Option<u16>, refusal: Option<bool>) -> Vec<u8> {
+        // Refused requests must not fill the files.
+        let shown = |text| if refusal.is_some() { cut(text) } else { Cow::Borrowed(text) };
+        let caller = self.access.as_ref().map(|access| access.grant.caller.name());
         let destination = self.access.as_ref().map(|access| &access.destination);
         let line = AuditLine {
             time: humantime::format_rfc3339_millis(self.time).to_string(),
             events,
-            request_id: Text(&self.id),
+            request_id: Some(Text(&self.id)),
             trace_id: self.trace.map(|trace| trace.to_string()),
             replica: &self.log.replica,
-            client: self.client,
-            caller: self.access.as_ref().map(|access| access.grant.caller.name()),
+            client: Some(self.client.into()),
+            caller: caller.or(self.refused.as_ref().map(|names| &*names.name)),
             impersonated_user: self.identity.user.as_ref().map(Text),
             impersonated_uid: self.identity.uid.as_ref().map(Text),
             impersonated_groups: self.identity.groups.iter().map(Text).collect(),
@@ -261,22 +305,52 @@ impl AuditRecord {
             agent: destination.and_then(|destination| destination.name.as_ref()).map(AgentName::as_str),
             service: destination.map(|destination| destination.service.as_str()),
             verb: self.operation.as_ref().map(|operation| &*operation.verb),
-            method: self.method.as_str(),
-            path: self.uri.path(),
-            decision: if denied { "deny" } else { "allow" },
+            method: Some(shown(self.method.as_str())),
+            path: Some(shown(self.uri.path())),
+            decision: if refusal == Some(true) { "deny" } else { "allow" },
             reason: self.error.as_ref().map(|(reason, _)| reason.as_str()),
             // Messages about later failures may come from the agent, which has seen the query and the body.
-            message: self.error.as_ref().filter(|_| self.access.is_none()).map(|(_, message)| &**message),
+            message: self.error.as_ref().filter(|_| self.access.is_none()).map(|(_, message)| shown(message)),
             status,
             request_bytes: self.bytes.request.load(Relaxed),
             response_bytes: self.bytes.response.load(Relaxed),
-            duration_ms: self.started.elapsed().as_micros() as f64 / 1000.0,
+            duration_ms: Some(self.started.elapsed().as_micros() as f64 / 1000.0),
             cluster_audit_id: self.cluster_audit_id.as_ref().map(Text),
+            left_out: None,
         };
-        let mut line = serde_json::to_vec(&line).expect("texts and numbers are serializable");
+        line.encode()
+    }
+}
+
+impl AuditLine<'_> {
+    fn encode(&self) -> Vec<u8> {
+        let mut line = serde_json::to_vec(self).expect("texts and numbers are serializable");
         line.push(b'\n');
         line
     }
+}
+
+/// Returns the line with the number of refusals of strangers that have no line.
+pub(super) fn left_out_line(replica: &str, left_out: LeftOut) -> Vec<u8> {
+    let line = AuditLine {
+        time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
+        events: &[AuditEvent::LeftOut],
+        replica,
+        client: left_out.client.map(Client),
+        decision: "deny",
+        left_out: Some(left_out.count),
+        ..AuditLine::default()
+    };
+    line.encode()
+}
+
+/// Returns the beginning of a longer text, with its length.
+fn cut(text: &str) -> Cow<'_, str> {
+    if text.len() <= MAX_REFUSED {
+        return Cow::Borrowed(text);
+    }
+    let end = text.floor_char_boundary(MAX_REFUSED);
+    Cow::Owned(format!("{}… ({} bytes)", &text[..end], text.len()))
 }
 
 impl Drop for AuditRecord {

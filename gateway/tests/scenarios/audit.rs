@@ -45,8 +45,10 @@ impl Write for Sink {
 pub(crate) fn audit(world: &World) -> Sink {
     let sink = Sink::default();
     let callers = &world.kas.callers;
-    let dropped = callers.metrics.audit_dropped.clone();
-    callers.audit.set(AuditLog::start(sink.clone(), dropped, world.kas.agents.replica)).unwrap();
+    let metrics = callers.metrics.audit.clone();
+    let log = AuditLog::start(sink.clone(), metrics, world.kas.agents.replica);
+    callers.audit.set(log.clone()).unwrap();
+    tokio::spawn(async move { log.run().await });
     sink
 }
 
@@ -156,7 +158,7 @@ async fn line_has_the_facts_of_the_request_and_neither_credential_query_nor_body
         "impersonated_extra": {"example.com/team": ["a", "b"]},
         "agent_id": 1, "agent": "prod", "service": "kubernetes", "verb": "create", "method": "POST", "path": path,
         "decision": "allow", "reason": null, "message": null, "status": 200,
-        "request_bytes": 20, "response_bytes": 8, "duration_ms": null, "cluster_audit_id": "of-the-cluster",
+        "request_bytes": 20, "response_bytes": 8, "duration_ms": null, "cluster_audit_id": "of-the-cluster", "left_out": null,
     });
     assert_eq!(line, expected);
     let document = include_str!("../../../docs/audit.md");
@@ -305,6 +307,22 @@ async fn first_request_with_a_token_of_an_issuer_is_a_login() {
     assert_eq!(lines(&world, &sink).await, [json!(null); 0], "the answer is in the cache");
 }
 
+#[expect(
+    clippy::await_holding_lock,
+    reason = "the lock stops the thread of the audit log, and no task waits for it"
+)]
+#[tokio::test(start_paused = true)]
+async fn strangers_push_no_line_of_a_known_caller_out_of_a_slow_sink() {
+    let (world, sink, _agent) = audited().await;
+    let blocked = sink.0.lock();
+    send_as_stranger(&world, &format!("/agents/prod/kubernetes/{}", "a".repeat(60_000)), 500).await;
+    send(&world, &Method::DELETE, "/agents/prod/kubernetes/api/v1/pods/a").await;
+    assert_eq!(world.metric("kas_audit_dropped_total"), 0.0);
+    drop(blocked);
+    let lines = lines(&world, &sink).await;
+    assert_eq!((lines.len(), &lines.last().unwrap()["events"]), (11, &json!(["change"])));
+}
+
 #[tokio::test(start_paused = true)]
 async fn request_that_its_caller_cancels_has_a_line_without_status() {
     let (world, sink, _agent) = audited().await;
@@ -333,6 +351,68 @@ async fn request_through_another_replica_has_one_line() {
     send(&fleet.replicas[1], &Method::POST, "/agents/prod/kubernetes/api/v1/namespaces").await;
     assert!(lines(&fleet.replicas[0], &sinks[0]).await.is_empty());
     assert_eq!(lines(&fleet.replicas[1], &sinks[1]).await.len(), 1);
+}
+
+/// Sends requests without a credential from the address of the caller.
+async fn send_as_stranger(world: &World, path: &str, requests: usize) {
+    for _ in 0..requests {
+        let mut request = request(world, &Method::DELETE, path);
+        request.headers_mut().remove(AUTHORIZATION);
+        assert_eq!(world.send(request).await.status(), 401);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_of_strangers_are_limited_and_counted_and_those_of_known_callers_are_not() {
+    let (world, sink, _agent) = audited().await;
+    send_as_stranger(&world, "/agents/prod/kubernetes/api", 1000).await;
+    let strangers = lines(&world, &sink).await;
+    assert_eq!(strangers.len(), 10);
+    assert_eq!(world.metric("kas_audit_left_out_total"), 990.0);
+
+    for _ in 0..50 {
+        send(&world, &Method::DELETE, "/agents/prod/kubernetes/api/v1/pods/a").await;
+        send(&world, &Method::GET, "/agents/test/kubernetes/api").await;
+        send(&world, &Method::GET, "/agents/prod/kubernetes/api/forbidden").await;
+    }
+    let known = lines(&world, &sink).await;
+    assert_eq!(known.len(), 150, "the lines of a caller at the same address");
+    assert!(known.iter().all(|line| line["caller"] == "me"), "{known:?}");
+
+    sleep(Duration::from_secs(60)).await;
+    let counts = lines(&world, &sink).await;
+    let shown =
+        counts.iter().map(|line| json!([line["events"], line["client"], line["left_out"], line["decision"]]));
+    assert!(shown.eq([json!([["left-out"], "192.0.2.1", 990, "deny"])]), "{counts:?}");
+    send_as_stranger(&world, "/agents/prod/kubernetes/api", 1).await;
+    assert_eq!(lines(&world, &sink).await.len(), 1, "a new minute");
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_count_is_written_when_kas_stops() {
+    let (world, sink, _agent) = audited().await;
+    send_as_stranger(&world, "/agents/prod/kubernetes/api", 12).await;
+    assert_eq!(lines(&world, &sink).await.len(), 10);
+    world.kas.callers.audit.get().unwrap().finish(Duration::from_secs(20));
+    assert_eq!(lines(&world, &sink).await[0]["left_out"], 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_texts_of_refused_requests_are_cut_and_marked() {
+    let (world, sink, _agent) = audited().await;
+    let long = format!("/agents/prod/kubernetes/{}", "a".repeat(60_000));
+    let cut = format!("/agents/prod/kubernetes/{}… (60024 bytes)", "a".repeat(512 - 24));
+    send_as_stranger(&world, &long, 1).await;
+    assert_eq!(lines(&world, &sink).await[0]["path"], cut);
+    let forbidden = format!("{long}/forbidden");
+    send(&world, &Method::GET, &forbidden).await;
+    assert!(lines(&world, &sink).await[0]["path"].as_str().unwrap().ends_with("… (60034 bytes)"));
+    send(&world, &Method::GET, &format!("/agents/{}/kubernetes/api", "a".repeat(60_000))).await;
+    let line = lines(&world, &sink).await.remove(0);
+    assert!(line.to_string().len() < 3000, "the message has the name of the agent: {line}");
+
+    send(&world, &Method::DELETE, &long).await;
+    assert_eq!(lines(&world, &sink).await[0]["path"], long, "a change has its whole path");
 }
 
 #[expect(

@@ -26,7 +26,7 @@ use crate::{
     deployments::Deployment,
     error::RequestError,
     gitlab::{UsageKind, UsageSubject},
-    identity::{AccessAs, Caller, Grant},
+    identity::{AccessAs, Caller, CallerNames, Grant},
 };
 
 /// The answer of GitLab about a credential.
@@ -66,22 +66,29 @@ impl CallerInfo {
         }
     }
 
-    /// Returns the rights for an agent.
-    fn caller(&self, agent: AgentId) -> Result<Caller, RequestError> {
-        let (name, access_as) = match self {
-            Self::Job(job) => {
-                let allowed = job.agent(agent).ok_or_else(|| job::not_allowed(agent))?;
-                (format!("gitlab:ci_job:{}", job.job.id), impersonation::of_job(job, agent, allowed)?)
-            }
-            Self::User(user, access_type) => {
+    /// Returns the name of the caller.
+    fn name(&self) -> String {
+        match self {
+            Self::Job(job) => format!("gitlab:ci_job:{}", job.job.id),
+            Self::User(user, _) => {
                 // The name is in messages and logs, and GitLab is not trusted to send a short one.
                 let name = user.user.username.chars().filter(|c| !c.is_control()).take(255);
-                let name = format!("gitlab:user:{}", name.collect::<String>());
-                (name, impersonation::of_user(user, *access_type)?)
+                format!("gitlab:user:{}", name.collect::<String>())
             }
+        }
+    }
+
+    /// Returns the rights for an agent.
+    fn caller(&self, agent: AgentId) -> Result<Caller, RequestError> {
+        let access_as = match self {
+            Self::Job(job) => {
+                let allowed = job.agent(agent).ok_or_else(|| job::not_allowed(agent))?;
+                impersonation::of_job(job, agent, allowed)?
+            }
+            Self::User(user, access_type) => impersonation::of_user(user, *access_type)?,
         };
         let services = services(&access_as).iter().map(|name| name.parse().expect("it is a service name"));
-        Ok(Caller::of_agent(name, agent, services.collect(), access_as))
+        Ok(Caller::of_agent(self.name(), agent, services.collect(), access_as))
     }
 }
 
@@ -166,6 +173,11 @@ impl GitLabCaller {
         let grant = Arc::new(Grant::new(self.info.caller(agent)?, Arc::clone(&self.in_flight)));
         grants.insert(agent, Arc::clone(&grant));
         Ok(grant)
+    }
+
+    /// Returns the names of the caller.
+    pub(super) fn names(&self) -> CallerNames {
+        CallerNames { name: self.info.name(), user: None }
     }
 
     /// Returns how GitLab counts a request of the caller.
