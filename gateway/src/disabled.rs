@@ -38,7 +38,7 @@ pub use self::rule::{DisableRule, RequestAttributes, Selector};
 use crate::{config::ConfigError, error::RequestError};
 
 /// The values of the label `what` of `kas_disabled`.
-const WHAT: [&str; 5] = ["all", "service", "agent", "caller", "address"];
+const WHAT: [&str; 6] = ["all", "service", "agent", "caller", "user", "address"];
 
 /// The longest time between two checks for rules that have ended. The clock of the system may be set meanwhile.
 const CHECK_PERIOD: Duration = Duration::from_secs(10);
@@ -241,7 +241,13 @@ mod tests {
 
     fn request<'a>(service: &'a ServiceName, name: &'a AgentName) -> RequestAttributes<'a> {
         let address = "192.0.2.1".parse().unwrap();
-        RequestAttributes { address, service, agent: Some((AgentId(1), Some(name))), caller: Some("me") }
+        RequestAttributes {
+            address,
+            service,
+            agent: Some((AgentId(1), Some(name))),
+            caller: Some("me"),
+            user: None,
+        }
     }
 
     #[test]
@@ -268,13 +274,13 @@ mod tests {
     fn metric_shows_the_kinds_of_rules() {
         let switch = KillSwitch::default();
         let set = || WHAT.map(|what| switch.gauges.get_or_create(&WhatLabel { what }).get());
-        assert_eq!(set(), [0; 5]);
+        assert_eq!(set(), [0; 6]);
         switch.set_file(vec![rule(Some("prod"), "a")]);
-        assert_eq!(set(), [0, 0, 1, 0, 0]);
+        assert_eq!(set(), [0, 0, 1, 0, 0, 0]);
         switch.set_external(Some("b".to_owned()));
-        assert_eq!(set(), [1, 0, 1, 0, 0]);
+        assert_eq!(set(), [1, 0, 1, 0, 0, 0]);
         switch.set_file(Vec::new());
-        assert_eq!(set(), [1, 0, 0, 0, 0]);
+        assert_eq!(set(), [1, 0, 0, 0, 0, 0]);
     }
 
     #[test]

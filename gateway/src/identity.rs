@@ -12,7 +12,7 @@ use std::{
     net::IpAddr,
     path::Path,
     sync::{Arc, atomic::AtomicU32},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use http::HeaderMap;
@@ -99,6 +99,8 @@ pub struct Grant {
     pub revoked: CancellationToken,
     /// The requests in flight of the caller, over all of its tokens.
     pub in_flight: Arc<AtomicU32>,
+    /// The time at which streams end, because the token has expired before. `None` if they do not.
+    pub streams_end: Option<SystemTime>,
 }
 
 /// A person or program that sends requests to clusters.
@@ -107,7 +109,7 @@ pub struct Caller {
     rights: Rights,
     /// The identity of the caller in the cluster.
     pub access_as: AccessAs,
-    /// The user of an OIDC token, for logs.
+    /// The user of an OIDC token, for the audit log and the kill switch.
     pub user: Option<String>,
 }
 
@@ -323,7 +325,7 @@ impl Identity {
 impl Grant {
     /// Creates the rights of a caller that are not revoked.
     pub(crate) fn new(caller: Caller, in_flight: Arc<AtomicU32>) -> Self {
-        Self { caller: Arc::new(caller), revoked: CancellationToken::new(), in_flight }
+        Self { caller: Arc::new(caller), revoked: CancellationToken::new(), in_flight, streams_end: None }
     }
 }
 

@@ -98,12 +98,13 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     }
     let target = Target::parse(&path, &context.server.url_path_prefix)?;
     let (switch, service) = (&context.server.kill_switch, &target.service);
-    let mut request = RequestAttributes { address: client, service, agent: None, caller: None };
+    let mut request = RequestAttributes { address: client, service, agent: None, caller: None, user: None };
     // Before the authorization, which may depend on a server that is down, or that must be spared.
     switch.check(&request)?;
     let AuthorizedCaller { grant, agent, name, login } =
         context.server.access.authorize(head.headers(), &target, client).await?;
-    (request.agent, request.caller) = (Some((agent, name.as_ref())), Some(grant.caller.name()));
+    request.agent = Some((agent, name.as_ref()));
+    (request.caller, request.user) = (Some(grant.caller.name()), grant.caller.user.as_deref());
     let disabled = switch.check(&request);
 
     let upgrade = hop_by_hop::upgrade_protocol(head.headers()).is_some();

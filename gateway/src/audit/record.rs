@@ -116,6 +116,7 @@ struct AuditLine<'a> {
     replica: &'a str,
     client: Option<Client>,
     caller: Option<&'a str>,
+    user: Option<&'a str>,
     impersonated_user: Option<Text<'a>>,
     impersonated_uid: Option<Text<'a>>,
     impersonated_groups: Vec<Text<'a>>,
@@ -283,11 +284,20 @@ impl AuditRecord {
         self.log.send(self.line(events, status, refusal.then_some(reason.is_some())));
     }
 
+    /// Returns the names of the caller and of its user, as far as they are known.
+    fn caller(&self) -> (Option<&str>, Option<&str>) {
+        match (&self.access, &self.refused) {
+            (Some(access), _) => (Some(access.grant.caller.name()), access.grant.caller.user.as_deref()),
+            (None, Some(names)) => (Some(&names.name), names.user.as_deref()),
+            (None, None) => (None, None),
+        }
+    }
+
     /// Returns the line. `refusal` is whether kas or agentk refused the request, and not the cluster.
     fn line(&self, events: &[AuditEvent], status: Option<u16>, refusal: Option<bool>) -> Vec<u8> {
         // Refused requests must not fill the files.
         let shown = |text| if refusal.is_some() { cut(text) } else { Cow::Borrowed(text) };
-        let caller = self.access.as_ref().map(|access| access.grant.caller.name());
+        let (caller, user) = self.caller();
         let destination = self.access.as_ref().map(|access| &access.destination);
         let line = AuditLine {
             time: humantime::format_rfc3339_millis(self.time).to_string(),
@@ -296,7 +306,8 @@ impl AuditRecord {
             trace_id: self.trace.map(|trace| trace.to_string()),
             replica: &self.log.replica,
             client: Some(self.client.into()),
-            caller: caller.or(self.refused.as_ref().map(|names| &*names.name)),
+            caller,
+            user,
             impersonated_user: self.identity.user.as_ref().map(Text),
             impersonated_uid: self.identity.uid.as_ref().map(Text),
             impersonated_groups: self.identity.groups.iter().map(Text).collect(),

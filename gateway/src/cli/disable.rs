@@ -113,7 +113,7 @@ struct RulesLocation {
 #[group(id = "selector", multiple = true)]
 struct SelectorOptions {
     /// Everything
-    #[arg(long, conflicts_with_all = ["service", "agent", "caller", "address"])]
+    #[arg(long, conflicts_with_all = ["service", "agent", "caller", "user", "address"])]
     all: bool,
     /// A service: kubernetes, or prometheus with its named servers
     #[arg(long, value_name = "NAME")]
@@ -124,6 +124,9 @@ struct SelectorOptions {
     /// A caller, by its name
     #[arg(long, value_name = "NAME", value_parser = file::parse_caller)]
     caller: Option<String>,
+    /// A user of OIDC tokens, by its name with the prefix of the issuer
+    #[arg(long, value_name = "NAME", value_parser = file::parse_user)]
+    user: Option<String>,
     /// An address of callers, or a network like 192.0.2.0/24
     #[arg(long, value_name = "ADDRESS", value_parser = file::parse_address)]
     address: Option<IpNet>,
@@ -140,7 +143,7 @@ impl Disable {
         }
         let (Some(selector), Some(reason)) = (self.selector.selector(), self.reason) else {
             return Err(CliError::usage(
-                "name what to disable: --all, or some of --service, --agent, --caller and --address",
+                "name what to disable: --all, or some of --service, --agent, --caller, --user and --address",
             ));
         };
         let until = self.until.or_else(|| SystemTime::now().checked_add(self.lasting?));
@@ -252,6 +255,7 @@ impl SelectorOptions {
             service: self.service.clone(),
             agent: self.agent.clone(),
             caller: self.caller.clone(),
+            user: self.user.clone(),
             address: self.address,
         };
         (self.all || selector != Selector::default()).then_some(selector)

@@ -4,7 +4,7 @@ use std::{borrow::Cow, path::PathBuf, time::Duration};
 
 use jsonwebtoken::Algorithm;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_saphyr::Spanned;
 
 use super::bounds::AnyDuration;
@@ -39,6 +39,9 @@ pub struct IssuerConfig {
     /// The difference of clocks that is tolerated for `exp` and `nbf`.
     #[serde(default = "default_leeway", with = "Leeway")]
     pub leeway: Duration,
+    /// The time for which streams (watches, exec, long bodies) continue after their token has expired; `off` for no end.
+    #[serde(default)]
+    pub stream_grace: StreamGrace,
     /// The claim with the name of the user.
     #[serde(default = "default_username_claim")]
     pub username_claim: String,
@@ -55,12 +58,19 @@ pub struct IssuerConfig {
     pub groups_prefix: Option<Spanned<String>>,
 }
 
+/// The time for which streams continue after the expiration of their token, or `None` if they do not end because of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamGrace(pub Option<Duration>);
+
 /// An algorithm with a public key. `none` and the HMACs (HS256) cannot be configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SigningAlgorithm(Algorithm);
 
 /// The longest tolerated difference of clocks.
 const MAX_LEEWAY: Duration = Duration::from_secs(300);
+
+/// The word for streams that do not end.
+const OFF: &str = "off";
 
 impl SigningAlgorithm {
     /// Returns the algorithm.
@@ -101,6 +111,44 @@ impl JsonSchema for SigningAlgorithm {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({"type": "string", "enum": ALGORITHMS.map(|(name, _)| name)})
+    }
+}
+
+impl Default for StreamGrace {
+    fn default() -> Self {
+        Self(Some(Duration::from_secs(3600)))
+    }
+}
+
+impl<'de> Deserialize<'de> for StreamGrace {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let grace = (text != OFF).then(|| proto::duration::parse(&text)).transpose();
+        grace.map(Self).map_err(|error| D::Error::custom(format!("{error}, or {OFF}")))
+    }
+}
+
+/// Serializes the default for the schema.
+impl Serialize for StreamGrace {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Some(grace) => AnyDuration::serialize(&grace, serializer),
+            None => serializer.serialize_str(OFF),
+        }
+    }
+}
+
+impl JsonSchema for StreamGrace {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "StreamGrace".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"const": OFF}, AnyDuration::json_schema(generator)]})
     }
 }
 
@@ -147,4 +195,33 @@ fn default_leeway() -> Duration {
 
 fn default_username_claim() -> String {
     "sub".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proto::yaml::parse;
+
+    use crate::config::Config;
+
+    /// Returns the grace of an issuer with this key, or the error.
+    fn stream_grace(key: &str) -> Result<Option<u64>, String> {
+        let issuer = format!("{{name: dex, issuer: 'https://dex.example.com', audiences: [kas], {key}}}");
+        let text = format!("identity: {{file: i}}\noidc: {{issuers: [{issuer}]}}\n");
+        let config = parse::<Config>(Path::new("kas.yaml"), &text).map_err(|error| error.to_string())?;
+        Ok(config.oidc.issuers[0].stream_grace.0.map(|grace| grace.as_secs()))
+    }
+
+    #[test]
+    fn stream_grace_is_a_duration_or_off() {
+        assert_eq!(stream_grace(""), Ok(Some(3600)));
+        assert_eq!(stream_grace("stream_grace: 10m"), Ok(Some(600)));
+        assert_eq!(stream_grace("stream_grace: 0s"), Ok(Some(0)));
+        assert_eq!(stream_grace("stream_grace: 'off'"), Ok(None));
+        for wrong in ["never", "'Off'", "-1s", "10"] {
+            let error = stream_grace(&format!("stream_grace: {wrong}")).unwrap_err();
+            assert!(error.starts_with("kas.yaml:2:") && error.contains("or off"), "{wrong}: {error}");
+        }
+    }
 }

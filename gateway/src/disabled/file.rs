@@ -21,8 +21,8 @@ use crate::config::{self, ConfigError, Network};
 const MAX_RULES: usize = 1000;
 /// The longest reason, in characters.
 const MAX_REASON: usize = 500;
-/// The longest name of a caller, in characters.
-const MAX_CALLER: usize = 1000;
+/// The longest name of a caller or of a user, in characters.
+const MAX_NAME: usize = 1000;
 
 /// The first lines of a file that a command has written.
 const HEADER: &str = "# Rules of the kill switch of kas, written by `kas disable` and `kas enable`.\n";
@@ -40,6 +40,7 @@ struct RuleEntry {
     service: Option<Spanned<ServiceName>>,
     agent: Option<Spanned<String>>,
     caller: Option<Spanned<String>>,
+    user: Option<Spanned<String>>,
     address: Option<Spanned<String>>,
     reason: Option<Spanned<String>>,
     until: Option<Spanned<String>>,
@@ -56,6 +57,8 @@ struct WrittenRule<'a> {
     agent: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     caller: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<String>,
     reason: &'a str,
@@ -97,7 +100,7 @@ pub fn parse(path: &Path, text: &str) -> Result<Vec<DisableRule>, ConfigError> {
 
 fn rule(entry: Spanned<RuleEntry>, at: &Position<'_>) -> Result<DisableRule, ConfigError> {
     let here = entry.referenced;
-    let RuleEntry { all, service, agent, caller, address, reason, until } = entry.value;
+    let RuleEntry { all, service, agent, caller, user, address, reason, until } = entry.value;
     if let Some(all) = all.as_ref().filter(|all| !all.value) {
         return Err(at.error("all", all, "the only value is true: remove this key or the rule"));
     }
@@ -105,11 +108,12 @@ fn rule(entry: Spanned<RuleEntry>, at: &Position<'_>) -> Result<DisableRule, Con
         service: service.map(|service| service.value),
         agent: agent.map(|agent| at.parse("agent", agent, parse_agent)).transpose()?,
         caller: caller.map(|caller| at.parse("caller", caller, parse_caller)).transpose()?,
+        user: user.map(|user| at.parse("user", user, parse_user)).transpose()?,
         address: address.map(|address| at.parse("address", address, parse_address)).transpose()?,
     };
     match (all, selector == Selector::default()) {
         (None, true) => {
-            let what = "a rule needs all: true, or some of service, agent, caller and address";
+            let what = "a rule needs all: true, or some of service, agent, caller, user and address";
             return Err(ConfigError::new(at.path, here, at.key.clone(), what));
         }
         (Some(all), false) => {
@@ -136,8 +140,17 @@ pub(crate) fn parse_agent(text: &str) -> Result<String, String> {
 
 /// Parses the name of a caller.
 pub(crate) fn parse_caller(text: &str) -> Result<String, String> {
-    let valid = !text.is_empty() && text.chars().count() <= MAX_CALLER && !text.contains(char::is_control);
-    let what = || format!("the name of a caller has 1 to {MAX_CALLER} characters without control characters");
+    parse_name("caller", text)
+}
+
+/// Parses the name of the user of an OIDC token.
+pub(crate) fn parse_user(text: &str) -> Result<String, String> {
+    parse_name("user", text)
+}
+
+fn parse_name(of: &str, text: &str) -> Result<String, String> {
+    let valid = !text.is_empty() && text.chars().count() <= MAX_NAME && !text.contains(char::is_control);
+    let what = || format!("the name of a {of} has 1 to {MAX_NAME} characters without control characters");
     valid.then(|| text.to_owned()).ok_or_else(what)
 }
 
@@ -179,6 +192,7 @@ fn written(rules: &[DisableRule]) -> WrittenFile<'_> {
         service: selector.service.as_ref().map(ServiceName::as_str),
         agent: selector.agent.as_deref(),
         caller: selector.caller.as_deref(),
+        user: selector.user.as_deref(),
         address: selector.address.map(|network| network.to_string()),
         reason,
         until: until.map(|until| humantime::format_rfc3339_seconds(until).to_string()),
@@ -259,7 +273,7 @@ mod tests {
         let rules = parse(path, &uncommented).unwrap();
         let fields =
             |field| rules.iter().filter(move |rule| rule.selector.fields().any(|name| name == field));
-        for field in ["all", "service", "agent", "caller", "address"] {
+        for field in ["all", "service", "agent", "caller", "user", "address"] {
             assert!(fields(field).count() > 0, "{field}");
         }
         assert!(rules.iter().any(|rule| rule.until.is_some()));
@@ -302,6 +316,7 @@ mod tests {
             ("rules: [{agent: '07', reason: a}]", "rules[0].agent: \"07\" is neither"),
             ("rules: [{service: Kubernetes, reason: a}]", "rules[0].service: "),
             ("rules: [{caller: '', reason: a}]", "rules[0].caller: the name of a caller has 1 to"),
+            ("rules: [{user: '', reason: a}]", "rules[0].user: the name of a user has 1 to"),
             ("rules: [{address: lan, reason: a}]", "rules[0].address: \"lan\" is not a network"),
             ("rules: [{address: 10.0.0.1/8, reason: a}]", "write 10.0.0.0/8"),
             ("rules: [{all: true, reason: a, until: soon}]", "rules[0].until: \"soon\" is not a time in UTC"),
@@ -324,6 +339,7 @@ mod tests {
         let rule = |selector, reason: &str, until| DisableRule { selector, reason: reason.to_owned(), until };
         let odd = Selector {
             caller: Some("null".to_owned()),
+            user: Some("dex:alice@example.com".to_owned()),
             agent: Some("7".to_owned()),
             address: Some("192.0.2.1/32".parse().unwrap()),
             ..Selector::default()

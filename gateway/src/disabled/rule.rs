@@ -38,6 +38,8 @@ pub struct Selector {
     pub agent: Option<String>,
     /// The name of the caller.
     pub caller: Option<String>,
+    /// The user of an OIDC token.
+    pub user: Option<String>,
     /// The network of the caller.
     pub address: Option<IpNet>,
 }
@@ -53,6 +55,8 @@ pub struct RequestAttributes<'a> {
     pub agent: Option<(AgentId, Option<&'a AgentName>)>,
     /// The name of the caller, once it is authenticated.
     pub caller: Option<&'a str>,
+    /// The user of the OIDC token, once the caller is authenticated by one.
+    pub user: Option<&'a str>,
 }
 
 impl DisableRule {
@@ -88,12 +92,14 @@ impl Selector {
                 .as_ref()
                 .is_none_or(|agent| request.agent.is_some_and(|(id, name)| is_agent(agent, id, name)))
             && self.caller.as_ref().is_none_or(|caller| request.caller == Some(&**caller))
+            && self.user.as_ref().is_none_or(|user| request.user == Some(&**user))
             && self.address.is_none_or(|network| network.contains(&request.address))
     }
 
     /// Returns whether the selector selects requests of all callers to the agent, or to one of its services.
     pub(super) fn concerns_agent(&self, id: AgentId, name: &AgentName) -> bool {
         self.caller.is_none()
+            && self.user.is_none()
             && self.address.is_none()
             && self.agent.as_ref().is_none_or(|agent| is_agent(agent, id, Some(name)))
     }
@@ -104,6 +110,7 @@ impl Selector {
             ("service", self.service.is_some()),
             ("agent", self.agent.is_some()),
             ("caller", self.caller.is_some()),
+            ("user", self.user.is_some()),
             ("address", self.address.is_some()),
             ("all", *self == Self::default()),
         ];
@@ -142,6 +149,7 @@ impl fmt::Display for Selector {
             ("agent", self.agent.clone()),
             ("service", self.service.as_ref().map(ServiceName::to_string)),
             ("caller", self.caller.clone()),
+            ("user", self.user.clone()),
             ("address", address),
         ];
         let given = fields.into_iter().filter_map(|(name, value)| Some((name, value?)));
@@ -174,6 +182,7 @@ mod tests {
             service: some(service).map(|service| service.parse().unwrap()),
             agent: some(agent),
             caller: some(caller),
+            user: None,
             address: some(address).map(|address| address.parse().unwrap()),
         }
     }
@@ -185,6 +194,7 @@ mod tests {
             service: &service,
             agent: Some((AgentId(7), Some(&name))),
             caller: Some("ci"),
+            user: Some("dex:alice"),
         })
     }
 
@@ -226,19 +236,40 @@ mod tests {
     fn unknown_attribute_does_not_match() {
         let service = "kubernetes".parse().unwrap();
         let address = "192.0.2.7".parse().unwrap();
-        let request = RequestAttributes { address, service: &service, agent: None, caller: None };
+        let request = RequestAttributes { address, service: &service, agent: None, caller: None, user: None };
         assert!(Selector::default().matches(&request));
         assert!(selector("kubernetes", "", "", "192.0.2.0/24").matches(&request));
         assert!(!selector("", "prod", "", "").matches(&request));
         assert!(!selector("", "", "ci", "").matches(&request));
+        assert!(!of_user("dex:alice").matches(&request));
+    }
+
+    fn of_user(user: &str) -> Selector {
+        Selector { user: Some(user.to_owned()), ..Selector::default() }
+    }
+
+    #[test]
+    fn user_of_a_token_is_selected_by_its_whole_name_with_the_prefix() {
+        for (user, expected) in [("dex:alice", true), ("alice", false), ("dex:alice2", false), ("ci", false)]
+        {
+            assert_eq!(matches(&of_user(user), "kubernetes"), expected, "{user}");
+        }
+        let of_another_caller = Selector { caller: Some("other".to_owned()), ..of_user("dex:alice") };
+        assert!(!matches(&of_another_caller, "kubernetes"), "{of_another_caller}");
+        assert!(!of_user("dex:alice").concerns_agent(AgentId(7), &"prod".parse().unwrap()));
     }
 
     #[test]
     fn agent_without_a_known_name_is_selected_by_each_name_and_by_its_id_only() {
         let (service, reason) = ("kubernetes".parse().unwrap(), "incident 4711".to_owned());
         let address = "192.0.2.7".parse().unwrap();
-        let request =
-            RequestAttributes { address, service: &service, agent: Some((AgentId(7), None)), caller: None };
+        let request = RequestAttributes {
+            address,
+            service: &service,
+            agent: Some((AgentId(7), None)),
+            caller: None,
+            user: None,
+        };
         for (agent, expected) in [("prod", true), ("agent-7", true), ("7", true), ("8", false)] {
             assert_eq!(selector("", agent, "", "").matches(&request), expected, "{agent}");
         }
@@ -271,7 +302,8 @@ mod tests {
             let selector = selector("kubernetes", "prod", "ci", "192.0.2.7/32");
             let service = "kubernetes".parse().unwrap();
             let address = "192.0.2.7".parse().unwrap();
-            let request = RequestAttributes { address, service: &service, agent: None, caller: None };
+            let request =
+                RequestAttributes { address, service: &service, agent: None, caller: None, user: None };
             DisableRule { selector, reason: "drill".to_owned(), until }.error(&request, now)
         };
         let all = "agent prod, service kubernetes, caller ci, address 192.0.2.7";

@@ -299,6 +299,7 @@ fn add_tokens(
                 caller: Arc::clone(caller),
                 revoked: CancellationToken::new(),
                 in_flight: Arc::clone(&in_flight),
+                streams_end: None,
             })),
             Entry::Occupied(_) => return Err(at.error("tokens", &token, "the token is listed twice")),
         };

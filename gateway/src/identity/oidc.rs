@@ -77,6 +77,7 @@ impl OidcRule {
             caller: Arc::new(Caller { rights: self.rights.clone(), access_as, user }),
             revoked: self.revoked.clone(),
             in_flight: self.in_flight.of(&token.username),
+            streams_end: token.streams_end,
         })
     }
 

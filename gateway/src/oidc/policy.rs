@@ -1,6 +1,6 @@
 //! The rules for the tokens of one issuer.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use jsonwebtoken::Algorithm;
 use serde_saphyr::Spanned;
@@ -22,6 +22,8 @@ pub(super) struct TokenPolicy {
     pub(super) algorithms: Vec<Algorithm>,
     /// In seconds.
     pub(super) leeway: u64,
+    /// The time for which streams continue after the expiration of their token, if they end.
+    pub(super) stream_grace: Option<Duration>,
     pub(super) username: ClaimMapping,
     pub(super) groups: Option<ClaimMapping>,
 }
@@ -88,6 +90,7 @@ impl TokenPolicy {
             audiences: audiences.value.clone(),
             algorithms: config.algorithms.iter().copied().map(SigningAlgorithm::algorithm).collect(),
             leeway: config.leeway.as_secs(),
+            stream_grace: config.stream_grace.0,
             username: ClaimMapping {
                 claim: config.username_claim.clone(),
                 prefix: prefix("username_prefix", &config.username_prefix)?,

@@ -1,5 +1,7 @@
 //! Verifies tokens (JWT, RFC 7519): pure functions of the token, the keys and the time.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::HeaderMap;
 use jsonwebtoken::Algorithm;
@@ -49,6 +51,8 @@ pub struct VerifiedToken {
     pub impersonation: HeaderMap,
     /// The time at which it expires, with the leeway, in seconds since 1970.
     pub expires: u64,
+    /// The time at which its streams end, if they do.
+    pub streams_end: Option<SystemTime>,
 }
 
 /// The reason for which a token is refused.
@@ -207,7 +211,18 @@ impl<'a> UnverifiedToken<'a> {
             return Err(TokenError::WrongAudience);
         }
         let (username, impersonation) = user(&claims, policy)?;
-        Ok(VerifiedToken { issuer: policy.name.clone(), claims, username, impersonation, expires })
+        let streams_end = policy.stream_grace.and_then(|grace| {
+            let since_epoch = Duration::from_secs(expires).checked_add(grace)?;
+            UNIX_EPOCH.checked_add(since_epoch)
+        });
+        Ok(VerifiedToken {
+            issuer: policy.name.clone(),
+            claims,
+            username,
+            impersonation,
+            expires,
+            streams_end,
+        })
     }
 }
 

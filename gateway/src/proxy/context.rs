@@ -2,8 +2,10 @@
 
 use std::{
     array, fmt,
+    future::pending,
     pin::Pin,
     sync::{Arc, OnceLock},
+    time::SystemTime,
 };
 
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
@@ -12,7 +14,7 @@ use parking_lot::Mutex;
 use process::LogLimiter;
 use proto::{Reason, header};
 use telemetry::TraceId;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::{
     budget::ResponseBudget, connection::RequestGuard, idle::IdleConnections, request_body::RequestBody,
@@ -156,7 +158,8 @@ impl ProxyRequest {
 }
 
 impl Access {
-    /// Completes when the caller loses its rights, or when a rule disables the request. Returns the error for the caller.
+    /// Completes when the caller loses its rights, when its token has expired for too long, or when a rule disables the request.
+    /// Returns the error for the caller.
     pub(super) fn ended(&self, context: &RequestContext) -> AccessEnded {
         let (server, client) = (Arc::clone(&context.server), context.forwarded.client);
         let (grant, Destination { agent, name, service, .. }) =
@@ -167,9 +170,11 @@ impl Access {
                 service: &service,
                 agent: Some((agent, name.as_ref())),
                 caller: Some(grant.caller.name()),
+                user: grant.caller.user.as_deref(),
             };
             tokio::select! {
                 () = grant.revoked.cancelled() => revoked(grant.caller.name()),
+                () = passed(grant.streams_end) => expired(grant.caller.name()),
                 error = server.kill_switch.disabled(request) => error,
             }
         })
@@ -206,6 +211,23 @@ fn revoked(caller: &str) -> RequestError {
     let what =
         format!("the token of caller {caller} was revoked, or its rights were reduced, during the request");
     RequestError::new(Reason::Forbidden, what)
+}
+
+/// Returns the error of a request in flight whose token has expired for too long.
+fn expired(caller: &str) -> RequestError {
+    let what = format!(
+        "the OIDC token of caller {caller} expired during the request, and oidc.issuers[].stream_grace has passed"
+    );
+    RequestError::new(Reason::Unauthorized, what)
+}
+
+/// Completes at a time of the system's clock as it is now, or never for `None`.
+async fn passed(time: Option<SystemTime>) {
+    match time {
+        // The timer is boxed, because most requests have none.
+        Some(time) => Box::pin(sleep(time.duration_since(SystemTime::now()).unwrap_or_default())).await,
+        None => pending().await,
+    }
 }
 
 /// Returns the id that the caller has sent, so that the caller finds its request in the logs of kas, or a new id if there

@@ -153,7 +153,7 @@ async fn line_has_the_facts_of_the_request_and_neither_credential_query_nor_body
     assert!(duration.as_f64().unwrap() >= 0.0);
     let expected = json!({
         "time": null, "events": ["change"], "request_id": "id-1", "trace_id": null,
-        "replica": world.kas.agents.replica.to_string(), "client": "192.0.2.1", "caller": "me",
+        "replica": world.kas.agents.replica.to_string(), "client": "192.0.2.1", "caller": "me", "user": null,
         "impersonated_user": "jane", "impersonated_uid": "u-1", "impersonated_groups": ["dev", "ops"],
         "impersonated_extra": {"example.com/team": ["a", "b"]},
         "agent_id": 1, "agent": "prod", "service": "kubernetes", "verb": "create", "method": "POST", "path": path,

@@ -1,21 +1,29 @@
 //! Callers with tokens of an OIDC issuer.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, path::Path, pin::pin, sync::Arc, time::Duration};
 
 use agent::Services;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
+use gateway::disabled::{DisableRule, file};
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 use serde_json::json;
 use testkit::{
+    fleet::TestFleet,
     issuer::{Behavior, IssuerKey, TestIssuer, claims, now},
-    world::{World, endless, text},
+    world::{RunningAgent, World, endless, text},
 };
-use tokio::sync::Notify;
-use tunnel::Body;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    sync::Notify,
+    time::timeout,
+};
+use tunnel::{Body, upgrade::UpgradedConnection};
+
+use crate::audit::{audit, lines};
 
 /// An entry whose caller is the user of the token.
 const APP: &str = "{name: app, oidc: {issuer: test, claims: {project: app}}, agents: [prod], services: [kubernetes], \
@@ -167,7 +175,7 @@ async fn rotated_key_is_found_at_once_and_the_old_one_forgotten() {
     tokio::time::sleep(Duration::from_secs(301)).await;
     let (code, body) = refusal(&world, &old.token(&claims(json!({"project": "app", "jti": 2})))).await;
     assert!(code == 401 && body.contains("(unknown-key)"), "{body}");
-    assert!(tokio::time::timeout(Duration::from_secs(60), watch.frame()).await.is_err(), "the watch goes on");
+    assert!(timeout(Duration::from_secs(60), watch.frame()).await.is_err(), "the watch goes on");
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,14 +221,14 @@ async fn watches_go_on_while_the_issuer_is_down() {
     let mut before = watch(&world, &fresh(0)).await;
     issuer.set(Behavior::Down);
     let hour = Duration::from_secs(3600);
-    assert!(tokio::time::timeout(hour, before.frame()).await.is_err(), "the watch ended with the issuer");
+    assert!(timeout(hour, before.frame()).await.is_err(), "the watch ended with the issuer");
     assert_eq!(status(&world, &fresh(1)).await, 200, "the keys are still there");
     drop(before);
 
     // Agents replace their tunnels after two hours, which ends a watch: another one lives while the keys become too old.
     tokio::time::sleep(5 * hour - Duration::from_secs(600)).await;
     let mut during = watch(&world, &fresh(2)).await;
-    assert!(tokio::time::timeout(Duration::from_secs(900), during.frame()).await.is_err(), "the watch ended");
+    assert!(timeout(Duration::from_secs(900), during.frame()).await.is_err(), "the watch ended");
     for token in [fresh(2), fresh(3)] {
         let answer = get(&world, "/agents/prod/kubernetes/api", &format!("Bearer {token}")).await;
         assert_eq!(answer.status(), 503);
@@ -230,7 +238,7 @@ async fn watches_go_on_while_the_issuer_is_down() {
     issuer.set(Behavior::Up);
     tokio::time::sleep(Duration::from_secs(61)).await;
     assert_eq!(status(&world, &fresh(2)).await, 200);
-    assert!(tokio::time::timeout(Duration::from_secs(60), during.frame()).await.is_err(), "the watch ended");
+    assert!(timeout(Duration::from_secs(60), during.frame()).await.is_err(), "the watch ended");
 }
 
 #[tokio::test(start_paused = true)]
@@ -264,12 +272,161 @@ async fn change_of_the_identity_file_applies_to_cached_tokens_and_watches() {
     let (code, body) = refusal(&world, &token).await;
     assert!(code == 401 && body.contains("(no-matching-caller)"), "{body}");
     assert_eq!(status(&world, &other).await, 200);
-    assert!(tokio::time::timeout(Duration::from_secs(60), kept.frame()).await.is_err(), "it goes on");
+    assert!(timeout(Duration::from_secs(60), kept.frame()).await.is_err(), "it goes on");
 
     world.set_callers(&format!("{APP}, {OTHER}"));
     assert_eq!(status(&world, &token).await, 200);
     world.set_callers(&format!("{}, {OTHER}", APP.replace("[kubernetes]", "[prometheus]")));
     assert_eq!(status(&world, &token).await, 403);
+}
+
+/// Returns the rules of a file of the kill switch.
+fn rules(text: &str) -> Vec<DisableRule> {
+    file::parse(Path::new("disabled.yaml"), text).unwrap()
+}
+
+/// An entry whose callers all act as agentk, so that the cluster does not see who they are.
+const SHARED: &str =
+    "{name: app, oidc: {issuer: test, claims: {project: app}}, agents: [prod], services: [kubernetes]}";
+
+#[tokio::test(start_paused = true)]
+async fn audit_log_has_the_user_of_a_token_that_the_cluster_does_not_see() {
+    let key = IssuerKey::ec("a");
+    let fleet = TestFleet::with_issuer(2, &TestIssuer::new(&[&key]));
+    let sinks = [audit(&fleet.replicas[0]), audit(&fleet.replicas[1])];
+    let _agent = fleet.agent(0, services()).await;
+    let alice = key.token(&claims(json!({"project": "app", "sub": "alice"})));
+    for (replica, sink) in fleet.replicas.iter().zip(&sinks) {
+        replica.set_callers(SHARED);
+        assert_eq!(status(replica, &alice).await, 200);
+        assert_eq!(get(replica, "/agents/prod/other/api", &format!("Bearer {alice}")).await.status(), 403);
+        let lines = lines(replica, sink).await;
+        let shown = lines.iter().map(|line| {
+            json!([
+                line["events"][0],
+                line["caller"],
+                line["user"],
+                line["impersonated_user"],
+                line["status"]
+            ])
+        });
+        let expected = [
+            json!(["login", "app", "test:alice", null, 200]),
+            json!(["refusal", "app", "test:alice", null, 403]),
+        ];
+        assert!(shown.eq(expected), "{lines:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_for_a_user_refuses_its_requests_and_ends_its_streams_at_each_replica() {
+    let key = IssuerKey::ec("a");
+    let fleet = TestFleet::with_issuer(2, &TestIssuer::new(&[&key]));
+    let _agent = fleet.agent(0, services()).await;
+    let [alice, bob] =
+        ["alice", "bob"].map(|user| key.token(&claims(json!({"project": "app", "sub": user}))));
+    for replica in &fleet.replicas {
+        replica.set_callers(SHARED);
+        let (mut of_alice, mut of_bob) = (watch(replica, &alice).await, watch(replica, &bob).await);
+        let switch = &replica.kas.callers.kill_switch;
+        switch.set_file(rules(
+            "rules: [{user: alice, reason: without the prefix}, {user: 'test:carol', reason: a}]",
+        ));
+        assert!(timeout(Duration::from_secs(60), of_alice.frame()).await.is_err(), "she is somebody else");
+
+        switch.set_file(rules("rules: [{user: 'test:alice', reason: stolen laptop}]"));
+        assert!(matches!(of_alice.frame().await, Some(Err(_))), "her watch ends");
+        let (code, body) = refusal(replica, &alice).await;
+        assert!(code == 503 && body.contains("user test:alice: stolen laptop"), "{body}");
+        let renewed = key.token(&claims(json!({"project": "app", "sub": "alice", "jti": "2"})));
+        assert_eq!(status(replica, &renewed).await, 503, "another token of the same user");
+        assert_eq!(status(replica, &bob).await, 200);
+        assert!(timeout(Duration::from_secs(60), of_bob.frame()).await.is_err(), "his watch continues");
+        switch.set_file(Vec::new());
+        assert_eq!(status(replica, &alice).await, 200);
+    }
+}
+
+/// Returns a token that expires in ten minutes, and a kas with additional keys of its issuer.
+async fn world_with_expiring_token(keys: &str, services: Services) -> (World, RunningAgent, String) {
+    let key = IssuerKey::ec("a");
+    let world = World::with_issuer(&TestIssuer::new(&[&key]), keys);
+    world.set_callers(APP);
+    let agent = world.agent(services).await;
+    let token = key.token(&claims(json!({"project": "app", "exp": now() + 600})));
+    (world, agent, token)
+}
+
+/// Asserts that a stream ends at this time after `exp` of the token, which was created up to two minutes ago on the machine's clock.
+async fn assert_ends(after: Duration, end: impl Future<Output = ()>) {
+    let mut end = pin!(end);
+    assert!(timeout(after + Duration::from_secs(480), &mut end).await.is_err(), "it ended before");
+    assert!(timeout(Duration::from_secs(121), end).await.is_ok(), "it did not end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_ends_when_its_token_has_expired_for_longer_than_the_grace() {
+    let minute = Duration::from_secs(60);
+    for (keys, grace) in [
+        ("leeway: 0s", 60 * minute),
+        ("leeway: 0s, stream_grace: 10m", 10 * minute),
+        ("leeway: 5m, stream_grace: 0s", 5 * minute),
+    ] {
+        let (world, _agent, token) = world_with_expiring_token(keys, services()).await;
+        let mut watch = watch(&world, &token).await;
+        let end = async {
+            let end = watch.frame().await;
+            assert!(matches!(end, Some(Err(_))), "a caller must not take a part for the whole: {end:?}");
+        };
+        assert_ends(grace, end).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_without_an_end_outlives_its_token() {
+    let (world, _agent, token) =
+        world_with_expiring_token("leeway: 0s, stream_grace: 'off'", services()).await;
+    let mut watch = watch(&world, &token).await;
+    assert!(timeout(Duration::from_secs(6000), watch.frame()).await.is_err(), "it ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_without_a_response_and_exec_end_as_streams_do() {
+    let services = Services::new().with_fn("kubernetes", async |request: Request<Body>| {
+        if !request.headers().contains_key("upgrade") {
+            std::future::pending::<()>().await;
+        }
+        let (near, far) = tokio::io::duplex(1024);
+        tokio::spawn(async move {
+            let (mut read, mut write) = tokio::io::split(far);
+            let _ = tokio::io::copy(&mut read, &mut write).await;
+        });
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        response.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
+        response.extensions_mut().insert(UpgradedConnection::new(near));
+        response
+    });
+    let (world, _agent, token) = world_with_expiring_token("leeway: 0s", services).await;
+    let waiting = async {
+        let (code, body) = refusal(&world, &token).await;
+        assert!(code == 401 && body.contains("stream_grace has passed; the request was cut"), "{body}");
+    };
+    let exec = async {
+        let mut caller = world.connect();
+        let head = format!(
+            "GET /agents/prod/kubernetes/exec HTTP/1.1\r\nHost: kas\r\nAuthorization: Bearer {token}\r\n\
+             Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\nof the shell"
+        );
+        caller.write_all(head.as_bytes()).await.unwrap();
+        let mut output = Vec::new();
+        // The connection may be closed or reset.
+        let _ = caller.read_to_end(&mut output).await;
+        let output = String::from_utf8_lossy(&output);
+        assert!(output.starts_with("HTTP/1.1 101 ") && output.ends_with("of the shell"), "{output}");
+    };
+    let hour = Duration::from_secs(3600);
+    tokio::join!(assert_ends(hour, waiting), assert_ends(hour, exec));
 }
 
 /// The clock of tokens is that of the machine: this test waits for it.

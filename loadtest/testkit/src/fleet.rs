@@ -18,7 +18,10 @@ use tokio::io::DuplexStream;
 use tokio_util::sync::CancellationToken;
 use tunnel::TunnelConfig;
 
-use crate::world::{RunningAgent, World, configuration};
+use crate::{
+    issuer::TestIssuer,
+    world::{RunningAgent, World, configuration},
+};
 
 /// The only agent.
 pub const AGENT: AgentId = AgentId(1);
@@ -88,6 +91,13 @@ impl TestFleet {
     /// Creates replicas whose agents come from GitLab.
     pub fn with_gitlab(count: usize, gitlab: impl Fn() -> GitLabClient, agent_token: &str) -> Self {
         let replica = |fleet, config| World::gitlab_replica(fleet, config, gitlab(), agent_token.to_owned());
+        Self::of_replicas(&vec![Some(secret(1)); count], configuration(), replica)
+    }
+
+    /// Creates replicas whose callers may have tokens of an OIDC issuer.
+    pub fn with_issuer(count: usize, issuer: &TestIssuer) -> Self {
+        let tokens = (token::new(Holder::Agent), token::new(Holder::Caller));
+        let replica = |fleet, _| World::issuer_replica(fleet, issuer, tokens.clone());
         Self::of_replicas(&vec![Some(secret(1)); count], configuration(), replica)
     }
 

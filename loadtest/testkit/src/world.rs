@@ -86,18 +86,20 @@ impl World {
     /// Creates a kas whose callers may have tokens of an OIDC issuer. `issuer` are additional keys of its entry in
     /// `oidc.issuers`.
     pub fn with_issuer(issuer: &TestIssuer, keys: &str) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("kas.yaml");
-        let url = TestIssuer::URL;
-        let entry = format!("{{name: test, issuer: '{url}', audiences: [kas], {keys}}}");
-        std::fs::write(&file, format!("identity: {{file: identity.yaml}}\noidc: {{issuers: [{entry}]}}\n"))
-            .unwrap();
-        let config = Config::read(&file).unwrap();
-        let source: Arc<dyn DocumentSource> = Arc::new(issuer.clone());
-        let issuers = Issuers::with_sources(&file, &config, |_, _| Ok(Arc::clone(&source))).unwrap();
+        let (config, issuers) = with_issuer(issuer, keys);
         let store = Arc::new(MemoryStore::default());
         let fleet = ReplicaContext::standalone(ReplicaId::random(), store, &config);
         Self::build(fleet, config, new_tokens(), issuers, None, None)
+    }
+
+    /// Creates one of several replicas whose callers may have tokens of an OIDC issuer.
+    pub fn issuer_replica(
+        fleet: ReplicaContext,
+        issuer: &TestIssuer,
+        tokens: (SecretString, SecretString),
+    ) -> Self {
+        let (config, issuers) = with_issuer(issuer, "");
+        Self::build(fleet, config, tokens, issuers, None, None)
     }
 
     /// Creates one of several replicas, with the given agent token and caller token.
@@ -405,6 +407,20 @@ pub fn configuration() -> Config {
     let file = directory.path().join("kas.yaml");
     std::fs::write(&file, "identity: {file: identity.yaml}").unwrap();
     Config::read(&file).unwrap()
+}
+
+/// Returns the configuration of a kas whose callers may have tokens of an OIDC issuer. `keys` are additional keys of its entry.
+fn with_issuer(issuer: &TestIssuer, keys: &str) -> (Config, Issuers) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kas.yaml");
+    let url = TestIssuer::URL;
+    let entry = format!("{{name: test, issuer: '{url}', audiences: [kas], {keys}}}");
+    std::fs::write(&file, format!("identity: {{file: identity.yaml}}\noidc: {{issuers: [{entry}]}}\n"))
+        .unwrap();
+    let config = Config::read(&file).unwrap();
+    let source: Arc<dyn DocumentSource> = Arc::new(issuer.clone());
+    let issuers = Issuers::with_sources(&file, &config, |_, _| Ok(Arc::clone(&source))).unwrap();
+    (config, issuers)
 }
 
 fn new_tokens() -> (SecretString, SecretString) {

@@ -24,6 +24,7 @@ fn token(claims: Value) -> VerifiedToken {
         username: "test:alice".into(),
         impersonation: HeaderMap::new(),
         expires: 0,
+        streams_end: None,
         claims: claims.as_object().unwrap().clone(),
     }
 }

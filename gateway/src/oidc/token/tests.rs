@@ -12,6 +12,7 @@ fn policy() -> TokenPolicy {
         audiences: vec!["kas".into(), "kas-staging".into()],
         algorithms: vec![Algorithm::RS256, Algorithm::ES256],
         leeway: 30,
+        stream_grace: None,
         username: ClaimMapping { claim: "sub".into(), prefix: "test:".into() },
         groups: Some(ClaimMapping { claim: "groups".into(), prefix: "test:".into() }),
     }
@@ -76,6 +77,20 @@ fn times_are_checked_with_the_leeway() {
     endless.as_object_mut().unwrap().remove("exp");
     let error = verify(&key.token(&endless), &policy(), &key_set(&[&key])).unwrap_err();
     assert_eq!(error.to_string(), "it never expires: exp is missing");
+}
+
+#[test]
+fn streams_end_after_the_leeway_and_the_grace() {
+    let key = IssuerKey::ec("a");
+    let streams_end = |grace: Option<u64>| {
+        let policy = TokenPolicy { stream_grace: grace.map(Duration::from_secs), ..policy() };
+        let token = verify(&key.token(&claims(json!({}))), &policy, &key_set(&[&key])).unwrap();
+        token.streams_end.map(|end| end.duration_since(UNIX_EPOCH).unwrap().as_secs())
+    };
+    assert_eq!(streams_end(Some(3600)), Some(NOW + 600 + 30 + 3600));
+    assert_eq!(streams_end(Some(0)), Some(NOW + 600 + 30));
+    assert_eq!(streams_end(None), None);
+    assert_eq!(streams_end(Some(u64::MAX)), None, "a time that no clock reaches");
 }
 
 #[test]
