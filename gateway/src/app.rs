@@ -133,7 +133,7 @@ impl App {
         }
         let ReplicaContext { replica, store, connector, secret } = context;
         let shared = SharedState {
-            replica,
+            replica: replica.id,
             store,
             redis: redis.as_ref().map(|(store, _)| store.clone()),
             tunnels: Arc::new(LocalTunnels::new(config.agent.kubernetes_api.limits.max_requests_per_agent)),
@@ -145,8 +145,8 @@ impl App {
         shared.register(&mut registry, exporter.as_ref());
         let gitlab = gitlab.map(|client| shared.gitlab(client, &config));
         let gitaly = GitalyClient::new(&config.gitaly, shared.redis.as_ref(), gitaly_tls);
-        let peers = PeerClient::new(replica, connector, secret.clone(), shared.metrics.peers.clone());
-        let peer_server = Arc::new(shared.peer_server(secret, peers.clone(), &config));
+        let peers = PeerClient::new(replica.id, connector, secret.clone(), shared.metrics.peers.clone());
+        let peer_server = Arc::new(shared.peer_server(replica, secret, peers.clone(), &config));
         let configuration = shared.configuration(gitlab.as_ref(), &gitaly, &config, &mut registry);
         let agents = Arc::new(shared.agent_server(gitlab.as_ref(), configuration, &config, &mut registry));
         let deployments = Deployments::new(shared.redis.clone());

@@ -132,7 +132,7 @@ impl Config {
         {
             path.value = directory.join(&path.value);
         }
-        if let Some(PrivateApiConfig { listen }) = &mut config.private_api {
+        if let Some(PrivateApiConfig { listen, .. }) = &mut config.private_api {
             for path in [
                 &mut listen.authentication_secret_file,
                 &mut listen.certificate_file,

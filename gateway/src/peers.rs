@@ -26,6 +26,7 @@
 //! | `connection` | opens connections and keeps them |
 //! | `health` | which replicas fail and are used after the others; [`ReachabilityProbe`]: whether other replicas reach this one |
 //! | `address` | the address that this replica publishes |
+//! | `url_mac` | signs this address in Redis |
 
 mod address;
 mod auth;
@@ -35,16 +36,18 @@ mod header;
 mod health;
 mod response;
 mod server;
+mod url_mac;
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use proto::{ReplicaId, yaml::KeyLocations};
-use router::RouteStore;
+use router::{Replica, RouteStore, redis::UrlAuthenticator};
 use rustls::pki_types::ServerName;
 
 use self::{
     address::HOST,
     connection::{PeerTls, TcpConnector},
+    url_mac::SecretUrlAuthenticator,
 };
 use crate::{
     addresses::AddressRules,
@@ -83,11 +86,11 @@ pub struct PeerConfig {
     url: PeerUrl,
 }
 
-/// This replica's id, and what it needs to find other replicas and to connect to them.
+/// This replica, and what it needs to find other replicas and to connect to them.
 #[derive(Clone, Debug)]
 pub struct ReplicaContext {
-    /// The id of this replica.
-    pub replica: ReplicaId,
+    /// This replica, with the URL that it publishes. The URL is empty if there is one replica only.
+    pub replica: Replica,
     /// The directory that all replicas share.
     pub store: Arc<dyn RouteStore>,
     /// Opens connections to other replicas.
@@ -147,6 +150,14 @@ impl PeerConfig {
         });
         let url = env.own_url(listen.address, tls.is_some());
         let url = url.map_err(|problem| error("address", &problem.to_string()))?;
+        if tls.is_none() && !url.is_loopback() && !section.allow_plaintext {
+            let problem = format!(
+                "this replica publishes {url}, and everybody on the network between the replicas could read and change what callers and \
+                 clusters send: set private_api.listen.certificate_file, key_file and ca_certificate_file, or allow_plaintext: true if \
+                 you trust the network"
+            );
+            return Err(ConfigError::about(file, keys, "private_api.allow_plaintext", problem));
+        }
         Ok(Self { listen, secret, tls, server_name: server_name.transpose()?, url })
     }
 
@@ -188,9 +199,14 @@ impl PeerConfig {
 }
 
 impl ReplicaContext {
+    /// Returns what signs and verifies the URLs in Redis, or `None` if the replicas share no secret.
+    pub fn url_authenticator(&self) -> Option<Arc<dyn UrlAuthenticator>> {
+        self.secret.clone().map(|secret| Arc::new(SecretUrlAuthenticator(secret)) as _)
+    }
+
     /// Creates the context of a single replica. It has neither a secret nor certificates.
     pub fn standalone(replica: ReplicaId, store: Arc<dyn RouteStore>, config: &Config) -> Self {
         let connector = Arc::new(TcpConnector { settings: config.peer_settings(), tls: None });
-        Self { replica, store, connector, secret: None }
+        Self { replica: Replica { id: replica, url: String::new() }, store, connector, secret: None }
     }
 }

@@ -42,6 +42,7 @@ mod projects;
 mod routes;
 mod settings;
 mod sync;
+mod url_mac;
 pub mod wire;
 
 use std::{
@@ -54,7 +55,10 @@ use std::{
 
 use parking_lot::Mutex;
 use proto::{AgentId, ReplicaId};
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::{
+    sync::{Notify, broadcast, watch},
+    time::Instant,
+};
 
 use self::{
     cache::LookupCache,
@@ -63,7 +67,7 @@ use self::{
     keys::{DEPLOYMENTS_TTL, Keys, Scripts},
     members::Members,
     routes::LocalRoutes,
-    wire::Heartbeat,
+    wire::{Heartbeat, WireError},
 };
 use crate::{
     pushes::{GitPush, PushEvents},
@@ -80,6 +84,7 @@ pub use self::disabled::{DisabledEditor, DisabledRecord};
 pub use self::keys::SCHEMA;
 pub use self::settings::{RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisTlsFiles};
 pub use self::sync::SyncTask;
+pub use self::url_mac::UrlAuthenticator;
 
 /// The number of deployments that are kept.
 pub const MAX_DEPLOYMENTS: usize = 1000;
@@ -117,6 +122,8 @@ struct Shared {
     waiters: Waiters,
     /// The present connection; `None` while there is none.
     connection: Mutex<Option<Connection>>,
+    /// The time of the last warning about the heartbeat of a replica that was ignored.
+    rejected_replica_logged: Mutex<Option<Instant>>,
     /// The versions of the record of the kill switch.
     disabled: Mutex<DisabledState>,
     /// The record of the kill switch that Redis had last.
@@ -137,6 +144,7 @@ impl RedisStore {
             kas: kas.to_owned(),
             started: wire::unix_seconds(now),
             tunnels: None,
+            mac: None,
         };
         let reason = "Redis was not reached yet".into();
         let shared = Arc::new(Shared {
@@ -156,6 +164,7 @@ impl RedisStore {
             cache: LookupCache::new(),
             waiters: Waiters::default(),
             connection: Mutex::new(None),
+            rejected_replica_logged: Mutex::default(),
             disabled: Mutex::default(),
             disabled_records: watch::Sender::new(None),
             disabled_changed: Notify::new(),
@@ -266,9 +275,21 @@ impl RedisStore {
 }
 
 impl Shared {
-    /// Returns the heartbeat with the present load.
+    /// Returns the heartbeat with the present load, signed with the present key.
     fn heartbeat(&self) -> Heartbeat {
-        Heartbeat { tunnels: *self.load.lock(), ..self.heartbeat.clone() }
+        let Heartbeat { url, fleet, .. } = &self.heartbeat;
+        let mac = self.settings.urls.as_ref().map(|urls| urls.sign(self.replica, fleet, url));
+        Heartbeat { tunnels: *self.load.lock(), mac, ..self.heartbeat.clone() }
+    }
+
+    /// Checks that the heartbeat is of the replica, and not of somebody else who can write to Redis.
+    fn authenticate(&self, replica: ReplicaId, heartbeat: &Heartbeat) -> Result<(), WireError> {
+        let Some(urls) = &self.settings.urls else { return Ok(()) };
+        let Heartbeat { url, fleet, mac, .. } = heartbeat;
+        match mac {
+            Some(mac) if urls.verify(replica, fleet, url, mac) => Ok(()),
+            _ => Err(WireError::InvalidMac),
+        }
     }
 
     fn connection(&self) -> Result<Connection, StoreError> {

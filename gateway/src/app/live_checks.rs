@@ -63,8 +63,15 @@ async fn check_peers(setup: PeerConfig, config: &Config, replicas: Vec<Replica>)
     let here = match bound {
         Ok(listener) => {
             let tunnels = Arc::new(LocalTunnels::new(0));
-            let server =
-                PeerServer::new(own.id, fleet.secret, tunnels, peers.clone(), fleet.store, config, metrics);
+            let server = PeerServer::new(
+                own.clone(),
+                fleet.secret,
+                tunnels,
+                peers.clone(),
+                fleet.store,
+                config,
+                metrics,
+            );
             let server = Arc::new(server);
             let listening = tokio::spawn(server.listen(listener, Cores::default()));
             let greeted = peers.ping(&own).await.map_err(|error| error.to_string());

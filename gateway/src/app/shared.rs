@@ -11,7 +11,7 @@ use process::{LogLimiter, liveness::Liveness};
 use prometheus_client::registry::Registry;
 use proto::ReplicaId;
 use router::{
-    AddressRateLimiter, KeyedRateLimiter, LocalTunnels, RateLimiter, RouteStore, redis::RedisStore,
+    AddressRateLimiter, KeyedRateLimiter, LocalTunnels, RateLimiter, Replica, RouteStore, redis::RedisStore,
 };
 use telemetry::Exporter;
 use tokio::time::Instant;
@@ -200,12 +200,13 @@ impl SharedState {
     /// Builds the server of other replicas.
     pub(super) fn peer_server(
         &self,
+        own: Replica,
         secret: Option<Secret>,
         peers: PeerClient,
         config: &Config,
     ) -> PeerServer {
         let (tunnels, store) = (Arc::clone(&self.tunnels), Arc::clone(&self.store));
-        PeerServer::new(self.replica, secret, tunnels, peers, store, config, self.metrics.clone())
+        PeerServer::new(own, secret, tunnels, peers, store, config, self.metrics.clone())
     }
 
     /// Builds the server of probes, metrics and the list of agents. It serves all metrics of the `registry`.

@@ -10,7 +10,7 @@ use std::{
 
 use proto::ReplicaId;
 use router::{
-    MemoryStore, Replica,
+    MemoryStore,
     redis::{RedisSettings, RedisStore},
 };
 use serde_saphyr::Spanned;
@@ -292,8 +292,10 @@ impl ValidatedConfig {
             let url = setup.url(listener.address());
             tracing::info!(%url, "address for other replicas");
             fleet = setup.apply_to(fleet, &config);
+            fleet.replica.url = url.to_string();
             if let Some(settings) = self.redis {
-                let replica = own.insert(Replica { id: replica, url: url.to_string() });
+                let replica = own.insert(fleet.replica.clone());
+                let settings = RedisSettings { urls: fleet.url_authenticator(), ..settings };
                 let (store, sync) = RedisStore::new(settings, replica.clone(), env!("CARGO_PKG_VERSION"));
                 fleet.store = Arc::new(store.clone());
                 redis = Some((store, sync));

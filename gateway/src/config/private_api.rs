@@ -20,6 +20,9 @@ use super::{
 pub struct PrivateApiConfig {
     /// The listener for other replicas.
     pub listen: PrivateListen,
+    /// Requests between replicas may be sent without TLS over a network. The secret authenticates them, and everybody on the network
+    /// can read and change their bodies.
+    pub allow_plaintext: bool,
 }
 
 /// Section `private_api.listen`.

@@ -225,6 +225,7 @@ impl RedisConfig {
             fleet: self.fleet.clone(),
             dial_timeout: self.dial_timeout,
             response_timeout: self.response_timeout,
+            urls: None,
         };
         settings.validate().map_err(wrong)?;
         Ok(settings)

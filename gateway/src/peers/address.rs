@@ -162,6 +162,12 @@ impl PeerUrl {
     fn new(host: IpAddr, port: u16, tls: bool) -> Self {
         Self { tls, host: host.to_string(), port }
     }
+
+    /// Returns true if requests to the address stay on this machine.
+    pub(super) fn is_loopback(&self) -> bool {
+        let address: Result<IpAddr, _> = self.host.parse();
+        address.map_or(self.host == "localhost", |address| address.to_canonical().is_loopback())
+    }
 }
 
 impl FromStr for PeerUrl {

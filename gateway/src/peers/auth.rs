@@ -1,7 +1,9 @@
 //! Authentication of requests between replicas with the shared secret.
 //!
-//! The MAC of a request covers all that decides its effect: sender and receiver, agent, service, method, path, time and
-//! sequence number. It does not cover other headers and the body, and it hides nothing: TLS is for that.
+//! The MAC of a request covers all that decides its effect: sender and receiver, the URL that the sender has dialed, agent, service,
+//! method, path, time, sequence number, and the headers that decide about identity. A replica accepts requests to its own URL only,
+//! so that nobody can stand between two replicas by changing a URL in the directory. The MAC does not cover other headers and the
+//! body, and it hides nothing: TLS is for that.
 //! A signed request is valid for a few seconds, and [`replay`] accepts it once.
 
 mod replay;
@@ -9,9 +11,13 @@ mod replay;
 use std::time::Duration;
 
 use hmac::Mac as _;
-use http::{Method, Request, Uri};
+use http::{
+    HeaderMap, HeaderName, Method, Request, Uri,
+    header::{AUTHORIZATION, COOKIE},
+};
 use parking_lot::Mutex;
-use proto::{ReplicaId, ServiceName, header};
+use proto::{ServiceName, header};
+use router::Replica;
 use tokio::time::Instant;
 
 use self::replay::ReplayFilter;
@@ -27,14 +33,16 @@ pub(super) const CLOCK_TOLERANCE: Duration = Duration::from_secs(5);
 pub struct SignedRequest<'a> {
     /// The header; its MAC is not covered.
     pub header: &'a PeerHeader,
-    /// The replica that the request is for.
-    pub to: ReplicaId,
+    /// The replica that the request is for, with the URL that the sender has dialed.
+    pub to: &'a Replica,
     /// The service of the agent.
     pub service: &'a str,
     /// The method of the request.
     pub method: &'a Method,
     /// The target of the request; its path and query are covered.
     pub uri: &'a Uri,
+    /// The headers of the request; those that decide about identity are covered.
+    pub headers: &'a HeaderMap,
 }
 
 /// Signs and verifies the response to one request.
@@ -47,7 +55,7 @@ pub struct ResponseKey<'a> {
 /// Verifies requests of other replicas.
 #[derive(Debug)]
 pub(super) struct RequestVerifier {
-    replica: ReplicaId,
+    own: Replica,
     secret: Option<Secret>,
     replays: Mutex<ReplayFilter>,
 }
@@ -87,12 +95,29 @@ impl SignedRequest<'_> {
     fn to_bytes(self) -> Vec<u8> {
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
         let mut text = Vec::with_capacity(160 + path.len());
-        text.extend_from_slice(b"kas peer request v1");
+        text.extend_from_slice(b"kas peer request v2");
         text.extend_from_slice(&self.header.content());
-        text.extend_from_slice(&self.to.to_bytes());
-        append(&mut text, &[self.service, self.method.as_str(), path]);
+        text.extend_from_slice(&self.to.id.to_bytes());
+        append(&mut text, [&*self.to.url, self.service, self.method.as_str(), path]);
+        for (name, value) in identity_headers(self.headers) {
+            append(&mut text, [name.as_str().as_bytes(), value]);
+        }
         text
     }
+}
+
+/// Returns the headers that decide as whom the cluster executes a request, and under which id it is in the audit log, in the order of
+/// their names.
+fn identity_headers(headers: &HeaderMap) -> Vec<(&HeaderName, &[u8])> {
+    let decides = |name: &HeaderName| {
+        name.as_str().starts_with("impersonate-")
+            || [AUTHORIZATION, COOKIE, header::REQUEST_ID].contains(name)
+    };
+    let covered = headers.iter().filter(|(name, _)| decides(name));
+    let mut covered: Vec<_> = covered.map(|(name, value)| (name, value.as_bytes())).collect();
+    // The order of different names is not kept on the way. A stable sort keeps that of the values of one name.
+    covered.sort_by_key(|(name, _)| name.as_str());
+    covered
 }
 
 impl<'a> ResponseKey<'a> {
@@ -122,10 +147,11 @@ impl<'a> ResponseKey<'a> {
 }
 
 /// Appends strings with their lengths, so that no two lists result in the same bytes.
-fn append(text: &mut Vec<u8>, parts: &[&str]) {
+pub(super) fn append(text: &mut Vec<u8>, parts: impl IntoIterator<Item = impl AsRef<[u8]>>) {
     for part in parts {
+        let part = part.as_ref();
         text.extend_from_slice(&(part.len() as u64).to_be_bytes());
-        text.extend_from_slice(part.as_bytes());
+        text.extend_from_slice(part);
     }
 }
 
@@ -135,10 +161,10 @@ fn is_within_tolerance(sent_ms: u64, now_ms: u64) -> bool {
 }
 
 impl RequestVerifier {
-    /// Creates the verifier of `replica`. Without a secret it accepts every well-formed header: then TLS, or a listener on
+    /// Creates the verifier of the replica `own`. Without a secret it accepts every well-formed header: then TLS, or a listener on
     /// loopback, keeps strangers out.
-    pub(super) fn new(replica: ReplicaId, secret: Option<Secret>) -> Self {
-        Self { replica, secret, replays: Mutex::default() }
+    pub(super) fn new(own: Replica, secret: Option<Secret>) -> Self {
+        Self { own, secret, replays: Mutex::default() }
     }
 
     /// Returns the secret of all replicas.
@@ -155,8 +181,8 @@ impl RequestVerifier {
         let header = PeerHeader::decode(header).map_err(|_| VerifyError::Malformed)?;
         if let Some(secret) = &self.secret {
             let (method, uri) = (request.method(), request.uri());
-            let signed =
-                SignedRequest { header: &header, to: self.replica, service: service.as_str(), method, uri };
+            let (to, service) = (&self.own, service.as_str());
+            let signed = SignedRequest { header: &header, to, service, method, uri, headers };
             if !signed.verify(secret) {
                 return Err(VerifyError::InvalidMac);
             }
@@ -187,7 +213,8 @@ impl VerifyError {
 #[cfg(test)]
 mod tests {
     use base64::{Engine as _, prelude::BASE64_STANDARD};
-    use proto::AgentId;
+    use http::HeaderValue;
+    use proto::{AgentId, ReplicaId};
     use router::RequestClass;
 
     use super::{super::header::PeerRequestKind, *};
@@ -196,10 +223,33 @@ mod tests {
         Secret::parse(&BASE64_STANDARD.encode([byte; 32])).unwrap()
     }
 
+    fn replica(id: ReplicaId) -> Replica {
+        Replica { id, url: "http://b:8155".to_owned() }
+    }
+
+    fn headers(headers: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pair = |&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value));
+        headers.iter().map(pair).collect()
+    }
+
+    fn header() -> PeerHeader {
+        PeerHeader {
+            kind: PeerRequestKind::Forward,
+            from: ReplicaId::from_bytes([0xab; 16]),
+            agent: AgentId(1),
+            class: RequestClass::Short,
+            sent_ms: 1000,
+            sequence: 1,
+            mac: None,
+        }
+    }
+
     #[test]
     fn changed_request_has_an_invalid_mac() {
-        let (from, to) = (ReplicaId::random(), ReplicaId::random());
+        let (from, to) = (ReplicaId::random(), replica(ReplicaId::random()));
         let (method, uri) = (Method::POST, Uri::from_static("/api/v1/pods?limit=1"));
+        let headers =
+            headers(&[("impersonate-user", "alice"), ("impersonate-group", "a"), ("impersonate-group", "b")]);
         let mut header = PeerHeader {
             kind: PeerRequestKind::Forward,
             from,
@@ -209,18 +259,18 @@ mod tests {
             sequence: 1,
             mac: None,
         };
-        let request =
-            SignedRequest { header: &header, to, service: "kubernetes", method: &method, uri: &uri };
+        let (to, headers, method, uri) = (&to, &headers, &method, &uri);
+        let request = SignedRequest { header: &header, to, service: "kubernetes", method, uri, headers };
         assert!(!request.verify(&secret(1)), "no MAC");
         header.mac = Some(request.sign(&secret(1)));
-        let request =
-            SignedRequest { header: &header, to, service: "kubernetes", method: &method, uri: &uri };
+        let request = SignedRequest { header: &header, to, service: "kubernetes", method, uri, headers };
         assert!(request.verify(&secret(1)));
         assert!(!request.verify(&secret(2)), "another secret");
 
         let other = Uri::from_static("/api/v1/pods?limit=2");
         for (part, changed) in [
-            ("receiver", SignedRequest { to: from, ..request }),
+            ("receiver", SignedRequest { to: &replica(from), ..request }),
+            ("URL", SignedRequest { to: &Replica { url: "http://c:8155".into(), ..to.clone() }, ..request }),
             ("service", SignedRequest { service: "prometheus", ..request }),
             ("method", SignedRequest { method: &Method::DELETE, ..request }),
             ("path", SignedRequest { uri: &other, ..request }),
@@ -229,7 +279,7 @@ mod tests {
         }
         for (field, changed) in [
             ("kind", PeerHeader { kind: PeerRequestKind::Probe, ..header.clone() }),
-            ("from", PeerHeader { from: to, ..header.clone() }),
+            ("from", PeerHeader { from: to.id, ..header.clone() }),
             ("agent", PeerHeader { agent: AgentId(2), ..header.clone() }),
             ("class", PeerHeader { class: RequestClass::Long, ..header.clone() }),
             ("sent_ms", PeerHeader { sent_ms: 1001, ..header.clone() }),
@@ -239,23 +289,46 @@ mod tests {
         }
     }
 
+    #[test]
+    fn mac_covers_the_headers_that_decide_about_identity() {
+        let (to, uri) = (replica(ReplicaId::from_bytes([0xcd; 16])), Uri::from_static("/"));
+        let header = header();
+        let sign = |headers: &HeaderMap| {
+            let (to, uri) = (&to, &uri);
+            SignedRequest { header: &header, to, service: "kubernetes", method: &Method::GET, uri, headers }
+                .sign(&secret(1))
+        };
+        let signed = [("impersonate-user", "alice"), ("impersonate-group", "a"), ("impersonate-group", "b")];
+        let mac = sign(&headers(&signed));
+        let other_order =
+            [("impersonate-group", "a"), ("impersonate-user", "alice"), ("impersonate-group", "b")];
+        assert_eq!(sign(&headers(&other_order)), mac);
+        assert_eq!(sign(&headers(&[&signed[..], &[("accept", "*/*")]].concat())), mac, "others may change");
+        for changed in [
+            vec![("impersonate-user", "root"), signed[1], signed[2]],
+            vec![signed[0], signed[2], signed[1]],
+            vec![signed[0], signed[1]],
+            vec![signed[0], ("impersonate-group", "ab")],
+            vec![signed[0], signed[1], signed[2], ("impersonate-uid", "1")],
+            vec![signed[0], signed[1], signed[2], ("impersonate-extra-scopes", "x")],
+            vec![signed[0], signed[1], signed[2], ("authorization", "Bearer x")],
+            vec![signed[0], signed[1], signed[2], ("x-request-id", "1")],
+        ] {
+            assert_ne!(sign(&headers(&changed)), mac, "{changed:?}");
+        }
+    }
+
     /// Replicas of two versions run side by side in a rolling update.
     #[test]
-    fn macs_are_those_of_v1() {
-        let header = PeerHeader {
-            kind: PeerRequestKind::Forward,
-            from: ReplicaId::from_bytes([0xab; 16]),
-            agent: AgentId(1),
-            class: RequestClass::Short,
-            sent_ms: 1000,
-            sequence: 1,
-            mac: None,
-        };
-        let (to, uri) = (ReplicaId::from_bytes([0xcd; 16]), Uri::from_static("/api/v1/pods?limit=1"));
+    fn macs_are_those_of_v2() {
+        let header = header();
+        let (to, uri) =
+            (replica(ReplicaId::from_bytes([0xcd; 16])), Uri::from_static("/api/v1/pods?limit=1"));
+        let (to, uri, headers) = (&to, &uri, &headers(&[("impersonate-user", "alice")]));
         let request =
-            SignedRequest { header: &header, to, service: "kubernetes", method: &Method::POST, uri: &uri };
+            SignedRequest { header: &header, to, service: "kubernetes", method: &Method::POST, uri, headers };
         let first_bytes = |mac: Mac| u64::from_be_bytes(*mac.0.first_chunk().unwrap());
-        assert_eq!(first_bytes(request.sign(&secret(1))), 0xa73e_201b_0365_7b11);
+        assert_eq!(first_bytes(request.sign(&secret(1))), 0x53bb_a712_7232_0d84);
         let key = ResponseKey { secret: &secret(1), request_mac: &Mac([7; 32]) };
         assert_eq!(first_bytes(key.sign(&["holds", ""])), 0x1b72_59c5_f1bb_fd03);
     }

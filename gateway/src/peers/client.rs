@@ -288,9 +288,9 @@ impl PeerClient {
             mac: None,
         };
         header.mac = self.0.secret.as_ref().map(|secret| {
-            let (method, uri) = (request.method(), request.uri());
+            let (method, uri, headers) = (request.method(), request.uri(), request.headers());
             let service = destination.service.as_str();
-            SignedRequest { header: &header, to: to.id, service, method, uri }.sign(secret)
+            SignedRequest { header: &header, to, service, method, uri, headers }.sign(secret)
         });
         request.headers_mut().insert(PEER_HEADER, header.encode());
         header.mac

@@ -1,7 +1,7 @@
 //! `Kas-Peer`: the header of every request between two replicas.
 //!
 //! ```text
-//! v1 <base64url of>  kind class sender agent sent_ms sequence [MAC]
+//! v2 <base64url of>  kind class sender agent sent_ms sequence [MAC]
 //!              bytes    1     1     16     8       8        8    32
 //! ```
 //!
@@ -19,7 +19,7 @@ use router::RequestClass;
 /// clusters.
 pub const PEER_HEADER: HeaderName = HeaderName::from_static("kas-peer");
 
-const VERSION: &str = "v1 ";
+const VERSION: &str = "v2 ";
 
 /// The length of the decoded header without its MAC.
 const CONTENT_LENGTH: usize = 42;
@@ -67,7 +67,7 @@ pub struct PeerHeader {
 pub enum DecodeError {
     /// The header is missing, or has another format.
     #[error(
-        "the header kas-peer is not one of version v1: the replicas must run the same version of kas, or two in a row"
+        "the header kas-peer is not one of version v2: the replicas must run the same version of kas, or two in a row (not 0.1.0)"
     )]
     Malformed,
     /// The header of a response has no MAC, or that of another response.
@@ -189,18 +189,18 @@ mod tests {
 
     /// Replicas of two versions run side by side in a rolling update.
     #[test]
-    fn encoding_is_that_of_v1() {
+    fn encoding_is_that_of_v2() {
         let header = PeerHeader { from: ReplicaId::from_bytes([0xab; 16]), ..header() };
         assert_eq!(
             header.encode(),
-            "v1 AQGrq6urq6urq6urq6urq6urAAAAAAAAACr__________wAAAAAAAAARCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQk"
+            "v2 AQGrq6urq6urq6urq6urq6urAAAAAAAAACr__________wAAAAAAAAARCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQk"
         );
     }
 
     #[test]
     fn other_encodings_are_malformed() {
         let good = header().encode().to_str().unwrap().to_owned();
-        let encode = |bytes: &[u8]| format!("v1 {}", BASE64_URL_SAFE_NO_PAD.encode(bytes));
+        let encode = |bytes: &[u8]| format!("v2 {}", BASE64_URL_SAFE_NO_PAD.encode(bytes));
         let with = |kind: u8, class: u8, length: usize| {
             let mut content = vec![7; length];
             content[..2].copy_from_slice(&[kind, class]);
@@ -209,8 +209,8 @@ mod tests {
         assert!(PeerHeader::decode(&HeaderValue::try_from(with(1, 1, CONTENT_LENGTH)).unwrap()).is_ok());
         for bad in [
             String::new(),
-            "v1 ".to_owned(),
-            good.replace("v1", "v2"),
+            "v2 ".to_owned(),
+            good.replace("v2", "v1"),
             good.replace(' ', "  "),
             with(4, 0, CONTENT_LENGTH),
             with(0, 2, CONTENT_LENGTH),

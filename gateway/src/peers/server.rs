@@ -10,7 +10,7 @@ use cores::poll_on_wake;
 use http::Response;
 use process::LogLimiter;
 use proto::{Reason, ReplicaId, ServiceName, header};
-use router::{LocalTunnels, RequestPermit, RouteStore, TunnelChoice};
+use router::{LocalTunnels, Replica, RequestPermit, RouteStore, TunnelChoice};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::SetOnce,
@@ -59,9 +59,9 @@ pub struct PeerServer {
 }
 
 impl PeerServer {
-    /// Creates the server of `replica`, with the tunnels that end there.
+    /// Creates the server of the replica `own`, with the tunnels that end there.
     pub fn new(
-        replica: ReplicaId,
+        own: Replica,
         secret: Option<Secret>,
         tunnels: Arc<LocalTunnels<TunnelEntry>>,
         client: PeerClient,
@@ -71,7 +71,7 @@ impl PeerServer {
     ) -> Self {
         Self {
             tunnels,
-            verifier: RequestVerifier::new(replica, secret),
+            verifier: RequestVerifier::new(own, secret),
             client,
             store,
             settings: TunnelConfig { stalls: metrics.stalls.clone(), ..config.peer_settings() },

@@ -13,14 +13,14 @@ use gateway::{
     peers::{PEER_HEADER, PeerHeader, PeerRequestKind, ProbeResponse, ResponseKey, SignedRequest},
     secret::Secret,
 };
-use http::{Method, Request, Response, Uri};
+use http::{HeaderMap, Method, Request, Response, Uri};
 use proto::{AgentId, ReplicaId};
-use router::RequestClass;
+use router::{Replica, RequestClass, RouteStore as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tunnel::{Body, CallError, CallErrorKind, Tunnel, TunnelConfig, direct};
 
 use testkit::{
-    fleet::{AGENT, TestFleet, secret},
+    fleet::{AGENT, PeerBehaviour, TestFleet, address, secret},
     world::{RunningAgent, text},
 };
 
@@ -35,7 +35,8 @@ struct Target {
 #[derive(Clone)]
 struct PeerRequest {
     secret: Option<Secret>,
-    to: ReplicaId,
+    to: Replica,
+    headers: HeaderMap,
     header: PeerHeader,
     service: &'static str,
     method: Method,
@@ -68,7 +69,8 @@ impl Target {
         let (from, class) = (self.fleet.id(0), RequestClass::Short);
         PeerRequest {
             secret: Some(secret(1)),
-            to: self.fleet.id(1),
+            to: self.fleet.store.replica(self.fleet.id(1)).unwrap(),
+            headers: HeaderMap::new(),
             header: PeerHeader {
                 kind: PeerRequestKind::Forward,
                 from,
@@ -98,8 +100,8 @@ impl Target {
 
 impl PeerRequest {
     fn into_request(mut self) -> Request<Body> {
-        let Self { secret, to, header, service, method, uri } = &self;
-        let signed = SignedRequest { header, to: *to, service, method, uri };
+        let Self { secret, to, headers, header, service, method, uri } = &self;
+        let signed = SignedRequest { header, to, service, method, uri, headers };
         self.header.mac = secret.as_ref().map(|secret| signed.sign(secret));
         let request =
             Request::builder().method(self.method).uri(self.uri).header(proto::header::SERVICE, self.service);
@@ -214,6 +216,8 @@ async fn private_mac_is_valid_for_one_request_to_one_replica() {
             let header = PeerHeader::decode(&r.headers()[&PEER_HEADER]).unwrap();
             r.headers_mut().insert(PEER_HEADER, PeerHeader { agent: AgentId(2), ..header }.encode());
         }),
+        ("a user", |r| drop(r.headers_mut().insert("impersonate-user", "root".parse().unwrap()))),
+        ("a credential", |r| drop(r.headers_mut().insert("authorization", "Bearer x".parse().unwrap()))),
         ("another kind", |r| {
             let header = PeerHeader::decode(&r.headers()[&PEER_HEADER]).unwrap();
             r.headers_mut()
@@ -222,9 +226,10 @@ async fn private_mac_is_valid_for_one_request_to_one_replica() {
     ] {
         assert!(refused(tunnel.call(resent(edit)).await), "{what}");
     }
-    let elsewhere = PeerRequest { to: target.fleet.id(0), ..target.request(2) };
+    let to = target.fleet.store.replica(target.fleet.id(0)).unwrap();
+    let elsewhere = PeerRequest { to, ..target.request(2) };
     assert!(refused(tunnel.call(elsewhere.into_request()).await), "another receiver");
-    assert_eq!(target.served("invalid-mac"), 7.0);
+    assert_eq!(target.served("invalid-mac"), 9.0);
 
     for (sequence, milliseconds) in [(3, -6000), (4, 6000), (5, -3_600_000)] {
         let mut late = target.request(sequence);
@@ -322,4 +327,25 @@ async fn private_headers_of_a_caller_are_ignored() {
         let answer = replica.send(request).await;
         assert_eq!(text(answer).await, "cluster");
     }
+}
+
+/// Whoever can write to Redis could give a replica the URL of a program that passes on all bytes, and reads and changes the bodies.
+#[tokio::test(start_paused = true)]
+async fn attack_85_replica_sends_nothing_through_a_relay_at_another_url() {
+    let target = Target::new().await;
+    let fleet = &target.fleet;
+    target.assert_served().await;
+    let relayed = fleet.pipes.put(1, PeerBehaviour::Refuse).unwrap();
+    fleet.pipes.put(2, relayed.clone());
+    fleet.store.join(Replica { id: fleet.id(1), url: address(2) });
+    for _ in 0..3 {
+        let answer = fleet.replicas[0].get("/agents/prod/kubernetes/secrets").await;
+        assert_eq!(answer.status(), 503);
+    }
+    assert_eq!(target.received.load(Relaxed), 1, "no request of a caller has reached the cluster");
+    assert!(target.served("invalid-mac") >= 3.0, "the relay has passed on the probes");
+
+    fleet.pipes.put(1, relayed);
+    fleet.store.join(Replica { id: fleet.id(1), url: address(1) });
+    target.assert_served().await;
 }

@@ -122,6 +122,7 @@ async fn without_the_directory_the_answer_is_partial_and_says_so() {
         database: 0,
         prefix: "kas".into(),
         fleet: "default".into(),
+        urls: None,
         dial_timeout: Duration::from_secs(1),
         response_timeout: Duration::from_secs(1),
     };

@@ -47,6 +47,10 @@ impl Authority {
 
 fn read(section: &str, host: Option<&str>, directory: &Path) -> Result<PeerConfig, ConfigError> {
     let text = format!("identity: {{file: i}}\nprivate_api: {{listen: {{{section}}}}}\n");
+    read_text(&text, host, directory)
+}
+
+fn read_text(text: &str, host: Option<&str>, directory: &Path) -> Result<PeerConfig, ConfigError> {
     let file = directory.join("kas.yaml");
     fs::write(&file, text).unwrap();
     let config = gateway::config::Config::read(&file)?;
@@ -209,6 +213,30 @@ async fn new_connection_verifies_a_new_certificate() {
 }
 
 #[test]
+fn address_beyond_loopback_needs_certificates_or_a_trusted_network() {
+    let ours = Authority::new();
+    let files = ours.files("192.0.2.1", &ours);
+    fs::write(files.path().join("good"), "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n").unwrap();
+    let read = |allowed: &str, listen: &str| {
+        let text = format!("identity: {{file: i}}\nprivate_api:\n{allowed}  listen: {{{listen}}}\n");
+        read_text(&text, None, files.path())
+    };
+    let secret = "address: '192.0.2.1:8155', authentication_secret_file: good";
+    for allowed in ["", "  allow_plaintext: false\n"] {
+        let error = read(allowed, secret).unwrap_err().to_string();
+        assert!(error.contains("kas.yaml") && error.contains("private_api.allow_plaintext: "), "{error}");
+        assert!(
+            error.contains("http://192.0.2.1:8155") && error.contains("allow_plaintext: true"),
+            "{error}"
+        );
+    }
+    read("  allow_plaintext: true\n", secret).unwrap();
+    read("", &TLS.replace("127.0.0.1:0", "192.0.2.1:8155")).unwrap();
+    let error = read("  allow_plaintext: true\n", "address: '192.0.2.1:8155'").unwrap_err().to_string();
+    assert!(error.contains("replicas cannot be told from strangers"), "{error}");
+}
+
+#[test]
 fn invalid_section_is_refused_with_its_place() {
     let ours = Authority::new();
     let files = ours.files("127.0.0.1", &ours);
@@ -235,8 +263,7 @@ fn invalid_section_is_refused_with_its_place() {
         assert!(error.contains(expected), "{section}: {error}");
         assert!(error.contains("kas.yaml") && error.contains("private_api.listen"), "{error}");
     }
-    for good in
-        ["", "address: '127.0.0.1:0'", "address: '192.0.2.1:8155', authentication_secret_file: good", TLS]
+    for good in ["", "address: '127.0.0.1:0'", "address: '[::1]:8155', authentication_secret_file: good", TLS]
     {
         read(good, None, files.path()).unwrap();
     }

@@ -121,7 +121,7 @@ impl TestFleet {
         let replica = |(index, secret): (usize, &Option<Secret>)| {
             let id = ReplicaId::random();
             let fleet = ReplicaContext {
-                replica: id,
+                replica: Replica { id, url: address(index) },
                 store: Arc::clone(&store) as _,
                 connector: Arc::clone(&pipes) as _,
                 secret: secret.clone(),
@@ -199,7 +199,8 @@ impl TestFleet {
     }
 }
 
-fn address(index: usize) -> String {
+/// Returns the URL of a replica.
+pub fn address(index: usize) -> String {
     format!("http://replica-{index}:8155")
 }
 

@@ -138,6 +138,12 @@ impl Shared {
             }
         };
         let replica = event.replica;
+        if let EventKind::Heartbeat(heartbeat) = &event.kind
+            && let Err(error) = self.authenticate(replica, heartbeat)
+        {
+            self.reject_replica(replica, heartbeat, &error);
+            return Ok(());
+        }
         if let EventKind::Pushed(pushes) = &event.kind
             && replica != self.replica
         {

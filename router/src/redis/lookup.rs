@@ -1,22 +1,25 @@
 //! The records of other replicas: reads routes and instances of agents from Redis, adds those of this replica, and removes the
 //! records of dead replicas. Every live replica tries to remove them; the first one does it.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use proto::{AgentId, ReplicaId};
 use redis::{FromRedisValue, ScriptInvocation};
+use tokio::time::Instant;
 
 use super::{
     Shared,
     client::Connection,
     keys::GONE_TTL,
     sync::millis,
-    wire::{self, MAX_RECORD, RouteRecord, unix_seconds},
+    wire::{self, Heartbeat, MAX_RECORD, RouteRecord, WireError, unix_seconds},
 };
 use crate::store::{AgentRoutes, InstanceList, ReplicaInstances, Route, StoreError};
 
 /// The highest number of agents in one script call of [`Shared::list_instances`].
 const PAGE: usize = 500;
+/// The shortest time between two warnings about ignored heartbeats.
+const REJECTED_LOG_PERIOD: Duration = Duration::from_secs(60);
 
 impl Shared {
     /// Returns the routes of the agent: those of other replicas from the cache or from Redis, that of this replica from
@@ -168,6 +171,22 @@ impl Shared {
     pub(super) fn reject(&self, value: &'static str, reason: &dyn std::fmt::Display) {
         self.metrics.rejected.increment();
         tracing::debug!(value, %reason, "ignored an unusable value from Redis");
+    }
+
+    /// Records that a heartbeat was ignored, which is the error of an operator or an attack.
+    pub(super) fn reject_replica(&self, replica: ReplicaId, heartbeat: &Heartbeat, reason: &WireError) {
+        self.metrics.rejected.increment();
+        let now = Instant::now();
+        let mut warned = self.rejected_replica_logged.lock();
+        if warned.is_none_or(|at| now >= at + REJECTED_LOG_PERIOD) {
+            *warned = Some(now);
+            let Heartbeat { url, kas, .. } = heartbeat;
+            tracing::warn!(
+                %replica, url, kas, %reason,
+                "ignored the heartbeat of a replica: it has another secret of private_api, or kas 0.1.0, or somebody else has written \
+                 it into Redis"
+            );
+        }
     }
 }
 

@@ -202,6 +202,7 @@ mod tests {
             kas: "0.1.0".into(),
             started: 0,
             tunnels: None,
+            mac: None,
         }
     }
 

@@ -5,10 +5,13 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
     time::Duration,
 };
 
 use redis::{ClientTlsConfig, ConnectionAddr, RedisConnectionInfo, TlsCertificates};
+
+use super::UrlAuthenticator;
 
 /// The settings of a [`RedisStore`](super::RedisStore).
 #[derive(Clone, Debug)]
@@ -31,6 +34,8 @@ pub struct RedisSettings {
     pub dial_timeout: Duration,
     /// The time that a command may take.
     pub response_timeout: Duration,
+    /// Signs the URLs of replicas, and ignores heartbeats with other URLs. Without it, the URLs of all heartbeats are believed.
+    pub urls: Option<Arc<dyn UrlAuthenticator>>,
 }
 
 /// The topology of the servers.

@@ -221,11 +221,13 @@ impl SyncTask {
     /// Sends a heartbeat. Every few heartbeats, Redis also compares the number of records and the record of the kill switch.
     async fn send_heartbeat(&mut self, connection: &Connection) -> Result<(), String> {
         let shared = Arc::clone(&self.shared);
-        let event = self.encode_event(EventKind::Heartbeat(shared.heartbeat()));
+        let heartbeat = shared.heartbeat();
+        let record = heartbeat.encode();
+        let event = self.encode_event(EventKind::Heartbeat(heartbeat));
         self.heartbeats += 1;
         let mut script = shared.scripts.heartbeat.key(shared.keys.replica(shared.replica));
         script.key(shared.keys.routes(shared.replica)).key(shared.keys.disabled());
-        script.arg(millis(HEARTBEAT_TTL)).arg(shared.keys.events()).arg(event);
+        script.arg(record).arg(millis(HEARTBEAT_TTL)).arg(shared.keys.events()).arg(event);
         if self.heartbeats.is_multiple_of(HEARTBEATS_PER_AUDIT) {
             // The hash also has the field `generation`.
             script.arg(millis(ROUTES_TTL)).arg(shared.routes.lock().published() + 1);
@@ -293,7 +295,10 @@ impl Shared {
                 continue;
             }
             match Heartbeat::decode(&pair[1]) {
-                Ok(heartbeat) => live.push((id, heartbeat)),
+                Ok(heartbeat) => match self.authenticate(id, &heartbeat) {
+                    Ok(()) => live.push((id, heartbeat)),
+                    Err(error) => self.reject_replica(id, &heartbeat, &error),
+                },
                 Err(error) => self.reject("heartbeat", &error),
             }
         }

@@ -55,6 +55,9 @@ pub struct Heartbeat {
     /// The number of its tunnels, or `None` if it takes no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tunnels: Option<u32>,
+    /// The MAC of the URL, if the replicas share a secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
 }
 
 /// The record of one agent at one replica.
@@ -114,6 +117,9 @@ pub enum WireError {
     /// The URL of the heartbeat cannot be that of a private listener.
     #[error("its address is not an http or https URL of scheme, host and port")]
     InvalidUrl,
+    /// The URL of the heartbeat has no MAC, or one that is not valid.
+    #[error("its address has no MAC of the secret of this replica")]
+    InvalidMac,
     /// A text is too long or has control characters.
     #[error("one of its texts is longer than {MAX_TEXT} bytes or has control characters")]
     InvalidText,
@@ -175,7 +181,8 @@ impl Heartbeat {
     }
 
     fn check(&self) -> Result<(), WireError> {
-        if ![&self.url, &self.fleet, &self.kas].into_iter().all(|text| is_text(text)) {
+        let texts = [Some(&self.url), Some(&self.fleet), Some(&self.kas), self.mac.as_ref()];
+        if !texts.into_iter().flatten().all(|text| is_text(text)) {
             return Err(WireError::InvalidText);
         }
         let url: Uri = self.url.parse().map_err(|_| WireError::InvalidUrl)?;

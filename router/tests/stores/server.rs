@@ -42,6 +42,7 @@ pub(crate) fn settings(servers: RedisServers) -> RedisSettings {
         fleet: "blue".into(),
         dial_timeout: Duration::from_secs(5),
         response_timeout: Duration::from_secs(2),
+        urls: None,
     }
 }
 

@@ -1,7 +1,12 @@
 //! Tests of unusable values in Redis.
 
+use std::sync::Arc;
+
 use proto::{AgentId, ReplicaId};
-use router::{RouteStore as _, redis::MAX_DEPLOYMENTS};
+use router::{
+    RouteStore as _,
+    redis::{MAX_DEPLOYMENTS, RedisSettings, UrlAuthenticator},
+};
 
 use crate::{TestReplica, redis, server::Server};
 
@@ -64,6 +69,82 @@ async fn unusable_heartbeats_and_events_add_no_replica() {
     there.wait_routes(1, &[here.route(1)]).await;
     here.wait_routes(1, &[here.route(1)]).await;
     assert_eq!(here.store.metrics().connections.get(), 1, "the first connection stays in use");
+}
+
+/// MACs that everybody who knows the word can compute.
+#[derive(Debug)]
+struct Word(&'static str);
+
+impl UrlAuthenticator for Word {
+    fn sign(&self, replica: ReplicaId, fleet: &str, url: &str) -> String {
+        format!("{} {replica} {fleet} {url}", self.0)
+    }
+
+    fn verify(&self, replica: ReplicaId, fleet: &str, url: &str, mac: &str) -> bool {
+        self.sign(replica, fleet, url) == mac
+    }
+}
+
+#[tokio::test]
+async fn attack_85_heartbeat_without_the_mac_of_its_url_adds_no_replica() {
+    let Some(server) = redis() else { return };
+    let signed = || RedisSettings { urls: Some(Arc::new(Word("ours"))), ..server.settings() };
+    let here = TestReplica::joined(signed()).await;
+    here.announce(1, 1).await;
+    let url = "http://127.0.0.1:8155";
+    let heartbeat = |url: &str, mac: Option<String>| {
+        let mut heartbeat = serde_json::json!({"url": url, "fleet": "blue", "kas": "1", "started": 0});
+        if let Some(mac) = mac {
+            heartbeat["mac"] = mac.into();
+        }
+        heartbeat
+    };
+    let forged = |id| {
+        [
+            heartbeat("http://evil:1", None),
+            heartbeat("http://evil:1", Some(Word("theirs").sign(id, "blue", "http://evil:1"))),
+            heartbeat("http://evil:1", Some(Word("ours").sign(id, "blue", url))),
+            heartbeat(url, Some(Word("ours").sign(here.id, "blue", url))),
+            heartbeat(url, Some(Word("ours").sign(id, "green", url))),
+        ]
+    };
+    // In records, which a replica reads when it joins.
+    let ids: Vec<ReplicaId> = (0..5).map(|_| ReplicaId::random()).collect();
+    for (index, id) in ids.iter().enumerate() {
+        let record = serde_json::json!([1, forged(*id)[index]]).to_string();
+        put(&server, "SET", &format!("{{kas}}:replica:{id}"), &[record.as_bytes()]).await;
+        put(&server, "SADD", "{kas}:replicas", &[id.to_string().as_bytes()]).await;
+    }
+    let there = TestReplica::joined(signed()).await;
+    there.wait_routes(1, &[here.route(1)]).await;
+    assert_eq!(there.store.metrics().rejected.get(), 5);
+    assert!(ids.iter().all(|id| there.store.replica(*id).is_none()));
+
+    // In events, also after a forged event has removed a replica.
+    let rejected = || there.store.metrics().rejected.get();
+    let other = here.id;
+    put(&server, "PUBLISH", "kas:events", &[format!("[1,\"{other}\",1000,1,\"left\"]").as_bytes()]).await;
+    for (id, beat) in ids.iter().copied().zip(0..5).map(|(id, index)| (id, forged(id)[index].clone())) {
+        let before = rejected();
+        let event = serde_json::json!([1, id, 1000, 2, {"beat": beat}]).to_string();
+        put(&server, "PUBLISH", "kas:events", &[event.as_bytes()]).await;
+        eventually(|| rejected() > before).await;
+    }
+    let evil = serde_json::json!([1, other, 1000, 2, {"beat": forged(other)[0]}]).to_string();
+    put(&server, "PUBLISH", "kas:events", &[evil.as_bytes()]).await;
+    // The next heartbeat of the replica adds it again, with its own URL.
+    there.wait_routes(1, &[here.route(1)]).await;
+    assert_eq!(there.store.replica(other).unwrap().url, url);
+    assert!(ids.iter().all(|id| there.store.replica(*id).is_none()));
+}
+
+async fn eventually(condition: impl Fn() -> bool) {
+    let reached = async {
+        while !condition() {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(crate::TIMEOUT, reached).await.expect("the condition is never true");
 }
 
 #[tokio::test]

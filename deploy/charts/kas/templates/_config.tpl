@@ -45,6 +45,9 @@ redis:
   password_file: /etc/kas/redis/password
   {{- end }}
 private_api:
+  # The secret authenticates requests between pods. Whoever does not trust the network of the pods sets certificates in
+  # customConfig.private_api.listen.
+  allow_plaintext: true
   listen:
     address: 0.0.0.0:8155
     authentication_secret_file: /etc/kas/private-api/secret

@@ -6,6 +6,7 @@ fn heartbeat(url: &str) -> Heartbeat {
         fleet: "blue".into(),
         kas: "0.1.0".into(),
         started: 1_700_000_000,
+        mac: None,
         tunnels: Some(7),
     }
 }
