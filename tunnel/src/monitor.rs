@@ -13,7 +13,7 @@ use http::HeaderMap;
 use parking_lot::Mutex;
 
 use crate::{
-    BodyError,
+    Body, BodyError,
     overhead::OverheadCounter,
     send_body::{SMALL_CHUNK, SendBody},
 };
@@ -163,6 +163,11 @@ impl StreamMonitor {
         }
     }
 
+    /// Returns true if the stream was reset, or its reader was dropped.
+    fn is_closed(&self) -> bool {
+        self.0.lock().stream.is_none()
+    }
+
     /// Resets the stream and drops the unread bytes. The next read returns an error.
     pub fn reset(&self) {
         let mut state = self.0.lock();
@@ -170,6 +175,26 @@ impl StreamMonitor {
         drop(state);
         // Dropped without the lock, because dropping a stream wakes other tasks.
         drop(halves);
+    }
+}
+
+/// The bodies that are received in one tunnel.
+#[derive(Default)]
+pub(crate) struct ReceivedBodies(Vec<StreamMonitor>);
+
+impl ReceivedBodies {
+    pub(crate) fn add(&mut self, body: &Body) {
+        self.0.extend(body.monitor());
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Joins the small frames of the bodies that are not read, and removes the bodies that have been dropped.
+    pub(crate) fn compact(&mut self) {
+        self.0.retain(|monitor| !monitor.is_closed());
+        self.0.iter().for_each(StreamMonitor::compact);
     }
 }
 

@@ -15,13 +15,14 @@ use http::{
 use proto::header;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, sleep, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 
 use crate::{
     Body, CloseReason, KeepaliveConfig, StallCounter, TunnelConfig, config,
     drain::{self, DrainHandle, DrainSignal},
     keepalive::KeepaliveState,
+    monitor::ReceivedBodies,
     overhead::OverheadCounter,
     send_body::{SendBody, SendOutcome},
     upgrade::{self, UpgradedConnection, UpgradedStream},
@@ -30,6 +31,10 @@ use crate::{
 
 /// Time that kas has for the preface of HTTP/2, which it sends right after its 101.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The interval at which small frames of requests are joined that are not read. h2 ends the connection at half a million of them
+/// ([`DATA_FRAME_BUDGET`](crate::config)), which takes longer.
+const COMPACT_PERIOD: Duration = Duration::from_millis(250);
 
 /// Longest whole body that is given to h2 at once, in bytes, so that it is written together with the head.
 const SMALL_BODY: usize = 16 << 10;
@@ -103,6 +108,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
         let mut keepalive_timeout = poll_on_wake(keepalive.watch(pings, Arc::clone(&keepalive_state)));
         let mut drain_started = poll_on_wake(drain.started());
         let mut draining = false;
+        let mut bodies = ReceivedBodies::default();
+        let mut compact_ticks = interval(COMPACT_PERIOD);
+        compact_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let deadline = sleep(Duration::MAX);
         tokio::pin!(deadline);
         loop {
@@ -110,13 +118,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
                 biased;
                 accepted = connection.accept() => match accepted {
                     Some(Ok((request, respond))) => {
-                        on_request(IncomingRequest::new(request, respond, stalls.clone(), overhead.clone()));
+                        let incoming = IncomingRequest::new(request, respond, stalls.clone(), overhead.clone());
+                        bodies.add(incoming.request().body());
+                        on_request(incoming);
                     }
                     // kas may close as soon as it has the last response, before it reads the last frame of this end.
                     Some(Err(_)) if draining && !connection.has_streams() => return CloseReason::Graceful,
                     Some(Err(error)) => return from_error(error),
                     None => return CloseReason::Graceful,
                 },
+                _ = compact_ticks.tick(), if !bodies.is_empty() => bodies.compact(),
                 () = &mut keepalive_timeout => return CloseReason::TimedOut,
                 // h2 sends a GOAWAY that excludes no stream, and the final one a round trip later (RFC 9113 section 6.8):
                 // a request that kas sends in between is still served.

@@ -1,18 +1,26 @@
-//! Four ways in which some streams can end or block a whole tunnel. Each happened with the defaults of h2.
+//! Five ways in which some streams can end or block a whole tunnel. Four of them happened with the defaults of h2.
 
-use std::time::Duration;
+use std::{future::poll_fn, time::Duration};
 
 use crate::support::{chunks, get, pair, text};
+use bytes::Bytes;
 use futures_util::future::join_all;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::time::timeout;
-use tunnel::Body;
+use tunnel::{
+    Body, TunnelConfig,
+    websocket::{Role, WebSocket},
+};
 
 async fn answer(request: Request<Body>) -> Response<Body> {
     match request.uri().path() {
         "/large" => Response::new(chunks(&[7; 1 << 16], 1 << 10)),
         "/tiny" => Response::new(chunks(b"one more line", 400_000)),
+        "/late" => {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            Response::new(request.into_body().collect().await.unwrap().to_bytes().into())
+        }
         "/slow" => {
             tokio::time::sleep(Duration::from_secs(1)).await;
             Response::new(Body::from("slow"))
@@ -45,6 +53,50 @@ async fn stopped_reader_of_tiny_chunks_does_not_end_the_tunnel() {
     // The reader continues, and no byte is lost.
     let body = stopped.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(body.len(), b"one more line".len() * 400_000);
+}
+
+/// Attack 88: 540,000 frames of one byte, of which h2 counts 138 MB. kas sends them if the bytes of a caller arrive one by one.
+#[tokio::test(start_paused = true)]
+async fn request_body_of_single_bytes_that_is_not_read_does_not_end_the_tunnel() {
+    const BATCH: usize = 20_000;
+    let (kas, agent) = tokio::io::duplex(64 << 10);
+    let (server, _drain) =
+        tunnel::accept(WebSocket::new(agent, Bytes::new(), Role::Client), &TunnelConfig::default());
+    tokio::spawn(server.run(|request| {
+        tokio::spawn(request.respond(answer));
+    }));
+    let kas = WebSocket::new(kas, Bytes::new(), Role::Server);
+    let (client, connection) = h2::client::handshake(kas).await.unwrap();
+    tokio::spawn(connection);
+    let mut client = client.ready().await.unwrap();
+
+    let request = Request::post("http://kas/late").body(()).unwrap();
+    let (late, mut body) = client.send_request(request, false).unwrap();
+    for _ in 0..27 {
+        body.reserve_capacity(BATCH);
+        while body.capacity() < BATCH {
+            poll_fn(|cx| body.poll_capacity(cx)).await.expect("the tunnel is open").unwrap();
+        }
+        for number in 0..BATCH {
+            body.send_data(Bytes::copy_from_slice(&[number as u8]), false).unwrap();
+        }
+        // Longer than the interval at which agentk joins the frames.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    let other = Request::get("http://kas/").body(()).unwrap();
+    let (other, _) = client.send_request(other, true).unwrap();
+    assert_eq!(other.await.unwrap().status(), StatusCode::OK);
+
+    // The reader reads at last, and no byte is lost.
+    body.send_data(Bytes::new(), true).unwrap();
+    let mut received = late.await.unwrap().into_body();
+    let mut echoed = Vec::new();
+    while let Some(data) = received.data().await {
+        let data = data.unwrap();
+        received.flow_control().release_capacity(data.len()).unwrap();
+        echoed.extend_from_slice(&data);
+    }
+    assert!(echoed == (0..BATCH).map(|number| number as u8).collect::<Vec<_>>().repeat(27));
 }
 
 #[tokio::test(start_paused = true)]
