@@ -1,4 +1,5 @@
 //! Five ways in which some streams can end or block a whole tunnel. Four of them happened with the defaults of h2.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::{future::poll_fn, time::Duration};
 
