@@ -237,11 +237,13 @@ impl KasOptions {
         }
         if let Some(membership) = &self.membership {
             config["redis"] = membership.redis.clone();
-            config["private_api"] = json!({"listen": {
+            let listen = json!({
                 "address": format!("{}:0", membership.private),
                 "authentication_secret_file": membership.secret,
                 "listen_grace_period": format!("{}s", membership.private_grace.unwrap_or(self.listen_grace)),
-            }});
+            });
+            // The network between the replicas is one of this machine.
+            config["private_api"] = json!({"allow_plaintext": true, "listen": listen});
         }
         for (name, section) in &self.sections {
             config[name] = section.clone();
