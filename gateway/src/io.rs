@@ -46,6 +46,17 @@ impl Io {
     pub fn tls(connection: TlsStream<ReadAhead<TcpStream>>, permit: OwnedSemaphorePermit) -> Self {
         Self { stream: IoStream::Tls(Box::new(connection)), _permit: permit }
     }
+
+    /// Returns the name that the client sent in its TLS handshake, if it sent one. The outer option is `None` without TLS.
+    pub fn tls_name(&self) -> Option<Option<&str>> {
+        match &self.stream {
+            IoStream::Tls(tls) => match &**tls {
+                TlsStream::Server(tls) => Some(tls.get_ref().1.server_name()),
+                TlsStream::Client(_) => None,
+            },
+            IoStream::Plain(_) => None,
+        }
+    }
 }
 
 macro_rules! delegate {

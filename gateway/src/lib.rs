@@ -51,6 +51,7 @@ mod forward;
 pub mod gitaly;
 pub mod gitlab;
 mod headers;
+mod hosts;
 mod http_limits;
 mod http_server;
 pub mod identity;
@@ -86,6 +87,7 @@ pub mod internals {
         destination::Destination,
         error::{ErrorDialect, ErrorFormat, RequestError},
         headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},
+        hosts::{AgentHosts, HostPattern, Route, TlsName},
         listen::proxy_header,
         promql::{Labels, Rewriter},
         target::{Target, UrlPathPrefix},

@@ -51,10 +51,10 @@ use crate::{
     disabled::RequestAttributes,
     error::RequestError,
     headers::PeerAddress,
+    hosts::TlsName,
     http_limits::HttpLimits,
     io::{LingeringClose, StallGuard},
     metrics::Limit,
-    target::Target,
 };
 
 /// The time for which a connection that was asked to close may stay without a request.
@@ -96,7 +96,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
             "agent.kubernetes_api.listen.allowed_networks",
         ));
     }
-    let target = Target::parse(&path, &context.server.url_path_prefix)?;
+    let target = context.route.target(&path, &context.server.url_path_prefix)?;
     let (switch, service) = (&context.server.kill_switch, &target.service);
     let mut request = RequestAttributes { address: client, service, agent: None, caller: None, user: None };
     // Before the authorization, which may depend on a server that is down, or that must be spared.
@@ -135,8 +135,9 @@ fn service()
 }
 
 impl ProxyServer {
-    /// Serves one connection until it ends. `peer` is its other end: a caller, or a proxy.
-    pub async fn serve<T>(self: &Arc<Self>, io: T, peer: SocketAddr)
+    /// Serves one connection until it ends. `peer` is its other end: a caller, or a proxy. `tls_name` is the name of kas in its
+    /// TLS handshake.
+    pub async fn serve<T>(self: &Arc<Self>, io: T, peer: SocketAddr, tls_name: TlsName)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -146,7 +147,8 @@ impl ProxyServer {
         let address = PeerAddress::new(peer.ip());
         let service = service();
         let service = service_fn(|request| {
-            let request = ProxyRequest::new(self, &address, RequestGuard::new(&state), request);
+            let route = self.hosts.route(&request, &tls_name);
+            let request = ProxyRequest::new(self, &address, route, RequestGuard::new(&state), request);
             service.clone().call(request)
         });
         let io = StallGuard::new(io, limits.write_stall_timeout, metrics.write_stalls.clone());

@@ -120,6 +120,20 @@ impl<'a> Target<'a> {
         Ok(Self { agent: Some(agent), service, path })
     }
 
+    /// Returns the target of a request to the host of an agent: the Kubernetes API, with the whole path.
+    ///
+    /// # Errors
+    ///
+    /// The reason is `unknown-path` for `*`, which is no path.
+    pub fn of_host(agent: &'a str, path: &'a PathAndQuery) -> Result<Self, RequestError> {
+        let path = path.as_str();
+        if !path.starts_with('/') {
+            return Err(RequestError::new(Reason::UnknownPath, "the target of the request is no path"));
+        }
+        let service = ServiceName::KUBERNETES.parse().expect("it is a service name");
+        Ok(Self { agent: Some(agent), service, path })
+    }
+
     /// Returns the query, if there is one.
     pub fn query(&self) -> Option<&'a str> {
         self.path.split_once('?').map(|(_, query)| query)
@@ -192,9 +206,10 @@ fn unknown_path(path: &str, UrlPathPrefix(prefix): &UrlPathPrefix) -> RequestErr
         return RequestError::new(Reason::UnknownPath, known);
     }
 
-    // `Request.RequestURI` of client-go before 0.34 replaces the path of the server.
-    let raw = "`kubectl get --raw` before 1.34 leaves out the path of the kubeconfig's server: give it the whole path, like \
-               /agents/<id or name>/kubernetes/version";
+    // `Request.RequestURI` of client-go replaces the path of the server.
+    let raw = "some clients leave out the path of the kubeconfig's server, such as `kubectl proxy`, and `kubectl get --raw` before 1.34: \
+               give them the whole path, like /agents/<id or name>/kubernetes/version, or a host of the agent \
+               (agent.kubernetes_api.hosts)";
     RequestError::new(Reason::UnknownPath, format!("{known}; {raw}"))
 }
 

@@ -59,6 +59,8 @@ macro_rules! reasons {
 reasons! {
     /// The path is neither `/k8s-proxy/…` nor `/agents/<agent>/<service>/…`.
     UnknownPath = "unknown-path", NOT_FOUND, Caller;
+    /// The host of the request is that of no agent, or differs from the name in the TLS handshake.
+    MisdirectedRequest = "misdirected-request", MISDIRECTED_REQUEST, Caller;
     /// The request is malformed, and kas does not forward it.
     BadRequest = "bad-request", BAD_REQUEST, Caller;
     /// The request has no credential, or an unknown one.

@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use super::{App, Listeners, shutdown::Shutdown};
-use crate::tasks::TaskGroup;
+use crate::{hosts::TlsName, tasks::TaskGroup};
 
 impl App {
     /// Spawns an accept loop for each listener, as a task of the background.
@@ -41,7 +41,15 @@ impl App {
             metrics.clone(),
             move |io, peer| {
                 let callers = Arc::clone(&callers);
-                async move { callers.serve(io, peer).await }
+                async move {
+                    // A proxy that ends TLS chooses the name of its own handshake with kas.
+                    let tls_name = match io.tls_name() {
+                        Some(_) if callers.addresses.trusts(peer.ip()) => TlsName::Irrelevant,
+                        Some(name) => TlsName::Sent(name.map(Box::from)),
+                        None => TlsName::Irrelevant,
+                    };
+                    callers.serve(io, peer, tls_name).await
+                }
             },
         );
         background.spawn(liveness.heartbeat("accept-public").during(serving));

@@ -50,6 +50,7 @@ pub(crate) struct AuditRecord {
     trace: Option<TraceId>,
     client: IpAddr,
     method: Method,
+    host: Option<Box<str>>,
     uri: Uri,
     access: Option<AuditedAccess>,
     operation: Option<Operation>,
@@ -72,6 +73,8 @@ pub(crate) struct NewRequest<'a> {
     pub(crate) client: IpAddr,
     /// The method.
     pub(crate) method: &'a Method,
+    /// The host of the request, if it names the agent.
+    pub(crate) host: Option<&'a str>,
     /// The URI as the caller sent it.
     pub(crate) uri: &'a Uri,
 }
@@ -126,6 +129,7 @@ struct AuditLine<'a> {
     service: Option<&'a str>,
     verb: Option<&'a str>,
     method: Option<Cow<'a, str>>,
+    host: Option<&'a str>,
     path: Option<Cow<'a, str>>,
     decision: &'static str,
     reason: Option<&'static str>,
@@ -202,6 +206,7 @@ impl AuditRecord {
             trace: None,
             client: request.client,
             method: request.method.clone(),
+            host: request.host.map(Box::from),
             uri: request.uri.clone(),
             access: None,
             operation: None,
@@ -317,6 +322,7 @@ impl AuditRecord {
             service: destination.map(|destination| destination.service.as_str()),
             verb: self.operation.as_ref().map(|operation| &*operation.verb),
             method: Some(shown(self.method.as_str())),
+            host: self.host.as_deref(),
             path: Some(shown(self.uri.path())),
             decision: if refusal == Some(true) { "deny" } else { "allow" },
             reason: self.error.as_ref().map(|(reason, _)| reason.as_str()),

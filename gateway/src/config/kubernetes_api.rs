@@ -11,9 +11,11 @@ use super::{
     bounds::{AnyDuration, Timeout, Within},
     gitlab_keys::GitLabKey,
     listeners,
-    schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS, URL_PATH_PREFIX},
+    schema::{HOST_PATTERN, HTTP_URL, NETWORK, SOCKET_ADDRESS, URL_PATH_PREFIX},
 };
-use crate::{addresses::AddressRules, cors::Origin, headers::ExtraHeader, target::UrlPathPrefix};
+use crate::{
+    addresses::AddressRules, cors::Origin, headers::ExtraHeader, hosts::HostPattern, target::UrlPathPrefix,
+};
 
 /// Section `agent.kubernetes_api`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -24,6 +26,9 @@ pub struct KubernetesApiConfig {
     /// The beginning of the paths of GitLab's kas, behind which the credential names the agent.
     #[schemars(with = "String", regex(pattern = URL_PATH_PREFIX))]
     pub url_path_prefix: UrlPathPrefix,
+    /// Host names of agents: `{agent}` is the id or name of the agent, as in `{agent}.k8s.example.com`.
+    #[schemars(with = "Vec<String>", inner(regex(pattern = HOST_PATTERN)))]
+    pub hosts: Vec<HostPattern>,
     /// Web pages that may use this listener: exact origins, as browsers send them.
     #[schemars(with = "Vec<String>", inner(regex(pattern = HTTP_URL)))]
     pub allowed_origins: Vec<Origin>,
@@ -137,6 +142,7 @@ impl Default for KubernetesApiConfig {
         Self {
             listen: PublicListen::default(),
             url_path_prefix: UrlPathPrefix::default(),
+            hosts: Vec::new(),
             allowed_origins: Vec::new(),
             extra_allowed_response_headers: Vec::new(),
             allowed_agent_cache_ttl: Duration::from_secs(60),

@@ -14,6 +14,8 @@ pub(super) const SOCKET_ADDRESS: &str = r"^([0-9.]+|\[[0-9A-Fa-f:.%]+\]|localhos
 pub(super) const NETWORK: &str = "^[0-9A-Fa-f:.]+/[0-9]{1,3}$";
 /// The beginning of paths.
 pub(super) const URL_PATH_PREFIX: &str = "^/([0-9A-Za-z._~-]+/?)*$";
+/// A pattern of the host names of agents.
+pub(super) const HOST_PATTERN: &str = r"^\{agent\}(\.[0-9A-Za-z-]+)+$";
 /// The URL of a server.
 pub(super) const HTTP_URL: &str = "^https?://.";
 /// A host and a port, or a socket.

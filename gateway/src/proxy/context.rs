@@ -30,9 +30,10 @@ use crate::{
     error::{ErrorFormat, RequestError},
     forward::Forwarder,
     headers::{ExtraHeader, ForwardedFor, PeerAddress},
+    hosts::{AgentHosts, Route},
     identity::Grant,
     metrics::Metrics,
-    target::{Target, UrlPathPrefix},
+    target::UrlPathPrefix,
     tasks::TaskGroup,
     traces::{RequestTrace, Traces},
 };
@@ -71,6 +72,8 @@ pub struct ProxyServer {
     pub addresses: AddressRules,
     /// The beginning of the paths of GitLab's kas.
     pub url_path_prefix: UrlPathPrefix,
+    /// The host names of agents.
+    pub hosts: AgentHosts,
     /// Response headers that the operator allows in addition to the harmless ones.
     pub extra_headers: Vec<ExtraHeader>,
 }
@@ -96,6 +99,8 @@ pub(super) struct RequestContext {
     pub(super) version: Version,
     /// The address of the caller, and the proxies in front of kas.
     pub(super) forwarded: ForwardedFor,
+    /// The way in which the request names its agent.
+    pub(super) route: Route,
     /// The dialect and encoding of an error.
     pub(super) error_format: ErrorFormat,
     /// The span of the request.
@@ -127,6 +132,7 @@ impl ProxyRequest {
     pub(super) fn new(
         server: &Arc<ProxyServer>,
         peer: &PeerAddress,
+        route: Route,
         guard: RequestGuard,
         request: Request<Incoming>,
     ) -> Self {
@@ -135,7 +141,7 @@ impl ProxyRequest {
         let forwarded = ForwardedFor::new(&parts.headers, peer, server.addresses.trusted_proxies());
         let audit = server.audit.get().map(|log| {
             let (method, uri) = (&parts.method, &parts.uri);
-            let request = NewRequest { id: &id, client: forwarded.client, method, uri };
+            let request = NewRequest { id: &id, client: forwarded.client, method, host: route.host(), uri };
             Box::new(Mutex::new(AuditRecord::new(log, request)))
         });
         let prefix = &server.url_path_prefix;
@@ -146,8 +152,9 @@ impl ProxyRequest {
             method: parts.method.clone(),
             version: parts.version,
             forwarded,
-            error_format: ErrorFormat::new(Target::dialect(parts.uri.path(), prefix), &parts.headers)
-                .with_discovery(Target::is_discovery(parts.uri.path(), prefix)),
+            error_format: ErrorFormat::new(route.dialect(parts.uri.path(), prefix), &parts.headers)
+                .with_discovery(route.is_discovery(parts.uri.path(), prefix)),
+            route,
             trace: Mutex::default(),
             audit,
             body: RequestBody::new(body, parts.headers.contains_key(http::header::EXPECT)),

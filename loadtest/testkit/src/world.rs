@@ -14,7 +14,7 @@ use gateway::{
     config::Config,
     gitlab::GitLabClient,
     identity::Identity,
-    internals::{Traces, Verifier},
+    internals::{TlsName, Traces, Verifier},
     oidc::{DocumentSource, Issuers},
     peers::ReplicaContext,
     token::{self, Holder, TokenHash},
@@ -267,9 +267,14 @@ impl World {
 
     /// Connects a caller.
     pub fn connect(&self) -> DuplexStream {
+        self.connect_with_name(TlsName::Irrelevant)
+    }
+
+    /// Connects a caller that has sent this name in its TLS handshake.
+    pub fn connect_with_name(&self, name: TlsName) -> DuplexStream {
         let (near, far) = tokio::io::duplex(64 << 10);
         let callers = Arc::clone(&self.kas.callers);
-        tokio::spawn(async move { callers.serve(far, CALLER).await });
+        tokio::spawn(async move { callers.serve(far, CALLER, name).await });
         near
     }
 
