@@ -58,6 +58,12 @@ pub(super) struct Kubeconfig {
     /// The default is the address of the public listener, if its certificate is valid for that address.
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     server: Option<ServerUrl>,
+    /// Write the host of the agent, of the first pattern in `agent.kubernetes_api.hosts`, in place of its path
+    ///
+    /// The server is `https://` and this host. With --server, the scheme and the port are those of the URL. `kubectl proxy` and
+    /// other clients that drop the path of the server's URL need it.
+    #[arg(long)]
+    by_host: bool,
     /// The file with the token of the caller; - is standard input
     #[arg(
         long,
@@ -119,6 +125,10 @@ Examples:
   For a user of GitLab, with the environment of GitLab:
   kas kubeconfig --config kas.yaml --environment shop/web:production \\
     --gitlab-token-file ./pat --server https://kas.example.com:8154
+
+  For `kubectl proxy` and other clients that need a server without a path:
+  kas kubeconfig --config kas.yaml --agent production --token-file ./token \
+    --by-host --output production.kubeconfig
 
   For people who log in at the issuer dex of oidc.issuers:
   kas kubeconfig --config kas.yaml --agent production --exec dex \\
@@ -240,22 +250,26 @@ impl Kubeconfig {
             None => Vec::new(),
         };
         let server = match &self.server {
-            Some(server) => server.clone(),
-            None => ServerUrl::from_listener(listen.address, own.first()).map_err(CliError::usage)?,
+            _ if self.by_host => self.host_url(config, in_path)?,
+            Some(server) => server.agent_url(in_path),
+            None => ServerUrl::from_listener(listen.address, own.first())
+                .map_err(CliError::usage)?
+                .agent_url(in_path),
         };
+        let is_secure = server.starts_with("https://");
         let trusted = match &self.certificate_authority {
             Some(file) => certificates(file).map_err(CliError::usage)?,
             None => own_authority(own),
         };
-        if !server.is_secure() {
+        if !is_secure {
             warn("kubectl sends no token over plain http, and kas will refuse its requests");
         }
 
         let text = KubeconfigText {
             agent,
             caller,
-            server: &server.agent_url(in_path),
-            authority: pem(&trusted).as_deref().filter(|_| server.is_secure()),
+            server: &server,
+            authority: pem(&trusted).as_deref().filter(|_| is_secure),
             namespace,
             credential,
         }
@@ -263,6 +277,21 @@ impl Kubeconfig {
         match &self.output {
             Some(file) => write(file, &text),
             None => print(&text),
+        }
+    }
+
+    /// Returns the URL of the host of an agent.
+    fn host_url(&self, config: &Config, agent: &dyn Display) -> Result<String, CliError> {
+        let Some(pattern) = config.agent.kubernetes_api.hosts.first() else {
+            let file = self.config.path.display();
+            return Err(CliError::usage(format!("--by-host needs agent.kubernetes_api.hosts in {file}")));
+        };
+        let host = pattern.host_of(agent);
+        match &self.server {
+            None => Ok(format!("https://{host}")),
+            Some(server) => server
+                .with_host(&host)
+                .ok_or_else(|| CliError::usage("with --by-host, the URL of --server may not have a path")),
         }
     }
 

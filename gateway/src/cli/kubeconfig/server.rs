@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, net::SocketAddr, str::FromStr};
 
-use http::Uri;
+use http::{Uri, uri::Authority};
 use proto::ServiceName;
 use rustls::pki_types::{CertificateDer, ServerName};
 use webpki::EndEntityCert;
@@ -45,14 +45,18 @@ impl ServerUrl {
         }
     }
 
-    /// Returns whether the scheme is `https`.
-    pub(super) fn is_secure(&self) -> bool {
-        self.0.starts_with("https://")
-    }
-
     /// Returns the URL of the Kubernetes API of an agent.
     pub(super) fn agent_url(&self, agent: &dyn Display) -> String {
         format!("{}/agents/{agent}/{}", self.0, ServiceName::KUBERNETES)
+    }
+
+    /// Returns the URL of another host with the scheme and the port of this one. Returns `None` if this one has a path, which
+    /// requests to the host of an agent cannot have.
+    pub(super) fn with_host(&self, host: &str) -> Option<String> {
+        let (scheme, rest) = self.0.split_once("://").expect("the parser accepts URLs with a scheme only");
+        let authority: Authority = rest.parse().ok()?;
+        let port = authority.port().map_or_else(String::new, |port| format!(":{port}"));
+        Some(format!("{scheme}://{host}{port}"))
     }
 }
 
@@ -97,6 +101,19 @@ mod tests {
             "https://kas/#",
         ] {
             assert!(bad.parse::<ServerUrl>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn host_of_an_agent_has_scheme_and_port_of_the_server() {
+        for (text, expected) in [
+            ("https://kas.example.com", Some("https://a.k8s.test")),
+            ("https://kas.example.com:8154/", Some("https://a.k8s.test:8154")),
+            ("http://[::1]:80", Some("http://a.k8s.test:80")),
+            ("https://kas.example.com/kas", None),
+        ] {
+            let server = text.parse::<ServerUrl>().unwrap();
+            assert_eq!(server.with_host("a.k8s.test").as_deref(), expected, "{text}");
         }
     }
 
