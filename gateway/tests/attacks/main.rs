@@ -12,6 +12,7 @@ mod cluster;
 mod floods;
 mod gitlab;
 mod hostile_agent;
+mod hosts;
 mod http1;
 mod http1_front;
 mod http1_headers;

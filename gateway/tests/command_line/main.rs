@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod gitlab_files;
+mod hosts;
 mod manifest;
 mod workspace;
 

@@ -28,6 +28,7 @@ pub(crate) struct Workspace {
 pub(crate) struct Kas {
     pub(crate) child: Child,
     pub(crate) agent: SocketAddr,
+    pub(crate) public: SocketAddr,
     pub(crate) observability: SocketAddr,
     /// The lines of the log before the listeners were bound.
     pub(crate) started: Vec<Value>,
@@ -130,7 +131,13 @@ impl Workspace {
         // The rest is read, so that kas does not block on its log.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let address = |name: &str| event[name].as_str().unwrap().parse().unwrap();
-        Kas { agent: address("agent"), observability: address("observability"), started, child }
+        Kas {
+            agent: address("agent"),
+            public: address("public"),
+            observability: address("observability"),
+            started,
+            child,
+        }
     }
 }
 

@@ -33,6 +33,7 @@ mod fleet_rollout;
 mod fleet_shutdown;
 mod gitlab;
 mod grafana;
+mod hosts;
 mod impersonation;
 mod large;
 mod large_responses;

@@ -34,6 +34,8 @@ pub(crate) struct KasOptions {
     pub(crate) membership: Option<Membership>,
     /// The section `agent.configuration`.
     pub(crate) configuration: Option<Value>,
+    /// The patterns of `agent.kubernetes_api.hosts`.
+    pub(crate) hosts: Vec<String>,
     /// Additional sections of the configuration.
     pub(crate) sections: Vec<(&'static str, Value)>,
     /// The network namespace, or `None` for that of the machine.
@@ -228,6 +230,9 @@ impl KasOptions {
             },
             "identity": {"file": "identity.yaml"},
         });
+        if !self.hosts.is_empty() {
+            config["agent"]["kubernetes_api"]["hosts"] = json!(self.hosts);
+        }
         if let Some(configuration) = &self.configuration {
             config["agent"]["configuration"] = configuration.clone();
         }

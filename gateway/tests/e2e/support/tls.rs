@@ -1,4 +1,4 @@
-//! A private certificate authority and a certificate for 127.0.0.1, generated with openssl.
+//! A private certificate authority and a certificate for 127.0.0.1 and the hosts of agents, generated with openssl.
 
 use std::{
     fs,
@@ -32,7 +32,7 @@ subjectKeyIdentifier = hash
 [server]
 basicConstraints = critical, CA:FALSE
 extendedKeyUsage = serverAuth
-subjectAltName = IP:127.0.0.1, DNS:localhost
+subjectAltName = IP:127.0.0.1, DNS:localhost, DNS:*.k8s.example.com
 subjectKeyIdentifier = hash
 authorityKeyIdentifier = keyid
 ";

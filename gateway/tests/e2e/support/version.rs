@@ -23,6 +23,8 @@ impl KubectlVersion {
     pub(crate) const WEBSOCKET_PORT_FORWARD: Self = Self(1, 31);
     /// The first version whose `--raw` keeps the path of the server's URL.
     const RAW_KEEPS_SERVER_PATH: Self = Self(1, 34);
+    /// The first version whose proxy sends the host of the server.
+    pub(crate) const PROXY_SENDS_SERVER_HOST: Self = Self(1, 23);
     /// The first version with `kubectl wait --for=jsonpath`.
     pub(crate) const WAIT_FOR_JSONPATH: Self = Self(1, 23);
 
