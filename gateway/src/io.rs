@@ -6,6 +6,7 @@ mod stall;
 use std::{
     io::{self, IoSlice},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -17,16 +18,20 @@ use tokio::{
 use tokio_rustls::TlsStream;
 use tunnel::ReadAhead;
 
+use crate::listen::Stranger;
+
 pub(crate) use self::{
     linger::LingeringClose,
     stall::{StallGuard, StallTimer},
 };
 
-/// An accepted TCP connection, with or without TLS, with its permit of the listener.
+/// An accepted TCP connection, with or without TLS, with its permit of the listener. It counts as a stranger until its server
+/// admits the client.
 #[derive(Debug)]
 pub struct Io {
     stream: IoStream,
     _permit: OwnedSemaphorePermit,
+    stranger: Arc<Stranger>,
 }
 
 #[derive(Debug)]
@@ -38,13 +43,22 @@ enum IoStream {
 
 impl Io {
     /// Wraps a plain connection.
-    pub fn plain(connection: TcpStream, permit: OwnedSemaphorePermit) -> Self {
-        Self { stream: IoStream::Plain(connection), _permit: permit }
+    pub fn plain(connection: TcpStream, permit: OwnedSemaphorePermit, stranger: Stranger) -> Self {
+        Self { stream: IoStream::Plain(connection), _permit: permit, stranger: Arc::new(stranger) }
     }
 
     /// Wraps a connection after its TLS handshake.
-    pub fn tls(connection: TlsStream<ReadAhead<TcpStream>>, permit: OwnedSemaphorePermit) -> Self {
-        Self { stream: IoStream::Tls(Box::new(connection)), _permit: permit }
+    pub fn tls(
+        connection: TlsStream<ReadAhead<TcpStream>>,
+        permit: OwnedSemaphorePermit,
+        stranger: Stranger,
+    ) -> Self {
+        Self { stream: IoStream::Tls(Box::new(connection)), _permit: permit, stranger: Arc::new(stranger) }
+    }
+
+    /// Returns the connection as a stranger, for a server that admits its client.
+    pub fn stranger(&self) -> &Arc<Stranger> {
+        &self.stranger
     }
 
     /// Returns the name that the client sent in its TLS handshake, if it sent one. The outer option is `None` without TLS.

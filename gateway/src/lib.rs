@@ -88,7 +88,7 @@ pub mod internals {
         error::{ErrorDialect, ErrorFormat, RequestError},
         headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},
         hosts::{AgentHosts, HostPattern, Route, TlsName},
-        listen::proxy_header,
+        listen::{Stranger, proxy_header},
         promql::{Labels, Rewriter},
         target::{Target, UrlPathPrefix},
         timing::RequestTiming,

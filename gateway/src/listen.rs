@@ -2,6 +2,7 @@
 
 mod handshake;
 pub mod proxy_header;
+mod strangers;
 
 use std::{
     fmt,
@@ -12,12 +13,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cores::Cores;
+use cores::{Cores, poll_on_wake};
 use process::LogLimiter;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{net::TcpListener, sync::Semaphore, time::sleep};
 
-use self::handshake::{Handshake, HandshakeError};
+pub use self::strangers::Stranger;
+use self::{
+    handshake::{Handshake, HandshakeError},
+    strangers::Strangers,
+};
 use crate::{
     addresses::{AddressRules, canonical},
     io::Io,
@@ -68,8 +73,8 @@ impl fmt::Debug for Listener {
 impl Listener {
     /// Binds an address.
     ///
-    /// Connections beyond `max_connections` wait in the backlog of the system until others end. A connection is closed if its
-    /// PROXY header and TLS handshake, or its first byte, take longer than `handshake_timeout`.
+    /// A connection beyond `max_connections` replaces one of a [`Stranger`], or else waits until another one ends. A connection is
+    /// closed if its PROXY header and TLS handshake, or its first byte, take longer than `handshake_timeout`.
     pub async fn bind(
         name: &'static str,
         address: SocketAddr,
@@ -110,6 +115,7 @@ impl Listener {
         let Self { name, socket, permits, handshake } = self;
         let socket = TcpListener::from_std(socket).expect("the system has resources for a listener");
         let handshake = Arc::new(handshake);
+        let strangers = Arc::new(Strangers::default());
         metrics.create_refused_connections(name);
         // Both tunnels and callers are spread evenly over the cores: the callers of a core without a tunnel would all use another
         // core.
@@ -117,21 +123,22 @@ impl Listener {
         let log_limit = Arc::new(LogLimiter::new(LOG_PERIOD));
         loop {
             let accepting = async {
+                let (connection, peer) = socket.accept().await?;
                 let permit = match Arc::clone(&permits).try_acquire_owned() {
                     Ok(permit) => permit,
                     Err(_) => {
-                        metrics.count_limit(Limit::Connections);
+                        let replaces = strangers.replace_one();
+                        metrics.count_limit(if replaces { Limit::Strangers } else { Limit::Connections });
                         if let Some(suppressed) = log_limit.admit("full", Instant::now()) {
                             tracing::warn!(
                                 listener = name,
                                 suppressed,
-                                "connection limit reached, new connections wait"
+                                "connection limit reached, new connections replace those without a credential, or wait"
                             );
                         }
                         Arc::clone(&permits).acquire_owned().await.expect("never closed")
                     }
                 };
-                let (connection, peer) = socket.accept().await?;
                 // The task that serves it polls it on another runtime.
                 Ok::<_, io::Error>((connection.into_std()?, canonical(peer), permit))
             };
@@ -153,10 +160,19 @@ impl Listener {
             };
             let (handshake, handle, metrics) = (Arc::clone(&handshake), handle.clone(), metrics.clone());
             let log_limit = Arc::clone(&log_limit);
+            let stranger = strangers.insert(peer.ip());
             connections.spawn_on(cores.reserve(), async move {
-                match handshake.run(connection, peer, permit).await {
-                    Ok((io, client)) => handle(io, client).await,
-                    Err(error) => report(name, &error, peer, &metrics, &log_limit),
+                let replaced = stranger.replaced();
+                let serving = async move {
+                    match handshake.run(connection, peer, permit, stranger).await {
+                        Ok((io, client)) => handle(io, client).await,
+                        Err(error) => report(name, &error, peer, &metrics, &log_limit),
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    () = serving => {}
+                    () = poll_on_wake(replaced.cancelled()) => {}
                 }
             });
         }

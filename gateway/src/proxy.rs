@@ -54,6 +54,7 @@ use crate::{
     hosts::TlsName,
     http_limits::HttpLimits,
     io::{LingeringClose, StallGuard},
+    listen::Stranger,
     metrics::Limit,
 };
 
@@ -103,6 +104,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     switch.check(&request)?;
     let AuthorizedCaller { grant, agent, name, login } =
         context.server.access.authorize(head.headers(), &target, client).await?;
+    context.guard.admit();
     request.agent = Some((agent, name.as_ref()));
     (request.caller, request.user) = (Some(grant.caller.name()), grant.caller.user.as_deref());
     let disabled = switch.check(&request);
@@ -136,13 +138,18 @@ fn service()
 
 impl ProxyServer {
     /// Serves one connection until it ends. `peer` is its other end: a caller, or a proxy. `tls_name` is the name of kas in its
-    /// TLS handshake.
-    pub async fn serve<T>(self: &Arc<Self>, io: T, peer: SocketAddr, tls_name: TlsName)
-    where
+    /// TLS handshake. The connection is that of the `stranger` until a request has a valid credential.
+    pub async fn serve<T>(
+        self: &Arc<Self>,
+        io: T,
+        peer: SocketAddr,
+        tls_name: TlsName,
+        stranger: Arc<Stranger>,
+    ) where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let (limits, metrics) = (&self.limits, &self.metrics);
-        let state = Arc::new(ConnectionState::new(&metrics.connections));
+        let state = Arc::new(ConnectionState::new(&metrics.connections, stranger));
         let _idle = self.idle_connections.insert(&state);
         let address = PeerAddress::new(peer.ip());
         let service = service();

@@ -31,7 +31,11 @@ impl App {
             metrics.clone(),
             move |io, peer| {
                 let agents = Arc::clone(&agents);
-                async move { agents.serve(io, peer).await }
+                async move {
+                    // The token follows within the handshake timeout.
+                    io.stranger().admit();
+                    agents.serve(io, peer).await
+                }
             },
         );
         background.spawn(liveness.heartbeat("accept-agent").during(serving));
@@ -48,7 +52,8 @@ impl App {
                         Some(name) => TlsName::Sent(name.map(Box::from)),
                         None => TlsName::Irrelevant,
                     };
-                    callers.serve(io, peer, tls_name).await
+                    let stranger = Arc::clone(io.stranger());
+                    callers.serve(io, peer, tls_name, stranger).await
                 }
             },
         );
@@ -62,6 +67,8 @@ impl App {
         if let Some((listener, api)) = listeners.api.zip(self.api.clone()) {
             let server = api.server();
             let serving = listener.serve(unawaited(), Cores::default(), metrics.clone(), move |io, peer| {
+                // Each request has a token, and an idle connection is closed soon.
+                io.stranger().admit();
                 server.clone().serve(io, peer)
             });
             background.spawn(liveness.heartbeat("accept-api").during(serving));

@@ -15,7 +15,10 @@ use tokio::{
 use tokio_rustls::TlsStream;
 use tunnel::ReadAhead;
 
-use super::proxy_header::{self, ProxyHeader, ProxyHeaderError};
+use super::{
+    proxy_header::{self, ProxyHeader, ProxyHeaderError},
+    strangers::Stranger,
+};
 use crate::{addresses::AddressRules, io::Io, metrics::RefusedConnection, tls::Acceptor};
 
 /// The time in which a client may read the response to a refused connection.
@@ -75,6 +78,7 @@ impl Handshake {
         connection: std::net::TcpStream,
         peer: SocketAddr,
         permit: OwnedSemaphorePermit,
+        mut stranger: Stranger,
     ) -> Result<(Io, SocketAddr), HandshakeError> {
         let mut connection = TcpStream::from_std(connection)?;
         connection.set_nodelay(true)?;
@@ -88,7 +92,10 @@ impl Handshake {
             let header = header.map_err(|_| HandshakeError::ProxyHeaderTimeout)??;
             match header.ok_or(HandshakeError::Closed)? {
                 ProxyHeader::Local => {}
-                ProxyHeader::Forwarded { client } => address = client,
+                ProxyHeader::Forwarded { client } => {
+                    address = client;
+                    stranger.set_address(client.ip());
+                }
             }
         }
         if !self.addresses.admits(address.ip()) {
@@ -96,7 +103,7 @@ impl Handshake {
             let _ = timeout(REFUSAL_TIMEOUT, refuse(connection, address.ip())).await;
             return Err(HandshakeError::AddressNotAllowed(address.ip()));
         }
-        let io = timeout_at(deadline, establish(connection, self.tls.clone(), permit)).await;
+        let io = timeout_at(deadline, establish(connection, self.tls.clone(), permit, stranger)).await;
         Ok((io.map_err(|_| HandshakeError::Timeout)??, address))
     }
 }
@@ -105,19 +112,23 @@ async fn establish(
     connection: TcpStream,
     tls: Option<Acceptor>,
     permit: OwnedSemaphorePermit,
+    stranger: Stranger,
 ) -> io::Result<Io> {
     let first = peek(&connection).await?;
     let is_tls = first == Some(TLS_HANDSHAKE);
     match tls {
         None if is_tls => Err(io::Error::other("the peer uses TLS, but this listener does not")),
-        None => Ok(Io::plain(connection, permit)),
+        None => Ok(Io::plain(connection, permit, stranger)),
         Some(_) if first.is_some() && !is_tls => {
             // It is the protocol that is wrong, whether or not the client reads that.
             let response = response("400 Bad Request", "", "this port speaks TLS: use https:// or wss://\n");
             let _ = timeout(REFUSAL_TIMEOUT, send_last(connection, response.as_bytes())).await;
             Err(io::Error::other("the peer does not use TLS, but this listener does"))
         }
-        Some(tls) => Ok(Io::tls(TlsStream::Server(tls.accept(ReadAhead::new(connection)).await?), permit)),
+        Some(tls) => {
+            let connection = tls.accept(ReadAhead::new(connection)).await?;
+            Ok(Io::tls(TlsStream::Server(connection), permit, stranger))
+        }
     }
 }
 

@@ -13,6 +13,8 @@ use prometheus_client::{
 pub enum Limit {
     /// `max_connections` of a listener: a connection waits.
     Connections,
+    /// `max_connections` of a listener: a connection replaces one whose client has shown no valid credential.
+    Strangers,
     /// The limit of open files: a connection could not be accepted.
     OpenFiles,
     /// `handshake_timeout` of a listener.
@@ -60,8 +62,9 @@ struct Label {
 
 impl Limit {
     /// All limits, in the order of their counters.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Connections,
+        Self::Strangers,
         Self::OpenFiles,
         Self::Handshake,
         Self::TunnelsPerAgent,
@@ -98,6 +101,7 @@ impl Limit {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Connections => "connections",
+            Self::Strangers => "unauthenticated-connections",
             Self::OpenFiles => "open-files",
             Self::Handshake => "handshake-timeout",
             Self::TunnelsPerAgent => "tunnels-per-agent",

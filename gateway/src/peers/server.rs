@@ -87,7 +87,11 @@ impl PeerServer {
         let (connections, metrics) = (self.connections.clone(), self.metrics.clone());
         let serving = listener.serve(connections, cores, metrics, move |io, address| {
             let server = Arc::clone(&self);
-            async move { server.serve(io, address).await }
+            async move {
+                // Each request has a MAC, unless the handshake has authenticated the replica.
+                io.stranger().admit();
+                server.serve(io, address).await
+            }
         });
         serving.await;
     }

@@ -11,7 +11,7 @@ use std::{
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 
-use crate::{metrics::GaugeGuard, request_count::RequestCount};
+use crate::{listen::Stranger, metrics::GaugeGuard, request_count::RequestCount};
 
 /// Counts the requests of one connection.
 #[derive(Debug)]
@@ -20,6 +20,7 @@ pub(super) struct ConnectionState {
     /// Set once the connection was upgraded.
     upgraded: Arc<AtomicBool>,
     close: Notify,
+    stranger: Arc<Stranger>,
     /// Counts the connection until it and its last request have ended.
     _guard: GaugeGuard,
 }
@@ -29,11 +30,12 @@ pub(super) struct ConnectionState {
 pub(super) struct RequestGuard(Arc<ConnectionState>);
 
 impl ConnectionState {
-    pub(super) fn new(connections: &Gauge) -> Self {
+    pub(super) fn new(connections: &Gauge, stranger: Arc<Stranger>) -> Self {
         Self {
             requests: RequestCount::default(),
             upgraded: Arc::default(),
             close: Notify::new(),
+            stranger,
             _guard: GaugeGuard::new(connections),
         }
     }
@@ -68,6 +70,11 @@ impl RequestGuard {
     pub(super) fn new(state: &Arc<ConnectionState>) -> Self {
         state.requests.start();
         Self(Arc::clone(state))
+    }
+
+    /// Admits the client of the connection.
+    pub(super) fn admit(&self) {
+        self.0.stranger.admit();
     }
 
     /// Marks the connection as upgraded.

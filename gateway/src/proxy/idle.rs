@@ -175,7 +175,8 @@ mod tests {
         fn new(count: u64) -> Self {
             let (mut connections, start) = (Connections::default(), Instant::now());
             let gauge = Gauge::default();
-            let states: Vec<_> = (0..count).map(|_| Arc::new(ConnectionState::new(&gauge))).collect();
+            let states: Vec<_> =
+                (0..count).map(|_| Arc::new(ConnectionState::new(&gauge, Arc::default()))).collect();
             for (second, state) in (0..).zip(&states) {
                 connections.insert(state, start + Duration::from_secs(second));
             }

@@ -188,9 +188,9 @@ async fn http2_is_known_by_its_first_bytes_however_they_come() {
         let (mut right, far) = duplex(step);
         tokio::spawn(async move { copy_bidirectional(&mut left, &mut right).await });
         let kas = Arc::clone(&world.kas);
-        tokio::spawn(
-            async move { kas.callers.serve(far, testkit::world::CALLER, TlsName::Irrelevant).await },
-        );
+        tokio::spawn(async move {
+            kas.callers.serve(far, testkit::world::CALLER, TlsName::Irrelevant, Arc::default()).await
+        });
         let executor = hyper_util::rt::TokioExecutor::new();
         let handshake = hyper::client::conn::http2::handshake(executor, hyper_util::rt::TokioIo::new(near));
         let (mut sender, connection) = handshake.await.unwrap();

@@ -274,7 +274,7 @@ impl World {
     pub fn connect_with_name(&self, name: TlsName) -> DuplexStream {
         let (near, far) = tokio::io::duplex(64 << 10);
         let callers = Arc::clone(&self.kas.callers);
-        tokio::spawn(async move { callers.serve(far, CALLER, name).await });
+        tokio::spawn(async move { callers.serve(far, CALLER, name, Arc::default()).await });
         near
     }
 
