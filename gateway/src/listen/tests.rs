@@ -7,12 +7,15 @@ use tokio::{
     net::{TcpSocket, TcpStream},
     sync::mpsc,
 };
+use tokio_rustls::TlsConnector;
 
 use super::*;
 use crate::{config::ProxyProtocol, metrics, tls::Certificate};
 
 /// A handshake timeout for tests in which it is not reached.
 const LONG: Duration = Duration::from_secs(60);
+
+const MAX_CONNECTIONS: usize = 10;
 
 /// A PROXY header of a connection from 198.51.100.7:4660.
 const HEADER: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\xc6\x33\x64\x07\x0a\x00\x00\x01\x12\x34\x01\xbb";
@@ -34,7 +37,8 @@ impl Drop for Fixture {
 impl Fixture {
     async fn new(rules: AddressRules, tls: Option<Acceptor>, handshake_timeout: Duration) -> Self {
         let local = "127.0.0.1:0".parse().unwrap();
-        let listener = Listener::bind("test", local, rules, tls, 10, handshake_timeout).await.unwrap();
+        let listener =
+            Listener::bind("test", local, rules, tls, MAX_CONNECTIONS, handshake_timeout).await.unwrap();
         let (address, mut registry, group) = (listener.address(), Registry::default(), TaskGroup::default());
         let metrics = Metrics::register(&mut registry);
         let (sender, clients) = mpsc::unbounded_channel();
@@ -172,8 +176,8 @@ async fn networks_apply_to_the_client_of_the_header() {
     assert_eq!(fixture.refused("address-not-allowed"), 1);
 }
 
-#[tokio::test]
-async fn header_comes_before_tls() {
+/// Returns a server with a new certificate, and a client that trusts it.
+fn tls() -> (Acceptor, TlsConnector) {
     let directory = tempfile::tempdir().unwrap();
     let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["kas".to_owned()]).unwrap();
     std::fs::write(directory.path().join("tls.crt"), cert.pem()).unwrap();
@@ -182,8 +186,6 @@ async fn header_comes_before_tls() {
     let paths: Vec<serde_saphyr::Spanned<std::path::PathBuf>> = serde_saphyr::from_str(&text).unwrap();
     let pair =
         Certificate::read("kas.yaml".as_ref(), "agent.listen", paths.first(), paths.get(1)).unwrap().unwrap();
-    let mut fixture = Fixture::new(behind_proxy(&[]), Some(pair.acceptor(&[])), LONG).await;
-
     let mut roots = rustls::RootCertStore::empty();
     roots.add(cert.der().clone()).unwrap();
     let client = rustls::ClientConfig::builder_with_provider(::tls::provider())
@@ -191,11 +193,17 @@ async fn header_comes_before_tls() {
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
+    (pair.acceptor(&[]), TlsConnector::from(Arc::new(client)))
+}
+
+#[tokio::test]
+async fn header_comes_before_tls() {
+    let (acceptor, connector) = tls();
+    let mut fixture = Fixture::new(behind_proxy(&[]), Some(acceptor), LONG).await;
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
     let mut connection = socket.connect(fixture.address).await.unwrap();
     connection.write_all(HEADER).await.unwrap();
-    let connector = tokio_rustls::TlsConnector::from(Arc::new(client));
     let mut tls = connector.connect("kas".try_into().unwrap(), connection).await.unwrap();
     tls.write_all(b"hello").await.unwrap();
     let mut echoed = [0; 5];
@@ -204,6 +212,50 @@ async fn header_comes_before_tls() {
         (&echoed, fixture.clients.recv().await),
         (b"hello", Some("198.51.100.7:4660".parse().unwrap()))
     );
+}
+
+/// Attack 87: the clients fill all places of the listener. Half of them stop in their ClientHello, and the others send it byte by
+/// byte.
+#[tokio::test]
+async fn slow_tls_handshakes_give_their_places_to_the_next_client() {
+    // The begin of a ClientHello of 508 bytes in a record.
+    const HELLO: [u8; 9] = [22, 3, 1, 2, 0, 1, 0, 1, 252];
+    let (acceptor, connector) = tls();
+    let mut fixture = Fixture::new(AddressRules::default(), Some(acceptor), Duration::from_secs(3)).await;
+    let mut attackers = tokio::task::JoinSet::new();
+    for number in 0..MAX_CONNECTIONS {
+        let mut attacker = TcpStream::connect(fixture.address).await.unwrap();
+        attacker.write_all(&HELLO).await.unwrap();
+        attackers.spawn(async move {
+            let (mut reader, mut writer) = attacker.split();
+            let trickle = async {
+                while number % 2 == 0 && writer.write_all(&[0]).await.is_ok() {
+                    sleep(Duration::from_millis(100)).await;
+                }
+                std::future::pending::<()>().await;
+            };
+            let mut received = Vec::new();
+            tokio::select! {
+                // An error is a reset, because the listener has not read all bytes.
+                _ = reader.read_to_end(&mut received) => received,
+                () = trickle => unreachable!(),
+            }
+        });
+    }
+
+    let connection = TcpStream::connect(fixture.address).await.unwrap();
+    let mut tls = connector.connect("kas".try_into().unwrap(), connection).await.unwrap();
+    tls.write_all(b"hello").await.unwrap();
+    let mut echoed = [0; 5];
+    tls.read_exact(&mut echoed).await.unwrap();
+    assert_eq!(&echoed, b"hello");
+    let text = metrics::render(&fixture.registry);
+    assert!(!text.contains("kas_limits_total{limit=\"connections\"} 0\n"), "the places were never full");
+    for received in attackers.join_all().await {
+        assert_eq!(received, b"", "the connection is closed");
+    }
+    assert!(fixture.clients.recv().await.is_some());
+    assert!(fixture.clients.try_recv().is_err(), "no attacker reaches the server");
 }
 
 #[tokio::test]

@@ -254,6 +254,14 @@ pub(crate) fn string(block: &mut Vec<u8>, text: &[u8]) {
     block.extend_from_slice(text);
 }
 
+/// Adds updates of the size of the HPACK table, of 4 bytes for two, to the begin of a head that is a single frame
+/// (RFC 7541 section 6.3).
+pub(crate) fn with_size_updates(head: &[u8]) -> Vec<u8> {
+    let (header, fields) = head.split_at(9);
+    let block = [&[0x20, 0x3f, 0xe1, 0x1f].repeat(3500), fields].concat();
+    frame(header[3], header[4], u32::from_be_bytes(header[5..].try_into().unwrap()), &block)
+}
+
 pub(crate) fn headers(stream: u32, flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS | flags, stream, &block(fields))
 }

@@ -10,7 +10,7 @@ use crate::{
     http2::{
         ACK, CANCEL, CONTINUATION, DATA, END_HEADERS, END_STREAM, ENHANCE_YOUR_CALM, HEADERS, PING, PRIORITY,
         PROTOCOL_ERROR, REFUSED_STREAM, RST_STREAM, SETTINGS, Sent, block, frame, goaway, headers, reset,
-        settings_frame, string, window_update,
+        settings_frame, string, window_update, with_size_updates,
     },
     memory::Memory,
 };
@@ -136,6 +136,28 @@ async fn attack_04_hpack_bomb_is_refused() {
     assert!(answer.ends_stream());
     attacker.send(&ask(&world, 3, END_STREAM, "/small", &[])).await;
     assert!(attacker.body(3).await.unwrap().starts_with(b"GET /small"));
+    assert_serves(&world).await;
+    memory.assert_bounded();
+}
+
+/// 7,000 updates in each of 300 heads. h2 accepts them before the first field only, and each of them is cheap.
+#[tokio::test(start_paused = true)]
+async fn attack_04_updates_of_the_table_size_are_cheap() {
+    let (world, _agent) = attacked().await;
+    let memory = Memory::now();
+    let mut attacker = caller(&world, &[]).await;
+    for stream in streams(300) {
+        let head = with_size_updates(&ask(&world, stream, END_STREAM, "/small", &[]));
+        assert_eq!(attacker.send(&head).await, Sent::All);
+        assert!(attacker.body(stream).await.unwrap().starts_with(b"GET /small"));
+        if stream % 100 == 1 {
+            assert_serves(&world).await;
+        }
+    }
+    // The same head with an update behind its fields.
+    let late = [ask(&world, 2001, END_STREAM, "/small", &[])[9..].to_vec(), vec![0x20]].concat();
+    attacker.send(&frame(HEADERS, END_HEADERS | END_STREAM, 2001, &late)).await;
+    assert!(attacker.goaway().await.is_some_and(|code| code != 0));
     assert_serves(&world).await;
     memory.assert_bounded();
 }

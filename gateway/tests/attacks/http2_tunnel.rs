@@ -17,7 +17,7 @@ use crate::{
     http2::{
         CANCEL, CONTINUATION, DATA, END_HEADERS, END_STREAM, ENHANCE_YOUR_CALM, HEADERS, PING, PUSH_PROMISE,
         REFUSED_STREAM, RST_STREAM, Sent, block, frame, goaway, headers, reset, settings_frame,
-        window_update,
+        window_update, with_size_updates,
     },
     memory::Memory,
     tunnel_ends::{
@@ -141,6 +141,22 @@ async fn attack_04_hpack_bomb_ends_the_tunnel() {
     attacker.send(&bomb(stream, &[(":status", "200")])).await;
     assert_failed(asking).await;
     world.tunnels(0).await;
+    memory.assert_bounded();
+}
+
+/// The updates are overhead of the tunnel: the head of an interim response has 14 kB of them.
+#[tokio::test(start_paused = true)]
+async fn attack_04_flood_of_table_size_updates_of_agent_ends_its_tunnel() {
+    let world = World::new();
+    let memory = Memory::now();
+    let mut attacker = agent(&world, &[]).await;
+    let (asking, stream) = asked(&world, &mut attacker).await;
+    let updates = with_size_updates(&headers(stream, 0, &[(":status", "103")]));
+    assert_eq!(attacker.flood(&updates, 10_000).await, Sent::Closed);
+    assert_failed(asking).await;
+    assert_eq!(world.metric(r#"kas_tunnel_lifetime_seconds_count{reason="flooded"}"#), 1.0);
+    let _honest = world.agent(services()).await;
+    assert_serves(&world).await;
     memory.assert_bounded();
 }
 
