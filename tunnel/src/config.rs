@@ -20,8 +20,8 @@ const CONNECTION_WINDOW: u32 = 1 << 30;
 /// h2 counts 256 bytes less the payload for each small frame that the application has not read yet. A log stream whose
 /// reader stopped collects a stream window of such frames, and with the default of h2 the tunnel would end with all its
 /// streams. [`SendBody`](crate::send_body::SendBody) joins small chunks, so that eight full windows of lines of 50 bytes
-/// fit. Frames that arrive one by one are joined later: agentk joins those of requests that are not read, and kas those of
-/// responses ([`StreamMonitor::compact`](crate::StreamMonitor::compact)). kas resets the stream of a reader that stopped.
+/// fit. Frames that arrive one by one are joined later, at the end that receives them
+/// ([`StreamMonitor::compact`](crate::StreamMonitor::compact)). kas resets the stream of a reader that stopped.
 const DATA_FRAME_BUDGET: usize = 128 << 20;
 
 /// Most streams that the other end may reset before this end accepts them: rapid reset (CVE-2023-44487). One more ends

@@ -5,21 +5,27 @@ use std::{
     fmt, mem,
     sync::Arc,
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use h2::RecvStream;
 use http::HeaderMap;
 use parking_lot::Mutex;
+use tokio::time::sleep;
 
 use crate::{
-    Body, BodyError,
+    BodyError,
     overhead::OverheadCounter,
     send_body::{SMALL_CHUNK, SendBody},
 };
 
 /// Size at which joined small frames become a chunk, in bytes.
 const JOINED_CHUNK: usize = 64 << 10;
+
+/// The interval at which the small frames of unread streams are joined. h2 ends the connection at half a million of them
+/// ([`DATA_FRAME_BUDGET`](crate::config)), which take longer.
+pub(crate) const COMPACT_PERIOD: Duration = Duration::from_millis(250);
 
 /// The receiving half of a stream. Dropping it resets the stream if the other end has not finished it.
 pub(crate) struct ReceiveStream(StreamMonitor);
@@ -163,6 +169,18 @@ impl StreamMonitor {
         }
     }
 
+    /// Runs a future that reads from the stream, and joins the small frames that it does not read in time.
+    pub(crate) async fn compact_during<F: Future>(&self, future: F) -> F::Output {
+        tokio::pin!(future);
+        loop {
+            tokio::select! {
+                biased;
+                output = &mut future => return output,
+                () = sleep(COMPACT_PERIOD) => self.compact(),
+            }
+        }
+    }
+
     /// Returns true if the stream was reset, or its reader was dropped.
     fn is_closed(&self) -> bool {
         self.0.lock().stream.is_none()
@@ -178,20 +196,20 @@ impl StreamMonitor {
     }
 }
 
-/// The bodies that are received in one tunnel.
+/// The streams that are received in one tunnel.
 #[derive(Default)]
-pub(crate) struct ReceivedBodies(Vec<StreamMonitor>);
+pub(crate) struct ReceivedStreams(Vec<StreamMonitor>);
 
-impl ReceivedBodies {
-    pub(crate) fn add(&mut self, body: &Body) {
-        self.0.extend(body.monitor());
+impl ReceivedStreams {
+    pub(crate) fn add(&mut self, stream: Option<StreamMonitor>) {
+        self.0.extend(stream);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Joins the small frames of the bodies that are not read, and removes the bodies that have been dropped.
+    /// Joins the small frames of the streams that are not read, and removes the streams that have been dropped.
     pub(crate) fn compact(&mut self) {
         self.0.retain(|monitor| !monitor.is_closed());
         self.0.iter().for_each(StreamMonitor::compact);
@@ -230,16 +248,6 @@ impl ReceiveStream {
         state.reads += u64::from(polled.is_ready());
         state.waiting = polled.is_pending();
         polled
-    }
-
-    /// Takes data before the reader polls for it. This counts neither as a read nor as a wait of the reader.
-    pub(crate) fn poll_data_ahead(&self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
-        self.0.0.lock().poll_data(cx)
-    }
-
-    /// Counts a read of data that was taken ahead.
-    pub(crate) fn count_read(&self) {
-        self.0.0.lock().reads += 1;
     }
 
     pub(crate) fn poll_trailers(&self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, BodyError>> {

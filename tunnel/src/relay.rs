@@ -20,7 +20,7 @@ impl IncomingRequest {
     /// If there is no response. The stream of the sender is then reset: with REFUSED_STREAM if the request was not
     /// processed, and with INTERNAL_ERROR otherwise.
     pub async fn relay(self, into: &Tunnel) -> Result<(), CallError> {
-        let Self { request, mut respond, raw, stalls, overhead } = self;
+        let Self { request, mut respond, raw, stalls } = self;
         if poll_fn(|cx| Poll::Ready(respond.poll_reset(cx).is_ready())).await {
             return Ok(());
         }
@@ -41,7 +41,12 @@ impl IncomingRequest {
         };
 
         let Some(inner) = upgrade::take(&mut response) else {
-            send_response(response, respond, stalls).await;
+            let monitor = response.body().monitor();
+            let sending = send_response(response, respond, stalls);
+            match monitor {
+                Some(monitor) => monitor.compact_during(sending).await,
+                None => sending.await,
+            }
             return Ok(());
         };
         let Some(raw) = raw else {
@@ -51,8 +56,9 @@ impl IncomingRequest {
         };
         let head = upgrade::connect_response(response.into_parts().0.headers);
         if let Ok(stream) = respond.send_response(head, false) {
-            let outer = UpgradedStream::new(stream, raw, &overhead);
-            if let Err(error) = Box::pin(upgrade::splice_streams(outer, inner)).await {
+            let (outer, monitor) = (UpgradedStream::new(stream, raw), inner.monitor());
+            let spliced = upgrade::splice_streams(outer, inner);
+            if let Err(error) = Box::pin(monitor.compact_during(spliced)).await {
                 tracing::debug!(%error, "an upgraded connection was aborted");
             }
         }

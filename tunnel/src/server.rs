@@ -19,10 +19,10 @@ use tokio::{
 };
 
 use crate::{
-    Body, CloseReason, KeepaliveConfig, StallCounter, TunnelConfig, config,
+    Body, CloseReason, KeepaliveConfig, StallCounter, StreamMonitor, TunnelConfig, config,
     drain::{self, DrainHandle, DrainSignal},
     keepalive::KeepaliveState,
-    monitor::ReceivedBodies,
+    monitor::{COMPACT_PERIOD, ReceiveStream, ReceivedStreams},
     overhead::OverheadCounter,
     send_body::{SendBody, SendOutcome},
     upgrade::{self, UpgradedConnection, UpgradedStream},
@@ -31,10 +31,6 @@ use crate::{
 
 /// Time that kas has for the preface of HTTP/2, which it sends right after its 101.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// The interval at which small frames of requests are joined that are not read. h2 ends the connection at half a million of them
-/// ([`DATA_FRAME_BUDGET`](crate::config)), which takes longer.
-const COMPACT_PERIOD: Duration = Duration::from_millis(250);
 
 /// Longest whole body that is given to h2 at once, in bytes, so that it is written together with the head.
 const SMALL_BODY: usize = 16 << 10;
@@ -55,9 +51,8 @@ pub struct IncomingRequest {
     pub(crate) request: Request<Body>,
     pub(crate) respond: SendResponse<Bytes>,
     /// The receiving half of the raw stream, if the request is an extended CONNECT.
-    pub(crate) raw: Option<RecvStream>,
+    pub(crate) raw: Option<ReceiveStream>,
     pub(crate) stalls: StallCounter,
-    pub(crate) overhead: OverheadCounter,
 }
 
 /// Starts HTTP/2 on a WebSocket that kas accepted.
@@ -108,7 +103,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
         let mut keepalive_timeout = poll_on_wake(keepalive.watch(pings, Arc::clone(&keepalive_state)));
         let mut drain_started = poll_on_wake(drain.started());
         let mut draining = false;
-        let mut bodies = ReceivedBodies::default();
+        let mut streams = ReceivedStreams::default();
         let mut compact_ticks = interval(COMPACT_PERIOD);
         compact_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let deadline = sleep(Duration::MAX);
@@ -118,8 +113,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
                 biased;
                 accepted = connection.accept() => match accepted {
                     Some(Ok((request, respond))) => {
-                        let incoming = IncomingRequest::new(request, respond, stalls.clone(), overhead.clone());
-                        bodies.add(incoming.request().body());
+                        let incoming = IncomingRequest::new(request, respond, stalls.clone(), &overhead);
+                        streams.add(incoming.monitor());
                         on_request(incoming);
                     }
                     // kas may close as soon as it has the last response, before it reads the last frame of this end.
@@ -127,7 +122,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TunnelServer<S> {
                     Some(Err(error)) => return from_error(error),
                     None => return CloseReason::Graceful,
                 },
-                _ = compact_ticks.tick(), if !bodies.is_empty() => bodies.compact(),
+                _ = compact_ticks.tick(), if !streams.is_empty() => streams.compact(),
                 () = &mut keepalive_timeout => return CloseReason::TimedOut,
                 // h2 sends a GOAWAY that excludes no stream, and the final one a round trip later (RFC 9113 section 6.8):
                 // a request that kas sends in between is still served.
@@ -147,7 +142,7 @@ impl IncomingRequest {
         request: Request<RecvStream>,
         respond: SendResponse<Bytes>,
         stalls: StallCounter,
-        overhead: OverheadCounter,
+        overhead: &OverheadCounter,
     ) -> Self {
         let (mut head, received) = request.into_parts();
         overhead.subtract_request(head.uri.path().len());
@@ -165,11 +160,17 @@ impl IncomingRequest {
             head.headers.insert(UPGRADE, protocol.unwrap_or_else(|_| HeaderValue::from_static("")));
             head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             let request = Request::from_parts(head, Body::empty());
-            return Self { request, respond, raw: Some(received), stalls, overhead };
+            let raw = Some(ReceiveStream::new(received, None, overhead));
+            return Self { request, respond, raw, stalls };
         }
 
-        let request = Request::from_parts(head, Body::from_stream(received, &overhead));
-        Self { request, respond, raw: None, stalls, overhead }
+        let request = Request::from_parts(head, Body::from_stream(received, overhead));
+        Self { request, respond, raw: None, stalls }
+    }
+
+    /// Returns a monitor of the body, or of the raw stream.
+    fn monitor(&self) -> Option<StreamMonitor> {
+        self.raw.as_ref().map(ReceiveStream::monitor).or_else(|| self.request.body().monitor())
     }
 
     /// Returns the request.
@@ -192,7 +193,7 @@ impl IncomingRequest {
     where
         F: Future<Output = Response<Body>>,
     {
-        let Self { request, mut respond, raw, stalls, overhead } = self;
+        let Self { request, mut respond, raw, stalls } = self;
         if poll_fn(|cx| Poll::Ready(respond.poll_reset(cx).is_ready())).await {
             return;
         }
@@ -203,7 +204,7 @@ impl IncomingRequest {
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             // Boxed: the future of an ordinary request stays small.
-            return Box::pin(send_upgrade(response, respond, raw, overhead)).await;
+            return Box::pin(send_upgrade(response, respond, raw)).await;
         }
 
         send_response(response, respond, stalls).await;
@@ -254,8 +255,7 @@ pub(crate) async fn send_response(
 async fn send_upgrade(
     mut response: Response<Body>,
     mut respond: SendResponse<Bytes>,
-    raw: Option<RecvStream>,
-    overhead: OverheadCounter,
+    raw: Option<ReceiveStream>,
 ) {
     let Some(raw) = raw else {
         tracing::warn!("the cluster switched protocols without a request to do so");
@@ -270,7 +270,7 @@ async fn send_upgrade(
     let Ok(stream) = respond.send_response(head, false) else {
         return;
     };
-    if let Err(error) = upgrade::splice(UpgradedStream::new(stream, raw, &overhead), outside).await {
+    if let Err(error) = upgrade::splice(UpgradedStream::new(stream, raw), outside).await {
         tracing::debug!(%error, "an upgraded connection was aborted");
     }
 }

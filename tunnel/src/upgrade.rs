@@ -13,11 +13,7 @@
 //! Raw bytes flow only after the API server itself responded with 101. Any other response is an ordinary one, and its stream
 //! carries no raw bytes (CVE-2018-1002105).
 
-use std::{
-    future::{pending, poll_fn},
-    io,
-    sync::Arc,
-};
+use std::{future::poll_fn, io, sync::Arc};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use h2::{RecvStream, SendStream};
@@ -29,9 +25,7 @@ use parking_lot::Mutex;
 use proto::header;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use crate::{
-    Body, BodyError, StreamMonitor, monitor::ReceiveStream, overhead::OverheadCounter, send_body::SMALL_CHUNK,
-};
+use crate::{Body, StreamMonitor, monitor::ReceiveStream, overhead::OverheadCounter, send_body::SMALL_CHUNK};
 
 /// Bytes that are read at once from a connection outside of the tunnel.
 const READ_BYTES: usize = 32 << 10;
@@ -99,8 +93,8 @@ pub(crate) async fn splice_streams(one: UpgradedStream, other: UpgradedStream) -
 }
 
 impl UpgradedStream {
-    pub(crate) fn new(sending: SendStream<Bytes>, receiving: RecvStream, overhead: &OverheadCounter) -> Self {
-        Self { sending, receiving: ReceiveStream::new(receiving, None, overhead) }
+    pub(crate) fn new(sending: SendStream<Bytes>, receiving: ReceiveStream) -> Self {
+        Self { sending, receiving }
     }
 
     /// Returns a monitor of the receiving half.
@@ -122,7 +116,7 @@ pub(crate) fn into_response(
             head.status = StatusCode::SWITCHING_PROTOCOLS;
             head.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             head.headers.insert(UPGRADE, protocol);
-            let upgraded = UpgradedStream::new(sending, receiving, overhead);
+            let upgraded = UpgradedStream::new(sending, ReceiveStream::new(receiving, None, overhead));
             head.extensions.insert(UpgradedSlot(Arc::new(Mutex::new(Some(upgraded)))));
             Response::from_parts(head, Body::empty())
         }
@@ -147,73 +141,20 @@ pub(crate) fn connect_response(mut headers: HeaderMap) -> Response<()> {
 }
 
 async fn copy_outward(receiving: ReceiveStream, mut outside: impl AsyncWrite + Unpin) -> io::Result<()> {
-    let mut pending = PendingChunks::default();
-    while let Some(data) = pending.next(&receiving).await {
+    while let Some(data) = poll_fn(|cx| receiving.poll_data(cx)).await {
         let mut data = data.map_err(io::Error::other)?;
         while !data.is_empty() {
-            tokio::select! {
-                biased;
-                written = outside.write(&data) => {
-                    let written = written?;
-                    if written == 0 {
-                        return Err(io::ErrorKind::WriteZero.into());
-                    }
-                    data.advance(written);
-                    // Released after the write: a slow connection slows its own stream and no other.
-                    receiving.release(written).map_err(io::Error::other)?;
-                }
-                () = pending.join(&receiving) => {}
+            let written = outside.write(&data).await?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
             }
+            data.advance(written);
+            // Released after the write: a slow connection slows its own stream and no other.
+            receiving.release(written).map_err(io::Error::other)?;
         }
         outside.flush().await?;
     }
     outside.shutdown().await
-}
-
-/// Chunks that arrived on a stream while an earlier one is written.
-///
-/// h2 counts small frames in its buffer, and ends the connection when there are too many. So small chunks are taken out
-/// of it and joined; the window of the stream bounds them.
-#[derive(Default)]
-struct PendingChunks {
-    joined: BytesMut,
-    /// The first result that was not joined.
-    next: Option<Option<Result<Bytes, BodyError>>>,
-}
-
-impl PendingChunks {
-    /// Returns the next chunk, or `None` at the end of the stream.
-    async fn next(&mut self, receiving: &ReceiveStream) -> Option<Result<Bytes, BodyError>> {
-        if !self.joined.is_empty() {
-            receiving.count_read();
-            return Some(Ok(self.joined.split().freeze()));
-        }
-        match self.next.take() {
-            Some(next) => {
-                receiving.count_read();
-                next
-            }
-            None => poll_fn(|cx| receiving.poll_data(cx)).await,
-        }
-    }
-
-    /// Joins small chunks as they arrive. Completes at the first other result, and never after that.
-    ///
-    /// This is cancel safe: a chunk that was taken is stored.
-    async fn join(&mut self, receiving: &ReceiveStream) {
-        if self.next.is_some() {
-            return pending().await;
-        }
-        loop {
-            match poll_fn(|cx| receiving.poll_data_ahead(cx)).await {
-                Some(Ok(data)) if data.len() < SMALL_CHUNK => self.joined.extend_from_slice(&data),
-                other => {
-                    self.next = Some(other);
-                    return;
-                }
-            }
-        }
-    }
 }
 
 async fn copy_inward(mut outside: impl AsyncRead + Unpin, mut sending: SendStream<Bytes>) -> io::Result<()> {

@@ -1,9 +1,9 @@
 //! Five ways in which some streams can end or block a whole tunnel. Four of them happened with the defaults of h2.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::{future::poll_fn, time::Duration};
+use std::time::Duration;
 
-use crate::support::{chunks, get, pair, text};
+use crate::support::{chunks, get, pair, send_single_bytes, send_unread_input, text, unread_exec};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
@@ -56,10 +56,9 @@ async fn stopped_reader_of_tiny_chunks_does_not_end_the_tunnel() {
     assert_eq!(body.len(), b"one more line".len() * 400_000);
 }
 
-/// Attack 88: 540,000 frames of one byte, of which h2 counts 138 MB. kas sends them if the bytes of a caller arrive one by one.
+/// Attack 88. kas sends single bytes if those of a caller arrive one by one.
 #[tokio::test(start_paused = true)]
 async fn request_body_of_single_bytes_that_is_not_read_does_not_end_the_tunnel() {
-    const BATCH: usize = 20_000;
     let (kas, agent) = tokio::io::duplex(64 << 10);
     let (server, _drain) =
         tunnel::accept(WebSocket::new(agent, Bytes::new(), Role::Client), &TunnelConfig::default());
@@ -73,17 +72,7 @@ async fn request_body_of_single_bytes_that_is_not_read_does_not_end_the_tunnel()
 
     let request = Request::post("http://kas/late").body(()).unwrap();
     let (late, mut body) = client.send_request(request, false).unwrap();
-    for _ in 0..27 {
-        body.reserve_capacity(BATCH);
-        while body.capacity() < BATCH {
-            poll_fn(|cx| body.poll_capacity(cx)).await.expect("the tunnel is open").unwrap();
-        }
-        for number in 0..BATCH {
-            body.send_data(Bytes::copy_from_slice(&[number as u8]), false).unwrap();
-        }
-        // Longer than the interval at which agentk joins the frames.
-        tokio::time::sleep(Duration::from_millis(300)).await;
-    }
+    send_single_bytes(&mut body).await;
     let other = Request::get("http://kas/").body(()).unwrap();
     let (other, _) = client.send_request(other, true).unwrap();
     assert_eq!(other.await.unwrap().status(), StatusCode::OK);
@@ -97,7 +86,19 @@ async fn request_body_of_single_bytes_that_is_not_read_does_not_end_the_tunnel()
         received.flow_control().release_capacity(data.len()).unwrap();
         echoed.extend_from_slice(&data);
     }
-    assert!(echoed == (0..BATCH).map(|number| number as u8).collect::<Vec<_>>().repeat(27));
+    assert!(echoed == (0..20_000).map(|number| number as u8).collect::<Vec<_>>().repeat(27));
+}
+
+/// Attack 88. The last bytes before the single ones are a large chunk that waits, too.
+#[tokio::test(start_paused = true)]
+async fn upgrade_with_single_bytes_that_are_not_read_does_not_end_the_tunnel() {
+    let (kas, agent) = tokio::io::duplex(64 << 10);
+    let agent = WebSocket::new(agent, Bytes::new(), Role::Client);
+    let (server, _drain) = tunnel::accept(agent, &TunnelConfig::default());
+    tokio::spawn(server.run(|request| {
+        tokio::spawn(request.respond(unread_exec));
+    }));
+    send_unread_input(WebSocket::new(kas, Bytes::new(), Role::Server), 1 << 20).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,19 +3,25 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::support::{Pair, chunks, endless, get, pair, text};
+use crate::support::{
+    Pair, SINGLE_BYTES, chunks, endless, get, pair, send_bytes, send_single_bytes, send_unread_input, text,
+    unread_exec,
+};
 use bytes::Bytes;
 use futures_util::stream;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     sync::Notify,
     task::JoinHandle,
     time::timeout,
 };
-use tunnel::{Body, CallErrorKind, Delivery, Tunnel, TunnelConfig, direct, upgrade};
+use tunnel::{
+    Body, CallErrorKind, Delivery, Tunnel, TunnelConfig, direct, upgrade,
+    websocket::{Role, WebSocket},
+};
 
 /// The first connection, and the agent behind the second.
 struct Relayed {
@@ -34,9 +40,16 @@ where
     let config = TunnelConfig::default();
     let (tunnel, driver) = direct::open(near, &config).await.unwrap();
     let driving = tokio::spawn(async move { drop(driver.run().await) });
-    let (server, _drain) = direct::accept(far, &config);
-    let into = agent.tunnel.clone();
-    let serving = tokio::spawn(async move {
+    let serving = serve(far, agent.tunnel.clone());
+    tunnel.ready().await;
+    Relayed { tunnel, agent, _ends: [driving, serving] }
+}
+
+/// Serves the first connection at the replica with the tunnel.
+fn serve(far: DuplexStream, into: Tunnel) -> JoinHandle<()> {
+    let (server, drain) = direct::accept(far, &TunnelConfig::default());
+    tokio::spawn(async move {
+        let _drain = drain;
         let served = server.run(|request| {
             let into = into.clone();
             tokio::spawn(async move {
@@ -47,9 +60,7 @@ where
             });
         });
         drop(served.await);
-    });
-    tunnel.ready().await;
-    Relayed { tunnel, agent, _ends: [driving, serving] }
+    })
 }
 
 #[tokio::test(start_paused = true)]
@@ -223,4 +234,54 @@ async fn bulk_response_passes_both_connections() {
     let relayed = relayed(async |_| Response::new(chunks(&[7; 32 << 10], 1024))).await;
     let whole = relayed.tunnel.call(get("/")).await.unwrap().into_body().collect().await.unwrap();
     assert_eq!(whole.to_bytes().len(), 32 << 20);
+}
+
+/// Attack 88, through another replica.
+#[tokio::test(start_paused = true)]
+async fn response_of_single_bytes_that_is_not_read_does_not_end_the_tunnel() {
+    let (kas, agent) = tokio::io::duplex(64 << 10);
+    let agent = WebSocket::new(agent, Bytes::new(), Role::Client);
+    tokio::spawn(async move {
+        let mut connection = h2::server::handshake(agent).await.unwrap();
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            tokio::spawn(async move {
+                let is_log = request.uri().path() == "/log";
+                let mut stream = respond.send_response(Response::new(()), !is_log).unwrap();
+                if is_log {
+                    // More than the window of the first connection.
+                    send_bytes(&mut stream, 5 << 20).await;
+                    send_single_bytes(&mut stream).await;
+                    stream.send_data(Bytes::new(), true).unwrap();
+                }
+            });
+        }
+    });
+    let config = TunnelConfig::default();
+    let (into, driver) =
+        tunnel::open(WebSocket::new(kas, Bytes::new(), Role::Server), &config).await.unwrap();
+    tokio::spawn(driver.run());
+    into.ready().await;
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let _serving = serve(far, into);
+    let (tunnel, driver) = direct::open(near, &config).await.unwrap();
+    tokio::spawn(driver.run());
+    tunnel.ready().await;
+
+    let unread = tunnel.call(get("/log")).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(tunnel.call(get("/")).await.unwrap().status(), StatusCode::OK);
+
+    // The reader reads at last, and no byte is lost.
+    let read = unread.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(read.len(), (5 << 20) + SINGLE_BYTES);
+}
+
+/// Attack 88, through another replica: the requests of all agents share the connection of the replicas.
+#[tokio::test(start_paused = true)]
+async fn upgrade_with_single_bytes_that_are_not_read_does_not_end_the_connection_of_replicas() {
+    let agent = pair(unread_exec).await;
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let _serving = serve(far, agent.tunnel.clone());
+    // More than the window of the tunnel.
+    send_unread_input(near, 5 << 20).await;
 }

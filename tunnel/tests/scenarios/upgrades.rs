@@ -1,6 +1,8 @@
 //! Upgrades through a tunnel, with a cluster behind the agent that speaks plain HTTP/1.1.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+use std::time::Duration;
+
 use crate::support::{Pair, pair, text};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
@@ -175,8 +177,12 @@ async fn tiny_chunks_to_a_stopped_reader_keep_the_tunnel_open() {
     tokio::spawn(upgrade::splice(upgrade::take(&mut response).unwrap(), near));
     let mut cluster = clusters.recv().await.unwrap();
 
-    for _ in 0..CHUNKS {
+    for number in 0..CHUNKS {
         caller.write_all(b"x").await.unwrap();
+        if number % 20_000 == 0 {
+            // Longer than the interval at which agentk joins the frames.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
     }
     caller.shutdown().await.unwrap();
     let other = Request::get("/other").body(Body::empty()).unwrap();

@@ -1,10 +1,13 @@
 //! Both ends of a tunnel over an in-memory pipe.
 #![allow(clippy::unwrap_used, reason = "test support: a failure is a panic")]
 
-use std::{future::Future, time::Duration};
+use std::{
+    future::{Future, poll_fn},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::{
     io::{AsyncRead, AsyncWrite, DuplexStream},
@@ -12,6 +15,7 @@ use tokio::{
 };
 use tunnel::{
     Body, CloseReason, DrainHandle, StallCounter, Tunnel, TunnelConfig,
+    upgrade::UpgradedConnection,
     websocket::{Role, WebSocket},
 };
 
@@ -71,6 +75,76 @@ pub(crate) fn chunks(chunk: &'static [u8], count: usize) -> Body {
     let frames = stream::iter(0..count)
         .map(move |_| Ok::<_, std::io::Error>(http_body::Frame::data(Bytes::from_static(chunk))));
     Body::new(http_body_util::StreamBody::new(frames))
+}
+
+/// The number of bytes of [`send_single_bytes`].
+pub(crate) const SINGLE_BYTES: usize = 540_000;
+
+/// Sends bytes as fast as flow control allows.
+pub(crate) async fn send_bytes(stream: &mut h2::SendStream<Bytes>, count: usize) {
+    const CHUNK: usize = 16 << 10;
+    for _ in 0..count / CHUNK {
+        wait_capacity(stream, CHUNK).await;
+        stream.send_data(Bytes::from_static(&[7; CHUNK]), false).unwrap();
+    }
+}
+
+/// Sends frames of one byte. h2 counts 138 MB for them as long as they are not read, which is more than it allows.
+pub(crate) async fn send_single_bytes(stream: &mut h2::SendStream<Bytes>) {
+    const BATCH: usize = 20_000;
+    for _ in 0..SINGLE_BYTES / BATCH {
+        wait_capacity(stream, BATCH).await;
+        for number in 0..BATCH {
+            stream.send_data(Bytes::copy_from_slice(&[number as u8]), false).unwrap();
+        }
+        // Longer than the interval at which the receiver joins the frames.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
+/// Accepts upgrades, and does not read their input.
+pub(crate) async fn unread_exec(request: Request<Body>) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    if request.headers().contains_key("upgrade") {
+        let (near, unread) = tokio::io::duplex(1024);
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            drop(unread);
+        });
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        response.headers_mut().insert("upgrade", "SPDY/3.1".parse().unwrap());
+        response.extensions_mut().insert(UpgradedConnection::new(near));
+    }
+    response
+}
+
+/// Sends single bytes as the input of an exec after `before` other bytes, and checks that the connection still serves requests.
+pub(crate) async fn send_unread_input(
+    io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    before: usize,
+) {
+    let (mut client, connection) = h2::client::handshake(io).await.unwrap();
+    tokio::spawn(connection);
+    let other = || Request::get("http://kas/").body(()).unwrap();
+    let (response, _) = client.send_request(other(), true).unwrap();
+    assert_eq!(response.await.unwrap().status(), StatusCode::OK);
+
+    let mut exec = Request::builder().method("CONNECT").uri("http://kas/exec").body(()).unwrap();
+    exec.extensions_mut().insert(h2::ext::Protocol::from_static("SPDY/3.1"));
+    let (response, mut input) = client.send_request(exec, false).unwrap();
+    let _output = response.await.unwrap();
+    send_bytes(&mut input, before).await;
+    send_single_bytes(&mut input).await;
+
+    let (response, _) = client.send_request(other(), true).unwrap();
+    assert_eq!(response.await.unwrap().status(), StatusCode::OK);
+}
+
+async fn wait_capacity(stream: &mut h2::SendStream<Bytes>, bytes: usize) {
+    stream.reserve_capacity(bytes);
+    while stream.capacity() < bytes {
+        poll_fn(|cx| stream.poll_capacity(cx)).await.expect("the stream is open").unwrap();
+    }
 }
 
 /// Creates a body that stays pending after its first chunk.
