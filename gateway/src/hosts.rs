@@ -316,7 +316,7 @@ mod tests {
             (Some(prod), kas, Some(prod), "refused"),
             (None, "@", Some(prod), "refused"),
         ] {
-            let uri = target.map_or("/".to_owned(), |target| format!("https://{target}/"));
+            let uri = target.map_or_else(|| "/".to_owned(), |target| format!("https://{target}/"));
             let tls = tls.map_or(TlsName::Irrelevant, sent);
             assert_eq!(route(&uri, host, &tls), expected, "{target:?} {host} {tls:?}");
         }

@@ -110,7 +110,7 @@ impl SignedRequest<'_> {
 /// their names.
 fn identity_headers(headers: &HeaderMap) -> Vec<(&HeaderName, &[u8])> {
     let decides = |name: &HeaderName| {
-        name.as_str().starts_with("impersonate-")
+        ["impersonate-", "x-remote-", "x-forwarded-"].iter().any(|prefix| name.as_str().starts_with(prefix))
             || [AUTHORIZATION, COOKIE, header::REQUEST_ID].contains(name)
     };
     let covered = headers.iter().filter(|(name, _)| decides(name));
@@ -313,6 +313,8 @@ mod tests {
             vec![signed[0], signed[1], signed[2], ("impersonate-extra-scopes", "x")],
             vec![signed[0], signed[1], signed[2], ("authorization", "Bearer x")],
             vec![signed[0], signed[1], signed[2], ("x-request-id", "1")],
+            vec![signed[0], signed[1], signed[2], ("x-forwarded-for", "192.0.2.1")],
+            vec![signed[0], signed[1], signed[2], ("x-remote-user", "root")],
         ] {
             assert_ne!(sign(&headers(&changed)), mac, "{changed:?}");
         }
