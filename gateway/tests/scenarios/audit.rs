@@ -156,7 +156,7 @@ async fn line_has_the_facts_of_the_request_and_neither_credential_query_nor_body
         "replica": world.kas.agents.replica.to_string(), "client": "192.0.2.1", "caller": "me", "user": null,
         "impersonated_user": "jane", "impersonated_uid": "u-1", "impersonated_groups": ["dev", "ops"],
         "impersonated_extra": {"example.com/team": ["a", "b"]},
-        "agent_id": 1, "agent": "prod", "service": "kubernetes", "verb": "create", "method": "POST", "path": path,
+        "agent_id": 1, "agent": "prod", "service": "kubernetes", "verb": "create", "method": "POST", "host": null, "path": path,
         "decision": "allow", "reason": null, "message": null, "status": 200,
         "request_bytes": 20, "response_bytes": 8, "duration_ms": null, "cluster_audit_id": "of-the-cluster", "left_out": null,
     });

@@ -19,6 +19,7 @@ mod gitlab_client;
 mod gitlab_environments;
 mod grpc;
 mod headers;
+mod hosts;
 mod http1;
 mod http1_heads;
 mod limits;
