@@ -22,6 +22,9 @@ agent:
     {{- include "kas.config.tls" . | nindent 4 }}
     {{- include "kas.config.proxies" . | nindent 4 }}
   kubernetes_api:
+    {{- with .Values.ingress.wildcardHost }}
+    hosts: [{{ trimPrefix "*" . | printf "{agent}%s" | quote }}]
+    {{- end }}
     listen:
       address: 0.0.0.0:8154
       {{- include "kas.config.tls" . | nindent 6 }}
