@@ -126,8 +126,8 @@ Examples:
   kas kubeconfig --config kas.yaml --environment shop/web:production \\
     --gitlab-token-file ./pat --server https://kas.example.com:8154
 
-  For `kubectl proxy` and other clients that need a server without a path:
-  kas kubeconfig --config kas.yaml --agent production --token-file ./token \
+  For kubectl proxy and other clients that need a server without a path:
+  kas kubeconfig --config kas.yaml --agent production --token-file ./token \\
     --by-host --output production.kubeconfig
 
   For people who log in at the issuer dex of oidc.issuers:
