@@ -251,7 +251,10 @@ async fn slow_tls_handshakes_give_their_places_to_the_next_client() {
     assert_eq!(&echoed, b"hello");
     let text = metrics::render(&fixture.registry);
     let replaced = "kas_limits_total{limit=\"unauthenticated-connections\"} ";
-    assert!(text.contains(replaced) && !text.contains(&format!("{replaced}0\n")), "the places were never full");
+    assert!(
+        text.contains(replaced) && !text.contains(&format!("{replaced}0\n")),
+        "the places were never full"
+    );
     for received in attackers.join_all().await {
         assert_eq!(received, b"", "the connection is closed");
     }
