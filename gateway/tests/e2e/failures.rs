@@ -130,7 +130,7 @@ fn raw_path_without_agent_gets_an_explanation() {
     let world = without_cluster();
     let server = format!("--server={}", world.kas.url(""));
     let output = world.kubectl().run(&["get", "--raw", "/version", &server]);
-    let whole = "give it the whole path, like /agents/<id or name>/kubernetes/version";
+    let whole = "give them the whole path, like /agents/<id or name>/kubernetes/version";
     assert!(output.code == 1 && output.stderr.contains(whole), "{}", output.stderr);
 }
 
