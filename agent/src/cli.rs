@@ -201,7 +201,7 @@ pub struct RunOptions {
     /// Time that requests in flight may take after SIGTERM
     ///
     /// Keep it below the pod's terminationGracePeriodSeconds, whose default is 30 s. A second signal ends agentk at once.
-    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = proto::duration::parse,
+    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = settings::duration::parse,
         help_heading = "Process")]
     pub shutdown_grace_period: Duration,
     /// Log level: error, warn, info, debug, trace; or a level per module, such as info,agent::session=debug
@@ -252,7 +252,7 @@ impl PrintCommand {
 
 /// Parses a duration of at least a second, since a healthy server may take nearly as long.
 fn at_least_a_second(text: &str) -> Result<Duration, String> {
-    match proto::duration::parse(text).map_err(|error| error.to_string())? {
+    match settings::duration::parse(text).map_err(|error| error.to_string())? {
         time if time < Duration::from_secs(1) => Err("it is at least 1s".to_owned()),
         time => Ok(time),
     }

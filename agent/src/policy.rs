@@ -24,7 +24,7 @@ mod validate;
 
 use http::Request;
 use proto::ServiceName;
-pub(crate) use proto::request_info;
+pub(crate) use request_info;
 
 pub(crate) use self::layer::{PermittedRequest, PolicyLayer, Restriction};
 pub use self::{

@@ -7,9 +7,10 @@ use std::{
 
 use http::HeaderMap;
 use ipnet::IpNet;
+use settings::Network;
 
 use crate::{
-    config::{Network, ProxyProtocol},
+    config::ProxyProtocol,
     headers::{ForwardedFor, PeerAddress},
 };
 

@@ -49,11 +49,11 @@ use crate::{
     oidc::Issuers,
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,
-    secret::SecretFile,
     tasks::TaskGroup,
     tls::{Certificate, MutualTls},
     traces::Traces,
 };
+use settings::SecretFile;
 
 /// The time in which the last lines of the audit log are written when kas stops.
 const AUDIT_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);

@@ -28,7 +28,8 @@ use tokio::time::sleep;
 
 pub(crate) use self::record::{AuditRecord, AuditedAccess, ByteCounts, NewRequest};
 use self::{file::RotatingFile, strangers::StrangerLimit};
-use crate::config::{AuditConfig, AuditSink, ConfigError, unreadable};
+use crate::config::{AuditConfig, AuditSink};
+use settings::{ConfigError, unreadable};
 
 /// Most bytes of lines that wait for the sink, which are some ten thousand lines.
 const MAX_QUEUED: usize = 8 << 20;

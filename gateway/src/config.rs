@@ -5,6 +5,7 @@
 
 mod agent;
 mod api;
+#[cfg(test)]
 mod bounds;
 mod configuration;
 mod file_sections;
@@ -13,20 +14,18 @@ mod gitlab;
 mod gitlab_keys;
 mod kubernetes_api;
 mod listeners;
-mod network;
 mod observability;
 mod oidc;
 mod private_api;
 mod redis;
 mod schema;
-mod source;
 mod tunnels;
 
 use std::{path::Path, sync::Arc};
 
-use proto::yaml::{KeyLocations, parse};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use settings::{ConfigError, KeyLocations, parse, read_text};
 
 use self::gitlab_keys::{ExternalConfig, GitLabKey};
 use crate::cors::Origin;
@@ -38,8 +37,7 @@ pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig
 pub use self::gitaly::{GitalyConfig, GlobalRateLimit, ServerRateLimit};
 pub use self::gitlab::{ApiRateLimit, GitLabConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
-pub use self::listeners::ListenNetwork;
-pub use self::network::{Network, ProxyProtocol};
+pub use self::listeners::{ListenNetwork, ProxyProtocol};
 pub use self::observability::{
     AuditConfig, AuditSink, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen,
     TracingConfig,
@@ -48,8 +46,6 @@ pub use self::oidc::{IssuerConfig, OidcConfig, SigningAlgorithm};
 pub use self::private_api::{PrivateApiConfig, PrivateListen};
 pub use self::redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::schema::json_schema;
-pub use self::source::ConfigError;
-pub(crate) use self::source::{read_text, unreadable};
 use crate::repository::RepositorySettings;
 
 /// The configuration of kas, kas.yaml.

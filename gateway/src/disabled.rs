@@ -35,7 +35,8 @@ use tokio::{
 };
 
 pub use self::rule::{DisableRule, RequestAttributes, Selector};
-use crate::{config::ConfigError, error::RequestError};
+use crate::error::RequestError;
+use settings::ConfigError;
 
 /// The values of the label `what` of `kas_disabled`.
 const WHAT: [&str; 6] = ["all", "service", "agent", "caller", "user", "address"];

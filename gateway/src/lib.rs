@@ -64,7 +64,6 @@ mod promql;
 mod proxy;
 pub mod repository;
 mod request_count;
-pub mod secret;
 mod target;
 mod tasks;
 mod timing;

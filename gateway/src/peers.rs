@@ -40,9 +40,11 @@ mod url_mac;
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
-use proto::{ReplicaId, yaml::KeyLocations};
+use proto::ReplicaId;
 use router::{Replica, RouteStore, redis::UrlAuthenticator};
 use rustls::pki_types::ServerName;
+use settings::{ConfigError, KeyLocations};
+use settings::{Secret, SecretFile};
 
 use self::{
     address::HOST,
@@ -51,9 +53,8 @@ use self::{
 };
 use crate::{
     addresses::AddressRules,
-    config::{Config, ConfigError, PrivateApiConfig, PrivateListen},
+    config::{Config, PrivateApiConfig, PrivateListen},
     listen::{BindError, Listener},
-    secret::{Secret, SecretFile},
     tls::{Certificate, MutualTls},
 };
 

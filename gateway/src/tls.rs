@@ -25,7 +25,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 pub(crate) use self::mutual::{MutualTls, parse_roots};
 use self::validity::Validity;
-use crate::config::{ConfigError, unreadable};
+use settings::{ConfigError, unreadable};
 
 /// A certificate chain with its private key, and the files that they were read from.
 #[derive(Clone, Debug)]

@@ -43,10 +43,10 @@ pub struct Agents {
     #[arg(long, value_name = "NUMBER", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
     per_second: u32,
     /// How long the agents stay connected after the last has connected
-    #[arg(long, short = 'd', value_name = "DURATION", default_value = "30s", value_parser = proto::duration::parse)]
+    #[arg(long, short = 'd', value_name = "DURATION", default_value = "30s", value_parser = settings::duration::parse)]
     duration: Duration,
     /// How long the agents may take to connect
-    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = settings::duration::parse)]
     timeout: Duration,
     /// Length of the agents' responses
     #[arg(long, value_name = "BYTES", default_value_t = 200, value_parser = clap::value_parser!(u32).range(..=16_777_216))]

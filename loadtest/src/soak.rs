@@ -32,7 +32,7 @@ pub struct Soak {
     #[arg(long = "process", value_name = "PID", help_heading = "Memory")]
     processes: Vec<u32>,
     /// Interval of memory samples
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = proto::duration::parse,
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = settings::duration::parse,
         help_heading = "Memory")]
     every: Duration,
     /// Fail if the memory of a process grows by more than this, in percent

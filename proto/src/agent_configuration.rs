@@ -18,7 +18,7 @@ pub use self::{
     },
     update::{AppliedKeys, CONFIGURATION_PATH, ConfigurationUpdate, MAX_UPDATE},
 };
-use crate::yaml::{Budget, KeyLocations, YamlError, parse_with_budget};
+use settings::{Budget, ConfigError, KeyLocations, parse_with_budget};
 
 /// The default limit of a file, in bytes, which is that of GitLab's kas.
 pub const DEFAULT_MAX_BYTES: usize = 128 << 10;
@@ -112,12 +112,12 @@ impl AgentConfiguration {
     ///
     /// The text is not YAML, has an unknown key or an invalid value, or expands to too many nodes. The error names file, line and
     /// key.
-    pub fn parse(file: &Path, text: &str) -> Result<Self, YamlError> {
+    pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
         let parsed: Option<Self> = parse_with_budget(file, text, budget())?;
         let configuration = parsed.unwrap_or_default();
         configuration
             .validate()
-            .map_err(|(key, what)| YamlError::about(file, &KeyLocations::parse(text), key, what))?;
+            .map_err(|(key, what)| ConfigError::about(file, &KeyLocations::parse(text), key, what))?;
         Ok(configuration)
     }
 

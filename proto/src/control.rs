@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ServiceName, duration};
+use settings::duration;
+
+use crate::ServiceName;
 
 /// Path of the request to drain the tunnel that it arrives on. The body is a [`DrainRequest`] as JSON, the response is 202.
 pub const DRAIN_PATH: &str = "/drain";

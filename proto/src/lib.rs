@@ -20,7 +20,6 @@
 pub mod agent_configuration;
 pub mod control;
 mod delivery;
-pub mod duration;
 mod error_chain;
 pub mod header;
 mod hello;
@@ -28,9 +27,7 @@ pub mod hop_by_hop;
 mod id;
 pub mod impersonation;
 mod reason;
-pub mod request_info;
 pub mod trailers;
-pub mod yaml;
 
 pub use self::delivery::Delivery;
 pub use self::error_chain::ErrorChain;

@@ -12,7 +12,8 @@ use files::{FollowedFile, follow};
 use http::Request;
 use process::LogLimiter;
 use prometheus_client::metrics::counter::Counter;
-use proto::{Reason, ServiceName, header, yaml::YamlError};
+use proto::{Reason, ServiceName, header};
+use settings::ConfigError;
 use tokio::{sync::watch, time::Instant};
 
 use super::{Action, DEFAULT, DecisionSource, Policy, PolicyMode, UNCLEAR, describe};
@@ -58,7 +59,7 @@ struct RuleStats {
 
 impl PolicyEnforcer {
     /// Returns an enforcer of the policy in `file`. It reads the file, which blocks.
-    pub fn load(file: PathBuf, served: Vec<ServiceName>, metrics: AgentMetrics) -> Result<Self, YamlError> {
+    pub fn load(file: PathBuf, served: Vec<ServiceName>, metrics: AgentMetrics) -> Result<Self, ConfigError> {
         let text = read(&file)?;
         let policy = Policy::parse(&file, &text)?;
         let active = ArcSwap::from_pointee(ActivePolicy::new(0, text, policy, &metrics));
@@ -136,7 +137,7 @@ impl PolicyEnforcer {
         follow(file, vec![self.file.clone()], requests, move || self.reload())
     }
 
-    fn reload(&self) -> Result<(), YamlError> {
+    fn reload(&self) -> Result<(), ConfigError> {
         let parsed = read(&self.file).and_then(|text| {
             let policy = Policy::parse(&self.file, &text)?;
             Ok((text, policy))
@@ -245,7 +246,7 @@ fn refusal(rule: &str, source: DecisionSource, described: &str) -> ServiceError 
     ServiceError::new(Reason::RefusedByPolicy, message)
 }
 
-fn read(file: &Path) -> Result<String, YamlError> {
+fn read(file: &Path) -> Result<String, ConfigError> {
     files::read_text_at_most(file, MAX_FILE).map_err(|error| {
         let what = match error.kind() {
             io::ErrorKind::NotFound => "the file does not exist".to_owned(),
@@ -254,6 +255,6 @@ fn read(file: &Path) -> Result<String, YamlError> {
             }
             _ => format!("cannot be read: {error}"),
         };
-        YamlError::whole(file, what)
+        ConfigError::whole(file, what)
     })
 }

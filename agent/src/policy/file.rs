@@ -2,11 +2,9 @@
 
 use std::{collections::HashSet, path::Path};
 
-use proto::{
-    ServiceName,
-    yaml::{self, Spanned, YamlError},
-};
+use proto::ServiceName;
 use serde::{Deserialize, Deserializer};
+use settings::{self, ConfigError, Spanned};
 
 use super::{
     DEFAULT, Policy, PolicyMode, UNCLEAR, kubectl_names,
@@ -73,10 +71,10 @@ impl Policy {
     /// # Errors
     ///
     /// The text is not valid, or a rule has a word that matches no request. The error has line, column and key.
-    pub fn parse(file: &Path, text: &str) -> Result<Self, YamlError> {
-        let parsed: PolicyFile = yaml::parse(file, text)?;
+    pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
+        let parsed: PolicyFile = settings::parse(file, text)?;
         if parsed.rules.len() > MAX_RULES {
-            return Err(YamlError::whole(file, format!("there are more than {MAX_RULES} rules")));
+            return Err(ConfigError::whole(file, format!("there are more than {MAX_RULES} rules")));
         }
         let mut names = HashSet::new();
         let rules = parsed.rules.into_iter().enumerate().map(|(index, entry)| {
@@ -96,11 +94,11 @@ struct RuleParser<'a> {
 }
 
 impl RuleParser<'_> {
-    fn error<T>(&self, key: &str, value: &Spanned<T>, what: impl Into<String>) -> YamlError {
-        YamlError::new(self.file, value.referenced, format!("{}.{key}", self.key), what)
+    fn error<T>(&self, key: &str, value: &Spanned<T>, what: impl Into<String>) -> ConfigError {
+        ConfigError::new(self.file, value.referenced, format!("{}.{key}", self.key), what)
     }
 
-    fn name(&self, name: &Spanned<String>, taken: &mut HashSet<String>) -> Result<(), YamlError> {
+    fn name(&self, name: &Spanned<String>, taken: &mut HashSet<String>) -> Result<(), ConfigError> {
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         let text = &name.value;
         if text.is_empty() || text.len() > MAX_NAME || !text.chars().all(plain) {
@@ -120,7 +118,7 @@ impl RuleParser<'_> {
         Ok(())
     }
 
-    fn rule(&self, entry: RuleEntry) -> Result<Rule, YamlError> {
+    fn rule(&self, entry: RuleEntry) -> Result<Rule, ConfigError> {
         let services = self.words("services", Some(&entry.services), validate::service)?.unwrap_or_default();
         let kind = entry.target_kind();
         let scope = Scope {
@@ -155,7 +153,7 @@ impl RuleParser<'_> {
         key: &str,
         words: Option<&StringList>,
         problem: impl Fn(&str) -> Option<&'static str>,
-    ) -> Result<Option<Vec<String>>, YamlError> {
+    ) -> Result<Option<Vec<String>>, ConfigError> {
         let Some(words) = words else { return Ok(None) };
         if words.value.is_empty() {
             let what = "an empty list matches nothing: add an element, or remove the key to match everything";
@@ -169,7 +167,7 @@ impl RuleParser<'_> {
     }
 
     /// Refuses names of built-in resources that kubectl accepts, and that no request has.
-    fn check_resource_names(&self, resources: Option<&StringList>) -> Result<(), YamlError> {
+    fn check_resource_names(&self, resources: Option<&StringList>) -> Result<(), ConfigError> {
         let resources = resources.map(|resources| &*resources.value).unwrap_or_default();
         let wrong = resources.iter().enumerate();
         let mut wrong =
@@ -183,7 +181,7 @@ impl RuleParser<'_> {
         }
     }
 
-    fn users(&self, entry: &Spanned<Impersonate>, action: Action) -> Result<UserPatterns, YamlError> {
+    fn users(&self, entry: &Spanned<Impersonate>, action: Action) -> Result<UserPatterns, ConfigError> {
         let value = &entry.value;
         let users =
             self.words("impersonate.users", value.users.as_ref(), validate::pattern)?.unwrap_or_default();

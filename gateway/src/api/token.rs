@@ -17,7 +17,7 @@ use serde::{
 };
 use serde_json::Value;
 
-use crate::secret::Secret;
+use settings::Secret;
 
 /// The expected `aud` claim, as GitLab sets it.
 const AUDIENCE: &str = "gitlab-kas";

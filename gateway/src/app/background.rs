@@ -5,11 +5,12 @@ use std::{sync::Arc, time::SystemTime};
 use files::follow;
 use futures_util::FutureExt as _;
 use router::BoxFuture;
+use settings::ConfigError;
 use tokio::sync::watch;
 
 use super::App;
 use crate::{
-    config::{ConfigError, IdentityConfig},
+    config::IdentityConfig,
     disabled::KillSwitch,
     gitlab::{SwitchMonitor, UsageReporter},
     metrics::certificate::CertificateExpirations,

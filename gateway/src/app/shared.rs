@@ -13,6 +13,7 @@ use proto::ReplicaId;
 use router::{
     AddressRateLimiter, KeyedRateLimiter, LocalTunnels, RateLimiter, Replica, RouteStore, redis::RedisStore,
 };
+use settings::Secret;
 use telemetry::Exporter;
 use tokio::time::Instant;
 use tunnel::TunnelConfig;
@@ -36,7 +37,6 @@ use crate::{
     metrics::{self, Metrics, agent::AgentGauges},
     peers::{PeerClient, PeerServer},
     proxy::{IdleConnections, ProxyServer, ResponseBudget},
-    secret::Secret,
     tasks::TaskGroup,
     traces::Traces,
     tunnel_entry::TunnelEntry,

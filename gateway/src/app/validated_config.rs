@@ -14,6 +14,7 @@ use router::{
     redis::{RedisSettings, RedisStore},
 };
 use serde_saphyr::Spanned;
+use settings::{ConfigError, SecretFile, unreadable};
 use telemetry::Program;
 
 use super::{App, ReplicaSources, connection_limits::ConnectionLimits};
@@ -21,7 +22,7 @@ use crate::{
     addresses::AddressRules,
     api::{ApiServer, Verifier},
     audit::{self, AuditLog},
-    config::{Config, ConfigError, IdentityConfig, unreadable},
+    config::{Config, IdentityConfig},
     disabled::{self, DisableRule},
     environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
     gitlab::GitLabSetup,
@@ -29,7 +30,6 @@ use crate::{
     listen::{BindError, Listener},
     oidc::Issuers,
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
-    secret::SecretFile,
     tls::{Certificate, MutualTls},
     traces::{self, Traces},
 };

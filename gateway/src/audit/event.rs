@@ -1,10 +1,8 @@
 //! The events for which a request is in the audit log, and its verb.
 
 use http::{Method, Uri};
-use proto::{
-    Reason, ServiceName,
-    request_info::{DecodedPath, RequestInfo, RequestTarget},
-};
+use proto::{Reason, ServiceName};
+use request_info::{DecodedPath, RequestInfo, RequestTarget};
 
 use crate::promql;
 

@@ -39,7 +39,7 @@ pub(super) struct Disable {
     #[arg(long, value_name = "TIME", value_parser = file::parse_until, conflicts_with = "lasting")]
     until: Option<SystemTime>,
     /// The time after which the rule ends, like 30m or 2h
-    #[arg(long = "for", value_name = "DURATION", value_parser = proto::duration::parse)]
+    #[arg(long = "for", value_name = "DURATION", value_parser = settings::duration::parse)]
     lasting: Option<Duration>,
     /// Print the rules, and change nothing
     #[arg(long, conflicts_with_all = ["selector", "reason", "until", "lasting"])]

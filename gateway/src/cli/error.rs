@@ -1,8 +1,9 @@
 //! The result of a command: success, or one line and an exit code.
 
+use settings::ConfigError;
 use std::io::{ErrorKind, Write as _};
 
-use crate::{config::ConfigError, listen::BindError};
+use crate::listen::BindError;
 
 /// The result of a command.
 pub(super) type CommandResult = Result<(), CliError>;

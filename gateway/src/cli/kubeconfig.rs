@@ -16,6 +16,7 @@ use std::{
 use clap::{ValueHint, builder::NonEmptyStringValueParser};
 use proto::{AgentId, AgentName, ServiceName};
 use secrecy::{ExposeSecret as _, SecretString};
+use settings::unreadable;
 
 use self::{
     environment::EnvironmentName,
@@ -28,7 +29,7 @@ use super::{
     error::{CliError, CommandResult, print, warn},
 };
 use crate::{
-    config::{Config, IdentityConfig, unreadable},
+    config::{Config, IdentityConfig},
     environments::{EnvironmentAgent, GitLabToken},
     identity::{Caller, Identity},
     token::TokenHash,

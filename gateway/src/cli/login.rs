@@ -16,6 +16,7 @@ use std::{
 
 use clap::{ValueEnum, ValueHint, builder::NonEmptyStringValueParser};
 use secrecy::SecretString;
+use settings::unreadable;
 
 use self::{
     cache::TokenCache,
@@ -24,10 +25,7 @@ use self::{
     oauth::{LoginError, OauthClient, Tokens},
 };
 use super::error::{CliError, CommandResult, print};
-use crate::{
-    config::unreadable,
-    oidc::{EndpointUrl, EndpointUrlError, HttpClient, ProviderMetadata, scopes_for},
-};
+use crate::oidc::{EndpointUrl, EndpointUrlError, HttpClient, ProviderMetadata, scopes_for};
 
 /// Log in at an OIDC issuer, for kubectl or by hand
 ///

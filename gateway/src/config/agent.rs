@@ -5,10 +5,10 @@ use std::{borrow::Cow, net::SocketAddr, path::PathBuf, time::Duration};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_saphyr::Spanned;
+use settings::{AnyDuration, Network, Timeout, Within};
 
 use super::{
-    AgentConfigurationConfig, KubernetesApiConfig, ListenNetwork, Network, ProxyProtocol,
-    bounds::{AnyDuration, Timeout, Within},
+    AgentConfigurationConfig, KubernetesApiConfig, ListenNetwork, ProxyProtocol,
     gitlab_keys::GitLabKey,
     listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
@@ -171,7 +171,7 @@ impl Serialize for ConnectionAge {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Auto => serializer.serialize_str("auto"),
-            Self::Fixed(age) => proto::duration::serialize(age, serializer),
+            Self::Fixed(age) => settings::duration::serialize(age, serializer),
         }
     }
 }
@@ -197,7 +197,7 @@ impl<'de> Deserialize<'de> for ConnectionAge {
         if text == "auto" {
             return Ok(Self::Auto);
         }
-        match proto::duration::parse(&text) {
+        match settings::duration::parse(&text) {
             Ok(Duration::ZERO) => Err(D::Error::custom("the duration must be longer than zero")),
             Ok(age) => Ok(Self::Fixed(age)),
             Err(error) => Err(D::Error::custom(format!("{error}, or auto"))),

@@ -5,9 +5,10 @@ use std::{net::SocketAddr, path::PathBuf};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
+use settings::Network;
 
 use super::{
-    ListenNetwork, Network, ProxyProtocol,
+    ListenNetwork, ProxyProtocol,
     gitlab_keys::GitLabKey,
     listeners,
     schema::{NETWORK, SOCKET_ADDRESS},

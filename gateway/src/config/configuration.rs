@@ -5,8 +5,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
+use settings::{Timeout, Within};
 
-use super::bounds::{Timeout, Within};
 use crate::repository::RepositorySettings;
 
 /// Section `agent.configuration`.

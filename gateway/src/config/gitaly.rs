@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::bounds::{Rate, Within};
+use settings::{Rate, Within};
 
 /// Section `gitaly`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -55,7 +55,7 @@ impl Default for ServerRateLimit {
 mod tests {
     use std::path::Path;
 
-    use proto::yaml::parse;
+    use settings::parse;
 
     use crate::config::Config;
 

@@ -6,8 +6,8 @@ use http::Uri;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
+use settings::{Rate, Within};
 
-use super::bounds::{Rate, Within};
 use crate::gitlab::GitLabAddress;
 
 /// Section `gitlab`.
@@ -73,7 +73,7 @@ fn url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::
 mod tests {
     use std::path::Path;
 
-    use proto::yaml::parse;
+    use settings::parse;
 
     use crate::config::Config;
 

@@ -5,8 +5,9 @@ use std::{borrow::Cow, path::Path};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
+use settings::ConfigError;
 
-use super::{Config, ConfigError};
+use super::Config;
 
 /// Whether the file has a key of GitLab's kas. Its value is not read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -160,7 +161,7 @@ impl JsonSchema for GitLabKey {
 
 #[cfg(test)]
 mod tests {
-    use proto::yaml::{KeyLocations, parse};
+    use settings::{KeyLocations, parse};
 
     use super::*;
 

@@ -5,10 +5,10 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
+use settings::{AnyDuration, Network, Timeout, Within};
 
 use super::{
-    ListenNetwork, Network, ProxyProtocol,
-    bounds::{AnyDuration, Timeout, Within},
+    ListenNetwork, ProxyProtocol,
     gitlab_keys::GitLabKey,
     listeners,
     schema::{HOST_PATTERN, HTTP_URL, NETWORK, SOCKET_ADDRESS, URL_PATH_PREFIX},

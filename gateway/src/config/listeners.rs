@@ -8,8 +8,20 @@ use std::{
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
+use settings::ConfigError;
 
-use super::{Config, ConfigError, ProxyProtocol};
+use super::Config;
+
+/// The header with which a proxy of TCP reports the address of the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ProxyProtocol {
+    /// Connections have no header.
+    #[default]
+    Off,
+    /// Each connection begins with a header of version 2.
+    V2,
+}
 
 /// The kind of the address of a listener, as in the `network` keys of GitLab's kas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
@@ -154,7 +166,7 @@ fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use proto::yaml::{KeyLocations, parse};
+    use settings::{KeyLocations, parse};
 
     use super::*;
 

@@ -5,11 +5,11 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
+use settings::{AnyDuration, Network, Within};
 use telemetry::{OtlpEndpoint, SampleRatio};
 
 use super::{
-    ListenNetwork, Network,
-    bounds::{AnyDuration, Within},
+    ListenNetwork,
     gitlab_keys::{EndpointConfig, GitLabKey},
     listeners,
     schema::{HTTP_URL, NETWORK, SOCKET_ADDRESS},

@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_saphyr::Spanned;
 
-use super::bounds::AnyDuration;
+use settings::AnyDuration;
 
 /// Section `oidc`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -123,7 +123,7 @@ impl Default for StreamGrace {
 impl<'de> Deserialize<'de> for StreamGrace {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let grace = (text != OFF).then(|| proto::duration::parse(&text)).transpose();
+        let grace = (text != OFF).then(|| settings::duration::parse(&text)).transpose();
         grace.map(Self).map_err(|error| D::Error::custom(format!("{error}, or {OFF}")))
     }
 }
@@ -201,7 +201,7 @@ fn default_username_claim() -> String {
 mod tests {
     use std::path::Path;
 
-    use proto::yaml::parse;
+    use settings::parse;
 
     use crate::config::Config;
 

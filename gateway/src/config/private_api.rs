@@ -5,10 +5,10 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
+use settings::{AnyDuration, Network};
 
 use super::{
-    ListenNetwork, Network,
-    bounds::AnyDuration,
+    ListenNetwork,
     gitlab_keys::GitLabKey,
     listeners,
     schema::{NETWORK, SOCKET_ADDRESS},

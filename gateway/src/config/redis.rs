@@ -5,18 +5,13 @@ use std::{
     time::Duration,
 };
 
-use proto::yaml::KeyLocations;
 use router::redis::{RedisAddress, RedisServers, RedisSettings, RedisTlsFiles};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
+use settings::{ConfigError, KeyLocations, Timeout, Within};
 
-use super::{
-    ConfigError,
-    bounds::{Timeout, Within},
-    gitlab_keys::GitLabKey,
-    schema::REDIS_ADDRESS,
-};
+use super::{gitlab_keys::GitLabKey, schema::REDIS_ADDRESS};
 
 /// The message for a certificate without its key, and for a key without its certificate.
 const TOGETHER: &str = "certificate_file and key_file go together, and this one is missing";
@@ -310,7 +305,7 @@ fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
 
 #[cfg(test)]
 mod tests {
-    use proto::yaml::parse;
+    use settings::parse;
 
     use super::*;
     use crate::config::Config;

@@ -43,7 +43,7 @@ mod tests {
     use std::path::Path;
 
     use jsonschema::Validator;
-    use proto::yaml::parse;
+    use settings::parse;
 
     use super::*;
     use crate::config::{bounds, tests::whole};
@@ -125,8 +125,8 @@ mod tests {
     #[test]
     fn bounds_are_those_of_the_parser() {
         let validator = validator();
-        for (section, key, bad, good) in bounds::tests::BOUNDS {
-            let text = |number| bounds::tests::file(section, key, number);
+        for (section, key, bad, good) in bounds::BOUNDS {
+            let text = |number| bounds::file(section, key, number);
             assert!(validator.is_valid(&value(&text(good))), "{key}: {good}");
             assert!(!validator.is_valid(&value(&text(bad))), "{key}: {bad}");
         }

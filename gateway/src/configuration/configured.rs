@@ -4,12 +4,12 @@ use std::{fmt::Write as _, path::Path, sync::Arc};
 
 use proto::AgentName;
 use router::BoxFuture;
+use settings::unreadable;
 use sha2::{Digest as _, Sha256};
 use tokio::task::spawn_blocking;
 
 use super::{ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading, read_repository};
 use crate::{
-    config::unreadable,
     identity::{AgentIdentity, ConfigurationLocation, Identities},
     repository::{GitRepositories, RepositorySettings},
 };

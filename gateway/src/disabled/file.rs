@@ -9,13 +9,13 @@ use std::{
 };
 
 use ipnet::IpNet;
-use proto::{AgentId, AgentName, ServiceName, yaml};
+use proto::{AgentId, AgentName, ServiceName};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_saphyr::Spanned;
+use settings::{ConfigError, Network};
 
 use super::rule::{DisableRule, Selector};
-use crate::config::{self, ConfigError, Network};
 
 /// The most rules of one file. Each request is compared with all of them.
 const MAX_RULES: usize = 1000;
@@ -77,7 +77,7 @@ struct WrittenFile<'a> {
 ///
 /// The file cannot be read, is empty, or has an invalid rule.
 pub fn read(path: &Path) -> Result<Vec<DisableRule>, ConfigError> {
-    parse(path, &config::read_text(path)?)
+    parse(path, &settings::read_text(path)?)
 }
 
 /// Parses the text of a file; `path` is for errors.
@@ -88,7 +88,7 @@ pub fn read(path: &Path) -> Result<Vec<DisableRule>, ConfigError> {
 pub fn parse(path: &Path, text: &str) -> Result<Vec<DisableRule>, ConfigError> {
     // An editor or `>` may leave the file empty for a moment. That must not lift any rule.
     let empty = "there are no rules: to lift all rules, write rules: []";
-    let file: Option<RulesFile> = yaml::parse(path, text)?;
+    let file: Option<RulesFile> = settings::parse(path, text)?;
     let rules = file.and_then(|file| file.rules).ok_or_else(|| ConfigError::whole(path, empty))?;
     if let Some(one_more) = rules.get(MAX_RULES) {
         let what = format!("the file has more than {MAX_RULES} rules");

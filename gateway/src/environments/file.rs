@@ -8,15 +8,15 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use proto::{AgentId, AgentName, yaml::parse};
+use proto::{AgentId, AgentName};
 use router::BoxFuture;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
+use settings::{ConfigError, parse};
 
 use super::{
     Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
 };
-use crate::config::{self, ConfigError};
 
 /// The longest path of a project, in bytes: that of GitLab.
 const MAX_PROJECT: usize = 255;
@@ -83,7 +83,7 @@ impl EnvironmentSource for EnvironmentFile {
 }
 
 fn read(path: &Path) -> Result<Vec<Environment>, ConfigError> {
-    build(path, &config::read_text(path)?)
+    build(path, &settings::read_text(path)?)
 }
 
 /// Parses the text of the file, in order of the ids.

@@ -23,6 +23,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use prometheus_client::registry::Registry;
 use proto::ErrorChain;
 use serde::{Serialize, de::DeserializeOwned};
+use settings::Secret;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout_at},
@@ -39,7 +40,7 @@ use super::{
     switch::Switch,
     transport::Connector,
 };
-use crate::{config::ApiRateLimit, secret::Secret};
+use crate::config::ApiRateLimit;
 
 /// The time of one attempt, from the name lookup to the end of the response.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);

@@ -7,7 +7,7 @@ use hmac::Mac as _;
 use http::HeaderValue;
 use serde::Serialize;
 
-use crate::secret::SecretKey;
+use settings::SecretKey;
 
 /// The allowed difference of the clocks.
 const CLOCK_SKEW: u64 = 5;
@@ -47,9 +47,9 @@ pub(super) fn header(key: &SecretKey, now: SystemTime) -> HeaderValue {
 mod tests {
     use base64::prelude::BASE64_STANDARD;
     use serde_json::{Value, json};
+    use settings::Secret;
 
     use super::*;
-    use crate::secret::Secret;
 
     #[test]
     fn token_has_the_claims_that_gitlab_expects() {

@@ -8,13 +8,10 @@ use std::{
 use arc_swap::ArcSwap;
 use rustls::{ClientConfig, RootCertStore};
 use serde_saphyr::Spanned;
+use settings::{ConfigError, SecretFile, unreadable};
 
 use super::{GitLabClient, Transport};
-use crate::{
-    config::{ConfigError, GitLabConfig, unreadable},
-    secret::SecretFile,
-    tls::parse_roots,
-};
+use crate::{config::GitLabConfig, tls::parse_roots};
 
 /// The key of the additional authority.
 const AUTHORITY_KEY: &str = "gitlab.ca_certificate_file";

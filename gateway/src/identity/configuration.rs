@@ -6,11 +6,9 @@ use std::{
 };
 
 use serde::Deserialize;
+use settings::ConfigError;
 
-use crate::{
-    config::{ConfigError, RepositoryConfig},
-    repository::RepositorySettings,
-};
+use crate::{config::RepositoryConfig, repository::RepositorySettings};
 
 /// The location of an agent's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,10 +11,11 @@ use arc_swap::ArcSwap;
 use proto::AgentId;
 use router::BoxFuture;
 use secrecy::SecretString;
+use settings::ConfigError;
 use tokio::sync::watch;
 
 use super::{AgentAuthenticator, AgentIdentity, Identity, SourceUnavailable};
-use crate::{config::ConfigError, token::TokenHash};
+use crate::token::TokenHash;
 
 /// The current version of the identity file. Clones are cheap, and share the version.
 #[derive(Clone, Debug)]

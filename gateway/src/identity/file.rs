@@ -6,13 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use proto::{
-    AgentId, AgentName, ServiceName,
-    impersonation::Impersonation,
-    yaml::{Budget, parse_with_budget},
-};
+use proto::{AgentId, AgentName, ServiceName, impersonation::Impersonation};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
+use settings::{Budget, ConfigError, Network, parse_with_budget};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -20,12 +17,7 @@ use super::{
     configuration::ConfigurationEntry,
     oidc::{ClaimRule, ClaimValues, OidcAccess, OidcRule},
 };
-use crate::{
-    addresses::AllowedNetworks,
-    config::{self, ConfigError, Network},
-    promql::Labels,
-    token::TokenHash,
-};
+use crate::{addresses::AllowedNetworks, promql::Labels, token::TokenHash};
 
 /// The tokens that one agent may have: the current one and its replacement.
 const MAX_AGENT_TOKENS: usize = 2;
@@ -140,7 +132,7 @@ impl Identity {
     /// Reads an identity file.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = files::read_text_at_most(path, MAX_BYTES);
-        let text = text.map_err(|error| ConfigError::whole(path, config::unreadable(&error)))?;
+        let text = text.map_err(|error| ConfigError::whole(path, settings::unreadable(&error)))?;
         Self::parse(path, &text)
     }
 

@@ -7,12 +7,12 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use proto::yaml::Location;
 use serde::{
     Deserialize, Deserializer,
     de::{self, SeqAccess, Visitor},
 };
 use serde_json::Value;
+use settings::Location;
 use tokio_util::sync::CancellationToken;
 
 use super::{AccessAs, Caller, Grant, Rights};

@@ -75,7 +75,7 @@ impl Fixture {
     }
 }
 
-fn networks(list: &[&str]) -> Vec<crate::config::Network> {
+fn networks(list: &[&str]) -> Vec<settings::Network> {
     list.iter().map(|network| network.parse().unwrap()).collect()
 }
 

@@ -21,10 +21,10 @@ use hyper_util::{
 use proto::ErrorChain;
 use router::BoxFuture;
 use rustls::{ClientConfig, RootCertStore};
+use settings::unreadable;
 use tokio::{task::spawn_blocking, time::timeout};
 
 use super::EndpointUrl;
-use crate::config::unreadable;
 
 /// The time of a request, from the name lookup to the end of the response.
 const TIMEOUT: Duration = Duration::from_secs(5);

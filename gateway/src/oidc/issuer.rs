@@ -7,6 +7,7 @@ use std::{
 };
 
 use serde_saphyr::Spanned;
+use settings::ConfigError;
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, timeout},
@@ -16,7 +17,7 @@ use super::{
     DocumentSource, FetchError, HttpClient, OidcMetrics, ProviderMetadata, TokenError, UnverifiedToken,
     VerifiedToken, key_state::KeyState, keys::KeySet, policy::TokenPolicy, scope_of,
 };
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 
 /// The time that a request waits for keys: two documents of five seconds each, and some time for the rest.
 const WAIT: Duration = Duration::from_secs(11);

@@ -4,9 +4,10 @@ use std::{path::Path, time::Duration};
 
 use jsonwebtoken::Algorithm;
 use serde_saphyr::Spanned;
+use settings::ConfigError;
 
 use super::EndpointUrl;
-use crate::config::{ConfigError, IssuerConfig, SigningAlgorithm};
+use crate::config::{IssuerConfig, SigningAlgorithm};
 
 /// The names that Kubernetes reserves for itself.
 pub(super) const RESERVED: &str = "system:";

@@ -18,11 +18,12 @@ use http::{
 use parking_lot::Mutex;
 use proto::{ServiceName, header};
 use router::Replica;
+use settings::Secret;
 use tokio::time::Instant;
 
 use self::replay::ReplayFilter;
 use super::header::{Mac, PEER_HEADER, PeerHeader, now_ms};
-use crate::{metrics::ServedResult, secret::Secret};
+use crate::metrics::ServedResult;
 
 /// The largest age of a request, and the largest lead of its sender's clock. Replicas in one place can be expected to agree
 /// within it.

@@ -13,6 +13,7 @@ use http::{Request, Response};
 use parking_lot::Mutex;
 use proto::{AgentId, ReplicaId, header};
 use router::{Replica, RouteStore};
+use settings::Secret;
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -28,7 +29,6 @@ use super::{
 use crate::{
     destination::Destination,
     metrics::{ForwardResult, PeerMetrics, ProbeResult},
-    secret::Secret,
 };
 
 /// The time that a probe may take, including the time to connect.

@@ -172,9 +172,9 @@ impl PeerError {
 #[cfg(test)]
 mod tests {
     use base64::prelude::BASE64_STANDARD;
+    use settings::Secret;
 
     use super::*;
-    use crate::secret::Secret;
 
     fn secret(byte: u8) -> Secret {
         Secret::parse(&BASE64_STANDARD.encode([byte; 32])).unwrap()

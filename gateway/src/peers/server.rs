@@ -11,6 +11,7 @@ use http::Response;
 use process::LogLimiter;
 use proto::{Reason, ReplicaId, ServiceName, header};
 use router::{LocalTunnels, Replica, RequestPermit, RouteStore, TunnelChoice};
+use settings::Secret;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::SetOnce,
@@ -28,7 +29,6 @@ use crate::{
     config::Config,
     listen::Listener,
     metrics::{Metrics, ServedResult},
-    secret::Secret,
     tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };

@@ -4,9 +4,9 @@ use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use hmac::Mac as _;
 use proto::ReplicaId;
 use router::redis::UrlAuthenticator;
+use settings::Secret;
 
 use super::auth::append;
-use crate::secret::Secret;
 
 /// Computes the MACs with the secret of all replicas.
 #[derive(Debug)]

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use serde_saphyr::Spanned;
+use settings::ConfigError;
 
 use super::AGENTS_DIRECTORY;
-use crate::config::{ConfigError, RepositoryConfig};
+use crate::config::RepositoryConfig;
 
 /// A repository: its location, its branch and its credentials. Equal settings share one cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -253,7 +254,7 @@ mod tests {
     fn key_of_another_scheme_is_refused() {
         let parse = |text: &str| {
             let file = Path::new("kas.yaml");
-            let section: RepositoryConfig = proto::yaml::parse(file, text).unwrap();
+            let section: RepositoryConfig = settings::parse(file, text).unwrap();
             RepositorySettings::new(file, "agent.configuration.repository", &section)
                 .map_err(|error| error.to_string())
         };

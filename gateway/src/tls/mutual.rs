@@ -12,10 +12,10 @@ use rustls::{
     server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 use serde_saphyr::Spanned;
+use settings::{ConfigError, unreadable};
 use tls::provider;
 
 use super::{Acceptor, Certificate, Connector};
-use crate::config::{ConfigError, unreadable};
 
 /// The certificate of this end and the authority of the other ends. Both are read again when their files change.
 #[derive(Clone, Debug)]

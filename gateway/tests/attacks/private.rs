@@ -9,13 +9,11 @@ use std::{
 };
 
 use agent::Services;
-use gateway::{
-    peers::{PEER_HEADER, PeerHeader, PeerRequestKind, ProbeResponse, ResponseKey, SignedRequest},
-    secret::Secret,
-};
+use gateway::peers::{PEER_HEADER, PeerHeader, PeerRequestKind, ProbeResponse, ResponseKey, SignedRequest};
 use http::{HeaderMap, Method, Request, Response, Uri};
 use proto::{AgentId, ReplicaId};
 use router::{Replica, RequestClass, RouteStore as _};
+use settings::Secret;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tunnel::{Body, CallError, CallErrorKind, Tunnel, TunnelConfig, direct};
 

@@ -4,15 +4,11 @@
 use std::path::Path;
 
 use agent::Services;
-use gateway::{
-    config::{Network, ProxyProtocol},
-    identity::Identity,
-    internals::AddressRules,
-    token::TokenHash,
-};
+use gateway::{config::ProxyProtocol, identity::Identity, internals::AddressRules, token::TokenHash};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use secrecy::ExposeSecret as _;
+use settings::Network;
 use testkit::{
     internal_api,
     logs::Logs,

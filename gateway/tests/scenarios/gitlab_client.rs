@@ -15,7 +15,6 @@ use bytes::Bytes;
 use gateway::{
     config::ApiRateLimit,
     gitlab::{Credential, Endpoint, GitLabClient, GitLabError, SwitchMonitor, Transport},
-    secret::Secret,
 };
 use gitlab_standin::{Agent, Endpoint as Received, Fault, Job, StandIn};
 use http::{Response, StatusCode};
@@ -24,6 +23,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use secrecy::SecretString;
 use serde_json::{Value, json};
+use settings::Secret;
 use tokio::time::{Instant, sleep};
 
 /// The token of the agent of [`standin`].

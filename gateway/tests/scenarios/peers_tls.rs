@@ -5,7 +5,6 @@ use std::{fs, path::Path, sync::Arc, time::SystemTime};
 
 use agent::Services;
 use gateway::{
-    config::ConfigError,
     peers::{NetworkEnv, PeerConfig, ProbeSource, ReachabilityError, ReachabilityProbe, ReplicaContext},
     token::{self, Holder},
 };
@@ -13,6 +12,7 @@ use http::{Response, StatusCode};
 use proto::ReplicaId;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use router::{MemoryStore, Replica, RouteStore};
+use settings::ConfigError;
 use tempfile::TempDir;
 use testkit::{
     fleet::AGENT,

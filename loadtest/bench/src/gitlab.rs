@@ -14,13 +14,13 @@ use gateway::{
     gitlab::{GitLabClient, Transport},
     internals::{AccessControl, Target, UrlPathPrefix},
     peers::ReplicaContext,
-    secret::Secret,
 };
 use gitlab_standin::{Agent, Job, StandIn};
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
 use proto::{AgentId, ReplicaId};
 use router::MemoryStore;
 use serde_json::json;
+use settings::Secret;
 
 /// The agent of the job.
 const AGENT: u64 = 7;

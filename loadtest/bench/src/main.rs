@@ -27,6 +27,10 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use clap::Parser;
+use installation::{
+    directory::Directory,
+    stack::{StackConfig, Tls, process, redis::RedisProcess},
+};
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -36,10 +40,6 @@ use self::{
     report::{BenchReport, Section},
     rounds::{Case, Rounds},
     steps::Step,
-};
-use installation::{
-    directory::Directory,
-    stack::{StackConfig, Tls, process, redis::RedisProcess},
 };
 
 /// Measure kas and agentk on this machine beside direct requests, nginx and rathole
@@ -73,7 +73,7 @@ struct Bench {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
     /// How long each case is measured in each round
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = settings::duration::parse)]
     duration: Duration,
     /// Directory for configuration, logs and the report
     #[arg(long, value_name = "DIRECTORY", default_value = "target/bench")]

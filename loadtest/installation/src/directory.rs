@@ -7,6 +7,10 @@ use std::{
 };
 
 use anyhow::ensure;
+use load::{
+    options::write_json,
+    report::{Table, number},
+};
 use serde::Serialize;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -18,10 +22,6 @@ use crate::{
         redis::{RedisProcess, list},
         start_replicas,
     },
-};
-use load::{
-    options::write_json,
-    report::{Table, number},
 };
 
 /// Measure the load of many idle agents on Redis
@@ -42,10 +42,10 @@ pub struct Directory {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=16))]
     tunnels: Option<u16>,
     /// How long to measure
-    #[arg(long, short = 'd', value_name = "DURATION", default_value = "1m", value_parser = proto::duration::parse)]
+    #[arg(long, short = 'd', value_name = "DURATION", default_value = "1m", value_parser = settings::duration::parse)]
     duration: Duration,
     /// How long the agents may take to connect
-    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = settings::duration::parse)]
     timeout: Duration,
     /// Also write the report as JSON
     #[arg(long, value_name = "FILE")]

@@ -11,6 +11,10 @@ use std::{
 
 use anyhow::ensure;
 use clap::ValueEnum;
+use load::{
+    options::write_json,
+    report::{Table, number},
+};
 use serde::Serialize;
 use simulator::Simulator;
 use tokio::time::sleep;
@@ -18,10 +22,6 @@ use tokio_util::sync::CancellationToken;
 
 use self::{outcome::FaultOutcome, replicas::Replicas};
 use crate::callers::{CallerConfig, SentRequest, send_requests};
-use load::{
-    options::write_json,
-    report::{Table, number},
-};
 
 /// The time of load before the fault.
 const BEFORE: Duration = Duration::from_secs(3);
@@ -48,16 +48,16 @@ pub struct Failover {
     #[arg(long, short = 'r', value_name = "NUMBER", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rate: u32,
     /// How long a response may take; a later one is a failure
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = settings::duration::parse)]
     timeout: Duration,
     /// How long a replica is dead, frozen or cut off; the others consider it dead within 20 s
-    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = settings::duration::parse)]
     lasting: Duration,
     /// How long Redis is stopped
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = settings::duration::parse)]
     redis_down: Duration,
     /// How long requests are sent after the end of the fault
-    #[arg(long, value_name = "DURATION", default_value = "8s", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "8s", value_parser = settings::duration::parse)]
     after: Duration,
     /// Seed of the choice among agents and replicas, so that a run can be repeated
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]

@@ -8,6 +8,11 @@ use std::{
 };
 
 use anyhow::ensure;
+use load::{
+    LoadError,
+    options::write_json,
+    report::{Table, number},
+};
 use proto::Reason;
 use serde::Serialize;
 use simulator::Simulator;
@@ -17,11 +22,6 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     callers::{RequestFailure, SentRequest, send_repeatedly},
     stack::{KasProcess, StackConfig, free_port, prepare_directory},
-};
-use load::{
-    LoadError,
-    options::write_json,
-    report::{Table, number},
 };
 
 /// The path that callers request.
@@ -38,16 +38,16 @@ pub struct Restarts {
     #[arg(long, value_name = "NUMBER", default_value_t = 18, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     count: u32,
     /// How long kas runs before it is restarted
-    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = settings::duration::parse)]
     every: Duration,
     /// Number of callers
     #[arg(long, short = 'c', value_name = "NUMBER", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
     clients: u16,
     /// How long a caller waits after a response
-    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = settings::duration::parse)]
     pause: Duration,
     /// How long a response may take
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = settings::duration::parse)]
     timeout: Duration,
     /// Fail if more responses than this have the reason agent-not-connected
     #[arg(long, value_name = "NUMBER", default_value_t = 19)]

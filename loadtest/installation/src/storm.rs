@@ -7,6 +7,7 @@ use std::{
 
 use agent::KasAddress;
 use anyhow::{Context as _, ensure};
+use load::{options::write_json, report::Table};
 use serde::Serialize;
 use tokio::time::{interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -19,7 +20,6 @@ use crate::{
         start_replicas,
     },
 };
-use load::{options::write_json, report::Table};
 
 /// The interval at which memory and CPU time are sampled.
 const LOOK: Duration = Duration::from_millis(100);
@@ -51,13 +51,13 @@ pub struct Storm {
     #[arg(long, value_name = "NUMBER", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate: u32,
     /// With several replicas: how long the load balancer still sends agents to the killed one
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = settings::duration::parse)]
     notice: Duration,
     /// How long a single kas is stopped
-    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = settings::duration::parse)]
     outage: Duration,
     /// How long the agents may take to connect, and to reconnect
-    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = proto::duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = settings::duration::parse)]
     timeout: Duration,
     /// Use TLS in the tunnels
     #[arg(long)]

@@ -22,7 +22,7 @@ pub struct Options {
         help_heading = "Load")]
     pub duration: Duration,
     /// How long to send requests before that without counting them
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = proto::duration::parse,
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = settings::duration::parse,
         help_heading = "Load")]
     pub warm_up: Duration,
     /// Connections, each with one request at a time
@@ -36,7 +36,7 @@ pub struct Options {
     #[arg(long, short = 'r', value_name = "NUMBER", value_parser = rate, help_heading = "Load")]
     pub rate: Option<f64>,
     /// How long a response may take; a later one is a failure
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = proto::duration::parse,
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = settings::duration::parse,
         help_heading = "Load")]
     pub timeout: Duration,
     /// Seed of the random choices, so that a run can be repeated
@@ -134,7 +134,7 @@ pub fn causes(tally: &Tally) -> String {
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
-    let duration = proto::duration::parse(text).map_err(|error| error.to_string())?;
+    let duration = settings::duration::parse(text).map_err(|error| error.to_string())?;
     match duration {
         Duration::ZERO => Err("it must be longer than nothing".to_owned()),
         long if long > LONGEST => Err("it must not be longer than a week".to_owned()),

@@ -8,12 +8,12 @@ use gateway::{
     config::Config,
     gitlab::GitLabClient,
     peers::{ConnectFuture, PeerConnector, PeerError, ReplicaContext, handshake},
-    secret::Secret,
     token::{self, Holder},
 };
 use parking_lot::Mutex;
 use proto::{AgentId, Epoch, ReplicaId};
 use router::{MemoryStore, Replica, Route, RouteStore as _};
+use settings::Secret;
 use tokio::io::DuplexStream;
 use tokio_util::sync::CancellationToken;
 use tunnel::TunnelConfig;

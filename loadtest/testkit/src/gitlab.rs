@@ -4,10 +4,10 @@ use agent::Services;
 use gateway::{
     config::{ApiRateLimit, Config},
     gitlab::{GitLabClient, Transport},
-    secret::Secret,
 };
 use gitlab_standin::{Agent, StandIn};
 use http::{Request, Response};
+use settings::Secret;
 use tunnel::Body;
 
 use crate::world::{RunningAgent, World};

@@ -6,7 +6,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use webpki::EndEntityCert;
 
-use crate::config::unreadable;
+use settings::unreadable;
 
 /// Reads the certificates of a PEM file. There is at least one.
 pub(super) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {

@@ -28,6 +28,7 @@ use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustls::{ClientConfig, pki_types::ServerName};
+use settings::unreadable;
 use tokio::{
     net::TcpStream,
     runtime::Handle,
@@ -41,7 +42,7 @@ use super::{
     objects::invalid,
     remote::{Connection, TIMEOUT},
 };
-use crate::{config::unreadable, repository::RepositoryError};
+use crate::repository::RepositoryError;
 
 type GixResult<T> = Result<T, gix_error::Error>;
 

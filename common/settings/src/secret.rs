@@ -13,7 +13,7 @@ use secrecy::{ExposeSecret as _, SecretSlice};
 use serde_saphyr::Spanned;
 use sha2::Sha256;
 
-use crate::config::{ConfigError, unreadable};
+use crate::{ConfigError, unreadable};
 
 /// The smallest length of a key, in bytes: that of an HMAC-SHA-256 (RFC 2104 section 3).
 const MIN_BYTES: usize = 32;
@@ -32,10 +32,10 @@ const MAX_KEYS: usize = 4;
 pub struct Secret(Arc<ArcSwap<KeySet>>);
 
 /// The keys of one version of the file: at least one.
-pub(crate) struct KeySet(Vec<SecretKey>);
+pub struct KeySet(Vec<SecretKey>);
 
 /// One key.
-pub(crate) struct SecretKey {
+pub struct SecretKey {
     bytes: SecretSlice<u8>,
     /// The state of HMAC after the key, which saves half of the cost of a MAC. It is zeroized when it is dropped.
     keyed: Hmac<Sha256>,
@@ -71,7 +71,7 @@ impl Secret {
     }
 
     /// Returns the keys in force.
-    pub(crate) fn keys(&self) -> Guard<Arc<KeySet>> {
+    pub fn keys(&self) -> Guard<Arc<KeySet>> {
         self.0.load()
     }
 }
@@ -88,12 +88,12 @@ impl KeySet {
     }
 
     /// Returns the key that signs.
-    pub(crate) fn signing(&self) -> &SecretKey {
+    pub fn signing(&self) -> &SecretKey {
         &self.0[0]
     }
 
     /// Iterates over the keys that verify, in the order of the file.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &SecretKey> {
+    pub fn iter(&self) -> impl Iterator<Item = &SecretKey> {
         self.0.iter()
     }
 }
@@ -109,12 +109,12 @@ impl SecretKey {
     }
 
     /// Returns an HMAC-SHA-256 of this key without a message.
-    pub(crate) fn hmac(&self) -> Hmac<Sha256> {
+    pub fn hmac(&self) -> Hmac<Sha256> {
         self.keyed.clone()
     }
 
     /// Returns the bytes of the key, for other algorithms than HMAC-SHA-256.
-    pub(crate) fn expose_bytes(&self) -> &[u8] {
+    pub fn expose_bytes(&self) -> &[u8] {
         self.bytes.expose_secret()
     }
 }

@@ -3,24 +3,12 @@
 use std::str::FromStr;
 
 use ipnet::{IpNet, Ipv4Net};
-use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// An IP network, like 10.0.0.0/8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Network(IpNet);
-
-/// The header with which a proxy of TCP reports the address of the client.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ProxyProtocol {
-    /// Connections have no header.
-    #[default]
-    Off,
-    /// Each connection begins with a header of version 2.
-    V2,
-}
 
 /// The error of a text that is not a network.
 #[derive(Debug, thiserror::Error)]

@@ -3,6 +3,8 @@
 //! This is `RequestInfoFactory.NewRequestInfo` of k8s.io/apiserver (pkg/endpoints/request/requestinfo.go), for the bytes that
 //! are sent. If two servers could interpret the same bytes differently, the result is [`UnclearRequestError`].
 
+#![warn(missing_docs)]
+
 use std::{borrow::Cow, fmt};
 
 use http::{Method, Uri};

@@ -1,6 +1,6 @@
 //! Durations in configuration files: `300s`, `1.5s`, `20ms`, `10m`, `2h`, and sums like `1h30m`.
 //!
-//! Use with `#[serde(with = "proto::duration")]`.
+//! Use with `#[serde(with = "settings::duration")]`.
 
 use std::time::Duration;
 

@@ -14,9 +14,9 @@ pub use serde_saphyr::{Budget, Location, Spanned};
 pub use self::keys::KeyLocations;
 use self::messages::PlainMessages;
 
-/// The reason why a file cannot be used.
+/// The reason why a configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub struct YamlError {
+pub struct ConfigError {
     file: PathBuf,
     /// Line and column, from 1.
     at: Option<(u64, u64)>,
@@ -24,7 +24,7 @@ pub struct YamlError {
     what: String,
 }
 
-impl YamlError {
+impl ConfigError {
     /// Creates an error about the value at a location.
     pub fn new(file: &Path, at: Location, key: impl Into<String>, what: impl Into<String>) -> Self {
         let at = Some((at.line(), at.column()));
@@ -43,7 +43,7 @@ impl YamlError {
     }
 }
 
-impl fmt::Display for YamlError {
+impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.file.display())?;
         if let Some((line, column)) = self.at {
@@ -58,7 +58,7 @@ impl fmt::Display for YamlError {
 }
 
 /// Parses the text of a file within the default [`Budget`]. Errors name `file`.
-pub fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<T, YamlError> {
+pub fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<T, ConfigError> {
     parse_with_budget(file, text, Budget::default())
 }
 
@@ -67,7 +67,7 @@ pub fn parse_with_budget<T: DeserializeOwned>(
     file: &Path,
     text: &str,
     budget: Budget,
-) -> Result<T, YamlError> {
+) -> Result<T, ConfigError> {
     let options = serde_saphyr::options! { budget: Some(budget) };
     if let Ok(parsed) = serde_saphyr::from_str_with_options(text, options.clone()) {
         return Ok(parsed);
@@ -84,7 +84,7 @@ pub fn parse_with_budget<T: DeserializeOwned>(
         let what = error.render_with_formatter(&PlainMessages);
         // The location is displayed before the message.
         let what = what.rsplit_once(" at line ").map_or(&*what, |(what, _)| what);
-        YamlError {
+        ConfigError {
             file: file.to_owned(),
             at: error.location().map(|at| (at.line(), at.column())),
             key: key(&track.path().to_string()),
@@ -125,8 +125,8 @@ mod tests {
         );
 
         let parsed: Numbers = parse(Path::new("n.yaml"), "of: [1,\n  7]").unwrap();
-        let late = YamlError::new(Path::new("n.yaml"), parsed.of[1].referenced, "of[1]", "too large");
+        let late = ConfigError::new(Path::new("n.yaml"), parsed.of[1].referenced, "of[1]", "too large");
         assert_eq!(late.to_string(), "n.yaml:2:3: of[1]: too large");
-        assert_eq!(YamlError::whole(Path::new("n.yaml"), "is missing").to_string(), "n.yaml: is missing");
+        assert_eq!(ConfigError::whole(Path::new("n.yaml"), "is missing").to_string(), "n.yaml: is missing");
     }
 }

@@ -2,19 +2,19 @@
 
 use std::{io, path::Path};
 
-pub use proto::yaml::YamlError as ConfigError;
+use crate::ConfigError;
 
 /// Reads the text of a file.
-pub(crate) fn read_text(file: &Path) -> Result<String, ConfigError> {
+pub fn read_text(file: &Path) -> Result<String, ConfigError> {
     files::read_text(file).map_err(|error| ConfigError::whole(file, unreadable(&error)))
 }
 
 /// Returns the cause and the remedy of an error with a file.
-pub(crate) fn unreadable(error: &io::Error) -> String {
+pub fn unreadable(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "the file does not exist".to_owned(),
         io::ErrorKind::PermissionDenied => {
-            "permission denied: the user of kas may not read the file".to_owned()
+            "permission denied: the user of this program may not read the file".to_owned()
         }
         _ => format!("cannot be read: {error}"),
     }

@@ -1,0 +1,16 @@
+//! What configuration files consist of: YAML whose errors name file, line and key, and the types of values that several files
+//! have.
+#![warn(missing_docs)]
+
+mod bounds;
+pub mod duration;
+mod file;
+mod network;
+mod secret;
+mod yaml;
+
+pub use self::bounds::{AnyDuration, Rate, Timeout, Within};
+pub use self::file::{read_text, unreadable};
+pub use self::network::Network;
+pub use self::secret::{KeySet, Secret, SecretError, SecretFile, SecretKey};
+pub use self::yaml::{Budget, ConfigError, KeyLocations, Location, Spanned, parse, parse_with_budget};
