@@ -11,6 +11,7 @@ use http::{
     HeaderValue, Response,
     header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WARNING, WWW_AUTHENTICATE},
 };
+use promql::QueryError;
 use proto::{Reason, header};
 use serde_json::json;
 use telemetry::TraceId;
@@ -36,6 +37,13 @@ pub struct RequestError {
     pub caller: Option<Box<CallerNames>>,
 }
 
+impl From<QueryError> for RequestError {
+    fn from(error: QueryError) -> Self {
+        let of_body = error.body.and_then(|body| body.downcast_ref().and_then(Self::of_body));
+        of_body.unwrap_or_else(|| Self::new(error.reason, error.message))
+    }
+}
+
 impl RequestError {
     /// Returns an error without `Retry-After`.
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
@@ -45,11 +53,6 @@ impl RequestError {
     /// Returns a `bad-request` error.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(Reason::BadRequest, message)
-    }
-
-    /// Returns a `not-enforceable` error: the restrictions of the caller cannot be applied to the request.
-    pub fn not_enforceable(message: impl Into<String>) -> Self {
-        Self::new(Reason::NotEnforceable, message)
     }
 
     /// Returns an `address-not-allowed` error: the address is in none of the networks that `key` lists.

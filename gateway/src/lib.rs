@@ -11,7 +11,7 @@
 //! ```
 //!
 //! * `proxy` serves callers: start with its function `handle`. It uses `target` (the path), `access` (authentication and
-//!   authorization), `headers`, `cors`, `promql` (queries of restricted callers), `error` and `traces`.
+//!   authorization), `headers`, `cors`, the crate `promql` (queries of restricted callers), `error` and `traces`.
 //! * [`audit`] writes the audit log.
 //! * [`disabled`] is the kill switch: the rules by which the operator disables requests.
 //! * [`oidc`] verifies the tokens of OpenID Connect issuers for `access`.
@@ -60,7 +60,6 @@ mod listen;
 pub mod metrics;
 pub mod oidc;
 pub mod peers;
-mod promql;
 mod proxy;
 pub mod repository;
 mod request_count;
@@ -88,7 +87,6 @@ pub mod internals {
         headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},
         hosts::{AgentHosts, HostPattern, Route, TlsName},
         listen::{Stranger, proxy_header},
-        promql::{Labels, Rewriter},
         target::{Target, UrlPathPrefix},
         timing::RequestTiming,
         traces::{RequestTrace, Traces},

@@ -11,7 +11,7 @@
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
-use gateway::internals::{Labels, Rewriter};
+use promql::{Labels, Rewriter};
 use promql_parser::parser::{self, Expr, VectorSelector};
 
 const MATCHERS: [&str; 2] = [r#"cluster="one""#, r#"ns=~"a\\.b|c""#];

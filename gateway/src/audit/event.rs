@@ -4,8 +4,6 @@ use http::{Method, Uri};
 use proto::{Reason, ServiceName};
 use request_info::{DecodedPath, RequestInfo, RequestTarget};
 
-use crate::promql;
-
 /// The verb of a request, and the events that its head shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Operation {

@@ -17,7 +17,8 @@ use super::{
     configuration::ConfigurationEntry,
     oidc::{ClaimRule, ClaimValues, OidcAccess, OidcRule},
 };
-use crate::{addresses::AllowedNetworks, promql::Labels, token::TokenHash};
+use crate::{addresses::AllowedNetworks, token::TokenHash};
+use promql::Labels;
 
 /// The tokens that one agent may have: the current one and its replacement.
 const MAX_AGENT_TOKENS: usize = 2;

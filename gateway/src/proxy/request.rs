@@ -12,8 +12,8 @@ use crate::{
     error::RequestError,
     headers::{self, ProxyHeaders},
     metrics::Limit,
-    promql::{self, Labels},
 };
+use promql::{Labels, QueryError};
 
 /// Builds the request to the agent from the request of the caller. Returns it together with the caller's connection, if the
 /// caller asks for an upgrade.
@@ -57,8 +57,8 @@ async fn restrict(
     labels: &Labels,
 ) -> Result<Request<Body>, RequestError> {
     let restricted = promql::enforce(labels, request, context.server.limits.max_form_bytes).await;
-    if let Err(RequestError { reason: Reason::BodyTooLarge, .. }) = &restricted {
+    if let Err(QueryError { reason: Reason::BodyTooLarge, .. }) = &restricted {
         context.server.metrics.count_limit(Limit::Form);
     }
-    restricted
+    Ok(restricted?.map(Body::from))
 }

@@ -7,7 +7,7 @@
 use http::Method;
 
 use super::{labels::Labels, parameters::Parameters, selectors::Rewriter};
-use crate::error::RequestError;
+use crate::QueryError;
 
 const QUERY: &str = "query";
 const MATCH: &str = "match[]";
@@ -24,13 +24,13 @@ pub(super) enum Endpoint {
 }
 
 /// Returns whether a request to Prometheus is a query, which changes nothing, although it may be a POST with a form.
-pub(crate) fn is_query(method: &Method, path: &str) -> bool {
+pub fn is_query(method: &Method, path: &str) -> bool {
     Endpoint::find(method, path).is_ok()
 }
 
 impl Endpoint {
     /// Returns the endpoint at a path, which is compared byte by byte.
-    pub(super) fn find(method: &Method, path: &str) -> Result<Self, RequestError> {
+    pub(super) fn find(method: &Method, path: &str) -> Result<Self, QueryError> {
         let (endpoint, forms) = match path {
             "/api/v1/query" | "/api/v1/query_range" | "/api/v1/query_exemplars" => (Self::Expression, true),
             "/api/v1/series" | "/api/v1/labels" => (Self::Selectors, true),
@@ -39,7 +39,7 @@ impl Endpoint {
             "/federate" => (Self::Selectors, false),
             path if is_label_values(path) => (Self::Selectors, false),
             _ => {
-                return Err(RequestError::not_enforceable(
+                return Err(QueryError::not_enforceable(
                     "this caller may see only series with certain labels, and this path cannot be restricted to them: use \
                      the query API, series, labels or federation",
                 ));
@@ -51,7 +51,7 @@ impl Endpoint {
 
         let methods = if forms { "GET and POST" } else { "GET" };
         let what = "this caller may see only series with certain labels, which can be enforced here with";
-        Err(RequestError::not_enforceable(format!("{what} {methods} only")))
+        Err(QueryError::not_enforceable(format!("{what} {methods} only")))
     }
 
     /// Rewrites the parameters with PromQL. Returns their number.
@@ -59,7 +59,7 @@ impl Endpoint {
         self,
         parameters: &mut Parameters,
         rewriter: &mut Rewriter<'_>,
-    ) -> Result<usize, RequestError> {
+    ) -> Result<usize, QueryError> {
         match self {
             Self::Expression => parameters.replace(QUERY, |query| rewriter.expression(query)),
             Self::Selectors => parameters.replace(MATCH, |selector| rewriter.selector(selector)),
@@ -68,9 +68,9 @@ impl Endpoint {
     }
 
     /// Adds a selector of all allowed series, if the request has none.
-    pub(super) fn add(self, parameters: &mut Parameters, labels: &Labels) -> Result<(), RequestError> {
+    pub(super) fn add(self, parameters: &mut Parameters, labels: &Labels) -> Result<(), QueryError> {
         match self {
-            Self::Expression => return Err(RequestError::bad_request("the parameter query is missing")),
+            Self::Expression => return Err(QueryError::bad_request("the parameter query is missing")),
             Self::Selectors => parameters.push(MATCH, &Rewriter::all(labels)),
             Self::Neutral => {}
         }

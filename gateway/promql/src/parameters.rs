@@ -2,7 +2,7 @@
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 
-use crate::error::RequestError;
+use crate::QueryError;
 
 /// All characters but the unreserved ones (RFC 3986 section 2.3).
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
@@ -13,11 +13,11 @@ pub(super) struct Parameters(Vec<(Vec<u8>, Vec<u8>)>);
 
 impl Parameters {
     /// Parses parameters. Like Go, it refuses `;`, which was once a separator, and invalid escapes.
-    pub(super) fn parse(text: &[u8]) -> Result<Self, RequestError> {
+    pub(super) fn parse(text: &[u8]) -> Result<Self, QueryError> {
         let pairs = text.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty());
         let pairs = pairs.map(|pair| {
             if pair.contains(&b';') {
-                return Err(RequestError::bad_request(
+                return Err(QueryError::bad_request(
                     "a parameter has a ';': separate parameters by '&', or write %3B",
                 ));
             }
@@ -48,12 +48,12 @@ impl Parameters {
     pub(super) fn replace(
         &mut self,
         name: &str,
-        mut replace: impl FnMut(&str) -> Result<String, RequestError>,
-    ) -> Result<usize, RequestError> {
+        mut replace: impl FnMut(&str) -> Result<String, QueryError>,
+    ) -> Result<usize, QueryError> {
         let mut count = 0;
         for (_, value) in self.0.iter_mut().filter(|(found, _)| found == name.as_bytes()) {
-            let text = str::from_utf8(value)
-                .map_err(|_| RequestError::bad_request(format!("{name} is not UTF-8")))?;
+            let text =
+                str::from_utf8(value).map_err(|_| QueryError::bad_request(format!("{name} is not UTF-8")))?;
             *value = replace(text)?.into_bytes();
             count += 1;
         }
@@ -66,7 +66,7 @@ impl Parameters {
 }
 
 /// Decodes `application/x-www-form-urlencoded`: `+` is a space, `%` starts two hexadecimal digits.
-fn unescape(text: &[u8]) -> Result<Vec<u8>, RequestError> {
+fn unescape(text: &[u8]) -> Result<Vec<u8>, QueryError> {
     let mut unescaped = Vec::with_capacity(text.len());
     let mut bytes = text.iter();
     while let Some(byte) = bytes.next() {
@@ -75,7 +75,7 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, RequestError> {
             b'%' => {
                 let digits = (bytes.next().and_then(hexadecimal), bytes.next().and_then(hexadecimal));
                 let (Some(high), Some(low)) = digits else {
-                    return Err(RequestError::bad_request(
+                    return Err(QueryError::bad_request(
                         "a parameter has a '%' without two hexadecimal digits",
                     ));
                 };

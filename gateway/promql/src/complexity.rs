@@ -7,7 +7,7 @@ mod regex;
 
 use promql_parser::util::unquote_string;
 
-use crate::error::RequestError;
+use crate::QueryError;
 
 /// The bytes of PromQL in one request.
 pub(super) const MAX_BYTES: usize = 64 << 10;
@@ -33,10 +33,10 @@ impl ParserBudget {
     }
 
     /// Subtracts the work of a text.
-    pub(super) fn spend(&mut self, text: &str) -> Result<(), RequestError> {
+    pub(super) fn spend(&mut self, text: &str) -> Result<(), QueryError> {
         let left = self.bytes.checked_sub(text.len());
         self.bytes = left.ok_or_else(|| {
-            RequestError::bad_request(format!(
+            QueryError::bad_request(format!(
                 "the request has more than {MAX_BYTES} bytes of PromQL, which is the limit for callers with labels"
             ))
         })?;
@@ -62,11 +62,9 @@ impl ParserBudget {
         Ok(())
     }
 
-    fn spend_word(&mut self, word: &str, before: PrecedingToken) -> Result<PrecedingToken, RequestError> {
+    fn spend_word(&mut self, word: &str, before: PrecedingToken) -> Result<PrecedingToken, QueryError> {
         if before == PrecedingToken::Duration && !is_duration(word) {
-            return Err(RequestError::bad_request(format!(
-                "{word:?} is not a duration: write it like 1h30m"
-            )));
+            return Err(QueryError::bad_request(format!("{word:?} is not a duration: write it like 1h30m")));
         }
         let is = |operator: &&str| word.eq_ignore_ascii_case(operator);
         if ["and", "or", "unless", "atan2"].iter().any(is) {
@@ -80,7 +78,7 @@ impl ParserBudget {
         })
     }
 
-    fn spend_sign(&mut self, sign: char, before: PrecedingToken) -> Result<PrecedingToken, RequestError> {
+    fn spend_sign(&mut self, sign: char, before: PrecedingToken) -> Result<PrecedingToken, QueryError> {
         if "([+-*/%^=!<>".contains(sign) {
             self.spend_operation()?;
         }
@@ -92,22 +90,22 @@ impl ParserBudget {
         })
     }
 
-    fn spend_operation(&mut self) -> Result<(), RequestError> {
+    fn spend_operation(&mut self) -> Result<(), QueryError> {
         let left = self.operations.checked_sub(1);
         self.operations = left.ok_or_else(|| {
             let what = format!("the request has more than {MAX_OPERATIONS} operators and brackets");
-            RequestError::bad_request(format!("{what}, which is the limit for callers with labels"))
+            QueryError::bad_request(format!("{what}, which is the limit for callers with labels"))
         })?;
         Ok(())
     }
 
-    fn spend_regex(&mut self, string: &str) -> Result<(), RequestError> {
+    fn spend_regex(&mut self, string: &str) -> Result<(), QueryError> {
         // The parser refuses an invalid string before it compiles a regular expression.
         let unquoted = if has_odd_escape(string) { None } else { unquote_string(string).ok() };
         let work = unquoted.map_or(0, |regex| regex::work(&regex));
         let left = self.regex_work.checked_sub(work);
         self.regex_work = left.ok_or_else(|| {
-            RequestError::bad_request("the regular expressions of this request are too costly: use smaller repetitions {n,m} and fewer classes like \\w")
+            QueryError::bad_request("the regular expressions of this request are too costly: use smaller repetitions {n,m} and fewer classes like \\w")
         })?;
         Ok(())
     }

@@ -6,7 +6,7 @@ use promql_parser::{
 };
 
 use super::{complexity::ParserBudget, labels::Labels};
-use crate::error::RequestError;
+use crate::QueryError;
 
 /// Rewrites the PromQL of one request.
 #[derive(Debug)]
@@ -22,19 +22,19 @@ impl<'a> Rewriter<'a> {
     }
 
     /// Adds the matchers to each selector of an expression.
-    pub fn expression(&mut self, text: &str) -> Result<String, RequestError> {
+    pub fn expression(&mut self, text: &str) -> Result<String, QueryError> {
         let mut expression = self.parse(text)?;
         enforce(&mut expression, self.labels)?;
         print(&expression)
     }
 
     /// Adds the matchers to a selector.
-    pub fn selector(&mut self, text: &str) -> Result<String, RequestError> {
+    pub fn selector(&mut self, text: &str) -> Result<String, QueryError> {
         let mut expression = self.parse(text)?;
         match &expression {
             Expr::VectorSelector(VectorSelector { offset: None, at: None, .. }) => {}
             _ => {
-                return Err(RequestError::bad_request(
+                return Err(QueryError::bad_request(
                     "match[] takes a selector of series, like up{job=\"a\"}",
                 ));
             }
@@ -48,15 +48,15 @@ impl<'a> Rewriter<'a> {
         VectorSelector::new(None, Matchers::new(labels.matchers().to_vec())).to_string()
     }
 
-    fn parse(&mut self, text: &str) -> Result<Expr, RequestError> {
+    fn parse(&mut self, text: &str) -> Result<Expr, QueryError> {
         self.budget.spend(text)?;
         parser::parse(text)
-            .map_err(|error| RequestError::bad_request(format!("the PromQL is invalid: {error}")))
+            .map_err(|error| QueryError::bad_request(format!("the PromQL is invalid: {error}")))
     }
 }
 
 /// Adds the matchers to each selector. The visitor of the parser skips the parameter of an aggregation.
-fn enforce(expression: &mut Expr, labels: &Labels) -> Result<(), RequestError> {
+fn enforce(expression: &mut Expr, labels: &Labels) -> Result<(), QueryError> {
     match expression {
         Expr::VectorSelector(selector) => add(selector, labels),
         Expr::MatrixSelector(selector) => add(&mut selector.vs, labels),
@@ -78,20 +78,18 @@ fn enforce(expression: &mut Expr, labels: &Labels) -> Result<(), RequestError> {
         }
         Expr::Paren(paren) => enforce(&mut paren.expr, labels),
         Expr::Subquery(subquery) => enforce(&mut subquery.expr, labels),
-        Expr::Call(call) if call.func.name == "info" => Err(RequestError::not_enforceable(
+        Expr::Call(call) if call.func.name == "info" => Err(QueryError::not_enforceable(
             "info() reads series without a selector: this caller may see only series with certain labels, and cannot use it",
         )),
         Expr::Call(call) => call.args.args.iter_mut().try_for_each(|argument| enforce(argument, labels)),
         Expr::NumberLiteral(_) | Expr::StringLiteral(_) => Ok(()),
-        Expr::Extension(_) => {
-            Err(RequestError::not_enforceable("this PromQL is not supported by Prometheus"))
-        }
+        Expr::Extension(_) => Err(QueryError::not_enforceable("this PromQL is not supported by Prometheus")),
     }
 }
 
-fn add(selector: &mut VectorSelector, labels: &Labels) -> Result<(), RequestError> {
+fn add(selector: &mut VectorSelector, labels: &Labels) -> Result<(), QueryError> {
     if !selector.matchers.or_matchers.is_empty() {
-        return Err(RequestError::not_enforceable(
+        return Err(QueryError::not_enforceable(
             "`or` between the matchers of a selector is not supported by Prometheus, and the labels of this caller cannot be \
              enforced in it: use `or` between two selectors",
         ));
@@ -114,13 +112,13 @@ fn normalize(mut modifier: BinModifier) -> Option<BinModifier> {
 }
 
 /// Prints an expression. Returns an error if the printed text does not parse to the same expression.
-fn print(expression: &Expr) -> Result<String, RequestError> {
+fn print(expression: &Expr) -> Result<String, QueryError> {
     let text = expression.to_string();
     if parser::parse(&text).as_ref() == Ok(expression) {
         return Ok(text);
     }
 
-    Err(RequestError::not_enforceable(
+    Err(QueryError::not_enforceable(
         "this PromQL cannot be printed without a change of its meaning, so that the labels of this caller cannot be \
          enforced in it: avoid times before 1970, durations below a millisecond and empty `ignoring ()`",
     ))

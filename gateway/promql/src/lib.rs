@@ -10,44 +10,55 @@
 //! * **The query that is sent is the query that was checked.** It is printed from the syntax tree, parsed again and compared. No
 //!   comment, escape or spelling that another parser could read differently is forwarded.
 //! * **The result is an intersection.** Matchers are added, and none is removed.
+#![warn(missing_docs)]
 
 mod complexity;
 mod endpoints;
+mod error;
 mod form;
 mod labels;
 mod parameters;
 mod selectors;
 
+use std::error::Error;
+
+use bytes::Bytes;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Uri,
     header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING, UPGRADE},
     uri::PathAndQuery,
 };
+use http_body::Body;
 use proto::Reason;
-use tunnel::Body;
 
-pub(crate) use self::endpoints::is_query;
 use self::{endpoints::Endpoint, parameters::Parameters};
-pub use self::{labels::Labels, selectors::Rewriter};
-use crate::error::RequestError;
+pub use self::{
+    endpoints::is_query,
+    error::QueryError,
+    labels::{Labels, LabelsError},
+    selectors::Rewriter,
+};
 
 /// The longest path and query of a rewritten request: a little less than the limit of the `http` crate, 64 KiB.
-pub(crate) const MAX_URL_BYTES: usize = 60 << 10;
+const MAX_URL_BYTES: usize = 60 << 10;
 
 /// Restricts a request to series with these labels. Reads the form of a POST, which may have `max_form` bytes.
 ///
 /// # Errors
 ///
 /// The reason is `not-enforceable`, `bad-request`, `body-too-large` or `head-too-large`.
-pub(crate) async fn enforce(
+pub async fn enforce<B>(
     labels: &Labels,
-    request: Request<Body>,
+    request: Request<B>,
     max_form: usize,
-) -> Result<Request<Body>, RequestError> {
+) -> Result<Request<Bytes>, QueryError>
+where
+    B: Body<Error: Into<Box<dyn Error + Send + Sync>>>,
+{
     let (mut head, body) = request.into_parts();
     if head.headers.contains_key(UPGRADE) {
         // An upgrade is sent without its form, whose parameters were counted.
-        return Err(RequestError::not_enforceable(
+        return Err(QueryError::not_enforceable(
             "this caller may see only series with certain labels, and cannot use upgrades",
         ));
     }
@@ -67,10 +78,10 @@ pub(crate) async fn enforce(
     head.uri = uri(head.uri.path(), &url)?;
     let body = form.encode();
     describe(&mut head.headers, posted.then_some(body.len()));
-    Ok(Request::from_parts(head, Body::from(body)))
+    Ok(Request::from_parts(head, body.into()))
 }
 
-fn uri(path: &str, parameters: &Parameters) -> Result<Uri, RequestError> {
+fn uri(path: &str, parameters: &Parameters) -> Result<Uri, QueryError> {
     let query = parameters.encode();
     let whole = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
     if whole.len() > MAX_URL_BYTES {
@@ -79,12 +90,12 @@ fn uri(path: &str, parameters: &Parameters) -> Result<Uri, RequestError> {
              form, with POST",
             whole.len()
         );
-        return Err(RequestError::new(Reason::HeadTooLarge, what));
+        return Err(QueryError::new(Reason::HeadTooLarge, what));
     }
 
     PathAndQuery::try_from(whole)
         .map(Uri::from)
-        .map_err(|error| RequestError::new(Reason::Internal, error.to_string()))
+        .map_err(|error| QueryError::new(Reason::Internal, error.to_string()))
 }
 
 /// Sets the headers for the new body: a form of this length, or no body.
