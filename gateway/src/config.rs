@@ -32,7 +32,7 @@ use crate::cors::Origin;
 
 pub use self::agent::{AgentConfig, AgentListen, AgentTunnelConfig, ConnectionAge};
 pub use self::api::{ApiConfig, ApiListen};
-pub use self::configuration::{AgentConfigurationConfig, RepositoryConfig};
+pub use self::configuration::AgentConfigurationConfig;
 pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig};
 pub use self::gitaly::{GitalyConfig, GlobalRateLimit, ServerRateLimit};
 pub use self::gitlab::{ApiRateLimit, GitLabConfig};
@@ -46,7 +46,7 @@ pub use self::oidc::{IssuerConfig, OidcConfig, SigningAlgorithm};
 pub use self::private_api::{PrivateApiConfig, PrivateListen};
 pub use self::redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::schema::json_schema;
-use crate::repository::RepositorySettings;
+use git::{RepositoryConfig, RepositorySettings};
 
 /// The configuration of kas, kas.yaml.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

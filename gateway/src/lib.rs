@@ -19,11 +19,11 @@
 //! * `agents` serves agents and registers their tunnels.
 //! * `addresses` decides which address a client has, and whether it may connect.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
-//! * [`configuration`] reads the configurations of agents, from files and from a [`repository`], and sends them to agentk.
+//! * [`configuration`] reads the configurations of agents, from files and from a [`git`] repository, and sends them to agentk.
 //! * [`gitlab`] sends requests to GitLab's internal API.
 //! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
 //!   `agent_locations`.
-//! * [`gitaly`] reads the [`repository`] of a GitLab project.
+//! * [`gitaly`] reads the [`git`] repository of a GitLab project.
 //! * [`app`] builds a replica from its [`config`] and its [`identity`] file, runs it and stops it.
 #![warn(missing_docs)]
 
@@ -61,7 +61,6 @@ pub mod metrics;
 pub mod oidc;
 pub mod peers;
 mod proxy;
-pub mod repository;
 mod request_count;
 mod target;
 mod tasks;

@@ -2,6 +2,7 @@
 
 use std::{fmt::Write as _, path::Path, sync::Arc};
 
+use git::{GitRepositories, RepositorySettings};
 use proto::AgentName;
 use router::BoxFuture;
 use settings::unreadable;
@@ -9,10 +10,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::task::spawn_blocking;
 
 use super::{ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading, read_repository};
-use crate::{
-    identity::{AgentIdentity, ConfigurationLocation, Identities},
-    repository::{GitRepositories, RepositorySettings},
-};
+use crate::identity::{AgentIdentity, ConfigurationLocation, Identities};
 
 /// Reads files of this machine and of Git repositories.
 #[derive(Debug)]

@@ -1,12 +1,12 @@
 //! Configurations in the repositories of GitLab, which Gitaly serves.
 
+use git::AGENTS_DIRECTORY;
 use router::BoxFuture;
 
 use super::{ConfigurationSource, FileKey, ReadError, Reading, read_repository};
 use crate::{
     gitaly::{GitalyClient, GitalyRepository},
     identity::{AgentIdentity, GitLabAgents},
-    repository::AGENTS_DIRECTORY,
 };
 
 /// Reads the configuration of an agent of GitLab from the project of the agent.

@@ -2,13 +2,11 @@
 
 use std::{fmt, path::PathBuf};
 
+use git::{Repository, RepositoryError, configuration_path};
 use proto::AgentName;
 use router::BoxFuture;
 
-use crate::{
-    identity::AgentIdentity,
-    repository::{Repository, RepositoryError, configuration_path},
-};
+use crate::identity::AgentIdentity;
 
 /// A source of answers: what is the configuration of this agent?
 pub trait ConfigurationSource: fmt::Debug + Send + Sync {

@@ -11,7 +11,7 @@
 //! 0000
 //! ```
 
-use crate::repository::{Commit, CommitId};
+use git::{Commit, CommitId};
 
 /// The longest pkt-line with its length.
 const MAX_LINE: usize = 65_520;

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use git::{
+    AGENTS_DIRECTORY, CONFIGURATION_FILE, Commit, CommitId, MAX_LISTED_AGENTS, Repository, RepositoryError,
+};
 use prost::Message;
 use proto::{AgentId, AgentName};
 use router::BoxFuture;
@@ -14,9 +17,6 @@ use super::{
         GetTreeEntriesRequest, GetTreeEntriesResponse, InfoRefsRequest, InfoRefsResponse, RepositoryLocation,
         TreeEntry, TreeEntryRequest, TreeEntryResponse,
     },
-};
-use crate::repository::{
-    AGENTS_DIRECTORY, CONFIGURATION_FILE, Commit, CommitId, MAX_LISTED_AGENTS, Repository, RepositoryError,
 };
 
 const INFO_REFS: &str = "/gitaly.SmartHTTPService/InfoRefsUploadPack";

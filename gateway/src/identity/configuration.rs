@@ -8,7 +8,7 @@ use std::{
 use serde::Deserialize;
 use settings::ConfigError;
 
-use crate::{config::RepositoryConfig, repository::RepositorySettings};
+use git::{RepositoryConfig, RepositorySettings};
 
 /// The location of an agent's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]

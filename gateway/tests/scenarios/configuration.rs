@@ -14,8 +14,8 @@ use agent::{AgentMetrics, Services, policy::ScopeEnforcer, services::Configurati
 use gateway::{
     configuration::{ConfigurationSource, FileKey, ReadError, Reading, read_repository},
     identity::AgentIdentity,
-    repository::{AGENTS_DIRECTORY, Commit, CommitId, Repository, RepositoryError},
 };
+use git::{AGENTS_DIRECTORY, Commit, CommitId, Repository, RepositoryError};
 use gitlab_standin::{Agent, Fault, Gitaly, Project, StandIn};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;

@@ -6,8 +6,8 @@ use std::{io, sync::Arc};
 use gateway::{
     config::GitalyConfig,
     gitaly::{GitalyClient, GitalyRepository, GitalyServer},
-    repository::{Commit, Repository, RepositoryError},
 };
+use git::{Commit, Repository, RepositoryError};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, pki_types::PrivateKeyDer};
 use testkit::gitaly::{TestFile, TestGitaly, server};

@@ -1,7 +1,8 @@
+use git::Location;
 use secrecy::SecretString;
 
 use super::*;
-use crate::{identity::ConfigurationLocation, repository::Location};
+use crate::identity::ConfigurationLocation;
 
 fn hash(token: &str) -> TokenHash {
     TokenHash::of(&SecretString::from(token))

@@ -22,7 +22,7 @@ use super::{
     HEADS,
     objects::{MAX_ALLOCATION, invalid},
 };
-use crate::repository::{Commit, RepositoryError};
+use crate::{Commit, RepositoryError};
 
 /// A session with a server: a transport after its handshake.
 pub(super) struct Session {

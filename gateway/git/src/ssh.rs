@@ -18,7 +18,7 @@ use gix_transport::{
 use parking_lot::Mutex;
 
 use super::{objects::invalid, remote::Connection};
-use crate::repository::{Location, RepositoryError};
+use crate::{Location, RepositoryError};
 
 /// The most bytes of an error of `ssh` that are shown.
 const MAX_ERROR: u64 = 500;

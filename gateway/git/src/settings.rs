@@ -6,7 +6,7 @@ use serde_saphyr::Spanned;
 use settings::ConfigError;
 
 use super::AGENTS_DIRECTORY;
-use crate::config::RepositoryConfig;
+use crate::RepositoryConfig;
 
 /// A repository: its location, its branch and its credentials. Equal settings share one cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -30,7 +30,7 @@ use super::{
     protocol::{BoxTransport, Session, Want},
     ssh,
 };
-use crate::repository::{Commit, CommitId, Location, Repository, RepositoryError, RepositorySettings};
+use crate::{Commit, CommitId, Location, Repository, RepositoryError, RepositorySettings};
 
 /// The time for one exchange with the server, from the connection to the last byte.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use gix_hash::ObjectId;
 use gix_object::{CommitRefIter, FindHeader as _, Kind, TreeRefIter, tree::EntryKind};
 use proto::AgentName;
 
-use crate::repository::{CONFIGURATION_FILE, CommitId, MAX_LISTED_AGENTS, RepositoryError};
+use crate::{CONFIGURATION_FILE, CommitId, MAX_LISTED_AGENTS, RepositoryError};
 
 /// The largest commit or tree, in bytes. A tree has about 40 bytes for each entry.
 const MAX_OBJECT: u64 = 16 << 20;

@@ -14,9 +14,9 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{local::LocalRepository, remote::RemoteRepository};
-use crate::repository::{
-    AGENTS_DIRECTORY, CommitId, Location, Repository, RepositoryError, RepositorySettings,
+use crate::{
+    AGENTS_DIRECTORY, CommitId, InvalidCommitId, Location, Repository, RepositoryError, RepositorySettings,
+    configuration_path, local::LocalRepository, remote::RemoteRepository,
 };
 
 const MAX: usize = 128 << 10;
@@ -329,4 +329,20 @@ async fn server_that_never_responds_is_cut() {
     while !gone() {
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn commit_id_has_the_digits_of_sha1_or_sha256() {
+    for length in [40, 64] {
+        assert!("a1".repeat(length / 2).parse::<CommitId>().is_ok());
+    }
+    for text in ["", "main", &"a".repeat(39), &"A".repeat(40), &"g".repeat(40), &"a".repeat(128)] {
+        assert_eq!(text.parse::<CommitId>(), Err(InvalidCommitId), "{text}");
+    }
+}
+
+#[test]
+fn configuration_is_in_the_directory_of_the_agent() {
+    let agent = "prod".parse().unwrap();
+    assert_eq!(configuration_path(AGENTS_DIRECTORY, &agent), ".gitlab/agents/prod/config.yaml");
 }

@@ -1,14 +1,28 @@
 //! Reads files of a Git repository at a commit. Each kind of repository implements [`Repository`].
+//!
+//! There is no work tree, and no configuration of a repository is read: objects and references are data. Nothing of a repository
+//! is executed.
+#![warn(missing_docs)]
 
-mod git;
+mod config;
+mod https;
+mod local;
+mod objects;
+mod protocol;
+mod remote;
+mod repositories;
 mod settings;
+mod ssh;
+#[cfg(test)]
+mod tests;
 
 use std::{fmt, str::FromStr};
 
 use proto::AgentName;
 use router::BoxFuture;
 
-pub(crate) use self::git::GitRepositories;
+pub use self::config::RepositoryConfig;
+pub use self::repositories::GitRepositories;
 pub use self::settings::{Location, RepositorySettings};
 
 /// The directory of a repository that contains one directory for each agent with a configuration.
@@ -16,6 +30,9 @@ pub const AGENTS_DIRECTORY: &str = ".gitlab/agents";
 
 /// The name of the configuration file in the directory of an agent.
 pub const CONFIGURATION_FILE: &str = "config.yaml";
+
+/// The prefix of references that are branches.
+const HEADS: &str = "refs/heads/";
 
 /// The most agents that [`Repository::list_agents`] returns.
 pub const MAX_LISTED_AGENTS: usize = 1000;
@@ -132,25 +149,4 @@ impl fmt::Display for CommitId {
 /// Returns the path of an agent's configuration file within the directory of all agents.
 pub fn configuration_path(directory: &str, agent: &AgentName) -> String {
     format!("{directory}/{agent}/{CONFIGURATION_FILE}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn commit_id_has_the_digits_of_sha1_or_sha256() {
-        for length in [40, 64] {
-            assert!("a1".repeat(length / 2).parse::<CommitId>().is_ok());
-        }
-        for text in ["", "main", &"a".repeat(39), &"A".repeat(40), &"g".repeat(40), &"a".repeat(128)] {
-            assert_eq!(text.parse::<CommitId>(), Err(InvalidCommitId), "{text}");
-        }
-    }
-
-    #[test]
-    fn configuration_is_in_the_directory_of_the_agent() {
-        let agent = "prod".parse().unwrap();
-        assert_eq!(configuration_path(AGENTS_DIRECTORY, &agent), ".gitlab/agents/prod/config.yaml");
-    }
 }

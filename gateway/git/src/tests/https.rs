@@ -20,9 +20,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Fixture, MAX, PATH, TEXT, read};
-use crate::repository::{
+use crate::{
     AGENTS_DIRECTORY, Location, Repository as _, RepositoryError, RepositorySettings,
-    git::remote::RemoteRepository,
+    remote::RemoteRepository,
 };
 
 /// `git:secret` in base64.

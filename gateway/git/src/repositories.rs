@@ -3,15 +3,6 @@
 //! There is no work tree, and no configuration of a repository is read: objects and references are data. Nothing of a repository
 //! is executed.
 
-mod https;
-mod local;
-mod objects;
-mod protocol;
-mod remote;
-mod ssh;
-#[cfg(test)]
-mod tests;
-
 use std::{
     collections::HashMap,
     sync::Arc,
@@ -20,18 +11,14 @@ use std::{
 
 use parking_lot::Mutex;
 
-use self::{local::LocalRepository, remote::RemoteRepository};
-use super::{Location, Repository, RepositorySettings};
-
-/// The prefix of references that are branches.
-const HEADS: &str = "refs/heads/";
+use crate::{Location, Repository, RepositorySettings, local::LocalRepository, remote::RemoteRepository};
 
 /// The time after which the cache of an unused repository may be removed.
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// Repositories by their settings, so that all agents of a repository share its cache.
 #[derive(Debug, Default)]
-pub(crate) struct GitRepositories(Mutex<HashMap<Arc<RepositorySettings>, Entry>>);
+pub struct GitRepositories(Mutex<HashMap<Arc<RepositorySettings>, Entry>>);
 
 #[derive(Debug)]
 struct Entry {
@@ -41,7 +28,7 @@ struct Entry {
 
 impl GitRepositories {
     /// Returns the repository with these settings.
-    pub(crate) fn get(&self, settings: &Arc<RepositorySettings>) -> Arc<dyn Repository> {
+    pub fn get(&self, settings: &Arc<RepositorySettings>) -> Arc<dyn Repository> {
         let (mut all, now) = (self.0.lock(), Instant::now());
         if let Some(entry) = all.get_mut(settings) {
             entry.used = now;

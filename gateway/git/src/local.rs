@@ -11,7 +11,7 @@ use super::{
     HEADS,
     objects::{Objects, invalid},
 };
-use crate::repository::{Commit, CommitId, Repository, RepositoryError};
+use crate::{Commit, CommitId, Repository, RepositoryError};
 
 /// The time for one access. A hung file system does not block others.
 const TIMEOUT: Duration = Duration::from_secs(30);

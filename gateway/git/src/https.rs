@@ -42,7 +42,7 @@ use super::{
     objects::invalid,
     remote::{Connection, TIMEOUT},
 };
-use crate::repository::RepositoryError;
+use crate::RepositoryError;
 
 type GixResult<T> = Result<T, gix_error::Error>;
 
