@@ -85,6 +85,7 @@ pub struct PeerConfig {
     tls: Option<MutualTls>,
     server_name: Option<ServerName<'static>>,
     url: PeerUrl,
+    allow_plaintext: bool,
 }
 
 /// This replica, and what it needs to find other replicas and to connect to them.
@@ -159,7 +160,8 @@ impl PeerConfig {
             );
             return Err(ConfigError::about(file, keys, "private_api.allow_plaintext", problem));
         }
-        Ok(Self { listen, secret, tls, server_name: server_name.transpose()?, url })
+        let (server_name, allow_plaintext) = (server_name.transpose()?, section.allow_plaintext);
+        Ok(Self { listen, secret, tls, server_name, url, allow_plaintext })
     }
 
     /// Binds the listener for at most `max_connections` open connections.
@@ -184,7 +186,8 @@ impl PeerConfig {
             .tls
             .as_ref()
             .map(|tls| PeerTls { connector: tls.connector().clone(), server_name: self.server_name.clone() });
-        let connector = Arc::new(TcpConnector { settings: config.peer_settings(), tls });
+        let allow_plaintext = self.allow_plaintext;
+        let connector = Arc::new(TcpConnector { settings: config.peer_settings(), tls, allow_plaintext });
         ReplicaContext { connector, secret: self.secret().map(|file| file.secret().clone()), ..context }
     }
 
@@ -207,7 +210,8 @@ impl ReplicaContext {
 
     /// Creates the context of a single replica. It has neither a secret nor certificates.
     pub fn standalone(replica: ReplicaId, store: Arc<dyn RouteStore>, config: &Config) -> Self {
-        let connector = Arc::new(TcpConnector { settings: config.peer_settings(), tls: None });
+        let connector =
+            Arc::new(TcpConnector { settings: config.peer_settings(), tls: None, allow_plaintext: false });
         Self { replica: Replica { id: replica, url: String::new() }, store, connector, secret: None }
     }
 }

@@ -46,6 +46,8 @@ pub(super) struct TcpConnector {
     pub(super) settings: TunnelConfig,
     /// Mutual TLS, if the replicas have certificates.
     pub(super) tls: Option<PeerTls>,
+    /// Whether requests may be sent without TLS beyond loopback.
+    pub(super) allow_plaintext: bool,
 }
 
 /// The client's part of mutual TLS.
@@ -216,9 +218,16 @@ impl PeerConnection {
 impl PeerConnector for TcpConnector {
     fn connect(&self, replica: &Replica) -> ConnectFuture {
         let (url, settings, tls) = (replica.url.clone(), self.settings.clone(), self.tls.clone());
+        let allow_plaintext = self.allow_plaintext;
         Box::pin(async move {
             let url: PeerUrl = url.parse().map_err(|error| PeerError::Unreachable(format!("{error}")))?;
             match (url.tls, tls) {
+                // The other replica publishes such an address because its own configuration allows it.
+                (false, None) if !allow_plaintext && !url.is_loopback() => {
+                    Err(PeerError::Unreachable(format!(
+                        "{url} has no TLS, which private_api.allow_plaintext of this replica does not allow"
+                    )))
+                }
                 (false, None) => handshake(connect_tcp(&url).await?, &settings).await,
                 (true, Some(tls)) => handshake(tls.connect(&url).await?, &settings).await,
                 // An attacker who can write an address into the directory must not be able to turn TLS off.
@@ -278,4 +287,33 @@ where
         ended = &mut driver => return Err(PeerError::InvalidResponse(ended.to_string())),
     }
     Ok((tunnel, driver))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[tokio::test]
+    async fn plaintext_beyond_loopback_is_refused_before_the_connection() {
+        let config: Config = settings::parse("kas.yaml".as_ref(), "identity: {file: i}").unwrap();
+        let connector =
+            |allow_plaintext| TcpConnector { settings: config.peer_settings(), tls: None, allow_plaintext };
+        let refusal = async |url: &str, allow_plaintext| {
+            let replica = Replica { id: "0".repeat(32).parse().unwrap(), url: url.to_owned() };
+            // A connection to these addresses is refused by the system, or never answered.
+            let connecting =
+                timeout(Duration::from_millis(100), connector(allow_plaintext).connect(&replica));
+            match connecting.await {
+                Ok(Err(error)) => error.to_string().contains("private_api.allow_plaintext"),
+                Ok(Ok(_)) => panic!("{url} is connected"),
+                Err(_) => false,
+            }
+        };
+        for url in ["http://192.0.2.1:1", "http://[2001:db8::1]:1", "http://127.0.0.1.example.com:1"] {
+            assert!(refusal(url, false).await, "{url}");
+        }
+        assert!(!refusal("http://192.0.2.1:1", true).await);
+        assert!(!refusal("http://127.0.0.1:1", false).await);
+    }
 }
