@@ -49,6 +49,9 @@ pub enum TokenError {
 /// The claims of a token: `exp`, which every token has, and those that its user reads.
 #[derive(Deserialize)]
 struct Claims<T> {
+    /// The library also accepts a list with the issuer in it, which is no issuer (RFC 7519 section 4.1.1).
+    #[serde(default)]
+    iss: Value,
     #[serde(default)]
     exp: Value,
     #[serde(flatten)]
@@ -100,6 +103,9 @@ impl Verifier {
             return Err(TokenError::Invalid(
                 "its header has critical extensions, which kas does not support",
             ));
+        }
+        if token.claims.iss.is_array() {
+            return Err(TokenError::Invalid("its issuer (iss) is a list, and must be one text"));
         }
         let latest = get_current_timestamp() + MAX_LIFE;
         if token.claims.exp.as_f64().is_none_or(|exp| exp > latest as f64) {

@@ -195,6 +195,7 @@ async fn tokens_of_other_issuers_are_refused_if_the_issuer_is_configured() {
         (json!("other.example.com"), "authentication_issuer"),
         (json!(""), "authentication_issuer"),
         (json!(["other.example.com"]), "authentication_issuer"),
+        (json!(["gitlab.example.com"]), "must be one text"),
         (json!(null), "no issuer"),
     ] {
         let error = check(&issuer).unwrap_err().to_string();
