@@ -37,7 +37,10 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_READ_AFTER_CLOSE: usize = 1 << 20;
 
 /// The cost of one message, and of one HTTP/2 frame, in bytes that take as long to process.
-const FRAME_COST: usize = 256;
+const FRAME_COST: usize = 1024;
+
+/// The further cost of a ping, which is answered.
+const PING_COST: usize = 4096;
 
 /// The byte stream inside a WebSocket whose handshake is complete.
 ///
@@ -176,6 +179,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocket<T> {
                 // tungstenite has queued the pong, and sends it with the next read. A proxy may answer pings for an end
                 // that is gone, so neither ping nor pong proves that the other end is alive.
                 Ok(Message::Ping(payload) | Message::Pong(payload)) => {
+                    self.budget.spend(PING_COST);
                     self.on_control_frame(control_frame_length(self.role, &payload));
                 }
                 Ok(Message::Close(frame)) => {
