@@ -52,7 +52,8 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct TaskPanicError;
 
 /// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
-const OURS: [&str; 8] = ["agent", "cores", "files", "process", "proto", "telemetry", "tls", "tunnel"];
+const OURS: [&str; 10] =
+    ["agent", "cores", "files", "process", "proto", "request_info", "settings", "telemetry", "tls", "tunnel"];
 
 /// Returns the filter of the log for a value of `--log-level`.
 pub fn log_filter(level: &str) -> String {

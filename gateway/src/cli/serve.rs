@@ -46,8 +46,21 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 9] =
-    ["cores", "files", "gateway", "process", "proto", "router", "telemetry", "tls", "tunnel"];
+const OURS: [&str; 13] = [
+    "cores",
+    "files",
+    "gateway",
+    "git",
+    "process",
+    "promql",
+    "proto",
+    "request_info",
+    "router",
+    "settings",
+    "telemetry",
+    "tls",
+    "tunnel",
+];
 
 impl Serve {
     /// Runs until a signal stops it.
@@ -142,9 +155,10 @@ mod tests {
             let (name, rest) = line.split_once(" = ")?;
             rest.starts_with("{ path = ").then_some(name)
         });
-        let mut used: Vec<_> =
+        let used: Vec<_> =
             members.filter(|name| dependencies.contains(&format!("\n{name}.workspace = true"))).collect();
-        used.push("gateway");
+        let mut used: Vec<_> = used.iter().map(|name| name.replace('-', "_")).collect();
+        used.push("gateway".to_owned());
         used.sort_unstable();
         assert_eq!(used, OURS);
     }
