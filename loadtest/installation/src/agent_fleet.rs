@@ -29,7 +29,8 @@ use crate::stack::KasProcess;
 
 /// The number, the addresses and the tokens of the agents.
 pub struct AgentFleetConfig {
-    /// The replicas of kas, at least one. Agents dial them in turn, as through a load balancer.
+    /// The replicas of kas, at least one. Each agent dials them in turn, so that its tunnels end at as many as possible at once.
+    /// Through one turn of all agents, some would have to search for another replica for minutes.
     pub kas: Vec<KasAddress>,
     /// The certificates to trust for `wss://` instead of the system's roots.
     pub cacert: Option<PathBuf>,
@@ -55,10 +56,9 @@ pub struct AgentFleet {
     tasks: TaskTracker,
 }
 
-/// Chooses the replica of each dial, in turn.
+/// The replicas that are dialled.
 struct Balancer {
     replicas: Mutex<Vec<(KasAddress, Arc<TcpDialer>)>>,
-    next: AtomicUsize,
 }
 
 /// The times until the tunnels were up.
@@ -119,9 +119,9 @@ impl AgentFleetConfig {
                 let response = Response::new(Body::from(answer.clone()));
                 async move { response }
             };
-            let dials = Arc::clone(&balancer);
+            let (replicas, dials) = (Arc::clone(&balancer), AtomicUsize::new(index));
             let dial = move || {
-                let dial = dials.next();
+                let dial = replicas.dialer(dials.fetch_add(1, Relaxed));
                 async move { dial.dial().await }
             };
             let agent =
@@ -229,13 +229,13 @@ impl Balancer {
             anyhow::Ok((address.clone(), Arc::new(TcpDialer::new(address.clone(), tls)?)))
         };
         let replicas = replicas.iter().map(dial).collect::<Result<_, _>>()?;
-        Ok(Self { replicas: Mutex::new(replicas), next: AtomicUsize::new(0) })
+        Ok(Self { replicas: Mutex::new(replicas) })
     }
 
-    fn next(&self) -> Arc<TcpDialer> {
+    /// Returns the dialler of the replica with this number, modulo the number of replicas.
+    fn dialer(&self, number: usize) -> Arc<TcpDialer> {
         let replicas = self.replicas.lock();
-        let turn = self.next.fetch_add(1, Relaxed) % replicas.len();
-        Arc::clone(&replicas[turn].1)
+        Arc::clone(&replicas[number % replicas.len()].1)
     }
 }
 
