@@ -212,9 +212,14 @@ async fn attack_32_token_in_the_url_is_refused_and_not_logged() {
 /// token, in constant time. This test checks that the text of a token is used only where it is hashed and where it is printed.
 #[test]
 fn attack_36_tokens_are_compared_as_hashes() {
-    let mut sources = vec![std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
+    // The crates inside gateway/ and below it.
+    let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let mut sources = ["gateway", "router", "proto", "common"].map(|folder| root.join(folder)).to_vec();
     let mut exposing = Vec::new();
     while let Some(path) = sources.pop() {
+        if path.ends_with("tests") || path.extension().is_some_and(|extension| extension != "rs") {
+            continue;
+        }
         if path.is_dir() {
             sources.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
             continue;
