@@ -46,13 +46,13 @@ use crate::{
     gitlab::{GitLabClient, GitLabSetup, Usage},
     identity::{Identities, Identity},
     metrics::{Metrics, certificate::CertificateExpirations},
-    oidc::Issuers,
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,
     tasks::TaskGroup,
     tls::{Certificate, MutualTls},
     traces::Traces,
 };
+use oidc::Issuers;
 use settings::SecretFile;
 
 /// The time in which the last lines of the audit log are written when kas stops.

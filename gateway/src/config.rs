@@ -15,7 +15,6 @@ mod gitlab_keys;
 mod kubernetes_api;
 mod listeners;
 mod observability;
-mod oidc;
 mod private_api;
 mod redis;
 mod schema;
@@ -23,6 +22,8 @@ mod tunnels;
 
 use std::{path::Path, sync::Arc};
 
+use git::{RepositoryConfig, RepositorySettings};
+use oidc::OidcConfig;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use settings::{ConfigError, KeyLocations, parse, read_text};
@@ -42,11 +43,9 @@ pub use self::observability::{
     AuditConfig, AuditSink, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen,
     TracingConfig,
 };
-pub use self::oidc::{IssuerConfig, OidcConfig, SigningAlgorithm};
 pub use self::private_api::{PrivateApiConfig, PrivateListen};
 pub use self::redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::schema::json_schema;
-use git::{RepositoryConfig, RepositorySettings};
 
 /// The configuration of kas, kas.yaml.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

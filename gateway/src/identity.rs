@@ -23,7 +23,8 @@ use tokio_util::sync::CancellationToken;
 
 use self::oidc::OidcRule;
 pub use self::{configuration::ConfigurationLocation, current::Identities, gitlab::GitLabAgents};
-use crate::{addresses::AllowedNetworks, oidc::VerifiedToken, token::TokenHash};
+use crate::{addresses::AllowedNetworks, token::TokenHash};
+use ::oidc::VerifiedToken;
 use promql::Labels;
 use settings::ConfigError;
 

@@ -58,7 +58,6 @@ pub mod identity;
 mod io;
 mod listen;
 pub mod metrics;
-pub mod oidc;
 pub mod peers;
 mod proxy;
 mod request_count;

@@ -106,8 +106,17 @@ fn sources(folder: &Path, text: &mut String) {
 #[test]
 fn functions_that_the_architecture_names_exist() {
     let mut code = String::new();
-    for folder in ["agent", "common", "gateway", "gateway/git", "gateway/promql", "proto", "router", "tunnel"]
-    {
+    for folder in [
+        "agent",
+        "common",
+        "gateway",
+        "gateway/git",
+        "gateway/oidc",
+        "gateway/promql",
+        "proto",
+        "router",
+        "tunnel",
+    ] {
         sources(&root().join(folder).join(if folder == "common" { "" } else { "src" }), &mut code);
     }
     let text = prose(&root().join("docs/architecture.md"));

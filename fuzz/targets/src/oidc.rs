@@ -4,7 +4,7 @@
 //! * The keys of a discovery document are at an `https` URL, or on this machine.
 //! * Errors are short, whatever the issuer sends.
 
-use gateway::oidc::{KeySet, ProviderMetadata, UnverifiedToken};
+use oidc::{KeySet, ProviderMetadata, UnverifiedToken};
 
 /// Checks one input.
 pub fn run(data: &[u8]) {

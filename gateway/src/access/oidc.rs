@@ -7,6 +7,7 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use moka::sync::Cache;
+use oidc::{Issuers, KeysUnavailable, TokenError, UnverifiedToken, VerifiedToken};
 use proto::Reason;
 use router::BoxFuture;
 use secrecy::ExposeSecret as _;
@@ -17,7 +18,6 @@ use super::{
 use crate::{
     error::RequestError,
     identity::{Grant, Identities, Identity},
-    oidc::{Issuers, KeysUnavailable, TokenError, UnverifiedToken, VerifiedToken},
     target::Target,
     token::TokenHash,
 };

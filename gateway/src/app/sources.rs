@@ -1,5 +1,6 @@
 //! The sources of agents and callers, and their order.
 
+use oidc::Issuers;
 use std::sync::Arc;
 
 use super::shared::{GitLab, SharedState};
@@ -13,7 +14,6 @@ use crate::{
     deployments::Deployments,
     gitlab::GitLabClient,
     identity::Identity,
-    oidc::Issuers,
 };
 
 /// The sources of agents and callers.

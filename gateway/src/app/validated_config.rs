@@ -8,6 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use oidc::Issuers;
 use proto::ReplicaId;
 use router::{
     MemoryStore,
@@ -28,7 +29,6 @@ use crate::{
     gitlab::GitLabSetup,
     identity::Identity,
     listen::{BindError, Listener},
-    oidc::Issuers,
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
     tls::{Certificate, MutualTls},
     traces::{self, Traces},
@@ -141,7 +141,7 @@ impl ValidatedConfig {
             disabled::file::read(&path.value)
         });
         let disabled = disabled.transpose()?.unwrap_or_default();
-        let issuers = Issuers::read(file, &config)?;
+        let issuers = Issuers::read(file, &config.oidc)?;
         if let Some(section) = &config.identity {
             identity.check_issuers(&section.file.value, &issuers.names())?;
         }

@@ -15,6 +15,7 @@ use std::{
 };
 
 use clap::{ValueEnum, ValueHint, builder::NonEmptyStringValueParser};
+use oidc::{EndpointUrl, EndpointUrlError, HttpClient, ProviderMetadata, scopes_for};
 use secrecy::SecretString;
 use settings::unreadable;
 
@@ -25,7 +26,6 @@ use self::{
     oauth::{LoginError, OauthClient, Tokens},
 };
 use super::error::{CliError, CommandResult, print};
-use crate::oidc::{EndpointUrl, EndpointUrlError, HttpClient, ProviderMetadata, scopes_for};
 
 /// Log in at an OIDC issuer, for kubectl or by hand
 ///

@@ -46,11 +46,12 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 13] = [
+const OURS: [&str; 14] = [
     "cores",
     "files",
     "gateway",
     "git",
+    "oidc",
     "process",
     "promql",
     "proto",

@@ -81,7 +81,7 @@ fn example_explains_every_key() {
         include_str!("private_api.rs"),
         include_str!("api.rs"),
         include_str!("gitlab.rs"),
-        include_str!("oidc.rs"),
+        include_str!("../../oidc/src/config.rs"),
         include_str!("gitaly.rs"),
         include_str!("file_sections.rs"),
     ];

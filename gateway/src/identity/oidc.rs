@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, Weak, atomic::AtomicU32},
 };
 
+use oidc::{Claims, VerifiedToken};
 use parking_lot::Mutex;
 use serde::{
     Deserialize, Deserializer,
@@ -16,7 +17,6 @@ use settings::Location;
 use tokio_util::sync::CancellationToken;
 
 use super::{AccessAs, Caller, Grant, Rights};
-use crate::oidc::{Claims, VerifiedToken};
 
 /// An entry of the identity file with `oidc`.
 #[derive(Clone, Debug)]

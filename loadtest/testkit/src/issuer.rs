@@ -12,8 +12,8 @@ use std::{
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use gateway::oidc::{DocumentSource, EndpointUrl, FetchError};
 use jsonwebtoken::{Algorithm, EncodingKey, crypto};
+use oidc::{DocumentSource, EndpointUrl, FetchError};
 use parking_lot::Mutex;
 use rcgen::{KeyPair, PKCS_RSA_SHA256, RsaKeySize, SigningKey as _};
 use router::BoxFuture;

@@ -15,7 +15,6 @@ use gateway::{
     gitlab::GitLabClient,
     identity::Identity,
     internals::{TlsName, Traces, Verifier},
-    oidc::{DocumentSource, Issuers},
     peers::ReplicaContext,
     token::{self, Holder, TokenHash},
 };
@@ -23,6 +22,7 @@ use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use oidc::{DocumentSource, Issuers};
 use parking_lot::Mutex;
 use proto::ReplicaId;
 use router::MemoryStore;
@@ -424,7 +424,7 @@ fn with_issuer(issuer: &TestIssuer, keys: &str) -> (Config, Issuers) {
         .unwrap();
     let config = Config::read(&file).unwrap();
     let source: Arc<dyn DocumentSource> = Arc::new(issuer.clone());
-    let issuers = Issuers::with_sources(&file, &config, |_, _| Ok(Arc::clone(&source))).unwrap();
+    let issuers = Issuers::with_sources(&file, &config.oidc, |_, _| Ok(Arc::clone(&source))).unwrap();
     (config, issuers)
 }
 

@@ -3,6 +3,7 @@
 use std::{env, process::Stdio};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use oidc::EndpointUrl;
 use sha2::{Digest as _, Sha256};
 use tokio::process::Command;
 use url::form_urlencoded::Serializer;
@@ -12,7 +13,6 @@ use super::{
     oauth::{LoginError, OauthClient, Tokens},
     print_notice,
 };
-use crate::oidc::EndpointUrl;
 
 /// Opens the page of the issuer, waits for its redirect, and exchanges the code.
 pub(super) async fn log_in(

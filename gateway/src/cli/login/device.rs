@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use oidc::{EndpointUrl, FetchError};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
@@ -10,7 +11,6 @@ use super::{
     oauth::{LoginError, OauthClient, Tokens},
     print_notice, printable,
 };
-use crate::oidc::{EndpointUrl, FetchError};
 
 /// The longest time for a login, whatever the issuer allows.
 const MAX_TIME: Duration = Duration::from_secs(30 * 60);

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use http::StatusCode;
 use humantime::format_rfc3339_seconds;
+use oidc::{EndpointUrl, FetchError, HttpClient, ProviderMetadata, UnverifiedToken};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use url::form_urlencoded::Serializer;
 
 use super::{super::error::CliError, TokenKind, printable};
-use crate::oidc::{EndpointUrl, FetchError, HttpClient, ProviderMetadata, UnverifiedToken};
 
 /// A client of one issuer.
 #[derive(Debug)]

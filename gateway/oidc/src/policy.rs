@@ -7,7 +7,7 @@ use serde_saphyr::Spanned;
 use settings::ConfigError;
 
 use super::EndpointUrl;
-use crate::config::{IssuerConfig, SigningAlgorithm};
+use crate::{IssuerConfig, SigningAlgorithm};
 
 /// The names that Kubernetes reserves for itself.
 pub(super) const RESERVED: &str = "system:";

@@ -9,6 +9,7 @@
 //! The rights of a verified token are in the identity file. `kas login` uses the same client and metadata to get a token.
 
 mod client;
+mod config;
 mod endpoint;
 mod issuer;
 mod key_state;
@@ -21,6 +22,7 @@ mod token;
 
 pub use self::{
     client::{DocumentSource, FetchError, HttpClient},
+    config::{IssuerConfig, OidcConfig, SigningAlgorithm, StreamGrace},
     endpoint::{EndpointUrl, EndpointUrlError},
     issuer::{Issuer, Issuers, KeysUnavailable},
     keys::KeySet,

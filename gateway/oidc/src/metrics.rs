@@ -48,7 +48,7 @@ impl OidcMetrics {
     }
 
     /// Counts a token that was verified, or refused for a reason.
-    pub(crate) fn count_token(&self, issuer: &str, error: Option<TokenError>) {
+    pub fn count_token(&self, issuer: &str, error: Option<TokenError>) {
         let result = error.map_or("accepted", TokenError::class);
         self.tokens.get_or_create(&TokenLabels { issuer: issuer.to_owned(), result }).inc();
     }

@@ -14,10 +14,9 @@ use tokio::{
 };
 
 use super::{
-    DocumentSource, FetchError, HttpClient, OidcMetrics, ProviderMetadata, TokenError, UnverifiedToken,
-    VerifiedToken, key_state::KeyState, keys::KeySet, policy::TokenPolicy, scope_of,
+    DocumentSource, FetchError, HttpClient, OidcConfig, OidcMetrics, ProviderMetadata, TokenError,
+    UnverifiedToken, VerifiedToken, key_state::KeyState, keys::KeySet, policy::TokenPolicy, scope_of,
 };
-use crate::config::Config;
 
 /// The time that a request waits for keys: two documents of five seconds each, and some time for the rest.
 const WAIT: Duration = Duration::from_secs(11);
@@ -53,7 +52,7 @@ pub struct KeysUnavailable {
 
 impl Issuers {
     /// Checks the section `oidc` of a configuration file. Files with authorities are read, and no issuer is contacted.
-    pub fn read(file: &Path, config: &Config) -> Result<Self, ConfigError> {
+    pub fn read(file: &Path, config: &OidcConfig) -> Result<Self, ConfigError> {
         Self::with_sources(file, config, |index, authority| {
             let client = HttpClient::new(authority.as_ref().map(|path| path.value.clone()));
             match (client.check(), authority) {
@@ -69,12 +68,12 @@ impl Issuers {
     /// Checks the section `oidc` of a configuration file, with a source of documents for each issuer.
     pub fn with_sources(
         file: &Path,
-        config: &Config,
+        config: &OidcConfig,
         source: impl Fn(usize, Option<&Spanned<PathBuf>>) -> Result<Arc<dyn DocumentSource>, ConfigError>,
     ) -> Result<Self, ConfigError> {
         let metrics = OidcMetrics::default();
         let mut issuers: Vec<Issuer> = Vec::new();
-        for (index, entry) in config.oidc.issuers.iter().enumerate() {
+        for (index, entry) in config.issuers.iter().enumerate() {
             let policy = TokenPolicy::new(file, index, entry)?;
             for (key, at, taken) in [
                 ("name", &entry.name, issuers.iter().any(|other| other.policy.name == policy.name)),
