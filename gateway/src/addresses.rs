@@ -1,10 +1,11 @@
-//! The address of a client, and the networks that may connect.
+//! The rules of a listener about the addresses of its clients.
 
 use std::{
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
+use access::{AllowedNetworks, is_within};
 use http::HeaderMap;
 use ipnet::IpNet;
 use settings::Network;
@@ -13,24 +14,6 @@ use crate::{
     config::ProxyProtocol,
     headers::{ForwardedFor, PeerAddress},
 };
-
-/// The bits of an IPv6 address that one site has (RFC 6177). A client may use any address of its /64.
-const SITE: u128 = !0 << 64;
-
-/// Returns the network that limits count as one client: an IPv4 address, or the /64 of an IPv6 address.
-pub(crate) fn site(address: IpAddr) -> IpNet {
-    match address.to_canonical() {
-        address @ IpAddr::V4(_) => address.into(),
-        IpAddr::V6(address) => {
-            let network = IpAddr::V6(Ipv6Addr::from(u128::from(address) & SITE));
-            IpNet::new(network, 64).expect("64 is a length of IPv6")
-        }
-    }
-}
-
-/// The networks from which clients may connect: all addresses, or those of a list. Clones are cheap.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct AllowedNetworks(Arc<[IpNet]>);
 
 /// The rules of a listener about addresses. Clones are cheap.
 #[derive(Clone, Debug, Default)]
@@ -41,18 +24,6 @@ pub struct AddressRules {
     proxy_protocol: ProxyProtocol,
     /// The networks of clients.
     allowed: AllowedNetworks,
-}
-
-impl AllowedNetworks {
-    /// Allows the networks of the list, or every address if it is empty.
-    pub(crate) fn new(networks: &[Network]) -> Self {
-        Self(networks.iter().copied().map(IpNet::from).collect())
-    }
-
-    /// Returns whether a client may connect from the address.
-    pub(crate) fn contains(&self, address: IpAddr) -> bool {
-        self.0.is_empty() || is_within(&self.0, address)
-    }
 }
 
 impl AddressRules {
@@ -103,10 +74,6 @@ impl AddressRules {
     }
 }
 
-fn is_within(networks: &[IpNet], address: IpAddr) -> bool {
-    networks.iter().any(|network| network.contains(&address))
-}
-
 /// Returns the address with an IPv4 address in place of one that is mapped to IPv6. A socket for both has such peers.
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
@@ -118,18 +85,6 @@ mod tests {
 
     fn networks(list: &[&str]) -> Vec<Network> {
         list.iter().map(|network| network.parse().unwrap()).collect()
-    }
-
-    #[test]
-    fn empty_list_allows_every_address() {
-        let (all, office) =
-            (AllowedNetworks::default(), AllowedNetworks::new(&networks(&["192.0.2.0/24", "2001:db8::/32"])));
-        for (address, in_office) in
-            [("192.0.2.7", true), ("2001:db8::7", true), ("198.51.100.7", false), ("::1", false)]
-        {
-            let address = address.parse().unwrap();
-            assert_eq!((all.contains(address), office.contains(address)), (true, in_office), "{address}");
-        }
     }
 
     #[test]

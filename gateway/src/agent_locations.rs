@@ -2,13 +2,14 @@
 
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
+use access::Identities;
 use proto::{AgentId, AgentName, InstanceId, ReplicaId};
 use router::{
     Instance, InstanceList, ProjectAgent, ProjectAgentList, ReplicaInstances, ReportedInfo, RouteStore,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{agents::AgentServer, identity::Identities};
+use crate::agents::AgentServer;
 
 /// Lists the agents of the identity file and the connected ones of GitLab. Clones are cheap.
 #[derive(Clone, Debug)]

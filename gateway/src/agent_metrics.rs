@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use access::Identities;
 use parking_lot::Mutex;
 use proto::{AgentId, AgentName, InstanceId, ReplicaId};
 use router::{LocalTunnels, RouteStore};
@@ -17,7 +18,6 @@ use tokio::time::Instant;
 use crate::{
     agent_locations::{AgentDirectory, AgentLocations, KnownAgent},
     agents::AgentServer,
-    identity::Identities,
     metrics::agent::{AgentConnection, AgentCounts, AgentGauges, AgentSample},
     tunnel_entry::TunnelEntry,
 };
@@ -181,10 +181,11 @@ impl KnownConnections {
 
 #[cfg(test)]
 mod tests {
+    use access::Identity;
     use std::{path::Path, time::SystemTime};
 
     use super::*;
-    use crate::{agent_locations::AgentOwner, identity::Identity};
+    use crate::agent_locations::AgentOwner;
 
     const FILE: &str = "agents: [{id: 1, name: prod, tokens: []}, {id: 2, name: staging, tokens: []}]";
 

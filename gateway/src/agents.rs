@@ -57,17 +57,16 @@ pub(crate) use self::{
     version_skew::VersionSkew,
 };
 use crate::{
-    address_key::address_key,
     addresses::AddressRules,
     configuration::ConfigurationService,
     disabled::KillSwitch,
     gitlab::Usage,
-    identity::{AgentIdentity, AgentSources, Identities},
     io::StallGuard,
     metrics::{GaugeGuard, Limit, Metrics},
     tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };
+use access::{AgentIdentity, AgentSources, Identities, address_key};
 
 /// Serves agents.
 #[derive(Debug)]

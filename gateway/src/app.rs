@@ -34,7 +34,6 @@ use self::{
     sources::access_control,
 };
 use crate::{
-    access::GitLabAuthorizer,
     admin::{AdminServer, Readiness},
     agents::{AgentServer, Rebalancer},
     api::ApiServer,
@@ -43,8 +42,7 @@ use crate::{
     disabled::fleet,
     environments::EnvironmentFile,
     gitaly::GitalyClient,
-    gitlab::{GitLabClient, GitLabSetup, Usage},
-    identity::{Identities, Identity},
+    gitlab::{GitLabAuthorizer, GitLabClient, GitLabSetup, Usage},
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,
@@ -52,6 +50,7 @@ use crate::{
     tls::{Certificate, MutualTls},
     traces::Traces,
 };
+use access::{Identities, Identity};
 use oidc::Issuers;
 use settings::SecretFile;
 

@@ -12,14 +12,12 @@ mod table;
 
 use std::{io::Write as _, path::PathBuf, process::ExitCode};
 
+use access::token::{self, Holder, TokenHash};
 use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
 use secrecy::ExposeSecret as _;
 
 use self::error::{CliError, CommandResult, print};
-use crate::{
-    config,
-    token::{self, Holder, TokenHash},
-};
+use crate::config;
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
 ///

@@ -12,10 +12,8 @@
 
 mod configured;
 mod delivery;
-mod gitlab;
 mod metrics;
 mod poller;
-mod source;
 mod state;
 
 use std::{
@@ -26,22 +24,20 @@ use std::{
     time::Duration,
 };
 
+use access::{AgentIdentity, ConfigurationSource};
 use parking_lot::{Mutex, RwLock};
 use proto::AgentId;
 use router::GitPush;
 use serde_json::Value;
 use tokio::sync::broadcast::{self, error::RecvError};
 
+pub(crate) use self::configured::ConfiguredSource;
 use self::poller::Poller;
-pub(crate) use self::{configured::ConfiguredSource, gitlab::GitLabSource};
 pub use self::{
     delivery::Delivery,
     metrics::ConfigurationMetrics,
-    source::{ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading, read_repository},
     state::{ConfigurationError, ConfigurationState, ConfigurationStatus},
 };
-use crate::identity::AgentIdentity;
-
 /// Receives each configuration that comes into force, as JSON.
 ///
 /// It is called on a thread of a runtime and must not block. Each replica that holds a tunnel of the agent calls it.

@@ -17,7 +17,7 @@ use proto::Reason;
 use serde::Deserialize;
 use tunnel::Body;
 
-use crate::error::RequestError;
+use access::RequestError;
 
 /// The methods for pages of allowed origins: all methods that callers may use.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");

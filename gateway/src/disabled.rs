@@ -35,7 +35,7 @@ use tokio::{
 };
 
 pub use self::rule::{DisableRule, RequestAttributes, Selector};
-use crate::error::RequestError;
+use access::RequestError;
 use settings::ConfigError;
 
 /// The values of the label `what` of `kas_disabled`.

@@ -16,7 +16,7 @@ use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 
 pub use self::{file::EnvironmentFile, gitlab::GitLabEnvironments};
-use crate::identity::SourceUnavailable;
+use access::SourceUnavailable;
 
 /// A source of answers: which environments exist?
 pub trait EnvironmentSource: fmt::Debug + Send + Sync {

@@ -21,6 +21,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use access::RequestError;
 use http::{Request, Response};
 use http_body::Body as _;
 use proto::{Reason, ServiceName, TunnelId, header};
@@ -30,7 +31,6 @@ use tunnel::{Body, CallError, CallErrorKind, Delivery};
 
 use crate::{
     destination::Destination,
-    error::RequestError,
     metrics::{Limit, Metrics, RouteKind},
     peers::{OwnerConnection, OwnerError, PeerClient, PeerError},
     tunnel_entry::TunnelEntry,

@@ -2,6 +2,10 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | `agents` | [`GitLabAgents`]: the agents of GitLab, as a source of `access` |
+//! | `callers` | [`GitLabAuthorizer`]: jobs and users of GitLab, as a source of `access` |
+//! | `internal_api` | the requests of GitLab itself, as a source of `access` |
+//! | `configurations` | the configurations of agents in the repositories of GitLab |
 //! | `client` | [`GitLabClient`]: limits, retries and the parsing of responses |
 //! | `agent_info` | [`AgentInfo`]: the agent of a token |
 //! | `project_environments` | [`ProjectEnvironment`]: the environments of a project, as their caller sees them |
@@ -18,9 +22,15 @@
 mod address;
 mod agent_configuration;
 mod agent_info;
+mod agent_names;
+mod agents;
 mod budget;
+mod callers;
 mod client;
+mod configurations;
 mod endpoint;
+mod in_flight;
+mod internal_api;
 mod jwt;
 mod metrics;
 mod project_environments;
@@ -35,7 +45,9 @@ mod usage;
 pub use self::{
     address::{GitLabAddress, GitLabAddressError},
     agent_info::AgentInfo,
+    agents::GitLabAgents,
     budget::BudgetShare,
+    callers::GitLabAuthorizer,
     client::GitLabClient,
     endpoint::{Credential, Endpoint},
     project_environments::ProjectEnvironment,
@@ -45,4 +57,7 @@ pub use self::{
     transport::{Stream, Transport},
     usage::{Usage, UsageKind, UsageReporter, UsageSubject},
 };
-pub(crate) use self::{agent_configuration::observer, budget::MAX_IN_FLIGHT};
+pub(crate) use self::{
+    agent_configuration::observer, agent_names::AgentNames, budget::MAX_IN_FLIGHT,
+    configurations::GitLabSource, in_flight::InFlightCounters, internal_api::RailsAuthorizer,
+};

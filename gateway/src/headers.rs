@@ -21,7 +21,7 @@ use proto::{Reason, ServiceName, hop_by_hop, impersonation};
 
 pub(crate) use self::extra::ExtraHeader;
 pub use self::forwarded::{ForwardedFor, PeerAddress};
-use crate::{error::RequestError, identity::AccessAs};
+use access::{AccessAs, RequestError};
 
 /// Request headers for kas itself.
 const CONSUMED: [&str; 5] = ["authorization", "cookie", "gitlab-agent-id", "x-csrf-token", "x-request-id"];

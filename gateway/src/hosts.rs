@@ -17,10 +17,7 @@ use http::{
 use proto::Reason;
 use serde::Deserialize;
 
-use crate::{
-    error::{ErrorDialect, RequestError},
-    target::{Target, UrlPathPrefix},
-};
+use access::{ErrorDialect, RequestError, Target, UrlPathPrefix};
 
 /// The place of the agent in a pattern.
 const PLACEHOLDER: &str = "{agent}.";

@@ -45,11 +45,9 @@ use self::{
     response_body::{ConcurrencyPermit, TrackedBody},
 };
 use crate::{
-    access::{AuthorizedCaller, without_credentials},
     audit::AuditedAccess,
     destination::Destination,
     disabled::RequestAttributes,
-    error::RequestError,
     headers::PeerAddress,
     hosts::TlsName,
     http_limits::HttpLimits,
@@ -57,6 +55,7 @@ use crate::{
     listen::Stranger,
     metrics::Limit,
 };
+use access::{AuthorizedCaller, RequestError, without_credentials};
 
 /// The time for which a connection that was asked to close may stay without a request.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

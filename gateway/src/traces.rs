@@ -5,12 +5,13 @@ use std::{
     time::Duration,
 };
 
+use access::RequestError;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use serde_saphyr::Spanned;
 use settings::ConfigError;
 use telemetry::{Collector, CollectorError, RequestSpan, TraceId, Tracer, TracerConfig};
 
-use crate::{config::TracingConfig, destination::Destination, error::RequestError, timing::RequestTiming};
+use crate::{config::TracingConfig, destination::Destination, timing::RequestTiming};
 
 /// The section of the configuration, for errors.
 const SECTION: &str = "observability.tracing";

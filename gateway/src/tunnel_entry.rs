@@ -6,7 +6,7 @@ use proto::Hello;
 use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
 
-use crate::identity::AgentIdentity;
+use access::AgentIdentity;
 
 /// A tunnel that ends at this replica.
 #[derive(Debug)]

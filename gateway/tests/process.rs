@@ -373,8 +373,8 @@ fn connect_from(source: Ipv4Addr, address: SocketAddr) -> TcpStream {
 
 #[test]
 fn attack_90_silent_connections_do_not_keep_callers_out() {
-    let token = gateway::token::new(gateway::token::Holder::Caller);
-    let hash = gateway::token::TokenHash::of(&token);
+    let token = access::token::new(access::token::Holder::Caller);
+    let hash = access::token::TokenHash::of(&token);
     let identity = format!(
         "agents: [{{id: 1, name: prod, tokens: []}}]\n\
          callers: [{{name: me, tokens: [\"{hash}\"], agents: [prod], services: [kubernetes]}}]"

@@ -11,19 +11,14 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use access::{
+    AccessControl, CallerAuthorizer, ErrorDialect, ErrorFormat, Identities, Identity, RequestError, Target,
+    UnknownCredentials, UrlPathPrefix, token::TokenHash,
+};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures_util::FutureExt as _;
-use gateway::{
-    identity::{Identities, Identity},
-    internals::{
-        AccessControl, CallerAuthorizer, ErrorDialect, ErrorFormat, RequestError, Target, UnknownCredentials,
-        UrlPathPrefix,
-    },
-    metrics::Metrics,
-    token::TokenHash,
-};
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
-use prometheus_client::registry::Registry;
+use prometheus_client::metrics::counter::Counter;
 use secrecy::SecretString;
 
 /// A caller's token, name, agents and services.
@@ -57,7 +52,7 @@ static ACCESS: LazyLock<AccessControl> = LazyLock::new(|| {
     );
     let identity = Identity::parse(Path::new("identity.yaml"), &text).expect("the identity is valid");
     // Every input comes from one address, and none may get a refusal for its rate.
-    let unknown = UnknownCredentials::new(u32::MAX, Metrics::register(&mut Registry::default()));
+    let unknown = UnknownCredentials::new(u32::MAX, Counter::default());
     AccessControl::new([Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>], Arc::new(unknown))
 });
 

@@ -17,10 +17,8 @@ use std::{
     sync::LazyLock,
 };
 
-use gateway::{
-    identity::AccessAs,
-    internals::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},
-};
+use access::AccessAs;
+use gateway::internals::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
     header::{CONNECTION, LOCATION, UPGRADE, VIA},

@@ -7,7 +7,7 @@
 //! * An accepted identity is consistent: it finds an agent by id and by name, and no token belongs to an agent and to a
 //!   caller.
 
-use gateway::identity::Identity;
+use access::Identity;
 use proto::AgentId;
 
 use crate::input::{CANARY, InputFile, canary_is_secret};
@@ -49,7 +49,7 @@ fn check(identity: &Identity) {
             assert_eq!(identity.find(name.as_str()), Some(id));
         }
     }
-    if let Some(grant) = identity.grant(&gateway::token::TokenHash::of(&CANARY.to_owned().into())) {
+    if let Some(grant) = identity.grant(&access::token::TokenHash::of(&CANARY.to_owned().into())) {
         assert!(
             identity.agent(&CANARY.to_owned().into()).is_none(),
             "{} is an agent too",

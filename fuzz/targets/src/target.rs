@@ -10,7 +10,8 @@
 //! * A host names an agent only if it is one label before the domain, `Host` and the name in the handshake are equal, and the whole path is
 //!   that of the service. Without a name within the domain, the path decides.
 
-use gateway::internals::{AgentHosts, ErrorDialect, Route, Target, TlsName, UrlPathPrefix};
+use access::{ErrorDialect, Target, UrlPathPrefix};
+use gateway::internals::{AgentHosts, Route, TlsName};
 use http::{HeaderValue, Request, header::HOST, uri::PathAndQuery};
 use proto::{AgentName, Reason};
 

@@ -6,6 +6,7 @@ use std::{
     time::SystemTime,
 };
 
+use access::{AgentAuthenticator, AgentIdentity, address_key, token::TokenHash};
 use http::{HeaderMap, Request, header::AUTHORIZATION};
 use hyper::body::Incoming;
 use proto::{Hello, TunnelId, header};
@@ -15,12 +16,7 @@ use tokio::time::Instant;
 use tunnel::handshake;
 
 use super::{AgentServer, refusal::HandshakeError, tunnel_permits::TunnelPermit, version_skew::VersionSkew};
-use crate::{
-    address_key::address_key,
-    identity::{AgentAuthenticator, AgentIdentity},
-    metrics::Limit,
-    token::TokenHash,
-};
+use crate::metrics::Limit;
 
 /// An agent whose token is valid and whose tunnel is admitted.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, time::Duration};
 
+use access::SourceUnavailable;
 use http::{
     HeaderValue, Response, StatusCode,
     header::{CONTENT_TYPE, RETRY_AFTER, SEC_WEBSOCKET_PROTOCOL, UPGRADE},
@@ -11,7 +12,6 @@ use router::{AddressLimit, AddressRefusal};
 use tunnel::Body;
 
 use super::version_skew::served_versions;
-use crate::identity::SourceUnavailable;
 
 /// `Retry-After` of a replica that stops: by then a load balancer has removed it.
 const RETRY_AFTER_DRAINING: Duration = Duration::from_secs(5);

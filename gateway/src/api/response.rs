@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, time::SystemTime};
 
+use access::SourceUnavailable;
 use axum::response::{IntoResponse, Response};
 use http::{
     HeaderValue, StatusCode,
@@ -17,7 +18,6 @@ use crate::{
     agent_locations::{AgentOwner, AgentState, rfc3339},
     configuration::ConfigurationStatus,
     environments::EnvironmentError,
-    identity::SourceUnavailable,
 };
 
 /// A page of connected agents.

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use access::{AccessControl, AgentAuthenticator, AgentSources, Identities};
 use files::ReloadHealth;
 use parking_lot::Mutex;
 use process::{LogLimiter, liveness::Liveness};
@@ -19,20 +20,18 @@ use tokio::time::Instant;
 use tunnel::TunnelConfig;
 
 use crate::{
-    access::AccessControl,
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
     agent_metrics::AgentMonitor,
     agents::{AgentConflicts, AgentServer, MaxAge, TunnelPermits},
     config::Config,
-    configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource, GitLabSource},
+    configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource},
     cors::Cors,
     disabled::KillSwitch,
     forward::Forwarder,
     gitaly::GitalyClient,
-    gitlab::{self, GitLabClient, Usage},
+    gitlab::{self, GitLabAgents, GitLabClient, GitLabSource, Usage},
     hosts::AgentHosts,
-    identity::{AgentAuthenticator, AgentSources, GitLabAgents, Identities},
     listen::LOG_PERIOD,
     metrics::{self, Metrics, agent::AgentGauges},
     peers::{PeerClient, PeerServer},

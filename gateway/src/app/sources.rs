@@ -1,19 +1,16 @@
 //! The sources of agents and callers, and their order.
 
+use access::{AccessControl, CallerAuthorizer, Identity, OidcAuthorizer, UnknownCredentials};
 use oidc::Issuers;
 use std::sync::Arc;
 
 use super::shared::{GitLab, SharedState};
 use crate::{
-    access::{
-        AccessControl, AgentNames, CallerAuthorizer, GitLabAuthorizer, InFlightCounters, OidcAuthorizer,
-        RailsAuthorizer, UnknownCredentials,
-    },
     api::Verifier,
     config::Config,
     deployments::Deployments,
-    gitlab::GitLabClient,
-    identity::Identity,
+    gitlab::{AgentNames, GitLabAuthorizer, GitLabClient, InFlightCounters, RailsAuthorizer},
+    metrics::Limit,
 };
 
 /// The sources of agents and callers.
@@ -52,7 +49,10 @@ pub(super) fn access_control(
     });
     let in_flight = InFlightCounters::default();
     let limit = config.agent.kubernetes_api.limits.unknown_credentials_per_address_per_minute;
-    let unknown = Arc::new(UnknownCredentials::new(limit, shared.metrics.clone()));
+    let unknown = Arc::new(UnknownCredentials::new(
+        limit,
+        shared.metrics.limit_counter(Limit::UnknownCredentialsPerAddress).clone(),
+    ));
     let mut sources: Vec<Arc<dyn CallerAuthorizer>> = vec![Arc::new(identities.clone())];
     if let Some(verifier) = api_tokens {
         let names = gitlab.as_ref().map(|(_, names)| names.clone());

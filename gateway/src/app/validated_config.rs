@@ -8,6 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use access::Identity;
 use oidc::Issuers;
 use proto::ReplicaId;
 use router::{
@@ -27,7 +28,6 @@ use crate::{
     disabled::{self, DisableRule},
     environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
     gitlab::GitLabSetup,
-    identity::Identity,
     listen::{BindError, Listener},
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
     tls::{Certificate, MutualTls},

@@ -11,6 +11,7 @@ use std::{
     time::SystemTime,
 };
 
+use access::{CallerNames, Grant, RequestError};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use ipnet::IpNet;
 use percent_encoding::percent_decode_str;
@@ -24,11 +25,7 @@ use super::{
     event::{self, AuditEvent, Operation},
     strangers::LeftOut,
 };
-use crate::{
-    destination::Destination,
-    error::RequestError,
-    identity::{CallerNames, Grant},
-};
+use crate::destination::Destination;
 
 /// The most bytes of the method, the path and the message of a refused request.
 const MAX_REFUSED: usize = 512;

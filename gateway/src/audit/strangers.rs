@@ -5,7 +5,7 @@ use std::{cmp::Reverse, collections::HashMap, net::IpAddr};
 use ipnet::IpNet;
 use parking_lot::Mutex;
 
-use crate::addresses::site;
+use access::site;
 
 /// The most lines about strangers of one address in a period. For IPv6, an address stands for its /64.
 const LINES_PER_ADDRESS: u32 = 10;

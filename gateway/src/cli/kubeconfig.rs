@@ -13,6 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use access::{Caller, Identity, token::TokenHash};
 use clap::{ValueHint, builder::NonEmptyStringValueParser};
 use proto::{AgentId, AgentName, ServiceName};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -31,8 +32,6 @@ use super::{
 use crate::{
     config::{Config, IdentityConfig},
     environments::{EnvironmentAgent, GitLabToken},
-    identity::{Caller, Identity},
-    token::TokenHash,
 };
 
 /// Write a kubeconfig for a caller of an agent's cluster
@@ -408,7 +407,7 @@ fn write(file: &Path, text: &str) -> CommandResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::token::{self, Holder};
+    use access::token::{self, Holder};
 
     #[test]
     fn token_must_be_of_the_expected_caller() {

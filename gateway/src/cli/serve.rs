@@ -46,7 +46,8 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 14] = [
+const OURS: [&str; 15] = [
+    "access",
     "cores",
     "files",
     "gateway",

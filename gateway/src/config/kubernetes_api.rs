@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use access::UrlPathPrefix;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
@@ -13,9 +14,7 @@ use super::{
     listeners,
     schema::{HOST_PATTERN, HTTP_URL, NETWORK, SOCKET_ADDRESS, URL_PATH_PREFIX},
 };
-use crate::{
-    addresses::AddressRules, cors::Origin, headers::ExtraHeader, hosts::HostPattern, target::UrlPathPrefix,
-};
+use crate::{addresses::AddressRules, cors::Origin, headers::ExtraHeader, hosts::HostPattern};
 
 /// Section `agent.kubernetes_api`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -140,7 +140,7 @@ fn leaves(value: &serde_json::Value, path: &str, into: &mut Vec<(String, String)
 #[test]
 fn example_identity_is_valid() {
     let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/identity.example.yaml"));
-    assert_eq!(crate::identity::Identity::read(file).unwrap().counts(), (1, 4));
+    assert_eq!(access::Identity::read(file).unwrap().counts(), (1, 4));
 }
 
 #[test]

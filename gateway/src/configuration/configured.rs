@@ -9,8 +9,8 @@ use settings::unreadable;
 use sha2::{Digest as _, Sha256};
 use tokio::task::spawn_blocking;
 
-use super::{ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading, read_repository};
-use crate::identity::{AgentIdentity, ConfigurationLocation, Identities};
+use access::{AgentIdentity, ConfigurationLocation, Identities};
+use access::{ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading, read_repository};
 
 /// Reads files of this machine and of Git repositories.
 #[derive(Debug)]

@@ -5,18 +5,16 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use access::AgentIdentity;
+use access::{ReadError, Reading};
 use tokio::{
     sync::{Notify, watch},
     time::{sleep, timeout},
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{
-    ConfigurationState, Shared,
-    source::{ReadError, Reading},
-    state::ReadResult,
-};
-use crate::{identity::AgentIdentity, metrics::GaugeGuard};
+use super::{ConfigurationState, Shared, state::ReadResult};
+use crate::metrics::GaugeGuard;
 
 /// The longest time of one reading. Repositories have shorter limits for their steps.
 const READ_TIMEOUT: Duration = Duration::from_secs(90);

@@ -6,11 +6,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use access::{ConfigurationFile, FileKey, ReadError, Reading};
 use proto::agent_configuration::{AgentConfiguration, ConfigurationUpdate};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{ConfigurationFile, FileKey, ReadError, Reading};
 use crate::agent_locations::rfc3339;
 
 /// The configuration of one agent.

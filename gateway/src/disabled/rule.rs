@@ -9,7 +9,7 @@ use std::{
 use ipnet::IpNet;
 use proto::{AgentId, AgentName, Reason, ServiceName};
 
-use crate::error::RequestError;
+use access::RequestError;
 
 /// `Retry-After` of a rule without an end.
 const RETRY_AFTER: Duration = Duration::from_secs(60);

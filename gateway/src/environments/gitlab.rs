@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use access::{SourceUnavailable, token::TokenHash};
 use http::StatusCode;
 use moka::future::Cache;
 use router::BoxFuture;
@@ -11,11 +12,7 @@ use super::{
     Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
     file::{is_label, is_project},
 };
-use crate::{
-    gitlab::{BudgetShare, Credential, GitLabClient, GitLabError, ProjectEnvironment},
-    identity::SourceUnavailable,
-    token::TokenHash,
-};
+use crate::gitlab::{BudgetShare, Credential, GitLabClient, GitLabError, ProjectEnvironment};
 
 /// The time that a caller waits for GitLab, with all attempts and pages.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);

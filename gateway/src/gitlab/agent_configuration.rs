@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Credential, Endpoint, GitLabClient, GitLabError};
-use crate::{configuration::Observer, identity::GitLabAgents};
+use crate::{configuration::Observer, gitlab::GitLabAgents};
 
 /// The pause after an attempt that failed. It doubles up to five minutes.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);

@@ -8,7 +8,7 @@ use http::{
 };
 use serde::{Deserialize, de::DeserializeOwned};
 
-use crate::identity::SourceUnavailable;
+use access::SourceUnavailable;
 
 /// `Retry-After` for callers if GitLab has sent none.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(5);

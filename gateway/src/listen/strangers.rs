@@ -18,7 +18,7 @@ use ipnet::IpNet;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::addresses::site;
+use access::site;
 
 /// The strangers of one listener.
 #[derive(Debug, Default)]

@@ -8,6 +8,7 @@ use std::{
     time::SystemTime,
 };
 
+use access::{AccessControl, ErrorFormat, Grant, RequestError, UrlPathPrefix};
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use hyper::body::Incoming;
 use parking_lot::Mutex;
@@ -20,20 +21,16 @@ use super::{
     budget::ResponseBudget, connection::RequestGuard, idle::IdleConnections, request_body::RequestBody,
 };
 use crate::{
-    access::AccessControl,
     addresses::AddressRules,
     audit::{AuditLog, AuditRecord, ByteCounts, NewRequest},
     config::CallerLimits,
     cors::Cors,
     destination::Destination,
     disabled::{KillSwitch, RequestAttributes},
-    error::{ErrorFormat, RequestError},
     forward::Forwarder,
     headers::{ExtraHeader, ForwardedFor, PeerAddress},
     hosts::{AgentHosts, Route},
-    identity::Grant,
     metrics::Metrics,
-    target::UrlPathPrefix,
     tasks::TaskGroup,
     traces::{RequestTrace, Traces},
 };

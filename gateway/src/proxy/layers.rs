@@ -5,6 +5,7 @@
 
 use std::{convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 
+use access::RequestError;
 use futures_util::FutureExt as _;
 use http::Response;
 use proto::Reason;
@@ -15,7 +16,7 @@ use super::{
     context::{ProxyRequest, RequestContext},
     response_body::TrackedBody,
 };
-use crate::{error::RequestError, traces::RequestTrace};
+use crate::traces::RequestTrace;
 
 /// Refuses requests from web pages of other origins, answers preflights, and lets allowed origins read the response.
 ///

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
+use access::RequestError;
 use http::{Request, Version};
 use hyper::upgrade::OnUpgrade;
+use promql::{Labels, QueryError};
 use proto::Reason;
 use tunnel::Body;
 
 use super::context::{Access, RequestContext};
 use crate::{
-    error::RequestError,
     headers::{self, ProxyHeaders},
     metrics::Limit,
 };
-use promql::{Labels, QueryError};
 
 /// Builds the request to the agent from the request of the caller. Returns it together with the caller's connection, if the
 /// caller asks for an upgrade.

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use access::RequestError;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Version, header::CONNECTION};
 use http_body::{Body as _, Frame, SizeHint};
@@ -24,7 +25,6 @@ use super::context::ProxyServer;
 use crate::{
     audit::ByteCounts,
     config::CallerLimits,
-    error::RequestError,
     io::StallTimer,
     metrics::{Limit, ServiceMetrics},
 };

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use access::RequestError;
 use http::{
     HeaderMap, Response, StatusCode, Version,
     header::{ALLOW, CONTENT_LENGTH},
@@ -18,9 +19,7 @@ use super::{
     response_body::{ConcurrencyPermit, ResponseGuard, TrackedBody},
     upgrade::PendingUpgrade,
 };
-use crate::{
-    destination::AgentLabel, error::RequestError, forward::ForwardedResponse, headers, timing::RequestTiming,
-};
+use crate::{destination::AgentLabel, forward::ForwardedResponse, headers, timing::RequestTiming};
 
 /// On HTTP/1.1 a response of at most this size is not counted in the budget.
 const SMALL_RESPONSE: u64 = 64 << 10;

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use access::{Grant, RequestError};
 use bytes::Bytes;
 use cores::poll_on_wake;
 use http_body::{Frame, SizeHint};
@@ -24,8 +25,6 @@ use super::{
 };
 use crate::{
     audit::ByteCounts,
-    error::RequestError,
-    identity::Grant,
     metrics::{GaugeGuard, Limit, ServiceMetrics},
     tunnel_entry::TunnelEntry,
 };

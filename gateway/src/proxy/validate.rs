@@ -3,6 +3,7 @@
 //! A request is refused if another server could parse it differently (request smuggling). hyper has already checked the
 //! framing of the body; `docs/security.md` lists the decisions of hyper.
 
+use access::RequestError;
 use http::{
     HeaderMap, Method, Request, Version,
     header::{CONNECTION, HOST, TRANSFER_ENCODING},
@@ -10,7 +11,7 @@ use http::{
 use proto::{Reason, hop_by_hop};
 
 use super::context::ProxyServer;
-use crate::{error::RequestError, headers, metrics::Limit};
+use crate::{headers, metrics::Limit};
 
 /// Returns an error if kas does not serve the request, or if two servers could parse its head differently.
 pub(super) fn validate<B>(server: &ProxyServer, request: &Request<B>) -> Result<(), RequestError> {

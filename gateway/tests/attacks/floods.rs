@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
+use access::token::{self, Holder, TokenHash};
 use bytes::Bytes;
-use gateway::token::{self, Holder, TokenHash};
 use parking_lot::Mutex;
 use proto::InstanceId;
 use testkit::world::{World, parse};

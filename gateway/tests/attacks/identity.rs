@@ -260,9 +260,9 @@ fn attack_36_tokens_are_compared_as_hashes() {
          issuer, cached and given to kubectl by `kas login`"
     );
     // Two hashes are equal only if all of their bytes are.
-    let hash = |token: &str| gateway::token::TokenHash::of(&token.into());
+    let hash = |token: &str| access::token::TokenHash::of(&token.into());
     assert!(hash("a") == hash("a") && hash("a") != hash("b"));
-    let text = include_str!("../../src/token.rs");
+    let text = include_str!("../../access/src/token.rs");
     assert!(text.contains("self.0.ct_eq(&other.0).into()"), "in constant time");
     let text = include_str!("../../src/peers/auth.rs");
     assert_eq!(text.matches(".verify_slice(&").count(), 2, "in constant time: of requests and of answers");

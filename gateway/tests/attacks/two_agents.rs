@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gateway::token::{self, Holder, TokenHash};
+use access::token::{self, Holder, TokenHash};
 use http::{StatusCode, header::AUTHORIZATION};
 use proto::InstanceId;
 use secrecy::{ExposeSecret as _, SecretString};

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gateway::token::{self, Holder};
+use access::token::{self, Holder};
 use secrecy::ExposeSecret as _;
 use serde_json::json;
 

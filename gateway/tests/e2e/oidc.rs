@@ -29,7 +29,7 @@ fn world(provider: &OidcProvider, cluster: &std::path::Path) -> Installation {
 
 /// Replaces the identity file by one whose only caller is the user with this `sub`.
 fn put_caller(world: &Installation, sub: &str) {
-    let agent = gateway::token::TokenHash::of(&world.tokens.agent).to_string();
+    let agent = access::token::TokenHash::of(&world.tokens.agent).to_string();
     let identity = json!({
         "agents": [{"id": 7, "name": AGENT, "tokens": [agent]}],
         "callers": [{

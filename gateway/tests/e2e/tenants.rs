@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use gateway::token::{self, Holder, TokenHash};
+use access::token::{self, Holder, TokenHash};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 

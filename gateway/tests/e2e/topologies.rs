@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gateway::token::{self, Holder, TokenHash};
+use access::token::{self, Holder, TokenHash};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Value, json};
 

@@ -3,8 +3,9 @@
 
 use std::path::Path;
 
+use access::{Identity, token::TokenHash};
 use agent::Services;
-use gateway::{config::ProxyProtocol, identity::Identity, internals::AddressRules, token::TokenHash};
+use gateway::{config::ProxyProtocol, internals::AddressRules};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use secrecy::ExposeSecret as _;

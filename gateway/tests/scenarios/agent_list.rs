@@ -3,8 +3,8 @@
 
 use std::{path::Path, sync::Arc};
 
+use access::{Identity, token::TokenHash};
 use agent::Services;
-use gateway::{identity::Identity, token::TokenHash};
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper_util::rt::TokioIo;

@@ -7,6 +7,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use access::{
+    Identity,
+    token::{self, Holder, TokenHash},
+};
 use agent::Services;
 use base64::{
     Engine as _,
@@ -15,10 +19,8 @@ use base64::{
 use gateway::{
     deployments::Deployment,
     environments::{EnvironmentFile, EnvironmentSources, Tier},
-    identity::Identity,
     internals::Verifier,
     peers::ReplicaContext,
-    token::{self, Holder, TokenHash},
 };
 use hmac::Hmac;
 use http::{Request, StatusCode, header::AUTHORIZATION};

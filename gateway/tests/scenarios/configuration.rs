@@ -10,11 +10,8 @@ use std::{
     time::Duration,
 };
 
+use access::{AgentIdentity, ConfigurationSource, FileKey, ReadError, Reading, read_repository};
 use agent::{AgentMetrics, Services, policy::ScopeEnforcer, services::ConfigurationService};
-use gateway::{
-    configuration::{ConfigurationSource, FileKey, ReadError, Reading, read_repository},
-    identity::AgentIdentity,
-};
 use git::{AGENTS_DIRECTORY, Commit, CommitId, Repository, RepositoryError};
 use gitlab_standin::{Agent, Fault, Gitaly, Project, StandIn};
 use http::{Request, Response, StatusCode};

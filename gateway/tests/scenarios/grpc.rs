@@ -3,15 +3,12 @@
 
 use std::path::Path;
 
+use access::{Identity, token::TokenHash};
 use agent::Services;
-use gateway::{
-    identity::Identity,
-    internals::api_messages::{
-        AgentSelector, ConnectedAgentInfo, Empty, GetConnectedAgentsByAgentIdsRequest,
-        GetConnectedAgentsRequest, GetConnectedAgentsResponse, GetServerInfoResponse, GitPushEvent,
-        GitPushEventRequest, GitalyInfo, ListAgentConfigFilesRequest, ListAgentConfigFilesResponse, Project,
-    },
-    token::TokenHash,
+use gateway::internals::api_messages::{
+    AgentSelector, ConnectedAgentInfo, Empty, GetConnectedAgentsByAgentIdsRequest, GetConnectedAgentsRequest,
+    GetConnectedAgentsResponse, GetServerInfoResponse, GitPushEvent, GitPushEventRequest, GitalyInfo,
+    ListAgentConfigFilesRequest, ListAgentConfigFilesResponse, Project,
 };
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use router::GitPush;

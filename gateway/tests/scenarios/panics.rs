@@ -9,10 +9,8 @@ use std::{
     time::Duration,
 };
 
-use gateway::{
-    peers::ReplicaContext,
-    token::{self, Holder},
-};
+use access::token::{self, Holder};
+use gateway::peers::ReplicaContext;
 use http::Response;
 use hyper::{
     body::Incoming,

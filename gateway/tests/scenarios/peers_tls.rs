@@ -3,10 +3,10 @@
 
 use std::{fs, path::Path, sync::Arc, time::SystemTime};
 
+use access::token::{self, Holder};
 use agent::Services;
-use gateway::{
-    peers::{NetworkEnv, PeerConfig, ProbeSource, ReachabilityError, ReachabilityProbe, ReplicaContext},
-    token::{self, Holder},
+use gateway::peers::{
+    NetworkEnv, PeerConfig, ProbeSource, ReachabilityError, ReachabilityProbe, ReplicaContext,
 };
 use http::{Response, StatusCode};
 use proto::ReplicaId;

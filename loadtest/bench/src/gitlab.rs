@@ -6,13 +6,13 @@ use std::{
     sync::Arc,
 };
 
+use access::{AccessControl, Target, UrlPathPrefix};
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use gateway::{
     app::{App, ReplicaSources},
     config::{ApiRateLimit, Config},
     gitlab::{GitLabClient, Transport},
-    internals::{AccessControl, Target, UrlPathPrefix},
     peers::ReplicaContext,
 };
 use gitlab_standin::{Agent, Job, StandIn};

@@ -11,29 +11,29 @@ use std::{
     time::{Duration, Instant},
 };
 
+use access::{
+    AccessAs, AccessControl, CallerAuthorizer, Identities, Identity, Target, UnknownCredentials,
+    UrlPathPrefix,
+};
 use agent::policy::PolicyEnforcer;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use gateway::{
-    identity::{AccessAs, Identities, Identity},
-    internals::{
-        self, AccessControl, CallerAuthorizer, Destination, ForwardedFor, PeerAddress, ProxyHeaders,
-        RequestTiming, RequestTrace, Target, UnknownCredentials, UrlPathPrefix,
-    },
+    internals::{self, Destination, ForwardedFor, PeerAddress, ProxyHeaders, RequestTiming, RequestTrace},
     metrics::Metrics,
 };
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header::AUTHORIZATION};
-use prometheus_client::registry::Registry;
-use proto::{AgentId, AgentName, ServiceName, TunnelId};
-use router::{LocalTunnels, RequestClass, TunnelChoice};
-use serde::Serialize;
-
-use crate::gitlab::{CALLER, CachedJob};
 use installation::stack::{AGENT, IDENTITY, POLICY, hash, new_token, write_file};
 use load::{
     median,
     report::{Table, number},
 };
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use proto::{AgentId, AgentName, ServiceName, TunnelId};
+use router::{LocalTunnels, RequestClass, TunnelChoice};
+use serde::Serialize;
+
+use crate::gitlab::{CALLER, CachedJob};
 
 /// The time in nanoseconds above which a step needs a reason.
 const LIMIT: f64 = 1000.0;
@@ -99,7 +99,7 @@ impl StepFixture {
             class: RequestClass::Short,
         };
         let metrics = Metrics::register(&mut Registry::default());
-        let unknown = Arc::new(UnknownCredentials::new(60, metrics.clone()));
+        let unknown = Arc::new(UnknownCredentials::new(60, Counter::default()));
         Ok(Self {
             access: AccessControl::new(
                 [Arc::new(Identities::new(identity)) as Arc<dyn CallerAuthorizer>],

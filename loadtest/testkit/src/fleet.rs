@@ -2,13 +2,13 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use access::token::{self, Holder};
 use agent::Services;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use gateway::{
     config::Config,
     gitlab::GitLabClient,
     peers::{ConnectFuture, PeerConnector, PeerError, ReplicaContext, handshake},
-    token::{self, Holder},
 };
 use parking_lot::Mutex;
 use proto::{AgentId, Epoch, ReplicaId};

@@ -7,16 +7,18 @@ use std::{
     time::Duration,
 };
 
+use access::{
+    Identity,
+    token::{self, Holder, TokenHash},
+};
 use agent::{Agent, AgentToken, Dial, DialError, Observability, Services, SessionConfig};
 use bytes::Bytes;
 use gateway::{
     app::{App, ReplicaSources},
     config::Config,
     gitlab::GitLabClient,
-    identity::Identity,
     internals::{TlsName, Traces, Verifier},
     peers::ReplicaContext,
-    token::{self, Holder, TokenHash},
 };
 use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;

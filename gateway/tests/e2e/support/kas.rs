@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use gateway::token::{self, Holder, TokenHash};
+use access::token::{self, Holder, TokenHash};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Value, json};
 

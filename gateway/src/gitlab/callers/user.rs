@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use access::RequestError;
 use http::StatusCode;
 use proto::{AgentId, Reason};
 use serde::{Deserialize, Serialize};
 
-use crate::{error::RequestError, gitlab::GitLabError};
+use crate::gitlab::GitLabError;
 
 /// The body of `authorize_proxy_user`.
 #[derive(Debug, Serialize)]

@@ -13,7 +13,7 @@ use router::BoxFuture;
 use secrecy::ExposeSecret as _;
 
 use super::{
-    AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials, file, unauthorized,
+    AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials, file_tokens, unauthorized,
 };
 use crate::{
     error::RequestError,
@@ -93,7 +93,7 @@ impl OidcAuthorizer {
                 error => refused(error),
             }
         })?;
-        let caller = file::authorize(&identity, &grant, credential, target)?;
+        let caller = file_tokens::authorize(&identity, &grant, credential, target)?;
         Ok(caller.map(|caller| AuthorizedCaller { login, ..caller }))
     }
 

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, SystemTime};
 
+use access::RequestError;
 use http::StatusCode;
 use proto::{AgentId, Reason, impersonation::Impersonation};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::{deployments::Deployment, environments::Tier, error::RequestError, gitlab::GitLabError};
+use crate::{deployments::Deployment, environments::Tier, gitlab::GitLabError};
 
 /// The response of `/job/allowed_agents`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

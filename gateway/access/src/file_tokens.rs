@@ -119,16 +119,11 @@ mod tests {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
     use futures_util::FutureExt as _;
     use http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
-    use prometheus_client::registry::Registry;
+    use prometheus_client::metrics::counter::Counter;
     use secrecy::SecretString;
 
     use super::*;
-    use crate::{
-        access::{AccessControl, UnknownCredentials},
-        metrics::Metrics,
-        target::UrlPathPrefix,
-        token::TokenHash,
-    };
+    use crate::{AccessControl, UnknownCredentials, target::UrlPathPrefix, token::TokenHash};
 
     const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 
@@ -153,8 +148,8 @@ mod tests {
         let path = path.parse().unwrap();
         let target = Target::parse(&path, &UrlPathPrefix::default()).unwrap();
         let file: Arc<dyn CallerAuthorizer> = Arc::new(Identities::new(identity()));
-        let metrics = Metrics::register(&mut Registry::default());
-        let access_control = AccessControl::new([file], Arc::new(UnknownCredentials::new(60, metrics)));
+        let unknown = Arc::new(UnknownCredentials::new(60, Counter::default()));
+        let access_control = AccessControl::new([file], unknown);
         let authorized = access_control.authorize(&headers, &target, ADDRESS).now_or_never();
         authorized.unwrap().map(|caller| caller.agent).map_err(|failure| (failure.reason, failure.message))
     }

@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use access::{AccessAs, Caller, CallerNames, Grant, Identities, RequestError, Target};
+use access::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, unauthorized};
 use jsonwebtoken::{Algorithm, decode_header};
 use proto::{AgentId, AgentName, Reason, ServiceName};
 use router::BoxFuture;
@@ -12,16 +14,10 @@ use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 
 use super::{
-    AgentNames, AuthorizedCaller, CallerAuthorizer, Credential, TokenKind,
+    AgentNames,
     in_flight::{InFlightCounters, Subject},
-    unauthorized,
 };
-use crate::{
-    api::Verifier,
-    error::RequestError,
-    identity::{AccessAs, Caller, CallerNames, Grant, Identities},
-    target::Target,
-};
+use crate::api::Verifier;
 
 /// Authorizes requests of GitLab for PromQL.
 #[derive(Debug)]

@@ -2,14 +2,11 @@
 
 use std::{net::IpAddr, time::Duration};
 
+use prometheus_client::metrics::counter::Counter;
 use proto::Reason;
 use router::KeyedRateLimiter;
 
-use crate::{
-    address_key::address_key,
-    error::RequestError,
-    metrics::{Limit, Metrics},
-};
+use crate::{address_key, error::RequestError};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -20,14 +17,14 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct UnknownCredentials {
     limit: KeyedRateLimiter,
-    metrics: Metrics,
+    refused: Counter,
 }
 
 impl UnknownCredentials {
-    /// Admits `per_minute` unknown credentials of each address.
-    pub fn new(per_minute: u32, metrics: Metrics) -> Self {
+    /// Admits `per_minute` unknown credentials of each address. `refused` counts the others.
+    pub fn new(per_minute: u32, refused: Counter) -> Self {
         // For this replica alone: strangers cause no load on Redis, and each replica asks GitLab for itself.
-        Self { limit: KeyedRateLimiter::new(per_minute, MINUTE, None), metrics }
+        Self { limit: KeyedRateLimiter::new(per_minute, MINUTE, None), refused }
     }
 
     /// Checks an address whose credential this replica does not know. It counts nothing.
@@ -35,7 +32,7 @@ impl UnknownCredentials {
     /// # Errors
     ///
     /// The address has reached the limit.
-    pub(super) fn check(&self, address: IpAddr) -> Result<(), RequestError> {
+    pub fn check(&self, address: IpAddr) -> Result<(), RequestError> {
         self.limit.check(address_key(address)).map_err(|wait| self.refusal(wait))
     }
 
@@ -44,12 +41,12 @@ impl UnknownCredentials {
     /// # Errors
     ///
     /// The address has reached the limit.
-    pub(super) async fn count(&self, address: IpAddr) -> Result<(), RequestError> {
+    pub async fn count(&self, address: IpAddr) -> Result<(), RequestError> {
         self.limit.admit(address_key(address)).await.map_err(|wait| self.refusal(wait))
     }
 
     fn refusal(&self, wait: Duration) -> RequestError {
-        self.metrics.count_limit(Limit::UnknownCredentialsPerAddress);
+        self.refused.inc();
         let what = "this address has sent as many unknown credentials in this minute as allowed \
                     (agent.kubernetes_api.limits.unknown_credentials_per_address_per_minute): wait, and check the credential; if \
                     many callers share the address of a load balancer, name it in agent.kubernetes_api.listen.trusted_proxies";

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use promql::Labels;
 use proto::{AgentId, AgentName, ServiceName, impersonation::Impersonation};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
@@ -17,8 +18,7 @@ use super::{
     configuration::ConfigurationEntry,
     oidc::{ClaimRule, ClaimValues, OidcAccess, OidcRule},
 };
-use crate::{addresses::AllowedNetworks, token::TokenHash};
-use promql::Labels;
+use crate::{address::AllowedNetworks, token::TokenHash};
 
 /// The tokens that one agent may have: the current one and its replacement.
 const MAX_AGENT_TOKENS: usize = 2;

@@ -21,6 +21,8 @@ use std::{
     time::Duration,
 };
 
+use access::{AccessAs, Caller, Grant, RequestError, Target, token::TokenHash};
+use access::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials};
 use futures_util::{StreamExt as _, stream};
 use proto::{AgentId, AgentName, Reason, ServiceName};
 use router::BoxFuture;
@@ -32,18 +34,11 @@ use self::{
     caller::{CallerInfo, GitLabCaller},
     user::{AccessType, UserInfo, UserRequest},
 };
-use super::{
-    AgentNames, AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, UnknownCredentials,
-    in_flight::InFlightCounters,
-};
+use super::{AgentNames, in_flight::InFlightCounters};
 use crate::{
     config::KubernetesApiConfig,
     deployments::Deployments,
-    error::RequestError,
     gitlab::{self, BudgetShare, Endpoint, GitLabClient, GitLabError, Usage},
-    identity::{AccessAs, Caller, Grant},
-    target::Target,
-    token::TokenHash,
 };
 
 /// The time that a caller waits for GitLab, with all attempts.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 /// A caller by its id in GitLab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Subject {
+pub(crate) enum Subject {
     Job(u64),
     User(u64),
     Project(u64),

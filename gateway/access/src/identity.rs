@@ -3,7 +3,6 @@
 mod configuration;
 mod current;
 mod file;
-mod gitlab;
 mod oidc;
 
 use std::{
@@ -22,8 +21,8 @@ use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 
 use self::oidc::OidcRule;
-pub use self::{configuration::ConfigurationLocation, current::Identities, gitlab::GitLabAgents};
-use crate::{addresses::AllowedNetworks, token::TokenHash};
+pub use self::{configuration::ConfigurationLocation, current::Identities};
+use crate::{address::AllowedNetworks, token::TokenHash};
 use ::oidc::VerifiedToken;
 use promql::Labels;
 use settings::ConfigError;
@@ -325,19 +324,14 @@ impl Identity {
 
 impl Grant {
     /// Creates the rights of a caller that are not revoked.
-    pub(crate) fn new(caller: Caller, in_flight: Arc<AtomicU32>) -> Self {
+    pub fn new(caller: Caller, in_flight: Arc<AtomicU32>) -> Self {
         Self { caller: Arc::new(caller), revoked: CancellationToken::new(), in_flight, streams_end: None }
     }
 }
 
 impl Caller {
     /// Creates a caller of one agent, without restrictions to labels.
-    pub(crate) fn of_agent(
-        name: String,
-        agent: AgentId,
-        services: Vec<ServiceName>,
-        access_as: AccessAs,
-    ) -> Self {
+    pub fn of_agent(name: String, agent: AgentId, services: Vec<ServiceName>, access_as: AccessAs) -> Self {
         let (agents, services) = (Allowed::Only(vec![agent]), Allowed::Only(services));
         let networks = AllowedNetworks::default();
         Self { rights: Rights { name, agents, services, labels: None, networks }, access_as, user: None }

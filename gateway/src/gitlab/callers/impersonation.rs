@@ -1,12 +1,12 @@
 //! The identities of jobs and users in the cluster, exactly as GitLab's kas sets them: RBAC of clusters names them.
 
+use access::{AccessAs, RequestError};
 use proto::{AgentId, Reason, impersonation::Impersonation};
 
 use super::{
     job::{AllowedAgent, JobAccessAs, JobInfo},
     user::{AccessType, UserAccessAs, UserInfo},
 };
-use crate::{error::RequestError, identity::AccessAs};
 
 /// The most groups of one identity. Each of them is a header of each request.
 const MAX_GROUPS: usize = 5_000;

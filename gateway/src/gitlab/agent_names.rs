@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use access::Identities;
 use moka::sync::Cache;
 use proto::{AgentId, AgentName};
 use router::RouteStore;
@@ -11,7 +12,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::identity::{GitLabAgents, Identities};
+use crate::gitlab::GitLabAgents;
 
 /// The most names in the cache.
 const CAPACITY: u64 = 200_000;

@@ -72,7 +72,7 @@ impl Identities {
     }
 
     /// Completes when the agent is pinned to another cluster than this one.
-    pub(crate) async fn pinned_elsewhere(&self, agent: AgentId, cluster: Option<&str>) {
+    pub async fn pinned_elsewhere(&self, agent: AgentId, cluster: Option<&str>) {
         self.until(|identity| identity.cluster(agent).is_some_and(|pinned| Some(pinned) != cluster)).await;
     }
 

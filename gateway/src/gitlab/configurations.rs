@@ -1,12 +1,13 @@
 //! Configurations in the repositories of GitLab, which Gitaly serves.
 
+use access::AgentIdentity;
+use access::{ConfigurationSource, FileKey, ReadError, Reading, read_repository};
 use git::AGENTS_DIRECTORY;
 use router::BoxFuture;
 
-use super::{ConfigurationSource, FileKey, ReadError, Reading, read_repository};
 use crate::{
     gitaly::{GitalyClient, GitalyRepository},
-    identity::{AgentIdentity, GitLabAgents},
+    gitlab::GitLabAgents,
 };
 
 /// Reads the configuration of an agent of GitLab from the project of the agent.

@@ -1,16 +1,25 @@
-//! Decides whether a caller may reach an agent, and as whom.
+//! Who may reach which agent, and as whom; and which agent holds a token.
 //!
-//! [`AccessControl`] asks its sources in their order: the tokens of the identity file (`file`), GitLab's own requests (`rails`), OIDC
-//! tokens, whose rights are in the identity file (`oidc`), and the jobs and users of GitLab (`gitlab`).
+//! ```text
+//!  caller ──► Credential ──► AccessControl ──► CallerAuthorizer (1..n) ──► AuthorizedCaller { Grant, agent }
+//!  agent ───► token ───────► AgentSources ───► AgentAuthenticator (1..n) ──► AgentIdentity
+//! ```
+//!
+//! The sources of this crate are the identity file ([`Identities`]): its agents, the tokens of its callers (`file_tokens`), and its
+//! entries for the tokens of OIDC issuers (`oidc_tokens`). Other crates bring more. A source that refuses says why as a
+//! [`RequestError`], which is rendered in the dialect of the client.
+#![warn(missing_docs)]
 
-mod agent_names;
+mod address;
+mod configuration;
 mod credential;
-mod file;
-mod gitlab;
-mod in_flight;
-mod oidc;
-mod rails;
+mod error;
+mod file_tokens;
+mod identity;
+mod oidc_tokens;
 mod session;
+mod target;
+pub mod token;
 mod unknown;
 
 use std::{fmt, net::IpAddr, sync::Arc};
@@ -19,17 +28,20 @@ use http::HeaderMap;
 use proto::{AgentId, AgentName, Reason};
 use router::BoxFuture;
 
-pub(crate) use self::{
-    agent_names::AgentNames, in_flight::InFlightCounters, rails::RailsAuthorizer,
-    session::without_credentials,
-};
 pub use self::{
+    address::{AllowedNetworks, address_key, is_within, site},
+    configuration::{ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading, read_repository},
     credential::{Credential, TokenKind},
-    gitlab::GitLabAuthorizer,
-    oidc::OidcAuthorizer,
+    error::{ErrorDialect, ErrorFormat, RequestError},
+    identity::{
+        AccessAs, AgentAuthenticator, AgentIdentity, AgentSources, Caller, CallerNames,
+        ConfigurationLocation, Grant, Identities, Identity, SourceUnavailable,
+    },
+    oidc_tokens::OidcAuthorizer,
+    session::without_credentials,
+    target::{Target, UrlPathPrefix},
     unknown::UnknownCredentials,
 };
-use crate::{error::RequestError, identity::Grant, target::Target};
 
 /// A source of answers: may this caller reach this agent, and as whom?
 pub trait CallerAuthorizer: fmt::Debug + Send + Sync {
@@ -102,6 +114,7 @@ impl AccessControl {
     }
 }
 
-pub(crate) fn unauthorized(what: &str) -> RequestError {
+/// Returns an `unauthorized` error.
+pub fn unauthorized(what: &str) -> RequestError {
     RequestError::new(Reason::Unauthorized, what)
 }

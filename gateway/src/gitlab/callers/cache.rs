@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use access::{RequestError, token::TokenHash};
 use moka::{Expiry, future::Cache};
 use proto::Reason;
 use tokio::time::Instant;
 
 use super::caller::GitLabCaller;
-use crate::{error::RequestError, token::TokenHash};
 
 /// The most elements of all cached answers: agents, groups and roles. They use some 100 bytes each.
 const CAPACITY: u64 = 500_000;

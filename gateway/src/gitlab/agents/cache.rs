@@ -2,12 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use access::{SourceUnavailable, token::TokenHash};
 use moka::future::Cache;
 use proto::AgentId;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::{gitlab::AgentInfo, identity::SourceUnavailable, token::TokenHash};
+use crate::gitlab::AgentInfo;
 
 /// The most tokens in the cache, at some hundred bytes each.
 const CAPACITY: u64 = 200_000;

@@ -4,17 +4,15 @@ mod cache;
 
 use std::{sync::Arc, time::Duration};
 
+use access::token::{self, TokenHash};
+use access::{AgentAuthenticator, AgentIdentity, Identities, SourceUnavailable};
 use proto::AgentId;
 use router::{BoxFuture, KeyedRateLimiter, redis::RedisStore};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::cache::{CachedAgent, TokenCache};
-use super::{AgentAuthenticator, AgentIdentity, Identities, SourceUnavailable};
-use crate::{
-    gitlab::{AgentInfo, BudgetShare, GitLabClient},
-    token::{self, TokenHash},
-};
+use crate::gitlab::{AgentInfo, BudgetShare, GitLabClient};
 
 /// The key of the limit of lookups, which is one for the fleet.
 const LOOKUPS: [u8; 16] = *b"gitlab lookups\0\0";

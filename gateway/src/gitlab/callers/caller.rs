@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use access::{AccessAs, Caller, CallerNames, Credential, Grant, RequestError};
 use parking_lot::Mutex;
 use proto::{AgentId, ServiceName};
 use tokio::time::Instant;
@@ -19,14 +20,11 @@ use super::{
     user::{AccessType, UserInfo},
 };
 use crate::{
-    access::{
-        Credential,
+    deployments::Deployment,
+    gitlab::{
+        UsageKind, UsageSubject,
         in_flight::{InFlightCounters, Subject},
     },
-    deployments::Deployment,
-    error::RequestError,
-    gitlab::{UsageKind, UsageSubject},
-    identity::{AccessAs, Caller, CallerNames, Grant},
 };
 
 /// The answer of GitLab about a credential.
@@ -224,10 +222,10 @@ impl GitLabCaller {
 
 #[cfg(test)]
 mod tests {
+    use access::{TokenKind, token::TokenHash};
     use serde_json::json;
 
     use super::*;
-    use crate::{access::TokenKind, token::TokenHash};
 
     fn credential() -> Credential {
         let token = "token".to_owned().into();

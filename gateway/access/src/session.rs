@@ -83,7 +83,7 @@ fn value(
 }
 
 /// Removes the credentials of a session from a path with a query. All other bytes stay as they are.
-pub(crate) fn without_credentials(path: &str) -> Cow<'_, str> {
+pub fn without_credentials(path: &str) -> Cow<'_, str> {
     let is_credential = |pair: &&str| {
         let name = pair.split_once('=').map_or(*pair, |(name, _)| name);
         is_named(name, AGENT_ID_PARAMETER) || is_named(name, CSRF_PARAMETER)

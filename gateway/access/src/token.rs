@@ -51,11 +51,7 @@ impl TokenHash {
     }
 
     /// Hashes a token together with the purpose for which it is used, and with the CSRF token that belongs to it.
-    pub(crate) fn of_credential(
-        purpose: &str,
-        token: &SecretString,
-        csrf_token: Option<&SecretString>,
-    ) -> Self {
+    pub fn of_credential(purpose: &str, token: &SecretString, csrf_token: Option<&SecretString>) -> Self {
         let mut digest = Sha256::new();
         // With their lengths, two different lists are never the same bytes.
         for part in [Some(purpose), Some(token.expose_secret()), csrf_token.map(|csrf| csrf.expose_secret())]
