@@ -12,9 +12,10 @@ use std::{
 use proto::{AgentId, AgentName, InstanceId, ReplicaId, ServiceName, TunnelId};
 use router::{LocalTunnels, ReportedInfo, RequestsInFlight, RouteStore, TunnelView};
 use serde::{Deserialize, Serialize};
+use settings::rfc3339;
 
 use crate::{
-    agent_locations::{AgentDirectory, AgentLocations, AgentOwner, AgentState, KnownAgent, rfc3339},
+    agent_locations::{AgentDirectory, AgentLocations, AgentOwner, AgentState, KnownAgent},
     agents::{AgentConflicts, AgentServer, RefusedTunnel},
     configuration::{ConfigurationService, ConfigurationStatus},
     disabled::KillSwitch,

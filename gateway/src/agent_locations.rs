@@ -8,6 +8,7 @@ use router::{
     Instance, InstanceList, ProjectAgent, ProjectAgentList, ReplicaInstances, ReportedInfo, RouteStore,
 };
 use serde::{Deserialize, Serialize};
+use settings::rfc3339;
 
 use crate::agents::AgentServer;
 
@@ -183,21 +184,6 @@ impl AgentLocations {
 impl From<Instance> for InstanceInfo {
     fn from(Instance { id, reported, since, tunnels }: Instance) -> Self {
         Self { id, reported, since, tunnels }
-    }
-}
-
-/// Serializes times as RFC 3339, to the second.
-pub(crate) mod rfc3339 {
-    use std::time::SystemTime;
-
-    use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
-
-    pub(crate) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&humantime::format_rfc3339_seconds(*time))
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
-        humantime::parse_rfc3339(&String::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }
 

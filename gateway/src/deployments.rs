@@ -9,8 +9,9 @@ use router::{
     redis::{MAX_DEPLOYMENTS, RedisStore},
 };
 use serde::{Deserialize, Serialize};
+use settings::rfc3339;
 
-use crate::{agent_locations::rfc3339, environments::Tier};
+use crate::environments::Tier;
 
 /// The longest record that is read from Redis, in bytes.
 const MAX_RECORD: usize = 4096;

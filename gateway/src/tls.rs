@@ -23,7 +23,7 @@ use tls::provider;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
-pub(crate) use self::mutual::{MutualTls, parse_roots};
+pub(crate) use self::mutual::MutualTls;
 use self::validity::Validity;
 use settings::{ConfigError, unreadable};
 

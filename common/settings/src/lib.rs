@@ -6,6 +6,7 @@ mod bounds;
 pub mod duration;
 mod file;
 mod network;
+pub mod rfc3339;
 mod secret;
 mod yaml;
 

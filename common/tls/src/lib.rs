@@ -51,3 +51,15 @@ pub fn pem_roots(text: &[u8]) -> RootCertStore {
     roots.add_parsable_certificates(CertificateDer::pem_slice_iter(text).filter_map(Result::ok));
     roots
 }
+
+/// Parses the certificates (PEM) of authorities: at least one.
+pub fn parse_roots(bytes: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(bytes) {
+        let certificate = certificate.map_err(|_| "is not PEM".to_owned())?;
+        roots
+            .add(certificate)
+            .map_err(|error| format!("holds a certificate that cannot be an authority: {error}"))?;
+    }
+    if roots.is_empty() { Err("holds no PEM certificate".to_owned()) } else { Ok(roots) }
+}

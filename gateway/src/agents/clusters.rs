@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use prometheus_client::{metrics::gauge::Gauge, registry::Registry};
 use proto::{AgentId, AgentName};
 use serde::{Deserialize, Serialize};
+use settings::rfc3339;
 use tokio::time::sleep;
 
 use super::AgentServer;
-use crate::agent_locations::rfc3339;
 
 /// The time between two checks of agents in several clusters.
 const RECHECK_PERIOD: Duration = Duration::from_secs(60);

@@ -10,6 +10,7 @@ use http::{HeaderMap, HeaderName};
 use percent_encoding::percent_decode_str;
 use proto::{AgentId, ReplicaId};
 use serde::{Deserialize, Serialize};
+use settings::rfc3339;
 
 use super::{
     ApiServer,
@@ -17,7 +18,6 @@ use super::{
     response::{ApiError, ok},
 };
 use crate::{
-    agent_locations::rfc3339,
     deployments::{Deployment, DeploymentQuery},
     environments::{Environment, EnvironmentQuery, GitLabToken, Tier},
 };

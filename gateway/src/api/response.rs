@@ -11,11 +11,12 @@ use http::{
 use proto::{AgentId, AgentName, ReplicaId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use settings::rfc3339;
 use tonic::{Code, Status};
 
 use super::{QueryError, TokenError, grpc};
 use crate::{
-    agent_locations::{AgentOwner, AgentState, rfc3339},
+    agent_locations::{AgentOwner, AgentState},
     configuration::ConfigurationStatus,
     environments::EnvironmentError,
 };

@@ -11,7 +11,7 @@ use proto::agent_configuration::{AgentConfiguration, ConfigurationUpdate};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::agent_locations::rfc3339;
+use settings::rfc3339;
 
 /// The configuration of one agent.
 #[derive(Clone, Debug, Default, PartialEq)]

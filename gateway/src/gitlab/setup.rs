@@ -9,9 +9,10 @@ use arc_swap::ArcSwap;
 use rustls::{ClientConfig, RootCertStore};
 use serde_saphyr::Spanned;
 use settings::{ConfigError, SecretFile, unreadable};
+use tls::parse_roots;
 
 use super::{GitLabClient, Transport};
-use crate::{config::GitLabConfig, tls::parse_roots};
+use crate::config::GitLabConfig;
 
 /// The key of the additional authority.
 const AUTHORITY_KEY: &str = "gitlab.ca_certificate_file";

@@ -8,7 +8,6 @@ use std::{
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
     client::Resumption,
-    pki_types::{CertificateDer, pem::PemObject as _},
     server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 use serde_saphyr::Spanned;
@@ -98,21 +97,9 @@ fn verifier(roots: RootCertStore) -> Arc<dyn ClientCertVerifier> {
 
 fn load_roots(certificate: &Certificate, authority: &Spanned<PathBuf>) -> Result<RootCertStore, ConfigError> {
     let roots = files::read(&authority.value).map_err(|error| unreadable(&error));
-    roots.and_then(|bytes| parse_roots(&bytes)).map_err(|what| {
+    roots.and_then(|bytes| tls::parse_roots(&bytes)).map_err(|what| {
         let key = format!("{}.ca_certificate_file", certificate.section);
         let what = format!("{}: {what}", authority.value.display());
         ConfigError::new(&certificate.config, authority.referenced, key, what)
     })
-}
-
-/// Parses the certificates (PEM) of authorities: at least one.
-pub(crate) fn parse_roots(bytes: &[u8]) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(bytes) {
-        let certificate = certificate.map_err(|_| "is not PEM".to_owned())?;
-        roots
-            .add(certificate)
-            .map_err(|error| format!("holds a certificate that cannot be an authority: {error}"))?;
-    }
-    if roots.is_empty() { Err("holds no PEM certificate".to_owned()) } else { Ok(roots) }
 }
