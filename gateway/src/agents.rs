@@ -60,13 +60,13 @@ use crate::{
     addresses::AddressRules,
     configuration::ConfigurationService,
     disabled::KillSwitch,
-    gitlab::Usage,
     io::StallGuard,
     metrics::{GaugeGuard, Limit, Metrics},
     tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };
 use access::{AgentIdentity, AgentSources, Identities, address_key};
+use gitlab::Usage;
 
 /// Serves agents.
 #[derive(Debug)]

@@ -9,7 +9,6 @@ mod environments;
 pub(crate) mod grpc;
 mod query;
 mod response;
-mod token;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -31,24 +30,19 @@ use router::RouteStore;
 use tonic::Status;
 
 use self::environments::{list_deployments, list_environments};
+pub use self::query::Query;
 use self::query::QueryError;
 use self::response::{AgentInfo, AgentPage, AgentResponse, ApiError};
-pub use self::{
-    query::Query,
-    token::{TokenError, Verifier},
-};
 use crate::{
     addresses::AddressRules,
     agent_locations::{AgentDirectory, AgentLocations, AgentState, KnownAgent},
     agents::AgentServer,
     configuration::ConfigurationService,
-    deployments::Deployments,
-    environments::EnvironmentSources,
-    gitaly::GitalyClient,
     http_server::HttpServer,
     listen::LOG_PERIOD,
     metrics::Metrics,
 };
+use gitlab::{Verifier, deployments::Deployments, environments::EnvironmentSources, gitaly::GitalyClient};
 
 /// The time that a client may take for the head of a request, or leave its connection idle.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);

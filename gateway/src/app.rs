@@ -38,11 +38,7 @@ use crate::{
     agents::{AgentServer, Rebalancer},
     api::ApiServer,
     config::Config,
-    deployments::Deployments,
     disabled::fleet,
-    environments::EnvironmentFile,
-    gitaly::GitalyClient,
-    gitlab::{GitLabAuthorizer, GitLabClient, GitLabSetup, Usage},
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,
@@ -51,6 +47,10 @@ use crate::{
     traces::Traces,
 };
 use access::{Identities, Identity};
+use gitlab::{
+    GitLabAuthorizer, GitLabClient, GitLabSetup, Usage, deployments::Deployments,
+    environments::EnvironmentFile, gitaly::GitalyClient,
+};
 use oidc::Issuers;
 use settings::SecretFile;
 

@@ -9,8 +9,6 @@ mod api;
 mod bounds;
 mod configuration;
 mod file_sections;
-mod gitaly;
-mod gitlab;
 mod gitlab_keys;
 mod kubernetes_api;
 mod listeners;
@@ -23,6 +21,7 @@ mod tunnels;
 use std::{path::Path, sync::Arc};
 
 use git::{RepositoryConfig, RepositorySettings};
+use gitlab::{GitLabConfig, gitaly::GitalyConfig};
 use oidc::OidcConfig;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -35,8 +34,6 @@ pub use self::agent::{AgentConfig, AgentListen, AgentTunnelConfig, ConnectionAge
 pub use self::api::{ApiConfig, ApiListen};
 pub use self::configuration::AgentConfigurationConfig;
 pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig};
-pub use self::gitaly::{GitalyConfig, GlobalRateLimit, ServerRateLimit};
-pub use self::gitlab::{ApiRateLimit, GitLabConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::listeners::{ListenNetwork, ProxyProtocol};
 pub use self::observability::{

@@ -24,11 +24,10 @@ use std::{
     time::Duration,
 };
 
-use access::{AgentIdentity, ConfigurationSource};
+use access::{AgentIdentity, ConfigurationObserver, ConfigurationSource};
 use parking_lot::{Mutex, RwLock};
 use proto::AgentId;
 use router::GitPush;
-use serde_json::Value;
 use tokio::sync::broadcast::{self, error::RecvError};
 
 pub(crate) use self::configured::ConfiguredSource;
@@ -38,11 +37,6 @@ pub use self::{
     metrics::ConfigurationMetrics,
     state::{ConfigurationError, ConfigurationState, ConfigurationStatus},
 };
-/// Receives each configuration that comes into force, as JSON.
-///
-/// It is called on a thread of a runtime and must not block. Each replica that holds a tunnel of the agent calls it.
-pub type Observer = Arc<dyn Fn(&AgentIdentity, &Arc<Value>) + Send + Sync>;
-
 /// Reads the configurations of the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
 pub struct ConfigurationService(Arc<Shared>);
@@ -51,7 +45,7 @@ pub struct ConfigurationService(Arc<Shared>);
 pub(crate) struct Shared {
     poll_period: Duration,
     sources: RwLock<Vec<Arc<dyn ConfigurationSource>>>,
-    observers: RwLock<Vec<Observer>>,
+    observers: RwLock<Vec<ConfigurationObserver>>,
     pollers: Mutex<HashMap<AgentId, Weak<Poller>>>,
     metrics: ConfigurationMetrics,
 }
@@ -74,7 +68,7 @@ impl ConfigurationService {
     }
 
     /// Adds an observer of the configurations that come into force after this call.
-    pub fn add_observer(&self, observer: Observer) {
+    pub fn add_observer(&self, observer: ConfigurationObserver) {
         self.0.observers.write().push(observer);
     }
 

@@ -22,7 +22,6 @@
 //! * [`gitlab`] sends requests to GitLab's internal API, and is the source of GitLab's agents, jobs and users for [`access`].
 //! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
 //!   `agent_locations`.
-//! * [`gitaly`] reads the [`git`] repository of a GitLab project.
 //! * [`app`] builds a replica from its [`config`] and its [identity file](access::Identities), runs it and stops it.
 #![warn(missing_docs)]
 
@@ -39,13 +38,9 @@ pub mod cli;
 pub mod config;
 pub mod configuration;
 mod cors;
-pub mod deployments;
 mod destination;
 pub mod disabled;
-pub mod environments;
 mod forward;
-pub mod gitaly;
-pub mod gitlab;
 mod headers;
 mod hosts;
 mod http_limits;
@@ -67,7 +62,7 @@ pub mod internals {
     pub use crate::{
         addresses::AddressRules,
         agents::Rebalancer,
-        api::{ApiServer, Query, TokenError, Verifier, grpc::messages as api_messages},
+        api::{ApiServer, Query, grpc::messages as api_messages},
         cli::serve::log_filter,
         destination::Destination,
         headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},

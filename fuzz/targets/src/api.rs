@@ -3,7 +3,8 @@
 //! * A valid query returns between 1 and 500 agents. The error of an invalid query is short.
 //! * No token is accepted, because no input is signed with the secret.
 
-use gateway::internals::{Query, Verifier};
+use gateway::internals::Query;
+use gitlab::Verifier;
 use settings::Secret;
 
 /// Checks one input.

@@ -4,7 +4,7 @@
 //! * A commit that is found has the wanted branch, and its id is in the input.
 //! * An advertisement without the last flush is not accepted.
 
-use gateway::gitaly::{ReferenceError, ReferenceScanner, Resolved};
+use gitlab::gitaly::{ReferenceError, ReferenceScanner, Resolved};
 
 /// Checks one input.
 pub fn run(data: &[u8]) {

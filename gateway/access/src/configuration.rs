@@ -1,10 +1,11 @@
 //! The sources of agents' configurations. Each one implements [`ConfigurationSource`].
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 use git::{Repository, RepositoryError, configuration_path};
 use proto::AgentName;
 use router::BoxFuture;
+use serde_json::Value;
 
 use crate::identity::AgentIdentity;
 
@@ -23,6 +24,11 @@ pub trait ConfigurationSource: fmt::Debug + Send + Sync {
         known: Option<&'a FileKey>,
     ) -> BoxFuture<'a, Result<Option<Reading>, ReadError>>;
 }
+
+/// Receives each configuration that comes into force, as JSON.
+///
+/// It is called on a thread of a runtime and must not block. Each replica that holds a tunnel of the agent calls it.
+pub type ConfigurationObserver = Arc<dyn Fn(&AgentIdentity, &Arc<Value>) + Send + Sync>;
 
 /// The result of reading a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]

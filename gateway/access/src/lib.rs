@@ -30,7 +30,10 @@ use router::BoxFuture;
 
 pub use self::{
     address::{AllowedNetworks, address_key, is_within, site},
-    configuration::{ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading, read_repository},
+    configuration::{
+        ConfigurationFile, ConfigurationObserver, ConfigurationSource, FileKey, ReadError, Reading,
+        read_repository,
+    },
     credential::{Credential, TokenKind},
     error::{ErrorDialect, ErrorFormat, RequestError},
     identity::{

@@ -6,6 +6,10 @@ use axum::{
     extract::{RawQuery, State},
     response::{IntoResponse, Response},
 };
+use gitlab::{
+    deployments::{Deployment, DeploymentQuery},
+    environments::{Environment, EnvironmentQuery, GitLabToken, Tier},
+};
 use http::{HeaderMap, HeaderName};
 use percent_encoding::percent_decode_str;
 use proto::{AgentId, ReplicaId};
@@ -16,10 +20,6 @@ use super::{
     ApiServer,
     query::{DEFAULT_LIMIT, MAX_LENGTH, QueryError, limit, number, set_once},
     response::{ApiError, ok},
-};
-use crate::{
-    deployments::{Deployment, DeploymentQuery},
-    environments::{Environment, EnvironmentQuery, GitLabToken, Tier},
 };
 
 /// The headers in which GitLab accepts the token of a user or a CI job.

@@ -4,6 +4,8 @@ use std::{net::IpAddr, time::SystemTime};
 
 use access::SourceUnavailable;
 use axum::response::{IntoResponse, Response};
+use gitlab::TokenError;
+use gitlab::environments::EnvironmentError;
 use http::{
     HeaderValue, StatusCode,
     header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
@@ -14,11 +16,10 @@ use serde_json::json;
 use settings::rfc3339;
 use tonic::{Code, Status};
 
-use super::{QueryError, TokenError, grpc};
+use super::{QueryError, grpc};
 use crate::{
     agent_locations::{AgentOwner, AgentState},
     configuration::ConfigurationStatus,
-    environments::EnvironmentError,
 };
 
 /// A page of connected agents.

@@ -4,18 +4,15 @@ use std::{sync::Arc, time::SystemTime};
 
 use files::follow;
 use futures_util::FutureExt as _;
+use gitlab::{SwitchMonitor, UsageReporter};
 use router::BoxFuture;
 use settings::ConfigError;
 use tokio::sync::watch;
 
 use super::App;
 use crate::{
-    config::IdentityConfig,
-    disabled::KillSwitch,
-    gitlab::{SwitchMonitor, UsageReporter},
-    metrics::certificate::CertificateExpirations,
-    tasks::TaskGroup,
-    tls::Certificate,
+    config::IdentityConfig, disabled::KillSwitch, metrics::certificate::CertificateExpirations,
+    tasks::TaskGroup, tls::Certificate,
 };
 
 impl App {

@@ -7,6 +7,7 @@ use std::{
 
 use access::{AccessControl, AgentAuthenticator, AgentSources, Identities};
 use files::ReloadHealth;
+use gitlab::{self, GitLabAgents, GitLabClient, GitLabSource, Usage, gitaly::GitalyClient};
 use parking_lot::Mutex;
 use process::{LogLimiter, liveness::Liveness};
 use prometheus_client::registry::Registry;
@@ -29,8 +30,6 @@ use crate::{
     cors::Cors,
     disabled::KillSwitch,
     forward::Forwarder,
-    gitaly::GitalyClient,
-    gitlab::{self, GitLabAgents, GitLabClient, GitLabSource, Usage},
     hosts::AgentHosts,
     listen::LOG_PERIOD,
     metrics::{self, Metrics, agent::AgentGauges},

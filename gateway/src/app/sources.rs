@@ -1,17 +1,15 @@
 //! The sources of agents and callers, and their order.
 
 use access::{AccessControl, CallerAuthorizer, Identity, OidcAuthorizer, UnknownCredentials};
+use gitlab::{
+    AgentNames, CallerValidity, GitLabAuthorizer, GitLabClient, InFlightCounters, RailsAuthorizer, Verifier,
+    deployments::Deployments,
+};
 use oidc::Issuers;
 use std::sync::Arc;
 
 use super::shared::{GitLab, SharedState};
-use crate::{
-    api::Verifier,
-    config::Config,
-    deployments::Deployments,
-    gitlab::{AgentNames, GitLabAuthorizer, GitLabClient, InFlightCounters, RailsAuthorizer},
-    metrics::Limit,
-};
+use crate::{config::Config, metrics::Limit};
 
 /// The sources of agents and callers.
 #[derive(Debug, Default)]
@@ -48,11 +46,10 @@ pub(super) fn access_control(
         (client, AgentNames::new(identities.clone(), agents, Arc::clone(&shared.store)))
     });
     let in_flight = InFlightCounters::default();
-    let limit = config.agent.kubernetes_api.limits.unknown_credentials_per_address_per_minute;
-    let unknown = Arc::new(UnknownCredentials::new(
-        limit,
-        shared.metrics.limit_counter(Limit::UnknownCredentialsPerAddress).clone(),
-    ));
+    let kubernetes_api = &config.agent.kubernetes_api;
+    let limit = kubernetes_api.limits.unknown_credentials_per_address_per_minute;
+    let refused = shared.metrics.limit_counter(Limit::UnknownCredentialsPerAddress).clone();
+    let unknown = Arc::new(UnknownCredentials::new(limit, refused));
     let mut sources: Vec<Arc<dyn CallerAuthorizer>> = vec![Arc::new(identities.clone())];
     if let Some(verifier) = api_tokens {
         let names = gitlab.as_ref().map(|(_, names)| names.clone());
@@ -66,7 +63,11 @@ pub(super) fn access_control(
             in_flight,
             (shared.usage.clone(), deployments),
             Arc::clone(&unknown),
-            &config.agent.kubernetes_api,
+            CallerValidity {
+                ttl: kubernetes_api.allowed_agent_cache_ttl,
+                error_ttl: kubernetes_api.allowed_agent_cache_error_ttl,
+                recheck_timeout: kubernetes_api.stream_recheck_timeout,
+            },
         ))
     });
     sources.extend(gitlab.clone().map(|source| source as Arc<dyn CallerAuthorizer>));

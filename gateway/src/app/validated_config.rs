@@ -9,6 +9,10 @@ use std::{
 };
 
 use access::Identity;
+use gitlab::{
+    GitLabSetup, Verifier,
+    environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
+};
 use oidc::Issuers;
 use proto::ReplicaId;
 use router::{
@@ -22,12 +26,10 @@ use telemetry::Program;
 use super::{App, ReplicaSources, connection_limits::ConnectionLimits};
 use crate::{
     addresses::AddressRules,
-    api::{ApiServer, Verifier},
+    api::ApiServer,
     audit::{self, AuditLog},
     config::{Config, IdentityConfig},
     disabled::{self, DisableRule},
-    environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
-    gitlab::GitLabSetup,
     listen::{BindError, Listener},
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
     tls::{Certificate, MutualTls},

@@ -15,6 +15,7 @@ use std::{
 
 use access::{Caller, Identity, token::TokenHash};
 use clap::{ValueHint, builder::NonEmptyStringValueParser};
+use gitlab::environments::{EnvironmentAgent, GitLabToken};
 use proto::{AgentId, AgentName, ServiceName};
 use secrecy::{ExposeSecret as _, SecretString};
 use settings::unreadable;
@@ -29,10 +30,7 @@ use super::{
     ConfigFile,
     error::{CliError, CommandResult, print, warn},
 };
-use crate::{
-    config::{Config, IdentityConfig},
-    environments::{EnvironmentAgent, GitLabToken},
-};
+use crate::config::{Config, IdentityConfig};
 
 /// Write a kubeconfig for a caller of an agent's cluster
 ///

@@ -46,12 +46,13 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 15] = [
+const OURS: [&str; 16] = [
     "access",
     "cores",
     "files",
     "gateway",
     "git",
+    "gitlab",
     "oidc",
     "process",
     "promql",

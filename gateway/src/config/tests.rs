@@ -80,9 +80,9 @@ fn example_explains_every_key() {
         include_str!("redis.rs"),
         include_str!("private_api.rs"),
         include_str!("api.rs"),
-        include_str!("gitlab.rs"),
+        include_str!("../../gitlab/src/config.rs"),
         include_str!("../../oidc/src/config.rs"),
-        include_str!("gitaly.rs"),
+        include_str!("../../gitlab/src/gitaly/config.rs"),
         include_str!("file_sections.rs"),
     ];
     let keys = sources
@@ -146,7 +146,7 @@ fn example_identity_is_valid() {
 #[test]
 fn example_environments_are_valid() {
     let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/environments.example.yaml"));
-    let environments = crate::environments::EnvironmentFile::read(file).unwrap();
+    let environments = gitlab::environments::EnvironmentFile::read(file).unwrap();
     assert_eq!(environments.select(&Default::default()).len(), 1);
 }
 

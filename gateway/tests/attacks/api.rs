@@ -2,10 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use gateway::internals::{
-    TokenError, Verifier,
-    api_messages::{Empty, GetServerInfoResponse},
-};
+use gateway::internals::api_messages::{Empty, GetServerInfoResponse};
+use gitlab::{TokenError, Verifier};
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use serde_json::{Value, json};
 use testkit::{

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use gateway::config::ApiRateLimit;
+use gitlab::ApiRateLimit;
 use gitlab_standin::{AgentAccess, Endpoint, Fault, Job, StandIn, User};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;

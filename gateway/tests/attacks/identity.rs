@@ -266,7 +266,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
     assert!(text.contains("self.0.ct_eq(&other.0).into()"), "in constant time");
     let text = include_str!("../../src/peers/auth.rs");
     assert_eq!(text.matches(".verify_slice(&").count(), 2, "in constant time: of requests and of answers");
-    let text = include_str!("../../src/api/token.rs");
+    let text = include_str!("../../gitlab/src/api_token.rs");
     assert!(
         text.contains("decode(token, &key") && !text.contains(".bytes() =="),
         "in constant time, by AWS-LC"

@@ -16,11 +16,11 @@ use base64::{
     Engine as _,
     prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
 };
-use gateway::{
+use gateway::peers::ReplicaContext;
+use gitlab::{
+    Verifier,
     deployments::Deployment,
     environments::{EnvironmentFile, EnvironmentSources, Tier},
-    internals::Verifier,
-    peers::ReplicaContext,
 };
 use hmac::Hmac;
 use http::{Request, StatusCode, header::AUTHORIZATION};

@@ -4,10 +4,8 @@
 use std::{path::Path, time::Duration};
 
 use agent::Services;
-use gateway::{
-    config::ApiRateLimit,
-    disabled::{file, fleet},
-};
+use gateway::disabled::{file, fleet};
+use gitlab::ApiRateLimit;
 use gitlab_standin::{Agent, AgentAccess, Job, StandIn, User};
 use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;

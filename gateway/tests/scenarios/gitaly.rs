@@ -3,11 +3,8 @@
 
 use std::{io, sync::Arc};
 
-use gateway::{
-    config::GitalyConfig,
-    gitaly::{GitalyClient, GitalyRepository, GitalyServer},
-};
 use git::{Commit, Repository, RepositoryError};
+use gitlab::gitaly::{GitalyClient, GitalyConfig, GitalyRepository, GitalyServer};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, pki_types::PrivateKeyDer};
 use testkit::gitaly::{TestFile, TestGitaly, server};

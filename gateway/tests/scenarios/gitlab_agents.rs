@@ -4,10 +4,8 @@
 use std::time::Duration;
 
 use agent::Services;
-use gateway::{
-    config::Config,
-    gitlab::{Usage, UsageKind, UsageReporter, UsageSubject},
-};
+use gateway::config::Config;
+use gitlab::{Usage, UsageKind, UsageReporter, UsageSubject};
 use gitlab_standin::{Agent, Endpoint, Fault, StandIn};
 use http::{Request, Response, StatusCode};
 use proto::{AgentId, Epoch, ReplicaId};

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gateway::{deployments::DeploymentQuery, environments::Tier, gitlab::UsageReporter};
+use gitlab::{UsageReporter, deployments::DeploymentQuery, environments::Tier};
 use gitlab_standin::{AgentAccess, Endpoint, Fault, Job, Membership, StandIn, User, sign_for_kas};
 use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper::body::Incoming;
@@ -375,7 +375,7 @@ async fn requests_are_counted_for_gitlab() {
     let (gitlab, world, _agent) = attached().await;
     let (usage, period) = (world.kas.usage.clone(), 60 * SECOND);
     let reporter = UsageReporter {
-        client: testkit::gitlab::client(&gitlab, &gateway::config::ApiRateLimit::default()),
+        client: testkit::gitlab::client(&gitlab, &gitlab::ApiRateLimit::default()),
         usage,
         period,
     };

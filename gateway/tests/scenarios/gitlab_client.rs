@@ -12,10 +12,7 @@ use std::{
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use gateway::{
-    config::ApiRateLimit,
-    gitlab::{Credential, Endpoint, GitLabClient, GitLabError, SwitchMonitor, Transport},
-};
+use gitlab::{ApiRateLimit, Credential, Endpoint, GitLabClient, GitLabError, SwitchMonitor, Transport};
 use gitlab_standin::{Agent, Endpoint as Received, Fault, Job, StandIn};
 use http::{Response, StatusCode};
 use http_body_util::Full;

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gateway::environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments};
+use gitlab::environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments};
 use gitlab_standin::{Endpoint, Fault, Job, Project, StandIn, User};
 use http::{StatusCode, header::RETRY_AFTER};
 use serde_json::{Value, json};

@@ -11,10 +11,10 @@ use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use gateway::{
     app::{App, ReplicaSources},
-    config::{ApiRateLimit, Config},
-    gitlab::{GitLabClient, Transport},
+    config::Config,
     peers::ReplicaContext,
 };
+use gitlab::{ApiRateLimit, GitLabClient, Transport};
 use gitlab_standin::{Agent, Job, StandIn};
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
 use proto::{AgentId, ReplicaId};

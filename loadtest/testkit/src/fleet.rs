@@ -7,9 +7,9 @@ use agent::Services;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use gateway::{
     config::Config,
-    gitlab::GitLabClient,
     peers::{ConnectFuture, PeerConnector, PeerError, ReplicaContext, handshake},
 };
+use gitlab::GitLabClient;
 use parking_lot::Mutex;
 use proto::{AgentId, Epoch, ReplicaId};
 use router::{MemoryStore, Replica, Route, RouteStore as _};

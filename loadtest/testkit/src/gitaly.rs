@@ -18,7 +18,7 @@ use std::{
 
 use axum::{Router, body::Body, extract::Request, response::Response, routing::post};
 use futures_util::stream::{self, Stream};
-use gateway::gitaly::{GitalyServer, messages::RepositoryLocation};
+use gitlab::gitaly::{GitalyServer, messages::RepositoryLocation};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},

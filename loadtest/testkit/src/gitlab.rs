@@ -1,10 +1,8 @@
 //! A kas whose agents and callers come from a stand-in of GitLab, over in-memory pipes.
 
 use agent::Services;
-use gateway::{
-    config::{ApiRateLimit, Config},
-    gitlab::{GitLabClient, Transport},
-};
+use gateway::config::Config;
+use gitlab::{ApiRateLimit, GitLabClient, Transport};
 use gitlab_standin::{Agent, StandIn};
 use http::{Request, Response};
 use settings::Secret;

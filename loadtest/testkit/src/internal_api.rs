@@ -3,10 +3,8 @@
 use std::{convert::Infallible, future::ready, sync::Arc, time::SystemTime};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use gateway::{
-    environments::EnvironmentSources,
-    internals::{AddressRules, ApiServer, Verifier},
-};
+use gateway::internals::{AddressRules, ApiServer};
+use gitlab::{Verifier, environments::EnvironmentSources};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Request, Response, Uri, header::AUTHORIZATION, uri::PathAndQuery};
 use hyper::body::Incoming;

@@ -16,10 +16,10 @@ use bytes::Bytes;
 use gateway::{
     app::{App, ReplicaSources},
     config::Config,
-    gitlab::GitLabClient,
-    internals::{TlsName, Traces, Verifier},
+    internals::{TlsName, Traces},
     peers::ReplicaContext,
 };
+use gitlab::{GitLabClient, Verifier};
 use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;

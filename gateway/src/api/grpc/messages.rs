@@ -4,7 +4,7 @@ use std::{collections::HashMap, fmt};
 
 use prost::{Message, Oneof};
 
-use crate::gitaly::messages::RepositoryLocation;
+use gitlab::gitaly::messages::RepositoryLocation;
 
 /// `google.protobuf.Timestamp`.
 #[derive(Clone, PartialEq, Eq, Message)]

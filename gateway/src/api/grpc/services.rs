@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use git::{AGENTS_DIRECTORY, Repository as _, RepositoryError, configuration_path};
+use gitlab::gitaly::{GitalyRepository, GitalyServer};
 use proto::AgentId;
 use router::GitPush;
 use tonic::Status;
@@ -16,7 +17,6 @@ use super::messages::{
 use crate::{
     agent_locations::{AgentLocations, InstanceInfo},
     api::ApiServer,
-    gitaly::{GitalyRepository, GitalyServer},
 };
 
 /// The most agents of one lookup in the directory.

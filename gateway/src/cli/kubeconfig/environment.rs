@@ -1,16 +1,15 @@
 //! The flag `--environment`: an environment of the file or of GitLab, and its place.
 
-use std::{fmt, path::Path, str::FromStr, sync::Arc, time::Duration};
-
-use crate::{
-    cli::error::CliError,
-    config::Config,
+use gitlab::{
+    GitLabSetup,
     environments::{
         Environment, EnvironmentAgent, EnvironmentError, EnvironmentFile, EnvironmentQuery,
         EnvironmentSources, GitLabEnvironments, GitLabToken,
     },
-    gitlab::GitLabSetup,
 };
+use std::{fmt, path::Path, str::FromStr, sync::Arc, time::Duration};
+
+use crate::{cli::error::CliError, config::Config};
 
 /// An environment: `PROJECT:SLUG`.
 #[derive(Clone, Debug, PartialEq, Eq)]

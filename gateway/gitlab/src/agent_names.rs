@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::gitlab::GitLabAgents;
+use crate::GitLabAgents;
 
 /// The most names in the cache.
 const CAPACITY: u64 = 200_000;
@@ -27,7 +27,7 @@ const RETRY_PERIOD: Duration = Duration::from_secs(10);
 
 /// Finds the names of GitLab's agents, also of those that are connected to other replicas only. Clones are cheap.
 #[derive(Clone, Debug)]
-pub(crate) struct AgentNames(Arc<Inner>);
+pub struct AgentNames(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -45,7 +45,7 @@ struct Inner {
 
 impl AgentNames {
     /// Creates a source of the names of these agents.
-    pub(crate) fn new(identities: Identities, agents: GitLabAgents, store: Arc<dyn RouteStore>) -> Self {
+    pub fn new(identities: Identities, agents: GitLabAgents, store: Arc<dyn RouteStore>) -> Self {
         let listed = Cache::builder().max_capacity(CAPACITY).time_to_live(KEEP).build();
         Self(Arc::new(Inner { identities, agents, store, listed, next_list: Mutex::new(Instant::now()) }))
     }

@@ -1,4 +1,7 @@
-//! The client of GitLab's internal API: `GitLabClient::get` and `GitLabClient::post` send a request to an [`Endpoint`].
+//! GitLab as a source of agents, callers, configurations and environments.
+//!
+//! `GitLabClient::get` and `GitLabClient::post` send a request to an [`Endpoint`] of GitLab's internal API. [`gitaly`] reads the Git
+//! repositories of GitLab.
 //!
 //! | file | content |
 //! |---|---|
@@ -6,6 +9,8 @@
 //! | `callers` | [`GitLabAuthorizer`]: jobs and users of GitLab, as a source of `access` |
 //! | `internal_api` | the requests of GitLab itself, as a source of `access` |
 //! | `configurations` | the configurations of agents in the repositories of GitLab |
+//! | `api_token` | [`Verifier`]: the tokens with which GitLab and programs use the internal API of kas |
+//! | `environments`, `deployments` | the environments of projects, and the deployments of CI jobs that were seen |
 //! | `client` | [`GitLabClient`]: limits, retries and the parsing of responses |
 //! | `agent_info` | [`AgentInfo`]: the agent of a token |
 //! | `project_environments` | [`ProjectEnvironment`]: the environments of a project, as their caller sees them |
@@ -18,17 +23,23 @@
 //! | `setup` | reads the files of the section `gitlab` |
 //! | `usage` | [`Usage`]: counters and events for GitLab's statistics |
 //! | `switch` | whether GitLab has switched kas off |
+#![warn(missing_docs)]
 
 mod address;
 mod agent_configuration;
 mod agent_info;
 mod agent_names;
 mod agents;
+mod api_token;
 mod budget;
 mod callers;
 mod client;
+mod config;
 mod configurations;
+pub mod deployments;
 mod endpoint;
+pub mod environments;
+pub mod gitaly;
 mod in_flight;
 mod internal_api;
 mod jwt;
@@ -44,20 +55,23 @@ mod usage;
 
 pub use self::{
     address::{GitLabAddress, GitLabAddressError},
+    agent_configuration::observer,
     agent_info::AgentInfo,
+    agent_names::AgentNames,
     agents::GitLabAgents,
+    api_token::{TokenError, Verifier},
     budget::BudgetShare,
-    callers::GitLabAuthorizer,
+    callers::{CallerValidity, GitLabAuthorizer},
     client::GitLabClient,
+    config::{ApiRateLimit, GitLabConfig},
+    configurations::GitLabSource,
     endpoint::{Credential, Endpoint},
+    in_flight::InFlightCounters,
+    internal_api::RailsAuthorizer,
     project_environments::ProjectEnvironment,
     response::GitLabError,
     setup::GitLabSetup,
     switch::SwitchMonitor,
     transport::{Stream, Transport},
     usage::{Usage, UsageKind, UsageReporter, UsageSubject},
-};
-pub(crate) use self::{
-    agent_configuration::observer, agent_names::AgentNames, budget::MAX_IN_FLIGHT,
-    configurations::GitLabSource, in_flight::InFlightCounters, internal_api::RailsAuthorizer,
 };

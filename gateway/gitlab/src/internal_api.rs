@@ -17,11 +17,11 @@ use super::{
     AgentNames,
     in_flight::{InFlightCounters, Subject},
 };
-use crate::api::Verifier;
+use crate::api_token::Verifier;
 
 /// Authorizes requests of GitLab for PromQL.
 #[derive(Debug)]
-pub(crate) struct RailsAuthorizer {
+pub struct RailsAuthorizer {
     verifier: Verifier,
     identities: Identities,
     /// The names of GitLab's agents, which the identity file does not have.
@@ -36,7 +36,7 @@ struct Claims {
 
 impl RailsAuthorizer {
     /// Creates a source that accepts the tokens of `verifier`. `identities` has the agents of the file.
-    pub(crate) fn new(
+    pub fn new(
         verifier: Verifier,
         identities: Identities,
         names: Option<AgentNames>,

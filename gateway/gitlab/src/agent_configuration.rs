@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use access::ConfigurationObserver;
 use parking_lot::Mutex;
 use proto::AgentId;
 use serde::Serialize;
@@ -10,7 +11,7 @@ use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Credential, Endpoint, GitLabClient, GitLabError};
-use crate::{configuration::Observer, gitlab::GitLabAgents};
+use crate::GitLabAgents;
 
 /// The pause after an attempt that failed. It doubles up to five minutes.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
@@ -25,7 +26,7 @@ struct Body<'a> {
 }
 
 /// Returns an observer that sends the configurations of GitLab's agents to GitLab, again until GitLab accepts them.
-pub(crate) fn observer(client: GitLabClient, agents: GitLabAgents) -> Observer {
+pub fn observer(client: GitLabClient, agents: GitLabAgents) -> ConfigurationObserver {
     let posts: Mutex<HashMap<AgentId, AbortOnDropHandle<()>>> = Mutex::default();
     Arc::new(move |agent, configuration| {
         let post = post(client.clone(), agents.clone(), agent.id, Arc::clone(configuration));

@@ -12,7 +12,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::cache::{CachedAgent, TokenCache};
-use crate::gitlab::{AgentInfo, BudgetShare, GitLabClient};
+use crate::{AgentInfo, BudgetShare, GitLabClient};
 
 /// The key of the limit of lookups, which is one for the fleet.
 const LOOKUPS: [u8; 16] = *b"gitlab lookups\0\0";

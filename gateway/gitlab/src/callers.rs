@@ -36,9 +36,7 @@ use self::{
 };
 use super::{AgentNames, in_flight::InFlightCounters};
 use crate::{
-    config::KubernetesApiConfig,
-    deployments::Deployments,
-    gitlab::{self, BudgetShare, Endpoint, GitLabClient, GitLabError, Usage},
+    BudgetShare, Endpoint, GitLabClient, GitLabError, Usage, budget::MAX_IN_FLIGHT, deployments::Deployments,
 };
 
 /// The time that a caller waits for GitLab, with all attempts.
@@ -64,19 +62,29 @@ pub struct GitLabAuthorizer {
     recheck_timeout: Duration,
 }
 
+/// How long what GitLab says about a caller is valid.
+#[derive(Clone, Copy, Debug)]
+pub struct CallerValidity {
+    /// The time for which an answer is valid.
+    pub ttl: Duration,
+    /// The time for which an error is not asked about again.
+    pub error_ttl: Duration,
+    /// The time for which streams go on without an answer.
+    pub recheck_timeout: Duration,
+}
+
 impl GitLabAuthorizer {
     /// Creates a source of the callers that GitLab knows.
-    pub(crate) fn new(
+    pub fn new(
         client: GitLabClient,
         names: AgentNames,
         in_flight: InFlightCounters,
         (usage, deployments): (Usage, Deployments),
         unknown: Arc<UnknownCredentials>,
-        config: &KubernetesApiConfig,
+        validity: CallerValidity,
     ) -> Self {
-        let ttl = config.allowed_agent_cache_ttl;
-        let callers = CallerCache::new(ttl, config.allowed_agent_cache_error_ttl);
-        let recheck_timeout = config.stream_recheck_timeout;
+        let CallerValidity { ttl, error_ttl, recheck_timeout } = validity;
+        let callers = CallerCache::new(ttl, error_ttl);
         Self { client, names, callers, in_flight, usage, deployments, unknown, ttl, recheck_timeout }
     }
 
@@ -97,7 +105,7 @@ impl GitLabAuthorizer {
                 }
             };
             let expired = stream::iter(self.callers.expired_in_use());
-            expired.for_each_concurrent(gitlab::MAX_IN_FLIGHT, recheck).await;
+            expired.for_each_concurrent(MAX_IN_FLIGHT, recheck).await;
         }
     }
 
@@ -166,7 +174,7 @@ impl GitLabAuthorizer {
         let client = self.client.with_share(share);
         match kind {
             CredentialKind::Job => {
-                let token = gitlab::Credential::Job(&credential.token);
+                let token = crate::Credential::Job(&credential.token);
                 let response = client.get(Endpoint::AllowedAgents, &[], token);
                 let job = within_timeout(response).await.map_err(|error| job::refusal(&error))?;
                 Ok(CallerInfo::Job(job))
@@ -178,7 +186,7 @@ impl GitLabAuthorizer {
                     access_key: credential.token.expose_secret(),
                     csrf_token: credential.csrf_token.as_ref().map(|token| token.expose_secret()),
                 };
-                let none = gitlab::Credential::None;
+                let none = crate::Credential::None;
                 let response = client.post(Endpoint::AuthorizeProxyUser, &body, none);
                 let user: UserInfo = within_timeout(response).await.map_err(|error| self.refusal(&error))?;
                 if user.agent.id != agent {

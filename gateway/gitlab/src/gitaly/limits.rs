@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::GitalyAddress;
-use crate::config::GitalyConfig;
+use crate::gitaly::GitalyConfig;
 
 /// The longest wait of a call for its limits. It has its own time after that.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(20);

@@ -20,11 +20,9 @@ use super::{
     user::{AccessType, UserInfo},
 };
 use crate::{
+    UsageKind, UsageSubject,
     deployments::Deployment,
-    gitlab::{
-        UsageKind, UsageSubject,
-        in_flight::{InFlightCounters, Subject},
-    },
+    in_flight::{InFlightCounters, Subject},
 };
 
 /// The answer of GitLab about a credential.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_saphyr::Spanned;
 use settings::{Rate, Within};
 
-use crate::gitlab::GitLabAddress;
+use crate::GitLabAddress;
 
 /// Section `gitlab`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -47,7 +47,7 @@ pub struct ApiRateLimit {
 
 impl GitLabConfig {
     /// Iterates over the paths of the section.
-    pub(super) fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
+    pub fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
         [&mut self.authentication_secret_file].into_iter().chain(&mut self.ca_certificate_file)
     }
 }
@@ -73,9 +73,15 @@ fn url<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::
 mod tests {
     use std::path::Path;
 
+    use serde::Deserialize;
     use settings::parse;
 
-    use crate::config::Config;
+    use super::GitLabConfig;
+
+    #[derive(Debug, Deserialize)]
+    struct File {
+        gitlab: GitLabConfig,
+    }
 
     #[test]
     fn external_url_may_be_empty() {
@@ -83,8 +89,8 @@ mod tests {
             let text = format!(
                 "gitlab:\n  address: https://a\n  authentication_secret_file: s\n  external_url: {value}\n"
             );
-            let config: Config = parse(Path::new("kas.yaml"), &text).unwrap();
-            assert_eq!(config.gitlab.unwrap().external_url, expected, "{value:?}");
+            let config: File = parse(Path::new("kas.yaml"), &text).unwrap();
+            assert_eq!(config.gitlab.external_url, expected, "{value:?}");
         }
     }
 
@@ -105,9 +111,9 @@ mod tests {
                 "gitlab.api_rate_limit.bucket_size: 0 is not between",
             ),
         ] {
-            let text = format!("identity: {{file: i}}\ngitlab: {section}\n");
-            let error = parse::<Config>(Path::new("kas.yaml"), &text).unwrap_err().to_string();
-            assert!(error.starts_with("kas.yaml:2:") && error.contains(expected), "{error}");
+            let text = format!("gitlab: {section}\n");
+            let error = parse::<File>(Path::new("kas.yaml"), &text).unwrap_err().to_string();
+            assert!(error.starts_with("kas.yaml:1:") && error.contains(expected), "{error}");
         }
     }
 }

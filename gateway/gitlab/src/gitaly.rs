@@ -10,6 +10,7 @@
 //! | `TreeEntry` | what is in a file? |
 
 mod address;
+mod config;
 mod connect;
 mod credential;
 mod limits;
@@ -38,13 +39,13 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
+pub use self::config::{GitalyConfig, GlobalRateLimit, ServerRateLimit};
 use self::limits::{CallLimits, CallQueue};
 pub use self::{
     address::{GitalyAddress, HostPort, InvalidAddress},
     references::{ReferenceError, ReferenceScanner, Resolved},
     repository::GitalyRepository,
 };
-use crate::config::GitalyConfig;
 
 /// The largest message of Gitaly in bytes. It sends files and references in parts of 128 KiB.
 const MAX_MESSAGE: usize = 4 << 20;

@@ -8,7 +8,7 @@ use proto::{AgentId, Reason, impersonation::Impersonation};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::{deployments::Deployment, environments::Tier, gitlab::GitLabError};
+use crate::{GitLabError, deployments::Deployment, environments::Tier};
 
 /// The response of `/job/allowed_agents`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

@@ -17,7 +17,7 @@ pub(crate) enum Subject {
 
 /// The counters of the subjects that have a credential in use. Clones are cheap, and share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct InFlightCounters(Arc<Mutex<HashMap<Subject, Weak<AtomicU32>>>>);
+pub struct InFlightCounters(Arc<Mutex<HashMap<Subject, Weak<AtomicU32>>>>);
 
 impl InFlightCounters {
     /// Returns the counter of a subject.

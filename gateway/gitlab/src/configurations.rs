@@ -6,13 +6,13 @@ use git::AGENTS_DIRECTORY;
 use router::BoxFuture;
 
 use crate::{
+    GitLabAgents,
     gitaly::{GitalyClient, GitalyRepository},
-    gitlab::GitLabAgents,
 };
 
 /// Reads the configuration of an agent of GitLab from the project of the agent.
 #[derive(Debug)]
-pub(crate) struct GitLabSource {
+pub struct GitLabSource {
     agents: GitLabAgents,
     gitaly: GitalyClient,
     max_bytes: usize,
@@ -20,7 +20,7 @@ pub(crate) struct GitLabSource {
 
 impl GitLabSource {
     /// Reads files of at most `max_bytes` bytes.
-    pub(crate) fn new(agents: GitLabAgents, gitaly: GitalyClient, max_bytes: usize) -> Self {
+    pub fn new(agents: GitLabAgents, gitaly: GitalyClient, max_bytes: usize) -> Self {
         Self { agents, gitaly, max_bytes }
     }
 }

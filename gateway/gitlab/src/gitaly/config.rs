@@ -55,14 +55,20 @@ impl Default for ServerRateLimit {
 mod tests {
     use std::path::Path;
 
+    use serde::Deserialize;
     use settings::parse;
 
-    use crate::config::Config;
+    use super::GitalyConfig;
+
+    #[derive(Debug, Deserialize)]
+    struct File {
+        gitaly: GitalyConfig,
+    }
 
     #[test]
     fn each_limit_has_its_own_defaults() {
-        let text = "identity: {file: i}\ngitaly: {global_api_rate_limit: {bucket_size: 7}}\n";
-        let gitaly = parse::<Config>(Path::new("kas.yaml"), text).unwrap().gitaly;
+        let text = "gitaly: {global_api_rate_limit: {bucket_size: 7}}\n";
+        let gitaly = parse::<File>(Path::new("kas.yaml"), text).unwrap().gitaly;
         let limit = gitaly.global_api_rate_limit;
         assert_eq!((limit.refill_rate_per_second, limit.bucket_size), (30, 7));
         let limit = gitaly.per_server_api_rate_limit;
@@ -71,8 +77,8 @@ mod tests {
 
     #[test]
     fn limit_of_zero_is_refused() {
-        let text = "identity: {file: i}\ngitaly: {per_server_api_rate_limit: {bucket_size: 0}}\n";
-        let error = parse::<Config>(Path::new("kas.yaml"), text).unwrap_err().to_string();
+        let text = "gitaly: {per_server_api_rate_limit: {bucket_size: 0}}\n";
+        let error = parse::<File>(Path::new("kas.yaml"), text).unwrap_err().to_string();
         assert!(error.contains("gitaly.per_server_api_rate_limit.bucket_size: 0 is not between"), "{error}");
     }
 }

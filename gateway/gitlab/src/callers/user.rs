@@ -7,7 +7,7 @@ use http::StatusCode;
 use proto::{AgentId, Reason};
 use serde::{Deserialize, Serialize};
 
-use crate::gitlab::GitLabError;
+use crate::GitLabError;
 
 /// The body of `authorize_proxy_user`.
 #[derive(Debug, Serialize)]

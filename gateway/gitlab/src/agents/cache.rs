@@ -8,7 +8,7 @@ use proto::AgentId;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::gitlab::AgentInfo;
+use crate::AgentInfo;
 
 /// The most tokens in the cache, at some hundred bytes each.
 const CAPACITY: u64 = 200_000;

@@ -12,7 +12,7 @@ use super::{
     Environment, EnvironmentAgent, EnvironmentError, EnvironmentQuery, EnvironmentSource, GitLabToken, Tier,
     file::{is_label, is_project},
 };
-use crate::gitlab::{BudgetShare, Credential, GitLabClient, GitLabError, ProjectEnvironment};
+use crate::{BudgetShare, Credential, GitLabClient, GitLabError, ProjectEnvironment};
 
 /// The time that a caller waits for GitLab, with all attempts and pages.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);

@@ -212,7 +212,7 @@ impl GitLabClient {
     }
 
     /// Registers the metrics of this client.
-    pub(crate) fn register(&self, registry: &mut Registry) {
+    pub fn register(&self, registry: &mut Registry) {
         metrics::register(registry, self, &self.inner.metrics);
     }
 
