@@ -20,7 +20,6 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::level_filters::LevelFilter;
 
 pub(crate) use self::{
     flags::{agent_token, check_scope, dialer, tracer_config},
@@ -32,6 +31,7 @@ use crate::{
     cli::RunOptions,
     cluster::{Cluster, KubeconfigOptions},
     file_followers::FileFollowers,
+    log_filter::log_filter,
     policy::{PolicyEnforcer, ScopeEnforcer},
     scope_health,
     services::{
@@ -50,20 +50,6 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
     "a background task panicked, so that agentk had to stop; this is a defect, and the log has the panic"
 )]
 pub struct TaskPanicError;
-
-/// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
-const OURS: [&str; 10] =
-    ["agent", "cores", "files", "process", "proto", "request_info", "settings", "telemetry", "tls", "tunnel"];
-
-/// Returns the filter of the log for a value of `--log-level`.
-pub fn log_filter(level: &str) -> String {
-    if level.parse::<LevelFilter>().is_ok() {
-        // Libraries log only errors: h2 has a warning for each PING that was acknowledged and never sent.
-        return format!("error,{}", OURS.map(|name| format!("{name}={level}")).join(","));
-    }
-    // At the level trace, tungstenite logs payloads, which contain secrets of the cluster.
-    format!("{level},tungstenite=info")
-}
 
 /// An agentk that is ready to run. It has no connection, and listens nowhere, yet.
 pub struct App {
@@ -212,7 +198,7 @@ impl App {
         let health = Arc::clone(&self.observability.health);
         // Its tasks are aborted when this function returns.
         let mut background = JoinSet::new();
-        background.spawn(scope_health::run(self.scope, self.kubernetes.clone(), Arc::clone(&health)));
+        background.spawn(scope_health::run(self.scope, self.kubernetes.clone(), Arc::clone(&health.scope)));
         let admin = Admin::new(self.liveness.clone(), Arc::clone(&health), self.registry);
         background.spawn_on(admin.run(listener.into_std()?, Handle::current()), probes);
         let heartbeat = self.liveness.heartbeat("main");

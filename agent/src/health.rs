@@ -39,7 +39,7 @@ pub struct AgentHealth {
     /// The UID of the cluster's namespace `kube-system`, as of the last time when the cluster became usable.
     cluster_uid: Mutex<Option<String>>,
     /// The namespaces of the scope that agentk cannot serve.
-    pub scope: ScopeHealth,
+    pub scope: Arc<ScopeHealth>,
     /// The files that are read again.
     pub files: ReloadHealth,
     /// The rules by which the operator of kas has disabled this agent.

@@ -27,6 +27,7 @@ mod disabled;
 mod dispatch;
 mod file_followers;
 mod health;
+mod log_filter;
 mod metrics;
 pub mod policy;
 mod scope_health;
@@ -35,11 +36,12 @@ mod session;
 pub mod upstream;
 
 pub use self::{
-    app::{App, TaskPanicError, log_filter},
+    app::{App, TaskPanicError},
     check::CheckCommand,
     connect::{AgentToken, Dial, DialError, KasAddress, TcpDialer},
     disabled::DisabledRules,
     health::{AgentHealth, ClusterStatus, Observability},
+    log_filter::log_filter,
     metrics::AgentMetrics,
     services::{ServiceError, Services},
     session::{Agent, Pod, SessionConfig},

@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use crate::{
-    health::AgentHealth,
     policy::{MissingScope, ScopeEnforcer},
     services::{KubernetesService, kubernetes::NamespaceLookup},
 };
@@ -77,7 +76,7 @@ impl ScopeHealth {
 }
 
 /// Checks the namespaces of the scope at each change, and periodically. Never completes.
-pub(crate) async fn run(scope: Arc<ScopeEnforcer>, kubernetes: KubernetesService, health: Arc<AgentHealth>) {
+pub(crate) async fn run(scope: Arc<ScopeEnforcer>, kubernetes: KubernetesService, health: Arc<ScopeHealth>) {
     let mut changes = scope.changes();
     loop {
         changes.mark_unchanged();
@@ -92,7 +91,7 @@ pub(crate) async fn run(scope: Arc<ScopeEnforcer>, kubernetes: KubernetesService
             // The sender lives as long as the enforcer.
             _ = changes.changed() => {}
             () = sleep(CHECK_PERIOD) => {}
-            never = check(&kubernetes, namespaces, &health.scope) => match never {},
+            never = check(&kubernetes, namespaces, &health) => match never {},
         }
     }
 }

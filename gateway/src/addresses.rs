@@ -8,12 +8,22 @@ use std::{
 use access::{AllowedNetworks, is_within};
 use http::HeaderMap;
 use ipnet::IpNet;
+use schemars::JsonSchema;
+use serde::Deserialize;
 use settings::Network;
 
-use crate::{
-    config::ProxyProtocol,
-    headers::{ForwardedFor, PeerAddress},
-};
+use crate::headers::{ForwardedFor, PeerAddress};
+
+/// The header with which a proxy of TCP reports the address of the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ProxyProtocol {
+    /// Connections have no header.
+    #[default]
+    Off,
+    /// Each connection begins with a header of version 2.
+    V2,
+}
 
 /// The rules of a listener about addresses. Clones are cheap.
 #[derive(Clone, Debug, Default)]

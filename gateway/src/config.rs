@@ -35,7 +35,7 @@ pub use self::api::{ApiConfig, ApiListen};
 pub use self::configuration::AgentConfigurationConfig;
 pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
-pub use self::listeners::{ListenNetwork, ProxyProtocol};
+pub use self::listeners::ListenNetwork;
 pub use self::observability::{
     AuditConfig, AuditSink, LogLevel, LoggingConfig, LoggingFormat, ObservabilityConfig, ObservabilityListen,
     TracingConfig,
@@ -43,6 +43,7 @@ pub use self::observability::{
 pub use self::private_api::{PrivateApiConfig, PrivateListen};
 pub use self::redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::schema::json_schema;
+pub use crate::addresses::ProxyProtocol;
 
 /// The configuration of kas, kas.yaml.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -2,6 +2,7 @@
 
 mod linger;
 mod stall;
+mod strangers;
 
 use std::{
     io::{self, IoSlice},
@@ -18,11 +19,11 @@ use tokio::{
 use tokio_rustls::TlsStream;
 use tunnel::ReadAhead;
 
-use crate::listen::Stranger;
-
+pub use self::strangers::Stranger;
 pub(crate) use self::{
     linger::LingeringClose,
     stall::{StallGuard, StallTimer},
+    strangers::Strangers,
 };
 
 /// An accepted TCP connection, with or without TLS, with its permit of the listener. It counts as a stranger until its server

@@ -67,7 +67,8 @@ pub mod internals {
         destination::Destination,
         headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},
         hosts::{AgentHosts, HostPattern, Route, TlsName},
-        listen::{Stranger, proxy_header},
+        io::Stranger,
+        listen::proxy_header,
         timing::RequestTiming,
         traces::{RequestTrace, Traces},
     };

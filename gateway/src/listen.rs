@@ -2,7 +2,6 @@
 
 mod handshake;
 pub mod proxy_header;
-mod strangers;
 
 use std::{
     fmt,
@@ -18,14 +17,10 @@ use process::LogLimiter;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{net::TcpListener, sync::Semaphore, time::sleep};
 
-pub use self::strangers::Stranger;
-use self::{
-    handshake::{Handshake, HandshakeError},
-    strangers::Strangers,
-};
+use self::handshake::{Handshake, HandshakeError};
 use crate::{
     addresses::{AddressRules, canonical},
-    io::Io,
+    io::{Io, Strangers},
     metrics::{Limit, Metrics},
     tasks::TaskGroup,
     tls::Acceptor,

@@ -51,8 +51,8 @@ use crate::{
     headers::PeerAddress,
     hosts::TlsName,
     http_limits::HttpLimits,
+    io::Stranger,
     io::{LingeringClose, StallGuard},
-    listen::Stranger,
     metrics::Limit,
 };
 use access::{AuthorizedCaller, RequestError, without_credentials};

@@ -1,8 +1,8 @@
-//! Names of the header fields that kas and agentk set.
+//! Names of the header fields that kas and agentk set, and lists in header fields.
 //!
 //! kas and agentk remove these fields from messages of callers and clusters before they set their own.
 
-use http::HeaderName;
+use http::{HeaderMap, HeaderName};
 
 /// agentk → kas on the WebSocket upgrade: [`crate::Hello`] as JSON.
 pub const HELLO: HeaderName = HeaderName::from_static("kas-hello");
@@ -25,3 +25,13 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The prefix of all these names except [`REQUEST_ID`].
 pub const PREFIX: &str = "kas-";
+
+/// Returns the members of a comma-separated list, from all field lines with this name (RFC 9110 section 5.6.1).
+pub fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    headers
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+}

@@ -8,7 +8,10 @@ use http::{
     },
 };
 
-use crate::{header, trailers};
+use crate::{
+    header::{self, tokens},
+    trailers,
+};
 
 /// Returns whether a field is about the connection and is never forwarded (RFC 9110 section 7.6.1).
 ///
@@ -86,16 +89,6 @@ fn strip_bearer(headers: &mut HeaderMap) {
     if let Some(others) = others {
         headers.insert(SEC_WEBSOCKET_PROTOCOL, others);
     }
-}
-
-/// Returns the members of a comma-separated list, from all field lines with this name (RFC 9110 section 5.6.1).
-pub fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
-    headers
-        .get_all(name)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .map(str::trim)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use http::{
     },
 };
 
-use crate::{header, hop_by_hop, impersonation};
+use crate::{header, impersonation};
 
 /// Fields for framing, routing, authentication and caching, which a receiver needs before the body (RFC 9110 section
 /// 6.5.1), and fields that control a browser.
@@ -93,7 +93,7 @@ const CONTENT_DIGEST: &str = "content-digest";
 pub fn accepted(headers: &HeaderMap) -> bool {
     let coding =
         |token: &str| token.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("trailers");
-    hop_by_hop::tokens(headers, &TE).any(coding)
+    header::tokens(headers, &TE).any(coding)
 }
 
 /// Removes trailers that a receiver would act on if they were headers: some receivers merge the two.

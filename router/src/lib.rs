@@ -11,6 +11,7 @@
 #![warn(missing_docs)]
 
 mod choice;
+mod gcra;
 mod local_tunnels;
 mod memory;
 mod pushes;
@@ -21,12 +22,13 @@ mod store;
 mod waiters;
 
 pub use self::choice::RequestClass;
+pub use self::gcra::{AddressLimit, AddressRefusal};
 pub use self::local_tunnels::{
     LocalTunnels, RegistrationGuard, RequestPermit, RequestsInFlight, TunnelChoice, TunnelView,
 };
 pub use self::memory::MemoryStore;
 pub use self::pushes::{GitPush, InvalidProject};
-pub use self::rate_limit::{AddressLimit, AddressRateLimiter, AddressRefusal, KeyedRateLimiter, RateLimiter};
+pub use self::rate_limit::{AddressRateLimiter, KeyedRateLimiter, RateLimiter};
 pub use self::retry::RetryPolicy;
 pub use self::store::{
     AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica,

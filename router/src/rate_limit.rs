@@ -11,8 +11,8 @@ use std::{collections::HashMap, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-pub use self::address::{AddressLimit, AddressRateLimiter, AddressRefusal};
-use crate::redis::RedisStore;
+pub use self::address::AddressRateLimiter;
+use crate::{gcra::Gcra, redis::RedisStore};
 
 /// The highest number of keys in the memory of a limiter. Beyond it, keys without a debt are removed, then
 /// all keys.
@@ -20,15 +20,6 @@ const MAX_KEYS: usize = 100_000;
 /// The longest wait that a [`RateLimiter`] returns. The events that it refuses beyond this come back in one moment and
 /// are then given other waits.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-
-/// The parameters of GCRA. Times are durations since the start of the limiter.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Gcra {
-    /// The time between two events at the steady rate.
-    pub(crate) interval: Duration,
-    /// Burst size, as time at the steady rate.
-    pub(crate) burst: Duration,
-}
 
 /// Limits the rate of events, and spreads the retries of refused ones.
 #[derive(Debug)]
@@ -50,22 +41,6 @@ pub struct KeyedRateLimiter {
     /// The theoretical arrival time of each key.
     arrivals: Mutex<HashMap<[u8; 16], Duration>>,
     redis: Option<RedisStore>,
-}
-
-impl Gcra {
-    /// Admits `limit` events in each `period`, all of them at once or evenly.
-    fn new(limit: u32, period: Duration) -> Self {
-        Self { interval: (period / limit.max(1)).max(Duration::from_nanos(1)), burst: period }
-    }
-
-    /// Returns the new theoretical arrival time, or how long to wait before the event is admitted.
-    fn admit(self, arrival: Duration, now: Duration) -> Result<Duration, Duration> {
-        let arrival = arrival.max(now) + self.interval;
-        match (arrival - now).checked_sub(self.burst) {
-            None | Some(Duration::ZERO) => Ok(arrival),
-            Some(wait) => Err(wait),
-        }
-    }
 }
 
 impl RateLimiter {

@@ -70,8 +70,8 @@ use self::{
     wire::{Heartbeat, WireError},
 };
 use crate::{
+    gcra::{AddressLimit, AddressRefusal, Gcra},
     pushes::{GitPush, PushEvents},
-    rate_limit::{AddressLimit, AddressRefusal, Gcra},
     store::{
         AgentRoutes, BoxFuture, Instance, InstanceList, ProjectAgent, ProjectAgentList, Replica, Route,
         RouteStore, StoreError, StoreHealth,

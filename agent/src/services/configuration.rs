@@ -16,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 use tunnel::Body;
 
 use super::{RequestHandler, ServiceError};
-use crate::{app::log_filter, metrics::AgentMetrics, policy::ScopeEnforcer};
+use crate::{log_filter::log_filter, metrics::AgentMetrics, policy::ScopeEnforcer};
 
 /// Applies the configuration that kas sends. Clones share their state.
 #[derive(Clone, Debug)]

@@ -23,7 +23,7 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
     header::{CONNECTION, LOCATION, UPGRADE, VIA},
 };
-use proto::{Reason, ServiceName, hop_by_hop, impersonation::Impersonation, trailers};
+use proto::{Reason, ServiceName, header, impersonation::Impersonation, trailers};
 use url::Url;
 
 use crate::input;
@@ -223,7 +223,7 @@ fn check_agent(input: &HeaderMap) {
 /// Checks that at most one protocol is left, that it was offered, and that `Connection` has `upgrade`.
 fn check_upgrade(input: &HeaderMap, output: &HeaderMap) {
     let requested = connection_options(input).iter().any(|option| option == "upgrade");
-    let h2c = hop_by_hop::tokens(input, &UPGRADE).any(|protocol| protocol.eq_ignore_ascii_case("h2c"));
+    let h2c = header::tokens(input, &UPGRADE).any(|protocol| protocol.eq_ignore_ascii_case("h2c"));
     match *values(output, "upgrade") {
         [] => assert!(!requested || h2c || !input.contains_key(UPGRADE), "an upgrade is lost: {input:?}"),
         [protocol] => assert!(requested && !h2c && values(input, "upgrade").contains(&protocol), "{input:?}"),

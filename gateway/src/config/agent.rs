@@ -8,12 +8,12 @@ use serde_saphyr::Spanned;
 use settings::{AnyDuration, Network, Timeout, Within};
 
 use super::{
-    AgentConfigurationConfig, KubernetesApiConfig, ListenNetwork, ProxyProtocol,
+    AgentConfigurationConfig, KubernetesApiConfig, ListenNetwork,
     gitlab_keys::GitLabKey,
     listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
 };
-use crate::addresses::AddressRules;
+use crate::addresses::{AddressRules, ProxyProtocol};
 
 /// Section `agent`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

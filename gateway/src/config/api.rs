@@ -8,12 +8,12 @@ use serde_saphyr::Spanned;
 use settings::Network;
 
 use super::{
-    ListenNetwork, ProxyProtocol,
+    ListenNetwork,
     gitlab_keys::GitLabKey,
     listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
 };
-use crate::addresses::AddressRules;
+use crate::addresses::{AddressRules, ProxyProtocol};
 
 /// Section `api`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

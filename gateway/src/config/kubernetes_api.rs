@@ -9,12 +9,17 @@ use serde_saphyr::Spanned;
 use settings::{AnyDuration, Network, Timeout, Within};
 
 use super::{
-    ListenNetwork, ProxyProtocol,
+    ListenNetwork,
     gitlab_keys::GitLabKey,
     listeners,
     schema::{HOST_PATTERN, HTTP_URL, NETWORK, SOCKET_ADDRESS, URL_PATH_PREFIX},
 };
-use crate::{addresses::AddressRules, cors::Origin, headers::ExtraHeader, hosts::HostPattern};
+use crate::{
+    addresses::{AddressRules, ProxyProtocol},
+    cors::Origin,
+    headers::ExtraHeader,
+    hosts::HostPattern,
+};
 
 /// Section `agent.kubernetes_api`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -11,17 +11,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use settings::ConfigError;
 
 use super::Config;
-
-/// The header with which a proxy of TCP reports the address of the client.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ProxyProtocol {
-    /// Connections have no header.
-    #[default]
-    Off,
-    /// Each connection begins with a header of version 2.
-    V2,
-}
+use crate::addresses::ProxyProtocol;
 
 /// The kind of the address of a listener, as in the `network` keys of GitLab's kas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]

@@ -15,11 +15,13 @@ use tokio::{
 use tokio_rustls::TlsStream;
 use tunnel::ReadAhead;
 
-use super::{
-    proxy_header::{self, ProxyHeader, ProxyHeaderError},
-    strangers::Stranger,
+use super::proxy_header::{self, ProxyHeader, ProxyHeaderError};
+use crate::{
+    addresses::AddressRules,
+    io::{Io, Stranger},
+    metrics::RefusedConnection,
+    tls::Acceptor,
 };
-use crate::{addresses::AddressRules, io::Io, metrics::RefusedConnection, tls::Acceptor};
 
 /// The time in which a client may read the response to a refused connection.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::*;
-use crate::{config::ProxyProtocol, metrics, tls::Certificate};
+use crate::{addresses::ProxyProtocol, metrics, tls::Certificate};
 
 /// A handshake timeout for tests in which it is not reached.
 const LONG: Duration = Duration::from_secs(60);

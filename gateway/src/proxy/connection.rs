@@ -11,7 +11,7 @@ use std::{
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 
-use crate::{listen::Stranger, metrics::GaugeGuard, request_count::RequestCount};
+use crate::{io::Stranger, metrics::GaugeGuard, request_count::RequestCount};
 
 /// Counts the requests of one connection.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use http::{
     HeaderMap, Method, Request, Version,
     header::{CONNECTION, HOST, TRANSFER_ENCODING},
 };
-use proto::{Reason, hop_by_hop};
+use proto::{Reason, header};
 
 use super::context::ProxyServer;
 use crate::{headers, metrics::Limit};
@@ -73,7 +73,7 @@ fn listed_by_connection(headers: &HeaderMap) -> Option<&'static str> {
     let harmless =
         |token: &str| token.eq_ignore_ascii_case("keep-alive") || token.eq_ignore_ascii_case("close");
     let sensitive = |token: &str| !harmless(token) && headers::is_sensitive(&token.to_ascii_lowercase());
-    hop_by_hop::tokens(headers, &CONNECTION)
+    header::tokens(headers, &CONNECTION)
         .any(sensitive)
         .then_some("Connection may not list a header that identifies the caller")
 }

@@ -5,28 +5,13 @@ use std::{collections::HashMap, time::Duration};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Gcra, MAX_KEYS};
-use crate::redis::RedisStore;
+use super::MAX_KEYS;
+use crate::{
+    gcra::{AddressLimit, AddressRefusal, Gcra},
+    redis::RedisStore,
+};
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-/// A limit of an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AddressLimit {
-    /// Connections, whatever their token.
-    Connections,
-    /// Connections with a token that no agent has.
-    UnknownTokens,
-}
-
-/// The error of an address that has reached a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AddressRefusal {
-    /// The limit.
-    pub limit: AddressLimit,
-    /// The time until the next connection is admitted.
-    pub wait: Duration,
-}
 
 /// Limits the connections of each address, over all replicas that share a Redis.
 ///
@@ -54,21 +39,6 @@ struct LimitState {
     arrival: Duration,
     /// The end of the last wait.
     refused_until: Duration,
-}
-
-impl AddressLimit {
-    /// Returns the last part of the key in Redis.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Connections => "connections",
-            Self::UnknownTokens => "tokens",
-        }
-    }
-
-    /// Returns the limits that a connection counts for.
-    fn of(known: bool) -> &'static [Self] {
-        if known { &[Self::Connections] } else { &[Self::Connections, Self::UnknownTokens] }
-    }
 }
 
 impl AddressRateLimiter {

@@ -22,7 +22,7 @@ use access::site;
 
 /// The strangers of one listener.
 #[derive(Debug, Default)]
-pub(super) struct Strangers(Mutex<Table>);
+pub(crate) struct Strangers(Mutex<Table>);
 
 /// A connection that counts as a stranger until its server admits the client, or until it is dropped.
 ///
@@ -56,7 +56,7 @@ type Rank = (usize, Reverse<u64>);
 
 impl Strangers {
     /// Adds a connection.
-    pub(super) fn insert(self: &Arc<Self>, address: IpAddr) -> Stranger {
+    pub(crate) fn insert(self: &Arc<Self>, address: IpAddr) -> Stranger {
         let (site, replaced) = (site(address), CancellationToken::new());
         let mut table = self.0.lock();
         table.next += 1;
@@ -67,7 +67,7 @@ impl Strangers {
     }
 
     /// Ends the oldest connection of the site that has the most. Returns whether there was one.
-    pub(super) fn replace_one(&self) -> bool {
+    pub(crate) fn replace_one(&self) -> bool {
         let mut table = self.0.lock();
         let Some((&(_, Reverse(number)), &site)) = table.ranks.last_key_value() else { return false };
         let replaced = table.edit(site, |connections| connections.remove(&number));
@@ -90,7 +90,7 @@ impl Stranger {
     }
 
     /// Changes the address to that of the PROXY header.
-    pub(super) fn set_address(&mut self, address: IpAddr) {
+    pub(crate) fn set_address(&mut self, address: IpAddr) {
         if let Some(place) = &mut self.place
             && place.site != site(address)
         {
@@ -104,7 +104,7 @@ impl Stranger {
     }
 
     /// Returns the token that is cancelled when another connection replaces this one.
-    pub(super) fn replaced(&self) -> CancellationToken {
+    pub(crate) fn replaced(&self) -> CancellationToken {
         self.replaced.clone()
     }
 }
