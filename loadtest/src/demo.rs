@@ -22,7 +22,7 @@ use anyhow::{Context as _, ensure};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use clap::ValueHint;
 use http::{Request, header::AUTHORIZATION};
-use simulator::Simulator;
+use testing::simulator::Simulator;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tunnel::Body;

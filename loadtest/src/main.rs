@@ -16,7 +16,7 @@ use loadtest::{
     soak::Soak,
     stop_signal,
 };
-use simulator::Simulator;
+use testing::simulator::Simulator;
 
 #[derive(Parser)]
 #[command(name = "loadtest", version, about)]

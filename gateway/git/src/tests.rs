@@ -33,7 +33,7 @@ impl Fixture {
     fn new() -> Option<Self> {
         let installed = Command::new("git").arg("--version").output().is_ok();
         if !installed {
-            // As testkit does: CI fails, other machines skip.
+            // As testing::skip does: CI fails, other machines skip.
             assert!(std::env::var_os("CI").is_none(), "git is not installed");
             return None;
         }

@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 use proto::Reason;
-use testkit::{
+use testing::kas::{
     server,
     world::{World, text},
 };

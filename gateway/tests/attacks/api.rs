@@ -6,7 +6,7 @@ use gateway::internals::api_messages::{Empty, GetServerInfoResponse};
 use gitlab::{TokenError, Verifier};
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use serde_json::{Value, json};
-use testkit::{
+use testing::kas::{
     fleet::secret,
     internal_api::{call, connect, get, jwt, send, valid_token},
     world::{World, text},

@@ -1,6 +1,6 @@
 //! Web pages that send requests in the name of their users.
 
-use testkit::world::World;
+use testing::kas::world::World;
 
 use crate::{
     cluster::Seen,

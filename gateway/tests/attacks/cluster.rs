@@ -7,7 +7,7 @@ use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use secrecy::ExposeSecret as _;
-use testkit::world::{World, endless, text};
+use testing::kas::world::{World, endless, text};
 use tokio::io::DuplexStream;
 use tunnel::Body;
 

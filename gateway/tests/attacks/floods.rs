@@ -15,7 +15,7 @@ use access::token::{self, Holder, TokenHash};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use proto::InstanceId;
-use testkit::world::{World, parse};
+use testing::kas::world::{World, parse};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, duplex},
     time::sleep,
@@ -211,7 +211,7 @@ async fn flooded_tunnel(world: &World, upgrade: &str) -> (DuplexStream, Arc<Cont
     let control = Arc::<Control>::default();
     let near = FloodedPipe { pipe: near, control: Arc::clone(&control), sent: 0 };
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(near, testkit::world::CALLER).await });
+    tokio::spawn(async move { agents.serve(near, testing::kas::world::CALLER).await });
     pipe.write_all(upgrade.as_bytes()).await.unwrap();
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

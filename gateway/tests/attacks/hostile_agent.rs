@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use proto::InstanceId;
-use testkit::world::World;
+use testing::kas::world::World;
 use tokio::{
     io::AsyncWriteExt as _,
     time::{Instant, sleep, timeout},

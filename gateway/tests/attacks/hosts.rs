@@ -3,7 +3,7 @@
 use gateway::internals::TlsName;
 use http::Request;
 use serde_json::json;
-use testkit::{
+use testing::kas::{
     gitlab::{AGENT, world_with},
     world::{World, text},
 };
@@ -22,7 +22,7 @@ async fn attacked() -> (World, Seen, impl Sized) {
     let world = World::with(|config| config.agent.kubernetes_api.hosts = vec![PATTERN.parse().unwrap()]);
     let other = "agents: [{id: 2, name: test, tokens: []}, ";
     let identity = world.identity_file("services: ['*']").replacen("agents: [", other, 1);
-    world.kas.identities.replace(testkit::world::parse(&identity));
+    world.kas.identities.replace(testing::kas::world::parse(&identity));
     let seen = Seen::default();
     let agent = world.agent(seen.services()).await;
     (world, seen, agent)
@@ -159,7 +159,7 @@ async fn attack_89_credential_of_gitlab_for_another_agent_is_refused() {
     };
     let limit = gitlab::ApiRateLimit::default();
     let (gitlab, world, _agent) = world_with(&limit, edit, seen.services()).await;
-    let job = gitlab_standin::Job::new(3, 30).with_agent(AGENT, json!({})).with_agent(8, json!({}));
+    let job = testing::gitlab::Job::new(3, 30).with_agent(AGENT, json!({})).with_agent(8, json!({}));
     gitlab.state().add_job("job", job);
     let send = async |target: &str, host: &str, token: &str| {
         let lines = format!("Host: {host}\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n");

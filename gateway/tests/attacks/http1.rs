@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
-use testkit::world::World;
+use testing::kas::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     time::timeout,

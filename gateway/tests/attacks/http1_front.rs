@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use agent::Services;
 use http::{Request, Response};
-use testkit::world::World;
+use testing::kas::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},

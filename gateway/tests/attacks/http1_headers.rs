@@ -2,7 +2,7 @@
 
 use agent::Services;
 use http::{Request, Response};
-use testkit::world::World;
+use testing::kas::world::World;
 use tokio::io::AsyncWriteExt as _;
 use tunnel::Body;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use testkit::world::World;
+use testing::kas::world::World;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},

@@ -1,7 +1,7 @@
 //! Callers with forged or missing identities.
 
 use secrecy::ExposeSecret as _;
-use testkit::{logs::Logs, world::World};
+use testing::{kas::world::World, logs::Logs};
 
 use crate::{
     cluster::{Seen, caller},

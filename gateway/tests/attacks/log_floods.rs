@@ -3,7 +3,7 @@
 use std::{io, sync::Arc};
 
 use parking_lot::Mutex;
-use testkit::world::World;
+use testing::kas::world::World;
 use tracing::{level_filters::LevelFilter, subscriber::DefaultGuard};
 use tracing_subscriber::EnvFilter;
 

@@ -17,7 +17,7 @@ use settings::Secret;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tunnel::{Body, CallError, CallErrorKind, Tunnel, TunnelConfig, direct};
 
-use testkit::{
+use testing::kas::{
     fleet::{AGENT, PeerBehaviour, TestFleet, address, secret},
     world::{RunningAgent, text},
 };

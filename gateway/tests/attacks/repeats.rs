@@ -11,7 +11,7 @@ use std::{
 use agent::Services;
 use gateway::disabled;
 use http::{Request, Response, StatusCode};
-use testkit::{fleet::TestFleet, server, world::World};
+use testing::kas::{fleet::TestFleet, server, world::World};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     sync::mpsc,

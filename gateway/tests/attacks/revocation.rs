@@ -7,7 +7,7 @@ use gateway::disabled;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
-use testkit::{
+use testing::kas::{
     server,
     world::{World, parse},
 };

@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 use secrecy::ExposeSecret as _;
-use testkit::{
+use testing::kas::{
     server::{self, SOON},
     world::World,
 };

@@ -10,7 +10,7 @@ use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use proto::{Hello, InstanceId};
 use secrecy::{ExposeSecret as _, SecretString};
-use testkit::world::{World, text};
+use testing::kas::world::{World, text};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     task::JoinHandle,
@@ -58,7 +58,7 @@ pub(crate) fn upgrade_as(token: &SecretString, instance: InstanceId) -> String {
 pub(crate) fn connect(world: &World) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, testkit::world::CALLER).await });
+    tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER).await });
     near
 }
 

@@ -6,7 +6,7 @@ use access::token::{self, Holder, TokenHash};
 use http::{StatusCode, header::AUTHORIZATION};
 use proto::InstanceId;
 use secrecy::{ExposeSecret as _, SecretString};
-use testkit::world::{World, parse, text};
+use testing::kas::world::{World, parse, text};
 use tokio::{io::AsyncWriteExt as _, time::sleep};
 
 use crate::{

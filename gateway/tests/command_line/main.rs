@@ -17,9 +17,9 @@ use agent::{
     Agent, AgentToken, KasAddress, Observability, Services, SessionConfig, TcpDialer,
     upstream::ClientTlsConfig,
 };
-use gitlab_standin::{Project, StandIn, User};
 use serde_json::Value;
-use testkit::skip::skipped;
+use testing::gitlab::{Project, StandIn, User};
+use testing::skip::skipped;
 use tokio::{
     process::Command,
     time::{sleep, timeout},

@@ -5,7 +5,7 @@ use std::{
     process::{Output, Stdio},
 };
 
-use testkit::skip::skipped;
+use testing::skip::skipped;
 use tokio::{io::AsyncWriteExt as _, process::Command};
 
 /// Returns the path of helm, if there is one.

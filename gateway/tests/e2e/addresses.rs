@@ -9,7 +9,7 @@ use std::{
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::process::run;
+use testing::process::run;
 
 use crate::support::{
     AGENT, Agent, AgentOptions, Certificates, CurlResponse, Kas, KasOptions, NetworkNamespaces, Proxy,

@@ -3,8 +3,8 @@
 use std::fs;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use gitlab_standin::{AgentAccess, Job, Membership, User};
 use serde_json::{Value, json};
+use testing::gitlab::{AgentAccess, Job, Membership, User};
 
 use crate::support::{AgentOptions, Cluster, GitLab, Installation, Kubectl, Namespace, eventually};
 

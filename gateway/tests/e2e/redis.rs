@@ -113,7 +113,7 @@ fn live_config_check_runs_beside_replicas() {
 
 /// Returns the response of the internal API to a request with a valid token.
 fn get_api(kas: &Kas, path: &str) -> Value {
-    let token = format!("Authorization: Bearer {}", testkit::internal_api::valid_token());
+    let token = format!("Authorization: Bearer {}", testing::kas::internal_api::valid_token());
     let response = curl(&["--header", &token, &format!("http://{}{path}", kas.api())]);
     assert_eq!(response.status, 200, "{response:?}");
     response.json()

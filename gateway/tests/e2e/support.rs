@@ -22,7 +22,7 @@ mod stop_guard;
 mod tls;
 mod version;
 
-pub(crate) use testkit::{
+pub(crate) use testing::{
     process::{Process, code, eventually, run},
     skip::skipped,
 };

@@ -5,7 +5,7 @@
 
 use std::{fs, path::Path};
 
-use testkit::skip::skipped_by_version;
+use testing::skip::skipped_by_version;
 
 use crate::{
     support::{

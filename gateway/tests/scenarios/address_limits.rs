@@ -3,10 +3,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use gitlab_standin::Endpoint;
 use http::{StatusCode, header::RETRY_AFTER};
 use secrecy::ExposeSecret as _;
-use testkit::{
+use testing::gitlab::Endpoint;
+use testing::kas::{
     handshake::handshake,
     world::{AGENT_ADDRESS, World, text},
 };

@@ -10,10 +10,12 @@ use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use secrecy::ExposeSecret as _;
 use settings::Network;
-use testkit::{
-    internal_api,
+use testing::{
+    kas::{
+        internal_api,
+        world::{AGENT_ADDRESS, World, endless, text},
+    },
     logs::Logs,
-    world::{AGENT_ADDRESS, World, endless, text},
 };
 use tunnel::Body;
 
@@ -43,7 +45,7 @@ async fn handshake(world: &World, forwarded_for: Option<&str>) -> (StatusCode, S
     let bearer = format!("Bearer {}", world.agent_token.expose_secret());
     let mut headers = vec![("authorization", bearer.as_str())];
     headers.extend(forwarded_for.map(|value| ("x-forwarded-for", value)));
-    let response = testkit::handshake::handshake(world, AGENT_ADDRESS, &headers).await;
+    let response = testing::kas::handshake::handshake(world, AGENT_ADDRESS, &headers).await;
     (response.status(), text(response).await)
 }
 

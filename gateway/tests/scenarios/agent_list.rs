@@ -9,7 +9,7 @@ use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use testkit::world::{CALLER, World, endless, text};
+use testing::kas::world::{CALLER, World, endless, text};
 use tunnel::Body;
 
 /// Requests `GET /agents` of the observability listener.

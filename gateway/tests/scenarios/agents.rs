@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Duration};
 use agent::Services;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use testkit::{
+use testing::{
+    kas::world::{World, endless, text},
     logs::Logs,
-    world::{World, endless, text},
 };
 use tokio::sync::Semaphore;
 use tunnel::Body;

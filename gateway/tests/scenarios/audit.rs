@@ -15,7 +15,7 @@ use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
-use testkit::{
+use testing::kas::{
     fleet::TestFleet,
     issuer::{IssuerKey, TestIssuer, claims},
     world::{RunningAgent, World, endless, text},

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use agent::Services;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use testkit::world::{World, endless, text};
+use testing::kas::world::{World, endless, text};
 use tokio::{
     sync::Notify,
     time::{Instant, timeout},

@@ -13,14 +13,14 @@ use std::{
 use access::{AgentIdentity, ConfigurationSource, FileKey, ReadError, Reading, read_repository};
 use agent::{AgentMetrics, Services, policy::ScopeEnforcer, services::ConfigurationService};
 use git::{AGENTS_DIRECTORY, Commit, CommitId, Repository, RepositoryError};
-use gitlab_standin::{Agent, Fault, Gitaly, Project, StandIn};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use proto::{AgentId, AgentName};
 use router::{BoxFuture, GitPush};
 use secrecy::ExposeSecret as _;
-use testkit::{
+use testing::gitlab::{Agent, Fault, Gitaly, Project, StandIn};
+use testing::kas::{
     gitaly::{TestFile, TestGitaly},
     internal_api,
     world::{World, endless, text},
@@ -136,7 +136,7 @@ impl ConfigurationSource for MemorySource {
 struct Fixture {
     world: World,
     repository: Arc<MemoryRepository>,
-    _agent: testkit::world::RunningAgent,
+    _agent: testing::kas::world::RunningAgent,
 }
 
 impl Fixture {

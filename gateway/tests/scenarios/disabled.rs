@@ -10,10 +10,12 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use testkit::{
-    fleet::TestFleet,
+use testing::{
+    kas::{
+        fleet::TestFleet,
+        world::{CALLER, World, endless, text},
+    },
     logs::Logs,
-    world::{CALLER, World, endless, text},
 };
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;

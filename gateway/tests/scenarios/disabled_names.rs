@@ -6,14 +6,14 @@ use std::{path::Path, time::Duration};
 use agent::Services;
 use gateway::disabled::{file, fleet};
 use gitlab::ApiRateLimit;
-use gitlab_standin::{Agent, AgentAccess, Job, StandIn, User};
 use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use proto::AgentId;
 use router::RouteStore as _;
 use serde_json::json;
-use testkit::{
+use testing::gitlab::{Agent, AgentAccess, Job, StandIn, User};
+use testing::kas::{
     fleet::TestFleet,
     gitlab::{AGENT, AGENT_TOKEN, client},
     issuer::now,
@@ -28,7 +28,7 @@ const QUERY: &str = "/agents/7/prometheus/api/v1/query?query=up";
 fn requests() -> [(&'static str, String); 5] {
     let claims =
         json!({"iss": "gitlab.example.com", "aud": "gitlab-kas", "project_id": 30, "exp": now() + 600});
-    let rails = testkit::internal_api::jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &claims);
+    let rails = testing::kas::internal_api::jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &claims);
     [
         ("/k8s-proxy/api", "ci:7:job".to_owned()),
         ("/k8s-proxy/api", "pat:7:glpat-alice".to_owned()),

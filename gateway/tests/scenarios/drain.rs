@@ -6,7 +6,7 @@ use agent::Services;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use testkit::world::{World, endless, text};
+use testing::kas::world::{World, endless, text};
 use tokio::time::{Instant, sleep};
 use tunnel::Body;
 

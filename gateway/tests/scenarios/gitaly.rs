@@ -7,7 +7,7 @@ use git::{Commit, Repository, RepositoryError};
 use gitlab::gitaly::{GitalyClient, GitalyConfig, GitalyRepository, GitalyServer};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, pki_types::PrivateKeyDer};
-use testkit::gitaly::{TestFile, TestGitaly, server};
+use testing::kas::gitaly::{TestFile, TestGitaly, server};
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 use tokio_rustls::TlsAcceptor;
 use tonic::Status;

@@ -6,12 +6,12 @@ use std::time::Duration;
 use agent::Services;
 use gateway::config::Config;
 use gitlab::{Usage, UsageKind, UsageReporter, UsageSubject};
-use gitlab_standin::{Agent, Endpoint, Fault, StandIn};
 use http::{Request, Response, StatusCode};
 use proto::{AgentId, Epoch, ReplicaId};
 use router::{ProjectAgent, Route};
 use serde_json::{Value, json};
-use testkit::{
+use testing::gitlab::{Agent, Endpoint, Fault, StandIn};
+use testing::kas::{
     internal_api,
     world::{AGENT_ADDRESS, World, text},
 };
@@ -35,7 +35,7 @@ fn world(gitlab: &StandIn) -> World {
 
 /// Sends a handshake without the data of the agent, which is 400 once its token is accepted.
 async fn handshake(world: &World, token: &str) -> Response<hyper::body::Incoming> {
-    testkit::handshake::handshake(world, AGENT_ADDRESS, &[("authorization", &format!("Bearer {token}"))])
+    testing::kas::handshake::handshake(world, AGENT_ADDRESS, &[("authorization", &format!("Bearer {token}"))])
         .await
 }
 

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use gitlab::{UsageReporter, deployments::DeploymentQuery, environments::Tier};
-use gitlab_standin::{AgentAccess, Endpoint, Fault, Job, Membership, StandIn, User, sign_for_kas};
 use http::{HeaderMap, Request, Response, StatusCode, header::AUTHORIZATION};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
-use testkit::{
+use testing::gitlab::{AgentAccess, Endpoint, Fault, Job, Membership, StandIn, User, sign_for_kas};
+use testing::kas::{
     gitlab::{AGENT, world},
     issuer::now,
     world::{RunningAgent, World, text},
@@ -337,8 +337,9 @@ async fn limit_counts_all_credentials_of_a_user() {
 #[tokio::test(start_paused = true)]
 async fn gitlab_queries_prometheus_on_behalf_of_a_project() {
     let (_gitlab, world, _agent) = attached().await;
-    let token =
-        |claims: Value| testkit::internal_api::jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &claims);
+    let token = |claims: Value| {
+        testing::kas::internal_api::jwt(&[1; 32], &json!({"alg": "HS256", "typ": "JWT"}), &claims)
+    };
     let query = "/agents/7/prometheus/api/v1/query?query=up";
     let good =
         token(json!({"iss": "gitlab.example.com", "aud": "gitlab-kas", "project_id": 30, "exp": now() + 60}));
@@ -375,7 +376,7 @@ async fn requests_are_counted_for_gitlab() {
     let (gitlab, world, _agent) = attached().await;
     let (usage, period) = (world.kas.usage.clone(), 60 * SECOND);
     let reporter = UsageReporter {
-        client: testkit::gitlab::client(&gitlab, &gitlab::ApiRateLimit::default()),
+        client: testing::kas::gitlab::client(&gitlab, &gitlab::ApiRateLimit::default()),
         usage,
         period,
     };

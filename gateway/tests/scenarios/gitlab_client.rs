@@ -13,7 +13,6 @@ use std::{
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use gitlab::{ApiRateLimit, Credential, Endpoint, GitLabClient, GitLabError, SwitchMonitor, Transport};
-use gitlab_standin::{Agent, Endpoint as Received, Fault, Job, StandIn};
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use hyper::service::service_fn;
@@ -21,6 +20,7 @@ use hyper_util::rt::TokioIo;
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use settings::Secret;
+use testing::gitlab::{Agent, Endpoint as Received, Fault, Job, StandIn};
 use tokio::time::{Instant, sleep};
 
 /// The token of the agent of [`standin`].

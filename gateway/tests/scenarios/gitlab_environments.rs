@@ -4,10 +4,10 @@
 use std::{sync::Arc, time::Duration};
 
 use gitlab::environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments};
-use gitlab_standin::{Endpoint, Fault, Job, Project, StandIn, User};
 use http::{StatusCode, header::RETRY_AFTER};
 use serde_json::{Value, json};
-use testkit::{
+use testing::gitlab::{Endpoint, Fault, Job, Project, StandIn, User};
+use testing::kas::{
     internal_api::{connect_with, send_over, valid_request},
     world::{World, text},
 };

@@ -13,7 +13,7 @@ use gateway::internals::api_messages::{
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use router::GitPush;
 use secrecy::ExposeSecret as _;
-use testkit::{
+use testing::kas::{
     fleet::TestFleet,
     gitaly::{TestFile, TestGitaly},
     internal_api::{call, send, valid_token},

@@ -2,7 +2,7 @@
 
 use agent::Services;
 use http::{Request, Response, StatusCode};
-use testkit::world::{World, text};
+use testing::kas::world::{World, text};
 use tunnel::Body;
 
 /// Returns a cluster that echoes requests.

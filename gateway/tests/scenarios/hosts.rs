@@ -6,7 +6,7 @@ use std::path::Path;
 use gateway::disabled::file;
 use http::{Request, Response, StatusCode, header::HOST};
 use serde_json::json;
-use testkit::world::{World, text};
+use testing::kas::world::{World, text};
 use tunnel::Body;
 
 use crate::audit::{audit, lines};

@@ -7,7 +7,7 @@ use agent::Services;
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use testkit::{
+use testing::kas::{
     fleet::TestFleet,
     world::{CALLER, World, text},
 };

@@ -11,7 +11,7 @@ use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 use serde_json::json;
-use testkit::{
+use testing::kas::{
     fleet::TestFleet,
     issuer::{Behavior, IssuerKey, TestIssuer, claims, now},
     world::{RunningAgent, World, endless, text},

@@ -22,7 +22,7 @@ use router::{
     AgentRoutes, BoxFuture, GitPush, Instance, InstanceList, MemoryStore, ProjectAgent, ProjectAgentList,
     Replica, Route, RouteStore, StoreError, StoreHealth,
 };
-use testkit::world::{World, configuration, text};
+use testing::kas::world::{World, configuration, text};
 use tokio::sync::broadcast;
 
 /// A store that panics while `broken` is set.

@@ -13,7 +13,7 @@ use agent::Services;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use testkit::{
+use testing::kas::{
     fleet::{PeerBehaviour, ServeConnection, TestFleet, secret},
     world::text,
 };
@@ -248,7 +248,7 @@ async fn invalid_response_is_reported_and_another_owner_is_used() {
         assert!(text.contains(expected), "{text}");
         let _agent = fleet.agent(1, cluster("here")).await;
         for _ in 0..10 {
-            assert_eq!(testkit::world::text(fleet.replicas[0].get(PATH).await).await, "here");
+            assert_eq!(testing::kas::world::text(fleet.replicas[0].get(PATH).await).await, "here");
         }
     }
 }

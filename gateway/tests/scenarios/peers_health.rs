@@ -10,7 +10,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
 use router::{MemoryStore, RouteStore as _};
-use testkit::{
+use testing::kas::{
     fleet::{PeerBehaviour, TestFleet, secret},
     world::{CALLER, World, text},
 };

@@ -14,7 +14,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsa
 use router::{MemoryStore, Replica, RouteStore};
 use settings::ConfigError;
 use tempfile::TempDir;
-use testkit::{
+use testing::kas::{
     fleet::AGENT,
     world::{RunningAgent, World, configuration, text},
 };

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use testkit::world::{RunningAgent, World, endless, text};
+use testing::kas::world::{RunningAgent, World, endless, text};
 use tokio::{
     net::TcpListener,
     sync::{Notify, mpsc},

@@ -14,7 +14,7 @@ use gateway::internals::Rebalancer;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
-use testkit::{
+use testing::kas::{
     fleet::TestFleet,
     world::{RunningAgent, World, text},
 };

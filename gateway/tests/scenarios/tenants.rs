@@ -8,7 +8,7 @@ use agent::Services;
 use http::{Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
-use testkit::world::{RunningAgent, World, endless, text};
+use testing::kas::world::{RunningAgent, World, endless, text};
 use tunnel::Body;
 
 /// A request that reached the agent: method, path, `Content-Length` and form.

@@ -11,10 +11,12 @@ use hyper_util::rt::TokioIo;
 use proto::{Hello, InstanceId, header::HELLO};
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
-use testkit::{
-    fleet::TestFleet,
+use testing::{
+    kas::{
+        fleet::TestFleet,
+        world::{World, parse},
+    },
     logs::Logs,
-    world::{World, parse},
 };
 use tunnel::{Body, handshake};
 
@@ -65,7 +67,7 @@ async fn handshake_of(world: &World, version: &str) -> (u16, String) {
     };
     let (near, far) = tokio::io::duplex(64 << 10);
     let agents = Arc::clone(&world.kas.agents);
-    tokio::spawn(async move { agents.serve(far, testkit::world::CALLER).await });
+    tokio::spawn(async move { agents.serve(far, testing::kas::world::CALLER).await });
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     let mut request = Request::get("/").body(Empty::<Bytes>::new()).unwrap();

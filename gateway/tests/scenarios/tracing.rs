@@ -17,7 +17,7 @@ use opentelemetry_sdk::{
 };
 use parking_lot::Mutex;
 use telemetry::{Program, SampleRatio, Tracer};
-use testkit::world::{World, endless, text};
+use testing::kas::world::{World, endless, text};
 use tunnel::Body;
 
 use crate::audit::{audit, lines};

@@ -15,12 +15,12 @@ use gateway::{
     peers::ReplicaContext,
 };
 use gitlab::{ApiRateLimit, GitLabClient, Transport};
-use gitlab_standin::{Agent, Job, StandIn};
 use http::{HeaderMap, HeaderValue, header::AUTHORIZATION, uri::PathAndQuery};
 use proto::{AgentId, ReplicaId};
 use router::MemoryStore;
 use serde_json::json;
 use settings::Secret;
+use testing::gitlab::{Agent, Job, StandIn};
 
 /// The agent of the job.
 const AGENT: u64 = 7;

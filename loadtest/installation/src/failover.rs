@@ -16,7 +16,7 @@ use load::{
     report::{Table, number},
 };
 use serde::Serialize;
-use simulator::Simulator;
+use testing::simulator::Simulator;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 

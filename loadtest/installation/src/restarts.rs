@@ -15,7 +15,7 @@ use load::{
 };
 use proto::Reason;
 use serde::Serialize;
-use simulator::Simulator;
+use testing::simulator::Simulator;
 use tokio::{task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use testkit::skip::{installed, skipped};
+use testing::skip::{installed, skipped};
 use tokio::{process::Command, time::timeout};
 
 /// The timeout of a run. A soak may wait 90 s until agentk has closed its idle connections.

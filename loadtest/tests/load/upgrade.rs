@@ -1,7 +1,7 @@
 //! `loadtest upgrade`: sessions of exec and port-forward.
 
 use serde_json::Value;
-use simulator::Simulator;
+use testing::simulator::Simulator;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},

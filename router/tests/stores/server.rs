@@ -11,7 +11,7 @@ use router::{
     Replica,
     redis::{RedisAddress, RedisServers, RedisSettings},
 };
-use testkit::redis::RedisServer;
+use testing::redis::RedisServer;
 
 /// A redis-server process. Dropping it kills the process.
 pub(crate) struct Server(RedisServer);

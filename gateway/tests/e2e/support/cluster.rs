@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use testkit::skip::{installed, skipped};
+use testing::skip::{installed, skipped};
 
 use super::{Kubectl, eventually};
 

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use testkit::skip::{installed, skipped};
+use testing::skip::{installed, skipped};
 
 use super::{Certificates, Process, path_argument, run};
 

@@ -2,9 +2,9 @@
 
 use std::{fs, path::Path};
 
-use gitlab_standin::{Agent as GitLabAgent, StandIn};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testing::gitlab::{Agent as GitLabAgent, StandIn};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{Agent, AgentOptions, Installation, eventually};

@@ -3,7 +3,7 @@
 use std::{array, fs::File, os::fd::AsFd as _, process::Command, thread};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use testkit::skip::{installed, skipped};
+use testing::skip::{installed, skipped};
 
 use super::run;
 

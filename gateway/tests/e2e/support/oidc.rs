@@ -2,7 +2,7 @@
 
 use std::{net::TcpListener, path::Path, process::Command};
 
-use testkit::skip::{installed, skipped};
+use testing::skip::{installed, skipped};
 
 use super::{Kas, Process, curl, eventually, run};
 

@@ -4,7 +4,7 @@ use std::{fs, process::Command};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::skip::{installed, skipped};
+use testing::skip::{installed, skipped};
 
 use super::{Process, curl, eventually};
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use testkit::skip::{installed, skipped};
+use testing::skip::{installed, skipped};
 
 use super::{Process, command_in_network, eventually, run_in_network};
 

@@ -3,7 +3,7 @@
 use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
-use testkit::{
+use testing::{
     redis::RedisServer,
     skip::{installed, skipped},
 };

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::Command};
 
 use tempfile::TempDir;
-use testkit::skip::{installed, skipped};
+use testing::skip::{installed, skipped};
 
 use super::{Kas, Process, kubeconfig};
 

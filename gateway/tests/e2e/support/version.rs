@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde_json::Value;
-use testkit::skip::skipped_by_version;
+use testing::skip::skipped_by_version;
 
 use super::run;
 

@@ -1,0 +1,202 @@
+//! The rules for requests of kas that do not depend on the state.
+
+use std::{collections::BTreeMap, time::SystemTime};
+
+use axum::body::Bytes;
+use http::{
+    HeaderMap, Method, Uri,
+    header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, USER_AGENT},
+};
+use percent_encoding::percent_decode_str;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use crate::gitlab::{
+    endpoint::{Endpoint, Subject},
+    jwt, public,
+};
+
+/// The headers with a token of an agent in newer versions of GitLab.
+const AGENT_HEADERS: [&str; 2] = ["gitlab-agent-api-request", "gitlab-agentk-api-request"];
+
+/// Why a request is refused, with the status of GitLab.
+#[derive(Debug)]
+pub(crate) struct Violation {
+    pub(crate) status: u16,
+    pub(crate) rule: String,
+    /// The JWT is refused. kas recognizes this by the message.
+    pub(crate) jwt: bool,
+}
+
+/// A request that keeps the rules.
+#[derive(Debug)]
+pub(crate) struct KasRequest {
+    pub(crate) endpoint: Endpoint,
+    /// The token of the agent or of the job; empty if the body names the subject.
+    pub(crate) token: String,
+    /// The query parameter `id`, or the id of the path, decoded.
+    pub(crate) id: String,
+    /// The query of the environments of a project.
+    pub(crate) query: String,
+    pub(crate) body: Bytes,
+}
+
+/// The body of `agent_configuration`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ConfigurationBody {
+    pub(crate) agent_id: u64,
+    pub(crate) agent_config: Value,
+}
+
+/// The body of `authorize_proxy_user`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AuthorizeBody {
+    pub(crate) agent_id: u64,
+    pub(crate) access_type: AccessType,
+    pub(crate) access_key: String,
+    pub(crate) csrf_token: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum AccessType {
+    SessionCookie,
+    PersonalAccessToken,
+}
+
+/// The body of `usage_metrics`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct UsageBody {
+    #[serde(default)]
+    pub(crate) counters: BTreeMap<String, u64>,
+    #[serde(default)]
+    pub(crate) unique_counters: BTreeMap<String, Vec<u64>>,
+}
+
+/// The body of `agent_events`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EventsBody {
+    pub(crate) events: BTreeMap<String, Vec<BTreeMap<String, Value>>>,
+}
+
+/// Checks a request of kas.
+pub(crate) fn check(
+    (method, uri, headers): (&Method, &Uri, &HeaderMap),
+    body: Bytes,
+    secret: &[u8],
+) -> Result<KasRequest, Violation> {
+    let endpoint = Endpoint::at(uri.path()).ok_or_else(|| violation(404, "there is nothing at this path"))?;
+    if endpoint.subject() != Subject::Caller {
+        let token = single(headers, "gitlab-kas-api-request")
+            .map_err(jwt_violation)?
+            .ok_or_else(|| jwt_violation("Gitlab-Kas-Api-Request is missing"))?;
+        jwt::check(&token, secret, SystemTime::now()).map_err(jwt_violation)?;
+    }
+    if *method != endpoint.method() {
+        return Err(violation(405, "the method is wrong"));
+    }
+
+    let check_headers = || -> Result<(), String> {
+        let agent = single(headers, USER_AGENT.as_str())?.unwrap_or_default();
+        if !agent.starts_with("gitlab-kas/") || agent.matches('/').count() < 2 {
+            return Err(format!("User-Agent {agent:?} is not gitlab-kas/<version>/<commit>"));
+        }
+        if single(headers, ACCEPT.as_str())?.as_deref() != Some("application/json") {
+            return Err("Accept is not application/json".to_owned());
+        }
+        let content_type = single(headers, CONTENT_TYPE.as_str())?;
+        match endpoint.subject() {
+            Subject::Body if content_type.as_deref() != Some("application/json") => {
+                Err("Content-Type is not application/json".to_owned())
+            }
+            _ if *method == Method::GET && !body.is_empty() => Err("a GET has a body".to_owned()),
+            _ => Ok(()),
+        }
+    };
+    check_headers().map_err(|rule| violation(400, rule))?;
+    let token = subject_token(endpoint, headers).map_err(|rule| violation(401, rule))?;
+    let mut query = String::new();
+    let id = if endpoint == Endpoint::ProjectEnvironments {
+        query.extend(uri.query());
+        path_id(uri.path()).map_err(|rule| violation(400, rule))?
+    } else {
+        query_id(endpoint, uri.query()).map_err(|rule| violation(400, rule))?
+    };
+    Ok(KasRequest { endpoint, token, id, query, body })
+}
+
+/// Returns the token of the agent or the job. Headers of another subject are a violation.
+fn subject_token(endpoint: Endpoint, headers: &HeaderMap) -> Result<String, String> {
+    if endpoint.subject() == Subject::Caller {
+        return public::token(headers);
+    }
+    let job = single(headers, "job-token")?;
+    let mut agent = single(headers, AUTHORIZATION.as_str())?
+        .map(|value| match value.strip_prefix("Bearer ") {
+            Some(token) => Ok(token.to_owned()),
+            None => Err("Authorization is not Bearer".to_owned()),
+        })
+        .transpose()?;
+    for name in AGENT_HEADERS {
+        let value = single(headers, name)?;
+        if agent.is_some() && value.is_some() && agent != value {
+            return Err("the headers have different tokens of an agent".to_owned());
+        }
+        agent = agent.or(value);
+    }
+    let token = match (endpoint.subject(), agent, job) {
+        (Subject::Agent, Some(token), None) | (Subject::Job, None, Some(token)) => token,
+        (Subject::Body, None, None) => return Ok(String::new()),
+        (Subject::Agent, None, _) => return Err("the token of the agent is missing".to_owned()),
+        (Subject::Job, _, None) => return Err("Job-Token is missing".to_owned()),
+        (Subject::Agent | Subject::Job | Subject::Body | Subject::Caller, _, _) => {
+            return Err("there is a token of another subject".to_owned());
+        }
+    };
+    if token.is_empty() { Err("the token is empty".to_owned()) } else { Ok(token) }
+}
+
+fn query_id(endpoint: Endpoint, query: Option<&str>) -> Result<String, String> {
+    match (endpoint.has_id(), query.map(|query| query.strip_prefix("id="))) {
+        (false, None) => Ok(String::new()),
+        (true, Some(Some(id))) if !id.is_empty() && !id.contains(['&', '/']) => {
+            percent_decode_str(id).decode_utf8().map(Into::into).map_err(|error| error.to_string())
+        }
+        _ => Err(format!("the query is {query:?}")),
+    }
+}
+
+/// Returns the id in the path of the environments of a project.
+fn path_id(path: &str) -> Result<String, String> {
+    let id = path.trim_start_matches("/api/v4/projects/").trim_end_matches("/environments");
+    percent_decode_str(id).decode_utf8().map(Into::into).map_err(|error| error.to_string())
+}
+
+/// Parses a body.
+pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Violation> {
+    serde_json::from_slice(body).map_err(|error| violation(400, format!("body: {error}")))
+}
+
+/// Returns the only value of a header.
+pub(crate) fn single(headers: &HeaderMap, name: &str) -> Result<Option<String>, String> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (None, _) => Ok(None),
+        (Some(value), None) => {
+            value.to_str().map(|text| Some(text.to_owned())).map_err(|_| format!("{name} is not text"))
+        }
+        (Some(_), Some(_)) => Err(format!("there is more than one {name}")),
+    }
+}
+
+pub(crate) fn violation(status: u16, rule: impl Into<String>) -> Violation {
+    Violation { status, rule: rule.into(), jwt: false }
+}
+
+fn jwt_violation(rule: impl Into<String>) -> Violation {
+    Violation { status: 401, rule: rule.into(), jwt: true }
+}
