@@ -16,11 +16,13 @@ use serde::Serialize;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use installation::{
-    agent_fleet::{AgentFleetConfig, ConnectTimes},
-    stack::{new_agents, process, write_file},
+use crate::{
+    installation::{
+        agent_fleet::{AgentFleetConfig, ConnectTimes},
+        stack::{new_agents, process, write_file},
+    },
+    load::{self, options::write_json, target::read_token},
 };
-use load::{options::write_json, target::read_token};
 
 /// Connect many simulated agents to kas, and measure the memory of their tunnels
 ///
@@ -177,7 +179,7 @@ fn write_identity(identity: &Path, tokens: &Path, count: u32) -> anyhow::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use installation::stack::hash;
+    use crate::installation::stack::hash;
 
     #[test]
     fn identity_file_matches_tokens_and_is_not_overwritten() {

@@ -28,10 +28,12 @@ use tokio_util::sync::CancellationToken;
 use tunnel::Body;
 
 use self::{gitlab::DemoGitLab, oidc::DemoIssuer, smoke_test::SmokeTest};
-use installation::stack::{
-    AGENT, KasProcess, START, StackConfig, Tls, prepare_directory, process::ChildProcess, write_file,
+use crate::{
+    installation::stack::{
+        AGENT, KasProcess, START, StackConfig, Tls, prepare_directory, process::ChildProcess, write_file,
+    },
+    load::target::read_token,
 };
-use load::target::read_token;
 
 /// The flags of the demo.
 #[derive(Clone, Debug, clap::Args)]

@@ -12,8 +12,8 @@ use serde::Serialize;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use load::{
-    LoadError, LoadTarget, Options, Plan, Report, Tally,
+use crate::load::{
+    self, LoadError, LoadTarget, Options, Plan, Report, Tally,
     client::Connection,
     measure::{check_target, run_plan},
     median,

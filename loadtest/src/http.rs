@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use load::{Options, Plan, measure::measure, session::is_port_forward, target::TargetOptions};
 use tokio_util::sync::CancellationToken;
+
+use crate::load::{Options, Plan, measure::measure, session::is_port_forward, target::TargetOptions};
 
 /// Send requests and measure the latency of their responses
 ///

@@ -1,9 +1,14 @@
 //! Commands that measure an installation of kas and agentk, and the demo.
+//!
+//! `load` is the load engine that the commands share. The commands in `installation` start kas, agentk and Redis as processes of
+//! this machine.
 
 pub mod agents;
 pub mod demo;
 pub mod hol;
 pub mod http;
+pub mod installation;
+pub mod load;
 pub mod soak;
 
 use tokio::signal::unix::{SignalKind, signal};

@@ -7,12 +7,12 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
-use installation::{directory::Directory, failover::Failover, restarts::Restarts, storm::Storm};
 use loadtest::{
     agents::Agents,
     demo::Demo,
     hol::HeadOfLine,
     http::{Bulk, Http, Upgrade},
+    installation::{directory::Directory, failover::Failover, restarts::Restarts, storm::Storm},
     soak::Soak,
     stop_signal,
 };

@@ -10,8 +10,10 @@ use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use installation::stack::process;
-use load::{Options, measure::measure, report::Table, target::TargetOptions};
+use crate::{
+    installation::stack::process,
+    load::{self, Options, measure::measure, report::Table, target::TargetOptions},
+};
 
 /// Send requests for a long time, and check that the memory of processes does not grow
 ///

@@ -3,8 +3,10 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use installation::stack::{KasProcess, StackConfig, free_port, process::ChildProcess, wait_until_ready};
-use load::{LoadTarget, target::TargetOptions};
+use loadtest::{
+    installation::stack::{KasProcess, StackConfig, free_port, process::ChildProcess, wait_until_ready},
+    load::{LoadTarget, target::TargetOptions},
+};
 
 use crate::{
     delay,

@@ -3,15 +3,17 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, ensure};
+use loadtest::{
+    agents,
+    installation::stack::{
+        KasProcess, StackConfig,
+        process::{self, find},
+    },
+};
 use serde::Serialize;
 use tokio::{process::Command, time::sleep};
 
 use super::nginx::Nginx;
-use installation::stack::{
-    KasProcess, StackConfig,
-    process::{self, find},
-};
-use loadtest::agents;
 
 /// The idle time before memory is measured.
 const SETTLE: Duration = Duration::from_secs(3);

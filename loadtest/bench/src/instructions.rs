@@ -6,12 +6,14 @@
 use std::{fmt, path::Path};
 
 use anyhow::{Context as _, ensure};
+use loadtest::{
+    installation::stack::{StackConfig, redis::RedisProcess},
+    load::{self, LoadTarget, client::Connection, options::write_json, progress::Counter},
+};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use super::{candidate::Candidate, nginx::Nginx, peer::ReplicaPair};
-use installation::stack::{StackConfig, redis::RedisProcess};
-use load::{LoadTarget, client::Connection, options::write_json, progress::Counter};
 
 /// The number of requests of the shorter run, all over one connection.
 const FEW: u64 = 500;

@@ -27,9 +27,12 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use clap::Parser;
-use installation::{
-    directory::Directory,
-    stack::{StackConfig, Tls, process, redis::RedisProcess},
+use loadtest::{
+    installation::{
+        directory::Directory,
+        stack::{StackConfig, Tls, process, redis::RedisProcess},
+    },
+    load,
 };
 use tokio_util::sync::CancellationToken;
 

@@ -3,8 +3,10 @@
 use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::Context as _;
-use installation::stack::{free_port, process::ChildProcess, wait_until_ready, write_file};
-use load::target::TargetOptions;
+use loadtest::{
+    installation::stack::{free_port, process::ChildProcess, wait_until_ready, write_file},
+    load::target::TargetOptions,
+};
 use tokio::process::Command;
 
 /// The length of the long body, in bytes.

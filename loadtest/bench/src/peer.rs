@@ -2,10 +2,12 @@
 
 use std::{path::Path, sync::Arc};
 
-use installation::stack::{KasProcess, StackConfig, process::ChildProcess, redis::RedisProcess};
-use load::{
-    median,
-    report::{Table, number},
+use loadtest::{
+    installation::stack::{KasProcess, StackConfig, process::ChildProcess, redis::RedisProcess},
+    load::{
+        self, median,
+        report::{Table, number},
+    },
 };
 use tokio_util::sync::CancellationToken;
 

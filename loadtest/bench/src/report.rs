@@ -3,11 +3,13 @@
 use std::{fmt, path::Path};
 
 use anyhow::Context as _;
-use installation::directory::DirectoryReport;
-use load::{
-    median,
-    options::write_json,
-    report::{Table, number},
+use loadtest::{
+    installation::directory::DirectoryReport,
+    load::{
+        median,
+        options::write_json,
+        report::{Table, number},
+    },
 };
 use serde::Serialize;
 

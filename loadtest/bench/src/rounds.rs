@@ -4,9 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use indicatif::ProgressBar;
-use installation::stack::process;
-use load::{Plan, progress::Counter};
-use loadtest::http::BUFFER;
+use loadtest::{
+    http::BUFFER,
+    installation::stack::process,
+    load::{Plan, progress::Counter},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{

@@ -23,10 +23,12 @@ use gateway::{
     metrics::Metrics,
 };
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header::AUTHORIZATION};
-use installation::stack::{AGENT, IDENTITY, POLICY, hash, new_token, write_file};
-use load::{
-    median,
-    report::{Table, number},
+use loadtest::{
+    installation::stack::{AGENT, IDENTITY, POLICY, hash, new_token, write_file},
+    load::{
+        median,
+        report::{Table, number},
+    },
 };
 use prometheus_client::{metrics::counter::Counter, registry::Registry};
 use proto::{AgentId, AgentName, ServiceName, TunnelId};

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use installation::stack::write_file;
 use serde_json::json;
 use testing::gitlab::{Agent, Job, Project, StandIn};
+
+use crate::installation::stack::write_file;
 
 /// The id of the agent. The identity file of the demo has the agent 1.
 const AGENT: u64 = 42;

@@ -15,10 +15,6 @@ use http::{
     header::{CONTENT_TYPE, LOCATION},
 };
 use http_body_util::BodyExt as _;
-use installation::stack::{
-    AGENT, START,
-    process::{ChildProcess, find},
-};
 use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
@@ -26,6 +22,11 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tunnel::Body;
+
+use crate::installation::stack::{
+    AGENT, START,
+    process::{ChildProcess, find},
+};
 
 /// The program, in the folder of the build.
 pub(super) const PROGRAM: &str = "oidc-provider/server";

@@ -14,7 +14,7 @@ use super::{
     RunningDemo,
     oidc::{self, DemoIssuer},
 };
-use installation::stack::AGENT;
+use crate::installation::stack::AGENT;
 
 /// A caller that checks responses of kas.
 pub(super) struct SmokeTest<'a> {

@@ -14,14 +14,16 @@ use super::{
     Bound, Series, Soak, check, table,
     upstream::{PATH, Upstream},
 };
-use installation::stack::{
-    self, KasProcess, POLL, START, StackConfig,
-    process::{self, ChildProcess},
-};
-use load::{
-    Plan,
-    options::write_json,
-    progress::{Counter, Progress},
+use crate::{
+    installation::stack::{
+        self, KasProcess, POLL, START, StackConfig,
+        process::{self, ChildProcess},
+    },
+    load::{
+        self, Plan,
+        options::write_json,
+        progress::{Counter, Progress},
+    },
 };
 
 /// The timeout of a request.

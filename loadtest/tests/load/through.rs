@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use installation::stack::{AGENT, KasProcess, StackConfig, process::ChildProcess};
+use loadtest::installation::stack::{AGENT, KasProcess, StackConfig, process::ChildProcess};
 use tempfile::TempDir;
 
 use crate::program::programs;

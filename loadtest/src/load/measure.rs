@@ -6,8 +6,8 @@ use anyhow::{Context as _, ensure};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    LoadError, LoadTarget, Plan, Report, Tally,
+use crate::load::{
+    self, LoadError, LoadTarget, Plan, Report, Tally,
     options::OutputOptions,
     progress::{Counter, Progress},
     workers::KeptConnection,
@@ -44,7 +44,7 @@ pub async fn run_plan(
     drop(progress);
     let ran = stop.is_cancelled().then(|| begin.elapsed());
     let report = Report::new(what, target.name(), plan, &tally, ran);
-    crate::print(&report)?;
+    load::print(&report)?;
     Ok((report, tally))
 }
 

@@ -25,7 +25,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tunnel::Body;
 
-use crate::stack::KasProcess;
+use crate::installation::stack::KasProcess;
 
 /// The number, the addresses and the tokens of the agents.
 pub struct AgentFleetConfig {

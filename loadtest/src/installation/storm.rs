@@ -7,18 +7,20 @@ use std::{
 
 use agent::KasAddress;
 use anyhow::{Context as _, ensure};
-use load::{options::write_json, report::Table};
 use serde::Serialize;
 use tokio::time::{interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    agent_fleet::{AgentFleet, AgentFleetConfig},
-    stack::{
-        KasProcess, StackConfig, free_port, process,
-        redis::{Commands, RedisProcess, list},
-        start_replicas,
+    installation::{
+        agent_fleet::{AgentFleet, AgentFleetConfig},
+        stack::{
+            KasProcess, StackConfig, free_port, process,
+            redis::{Commands, RedisProcess, list},
+            start_replicas,
+        },
     },
+    load::{self, options::write_json, report::Table},
 };
 
 /// The interval at which memory and CPU time are sampled.

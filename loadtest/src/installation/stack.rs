@@ -26,7 +26,7 @@ use self::{
     config::{config, write_identity},
     process::{ChildProcess, find},
 };
-use load::{
+use crate::load::{
     LoadTarget,
     client::Connection,
     progress::Counter,

@@ -11,17 +11,20 @@ use std::{
 
 use anyhow::ensure;
 use clap::ValueEnum;
-use load::{
-    options::write_json,
-    report::{Table, number},
-};
 use serde::Serialize;
 use testing::simulator::Simulator;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use self::{outcome::FaultOutcome, replicas::Replicas};
-use crate::callers::{CallerConfig, SentRequest, send_requests};
+use crate::{
+    installation::callers::{CallerConfig, SentRequest, send_requests},
+    load::{
+        self,
+        options::write_json,
+        report::{Table, number},
+    },
+};
 
 /// The time of load before the fault.
 const BEFORE: Duration = Duration::from_secs(3);

@@ -116,7 +116,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::{Plan, Tally};
+    use crate::load::{Plan, Tally};
 
     #[test]
     fn plot_of_empty_run_has_finite_numbers() {

@@ -8,11 +8,6 @@ use std::{
 };
 
 use anyhow::ensure;
-use load::{
-    LoadError,
-    options::write_json,
-    report::{Table, number},
-};
 use proto::Reason;
 use serde::Serialize;
 use testing::simulator::Simulator;
@@ -20,8 +15,15 @@ use tokio::{task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    callers::{RequestFailure, SentRequest, send_repeatedly},
-    stack::{KasProcess, StackConfig, free_port, prepare_directory},
+    installation::{
+        callers::{RequestFailure, SentRequest, send_repeatedly},
+        stack::{KasProcess, StackConfig, free_port, prepare_directory},
+    },
+    load::{
+        self, LoadError,
+        options::write_json,
+        report::{Table, number},
+    },
 };
 
 /// The path that callers request.

@@ -17,13 +17,15 @@ use tokio::{
 };
 
 use crate::{
-    callers::{Backend, Endpoint},
-    stack::{
-        KasProcess, POLL, START, StackConfig, get, kubeconfig, network::SimulatedNetwork, prepare_directory,
-        process::ChildProcess, redis::RedisProcess, wait_until_ready, write_file,
+    installation::{
+        callers::{Backend, Endpoint},
+        stack::{
+            KasProcess, POLL, START, StackConfig, get, kubeconfig, network::SimulatedNetwork,
+            prepare_directory, process::ChildProcess, redis::RedisProcess, wait_until_ready, write_file,
+        },
     },
+    load::target::TargetOptions,
 };
-use load::target::TargetOptions;
 
 /// The time for agents to spread their tunnels over replicas.
 const SETTLE: Duration = Duration::from_secs(60);

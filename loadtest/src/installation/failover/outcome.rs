@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::callers::SentRequest;
+use crate::installation::callers::SentRequest;
 
 /// Slower responses are counted as slow.
 const SLOW: Duration = Duration::from_secs(1);
@@ -68,8 +68,8 @@ fn was_in_flight(sent: &SentRequest, fault: Instant, fault_end: Instant) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::callers::RequestFailure;
-    use load::LoadError;
+    use crate::installation::callers::RequestFailure;
+    use crate::load::LoadError;
 
     const CLOSED: RequestFailure = RequestFailure::NoResponse(LoadError::Closed);
 

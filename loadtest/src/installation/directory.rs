@@ -7,20 +7,23 @@ use std::{
 };
 
 use anyhow::ensure;
-use load::{
-    options::write_json,
-    report::{Table, number},
-};
 use serde::Serialize;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    agent_fleet::AgentFleetConfig,
-    stack::{
-        StackConfig,
-        redis::{RedisProcess, list},
-        start_replicas,
+    installation::{
+        agent_fleet::AgentFleetConfig,
+        stack::{
+            StackConfig,
+            redis::{RedisProcess, list},
+            start_replicas,
+        },
+    },
+    load::{
+        self,
+        options::write_json,
+        report::{Table, number},
     },
 };
 

@@ -156,7 +156,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::LoadError;
+    use crate::load::LoadError;
 
     #[derive(Debug, Parser)]
     struct Line {

@@ -19,7 +19,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use load::{
+use crate::load::{
     LoadError, LoadTarget,
     client::{self, Connection, ResponseHead},
     progress::Counter,
