@@ -1,7 +1,7 @@
 //! `loadtest demo`: kas, agentk and a cluster on this machine, and a first request through the tunnel.
 //!
 //! Runs the real programs with default limits. The cluster is the one of the current kubeconfig if it responds, or else
-//! the [`simulator`].
+//! the [`testing::simulator`].
 
 mod gitlab;
 mod oidc;
