@@ -68,8 +68,9 @@ impl fmt::Debug for Listener {
 impl Listener {
     /// Binds an address.
     ///
-    /// A connection beyond `max_connections` replaces one of a [`Stranger`], or else waits until another one ends. A connection is
-    /// closed if its PROXY header and TLS handshake, or its first byte, take longer than `handshake_timeout`.
+    /// A connection beyond `max_connections` replaces one of a [`Stranger`](crate::io::Stranger), or else waits until another
+    /// one ends. A connection is closed if its PROXY header and TLS handshake, or its first byte, take longer than
+    /// `handshake_timeout`.
     pub async fn bind(
         name: &'static str,
         address: SocketAddr,

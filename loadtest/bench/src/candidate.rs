@@ -11,7 +11,7 @@ use loadtest::{
 use crate::{
     delay,
     nginx::{Nginx, Rathole},
-    peer::ReplicaPair,
+    replica_pair::ReplicaPair,
 };
 
 /// A candidate. Dropping it stops its programs.

@@ -13,7 +13,7 @@ use loadtest::{
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use super::{candidate::Candidate, nginx::Nginx, peer::ReplicaPair};
+use super::{candidate::Candidate, nginx::Nginx, replica_pair::ReplicaPair};
 
 /// The number of requests of the shorter run, all over one connection.
 const FEW: u64 = 500;

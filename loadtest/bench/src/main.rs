@@ -14,8 +14,10 @@ mod idle;
 mod instructions;
 mod nginx;
 mod peer;
+mod replica_pair;
 mod report;
 mod rounds;
+mod sample;
 mod steps;
 
 use std::{
@@ -41,7 +43,8 @@ use self::{
     instructions::Instructions,
     nginx::Nginx,
     report::{BenchReport, Section},
-    rounds::{Case, Rounds},
+    rounds::Rounds,
+    sample::Case,
     steps::Step,
 };
 

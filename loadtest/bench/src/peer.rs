@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use loadtest::{
-    installation::stack::{KasProcess, StackConfig, process::ChildProcess, redis::RedisProcess},
+    installation::stack::{StackConfig, redis::RedisProcess},
     load::{
         self, median,
         report::{Table, number},
@@ -14,39 +14,10 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     candidate::Candidate,
     nginx::Nginx,
-    report::Row,
-    rounds::{Case, Rounds},
+    replica_pair::ReplicaPair,
+    rounds::Rounds,
+    sample::{Case, Row},
 };
-
-/// Two replicas that share Redis, and one agent.
-pub(super) struct ReplicaPair {
-    /// The replica with all tunnels of the agent.
-    pub(super) owner: KasProcess,
-    /// The replica without tunnels.
-    pub(super) other: KasProcess,
-    pub(super) agentk: ChildProcess,
-    _redis: RedisProcess,
-}
-
-impl ReplicaPair {
-    /// Starts Redis, both replicas and the agent.
-    pub(super) async fn start(work: &Path, setup: &StackConfig, upstream: &Nginx) -> anyhow::Result<Self> {
-        let directory = work.join("pair");
-        let redis = RedisProcess::start(&directory.join("redis")).await?;
-        let setup = StackConfig { redis: Some(redis.address), ..setup.clone() };
-        let owner = KasProcess::start(&directory, &setup).await?;
-        let other = KasProcess::start_as("kas-other", &directory, &setup).await?;
-        let agentk = owner.start_agentk(&setup, upstream.address, "/one/200").await?;
-        Ok(Self { owner, other, agentk, _redis: redis })
-    }
-
-    /// Stops the programs and waits until they have exited.
-    pub(super) async fn stop(self) -> anyhow::Result<()> {
-        self.agentk.stop().await?;
-        self.other.stop().await?;
-        self.owner.stop().await
-    }
-}
 
 /// Returns the cases. Few connections show the added latency, and many the cost.
 pub(super) fn cases(quick: bool) -> Vec<Case> {

@@ -13,41 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     candidate::Candidate,
-    report::{self, Row, Samples},
+    sample::{self, Case, Row, Sample, Samples},
 };
-
-/// A request path and a number of connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-pub(super) struct Case {
-    pub(super) what: &'static str,
-    pub(super) path: &'static str,
-    pub(super) connections: usize,
-}
-
-/// The measurements of one candidate in one case of one round.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
-pub(super) struct Sample {
-    pub(super) per_second: f64,
-    pub(super) megabytes_per_second: f64,
-    pub(super) p50_ms: f64,
-    pub(super) p99_ms: f64,
-    /// CPU time in microseconds per request or per megabyte: of the process near the caller, and of the one near the upstream.
-    pub(super) near_us: f64,
-    pub(super) far_us: f64,
-    pub(super) errors: u64,
-}
-
-impl Case {
-    /// Returns whether a word of `--only` is part of its text or its number of connections.
-    pub(super) fn is_about(&self, word: &str) -> bool {
-        self.what.contains(word) || self.connections.to_string() == word
-    }
-
-    /// Returns whether the case is measured in bytes instead of requests.
-    pub(super) fn is_bulk(&self) -> bool {
-        self.path == "/bulk"
-    }
-}
 
 /// The number and the duration of the rounds.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +52,7 @@ impl Rounds {
             }
         }
         bar.finish_and_clear();
-        Ok(samples.iter().flat_map(|(case, of_case)| report::rows(*case, of_case)).collect())
+        Ok(samples.iter().flat_map(|(case, of_case)| sample::rows(*case, of_case)).collect())
     }
 }
 
@@ -128,13 +95,6 @@ async fn sample(
         far_us: used[1],
         errors: tally.errors(),
     })
-}
-
-impl Sample {
-    /// Returns requests or megabytes per second.
-    pub(super) fn speed(&self, case: &Case) -> f64 {
-        if case.is_bulk() { self.megabytes_per_second } else { self.per_second }
-    }
 }
 
 #[cfg(test)]
