@@ -19,7 +19,9 @@ use agent::policy::PolicyEnforcer;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use gateway::{
-    internals::{self, Destination, ForwardedFor, PeerAddress, ProxyHeaders, RequestTiming, RequestTrace},
+    internals::{
+        self, Destination, ForwardedFor, PeerAddress, ProxyHeaders, RequestTiming, RequestTrace, class,
+    },
     metrics::Metrics,
 };
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header::AUTHORIZATION};
@@ -158,7 +160,7 @@ impl StepFixture {
             ),
             step(
                 "target: agent, service, kind of load",
-                time(&(), |()| Target::parse(path, &prefix).map(|target| target.class(false))),
+                time(&(), |()| Target::parse(path, &prefix).map(|target| class(&target, false))),
             ),
             Step {
                 reason: Some("the SHA-256 of the token: kas stores only hashes"),

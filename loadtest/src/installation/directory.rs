@@ -70,7 +70,7 @@ struct SizeLimits {
 }
 
 const SIZES: [SizeLimits; 2] = [
-    SizeLimits { replicas: 2, agents: 10, requests_per_second: 0.47, bytes: 4_400, connections: 4 },
+    SizeLimits { replicas: 2, agents: 10, requests_per_second: 0.47, bytes: 4_700, connections: 4 },
     SizeLimits { replicas: 10, agents: 100, requests_per_second: 4.7, bytes: 44_000, connections: 20 },
 ];
 
@@ -297,7 +297,7 @@ mod tests {
             requests_per_second: 0.467,
             commands_per_second: 99.0,
             by_command: Vec::new(),
-            bytes: 4_400,
+            bytes: 4_700,
             bytes_per_pair: 220.0,
             connections: 4,
             commands_per_arrival: 4.0,
@@ -309,7 +309,7 @@ mod tests {
             requests.contains("requests per second of 2 replicas with 10 agents exceed the limit of 0.47"),
             "{requests}"
         );
-        assert!(error(DirectoryReport { bytes: 4_401, ..within.clone() }).contains("bytes of 2"));
+        assert!(error(DirectoryReport { bytes: 4_701, ..within.clone() }).contains("bytes of 2"));
         assert!(error(DirectoryReport { connections: 5, ..within.clone() }).contains("connections of 2"));
         let large = DirectoryReport { agents: 100, replicas: 10, connections: 20, ..within };
         assert!(large.check_limits().is_ok());
