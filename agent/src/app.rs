@@ -109,15 +109,9 @@ impl App {
         cluster.follow_files(&mut followers);
         let kubernetes =
             KubernetesService::new(Arc::new(cluster)).with_response_timeout(options.cluster_response_timeout);
-        let mut services = Services::new().with_handler(ServiceName::KUBERNETES, kubernetes.clone());
-        for (name, service) in prometheus {
-            services = services.with_handler(name.as_str(), service);
-        }
         let namespaces = options.prometheus_discovery;
         let discovery = namespaces.map(|namespaces| Discovery::new(kubernetes.clone(), namespaces));
-        if let Some(discovery) = &discovery {
-            services = services.with_handler(ServiceName::PROMETHEUS, discovery.service());
-        }
+        let mut services = Services::of_callers(kubernetes.clone(), prometheus, discovery.as_ref());
         if let Some(file) = options.policy_file {
             let enforcer = PolicyEnforcer::load(file, services.names(), observability.metrics.clone())?;
             let enforcer = Arc::new(enforcer);

@@ -1,6 +1,6 @@
 //! The request types that agentk serves: each is a name and a tower service.
 //!
-//! A new request type is a [`RequestHandler`] in this folder, which the application adds with [`Services::with_handler`].
+//! A new request type is a [`RequestHandler`] in this folder, which `Services::of_callers` adds.
 
 pub mod configuration;
 pub(crate) mod control;
@@ -16,6 +16,7 @@ use proto::ServiceName;
 use tower::{Layer as _, Service, service_fn, util::BoxCloneSyncService};
 use tunnel::Body;
 
+use self::prometheus::discovery::Discovery;
 pub use self::{
     configuration::ConfigurationService, error::ServiceError, kubernetes::KubernetesService,
     prometheus::PrometheusService,
@@ -45,6 +46,22 @@ impl Services {
     /// Returns an empty map.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Returns the services that callers use, without policy and scope.
+    pub(crate) fn of_callers(
+        kubernetes: KubernetesService,
+        prometheus: BTreeMap<ServiceName, PrometheusService>,
+        discovery: Option<&Discovery>,
+    ) -> Self {
+        let mut services = Self::new().with_handler(ServiceName::KUBERNETES, kubernetes);
+        for (name, service) in prometheus {
+            services = services.with_handler(name.as_str(), service);
+        }
+        match discovery {
+            Some(discovery) => services.with_handler(ServiceName::PROMETHEUS, discovery.service()),
+            None => services,
+        }
     }
 
     /// Adds a service, or replaces the one with the same name.

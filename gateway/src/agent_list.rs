@@ -17,8 +17,8 @@ use settings::rfc3339;
 use crate::{
     agent_locations::{AgentDirectory, AgentLocations, AgentOwner, AgentState, KnownAgent},
     agents::{AgentConflicts, AgentServer, RefusedTunnel},
-    configuration::{ConfigurationService, ConfigurationStatus},
     disabled::KillSwitch,
+    services::configuration::{ConfigurationService, ConfigurationStatus},
     tunnel_entry::TunnelEntry,
 };
 
@@ -125,7 +125,7 @@ impl AgentLister {
             store: Arc::clone(&agents.store),
             kill_switch: Arc::clone(&agents.kill_switch),
             replica: agents.replica,
-            configuration: agents.configuration.clone(),
+            configuration: agents.services.configuration.clone(),
             conflicts: Arc::clone(&agents.conflicts),
         }
     }

@@ -17,7 +17,6 @@ mod version_skew;
 
 use std::{
     convert::Infallible,
-    future::pending,
     io,
     net::SocketAddr,
     panic::AssertUnwindSafe,
@@ -26,21 +25,23 @@ use std::{
 };
 
 use cores::poll_on_wake;
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{Request, Response, StatusCode};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use process::LogLimiter;
-use proto::{ReplicaId, ServiceName, TunnelLimits, Welcome, header};
-use router::{AddressRateLimiter, KeyedRateLimiter, LocalTunnels, RateLimiter, RouteStore};
+use proto::{ReplicaId, TunnelLimits, Welcome, header};
+use router::{
+    AddressRateLimiter, KeyedRateLimiter, LocalTunnels, RateLimiter, RegistrationGuard, RouteStore,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tunnel::{
-    Body, CloseReason, IDLE_TIMEOUT_HINT, IdleTimeoutDetector, TunnelConfig,
+    Body, CloseReason, IDLE_TIMEOUT_HINT, IdleTimeoutDetector, Tunnel, TunnelConfig,
     websocket::{Role, WebSocket},
 };
 
@@ -58,15 +59,16 @@ pub(crate) use self::{
 };
 use crate::{
     addresses::AddressRules,
-    configuration::ConfigurationService,
     disabled::KillSwitch,
     io::StallGuard,
-    metrics::{GaugeGuard, Limit, Metrics},
+    metrics::{Limit, Metrics},
+    services::{TunnelServices, TunnelSession},
     tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };
 use access::{AgentIdentity, AgentSources, Identities, address_key};
 use gitlab::Usage;
+use telemetry::GaugeGuard;
 
 /// Serves agents.
 #[derive(Debug)]
@@ -117,10 +119,28 @@ pub struct AgentServer {
     pub conflicts: Arc<AgentConflicts>,
     /// Limits the log lines of refused tunnels.
     pub log_limit: LogLimiter<&'static str>,
-    /// Sends each agent its configuration.
-    pub configuration: ConfigurationService,
+    /// What kas sends to agents by itself.
+    pub services: TunnelServices,
     /// Detects the idle timeout of a proxy from the ends of tunnels.
     pub idle_timeouts: Mutex<IdleTimeoutDetector>,
+}
+
+/// A tunnel whose agent has responded.
+struct OpenTunnel {
+    tunnel: Tunnel,
+    /// Drives the connection until it ends.
+    driving: BoxFuture<'static, CloseReason>,
+    session: TunnelSession,
+}
+
+/// A tunnel that requests of callers may use.
+struct RegisteredTunnel {
+    registration: RegistrationGuard<TunnelEntry>,
+    #[expect(dead_code, reason = "dropping it counts the end of the tunnel")]
+    open: GaugeGuard,
+    since: Instant,
+    /// Cancelled once the tunnel should move to another replica.
+    move_requested: CancellationToken,
 }
 
 impl AgentServer {
@@ -187,140 +207,159 @@ impl AgentServer {
         u16::try_from(others + 1).unwrap_or(u16::MAX)
     }
 
+    /// Runs a tunnel from its upgrade to its end.
     async fn run<T>(&self, upgrade: OnUpgrade, agent: AuthenticatedAgent)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         // Boxed, like other short phases of a tunnel: the memory of this future is that of its largest phase, for as long
         // as the tunnel lives.
-        let opened = Box::pin(timeout(self.handshake_timeout, async {
-            let parts = upgrade.await.ok()?.downcast::<TokioIo<T>>().ok()?;
-            let stalls = self.metrics.tunnel_write_stalls.clone();
-            let io = StallGuard::new(parts.io.into_inner(), self.write_stall_timeout, stalls);
-            let socket = WebSocket::new(io, parts.read_buf, Role::Server);
-            let (tunnel, driver) = tunnel::open(socket, &self.settings).await.ok()?;
-            Some((tunnel, Box::pin(driver.run())))
-        }));
-        let Ok(Some((tunnel, mut driving))) = opened.await else {
-            self.metrics.count_handshake("incomplete");
-            return tracing::debug!(peer = agent.client.text, "tunnel lost before it was open");
-        };
-
-        // Not registered before agentk responds: it may close a tunnel at once, in favour of one to another replica.
-        let ready = tokio::select! {
-            ready = timeout(self.handshake_timeout, tunnel.ready()) => ready.is_ok(),
-            _ = &mut driving => false,
-        };
-        if !ready {
-            self.metrics.count_handshake("incomplete");
-            return tracing::debug!(peer = agent.client.text, "tunnel closed before it was registered");
-        }
-
-        let accepts_configuration =
-            agent.hello.services.iter().any(|service| service.as_str() == ServiceName::CONFIGURATION);
-        // An agent that does not accept its configuration has one for others, such as GitLab.
-        let mut delivery = self.configuration.subscribe(&agent.identity);
-        if accepts_configuration {
-            tokio::select! {
-                () = Box::pin(delivery.send_current(&tunnel)) => {}
-                _ = &mut driving => {
-                    self.metrics.count_handshake("incomplete");
-                    return tracing::debug!(peer = agent.client.text, "tunnel closed before it was registered");
-                }
+        let opened = match Box::pin(self.open::<T>(upgrade, &agent)).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.metrics.count_handshake("incomplete");
+                return tracing::debug!(peer = agent.client.text, error, "tunnel not opened");
             }
-        }
-
-        self.metrics.count_handshake("accepted");
-        let open = GaugeGuard::new(&self.metrics.tunnels);
-        let since = Instant::now();
-        tracing::info!(
-            agent.id = %agent.identity.id,
-            agent.name = %agent.identity.name,
-            tunnel = %agent.tunnel,
-            instance = %agent.hello.instance,
-            version = agent.hello.version,
-            pod = agent.hello.pod_name,
-            kubernetes = agent.hello.kubernetes_version,
-            peer = agent.client.text,
-            "tunnel opened"
-        );
-        let move_requested = CancellationToken::new();
-        let id = agent.identity.id;
-        let entry = TunnelEntry {
-            agent: agent.identity.clone(),
-            tunnel: tunnel.clone(),
-            hello: Arc::clone(&agent.hello),
-            peer: agent.client.text.clone(),
-            since: SystemTime::now(),
-            move_requested: move_requested.clone(),
         };
-        let services = agent.hello.services.clone();
-        let registration = self.tunnels.register(id, agent.tunnel, services, entry, cores::current());
-        let supervised = Supervised {
-            agent: &agent.identity,
-            id: agent.tunnel,
-            tunnel: &tunnel,
-            max_age: &self.max_age,
-            since,
-            move_requested: &move_requested,
-            connections: &self.connections,
-            grace: self.grace,
-        };
-        let supervisor = poll_on_wake(async {
-            self.announce(&agent).await;
-            if agent.hello.cluster.is_some() {
-                Box::pin(self.check_clusters(id, &agent.identity.name)).await;
-            }
-            let revoked = Box::pin(async {
-                tokio::select! {
-                    () = agent.source.revoked(id, &agent.token) => "token revoked, tunnel cut",
-                    () = self.identities.forbidden_from(id, agent.client.address) => {
-                        "address of the agent not allowed any more, tunnel cut"
-                    }
-                    () = self.identities.pinned_elsewhere(id, agent.hello.cluster.as_deref()) => {
-                        "agent pinned to another cluster, tunnel cut"
-                    }
-                }
-            });
-            drain::supervise(supervised, revoked, || registration.drain(), self.withdraw(id)).await
-        });
+        let OpenTunnel { tunnel, driving, session } = opened;
+        let registered = self.register(&agent, &tunnel);
+        let supervisor = poll_on_wake(self.supervise(&agent, &tunnel, &registered));
         let reporter = poll_on_wake(disabled::report(
             &self.kill_switch,
-            (id, &agent.identity.name),
+            (agent.identity.id, &agent.identity.name),
             (agent.tunnel, &tunnel),
         ));
-        let delivering = poll_on_wake(async {
-            match accepts_configuration {
-                true => delivery.run(tunnel.clone()).await,
-                false => {
-                    let _delivery = delivery;
-                    pending().await
-                }
-            }
-        });
+        let session = poll_on_wake(session.run(tunnel.clone()));
         let serving = async {
             tokio::select! {
                 biased;
                 ended = driving => ended,
                 ended = supervisor => ended,
                 never = reporter => match never {},
-                () = delivering => CloseReason::LocallyClosed,
+                () = session => CloseReason::LocallyClosed,
             }
         };
         // The state of the tunnel is not used again after a panic. The cleanup below must run in any case.
         let ended = AssertUnwindSafe(serving).catch_unwind().await.unwrap_or(CloseReason::LocallyClosed);
-        drop((registration, open));
-        if let CloseReason::Lost { error, .. } = &ended
+        let duration = registered.since.elapsed();
+        drop(registered);
+        self.withdraw(agent.identity.id).await;
+        self.observe_end(&agent, &ended, duration);
+    }
+
+    /// Opens the tunnel over an upgraded connection, and waits until agentk is ready for requests.
+    async fn open<T>(
+        &self,
+        upgrade: OnUpgrade,
+        agent: &AuthenticatedAgent,
+    ) -> Result<OpenTunnel, &'static str>
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let opened = timeout(self.handshake_timeout, async {
+            let parts = upgrade.await.ok()?.downcast::<TokioIo<T>>().ok()?;
+            let stalls = self.metrics.tunnel_write_stalls.clone();
+            let io = StallGuard::new(parts.io.into_inner(), self.write_stall_timeout, stalls);
+            let socket = WebSocket::new(io, parts.read_buf, Role::Server);
+            tunnel::open(socket, &self.settings).await.ok()
+        });
+        let Ok(Some((tunnel, driver))) = opened.await else {
+            return Err("the connection was lost before the tunnel was open");
+        };
+
+        // Not registered before agentk responds: it may close a tunnel at once, in favour of one to another replica.
+        let mut driving = driver.run().boxed();
+        let mut session = self.services.attach(&agent.identity, &agent.hello);
+        let prepared = async {
+            let ready = timeout(self.handshake_timeout, tunnel.ready()).await;
+            ready.map_err(|_| "agentk was not ready for requests in time")?;
+            session.prepare(&tunnel).await;
+            Ok::<_, &str>(())
+        };
+        tokio::select! {
+            prepared = prepared => prepared?,
+            _ = &mut driving => return Err("agentk closed the tunnel before it was registered"),
+        }
+        Ok(OpenTunnel { tunnel, driving, session })
+    }
+
+    /// Makes a tunnel one that requests of callers may use, until the returned value is dropped.
+    fn register(&self, agent: &AuthenticatedAgent, tunnel: &Tunnel) -> RegisteredTunnel {
+        let AuthenticatedAgent { identity, hello, client, .. } = agent;
+        self.metrics.count_handshake("accepted");
+        tracing::info!(
+            agent.id = %identity.id,
+            agent.name = %identity.name,
+            tunnel = %agent.tunnel,
+            instance = %hello.instance,
+            version = hello.version,
+            pod = hello.pod_name,
+            kubernetes = hello.kubernetes_version,
+            peer = client.text,
+            "tunnel opened"
+        );
+        let move_requested = CancellationToken::new();
+        let entry = TunnelEntry {
+            agent: identity.clone(),
+            tunnel: tunnel.clone(),
+            hello: Arc::clone(hello),
+            peer: client.text.clone(),
+            since: SystemTime::now(),
+            move_requested: move_requested.clone(),
+        };
+        let services = hello.services.clone();
+        RegisteredTunnel {
+            registration: self.tunnels.register(identity.id, agent.tunnel, services, entry, cores::current()),
+            open: GaugeGuard::new(&self.metrics.tunnels),
+            since: Instant::now(),
+            move_requested,
+        }
+    }
+
+    /// Announces a tunnel to other replicas, and waits for a reason to end it.
+    async fn supervise(
+        &self,
+        agent: &AuthenticatedAgent,
+        tunnel: &Tunnel,
+        registered: &RegisteredTunnel,
+    ) -> CloseReason {
+        let AgentIdentity { id, name, .. } = &agent.identity;
+        self.announce(agent).await;
+        if agent.hello.cluster.is_some() {
+            Box::pin(self.check_clusters(*id, name)).await;
+        }
+        let revoked = Box::pin(async {
+            tokio::select! {
+                () = agent.source.revoked(*id, &agent.token) => "token revoked, tunnel cut",
+                () = self.identities.forbidden_from(*id, agent.client.address) => {
+                    "address of the agent not allowed any more, tunnel cut"
+                }
+                () = self.identities.pinned_elsewhere(*id, agent.hello.cluster.as_deref()) => {
+                    "agent pinned to another cluster, tunnel cut"
+                }
+            }
+        });
+        let supervised = Supervised {
+            agent: &agent.identity,
+            id: agent.tunnel,
+            tunnel,
+            max_age: &self.max_age,
+            since: registered.since,
+            move_requested: &registered.move_requested,
+            connections: &self.connections,
+            grace: self.grace,
+        };
+        drain::supervise(supervised, revoked, || registered.registration.drain(), self.withdraw(*id)).await
+    }
+
+    /// Counts and logs the end of a tunnel, and learns from it when proxies cut tunnels.
+    fn observe_end(&self, agent: &AuthenticatedAgent, ended: &CloseReason, duration: Duration) {
+        if let CloseReason::Lost { error, .. } = ended
             && error.kind() == io::ErrorKind::TimedOut
         {
             self.metrics.count_limit(Limit::TunnelWriteStall);
         }
-        self.withdraw(id).await;
-        self.metrics.observe_tunnel_end(ended.label(), since.elapsed());
-        self.log_end(&agent, &ended, since.elapsed());
-    }
-
-    fn log_end(&self, agent: &AuthenticatedAgent, ended: &CloseReason, duration: Duration) {
+        self.metrics.observe_tunnel_end(ended.label(), duration);
         let AuthenticatedAgent { identity: AgentIdentity { id, name, .. }, tunnel, .. } = agent;
         let seconds = duration.as_secs();
         if let CloseReason::Graceful | CloseReason::LocallyClosed = ended {

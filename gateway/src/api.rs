@@ -37,10 +37,10 @@ use crate::{
     addresses::AddressRules,
     agent_locations::{AgentDirectory, AgentLocations, AgentState, KnownAgent},
     agents::AgentServer,
-    configuration::ConfigurationService,
     http_server::HttpServer,
     listen::LOG_PERIOD,
     metrics::Metrics,
+    services::configuration::ConfigurationService,
 };
 use gitlab::{Verifier, deployments::Deployments, environments::EnvironmentSources, gitaly::GitalyClient};
 
@@ -79,7 +79,7 @@ impl ApiServer {
             addresses,
             directory: AgentDirectory::new(agents),
             store: Arc::clone(&agents.store),
-            configuration: agents.configuration.clone(),
+            configuration: agents.services.configuration.clone(),
             replica: agents.replica,
             environments,
             deployments,

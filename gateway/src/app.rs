@@ -42,6 +42,7 @@ use crate::{
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,
+    services::{ServiceContext, TunnelServices},
     tasks::TaskGroup,
     tls::{Certificate, MutualTls},
     traces::Traces,
@@ -146,8 +147,14 @@ impl App {
         let gitaly = GitalyClient::new(&config.gitaly, shared.redis.as_ref(), gitaly_tls);
         let peers = PeerClient::new(replica.id, connector, secret.clone(), shared.metrics.peers.clone());
         let peer_server = Arc::new(shared.peer_server(replica, secret, peers.clone(), &config));
-        let configuration = shared.configuration(gitlab.as_ref(), &gitaly, &config, &mut registry);
-        let agents = Arc::new(shared.agent_server(gitlab.as_ref(), configuration, &config, &mut registry));
+        let services = TunnelServices::new(ServiceContext {
+            identities: &shared.identities,
+            gitlab: gitlab.as_ref(),
+            gitaly: &gitaly,
+            configuration: &config.agent.configuration,
+            registry: &mut registry,
+        });
+        let agents = Arc::new(shared.agent_server(gitlab.as_ref(), services, &config, &mut registry));
         let deployments = Deployments::new(shared.redis.clone());
         let (access, gitlab_callers) =
             access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);

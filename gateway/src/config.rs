@@ -7,7 +7,6 @@ mod agent;
 mod api;
 #[cfg(test)]
 mod bounds;
-mod configuration;
 mod file_sections;
 mod gitlab_keys;
 mod kubernetes_api;
@@ -32,7 +31,6 @@ use crate::cors::Origin;
 
 pub use self::agent::{AgentConfig, AgentListen, AgentTunnelConfig, ConnectionAge};
 pub use self::api::{ApiConfig, ApiListen};
-pub use self::configuration::AgentConfigurationConfig;
 pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};
 pub use self::listeners::ListenNetwork;
@@ -44,6 +42,7 @@ pub use self::private_api::{PrivateApiConfig, PrivateListen};
 pub use self::redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::schema::json_schema;
 pub use crate::addresses::ProxyProtocol;
+pub use crate::services::configuration::AgentConfigurationConfig;
 
 /// The configuration of kas, kas.yaml.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -17,6 +17,7 @@ use http::{
 use proto::Reason;
 use serde::Deserialize;
 
+use crate::services;
 use access::{ErrorDialect, RequestError, Target, UrlPathPrefix};
 
 /// The place of the agent in a pattern.
@@ -194,7 +195,7 @@ impl Route {
     /// Returns the dialect of errors.
     pub fn dialect(&self, path: &str, prefix: &UrlPathPrefix) -> ErrorDialect {
         match self {
-            Self::Path => Target::dialect(path, prefix),
+            Self::Path => services::dialect(path, prefix),
             Self::Host(_) | Self::Misdirected(_) => ErrorDialect::Kubernetes,
         }
     }

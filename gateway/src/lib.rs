@@ -36,7 +36,6 @@ pub mod app;
 pub mod audit;
 pub mod cli;
 pub mod config;
-pub mod configuration;
 mod cors;
 mod destination;
 pub mod disabled;
@@ -51,6 +50,7 @@ pub mod metrics;
 pub mod peers;
 mod proxy;
 mod request_count;
+mod services;
 mod tasks;
 mod timing;
 mod tls;
@@ -69,6 +69,7 @@ pub mod internals {
         hosts::{AgentHosts, HostPattern, Route, TlsName},
         io::Stranger,
         listen::proxy_header,
+        services::{class, dialect},
         timing::RequestTiming,
         traces::{RequestTrace, Traces},
     };

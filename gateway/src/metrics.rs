@@ -2,7 +2,6 @@
 
 pub(crate) mod agent;
 pub mod certificate;
-mod gauge_guard;
 mod limit;
 mod peer;
 pub mod redis;
@@ -20,7 +19,6 @@ use proto::ServiceName;
 use telemetry::{CallbackMetric, DurationHistogram};
 use tunnel::{CloseReason, StallCounter};
 
-pub(crate) use self::gauge_guard::GaugeGuard;
 pub use self::{
     limit::Limit,
     peer::{ForwardResult, PeerMetrics, ProbeResult, RouteKind, ServedResult},

@@ -54,6 +54,7 @@ use crate::{
     io::Stranger,
     io::{LingeringClose, StallGuard},
     metrics::Limit,
+    services,
 };
 use access::{AuthorizedCaller, RequestError, without_credentials};
 
@@ -111,7 +112,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     let upgrade = hop_by_hop::upgrade_protocol(head.headers()).is_some();
     let path = without_credentials(target.path);
     let uri = Uri::from_str(&path).map_err(|_| RequestError::bad_request("the path cannot be forwarded"))?;
-    let class = target.class(upgrade);
+    let class = services::class(&target, upgrade);
     let destination = Destination { agent, name, service: target.service, class };
     context.trace.lock().set_destination(&destination, &context.method);
     context.audit(|record| {

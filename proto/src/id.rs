@@ -134,6 +134,9 @@ impl ServiceName {
     /// A Prometheus server in the agent's cluster.
     pub const PROMETHEUS: &str = "prometheus";
 
+    /// The request types of callers that kas and agentk know. `prometheus.<name>` is one, too.
+    pub const OF_CALLERS: [&str; 2] = [Self::KUBERNETES, Self::PROMETHEUS];
+
     /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -142,6 +145,12 @@ impl ServiceName {
     /// Returns true if only kas itself sends requests to this service.
     pub fn is_internal(&self) -> bool {
         matches!(self.as_str(), Self::CONFIGURATION | Self::CONTROL)
+    }
+
+    /// Returns true for `prometheus` and `prometheus.<name>`.
+    pub fn is_prometheus(&self) -> bool {
+        let rest = self.0.strip_prefix(Self::PROMETHEUS);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     }
 }
 
@@ -158,7 +167,7 @@ impl FromStr for ServiceName {
         }
 
         // Nearly every request names one of these, which then needs no allocation.
-        let known = [Self::KUBERNETES, Self::PROMETHEUS].into_iter().find(|known| *known == text);
+        let known = Self::OF_CALLERS.into_iter().find(|known| *known == text);
         Ok(Self(known.map_or_else(|| Cow::Owned(text.to_owned()), Cow::Borrowed)))
     }
 }

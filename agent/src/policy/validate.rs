@@ -28,7 +28,8 @@ pub(super) fn is_built_in(group: &str) -> bool {
 /// Checks a service name.
 pub(super) fn service(word: &str) -> Option<&'static str> {
     match word {
-        "*" | ServiceName::KUBERNETES | ServiceName::PROMETHEUS => None,
+        "*" => None,
+        _ if ServiceName::OF_CALLERS.contains(&word) => None,
         ServiceName::CONTROL => Some("the service 'control' is agentk's own, and no policy applies to it"),
         ServiceName::CONFIGURATION => {
             Some("only kas itself sends configurations, and no policy applies to them")

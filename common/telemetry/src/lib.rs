@@ -22,7 +22,7 @@
 //! * [`Collector`] is the configured collector. The builder of the OTLP exporter also reads environment variables; the
 //!   test `exporter_variables_in_environment_have_no_effect` shows that they are ignored. [`environment`] reads them
 //!   for agentk.
-//! * [`DurationHistogram`] and [`CallbackMetric`] are metrics that `prometheus_client` does not have.
+//! * [`DurationHistogram`], [`CallbackMetric`] and [`GaugeGuard`] are parts of metrics that `prometheus_client` does not have.
 #![warn(missing_docs)]
 
 mod callback_metric;
@@ -31,6 +31,7 @@ mod collector;
 pub mod context;
 pub mod environment;
 mod export;
+mod gauge_guard;
 mod histogram;
 mod otlp_endpoint;
 mod request_span;
@@ -39,6 +40,7 @@ mod tracer;
 pub use self::callback_metric::CallbackMetric;
 pub use self::collector::{Collector, CollectorError};
 pub use self::export::{Exporter, SpanMetrics};
+pub use self::gauge_guard::GaugeGuard;
 pub use self::histogram::DurationHistogram;
 pub use self::otlp_endpoint::{InvalidOtlpEndpoint, OtlpEndpoint};
 pub use self::request_span::RequestSpan;

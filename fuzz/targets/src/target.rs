@@ -11,7 +11,7 @@
 //!   that of the service. Without a name within the domain, the path decides.
 
 use access::{ErrorDialect, Target, UrlPathPrefix};
-use gateway::internals::{AgentHosts, Route, TlsName};
+use gateway::internals::{AgentHosts, Route, TlsName, class, dialect};
 use http::{HeaderValue, Request, header::HOST, uri::PathAndQuery};
 use proto::{AgentName, Reason};
 
@@ -36,7 +36,7 @@ pub fn run(data: &[u8]) {
 fn check(input: &PathAndQuery, prefix: &str) {
     let whole = input.as_str();
     let configured: UrlPathPrefix = format!("{prefix}/").parse().expect("it is a prefix");
-    let dialect = Target::dialect(input.path(), &configured);
+    let found = dialect(input.path(), &configured);
     let target = match Target::parse(input, &configured) {
         Ok(target) => target,
         Err(failure) => {
@@ -63,19 +63,19 @@ fn check(input: &PathAndQuery, prefix: &str) {
                 } else {
                     ErrorDialect::Plain
                 };
-                assert_eq!(dialect, expected, "{whole}");
+                assert_eq!(found, expected, "{whole}");
             }
         }
         None => {
             assert_eq!(service, "kubernetes");
             assert_eq!(whole, format!("{prefix}{}", target.path));
             assert!(!whole.starts_with("/agents/"), "{whole}");
-            assert_eq!(dialect, ErrorDialect::Kubernetes, "{whole}");
+            assert_eq!(found, ErrorDialect::Kubernetes, "{whole}");
         }
     }
     let sent = PathAndQuery::try_from(target.path).expect("the path can be sent on");
     assert_eq!(sent.as_str(), target.path);
-    let _ = (target.class(false), target.class(true));
+    let _ = (class(&target, false), class(&target, true));
 }
 
 /// Compares the route with a second implementation, which follows the documentation.

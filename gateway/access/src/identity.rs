@@ -365,8 +365,7 @@ impl Caller {
     /// Returns the labels to which requests to this service are restricted. Only `prometheus` and `prometheus.<name>` are
     /// restricted.
     pub fn labels(&self, service: &ServiceName) -> Option<&Labels> {
-        let rest = service.as_str().strip_prefix(ServiceName::PROMETHEUS)?;
-        self.rights.labels.as_ref().filter(|_| rest.is_empty() || rest.starts_with('.'))
+        self.rights.labels.as_ref().filter(|_| service.is_prometheus())
     }
 }
 

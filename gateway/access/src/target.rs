@@ -5,12 +5,10 @@
 use std::{borrow::Cow, str::FromStr};
 
 use http::uri::PathAndQuery;
-use percent_encoding::percent_decode_str;
 use proto::{Reason, ServiceName};
-use router::RequestClass;
 use serde::Deserialize;
 
-use crate::error::{ErrorDialect, RequestError};
+use crate::error::RequestError;
 
 /// The path for other clients: it names the agent and the service.
 const AGENTS_PREFIX: &str = "/agents/";
@@ -139,16 +137,11 @@ impl<'a> Target<'a> {
         self.path.split_once('?').map(|(_, query)| query)
     }
 
-    /// Returns the dialect of errors for a path, which kas needs before the path is parsed.
-    pub fn dialect(path: &str, prefix: &UrlPathPrefix) -> ErrorDialect {
+    /// Returns the service that a path names, also if kas refuses the path.
+    pub fn service_of<'p>(path: &'p str, prefix: &UrlPathPrefix) -> Option<&'p str> {
         let service = path.strip_prefix(AGENTS_PREFIX).and_then(|rest| rest.split('/').nth(1));
-        match service {
-            None if prefix.strip(path).is_some() => ErrorDialect::Kubernetes,
-            Some(ServiceName::KUBERNETES) => ErrorDialect::Kubernetes,
-            Some(service) if is_prometheus(service) => ErrorDialect::Prometheus,
-            None if is_api_server_path(path) => ErrorDialect::Kubernetes,
-            Some(_) | None => ErrorDialect::Plain,
-        }
+        let of_cluster = || prefix.strip(path).is_some() || is_api_server_path(path);
+        service.or_else(|| of_cluster().then_some(ServiceName::KUBERNETES))
     }
 
     /// Returns whether this is the path of `/api` or `/apis` of a cluster, which kubectl requests for its discovery.
@@ -162,33 +155,6 @@ impl<'a> Target<'a> {
         let service = root.strip_prefix(AGENTS_PREFIX).and_then(|rest| rest.split_once('/'));
         service.is_some_and(|(_, service)| service == ServiceName::KUBERNETES)
     }
-
-    /// Returns [`RequestClass::Long`] if the response is a stream that stays open.
-    pub fn class(&self, upgrading: bool) -> RequestClass {
-        let (path, query) = self.path.split_once('?').unwrap_or((self.path, ""));
-        // The notifications of Prometheus are server-sent events.
-        let long_path = path.starts_with("/api/v1/watch/") || path == "/api/v1/notifications/live";
-        if upgrading || long_path || query.split('&').any(is_long) {
-            RequestClass::Long
-        } else {
-            RequestClass::Short
-        }
-    }
-}
-
-/// Returns whether a parameter makes the response of an API server a stream. The server treats every value except `false` and
-/// `0` as true, even a missing one (`Convert_Slice_string_To_bool` of apimachinery).
-fn is_long(parameter: &str) -> bool {
-    let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-    let name = percent_decode_str(name);
-    (name.clone().eq(*b"watch") || name.eq(*b"follow"))
-        && value != "0"
-        && !value.eq_ignore_ascii_case("false")
-}
-
-/// Returns whether `service` is `prometheus` or `prometheus.<name>`.
-fn is_prometheus(service: &str) -> bool {
-    service.strip_prefix(ServiceName::PROMETHEUS).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// Returns whether a path is one of an API server. `kubectl get --raw` before 1.34 sends it without the prefix of the agent.
@@ -258,44 +224,6 @@ mod tests {
             "//agents/a/kubernetes/",
         ] {
             assert_eq!(parse(path), None, "{path}");
-        }
-    }
-
-    #[test]
-    fn long_requests_are_recognized() {
-        for (path, class) in [
-            ("/k8s-proxy/api/v1/pods?watch=true&x=1", RequestClass::Long),
-            ("/k8s-proxy/api/v1/pods?x=1&watch=1", RequestClass::Long),
-            ("/k8s-proxy/api/v1/namespaces/a/pods/b/log?follow=true", RequestClass::Long),
-            ("/agents/a/prometheus/api/v1/notifications/live", RequestClass::Long),
-            ("/agents/a/prometheus/api/v1/notifications", RequestClass::Short),
-            ("/k8s-proxy/api/v1/pods?watch", RequestClass::Long),
-            ("/k8s-proxy/api/v1/pods?watch=yes", RequestClass::Long),
-            ("/k8s-proxy/api/v1/pods?w%61tch=1", RequestClass::Long),
-            ("/k8s-proxy/api/v1/pods?watch=false", RequestClass::Short),
-            ("/k8s-proxy/api/v1/pods?watch=0&x=1", RequestClass::Short),
-            ("/k8s-proxy/api/v1/pods?watched=1", RequestClass::Short),
-            ("/k8s-proxy/api/v1/pods", RequestClass::Short),
-        ] {
-            let path: PathAndQuery = path.parse().unwrap();
-            let target = Target::parse(&path, &UrlPathPrefix::default()).unwrap();
-            assert_eq!(target.class(false), class, "{path}");
-        }
-    }
-
-    #[test]
-    fn dialect_follows_the_service() {
-        let dialect = |path: &str| Target::dialect(path, &UrlPathPrefix::default());
-        assert_eq!(dialect("/k8s-proxy/api"), ErrorDialect::Kubernetes);
-        assert_eq!(dialect("/agents/a/kubernetes/api"), ErrorDialect::Kubernetes);
-        assert_eq!(dialect("/agents/a/prometheus.thanos/api"), ErrorDialect::Prometheus);
-        assert_eq!(dialect("/agents/a/prometheus"), ErrorDialect::Prometheus);
-        for service in ["resources", "prometheusx", "kubernetesx", "kubernetes.x"] {
-            assert_eq!(dialect(&format!("/agents/a/{service}/x")), ErrorDialect::Plain, "{service}");
-        }
-        assert_eq!(dialect("/"), ErrorDialect::Plain);
-        for path in ["/version", "/api/v1/namespaces", "/apis", "/readyz"] {
-            assert_eq!(dialect(path), ErrorDialect::Kubernetes, "{path}");
         }
     }
 
@@ -372,7 +300,7 @@ mod tests {
             let target = Target::parse(&path, &prefix).unwrap();
             assert_eq!((target.agent, target.path), (None, whole));
             assert_eq!(target.service.to_string(), "kubernetes");
-            assert_eq!(Target::dialect(path.path(), &prefix), ErrorDialect::Kubernetes, "{whole}");
+            assert_eq!(Target::service_of(path.path(), &prefix), Some("kubernetes"), "{whole}");
         }
         for (whole, service, path) in [
             ("/agents/7/kubernetes/api", "kubernetes", "/api"),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use access::{AccessAs, Caller, CallerNames, Grant, Identities, RequestError, Target};
 use access::{AuthorizedCaller, CallerAuthorizer, Credential, TokenKind, unauthorized};
 use jsonwebtoken::{Algorithm, decode_header};
-use proto::{AgentId, AgentName, Reason, ServiceName};
+use proto::{AgentId, AgentName, Reason};
 use router::BoxFuture;
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
@@ -74,7 +74,7 @@ impl RailsAuthorizer {
         project: u64,
         target: &Target<'_>,
     ) -> Result<(AgentId, Option<AgentName>), RequestError> {
-        if !is_prometheus(&target.service) {
+        if !target.service.is_prometheus() {
             let what = "a token of GitLab may be used for the service prometheus only";
             return Err(RequestError::new(Reason::Forbidden, what));
         }
@@ -117,9 +117,4 @@ fn is_signed_with_secret(token: &str) -> bool {
     token.bytes().filter(|byte| *byte == b'.').count() == 2
         && decode_header(token)
             .is_ok_and(|header| [Algorithm::HS256, Algorithm::HS384, Algorithm::HS512].contains(&header.alg))
-}
-
-fn is_prometheus(service: &ServiceName) -> bool {
-    let rest = service.as_str().strip_prefix(ServiceName::PROMETHEUS);
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

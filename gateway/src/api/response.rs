@@ -19,7 +19,7 @@ use tonic::{Code, Status};
 use super::{QueryError, grpc};
 use crate::{
     agent_locations::{AgentOwner, AgentState},
-    configuration::ConfigurationStatus,
+    services::configuration::ConfigurationStatus,
 };
 
 /// A page of connected agents.

@@ -37,7 +37,8 @@ impl App {
         spawn(async move { agents.recheck_clusters().await }.boxed());
         let issuers = self.issuers.clone();
         spawn(async move { issuers.run().await }.boxed());
-        let (configuration, pushes) = (self.agents.configuration.clone(), self.agents.store.pushes());
+        let (configuration, pushes) =
+            (self.agents.services.configuration.clone(), self.agents.store.pushes());
         spawn(async move { configuration.follow_pushes(pushes).await }.boxed());
         if let Some(callers) = self.gitlab_callers.clone() {
             spawn(async move { callers.run().await }.boxed());

@@ -7,7 +7,7 @@ use std::{
 
 use access::{AccessControl, AgentAuthenticator, AgentSources, Identities};
 use files::ReloadHealth;
-use gitlab::{self, GitLabAgents, GitLabClient, GitLabSource, Usage, gitaly::GitalyClient};
+use gitlab::{GitLabAgents, GitLabClient, Usage};
 use parking_lot::Mutex;
 use process::{LogLimiter, liveness::Liveness};
 use prometheus_client::registry::Registry;
@@ -26,7 +26,6 @@ use crate::{
     agent_metrics::AgentMonitor,
     agents::{AgentConflicts, AgentServer, MaxAge, TunnelPermits},
     config::Config,
-    configuration::{ConfigurationMetrics, ConfigurationService, ConfiguredSource},
     cors::Cors,
     disabled::KillSwitch,
     forward::Forwarder,
@@ -35,6 +34,7 @@ use crate::{
     metrics::{self, Metrics, agent::AgentGauges},
     peers::{PeerClient, PeerServer},
     proxy::{IdleConnections, ProxyServer, ResponseBudget},
+    services::TunnelServices,
     tasks::TaskGroup,
     traces::Traces,
     tunnel_entry::TunnelEntry,
@@ -42,9 +42,6 @@ use crate::{
 
 /// The period of `connections_per_token_per_minute`.
 const MINUTE: Duration = Duration::from_secs(60);
-
-/// A client of GitLab, and the agents that GitLab knows.
-pub(super) type GitLab = (GitLabClient, GitLabAgents);
 
 /// The state that the servers of a replica share.
 #[derive(Clone, Debug)]
@@ -76,7 +73,7 @@ impl SharedState {
     }
 
     /// Returns the agents of a GitLab with its client.
-    pub(super) fn gitlab(&self, client: GitLabClient, config: &Config) -> GitLab {
+    pub(super) fn gitlab(&self, client: GitLabClient, config: &Config) -> (GitLabClient, GitLabAgents) {
         let ttls = (config.agent.info_cache_ttl, config.agent.info_cache_error_ttl);
         let rate = client.rate_limit().refill_rate_per_second;
         let agents =
@@ -84,38 +81,11 @@ impl SharedState {
         (client, agents)
     }
 
-    /// Builds the service that sends agents their configurations.
-    pub(super) fn configuration(
-        &self,
-        gitlab: Option<&GitLab>,
-        gitaly: &GitalyClient,
-        config: &Config,
-        registry: &mut Registry,
-    ) -> ConfigurationService {
-        let settings = &config.agent.configuration;
-        let service =
-            ConfigurationService::new(settings.poll_period, ConfigurationMetrics::register(registry));
-        service.add_source(Arc::new(ConfiguredSource::new(
-            self.identities.clone(),
-            settings.settings.clone(),
-            settings.max_configuration_file_size,
-        )));
-        if let Some((client, agents)) = gitlab.cloned() {
-            service.add_observer(gitlab::observer(client, agents.clone()));
-            service.add_source(Arc::new(GitLabSource::new(
-                agents,
-                gitaly.clone(),
-                settings.max_configuration_file_size,
-            )));
-        }
-        service
-    }
-
     /// Builds the server of agents.
     pub(super) fn agent_server(
         &self,
-        gitlab: Option<&GitLab>,
-        configuration: ConfigurationService,
+        gitlab: Option<&(GitLabClient, GitLabAgents)>,
+        services: TunnelServices,
         config: &Config,
         registry: &mut Registry,
     ) -> AgentServer {
@@ -128,7 +98,7 @@ impl SharedState {
             conflicts,
             kill_switch: Arc::clone(&self.kill_switch),
             usage: self.usage.clone(),
-            configuration,
+            services,
             identities: self.identities.clone(),
             sources: AgentSources::new([file].into_iter().chain(gitlab_agents)),
             has_gitlab: gitlab.is_some(),

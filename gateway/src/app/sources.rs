@@ -2,13 +2,13 @@
 
 use access::{AccessControl, CallerAuthorizer, Identity, OidcAuthorizer, UnknownCredentials};
 use gitlab::{
-    AgentNames, CallerValidity, GitLabAuthorizer, GitLabClient, InFlightCounters, RailsAuthorizer, Verifier,
-    deployments::Deployments,
+    AgentNames, CallerValidity, GitLabAgents, GitLabAuthorizer, GitLabClient, InFlightCounters,
+    RailsAuthorizer, Verifier, deployments::Deployments,
 };
 use oidc::Issuers;
 use std::sync::Arc;
 
-use super::shared::{GitLab, SharedState};
+use super::shared::SharedState;
 use crate::{config::Config, metrics::Limit};
 
 /// The sources of agents and callers.
@@ -36,7 +36,7 @@ impl From<Identity> for ReplicaSources {
 pub(super) fn access_control(
     shared: &SharedState,
     issuers: &Issuers,
-    gitlab: Option<GitLab>,
+    gitlab: Option<(GitLabClient, GitLabAgents)>,
     api_tokens: Option<Verifier>,
     deployments: Deployments,
     config: &Config,

@@ -22,10 +22,13 @@ use tokio::time::Instant;
 
 use super::{
     AuditLog,
-    event::{self, AuditEvent, Operation},
+    event::{self, AuditEvent},
     strangers::LeftOut,
 };
-use crate::destination::Destination;
+use crate::{
+    destination::Destination,
+    services::{Operation, request_type},
+};
 
 /// The most bytes of the method, the path and the message of a refused request.
 const MAX_REFUSED: usize = 512;
@@ -224,11 +227,7 @@ impl AuditRecord {
 
     /// Adds the result of authorization. `uri` is the path with the query as the service receives it.
     pub(crate) fn set_access(&mut self, access: AuditedAccess, uri: &Uri, trace: Option<TraceId>) {
-        let mut operation = Operation::new(&self.method, &access.destination.service, uri, access.upgrade);
-        if access.login {
-            operation.events.push(AuditEvent::Login);
-        }
-        self.operation = Some(operation);
+        self.operation = Some(request_type(&access.destination.service).operation(&self.method, uri));
         self.access = Some(access);
         self.trace = trace;
     }
@@ -270,8 +269,10 @@ impl AuditRecord {
         let status = self.status.map(|status| status.as_u16());
         let reason = self.error.as_ref().map(|(reason, _)| *reason);
         let refusal = status.is_some_and(|status| event::is_refusal(status, reason));
-        let mut events = self.operation.as_mut().map(|operation| std::mem::take(&mut operation.events));
-        let events = events.get_or_insert_default();
+        let mut events = match (&self.operation, &self.access) {
+            (Some(operation), Some(access)) => AuditEvent::of(operation, access),
+            _ => Vec::new(),
+        };
         if refusal {
             events.push(AuditEvent::Refusal);
         }
@@ -283,7 +284,7 @@ impl AuditRecord {
             self.log.metrics.left_out.inc();
             return;
         }
-        self.log.send(self.line(events, status, refusal.then_some(reason.is_some())));
+        self.log.send(self.line(&events, status, refusal.then_some(reason.is_some())));
     }
 
     /// Returns the names of the caller and of its user, as far as they are known.

@@ -120,10 +120,7 @@ impl Selector {
 
 /// Returns whether a rule for `service` includes the service of a request.
 fn covers(service: &ServiceName, requested: &ServiceName) -> bool {
-    let rest = requested.as_str().strip_prefix(service.as_str());
-    rest.is_some_and(|rest| {
-        rest.is_empty() || (service.as_str() == ServiceName::PROMETHEUS && rest.starts_with('.'))
-    })
+    requested == service || (service.as_str() == ServiceName::PROMETHEUS && requested.is_prometheus())
 }
 
 /// Returns whether a rule for `selected` includes an agent. An agent whose name is unknown may be that of any rule with a name.

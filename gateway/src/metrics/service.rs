@@ -11,10 +11,10 @@ use prometheus_client::{
 use proto::{Reason, ServiceName};
 use telemetry::DurationHistogram;
 
-use crate::timing::RequestTiming;
-
-/// The values of the label `service`. Agents may announce any name, and the number of series must not grow with them.
-const KNOWN: [&str; 3] = ["kubernetes", "prometheus", "other"];
+use crate::{
+    services::{self, request_type},
+    timing::RequestTiming,
+};
 
 /// The label of requests that kas answers with an error.
 const NO_SERVICE: &str = "none";
@@ -22,10 +22,10 @@ const NO_SERVICE: &str = "none";
 /// The values of the label `result` for responses of the cluster.
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 
-/// The metrics of each name in [`KNOWN`].
+/// The metrics of each request type.
 #[derive(Clone, Debug)]
 pub(super) struct Services {
-    known: [Arc<ServiceMetrics>; KNOWN.len()],
+    known: Vec<(&'static str, Arc<ServiceMetrics>)>,
     requests: Family<RequestLabels, Counter>,
 }
 
@@ -113,11 +113,11 @@ impl Services {
             let labels = RequestLabels { service: NO_SERVICE, result: reason.as_str() };
             drop(requests.get_or_create(&labels));
         }
-        let known = KNOWN.map(|service| {
+        let of_type = |service| {
             let label = ServiceLabel { service };
             let stage = |stage| stages.get_or_create(&StageLabels { service, stage }).clone();
             let class = |result| requests.get_or_create(&RequestLabels { service, result }).clone();
-            Arc::new(ServiceMetrics {
+            let metrics = Arc::new(ServiceMetrics {
                 classes: CLASSES.map(class),
                 queue: stage("queue"),
                 tunnel: stage("tunnel"),
@@ -126,15 +126,17 @@ impl Services {
                 in_flight: in_flight.get_or_create(&label).clone(),
                 request_bytes: request_bytes.get_or_create(&label).clone(),
                 response_bytes: response_bytes.get_or_create(&label).clone(),
-            })
-        });
-        Self { known, requests }
+            });
+            (service, metrics)
+        };
+        Self { known: services::names().map(of_type).collect(), requests }
     }
 
     pub(super) fn service(&self, service: &ServiceName) -> &Arc<ServiceMetrics> {
-        let name = service.as_str().split('.').next().unwrap_or_default();
-        let index = KNOWN.iter().position(|known| *known == name).unwrap_or(KNOWN.len() - 1);
-        &self.known[index]
+        let name = request_type(service).name();
+        let (_, metrics) =
+            self.known.iter().find(|(known, _)| *known == name).expect("each type has metrics");
+        metrics
     }
 
     pub(super) fn count_error(&self, reason: &'static str) {

@@ -11,7 +11,9 @@ use std::{
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 
-use crate::{io::Stranger, metrics::GaugeGuard, request_count::RequestCount};
+use telemetry::GaugeGuard;
+
+use crate::{io::Stranger, request_count::RequestCount};
 
 /// Counts the requests of one connection.
 #[derive(Debug)]

@@ -23,9 +23,11 @@ use super::{
     budget::{BudgetGuard, ResponseBudget},
     context::{AccessEnded, ProxyServer, RequestContext},
 };
+use telemetry::GaugeGuard;
+
 use crate::{
     audit::ByteCounts,
-    metrics::{GaugeGuard, Limit, ServiceMetrics},
+    metrics::{Limit, ServiceMetrics},
     tunnel_entry::TunnelEntry,
 };
 

@@ -4,11 +4,11 @@ use prometheus_client::metrics::gauge::Gauge;
 
 /// Increments a gauge until it is dropped.
 #[derive(Debug)]
-pub(crate) struct GaugeGuard(Gauge);
+pub struct GaugeGuard(Gauge);
 
 impl GaugeGuard {
     /// Increments the gauge.
-    pub(crate) fn new(gauge: &Gauge) -> Self {
+    pub fn new(gauge: &Gauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
     }

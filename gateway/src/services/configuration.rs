@@ -1,7 +1,7 @@
 //! The configuration of agents: reads it from files and repositories, and sends it to agentk.
 //!
 //! ```text
-//!   file ───────────┐                        ┌─► delivery: PUT through each tunnel ─► agentk
+//!   file ───────────┐                        ┌─► pusher: PUT through each tunnel ─► agentk
 //!   Git, Gitaly ────┴─► source ─► poller ─► state ─► observers (GitLab)
 //!                                  ▲         └─► `kas agents show`, internal API
 //!              push event, first tunnel
@@ -10,10 +10,11 @@
 //! One poller serves all tunnels of an agent at this replica, and lives as long as there is one. No request of a caller waits
 //! for it. A configuration that cannot be used leaves the last good one in force.
 
+mod config;
 mod configured;
-mod delivery;
 mod metrics;
 mod poller;
+mod pusher;
 mod state;
 
 use std::{
@@ -25,18 +26,21 @@ use std::{
 };
 
 use access::{AgentIdentity, ConfigurationObserver, ConfigurationSource};
+use gitlab::GitLabSource;
 use parking_lot::{Mutex, RwLock};
-use proto::AgentId;
+use proto::{AgentId, Hello, ServiceName};
 use router::GitPush;
 use tokio::sync::broadcast::{self, error::RecvError};
 
-pub(crate) use self::configured::ConfiguredSource;
+pub use self::config::AgentConfigurationConfig;
+use self::configured::ConfiguredSource;
 use self::poller::Poller;
-pub use self::{
-    delivery::Delivery,
+pub(crate) use self::{
     metrics::ConfigurationMetrics,
-    state::{ConfigurationError, ConfigurationState, ConfigurationStatus},
+    pusher::ConfigurationPusher,
+    state::{ConfigurationState, ConfigurationStatus},
 };
+use super::ServiceContext;
 /// Reads the configurations of the agents with tunnels to this replica. Clones are cheap, and share their state.
 #[derive(Clone, Debug)]
 pub struct ConfigurationService(Arc<Shared>);
@@ -60,6 +64,20 @@ impl ConfigurationService {
             pollers: Mutex::default(),
             metrics,
         }))
+    }
+
+    /// Builds the service of a replica, with the identity file and GitLab as its sources.
+    pub(super) fn of_replica(context: ServiceContext<'_>) -> Self {
+        let ServiceContext { identities, gitlab, gitaly, configuration: settings, registry } = context;
+        let service = Self::new(settings.poll_period, ConfigurationMetrics::register(registry));
+        let max_bytes = settings.max_configuration_file_size;
+        let configured = ConfiguredSource::new(identities.clone(), settings.settings.clone(), max_bytes);
+        service.add_source(Arc::new(configured));
+        if let Some((client, agents)) = gitlab.cloned() {
+            service.add_observer(gitlab::observer(client, agents.clone()));
+            service.add_source(Arc::new(GitLabSource::new(agents, gitaly.clone(), max_bytes)));
+        }
+        service
     }
 
     /// Adds a source. The first source that knows an agent determines its configuration.
@@ -97,8 +115,9 @@ impl ConfigurationService {
         }
     }
 
-    /// Returns the delivery of the agent's configuration to one of its tunnels. The first one starts the poller.
-    pub fn subscribe(&self, agent: &AgentIdentity) -> Delivery {
+    /// Returns the pusher of the agent's configuration to one of its tunnels. The first one starts the poller.
+    pub fn subscribe(&self, agent: &AgentIdentity, hello: &Hello) -> ConfigurationPusher {
+        let accepted = hello.services.iter().any(|service| service.as_str() == ServiceName::CONFIGURATION);
         let mut pollers = self.0.pollers.lock();
         let poller = pollers.get(&agent.id).and_then(Weak::upgrade).unwrap_or_else(|| {
             pollers.retain(|_, poller| poller.strong_count() > 0);
@@ -106,7 +125,7 @@ impl ConfigurationService {
             pollers.insert(agent.id, Arc::downgrade(&poller));
             poller
         });
-        Delivery::new(poller, self.0.metrics.clone())
+        ConfigurationPusher::new(poller, accepted, self.0.metrics.clone())
     }
 
     /// Returns the configuration of an agent for operators, or `None` if it has no tunnel to this replica.

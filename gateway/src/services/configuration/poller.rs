@@ -14,7 +14,7 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{ConfigurationState, Shared, state::ReadResult};
-use crate::metrics::GaugeGuard;
+use telemetry::GaugeGuard;
 
 /// The longest time of one reading. Repositories have shorter limits for their steps.
 const READ_TIMEOUT: Duration = Duration::from_secs(90);

@@ -26,10 +26,12 @@ const FIRST_PAUSE: Duration = Duration::from_secs(5);
 /// The longest pause after a push that failed.
 const MAX_PAUSE: Duration = Duration::from_secs(300);
 
-/// The configuration of one agent for one tunnel. The poller of the agent runs while a delivery exists.
+/// Sends the configuration of an agent through one tunnel. The poller of the agent runs while a pusher exists.
 #[derive(Debug)]
-pub struct Delivery {
+pub struct ConfigurationPusher {
     poller: Arc<Poller>,
+    /// False if the agent does not accept its configuration, which kas reads for others then, such as GitLab.
+    accepted: bool,
     state: watch::Receiver<ConfigurationState>,
     metrics: ConfigurationMetrics,
 }
@@ -43,18 +45,21 @@ enum PushResult {
     Failed(String),
 }
 
-impl Delivery {
-    pub(super) fn new(poller: Arc<Poller>, metrics: ConfigurationMetrics) -> Self {
+impl ConfigurationPusher {
+    pub(super) fn new(poller: Arc<Poller>, accepted: bool, metrics: ConfigurationMetrics) -> Self {
         let mut state = poller.state();
         // The first reading may be complete.
         state.mark_changed();
-        Self { poller, state, metrics }
+        Self { poller, accepted, state, metrics }
     }
 
     /// Sends the configuration if it is known already, so that it is in force before the first request of a caller.
     ///
     /// This takes a second at most. [`Self::run`] sends it again if it fails.
     pub async fn send_current(&mut self, tunnel: &Tunnel) {
+        if !self.accepted {
+            return;
+        }
         let update = self.state.borrow_and_update().update();
         let Some(update) = update else { return };
         let sent = timeout(FIRST_PUSH_TIMEOUT, push(tunnel, &update)).await;
@@ -68,7 +73,7 @@ impl Delivery {
     /// Sends each version of the configuration through the tunnel. The future never completes.
     pub async fn run(mut self, tunnel: Tunnel) {
         let mut pause = FIRST_PAUSE;
-        while self.state.changed().await.is_ok() {
+        while self.accepted && self.state.changed().await.is_ok() {
             let update = self.state.borrow_and_update().update();
             let Some(update) = update else { continue };
             let name = &self.poller.agent().name;

@@ -15,7 +15,7 @@ use settings::rfc3339;
 
 /// The configuration of one agent.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ConfigurationState {
+pub(crate) struct ConfigurationState {
     /// The version in force.
     version: Option<String>,
     /// The configuration in force as JSON, or `None` if no valid one was read yet.
@@ -31,7 +31,7 @@ pub struct ConfigurationState {
 
 /// The reason why the newest version cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigurationError {
+pub(crate) struct ConfigurationError {
     /// The problem and its place.
     pub message: String,
     /// The time of the first attempt that failed like this.
@@ -155,12 +155,12 @@ impl ConfigurationState {
     }
 
     /// Returns the configuration in force.
-    pub fn configuration(&self) -> Option<&Arc<Value>> {
+    pub(crate) fn configuration(&self) -> Option<&Arc<Value>> {
         self.configuration.as_ref()
     }
 
     /// Returns the reason why the newest version cannot be used.
-    pub fn error(&self) -> Option<&ConfigurationError> {
+    pub(crate) fn error(&self) -> Option<&ConfigurationError> {
         self.error.as_ref()
     }
 
@@ -191,7 +191,7 @@ impl ConfigurationState {
     }
 
     /// Returns the state for operators.
-    pub fn status(&self) -> ConfigurationStatus {
+    pub(crate) fn status(&self) -> ConfigurationStatus {
         let error = self.error.as_ref();
         ConfigurationStatus {
             version: self.version.clone(),
