@@ -39,7 +39,7 @@ struct Route {
 }
 
 /// The service of one request.
-enum Target {
+enum DispatchTarget {
     Service(BoxService),
     Control(ControlService),
     /// No service has the name, for this reason.
@@ -106,11 +106,11 @@ impl Dispatcher {
     }
 
     /// Begins the trace of a request. Requests of kas itself are not traced.
-    fn trace(&self, request: &Request<Body>, target: &Target) -> RequestSpan {
+    fn trace(&self, request: &Request<Body>, target: &DispatchTarget) -> RequestSpan {
         let text = |name| request.headers().get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         let of_kas = matches!(text(header::SERVICE), Some(ServiceName::CONTROL | ServiceName::CONFIGURATION));
         let mut trace = RequestSpan::start(self.tracer.as_ref().filter(|_| !of_kas), request, true);
-        if let Target::Service(_) = target {
+        if let DispatchTarget::Service(_) = target {
             trace.set_service(text(header::SERVICE).unwrap_or_default(), request.method());
         }
         trace.set_attribute("kas.request.id", || {
@@ -119,18 +119,20 @@ impl Dispatcher {
         trace
     }
 
-    fn find(&self, request: &Request<Body>, control: ControlService) -> (Target, &ServiceMetrics) {
+    fn find(&self, request: &Request<Body>, control: ControlService) -> (DispatchTarget, &ServiceMetrics) {
         let name = request.headers().get(header::SERVICE).and_then(|name| name.to_str().ok());
         match name.map(|name| (name, self.routes.get(name))) {
-            Some((_, Some(route))) => (Target::Service(route.service.clone()), &route.metrics),
-            Some((ServiceName::CONTROL, None)) => (Target::Control(control), &self.control),
-            Some((name, None)) => (Target::Unknown(format!("{name} is not served here")), &self.unknown),
-            None => (Target::Unknown("the request names no service".to_owned()), &self.unknown),
+            Some((_, Some(route))) => (DispatchTarget::Service(route.service.clone()), &route.metrics),
+            Some((ServiceName::CONTROL, None)) => (DispatchTarget::Control(control), &self.control),
+            Some((name, None)) => {
+                (DispatchTarget::Unknown(format!("{name} is not served here")), &self.unknown)
+            }
+            None => (DispatchTarget::Unknown("the request names no service".to_owned()), &self.unknown),
         }
     }
 }
 
-impl Target {
+impl DispatchTarget {
     async fn respond(self, request: Request<Body>) -> Response<Body> {
         match self {
             Self::Service(service) => {

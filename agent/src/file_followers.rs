@@ -5,7 +5,7 @@
 
 use std::{fmt::Display, path::PathBuf, pin::Pin};
 
-use files::{FollowedFile, ReloadHealth, follow};
+use files::{ReloadHealth, WatchedFile, follow};
 use tokio::sync::watch;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -39,7 +39,7 @@ impl FileFollowers {
     pub(crate) fn add<F: Future<Output = ()> + Send + 'static>(
         &mut self,
         key: &str,
-        follow: impl FnOnce(FollowedFile, watch::Receiver<()>) -> F,
+        follow: impl FnOnce(WatchedFile, watch::Receiver<()>) -> F,
     ) {
         self.tasks.push(Box::pin(follow(self.health.file(key), self.requests.subscribe())));
     }

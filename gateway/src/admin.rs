@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
-    agent_list::AgentLister, agent_metrics::AgentMonitor, disabled::KillSwitch, http_server::HttpServer,
+    agent_list::AgentLister, agent_metrics::AgentMonitor, http_server::HttpServer, kill_switch::KillSwitch,
     metrics,
 };
 

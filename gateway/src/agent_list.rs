@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use settings::rfc3339;
 
 use crate::{
-    agent_locations::{AgentDirectory, AgentLocations, AgentOwner, AgentState, KnownAgent},
+    agent_locations::{AgentLocations, AgentLookup, AgentOwner, AgentState, KnownAgent},
     agents::{AgentConflicts, AgentServer, RefusedTunnel},
-    disabled::KillSwitch,
+    kill_switch::KillSwitch,
     services::configuration::{ConfigurationService, ConfigurationStatus},
     tunnel_entry::TunnelEntry,
 };
@@ -25,7 +25,7 @@ use crate::{
 /// Lists the agents of a replica.
 #[derive(Clone, Debug)]
 pub struct AgentLister {
-    directory: AgentDirectory,
+    lookup: AgentLookup,
     tunnels: Arc<LocalTunnels<TunnelEntry>>,
     store: Arc<dyn RouteStore>,
     kill_switch: Arc<KillSwitch>,
@@ -120,7 +120,7 @@ impl AgentLister {
     /// Creates the lister of a replica.
     pub fn new(agents: &AgentServer) -> Self {
         Self {
-            directory: AgentDirectory::new(agents),
+            lookup: AgentLookup::new(agents),
             tunnels: Arc::clone(&agents.tunnels),
             store: Arc::clone(&agents.store),
             kill_switch: Arc::clone(&agents.kill_switch),
@@ -137,7 +137,7 @@ impl AgentLister {
             held.entry(view.agent).or_default().push(TunnelStatus::new(&view));
         }
 
-        let mut known = self.directory.list(None).await;
+        let mut known = self.lookup.list(None).await;
         known.agents.sort_by(|one, other| (&one.name, one.id).cmp(&(&other.name, other.id)));
         let ids: Vec<AgentId> = known.agents.iter().map(|agent| agent.id).collect();
         let mut locations = AgentLocations::lookup(&*self.store, &ids).await;

@@ -14,13 +14,13 @@ use crate::agents::AgentServer;
 
 /// Lists the agents of the identity file and the connected ones of GitLab. Clones are cheap.
 #[derive(Clone, Debug)]
-pub(crate) struct AgentDirectory {
+pub(crate) struct AgentLookup {
     identities: Identities,
     store: Arc<dyn RouteStore>,
     has_gitlab: bool,
 }
 
-/// The agents of a [`AgentDirectory`].
+/// The agents of a [`AgentLookup`].
 #[derive(Debug)]
 pub(crate) struct KnownAgents {
     /// The agents, in no order.
@@ -37,7 +37,7 @@ pub(crate) struct KnownAgent {
     pub project: Option<u64>,
 }
 
-/// The locations of some agents, as the directory and this replica know them.
+/// The locations of some agents, as the route store and this replica know them.
 #[derive(Debug)]
 pub(crate) struct AgentLocations {
     /// The replicas that hold each agent.
@@ -92,8 +92,8 @@ pub enum AgentState {
     Unknown,
 }
 
-impl AgentDirectory {
-    /// Creates the directory of a replica.
+impl AgentLookup {
+    /// Creates the lookup of a replica.
     pub(crate) fn new(agents: &AgentServer) -> Self {
         let (identities, store) = (agents.identities.clone(), Arc::clone(&agents.store));
         Self { identities, store, has_gitlab: agents.has_gitlab }
@@ -151,7 +151,7 @@ impl From<ProjectAgent> for KnownAgent {
 }
 
 impl AgentLocations {
-    /// Looks the agents up in the directory, with one request for all of them.
+    /// Looks the agents up in the route store, with one request for all of them.
     pub(crate) async fn lookup(store: &dyn RouteStore, agents: &[AgentId]) -> Self {
         let InstanceList { connected, disconnected, error } = store.list_instances(agents).await;
         let mut held: HashMap<AgentId, Vec<AgentOwner>> = HashMap::new();

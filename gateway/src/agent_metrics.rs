@@ -1,6 +1,6 @@
 //! Counts the agents at each scrape of the metrics.
 //!
-//! The tunnels to this replica are counted as they are. The agents of other replicas are read from the directory at most once a
+//! The tunnels to this replica are counted as they are. The agents of other replicas are read from the route store at most once a
 //! minute; while Redis is not available, the last known ones count, so that a failure of Redis does not look like one of agents.
 
 use std::{
@@ -16,7 +16,7 @@ use router::{LocalTunnels, RouteStore};
 use tokio::time::Instant;
 
 use crate::{
-    agent_locations::{AgentDirectory, AgentLocations, KnownAgent},
+    agent_locations::{AgentLocations, AgentLookup, KnownAgent},
     agents::AgentServer,
     metrics::agent::{AgentConnection, AgentCounts, AgentGauges, AgentSample},
     tunnel_entry::TunnelEntry,
@@ -31,7 +31,7 @@ const GITLAB_AGENT_TTL: Duration = Duration::from_secs(24 * 3600);
 /// Counts the agents of all replicas.
 #[derive(Debug)]
 pub struct AgentMonitor {
-    directory: AgentDirectory,
+    lookup: AgentLookup,
     identities: Identities,
     tunnels: Arc<LocalTunnels<TunnelEntry>>,
     store: Arc<dyn RouteStore>,
@@ -41,11 +41,11 @@ pub struct AgentMonitor {
     known: Mutex<KnownConnections>,
 }
 
-/// The connections of agents at the last reading of the directory, and those to this replica since then.
+/// The connections of agents at the last reading of the route store, and those to this replica since then.
 #[derive(Debug, Default)]
 struct KnownConnections {
     read: Option<Instant>,
-    /// False until the directory had an answer about all replicas.
+    /// False until the route store had an answer about all replicas.
     is_complete: bool,
     /// The processes with tunnels to other replicas, with their versions.
     elsewhere: HashMap<AgentId, Vec<(InstanceId, String)>>,
@@ -59,7 +59,7 @@ impl AgentMonitor {
     /// Creates the monitor of a replica. At most `max_agents` agents have a series of their own.
     pub(crate) fn new(agents: &AgentServer, max_agents: usize, gauges: AgentGauges) -> Self {
         Self {
-            directory: AgentDirectory::new(agents),
+            lookup: AgentLookup::new(agents),
             identities: agents.identities.clone(),
             tunnels: Arc::clone(&agents.tunnels),
             store: Arc::clone(&agents.store),
@@ -89,7 +89,7 @@ impl AgentMonitor {
     }
 
     async fn read_directory(&self, now: Instant) {
-        let agents = self.directory.list(None).await.agents;
+        let agents = self.lookup.list(None).await.agents;
         let ids: Vec<AgentId> = agents.iter().map(|agent| agent.id).collect();
         let locations = AgentLocations::lookup(&*self.store, &ids).await;
         let mut known = self.known.lock();
@@ -99,7 +99,7 @@ impl AgentMonitor {
 }
 
 impl KnownConnections {
-    /// Adds an answer of the directory. If it lacks the other replicas, their last known agents stay.
+    /// Adds an answer of the route store. If it lacks the other replicas, their last known agents stay.
     fn update(
         &mut self,
         identities: &Identities,

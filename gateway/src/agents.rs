@@ -4,10 +4,10 @@ mod admission;
 mod announcements;
 mod clusters;
 mod control;
-mod cut_age;
-mod disabled;
 mod drain;
 mod instances;
+mod kill_switch;
+mod lifetime;
 mod max_age;
 mod rebalance;
 mod rebalancer;
@@ -49,8 +49,8 @@ pub(crate) use self::max_age::MaxAge;
 pub use self::rebalancer::Rebalancer;
 use self::{
     admission::{AuthenticatedAgent, ClientAddress},
-    cut_age::Loss,
     drain::Supervised,
+    lifetime::Loss,
 };
 pub(crate) use self::{
     clusters::{AgentConflicts, RefusedTunnel},
@@ -59,8 +59,8 @@ pub(crate) use self::{
 };
 use crate::{
     addresses::AddressRules,
-    disabled::KillSwitch,
     io::StallGuard,
+    kill_switch::KillSwitch,
     metrics::{Limit, Metrics},
     services::{TunnelServices, TunnelSession},
     tasks::TaskGroup,
@@ -83,7 +83,7 @@ pub struct AgentServer {
     pub usage: Usage,
     /// The tunnels that end at this replica.
     pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
-    /// The directory that all replicas share.
+    /// The route store that all replicas share.
     pub store: Arc<dyn RouteStore>,
     /// This replica.
     pub replica: ReplicaId,
@@ -111,7 +111,7 @@ pub struct AgentServer {
     pub connections: TaskGroup,
     /// The metrics of this replica.
     pub metrics: Metrics,
-    /// The epoch of the last announcement to the directory.
+    /// The epoch of the last announcement to the route store.
     pub epoch: AtomicU64,
     /// The rules that are reported to agents.
     pub kill_switch: Arc<KillSwitch>,
@@ -201,7 +201,7 @@ impl AgentServer {
         response
     }
 
-    /// Returns the number of replicas in the directory, with this one.
+    /// Returns the number of replicas in the route store, with this one.
     fn replica_count(&self) -> u16 {
         let others = self.store.replicas().iter().filter(|replica| replica.id != self.replica).count();
         u16::try_from(others + 1).unwrap_or(u16::MAX)
@@ -224,7 +224,7 @@ impl AgentServer {
         let OpenTunnel { tunnel, driving, session } = opened;
         let registered = self.register(&agent, &tunnel);
         let supervisor = poll_on_wake(self.supervise(&agent, &tunnel, &registered));
-        let reporter = poll_on_wake(disabled::report(
+        let reporter = poll_on_wake(kill_switch::report(
             &self.kill_switch,
             (agent.identity.id, &agent.identity.name),
             (agent.tunnel, &tunnel),

@@ -3,7 +3,7 @@
 //!
 //! GitLab uses gRPC: see `grpc`. Other programs use HTTP: `GET /api/v1/agents`, `GET /api/v1/agents/<id or name>`,
 //! `GET /api/v1/environments` and `GET /api/v1/deployments`. Clients need the secret of `api.listen`. The shapes are documented in
-//! `docs/api.md`. One page needs one lookup in the directory for up to 500 agents.
+//! `docs/api.md`. One page needs one lookup in the route store for up to 500 agents.
 
 mod environments;
 pub(crate) mod grpc;
@@ -35,7 +35,7 @@ use self::query::QueryError;
 use self::response::{AgentInfo, AgentPage, AgentResponse, ApiError};
 use crate::{
     addresses::AddressRules,
-    agent_locations::{AgentDirectory, AgentLocations, AgentState, KnownAgent},
+    agent_locations::{AgentLocations, AgentLookup, AgentState, KnownAgent},
     agents::AgentServer,
     http_server::HttpServer,
     listen::LOG_PERIOD,
@@ -52,7 +52,7 @@ const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct ApiServer {
     verifier: Verifier,
     addresses: AddressRules,
-    directory: AgentDirectory,
+    lookup: AgentLookup,
     store: Arc<dyn RouteStore>,
     configuration: ConfigurationService,
     replica: ReplicaId,
@@ -77,7 +77,7 @@ impl ApiServer {
         Self {
             verifier,
             addresses,
-            directory: AgentDirectory::new(agents),
+            lookup: AgentLookup::new(agents),
             store: Arc::clone(&agents.store),
             configuration: agents.services.configuration.clone(),
             replica: agents.replica,
@@ -153,7 +153,7 @@ async fn list_agents(
     RawQuery(query): RawQuery,
 ) -> Result<AgentPage, ApiError> {
     let query: Query = query.as_deref().unwrap_or_default().parse()?;
-    let mut known = api.directory.list(query.project()).await;
+    let mut known = api.lookup.list(query.project()).await;
     known.agents.retain(|agent| query.matches(agent.id, agent.project, agent.name.as_str()));
     known.agents.sort_by_key(|agent| agent.id);
     let more = known.agents.len() > query.limit;
@@ -182,7 +182,7 @@ async fn get_agent(
     if query.is_some_and(|query| !query.is_empty()) {
         return Err(QueryError::Unexpected.into());
     }
-    let known = api.directory.find(&name).await.ok_or_else(|| ApiError::no_agent(&name))?;
+    let known = api.lookup.find(&name).await.ok_or_else(|| ApiError::no_agent(&name))?;
     let mut locations = AgentLocations::lookup(&*api.store, &[known.id]).await;
     let configuration = api.configuration.status(known.id);
     let agent = agent(known, &mut locations);

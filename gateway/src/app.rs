@@ -38,7 +38,7 @@ use crate::{
     agents::{AgentServer, Rebalancer},
     api::ApiServer,
     config::Config,
-    disabled::fleet,
+    kill_switch::fleet,
     metrics::{Metrics, certificate::CertificateExpirations},
     peers::{PeerClient, PeerServer, ReachabilityProbe, ReplicaContext},
     proxy::ProxyServer,

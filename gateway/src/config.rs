@@ -54,7 +54,7 @@ pub struct Config {
     /// Probes, metrics, logs, traces.
     #[serde(default)]
     pub observability: ObservabilityConfig,
-    /// The directory of several replicas. Without this section there is one replica.
+    /// The route store of several replicas. Without this section there is one replica.
     #[serde(default)]
     pub redis: Option<RedisConfig>,
     /// The listener for other replicas. Without this section there is one replica.

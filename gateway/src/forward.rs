@@ -44,7 +44,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 pub struct Forwarder {
     /// The tunnels that end at this replica.
     pub tunnels: Arc<LocalTunnels<TunnelEntry>>,
-    /// The directory that all replicas share.
+    /// The route store that all replicas share.
     pub store: Arc<dyn RouteStore>,
     /// The other replicas.
     pub peers: PeerClient,
@@ -193,7 +193,7 @@ impl Forwarder {
             let why = declined.iter().map(|OwnerError { replica, error }| format!("{replica}: {error}"));
             let why = why.collect::<Vec<_>>().join("; ");
             let what = format!(
-                "agent {name} is connected to other replicas according to the directory, but none of them accepts the request: {why}"
+                "agent {name} is connected to other replicas according to Redis, but none of them accepts the request: {why}"
             );
             return RequestError::new(Reason::AgentNotConnected, what).with_retry_after(RETRY_AFTER);
         }

@@ -12,13 +12,14 @@
 //! * `proxy` serves callers: start with its function `handle`. It uses the crate [`access`] (the path, authentication and
 //!   authorization, errors), `headers`, `cors`, the crate [`promql`] (queries of restricted callers) and `traces`.
 //! * [`audit`] writes the audit log.
-//! * [`disabled`] is the kill switch: the rules by which the operator disables requests.
+//! * [`kill_switch`] has the rules by which the operator disables requests.
 //! * [`oidc`] verifies the tokens of OpenID Connect issuers for `access`.
 //! * `forward` chooses the tunnel or the replica for a request, and retries.
 //! * `agents` serves agents and registers their tunnels.
 //! * `addresses` decides which address a client has, and whether it may connect.
 //! * [`peers`] sends requests to other replicas, and serves theirs.
-//! * [`configuration`] reads the configurations of agents, from files and from a [`git`] repository, and sends them to agentk.
+//! * `services` has the request types, among them the configurations of agents, which it reads from files and from a [`git`]
+//!   repository and sends to agentk.
 //! * [`gitlab`] sends requests to GitLab's internal API, and is the source of GitLab's agents, jobs and users for [`access`].
 //! * `api` (for programs) and `admin` (probes, metrics, `GET /agents`) run on `http_server`. Both report the
 //!   `agent_locations`.
@@ -38,13 +39,13 @@ pub mod cli;
 pub mod config;
 mod cors;
 mod destination;
-pub mod disabled;
 mod forward;
 mod headers;
 mod hosts;
 mod http_limits;
 mod http_server;
 mod io;
+pub mod kill_switch;
 mod listen;
 pub mod metrics;
 pub mod peers;
@@ -58,7 +59,7 @@ mod traces;
 mod tunnel_entry;
 
 /// Parts of a replica, for its tests, benchmarks and fuzz targets.
-pub mod internals {
+pub mod test_support {
     pub use crate::{
         addresses::AddressRules,
         agents::Rebalancer,

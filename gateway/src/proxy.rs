@@ -6,7 +6,7 @@
 //!      ▼
 //!  cors ► trace ► render_errors ► catch_panics ► handle: authenticate ► authorize ► forward ═══► agent
 //!                                                                                     ║
-//!  caller ◄── Response<TrackedBody> ◄─────────────────────────────── respond ◄════════╝
+//!  caller ◄── Response<GuardedBody> ◄─────────────────────────────── respond ◄════════╝
 //! ```
 //!
 //! The layers in front of [`handle`] are in `layers`. All facts about a request are in its `RequestContext`. Its tunnel, its
@@ -42,17 +42,17 @@ use self::{
     connection::{ConnectionState, RequestGuard},
     context::{Access, ProxyRequest, RequestContext},
     head_timeout::HeadTimeout,
-    response_body::{ConcurrencyPermit, TrackedBody},
+    response_body::{ConcurrencyPermit, GuardedBody},
 };
 use crate::{
     audit::AuditedAccess,
     destination::Destination,
-    disabled::RequestAttributes,
     headers::PeerAddress,
     hosts::TlsName,
     http_limits::HttpLimits,
     io::Stranger,
     io::{LingeringClose, StallGuard},
+    kill_switch::RequestAttributes,
     metrics::Limit,
     services,
 };
@@ -64,7 +64,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Handles one request.
 ///
 /// Dropping the future cancels the request in the cluster.
-async fn handle(request: ProxyRequest) -> Result<Response<TrackedBody>, RequestError> {
+async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestError> {
     let ProxyRequest { head, context } = request;
     validate::validate(&context.server, &head)?;
     let access = check_access(&context, &head).await?;
@@ -126,7 +126,7 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
 
 /// Builds the service for all requests, the outermost layer first.
 fn service()
--> impl Service<ProxyRequest, Response = Response<TrackedBody>, Error = Infallible, Future: Send> + Clone + Send
+-> impl Service<ProxyRequest, Response = Response<GuardedBody>, Error = Infallible, Future: Send> + Clone + Send
 {
     ServiceBuilder::new()
         .layer_fn(layers::cors)

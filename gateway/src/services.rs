@@ -106,7 +106,7 @@ pub fn dialect(path: &str, prefix: &UrlPathPrefix) -> ErrorDialect {
 pub fn class(target: &Target<'_>, upgrading: bool) -> RequestClass {
     let (path, query) = target.path.split_once('?').unwrap_or((target.path, ""));
     if upgrading || request_type(&target.service).is_streaming(path, query) {
-        RequestClass::Long
+        RequestClass::Streaming
     } else {
         RequestClass::Short
     }
@@ -181,14 +181,14 @@ mod tests {
     #[test]
     fn long_requests_are_recognized() {
         for (path, expected) in [
-            ("/k8s-proxy/api/v1/pods?watch=true&x=1", RequestClass::Long),
-            ("/k8s-proxy/api/v1/pods?x=1&watch=1", RequestClass::Long),
-            ("/k8s-proxy/api/v1/namespaces/a/pods/b/log?follow=true", RequestClass::Long),
-            ("/agents/a/prometheus/api/v1/notifications/live", RequestClass::Long),
+            ("/k8s-proxy/api/v1/pods?watch=true&x=1", RequestClass::Streaming),
+            ("/k8s-proxy/api/v1/pods?x=1&watch=1", RequestClass::Streaming),
+            ("/k8s-proxy/api/v1/namespaces/a/pods/b/log?follow=true", RequestClass::Streaming),
+            ("/agents/a/prometheus/api/v1/notifications/live", RequestClass::Streaming),
             ("/agents/a/prometheus/api/v1/notifications", RequestClass::Short),
-            ("/k8s-proxy/api/v1/pods?watch", RequestClass::Long),
-            ("/k8s-proxy/api/v1/pods?watch=yes", RequestClass::Long),
-            ("/k8s-proxy/api/v1/pods?w%61tch=1", RequestClass::Long),
+            ("/k8s-proxy/api/v1/pods?watch", RequestClass::Streaming),
+            ("/k8s-proxy/api/v1/pods?watch=yes", RequestClass::Streaming),
+            ("/k8s-proxy/api/v1/pods?w%61tch=1", RequestClass::Streaming),
             ("/k8s-proxy/api/v1/pods?watch=false", RequestClass::Short),
             ("/k8s-proxy/api/v1/pods?watch=0&x=1", RequestClass::Short),
             ("/k8s-proxy/api/v1/pods?watched=1", RequestClass::Short),

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::load::{
     self, LoadError, LoadTarget, Options, Plan, Report, Tally,
-    client::Connection,
+    client::LoadConnection,
     measure::{check_target, run_plan},
     median,
     progress::Counter,
@@ -156,7 +156,11 @@ impl HeadOfLine {
     }
 
     /// Opens connections that have stopped reading, and waits until buffers are full. Opens one first; if it fails, no other.
-    async fn open_stalled_readers(&self, long: &LoadTarget, plan: &Plan) -> anyhow::Result<Vec<Connection>> {
+    async fn open_stalled_readers(
+        &self,
+        long: &LoadTarget,
+        plan: &Plan,
+    ) -> anyhow::Result<Vec<LoadConnection>> {
         let now = Instant::now();
         let (mut tally, mut readers) = (Tally::new(now, now), Vec::new());
         for share in [1, self.stalled - 1] {
@@ -191,9 +195,9 @@ impl fmt::Display for Ratio {
 }
 
 /// Requests a long response and reads its beginning.
-async fn open_stalled(target: &LoadTarget, limit: Duration) -> Result<(u16, Connection), LoadError> {
+async fn open_stalled(target: &LoadTarget, limit: Duration) -> Result<(u16, LoadConnection), LoadError> {
     let opening = async {
-        let mut connection = Connection::open(target, STALLED_READ, Counter::default()).await?;
+        let mut connection = LoadConnection::open(target, STALLED_READ, Counter::default()).await?;
         connection.send(&target.requests()[0]).await?;
         let head = connection.head().await?;
         Ok((head.status, connection))

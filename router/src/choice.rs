@@ -6,7 +6,7 @@ pub enum RequestClass {
     /// A request that ends with its response; its caller waits for it.
     Short,
     /// A watch, `logs -f`, exec or port-forward: a stream that stays open and may be bulk.
-    Long,
+    Streaming,
 }
 
 /// The present load of a tunnel, and its place.

@@ -1,7 +1,7 @@
 //! Routing: which replica holds an agent, and which of its tunnels takes a request.
 //!
 //! * [`LocalTunnels`] is the exact table of the tunnels to this replica. Most requests need nothing else.
-//! * [`RouteStore`] is the directory that all replicas share. It is a hint, which may be stale, and an agent with a
+//! * [`RouteStore`] is the table of owners that all replicas share. It is a hint, which may be stale, and an agent with a
 //!   local tunnel does not need it. [`MemoryStore`] serves one replica, [`redis::RedisStore`] serves several.
 //! * [`RetryPolicy`] decides whether a failed request may be sent again.
 //! * [`GitPush`] is a push to a Git project, which the store sends to every replica.

@@ -81,7 +81,7 @@ pub struct TunnelView<T> {
 pub struct RequestsInFlight {
     /// The number of requests of [`RequestClass::Short`].
     pub short: u32,
-    /// The number of requests of [`RequestClass::Long`].
+    /// The number of requests of [`RequestClass::Streaming`].
     pub long: u32,
 }
 
@@ -265,7 +265,7 @@ impl ServiceLoad {
     fn counter(&self, class: RequestClass) -> &AtomicU32 {
         match class {
             RequestClass::Short => &self.short,
-            RequestClass::Long => &self.long,
+            RequestClass::Streaming => &self.long,
         }
     }
 }
@@ -355,7 +355,7 @@ mod tests {
         let a = tunnels.register(AGENT, TunnelId::random(), both, 1, None);
         let _b = tunnels.register(AgentId(8), TunnelId::random(), vec![], 2, None);
         let TunnelChoice::Tunnel(_watch) =
-            tunnels.choose(AGENT, &service("prometheus"), RequestClass::Long, &[], None)
+            tunnels.choose(AGENT, &service("prometheus"), RequestClass::Streaming, &[], None)
         else {
             panic!("there is a tunnel");
         };
@@ -378,7 +378,7 @@ mod tests {
         let tunnels = table();
         let _registrations = [register(&tunnels, 1), register(&tunnels, 2)];
         let mut permits: Vec<_> = (0..3).map(|_| choose(&tunnels, &[]).unwrap()).collect();
-        let busy = tunnels.choose(AGENT, &service("kubernetes"), RequestClass::Long, &[], None);
+        let busy = tunnels.choose(AGENT, &service("kubernetes"), RequestClass::Streaming, &[], None);
         assert!(matches!(busy, TunnelChoice::LimitReached));
         permits.pop();
         assert!(choose(&tunnels, &[]).is_some());

@@ -1,4 +1,4 @@
-//! [`RedisStore`]: the directory in Redis, for several replicas.
+//! [`RedisStore`]: the route store in Redis, for several replicas.
 //!
 //! ```text
 //!   announce, withdraw ──► LocalRoutes ──► SyncTask ──► {kas}:routes:<id>    the routes of this replica
@@ -62,7 +62,7 @@ use tokio::{
 
 use self::{
     cache::LookupCache,
-    client::Connection,
+    client::RedisConnection,
     disabled::DisabledState,
     keys::{DEPLOYMENTS_TTL, Keys, Scripts},
     members::Members,
@@ -121,7 +121,7 @@ struct Shared {
     cache: LookupCache,
     waiters: Waiters,
     /// The present connection; `None` while there is none.
-    connection: Mutex<Option<Connection>>,
+    connection: Mutex<Option<RedisConnection>>,
     /// The time of the last warning about the heartbeat of a replica that was ignored.
     rejected_replica_logged: Mutex<Option<Instant>>,
     /// The versions of the record of the kill switch.
@@ -292,7 +292,7 @@ impl Shared {
         }
     }
 
-    fn connection(&self) -> Result<Connection, StoreError> {
+    fn connection(&self) -> Result<RedisConnection, StoreError> {
         let connection = self.connection.lock().clone();
         connection.ok_or_else(|| match &*self.health.borrow() {
             StoreHealth::Degraded { reason, .. } => StoreError(reason.to_string()),
@@ -301,7 +301,7 @@ impl Shared {
     }
 
     /// Stops using this connection. The sync task then makes another.
-    fn discard(&self, connection: &Connection) {
+    fn discard(&self, connection: &RedisConnection) {
         let mut current = self.connection.lock();
         if current.as_ref().is_some_and(|current| current.is_same(connection)) {
             *current = None;

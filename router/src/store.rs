@@ -1,4 +1,4 @@
-//! [`RouteStore`]: the directory that names the replicas that hold an agent.
+//! [`RouteStore`]: the records that name the replicas that hold an agent.
 
 use std::{collections::HashMap, fmt, pin::Pin, sync::Arc, time::SystemTime};
 
@@ -145,7 +145,7 @@ pub enum StoreHealth {
 #[error("the route store is unavailable: {0}")]
 pub struct StoreError(pub String);
 
-/// The directory that replicas share.
+/// The records that replicas share.
 ///
 /// The contract, which `tests/stores/contract.rs` checks for every store:
 ///
@@ -174,7 +174,7 @@ pub trait RouteStore: fmt::Debug + Send + Sync + 'static {
     /// Publishes that this replica no longer holds the agent.
     fn withdraw(&self, agent: AgentId, route: Route) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Returns the routes of the agent, or an error if neither the directory nor memory has an answer.
+    /// Returns the routes of the agent, or an error if neither the store nor memory has an answer.
     fn lookup(&self, agent: AgentId) -> BoxFuture<'_, Result<AgentRoutes, StoreError>>;
 
     /// Returns the replica with this id from memory, or `None` if it is not alive.

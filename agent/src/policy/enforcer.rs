@@ -8,7 +8,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use files::{FollowedFile, follow};
+use files::{WatchedFile, follow};
 use http::Request;
 use process::LogLimiter;
 use prometheus_client::metrics::counter::Counter;
@@ -131,7 +131,7 @@ impl PolicyEnforcer {
     /// the last good version stays in force.
     pub fn follow(
         self: Arc<Self>,
-        file: FollowedFile,
+        file: WatchedFile,
         requests: watch::Receiver<()>,
     ) -> impl Future<Output = ()> + Send {
         follow(file, vec![self.file.clone()], requests, move || self.reload())

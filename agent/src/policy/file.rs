@@ -8,7 +8,7 @@ use settings::{self, ConfigError, Spanned};
 
 use super::{
     DEFAULT, Policy, PolicyMode, UNCLEAR, kubectl_names,
-    rule::{Action, Rule, Scope, UserPatterns},
+    rule::{Action, ResourceScope, Rule, UserPatterns},
     validate::{self, TargetKind},
 };
 
@@ -121,7 +121,7 @@ impl RuleParser<'_> {
     fn rule(&self, entry: RuleEntry) -> Result<Rule, ConfigError> {
         let services = self.words("services", Some(&entry.services), validate::service)?.unwrap_or_default();
         let kind = entry.target_kind();
-        let scope = Scope {
+        let scope = ResourceScope {
             verbs: self.words("verbs", entry.verbs.as_ref(), |word| validate::verb(word, kind))?,
             groups: self.words("apiGroups", entry.api_groups.as_ref(), validate::group)?,
             resources: self.words("resources", entry.resources.as_ref(), validate::resource)?,

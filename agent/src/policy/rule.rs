@@ -23,12 +23,12 @@ pub struct Rule {
     /// Service names, or `*`.
     pub(super) services: Vec<String>,
     /// The restrictions that apply to requests to the Kubernetes API only.
-    pub(super) scope: Scope,
+    pub(super) scope: ResourceScope,
 }
 
 /// Restrictions of requests to the Kubernetes API.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Scope {
+pub(super) struct ResourceScope {
     pub(super) verbs: Option<Vec<String>>,
     pub(super) groups: Option<Vec<String>>,
     pub(super) resources: Option<Vec<String>>,
@@ -77,7 +77,7 @@ impl Rule {
     }
 }
 
-impl Scope {
+impl ResourceScope {
     fn matches_path(&self, path: &str) -> bool {
         match &self.paths {
             Some(paths) => paths.iter().any(|pattern| matches_pattern(pattern, path)),

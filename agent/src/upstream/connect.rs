@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 
 use super::{
     Scheme, ServerUrl, TlsConfigSource, UpstreamError,
-    connection::Connection,
+    connection::UpstreamConnection,
     pool::{Pool, PooledConnection},
 };
 
@@ -66,11 +66,11 @@ impl Connector {
         let connecting = async {
             let tcp = self.tcp(deadline).await?;
             let opened = match tls {
-                None => Connection::new(tcp, self.write_timeout).await,
+                None => UpstreamConnection::new(tcp, self.write_timeout).await,
                 Some((tls, name)) => {
                     let tls = tls.connect(name, tcp).await;
                     let tls = tls.map_err(|error| UpstreamError::handshake(self.url.host(), &error))?;
-                    Connection::new(tls, self.write_timeout).await
+                    UpstreamConnection::new(tls, self.write_timeout).await
                 }
             };
             opened.map_err(|error| UpstreamError::exchange(&self.url, error))

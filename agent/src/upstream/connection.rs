@@ -35,7 +35,7 @@ use super::stream::{Io, ServerStream};
 const MAX_BUFFER: usize = 256 << 10;
 
 /// hyper's connection and its sender of requests.
-pub(super) struct Connection {
+pub(super) struct UpstreamConnection {
     sender: SendRequest<Body>,
     /// Boxed, since connections move between the pool and requests.
     driver: Option<Box<http1::Connection<TokioIo<ServerStream>, Body>>>,
@@ -45,7 +45,7 @@ pub(super) struct Connection {
     read: Arc<AtomicU64>,
 }
 
-impl Connection {
+impl UpstreamConnection {
     pub(super) async fn new(io: impl Io, write_timeout: Duration) -> hyper::Result<Self> {
         let stream = ServerStream::new(io, write_timeout);
         let (written, read, io) = (stream.written(), stream.read(), TokioIo::new(stream));
@@ -125,13 +125,13 @@ mod tests {
     #[tokio::test]
     async fn connection_is_ready_until_the_server_sends_or_closes() {
         let (client, mut server) = duplex(64);
-        let mut connection = Connection::new(client, TIMEOUT).await.unwrap();
+        let mut connection = UpstreamConnection::new(client, TIMEOUT).await.unwrap();
         assert!(connection.is_ready() && connection.is_ready());
         server.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await.unwrap();
         assert!(!connection.is_ready());
 
         let (client, server) = duplex(64);
-        let mut connection = Connection::new(client, TIMEOUT).await.unwrap();
+        let mut connection = UpstreamConnection::new(client, TIMEOUT).await.unwrap();
         drop(server);
         assert!(!connection.is_ready());
     }

@@ -8,7 +8,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::connection::Connection;
+use super::connection::UpstreamConnection;
 
 /// The time that unused connections beyond `max_idle` are kept. In a burst, each of them is used again at once; if it were
 /// closed, every request of the burst would need a new one.
@@ -32,12 +32,12 @@ struct State {
 
 struct Idle {
     since: Instant,
-    connection: Connection,
+    connection: UpstreamConnection,
 }
 
 /// A connection of a pool that is in use for one request. Dropping it closes the connection.
 pub(super) struct PooledConnection {
-    pub(super) connection: Connection,
+    pub(super) connection: UpstreamConnection,
     /// The time that the connection was unused; `None` if it is new.
     pub(super) unused: Option<Duration>,
     generation: u64,
@@ -65,7 +65,7 @@ impl Pool {
     }
 
     /// Returns a new connection as one of this pool. It was opened with the certificates of `generation`.
-    pub(super) fn add(self: &Arc<Self>, generation: u64, connection: Connection) -> PooledConnection {
+    pub(super) fn add(self: &Arc<Self>, generation: u64, connection: UpstreamConnection) -> PooledConnection {
         PooledConnection { connection, unused: None, generation, pool: Arc::clone(self) }
     }
 

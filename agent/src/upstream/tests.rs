@@ -19,7 +19,7 @@ use tokio::{
 };
 use tunnel::Body;
 
-use super::{ResponseBody, Upstream, UpstreamConfig, UpstreamError, connection::Connection};
+use super::{ResponseBody, Upstream, UpstreamConfig, UpstreamError, connection::UpstreamConnection};
 
 fn upstream(url: &str, config: UpstreamConfig) -> Upstream {
     Upstream::new(url.parse().unwrap(), config)
@@ -27,7 +27,7 @@ fn upstream(url: &str, config: UpstreamConfig) -> Upstream {
 
 /// Adds a connection over `client` to the pool, as if it had served a request before.
 async fn pooled(upstream: &Upstream, client: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
-    let connection = Connection::new(client, UpstreamConfig::default().write_timeout).await.unwrap();
+    let connection = UpstreamConnection::new(client, UpstreamConfig::default().write_timeout).await.unwrap();
     upstream.0.pools.current().add(0, connection).release();
 }
 

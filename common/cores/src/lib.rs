@@ -20,7 +20,7 @@ use std::{cell::Cell, num::NonZero, sync::LazyLock, thread::available_parallelis
 
 pub use self::per_core::PerCore;
 pub use self::poll_on_wake::poll_on_wake;
-pub use self::threads::{CoreSlot, CoreThreads, Cores};
+pub use self::threads::{CoreSlot, Cores, WorkerPool};
 
 /// The number of one of the threads of [`Cores`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -33,7 +33,7 @@ struct Thread {
 /// Owns the threads of [`Cores`]. Dropping it drops their tasks and waits for the end of the threads.
 #[derive(Debug)]
 #[must_use = "dropping it ends the threads"]
-pub struct CoreThreads {
+pub struct WorkerPool {
     stop: CancellationToken,
     threads: Vec<JoinHandle<()>>,
 }
@@ -51,9 +51,9 @@ impl Cores {
     /// # Errors
     ///
     /// If the system refuses a thread or the resources of its runtime.
-    pub fn start(count: usize) -> io::Result<(Self, CoreThreads)> {
+    pub fn start(count: usize) -> io::Result<(Self, WorkerPool)> {
         let stop = CancellationToken::new();
-        let mut started = CoreThreads { stop: stop.clone(), threads: Vec::new() };
+        let mut started = WorkerPool { stop: stop.clone(), threads: Vec::new() };
         let mut threads = Vec::new();
         for number in 0..count {
             let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -131,7 +131,7 @@ impl Drop for CoreSlot {
     }
 }
 
-impl CoreThreads {
+impl WorkerPool {
     /// Stops the threads without waiting for their end: a task that blocks its thread cannot delay the end of the process.
     pub fn detach(mut self) {
         self.stop.cancel();
@@ -139,7 +139,7 @@ impl CoreThreads {
     }
 }
 
-impl Drop for CoreThreads {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
         self.stop.cancel();
         for thread in self.threads.drain(..) {

@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 
-use crate::{FileVersion, FollowedFile};
+use crate::{FileVersion, WatchedFile};
 
 /// Time between two checks of the files. A check reads metadata, which is cheap and, unlike inotify, follows the symbolic
 /// links by which Kubernetes replaces mounted files.
@@ -73,7 +73,7 @@ fn are_same_files(last: &Versions, found: &Versions) -> bool {
 /// Calls `read` at once, whenever one of the `paths` has changed, whenever `requests` changes, and once a minute while the last
 /// version is refused. The future never completes.
 pub async fn follow<E: Display + Send + 'static>(
-    file: FollowedFile,
+    file: WatchedFile,
     paths: Vec<PathBuf>,
     mut requests: watch::Receiver<()>,
     read: impl Fn() -> Result<(), E> + Clone + Send + 'static,

@@ -30,7 +30,7 @@ pub struct ReloadHealth {
 
 /// One followed file.
 #[derive(Clone, Debug)]
-pub struct FollowedFile {
+pub struct WatchedFile {
     key: String,
     health: ReloadHealth,
     gauge: Gauge,
@@ -60,10 +60,10 @@ impl ReloadHealth {
     }
 
     /// Adds a file by its configuration key or flag, which names it in metrics and messages.
-    pub fn file(&self, key: impl Into<String>) -> FollowedFile {
+    pub fn file(&self, key: impl Into<String>) -> WatchedFile {
         let key = key.into();
         let gauge = self.refused_since.get_or_create(&FileLabel { file: key.clone() }).clone();
-        FollowedFile { key, health: self.clone(), gauge, log_limiter: Arc::new(LogLimiter::new(LOG_PERIOD)) }
+        WatchedFile { key, health: self.clone(), gauge, log_limiter: Arc::new(LogLimiter::new(LOG_PERIOD)) }
     }
 
     /// Returns a line for each file whose newest version is refused.
@@ -76,7 +76,7 @@ impl ReloadHealth {
     }
 }
 
-impl FollowedFile {
+impl WatchedFile {
     /// Returns the configuration key or flag that names the file.
     pub fn key(&self) -> &str {
         &self.key

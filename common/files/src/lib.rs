@@ -14,7 +14,7 @@ mod version;
 
 pub use self::{
     follow::follow,
-    health::{FollowedFile, ReloadHealth},
+    health::{ReloadHealth, WatchedFile},
     read::{MAX_BYTES, metadata, read, read_text, read_text_at_most},
     sighup::reload_on_sighup,
     version::FileVersion,

@@ -3,7 +3,7 @@
 //! * A valid query returns between 1 and 500 agents. The error of an invalid query is short.
 //! * No token is accepted, because no input is signed with the secret.
 
-use gateway::internals::Query;
+use gateway::test_support::Query;
 use gitlab::Verifier;
 use settings::Secret;
 

@@ -3,7 +3,7 @@
 //! * A record that replicas use encodes to a record with the same rules in the same spelling, so that a replica can write it back.
 //! * An error is one line that names the key in Redis.
 
-use gateway::disabled::fleet;
+use gateway::kill_switch::fleet;
 
 /// Checks one input.
 pub fn run(data: &[u8]) {

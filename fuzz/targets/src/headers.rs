@@ -18,7 +18,7 @@ use std::{
 };
 
 use access::AccessAs;
-use gateway::internals::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller};
+use gateway::test_support::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
     header::{CONNECTION, LOCATION, UPGRADE, VIA},

@@ -7,7 +7,7 @@
 //! * An error is one short line.
 
 use ::proxy_header::{ParseConfig, ProxyHeader as SecondHeader};
-use gateway::internals::proxy_header::{MAX_LENGTH, Parsed, ProxyHeader, ProxyHeaderError, parse};
+use gateway::test_support::proxy_header::{MAX_LENGTH, Parsed, ProxyHeader, ProxyHeaderError, parse};
 
 /// Checks one input.
 pub fn run(data: &[u8]) {

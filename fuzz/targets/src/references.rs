@@ -4,7 +4,7 @@
 //! * A commit that is found has the wanted branch, and its id is in the input.
 //! * An advertisement without the last flush is not accepted.
 
-use gitlab::gitaly::{ReferenceError, ReferenceScanner, Resolved};
+use gitlab::gitaly::{ReferenceError, ReferenceScanner, ResolvedReference};
 
 /// Checks one input.
 pub fn run(data: &[u8]) {
@@ -14,7 +14,7 @@ pub fn run(data: &[u8]) {
         assert_eq!(scan(data, branch, usize::from(*size).max(1)), whole);
         let Ok(resolved) = whole else { continue };
         assert!(data.ends_with(b"0000"), "{resolved:?}");
-        if let Resolved::Commit(commit) = resolved {
+        if let ResolvedReference::Commit(commit) = resolved {
             assert!(branch.is_none_or(|branch| branch == commit.branch), "{commit:?}");
             let id = commit.id.as_str().as_bytes();
             assert!(data.windows(id.len()).any(|window| window == id), "{commit:?}");
@@ -23,7 +23,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-fn scan(data: &[u8], branch: Option<&str>, size: usize) -> Result<Resolved, ReferenceError> {
+fn scan(data: &[u8], branch: Option<&str>, size: usize) -> Result<ResolvedReference, ReferenceError> {
     let mut scanner = ReferenceScanner::new(branch);
     data.chunks(size).try_for_each(|part| scanner.push(part))?;
     scanner.finish()

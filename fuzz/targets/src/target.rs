@@ -11,7 +11,7 @@
 //!   that of the service. Without a name within the domain, the path decides.
 
 use access::{ErrorDialect, Target, UrlPathPrefix};
-use gateway::internals::{AgentHosts, Route, TlsName, class, dialect};
+use gateway::test_support::{AgentHosts, Route, TlsName, class, dialect};
 use http::{HeaderValue, Request, header::HOST, uri::PathAndQuery};
 use proto::{AgentName, Reason};
 

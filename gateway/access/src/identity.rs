@@ -40,7 +40,7 @@ pub trait AgentAuthenticator: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'a, Result<Option<AgentIdentity>, SourceUnavailable>>;
 
     /// Returns whether the token is that of an agent, as far as this source knows without asking another server.
-    fn recall<'a>(&'a self, token: &'a SecretString) -> BoxFuture<'a, Option<bool>>;
+    fn lookup<'a>(&'a self, token: &'a SecretString) -> BoxFuture<'a, Option<bool>>;
 
     /// Completes when the token is no longer one of the agent. The tunnel is cut then.
     fn revoked<'a>(&'a self, agent: AgentId, token: &'a SecretString) -> BoxFuture<'a, ()>;
@@ -160,10 +160,10 @@ impl AgentSources {
     }
 
     /// Returns whether the token is that of an agent, as far as this replica knows without asking another server.
-    pub async fn recall(&self, token: &SecretString) -> Option<bool> {
+    pub async fn lookup(&self, token: &SecretString) -> Option<bool> {
         let mut known = Some(false);
         for source in &*self.0 {
-            match source.recall(token).await {
+            match source.lookup(token).await {
                 Some(true) => return Some(true),
                 Some(false) => {}
                 None => known = None,

@@ -40,7 +40,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     objects::invalid,
-    remote::{Connection, TIMEOUT},
+    remote::{GitConnection, TIMEOUT},
 };
 use crate::RepositoryError;
 
@@ -52,7 +52,7 @@ pub(super) async fn connect(
     credentials: Option<&(String, PathBuf)>,
     authority: Option<&Path>,
     max_bytes: u64,
-) -> Result<Connection, RepositoryError> {
+) -> Result<GitConnection, RepositoryError> {
     let (authority, credentials, named) =
         (authority.map(Path::to_owned), credentials.cloned(), url.to_owned());
     let files = spawn_blocking(move || {
@@ -65,7 +65,7 @@ pub(super) async fn connect(
     });
     let (tls, password) = files.await.map_err(|_| invalid("the read has panicked".to_owned()))??;
     let exceeded = Arc::new(AtomicBool::new(false));
-    let client = HttpClient {
+    let client = BlockingClient {
         shared: Arc::new(Shared {
             tls,
             runtime: Handle::current(),
@@ -80,7 +80,7 @@ pub(super) async fn connect(
         let account = gix_transport::client::Account { username, password, oauth_refresh_token: None };
         transport.set_identity(account).map_err(|error| invalid(error.to_string()))?;
     }
-    Ok(Connection { transport: Box::new(transport), exceeded, guard: Box::new(()) })
+    Ok(GitConnection { transport: Box::new(transport), exceeded, guard: Box::new(()) })
 }
 
 fn read_password(file: &Path) -> Result<String, RepositoryError> {
@@ -106,7 +106,7 @@ fn tls(authority: Option<&Path>) -> Result<Arc<ClientConfig>, RepositoryError> {
 }
 
 /// Sends requests for a thread that may block.
-struct HttpClient {
+struct BlockingClient {
     shared: Arc<Shared>,
 }
 
@@ -245,7 +245,7 @@ fn builder(
     Ok(request)
 }
 
-impl Http for HttpClient {
+impl Http for BlockingClient {
     type Headers = Box<dyn BufRead + Send + Unpin>;
     type ResponseBody = Box<dyn BufRead + Send + Unpin>;
     type PostBody = Box<dyn Write + Send>;

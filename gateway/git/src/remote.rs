@@ -49,13 +49,13 @@ pub(super) struct RemoteRepository {
     settings: RepositorySettings,
     /// The program for ssh.
     ssh: PathBuf,
-    resolved: Mutex<Option<Resolved>>,
+    resolved: Mutex<Option<BranchLookup>>,
     cache: Mutex<Cache>,
 }
 
 /// The last lookup of the branch.
 #[derive(Debug)]
-struct Resolved {
+struct BranchLookup {
     started: Instant,
     result: Result<Option<Commit>, RepositoryError>,
 }
@@ -74,7 +74,7 @@ struct Snapshot {
 }
 
 /// A connection to the server, and what ends it.
-pub(super) struct Connection {
+pub(super) struct GitConnection {
     pub(super) transport: BoxTransport,
     /// Set when the server sent more bytes than allowed.
     pub(super) exceeded: Arc<AtomicBool>,
@@ -117,7 +117,7 @@ impl RemoteRepository {
                 }
                 location => ssh::connect(&self.ssh, location, max_bytes),
             };
-            let Connection { transport, exceeded, guard } = connection?;
+            let GitConnection { transport, exceeded, guard } = connection?;
             let work = spawn_blocking(move || run(&mut Session::open(transport)?, &interrupted)).await;
             drop(guard);
             let result = work.map_err(|_| invalid("the exchange has panicked".to_owned()))?;
@@ -153,7 +153,7 @@ impl RemoteRepository {
         let (started, branch) = (Instant::now(), self.settings.branch.clone());
         let result = self.exchange(MAX_TREES, move |session, _| session.commit(branch.as_deref())).await;
         let result = result.map_err(|error| error.error);
-        *resolved = Some(Resolved { started, result: result.clone() });
+        *resolved = Some(BranchLookup { started, result: result.clone() });
         result
     }
 

@@ -17,7 +17,7 @@ use gix_transport::{
 };
 use parking_lot::Mutex;
 
-use super::{objects::invalid, remote::Connection};
+use super::{objects::invalid, remote::GitConnection};
 use crate::{Location, RepositoryError};
 
 /// The most bytes of an error of `ssh` that are shown.
@@ -28,7 +28,7 @@ pub(super) fn connect(
     program: &Path,
     location: &Location,
     max_bytes: u64,
-) -> Result<Connection, RepositoryError> {
+) -> Result<GitConnection, RepositoryError> {
     let Location::Ssh { path, .. } = location else {
         return Err(invalid("not a location for ssh".to_owned()));
     };
@@ -63,7 +63,7 @@ pub(super) fn connect(
         ConnectMode::Process,
         false,
     );
-    Ok(Connection { transport: Box::new(transport), exceeded, guard: Box::new(KillOnDrop(child)) })
+    Ok(GitConnection { transport: Box::new(transport), exceeded, guard: Box::new(KillOnDrop(child)) })
 }
 
 /// Returns the arguments of `ssh`. They neither read a user's configuration nor ask questions.

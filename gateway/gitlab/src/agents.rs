@@ -137,10 +137,10 @@ impl AgentAuthenticator for GitLabAgents {
         })
     }
 
-    fn recall<'a>(&'a self, token: &'a SecretString) -> BoxFuture<'a, Option<bool>> {
+    fn lookup<'a>(&'a self, token: &'a SecretString) -> BoxFuture<'a, Option<bool>> {
         Box::pin(async move {
             match is_plausible(token) {
-                true => self.0.cache.recall(&TokenHash::of(token)).await,
+                true => self.0.cache.lookup(&TokenHash::of(token)).await,
                 false => Some(false),
             }
         })

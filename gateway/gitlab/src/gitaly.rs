@@ -43,7 +43,7 @@ pub use self::config::{GitalyConfig, GlobalRateLimit, ServerRateLimit};
 use self::limits::{CallLimits, CallQueue};
 pub use self::{
     address::{GitalyAddress, HostPort, InvalidAddress},
-    references::{ReferenceError, ReferenceScanner, Resolved},
+    references::{ReferenceError, ReferenceScanner, ResolvedReference},
     repository::GitalyRepository,
 };
 

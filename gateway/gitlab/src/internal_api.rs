@@ -21,7 +21,7 @@ use crate::api_token::Verifier;
 
 /// Authorizes requests of GitLab for PromQL.
 #[derive(Debug)]
-pub struct RailsAuthorizer {
+pub struct InternalApiAuthorizer {
     verifier: Verifier,
     identities: Identities,
     /// The names of GitLab's agents, which the identity file does not have.
@@ -34,7 +34,7 @@ struct Claims {
     project_id: Option<u64>,
 }
 
-impl RailsAuthorizer {
+impl InternalApiAuthorizer {
     /// Creates a source that accepts the tokens of `verifier`. `identities` has the agents of the file.
     pub fn new(
         verifier: Verifier,
@@ -102,7 +102,7 @@ impl RailsAuthorizer {
     }
 }
 
-impl CallerAuthorizer for RailsAuthorizer {
+impl CallerAuthorizer for InternalApiAuthorizer {
     fn authorize<'a>(
         &'a self,
         credential: &'a Credential,

@@ -67,7 +67,7 @@ pub use self::{
     configurations::GitLabSource,
     endpoint::{Credential, Endpoint},
     in_flight::InFlightCounters,
-    internal_api::RailsAuthorizer,
+    internal_api::InternalApiAuthorizer,
     project_environments::ProjectEnvironment,
     response::GitLabError,
     setup::GitLabSetup,

@@ -48,7 +48,7 @@ pub struct FetchError(String);
 
 /// Connects to issuers by HTTP or HTTPS.
 #[derive(Debug)]
-pub struct HttpClient {
+pub struct IssuerClient {
     authority: Option<PathBuf>,
     /// TLS with the authorities of the system, which are read once.
     system: OnceLock<Arc<ClientConfig>>,
@@ -66,7 +66,7 @@ impl FetchError {
     }
 }
 
-impl HttpClient {
+impl IssuerClient {
     /// Creates a client that trusts the authorities of a PEM file, which is read for each request, or those of the system.
     pub fn new(authority: Option<PathBuf>) -> Self {
         Self { authority, system: OnceLock::new() }
@@ -135,7 +135,7 @@ impl HttpClient {
     }
 }
 
-impl DocumentSource for HttpClient {
+impl DocumentSource for IssuerClient {
     fn get<'a>(&'a self, url: &'a EndpointUrl) -> BoxFuture<'a, Result<Bytes, FetchError>> {
         let request = Request::get(url.uri()).body(Full::default()).expect("a valid request");
         Box::pin(async move {
@@ -184,7 +184,7 @@ mod tests {
 
     async fn get(response: &str) -> Result<Bytes, String> {
         let (url, _server) = server(response.to_owned()).await;
-        HttpClient::new(None).get(&url).await.map_err(|error| error.to_string())
+        IssuerClient::new(None).get(&url).await.map_err(|error| error.to_string())
     }
 
     #[tokio::test]

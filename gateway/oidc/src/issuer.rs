@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{
-    DocumentSource, FetchError, HttpClient, OidcConfig, OidcMetrics, ProviderMetadata, TokenError,
+    DocumentSource, FetchError, IssuerClient, OidcConfig, OidcMetrics, ProviderMetadata, TokenError,
     UnverifiedToken, VerifiedToken, key_state::KeyState, keys::KeySet, policy::TokenPolicy, scope_of,
 };
 
@@ -54,7 +54,7 @@ impl Issuers {
     /// Checks the section `oidc` of a configuration file. Files with authorities are read, and no issuer is contacted.
     pub fn read(file: &Path, config: &OidcConfig) -> Result<Self, ConfigError> {
         Self::with_sources(file, config, |index, authority| {
-            let client = HttpClient::new(authority.as_ref().map(|path| path.value.clone()));
+            let client = IssuerClient::new(authority.as_ref().map(|path| path.value.clone()));
             match (client.check(), authority) {
                 (Err(what), Some(path)) => {
                     let key = format!("oidc.issuers[{index}].ca_certificate_file");

@@ -21,7 +21,7 @@ mod scopes;
 mod token;
 
 pub use self::{
-    client::{DocumentSource, FetchError, HttpClient},
+    client::{DocumentSource, FetchError, IssuerClient},
     config::{IssuerConfig, OidcConfig, SigningAlgorithm, StreamGrace},
     endpoint::{EndpointUrl, EndpointUrlError},
     issuer::{Issuer, Issuers, KeysUnavailable},

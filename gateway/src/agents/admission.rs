@@ -108,7 +108,7 @@ impl AgentServer {
     ) -> Result<Option<(SecretString, (AgentIdentity, Arc<dyn AgentAuthenticator>))>, HandshakeError> {
         let (token, address) = (bearer(headers), address_key(client));
         let recalled = match &token {
-            Some(token) => self.sources.recall(token).await,
+            Some(token) => self.sources.lookup(token).await,
             None => Some(false),
         };
         self.check_address(self.address_rate.check(address, recalled == Some(true)))?;

@@ -30,7 +30,7 @@ fn instance(TunnelEntry { hello, since, .. }: &TunnelEntry) -> Instance {
     }
 }
 
-/// Truncates a time to seconds, the precision of the directory.
+/// Truncates a time to seconds, the precision of the route store.
 fn seconds(time: SystemTime) -> SystemTime {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(since.as_secs())

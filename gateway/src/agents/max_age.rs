@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::cut_age::{CutAge, CutAges, Loss};
+use super::lifetime::{DetectedLifetime, LifetimeDetector, Loss};
 use crate::config::ConnectionAge;
 
 /// The part of the age at which connections are cut after which a tunnel is replaced. The rest is for the jitter, and for
@@ -22,7 +22,7 @@ const SHARE: f64 = 0.85;
 #[derive(Debug)]
 pub struct MaxAge {
     configured: ConnectionAge,
-    cut_ages: Mutex<CutAges>,
+    lifetimes: Mutex<LifetimeDetector>,
     /// A cut age was detected.
     detected: watch::Sender<()>,
     cut_age: Gauge,
@@ -31,15 +31,15 @@ pub struct MaxAge {
 impl MaxAge {
     /// Begins with the configured age. `cut_age` is the metric of the age that was detected last, in seconds.
     pub(crate) fn new(configured: ConnectionAge, cut_age: Gauge) -> Self {
-        Self { configured, cut_ages: Mutex::default(), detected: watch::Sender::new(()), cut_age }
+        Self { configured, lifetimes: Mutex::default(), detected: watch::Sender::new(()), cut_age }
     }
 
     /// Records that a tunnel of the agent with this name broke off.
     pub(super) fn record_loss(&self, loss: Loss, name: &AgentName) {
-        let Some(detected) = self.cut_ages.lock().record_loss(loss) else { return };
+        let Some(detected) = self.lifetimes.lock().record_loss(loss) else { return };
         let (age, agent) = match detected {
-            CutAge::OfAll(age) => (age, None),
-            CutAge::OfAgent(age) => (age, Some(name.as_str())),
+            DetectedLifetime::OfAll(age) => (age, None),
+            DetectedLifetime::OfAgent(age) => (age, Some(name.as_str())),
         };
         self.cut_age.set(i64::try_from(age.as_secs()).unwrap_or(i64::MAX));
         self.detected.send_replace(());
@@ -77,7 +77,7 @@ impl MaxAge {
         let initial = self.configured.initial();
         match self.configured {
             ConnectionAge::Auto => {
-                let cut_age = self.cut_ages.lock().of(agent, now);
+                let cut_age = self.lifetimes.lock().of(agent, now);
                 cut_age.map_or(initial, |cut_age| cut_age.mul_f64(SHARE).min(initial))
             }
             ConnectionAge::Fixed(_) => initial,

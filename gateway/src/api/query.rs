@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use proto::AgentId;
 
-/// The most agents of one page, which is one lookup in the directory.
+/// The most agents of one page, which is one lookup in the route store.
 const MAX_LIMIT: usize = 500;
 /// The agents of one page without `limit`.
 pub(super) const DEFAULT_LIMIT: usize = 100;

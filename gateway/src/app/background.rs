@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::App;
 use crate::{
-    config::IdentityConfig, disabled::KillSwitch, metrics::certificate::CertificateExpirations,
+    config::IdentityConfig, kill_switch::KillSwitch, metrics::certificate::CertificateExpirations,
     tasks::TaskGroup, tls::Certificate,
 };
 

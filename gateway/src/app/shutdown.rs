@@ -66,7 +66,7 @@ impl From<GracePeriods> for Deadlines {
 ///    each opens a tunnel to another replica before it closes the one to this replica.
 /// 3. Requests of callers finish. After `shutdown_grace_period` their connections are cut.
 /// 4. Meanwhile other replicas are served. Their new requests are accepted for `private_api.listen.listen_grace_period`,
-///    until their directory has the new owners of the agents. Their requests in flight may finish until the later end of both
+///    until their route store has the new owners of the agents. Their requests in flight may finish until the later end of both
 ///    periods. Then their connections are cut.
 /// 5. Agents leave. After [`LEAVE_TIMEOUT`] their tunnels are cut: an agent without another replica may never leave.
 /// 6. Background tasks end: the last spans are exported, and this replica is removed from Redis. Then they are cut.

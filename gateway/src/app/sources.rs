@@ -3,7 +3,7 @@
 use access::{AccessControl, CallerAuthorizer, Identity, OidcAuthorizer, UnknownCredentials};
 use gitlab::{
     AgentNames, CallerValidity, GitLabAgents, GitLabAuthorizer, GitLabClient, InFlightCounters,
-    RailsAuthorizer, Verifier, deployments::Deployments,
+    InternalApiAuthorizer, Verifier, deployments::Deployments,
 };
 use oidc::Issuers;
 use std::sync::Arc;
@@ -53,7 +53,12 @@ pub(super) fn access_control(
     let mut sources: Vec<Arc<dyn CallerAuthorizer>> = vec![Arc::new(identities.clone())];
     if let Some(verifier) = api_tokens {
         let names = gitlab.as_ref().map(|(_, names)| names.clone());
-        sources.push(Arc::new(RailsAuthorizer::new(verifier, identities.clone(), names, in_flight.clone())));
+        sources.push(Arc::new(InternalApiAuthorizer::new(
+            verifier,
+            identities.clone(),
+            names,
+            in_flight.clone(),
+        )));
     }
     sources.push(Arc::new(OidcAuthorizer::new(issuers.clone(), identities.clone(), Arc::clone(&unknown))));
     let gitlab = gitlab.map(|(client, names)| {

@@ -29,7 +29,7 @@ use crate::{
     api::ApiServer,
     audit::{self, AuditLog},
     config::{Config, IdentityConfig},
-    disabled::{self, DisableRule},
+    kill_switch::{self, DisableRule},
     listen::{BindError, Listener},
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
     tls::{Certificate, MutualTls},
@@ -140,7 +140,7 @@ impl ValidatedConfig {
         let environments = environments.transpose()?;
         let disabled = config.disabled.file.as_ref().map(|path| {
             exists("disabled.file", path)?;
-            disabled::file::read(&path.value)
+            kill_switch::file::read(&path.value)
         });
         let disabled = disabled.transpose()?.unwrap_or_default();
         let issuers = Issuers::read(file, &config.oidc)?;

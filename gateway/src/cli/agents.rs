@@ -90,7 +90,7 @@ Columns:
   STATE       connected, away,
               elsewhere (connected to other replicas only),
               never (since kas started),
-              unknown (the directory is unavailable),
+              unknown (Redis is unavailable),
               draining (with --output wide: the tunnel will be replaced);
               with ,disabled if the kill switch stops all its requests,
               ,several-clusters if its token is used in more than one,

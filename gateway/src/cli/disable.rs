@@ -14,7 +14,7 @@ use proto::ServiceName;
 use super::error::{CliError, CommandResult, print};
 use crate::{
     config::Config,
-    disabled::{DisableRule, Selector, file},
+    kill_switch::{DisableRule, Selector, file},
 };
 
 /// Disable requests: of everything, a service, an agent or a caller

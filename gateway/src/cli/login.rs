@@ -15,7 +15,7 @@ use std::{
 };
 
 use clap::{ValueEnum, ValueHint, builder::NonEmptyStringValueParser};
-use oidc::{EndpointUrl, EndpointUrlError, HttpClient, ProviderMetadata, scopes_for};
+use oidc::{EndpointUrl, EndpointUrlError, IssuerClient, ProviderMetadata, scopes_for};
 use secrecy::SecretString;
 use settings::unreadable;
 
@@ -66,8 +66,8 @@ pub(super) struct Login {
     #[arg(long, value_name = "SCOPES", overrides_with = "scopes", value_parser = NonEmptyStringValueParser::new())]
     scopes: Option<String>,
     /// The token of the issuer that kas gets
-    #[arg(long, value_enum, value_name = "KIND", default_value_t = TokenKind::Id)]
-    token: TokenKind,
+    #[arg(long, value_enum, value_name = "KIND", default_value_t = RequestedToken::Id)]
+    token: RequestedToken,
     /// The URL at which this command waits for the browser; without a port, a free one is used
     #[arg(long, value_name = "URL", default_value = "http://localhost/callback")]
     redirect_uri: RedirectUri,
@@ -79,7 +79,7 @@ pub(super) struct Login {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum TokenKind {
+enum RequestedToken {
     /// The ID token
     Id,
     /// The access token, which must be a JWT
@@ -113,7 +113,7 @@ impl Login {
     pub(super) fn run(self) -> CommandResult {
         let exec = ExecInfo::from_env(env::var("KUBERNETES_EXEC_INFO").ok().as_deref())?;
         let secret = self.client_secret_file.as_deref().map(read_secret).transpose()?;
-        let http = HttpClient::new(self.ca_file.clone());
+        let http = IssuerClient::new(self.ca_file.clone());
         http.check().map_err(CliError::usage)?;
         let cache = TokenCache::open(&self.cache_key())?;
 
@@ -145,7 +145,7 @@ impl Login {
     /// Refreshes the cached tokens, or lets the user log in.
     async fn get_tokens(
         &self,
-        http: HttpClient,
+        http: IssuerClient,
         secret: Option<SecretString>,
         cached: Option<Tokens>,
     ) -> Result<Tokens, CliError> {

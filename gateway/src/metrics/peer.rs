@@ -48,7 +48,7 @@ pub enum ForwardResult {
 pub enum ProbeResult {
     /// The replica accepts the request.
     Accepted,
-    /// The replica does not hold the agent: the directory was stale.
+    /// The replica does not hold the agent: the route store was stale.
     NotConnected,
     /// The replica holds the agent, but declines this request.
     Declined,

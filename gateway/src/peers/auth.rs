@@ -2,7 +2,7 @@
 //!
 //! The MAC of a request covers all that decides its effect: sender and receiver, the URL that the sender has dialed, agent, service,
 //! method, path, time, sequence number, and the headers that decide about identity. A replica accepts requests to its own URL only,
-//! so that nobody can stand between two replicas by changing a URL in the directory. The MAC does not cover other headers and the
+//! so that nobody can stand between two replicas by changing a URL in the route store. The MAC does not cover other headers and the
 //! body, and it hides nothing: TLS is for that.
 //! A signed request is valid for a few seconds, and [`replay`] accepts it once.
 
@@ -282,7 +282,7 @@ mod tests {
             ("kind", PeerHeader { kind: PeerRequestKind::Probe, ..header.clone() }),
             ("from", PeerHeader { from: to.id, ..header.clone() }),
             ("agent", PeerHeader { agent: AgentId(2), ..header.clone() }),
-            ("class", PeerHeader { class: RequestClass::Long, ..header.clone() }),
+            ("class", PeerHeader { class: RequestClass::Streaming, ..header.clone() }),
             ("sent_ms", PeerHeader { sent_ms: 1001, ..header.clone() }),
             ("sequence", PeerHeader { sequence: 2, ..header.clone() }),
         ] {

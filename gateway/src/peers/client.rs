@@ -65,7 +65,7 @@ pub struct OwnerConnection {
     connection: PeerConnection,
 }
 
-/// An owner in the directory that does not take the request.
+/// An owner in the route store that does not take the request.
 #[derive(Debug)]
 pub struct OwnerError {
     /// The owner.
@@ -114,13 +114,13 @@ impl PeerClient {
         Some(OwnerConnection { client: self.clone(), peer, connection })
     }
 
-    /// Probes the owners in the directory, and returns the first one that accepts the request.
+    /// Probes the owners in the route store, and returns the first one that accepts the request.
     ///
     /// The next owner gets its probe when the one before declines, or after 10 ms.
     ///
     /// # Errors
     ///
-    /// Returns the error of each owner if no owner accepts the request. There are none if the directory has no owner.
+    /// Returns the error of each owner if no owner accepts the request. There are none if the route store has no owner.
     pub async fn find_owner(
         &self,
         store: &dyn RouteStore,
@@ -162,7 +162,7 @@ impl PeerClient {
         }
     }
 
-    /// Returns the owners in the directory without this replica, ejected ones last. The others take turns.
+    /// Returns the owners in the route store without this replica, ejected ones last. The others take turns.
     async fn ranked_owners(
         &self,
         store: &dyn RouteStore,

@@ -163,7 +163,7 @@ impl PeerReplica {
         let [short, long] = self.slots.current();
         match class {
             RequestClass::Short => short,
-            RequestClass::Long => long,
+            RequestClass::Streaming => long,
         }
     }
 }
@@ -230,7 +230,7 @@ impl PeerConnector for TcpConnector {
                 }
                 (false, None) => handshake(connect_tcp(&url).await?, &settings).await,
                 (true, Some(tls)) => handshake(tls.connect(&url).await?, &settings).await,
-                // An attacker who can write an address into the directory must not be able to turn TLS off.
+                // An attacker who can write an address into the route store must not be able to turn TLS off.
                 (false, Some(_)) => {
                     Err(PeerError::Unreachable(format!("{url} has no TLS, but this replica requires it")))
                 }

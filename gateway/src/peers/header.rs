@@ -39,7 +39,7 @@ pub enum PeerRequestKind {
     Forward,
     /// A check whether the receiver is the expected replica and accepts requests of the sender.
     Ping,
-    /// A request to ping the sender at its address in the directory.
+    /// A request to ping the sender at its address in the route store.
     PingBack,
 }
 
@@ -119,7 +119,7 @@ impl PeerHeader {
             },
             class: match class {
                 0 => RequestClass::Short,
-                1 => RequestClass::Long,
+                1 => RequestClass::Streaming,
                 _ => return Err(DecodeError::Malformed),
             },
             from: ReplicaId::from_bytes(*from),
@@ -145,7 +145,7 @@ impl PeerHeader {
         };
         content[1] = match class {
             RequestClass::Short => 0,
-            RequestClass::Long => 1,
+            RequestClass::Streaming => 1,
         };
         content[2..18].copy_from_slice(&from.to_bytes());
         content[18..26].copy_from_slice(&agent.0.to_be_bytes());
@@ -170,7 +170,7 @@ mod tests {
             kind: PeerRequestKind::Forward,
             from: ReplicaId::random(),
             agent: AgentId(42),
-            class: RequestClass::Long,
+            class: RequestClass::Streaming,
             sent_ms: u64::MAX,
             sequence: 17,
             mac: Some(Mac([9; 32])),

@@ -37,7 +37,7 @@ const RETRY_PERIOD: Duration = Duration::from_secs(5);
 pub struct ReachabilityProbe {
     /// Sends the pings.
     pub client: PeerClient,
-    /// The directory of replicas.
+    /// The route store, with the addresses of replicas.
     pub store: Arc<dyn RouteStore>,
     /// This replica, with its published address.
     pub own: Replica,
@@ -137,7 +137,7 @@ impl ReachabilityProbe {
                 ) => {
                     refused = Some(format!("replica {} at {}: {error}", other.id, other.url));
                 }
-                // The other replica is down, or its copy of the directory does not have this replica yet.
+                // The other replica is down, or its copy of the route store does not have this replica yet.
                 Err(_) => {}
             }
         }

@@ -1,7 +1,7 @@
 //! The server: answers requests of other replicas on the private listener.
 //!
 //! A request of another replica is sent into a tunnel that ends here, and never to a third replica. A ping-back makes this
-//! replica connect to the sender, at no other address than that in the directory.
+//! replica connect to the sender, at no other address than that in the route store.
 
 use std::{fmt::Display, sync::Arc, time::Duration};
 
@@ -46,7 +46,7 @@ pub struct PeerServer {
     verifier: RequestVerifier,
     /// Pings replicas that ask for it.
     client: PeerClient,
-    /// The directory with the addresses of other replicas.
+    /// The route store with the addresses of other replicas.
     store: Arc<dyn RouteStore>,
     /// The limits of HTTP/2.
     settings: TunnelConfig,
@@ -204,10 +204,10 @@ impl PeerServer {
         }
     }
 
-    /// Pings the replica at its address in the directory.
+    /// Pings the replica at its address in the route store.
     async fn ping_back(&self, replica: ReplicaId) -> ProbeResponse {
         let Some(replica) = self.store.replica(replica) else {
-            let message = "the directory has no address of the replica".to_owned();
+            let message = "the route store has no address of the replica".to_owned();
             return ProbeResponse::Declined { reason: Reason::AgentNotConnected, message };
         };
         match self.client.ping(&replica).await {

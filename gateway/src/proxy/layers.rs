@@ -14,7 +14,7 @@ use tracing::field::display;
 
 use super::{
     context::{ProxyRequest, RequestContext},
-    response_body::TrackedBody,
+    response_body::GuardedBody,
 };
 use crate::traces::RequestTrace;
 
@@ -24,9 +24,9 @@ use crate::traces::RequestTrace;
 /// with side effects was made.
 pub(super) fn cors<S>(
     inner: S,
-) -> impl Service<ProxyRequest, Response = Response<TrackedBody>, Error = Infallible, Future: Send> + Clone + Send
+) -> impl Service<ProxyRequest, Response = Response<GuardedBody>, Error = Infallible, Future: Send> + Clone + Send
 where
-    S: Service<ProxyRequest, Response = Response<TrackedBody>, Error = Infallible, Future: Send>
+    S: Service<ProxyRequest, Response = Response<GuardedBody>, Error = Infallible, Future: Send>
         + Clone
         + Send,
 {
@@ -38,7 +38,7 @@ where
                 Err(error) => return Ok(Box::pin(refuse(&request.context, &error)).await),
             };
             if let Some(response) = cors.preflight(&request.head) {
-                return Ok(response.map(TrackedBody::untracked));
+                return Ok(response.map(GuardedBody::untracked));
             }
 
             let mut response = inner.call(request).await?;
@@ -68,9 +68,9 @@ where
 /// Renders errors in the dialect of the caller.
 pub(super) fn render_errors<S>(
     inner: S,
-) -> impl Service<ProxyRequest, Response = Response<TrackedBody>, Error = Infallible, Future: Send> + Clone + Send
+) -> impl Service<ProxyRequest, Response = Response<GuardedBody>, Error = Infallible, Future: Send> + Clone + Send
 where
-    S: Service<ProxyRequest, Response = Response<TrackedBody>, Error = RequestError, Future: Send>
+    S: Service<ProxyRequest, Response = Response<GuardedBody>, Error = RequestError, Future: Send>
         + Clone
         + Send,
 {
@@ -107,7 +107,7 @@ where
 }
 
 /// Builds the response to a request that kas or its agent refused or failed, and logs it.
-async fn refuse(context: &RequestContext, error: &RequestError) -> Response<TrackedBody> {
+async fn refuse(context: &RequestContext, error: &RequestError) -> Response<GuardedBody> {
     let (server, reason) = (&context.server, error.reason.as_str());
     context.trace.lock().record_error(error);
     let trace = context.trace_id();
@@ -120,5 +120,5 @@ async fn refuse(context: &RequestContext, error: &RequestError) -> Response<Trac
     }
     let mut response = error.render(&context.error_format, &context.id, trace);
     context.body.finish(context.version, response.headers_mut()).await;
-    response.map(TrackedBody::untracked)
+    response.map(GuardedBody::untracked)
 }

@@ -16,7 +16,7 @@ use tunnel::{Body, upgrade};
 
 use super::{
     context::{Access, AccessEnded, RequestContext},
-    response_body::{ConcurrencyPermit, ResponseGuard, TrackedBody},
+    response_body::{ConcurrencyPermit, GuardedBody, ResponseGuard},
     upgrade::PendingUpgrade,
 };
 use crate::{destination::AgentLabel, forward::ForwardedResponse, headers, timing::RequestTiming};
@@ -36,7 +36,7 @@ pub(super) async fn respond(
     permit: ConcurrencyPermit,
     upgrade: Option<OnUpgrade>,
     forwarded: ForwardedResponse,
-) -> Result<Response<TrackedBody>, RequestError> {
+) -> Result<Response<GuardedBody>, RequestError> {
     let ForwardedResponse { mut response, request_permit, sent } = forwarded;
     let server = &context.server;
     if let Some(error) = agent_error(&response, access.destination.label()) {
@@ -72,7 +72,7 @@ pub(super) async fn respond(
             let budget = server.budget.add(upgraded.monitor(), move || release.cancel());
             let guard = guard(response.status());
             PendingUpgrade { context, ended, upgraded, outside, guard, permit, budget, over_budget }.spawn();
-            Ok(response.map(TrackedBody::untracked))
+            Ok(response.map(GuardedBody::untracked))
         }
         _ if response.status() == StatusCode::SWITCHING_PROTOCOLS => Err(RequestError::new(
             Reason::AgentMisbehaved,
@@ -131,12 +131,12 @@ fn track(
     ended: AccessEnded,
     guard: ResponseGuard,
     permit: ConcurrencyPermit,
-) -> Response<TrackedBody> {
+) -> Response<GuardedBody> {
     let may_grow = may_grow(response.headers());
     let multiplexed = context.version == Version::HTTP_2;
     response.map(|body| {
         let monitor = body.monitor();
-        let tracked = TrackedBody::new(body, guard, permit);
+        let tracked = GuardedBody::new(body, guard, permit);
         // A response that has arrived whole has no stream: it needs no budget, and its request has ended.
         let Some(monitor) = monitor else { return tracked };
         let tracked = tracked.with_cut(ended);

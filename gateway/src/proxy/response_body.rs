@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// A response body that holds a [`ResponseGuard`] until the caller has the last byte or has closed the stream.
-pub(super) struct TrackedBody {
+pub(super) struct GuardedBody {
     body: Body,
     metrics: Option<Arc<ServiceMetrics>>,
     audited: Option<Arc<ByteCounts>>,
@@ -111,7 +111,7 @@ impl Drop for ConcurrencyPermit {
     }
 }
 
-impl TrackedBody {
+impl GuardedBody {
     /// Wraps the body of a response that came through a tunnel.
     pub(super) fn new(body: Body, guard: ResponseGuard, permit: ConcurrencyPermit) -> Self {
         let metrics = Some(Arc::clone(&guard.metrics));
@@ -159,7 +159,7 @@ impl TrackedBody {
     }
 }
 
-impl http_body::Body for TrackedBody {
+impl http_body::Body for GuardedBody {
     type Data = Bytes;
     type Error = BodyError;
 

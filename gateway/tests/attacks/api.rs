@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use gateway::internals::api_messages::{Empty, GetServerInfoResponse};
+use gateway::test_support::api_messages::{Empty, GetServerInfoResponse};
 use gitlab::{TokenError, Verifier};
 use http::{Request, StatusCode, header::AUTHORIZATION};
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! Hosts that name other agents than the credential, the path or the connection.
 
-use gateway::internals::TlsName;
+use gateway::test_support::TlsName;
 use http::Request;
 use serde_json::json;
 use testing::kas::{

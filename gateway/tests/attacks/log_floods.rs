@@ -51,7 +51,7 @@ fn acknowledgements() -> Vec<u8> {
 
 #[tokio::test(start_paused = true)]
 async fn attack_83_caller_without_a_credential_cannot_flood_the_log_of_kas() {
-    let (log, _guard) = Log::collect(gateway::internals::log_filter(LevelFilter::INFO));
+    let (log, _guard) = Log::collect(gateway::test_support::log_filter(LevelFilter::INFO));
     let world = World::new();
     let _honest = world.agent(services()).await;
     let mut attacker = caller(&world, &[]).await;

@@ -125,7 +125,7 @@ async fn private_signed_request_is_accepted_once() {
     target.assert_served().await;
 }
 
-/// A ping-back makes a replica connect: only for another replica, and only to its address in the directory.
+/// A ping-back makes a replica connect: only for another replica, and only to its address in the route store.
 #[tokio::test(start_paused = true)]
 async fn private_stranger_causes_no_connection() {
     let target = Target::new().await;

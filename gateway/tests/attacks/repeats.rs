@@ -9,7 +9,7 @@ use std::{
 };
 
 use agent::Services;
-use gateway::disabled;
+use gateway::kill_switch;
 use http::{Request, Response, StatusCode};
 use testing::kas::{fleet::TestFleet, server, world::World};
 use tokio::{
@@ -181,7 +181,7 @@ async fn attack_80_relayed_exec_ends_by_kill_switch_revocation_and_death() {
     let (fleet, _agent, mut execs) = relayed().await;
     let near = &fleet.replicas[0];
     let disable = |world: &World, rules| {
-        let rules = disabled::file::parse(std::path::Path::new("disabled.yaml"), rules).unwrap();
+        let rules = kill_switch::file::parse(std::path::Path::new("disabled.yaml"), rules).unwrap();
         world.kas.callers.kill_switch.set_file(rules);
     };
     for cause in ["kill switch", "rights", "caller", "tunnel"] {

@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use futures_util::future::join_all;
-use gateway::disabled;
+use gateway::kill_switch;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -93,7 +93,7 @@ async fn exec_that_a_rule_disables_is_cut_and_its_tunnel_stays() {
     let mut by_hand = agent(&world, &[]).await;
     let exec = exec(&world, &mut by_hand).await;
     let disable = |rules: &str| {
-        let rules = disabled::file::parse(Path::new("disabled.yaml"), rules).unwrap();
+        let rules = kill_switch::file::parse(Path::new("disabled.yaml"), rules).unwrap();
         world.kas.callers.kill_switch.set_file(rules);
     };
     disable("rules: [{caller: me, service: prometheus, reason: another service}]");

@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use agent::Services;
-use gateway::disabled;
+use gateway::kill_switch;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use testing::kas::{
@@ -34,7 +34,7 @@ const ENDS: [End; 4] = [
 ];
 
 fn disable(world: &World, rules: &str) {
-    let rules = disabled::file::parse(Path::new("disabled.yaml"), rules).unwrap();
+    let rules = kill_switch::file::parse(Path::new("disabled.yaml"), rules).unwrap();
     world.kas.callers.kill_switch.set_file(rules);
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use access::{Identity, token::TokenHash};
 use agent::Services;
-use gateway::{config::ProxyProtocol, internals::AddressRules};
+use gateway::{config::ProxyProtocol, test_support::AddressRules};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use secrecy::ExposeSecret as _;

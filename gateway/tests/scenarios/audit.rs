@@ -9,7 +9,7 @@ use std::{
 };
 
 use agent::Services;
-use gateway::{audit::AuditLog, disabled::file};
+use gateway::{audit::AuditLog, kill_switch::file};
 use http::{Method, Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;

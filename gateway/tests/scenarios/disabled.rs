@@ -4,7 +4,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use agent::Services;
-use gateway::disabled::{DisableRule, file};
+use gateway::kill_switch::{DisableRule, file};
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;

@@ -4,7 +4,7 @@
 use std::{path::Path, time::Duration};
 
 use agent::Services;
-use gateway::disabled::{file, fleet};
+use gateway::kill_switch::{file, fleet};
 use gitlab::ApiRateLimit;
 use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::BodyExt as _;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use access::{Identity, token::TokenHash};
 use agent::Services;
-use gateway::internals::api_messages::{
+use gateway::test_support::api_messages::{
     AgentSelector, ConnectedAgentInfo, Empty, GetConnectedAgentsByAgentIdsRequest, GetConnectedAgentsRequest,
     GetConnectedAgentsResponse, GetServerInfoResponse, GitPushEvent, GitPushEventRequest, GitalyInfo,
     ListAgentConfigFilesRequest, ListAgentConfigFilesResponse, Project,

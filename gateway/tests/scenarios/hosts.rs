@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use gateway::disabled::file;
+use gateway::kill_switch::file;
 use http::{Request, Response, StatusCode, header::HOST};
 use serde_json::json;
 use testing::kas::world::{World, text};

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use agent::Services;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};
-use gateway::internals::TlsName;
+use gateway::test_support::TlsName;
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};

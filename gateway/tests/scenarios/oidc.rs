@@ -6,7 +6,7 @@ use std::{io, path::Path, pin::pin, sync::Arc, time::Duration};
 use agent::Services;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
-use gateway::disabled::{DisableRule, file};
+use gateway::kill_switch::{DisableRule, file};
 use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};

@@ -10,7 +10,7 @@ use std::{
 };
 
 use agent::{Dial, DialError};
-use gateway::internals::Rebalancer;
+use gateway::test_support::Rebalancer;
 use http::StatusCode;
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use agent::Services;
-use gateway::internals::Traces;
+use gateway::test_support::Traces;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use opentelemetry::{

@@ -8,7 +8,7 @@ use std::{fmt, path::Path};
 use anyhow::{Context as _, ensure};
 use loadtest::{
     installation::stack::{StackConfig, redis::RedisProcess},
-    load::{self, LoadTarget, client::Connection, options::write_json, progress::Counter},
+    load::{self, LoadTarget, client::LoadConnection, options::write_json, progress::Counter},
 };
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
@@ -86,7 +86,7 @@ async fn count(work: &Path, upstream: &Nginx, requests: u64) -> anyhow::Result<I
 }
 
 async fn send(target: &LoadTarget, requests: u64) -> anyhow::Result<()> {
-    let mut connection = Connection::open(target, 16 * 1024, Counter::default()).await?;
+    let mut connection = LoadConnection::open(target, 16 * 1024, Counter::default()).await?;
     for _ in 0..requests {
         let (head, _) = connection.exchange(&target.requests()[0]).await?;
         ensure!(head.status == 200, "status {}", head.status);

@@ -19,10 +19,10 @@ use agent::policy::PolicyEnforcer;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use gateway::{
-    internals::{
+    metrics::Metrics,
+    test_support::{
         self, Destination, ForwardedFor, PeerAddress, ProxyHeaders, RequestTiming, RequestTrace, class,
     },
-    metrics::Metrics,
 };
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header::AUTHORIZATION};
 use loadtest::{
@@ -176,7 +176,7 @@ impl StepFixture {
             },
             step(
                 "headers to the agent",
-                time(request, |headers| internals::to_agent(headers, proxy_headers)),
+                time(request, |headers| test_support::to_agent(headers, proxy_headers)),
             ),
             step("choice and release of a tunnel", time(&(), |()| self.request_permit())),
             step("Server-Timing header", time(&self.passed_answer, |headers| stages().write(headers))),
@@ -191,7 +191,7 @@ impl StepFixture {
             ),
             step(
                 "headers to the caller",
-                time(&self.passed_answer, |headers| internals::to_caller(headers, false, &[], &self.id)),
+                time(&self.passed_answer, |headers| test_support::to_caller(headers, false, &[], &self.id)),
             ),
             step("log line (disabled)", time(&(), |()| self.log(&told))),
         ];

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::load::{
     LoadError, LoadTarget,
-    client::{self, Connection, ResponseHead},
+    client::{self, LoadConnection, ResponseHead},
     progress::Counter,
 };
 
@@ -47,7 +47,7 @@ pub(crate) struct Endpoint {
     /// The number of the replica; 0 is the affected one.
     replica: usize,
     /// Idle connections that can be used again.
-    idle: Mutex<Vec<Connection>>,
+    idle: Mutex<Vec<LoadConnection>>,
 }
 
 /// One request.
@@ -94,7 +94,7 @@ impl Backend {
                 ticks.tick().await;
                 let Some(backend) = watched.upgrade() else { return };
                 let asking = async {
-                    let mut connection = Connection::open(&readiness, HEAD, Counter::default()).await?;
+                    let mut connection = LoadConnection::open(&readiness, HEAD, Counter::default()).await?;
                     let (head, _) = connection.exchange(&readiness.requests()[0]).await?;
                     Ok::<_, LoadError>(head.status == 200)
                 };

@@ -28,7 +28,7 @@ use self::{
 };
 use crate::load::{
     LoadTarget,
-    client::Connection,
+    client::LoadConnection,
     progress::Counter,
     target::{TargetOptions, read_token},
 };
@@ -254,7 +254,7 @@ pub async fn wait_until_ready(target: &LoadTarget) -> anyhow::Result<()> {
     let deadline = Instant::now() + START;
     loop {
         let exchange = async {
-            let mut connection = Connection::open(target, 16 * 1024, Counter::default()).await?;
+            let mut connection = LoadConnection::open(target, 16 * 1024, Counter::default()).await?;
             connection.exchange(&target.requests()[0]).await
         };
         let why = match exchange.await {

@@ -20,7 +20,7 @@ const HEAD: usize = 16 * 1024;
 const MAX_HEADERS: usize = 128;
 
 /// A connection that carries one request at a time.
-pub struct Connection {
+pub struct LoadConnection {
     io: BoxIo,
     buffer: Box<[u8]>,
     received: Counter,
@@ -49,7 +49,7 @@ enum Framing {
     UntilClose,
 }
 
-impl Connection {
+impl LoadConnection {
     /// Dials the target.
     ///
     /// `buffer` is the size of one read and the size limit of a response head, in bytes. `received` counts the bytes of
@@ -183,16 +183,16 @@ impl Connection {
 /// closed it meanwhile, as any HTTP client does. Returns the head, and the connection if another request may follow on it.
 /// Dropping the future closes the connection.
 pub async fn send_over(
-    kept: Option<Connection>,
+    kept: Option<LoadConnection>,
     target: &LoadTarget,
     request: &[u8],
-) -> Result<(ResponseHead, Option<Connection>), LoadError> {
+) -> Result<(ResponseHead, Option<LoadConnection>), LoadError> {
     let mut kept = kept;
     loop {
         let is_kept = kept.is_some();
         let mut connection = match kept.take() {
             Some(connection) => connection,
-            None => Connection::open(target, HEAD, Counter::default()).await?,
+            None => LoadConnection::open(target, HEAD, Counter::default()).await?,
         };
         let responded = async {
             connection.send(request).await?;
@@ -310,7 +310,7 @@ mod tests {
             server.read_exact(&mut request).await.unwrap();
             server.write_all(bytes.as_bytes()).await.unwrap();
         });
-        let mut connection = Connection::over(Box::new(io), 128, Counter::default());
+        let mut connection = LoadConnection::over(Box::new(io), 128, Counter::default());
         connection.exchange(b"?").await
     }
 

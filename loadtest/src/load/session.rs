@@ -10,7 +10,7 @@ use tokio_tungstenite::{
     tungstenite::{Error, Message, protocol::Role},
 };
 
-use super::{LoadError, LoadTarget, client::Connection, progress::Counter};
+use super::{LoadError, LoadTarget, client::LoadConnection, progress::Counter};
 
 /// The maximum size of one message, as in kubectl.
 const PIECE: usize = 32 * 1024;
@@ -48,7 +48,7 @@ const PORT: Channels = Channels { out: 0, error: 1, numbered: 2 };
 impl Session {
     /// Dials the target and sends the upgrade request.
     pub async fn open(target: &LoadTarget, request: &[u8], received: Counter) -> Result<Self, LoadError> {
-        let mut connection = Connection::open(target, HEAD, Counter::default()).await?;
+        let mut connection = LoadConnection::open(target, HEAD, Counter::default()).await?;
         connection.send(request).await?;
         let head = connection.head().await?;
         if head.status != 101 {

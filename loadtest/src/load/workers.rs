@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     LoadError, LoadTarget, Tally,
-    client::Connection,
+    client::LoadConnection,
     progress::Counter,
     schedule::{Due, Schedule},
     session::Session,
@@ -66,7 +66,7 @@ pub(crate) enum KeptConnection {
     /// No connection is open.
     #[default]
     None,
-    Requests(Connection),
+    Requests(LoadConnection),
     Session(Box<Session>),
 }
 
@@ -129,7 +129,7 @@ impl Plan {
         }
         let mut connection = match before {
             KeptConnection::Requests(connection) => connection,
-            _ => Connection::open(target, self.buffer, counter.clone()).await?,
+            _ => LoadConnection::open(target, self.buffer, counter.clone()).await?,
         };
         let (head, _) = connection.exchange(request).await?;
         if head.reusable && !self.fresh {

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::{
     RedisMetrics, Shared,
-    client::Connection,
+    client::RedisConnection,
     members::Effect,
     wire::{Event, EventKind},
 };
@@ -129,7 +129,11 @@ impl LookupCache {
 
 impl Shared {
     /// Handles the payload of one event. An event that cannot be decoded is counted and ignored.
-    pub(super) async fn handle_event(&self, connection: &Connection, payload: &[u8]) -> Result<(), String> {
+    pub(super) async fn handle_event(
+        &self,
+        connection: &RedisConnection,
+        payload: &[u8],
+    ) -> Result<(), String> {
         let event = match Event::decode(payload) {
             Ok(event) => event,
             Err(error) => {

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     RedisStore, Shared,
-    client::{Connection, connect},
+    client::{RedisConnection, connect},
     wire::{Event, EventKind, Heartbeat},
 };
 use crate::store::Replica;
@@ -78,7 +78,7 @@ impl Shared {
     }
 
     /// Runs every command of the other scripts, and publishes an event. Returns the output of INFO and the errors.
-    async fn try_commands(&self, connection: &Connection) -> Result<Vec<String>, String> {
+    async fn try_commands(&self, connection: &RedisConnection) -> Result<Vec<String>, String> {
         // Other replicas ignore the event, because they have received no heartbeat of this replica.
         let kind = EventKind::Changed(Vec::new());
         let event = Event { replica: self.replica, generation: 0, sequence: 0, kind };
@@ -87,7 +87,7 @@ impl Shared {
         connection.run(&script, &self.metrics).await
     }
 
-    async fn try_rate_limit(&self, connection: &Connection) -> Result<String, String> {
+    async fn try_rate_limit(&self, connection: &RedisConnection) -> Result<String, String> {
         let mut script = self.scripts.admit.key(self.keys.limit(&self.replica.to_string()));
         let (interval, burst) = (1, 1_000_000);
         script.arg(interval).arg(burst);

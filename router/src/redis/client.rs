@@ -22,7 +22,7 @@ use super::{
 
 /// A connection for commands. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(super) struct Connection {
+pub(super) struct RedisConnection {
     transport: Transport,
     /// Notified when a command of a request failed, so that the sync task makes another connection.
     pub(super) failed: Arc<Notify>,
@@ -55,7 +55,7 @@ impl RedisSettings {
     }
 }
 
-impl Connection {
+impl RedisConnection {
     fn new(transport: Transport) -> Self {
         Self { transport, failed: Arc::new(Notify::new()) }
     }
@@ -120,7 +120,7 @@ impl fmt::Debug for Transport {
 pub(super) async fn connect(
     settings: &RedisSettings,
     channel: &str,
-) -> Result<(Connection, impl Stream<Item = Vec<u8>> + Unpin + use<>), String> {
+) -> Result<(RedisConnection, impl Stream<Item = Vec<u8>> + Unpin + use<>), String> {
     let both = async {
         let (transport, client) = match &settings.servers {
             RedisServers::Single(address) => {
@@ -138,7 +138,7 @@ pub(super) async fn connect(
         };
         let mut events = client.get_async_pubsub().await.map_err(|error| describe_error(&error))?;
         events.subscribe(channel).await.map_err(|error| describe_error(&error))?;
-        Ok((Connection::new(transport), into_payloads(events)))
+        Ok((RedisConnection::new(transport), into_payloads(events)))
     };
     let timed_out = || format!("no connection within {} s", settings.dial_timeout.as_secs_f64());
     timeout(settings.dial_timeout, both).await.unwrap_or_else(|_| Err(timed_out()))

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::{
     RedisStore, Shared,
-    client::{Connection, connect},
+    client::{RedisConnection, connect},
     wire::{Event, EventKind, MAX_DISABLED, WireError, decode, to_json},
 };
 
@@ -34,7 +34,7 @@ pub struct DisabledRecord {
 #[derive(Debug)]
 pub struct DisabledEditor<'a> {
     shared: &'a Shared,
-    connection: Connection,
+    connection: RedisConnection,
     /// The record that is replaced.
     text: Vec<u8>,
     /// The number of replicas that use this Redis.
@@ -126,7 +126,7 @@ impl DisabledEditor<'_> {
 impl Shared {
     /// Reads the record, and offers it to the receivers. If Redis has lost it or has an older one, that of this replica is
     /// written back.
-    pub(super) async fn sync_disabled(&self, connection: &Connection) -> Result<(), String> {
+    pub(super) async fn sync_disabled(&self, connection: &RedisConnection) -> Result<(), String> {
         let accepted = self.disabled.lock().accepted.clone();
         let text = match &accepted {
             Some(record) => self.write_disabled(connection, record, "").await?.1,
@@ -147,7 +147,7 @@ impl Shared {
         self.disabled.lock().seen.clone().unwrap_or_else(|| NO_RECORD.to_owned())
     }
 
-    async fn read_disabled(&self, connection: &Connection) -> Result<Vec<u8>, String> {
+    async fn read_disabled(&self, connection: &RedisConnection) -> Result<Vec<u8>, String> {
         let mut script = self.scripts.disabled.key(self.keys.disabled());
         script.arg(MAX_DISABLED);
         let (_, text): (u8, Vec<u8>) = connection.run(&script, &self.metrics).await?;
@@ -158,7 +158,7 @@ impl Shared {
     /// that Redis has now.
     async fn write_disabled(
         &self,
-        connection: &Connection,
+        connection: &RedisConnection,
         record: &DisabledRecord,
         expected: &str,
     ) -> Result<(bool, Vec<u8>), String> {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     Shared,
-    client::Connection,
+    client::RedisConnection,
     keys::GONE_TTL,
     sync::millis,
     wire::{self, Heartbeat, MAX_RECORD, RouteRecord, WireError, unix_seconds},
@@ -198,7 +198,7 @@ impl Shared {
     /// Forgets the replicas whose heartbeats are missing, and removes their records from Redis.
     ///
     /// Call it after each own event. A replica whose heartbeat key has not expired yet is tried again at the next call.
-    pub(super) async fn cleanup_dead_replicas(&self, connection: &Connection) -> Result<(), String> {
+    pub(super) async fn cleanup_dead_replicas(&self, connection: &RedisConnection) -> Result<(), String> {
         let expired = self.members.lock().remove_expired();
         for id in expired {
             tracing::warn!(replica = %id, "a replica stopped sending heartbeats");
@@ -225,7 +225,7 @@ impl Shared {
     /// Returns false if the replica's heartbeat key still exists, and true also if another replica did it first.
     pub(super) async fn cleanup_replica(
         &self,
-        connection: &Connection,
+        connection: &RedisConnection,
         id: ReplicaId,
     ) -> Result<bool, String> {
         let mut script = self.scripts.cleanup.key(self.keys.replica(id));

@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 
 use super::{
     Shared,
-    client::{Connection, connect},
+    client::{RedisConnection, connect},
     keys::{GONE_TTL, HEARTBEAT_INTERVAL, HEARTBEAT_TTL, HEARTBEATS_PER_AUDIT, ROUTES_TTL},
     members::MAX_REPLICAS,
     routes::RouteField,
@@ -82,7 +82,9 @@ impl SyncTask {
     /// Connects, reads the members, and writes all records of this replica.
     ///
     /// It subscribes to events before it reads or writes anything, so that no change is missed in between.
-    async fn join(&mut self) -> Result<(Connection, impl Stream<Item = Vec<u8>> + Unpin + use<>), String> {
+    async fn join(
+        &mut self,
+    ) -> Result<(RedisConnection, impl Stream<Item = Vec<u8>> + Unpin + use<>), String> {
         let shared = Arc::clone(&self.shared);
         shared.metrics.connections.increment();
         (self.generation, self.sequence) = (self.generation + 1, 0);
@@ -122,7 +124,7 @@ impl SyncTask {
     /// Sends heartbeats and changes and handles events until the connection fails. Returns the reason.
     async fn run_connection(
         &mut self,
-        connection: &Connection,
+        connection: &RedisConnection,
         mut events: impl Stream<Item = Vec<u8>> + Unpin,
     ) -> String {
         let mut ticks = interval_at(Instant::now() + HEARTBEAT_INTERVAL, HEARTBEAT_INTERVAL);
@@ -155,7 +157,7 @@ impl SyncTask {
 
     /// Writes the records of all held agents to the next routes key, which no replica reads. Returns the withdrawn
     /// agents.
-    async fn stage_routes(&self, connection: &Connection) -> Result<Vec<AgentId>, String> {
+    async fn stage_routes(&self, connection: &RedisConnection) -> Result<Vec<AgentId>, String> {
         let (shared, mut withdrawn) = (&self.shared, Vec::new());
         for first in std::iter::once(true).chain(std::iter::repeat(false)) {
             let dirty = shared.routes.lock().take_dirty(BATCH);
@@ -176,7 +178,7 @@ impl SyncTask {
     }
 
     /// Publishes all dirty records.
-    async fn publish_dirty(&mut self, connection: &Connection) -> Result<(), String> {
+    async fn publish_dirty(&mut self, connection: &RedisConnection) -> Result<(), String> {
         loop {
             let dirty = self.shared.routes.lock().take_dirty(BATCH);
             if dirty.is_empty() {
@@ -189,7 +191,7 @@ impl SyncTask {
     /// Writes some fields to Redis, `None` for those to remove, and sends an event for the agents among them.
     async fn publish(
         &mut self,
-        connection: &Connection,
+        connection: &RedisConnection,
         records: Vec<(RouteField, Option<String>)>,
     ) -> Result<(), String> {
         let shared = Arc::clone(&self.shared);
@@ -206,7 +208,7 @@ impl SyncTask {
     }
 
     /// Sends an event for each batch of pushes that other replicas have to learn of.
-    async fn send_pushes(&mut self, connection: &Connection) -> Result<(), String> {
+    async fn send_pushes(&mut self, connection: &RedisConnection) -> Result<(), String> {
         let shared = Arc::clone(&self.shared);
         let pushes = std::mem::take(&mut *shared.unsent_pushes.lock());
         for batch in pushes.chunks(MAX_PUSHES) {
@@ -219,7 +221,7 @@ impl SyncTask {
     }
 
     /// Sends a heartbeat. Every few heartbeats, Redis also compares the number of records and the record of the kill switch.
-    async fn send_heartbeat(&mut self, connection: &Connection) -> Result<(), String> {
+    async fn send_heartbeat(&mut self, connection: &RedisConnection) -> Result<(), String> {
         let shared = Arc::clone(&self.shared);
         let heartbeat = shared.heartbeat();
         let record = heartbeat.encode();
@@ -241,7 +243,7 @@ impl SyncTask {
     }
 
     /// Removes this replica's records and sends its last event.
-    async fn leave(&mut self, connection: &Connection) -> Result<(), String> {
+    async fn leave(&mut self, connection: &RedisConnection) -> Result<(), String> {
         let shared = Arc::clone(&self.shared);
         let event = self.encode_event(EventKind::Left);
         let mut script = shared.scripts.leave.key(shared.keys.replica(shared.replica));
@@ -279,7 +281,7 @@ impl Shared {
     /// Reads the other replicas: the live ones, and the dead ones whose records are still there.
     pub(super) async fn read_members(
         &self,
-        connection: &Connection,
+        connection: &RedisConnection,
     ) -> Result<(Vec<(ReplicaId, Heartbeat)>, Vec<ReplicaId>), String> {
         let mut script = self.scripts.members.key(self.keys.replicas());
         script.arg(self.keys.heartbeats()).arg(MAX_REPLICAS).arg(MAX_RECORD);

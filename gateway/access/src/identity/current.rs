@@ -95,7 +95,7 @@ impl AgentAuthenticator for Identities {
         Box::pin(ready(Ok(self.load().agent(token))))
     }
 
-    fn recall<'a>(&'a self, token: &'a SecretString) -> BoxFuture<'a, Option<bool>> {
+    fn lookup<'a>(&'a self, token: &'a SecretString) -> BoxFuture<'a, Option<bool>> {
         Box::pin(ready(Some(self.load().agent(token).is_some())))
     }
 

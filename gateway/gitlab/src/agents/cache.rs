@@ -68,7 +68,7 @@ impl TokenCache {
     }
 
     /// Returns whether GitLab knows a token: that of an agent, even if the answer has expired, or none by a valid answer.
-    pub(super) async fn recall(&self, token: &TokenHash) -> Option<bool> {
+    pub(super) async fn lookup(&self, token: &TokenHash) -> Option<bool> {
         let cached = self.tokens.get(token).await?;
         match cached.agent {
             Some(_) => Some(true),

@@ -37,7 +37,7 @@ pub struct ReferenceScanner {
 
 /// The result of a complete advertisement.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Resolved {
+pub enum ResolvedReference {
     /// The commit of the branch.
     Commit(Commit),
     /// The repository has no references.
@@ -117,7 +117,7 @@ impl ReferenceScanner {
     }
 
     /// Returns the result, after the last byte.
-    pub fn finish(self) -> Result<Resolved, ReferenceError> {
+    pub fn finish(self) -> Result<ResolvedReference, ReferenceError> {
         if self.state != ScanState::End || !self.partial.is_empty() {
             return Err(ReferenceError::Incomplete);
         }
@@ -127,9 +127,9 @@ impl ReferenceScanner {
         };
         let branch = branch.map_or("HEAD", |name| name.strip_prefix("refs/heads/").unwrap_or(name));
         Ok(match self.found {
-            Some(id) => Resolved::Commit(Commit { id, branch: branch.to_owned() }),
-            None if self.any => Resolved::Missing,
-            None => Resolved::Empty,
+            Some(id) => ResolvedReference::Commit(Commit { id, branch: branch.to_owned() }),
+            None if self.any => ResolvedReference::Missing,
+            None => ResolvedReference::Empty,
         })
     }
 
@@ -229,14 +229,14 @@ mod tests {
         ])
     }
 
-    fn scan(data: &[u8], branch: Option<&str>, chunk: usize) -> Result<Resolved, ReferenceError> {
+    fn scan(data: &[u8], branch: Option<&str>, chunk: usize) -> Result<ResolvedReference, ReferenceError> {
         let mut scanner = ReferenceScanner::new(branch);
         data.chunks(chunk).try_for_each(|part| scanner.push(part))?;
         scanner.finish()
     }
 
-    fn commit(id: &str, branch: &str) -> Resolved {
-        Resolved::Commit(Commit { id: id.parse().unwrap(), branch: branch.into() })
+    fn commit(id: &str, branch: &str) -> ResolvedReference {
+        ResolvedReference::Commit(Commit { id: id.parse().unwrap(), branch: branch.into() })
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
         for chunk in [1, 3, 4, 5, 60, data.len()] {
             assert_eq!(scan(&data, None, chunk), Ok(commit(MAIN, "main")));
             assert_eq!(scan(&data, Some("feature/x"), chunk), Ok(commit(OTHER, "feature/x")));
-            assert_eq!(scan(&data, Some("v1"), chunk), Ok(Resolved::Missing), "a tag is no branch");
+            assert_eq!(scan(&data, Some("v1"), chunk), Ok(ResolvedReference::Missing), "a tag is no branch");
         }
     }
 
@@ -260,9 +260,12 @@ mod tests {
         let zeros = "0".repeat(40);
         let data =
             lines(&["# service=git-upload-pack", "", &format!("{zeros} capabilities^{{}}\0agent=git\n"), ""]);
-        assert_eq!(scan(&data, None, 9), Ok(Resolved::Empty));
-        assert_eq!(scan(&data, Some("main"), 9), Ok(Resolved::Empty));
-        assert_eq!(scan(&lines(&["# service=git-upload-pack", "", ""]), None, 9), Ok(Resolved::Empty));
+        assert_eq!(scan(&data, None, 9), Ok(ResolvedReference::Empty));
+        assert_eq!(scan(&data, Some("main"), 9), Ok(ResolvedReference::Empty));
+        assert_eq!(
+            scan(&lines(&["# service=git-upload-pack", "", ""]), None, 9),
+            Ok(ResolvedReference::Empty)
+        );
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
 use super::{
-    CallError, GitalyClient, GitalyServer, ReferenceScanner, Resolved,
+    CallError, GitalyClient, GitalyServer, ReferenceScanner, ResolvedReference,
     messages::{
         GetTreeEntriesRequest, GetTreeEntriesResponse, InfoRefsRequest, InfoRefsResponse, RepositoryLocation,
         TreeEntry, TreeEntryRequest, TreeEntryResponse,
@@ -86,9 +86,9 @@ impl GitalyRepository {
             scanner.push(&response.data).map_err(invalid)?;
         }
         match scanner.finish().map_err(invalid)? {
-            Resolved::Commit(commit) => Ok(Some(commit)),
-            Resolved::Empty => Ok(None),
-            Resolved::Missing => {
+            ResolvedReference::Commit(commit) => Ok(Some(commit)),
+            ResolvedReference::Empty => Ok(None),
+            ResolvedReference::Missing => {
                 Err(RepositoryError::BranchNotFound(self.branch.as_deref().unwrap_or("HEAD").to_owned()))
             }
         }

@@ -19,7 +19,7 @@ use crate::{
     api::ApiServer,
 };
 
-/// The most agents of one lookup in the directory.
+/// The most agents of one lookup in the route store.
 const AGENTS_PER_LOOKUP: usize = 500;
 
 /// The most agents of one request.
@@ -38,7 +38,7 @@ pub(super) async fn get_connected_agents(
 ) -> Result<GetConnectedAgentsResponse, Status> {
     let agents = match request {
         Some(AgentSelector::ProjectId(project)) => {
-            let known = api.directory.list(Some(positive("project_id", project)?)).await;
+            let known = api.lookup.list(Some(positive("project_id", project)?)).await;
             known.agents.into_iter().map(|agent| agent.id).collect()
         }
         Some(AgentSelector::AgentId(agent)) => vec![AgentId(positive("agent_id", agent)?)],
@@ -93,7 +93,7 @@ pub(super) async fn git_push_event(
 async fn connected(api: &ApiServer, mut agents: Vec<AgentId>) -> Result<GetConnectedAgentsResponse, Status> {
     agents.sort();
     agents.dedup();
-    let projects = api.directory.projects(&agents).await;
+    let projects = api.lookup.projects(&agents).await;
     let mut found = Vec::new();
     for agents in agents.chunks(AGENTS_PER_LOOKUP) {
         let mut locations = AgentLocations::lookup(&*api.store, agents).await;

@@ -17,7 +17,7 @@ pub(super) fn details(listing: &AgentList) -> String {
             AgentState::Elsewhere => "connected to other replicas only".to_owned(),
             AgentState::Away { since } => format!("away since {}", humantime::format_rfc3339_seconds(*since)),
             AgentState::Never => "has not connected".to_owned(),
-            AgentState::Unknown => "unknown: the directory is unavailable".to_owned(),
+            AgentState::Unknown => "unknown: Redis is unavailable".to_owned(),
         };
         line(&mut text, "agent", &format!("{} ({})", agent.name, agent.id));
         line(&mut text, "state", &state);

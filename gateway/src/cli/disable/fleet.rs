@@ -11,7 +11,7 @@ use router::{
 use crate::{
     cli::error::CliError,
     config::Config,
-    disabled::{DisableRule, file, fleet},
+    kill_switch::{DisableRule, file, fleet},
 };
 
 /// Returns the rules of the fleet.

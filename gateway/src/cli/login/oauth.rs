@@ -4,22 +4,22 @@ use std::time::Duration;
 
 use http::StatusCode;
 use humantime::format_rfc3339_seconds;
-use oidc::{EndpointUrl, FetchError, HttpClient, ProviderMetadata, UnverifiedToken};
+use oidc::{EndpointUrl, FetchError, IssuerClient, ProviderMetadata, UnverifiedToken};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use url::form_urlencoded::Serializer;
 
-use super::{super::error::CliError, TokenKind, printable};
+use super::{super::error::CliError, RequestedToken, printable};
 
 /// A client of one issuer.
 #[derive(Debug)]
 pub(super) struct OauthClient {
-    http: HttpClient,
+    http: IssuerClient,
     pub(super) issuer: String,
     pub(super) client_id: String,
     secret: Option<SecretString>,
     token_endpoint: EndpointUrl,
-    kind: TokenKind,
+    kind: RequestedToken,
 }
 
 /// The tokens of a session.
@@ -84,12 +84,12 @@ impl Tokens {
 impl OauthClient {
     /// Creates a client of the issuer with this metadata.
     pub(super) fn new(
-        http: HttpClient,
+        http: IssuerClient,
         issuer: String,
         client_id: String,
         secret: Option<SecretString>,
         metadata: &ProviderMetadata,
-        kind: TokenKind,
+        kind: RequestedToken,
     ) -> Result<Self, CliError> {
         let token_endpoint = metadata.token_endpoint.clone();
         let token_endpoint = token_endpoint
@@ -118,10 +118,10 @@ impl OauthClient {
         let response: TokenResponse =
             serde_json::from_slice(&body).map_err(|_| invalid("the response has no tokens"))?;
         let token = match self.kind {
-            TokenKind::Id => response
+            RequestedToken::Id => response
                 .id_token
                 .ok_or_else(|| invalid("the response has no id_token: add the scope openid"))?,
-            TokenKind::Access => {
+            RequestedToken::Access => {
                 response.access_token.ok_or_else(|| invalid("the response has no access_token"))?
             }
         };
@@ -130,7 +130,7 @@ impl OauthClient {
         if parsed.issuer() != Some(&self.issuer) {
             return Err(invalid("the token is that of another issuer (iss)"));
         }
-        if self.kind == TokenKind::Id && nonce.is_some() && parsed.claim("nonce") != nonce {
+        if self.kind == RequestedToken::Id && nonce.is_some() && parsed.claim("nonce") != nonce {
             return Err(invalid("the token is that of another login (nonce)"));
         }
         let expires = parsed.expires().ok_or_else(|| invalid("the token has no expiration (exp)"))?;

@@ -16,8 +16,8 @@ use bytes::Bytes;
 use gateway::{
     app::{App, ReplicaSources},
     config::Config,
-    internals::{TlsName, Traces},
     peers::ReplicaContext,
+    test_support::{TlsName, Traces},
 };
 use gitlab::{GitLabClient, Verifier};
 use http::{Request, Response, header::AUTHORIZATION};

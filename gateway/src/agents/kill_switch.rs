@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use tunnel::Tunnel;
 
 use super::control::{self, ControlError};
-use crate::disabled::KillSwitch;
+use crate::kill_switch::KillSwitch;
 
 /// The time after which a notice that got no response is sent again.
 const RETRY_PERIOD: Duration = Duration::from_secs(30);

@@ -5,7 +5,7 @@
 
 use std::{path::Path, sync::Arc, time::SystemTime};
 
-use files::FollowedFile;
+use files::WatchedFile;
 use router::redis::{DisabledRecord, RedisStore};
 use tokio::time::Instant;
 
@@ -29,7 +29,7 @@ pub fn parse(text: &[u8]) -> Result<(DisabledRecord, Vec<DisableRule>), String> 
 }
 
 /// Applies each valid record that is found in Redis. The future never completes.
-pub async fn follow(store: RedisStore, switch: Arc<KillSwitch>, record: FollowedFile) {
+pub async fn follow(store: RedisStore, switch: Arc<KillSwitch>, record: WatchedFile) {
     let mut records = store.disabled_records();
     loop {
         let text = records.borrow_and_update().clone();

@@ -48,7 +48,7 @@ pub(super) struct Loss {
 
 /// A cut age that a loss has revealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CutAge {
+pub(super) enum DetectedLifetime {
     /// All agents lose their tunnels at this age.
     OfAll(Duration),
     /// The agent of the loss loses its tunnels at this age.
@@ -57,15 +57,15 @@ pub(super) enum CutAge {
 
 /// The cut ages of all agents, and of each one.
 #[derive(Debug, Default)]
-pub(super) struct CutAges {
+pub(super) struct LifetimeDetector {
     all: Detector,
     agents: HashMap<AgentId, Detector>,
     pruned: usize,
 }
 
-impl CutAges {
+impl LifetimeDetector {
     /// Records that a tunnel broke off. Returns the cut age that this loss reveals.
-    pub(super) fn record_loss(&mut self, loss: Loss) -> Option<CutAge> {
+    pub(super) fn record_loss(&mut self, loss: Loss) -> Option<DetectedLifetime> {
         if self.agents.len() >= PRUNED_AGENTS.max(2 * self.pruned) {
             self.agents.retain(|_, detector| detector.is_recent(loss.at));
             self.pruned = self.agents.len();
@@ -74,7 +74,7 @@ impl CutAges {
         self.all.losses.retain(|earlier| earlier.agent != loss.agent);
         let of_all = self.all.record(loss, MIN_AGE_OF_ALL, MIN_ADDRESSES);
         let known = |age: &Duration| !self.all.cut.is_some_and(|cut| is_same(cut.age, *age));
-        of_all.map(CutAge::OfAll).or_else(|| of_agent.filter(known).map(CutAge::OfAgent))
+        of_all.map(DetectedLifetime::OfAll).or_else(|| of_agent.filter(known).map(DetectedLifetime::OfAgent))
     }
 
     /// Returns the age at which the tunnels of an agent are cut, if it is known.
@@ -157,17 +157,17 @@ mod tests {
 
     /// Cut ages, and losses at seconds since a start.
     struct Losses {
-        ages: CutAges,
+        ages: LifetimeDetector,
         start: Instant,
     }
 
     impl Losses {
         fn new() -> Self {
-            Self { ages: CutAges::default(), start: Instant::now() }
+            Self { ages: LifetimeDetector::default(), start: Instant::now() }
         }
 
         /// Records the loss of a tunnel of an agent with one of its addresses.
-        fn record(&mut self, agent: u64, address: u8, at: u64, age: u64) -> Option<CutAge> {
+        fn record(&mut self, agent: u64, address: u8, at: u64, age: u64) -> Option<DetectedLifetime> {
             self.ages.record_loss(Loss {
                 agent: AgentId(agent),
                 address: [address; 16],
@@ -181,8 +181,8 @@ mod tests {
         }
     }
 
-    fn of_all(age: u64) -> Option<CutAge> {
-        Some(CutAge::OfAll(Duration::from_secs(age)))
+    fn of_all(age: u64) -> Option<DetectedLifetime> {
+        Some(DetectedLifetime::OfAll(Duration::from_secs(age)))
     }
 
     /// Returns the results for losses of one agent: pairs of the second of the loss and the age in seconds.
@@ -190,8 +190,8 @@ mod tests {
         let mut all = Losses::new();
         let lost = |(at, age): &(u64, u64)| match all.record(1, 1, *at, *age) {
             None => None,
-            Some(CutAge::OfAgent(age)) => Some(age.as_secs()),
-            Some(CutAge::OfAll(age)) => panic!("one agent revealed {age:?} for all"),
+            Some(DetectedLifetime::OfAgent(age)) => Some(age.as_secs()),
+            Some(DetectedLifetime::OfAll(age)) => panic!("one agent revealed {age:?} for all"),
         };
         losses.iter().map(lost).collect()
     }
@@ -233,7 +233,10 @@ mod tests {
     fn ages_below_a_minute_are_found_for_each_agent_only() {
         let mut losses = Losses::new();
         for (round, agent) in (0..30).zip([1, 2, 3, 4, 5, 6].iter().cycle()) {
-            assert!(!matches!(losses.record(*agent, *agent as u8, round * 10, 59), Some(CutAge::OfAll(_))));
+            assert!(!matches!(
+                losses.record(*agent, *agent as u8, round * 10, 59),
+                Some(DetectedLifetime::OfAll(_))
+            ));
         }
         assert_eq!((losses.of(1, 300), losses.of(7, 300)), (Some(59), None));
     }
