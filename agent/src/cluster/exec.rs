@@ -4,7 +4,6 @@
 
 mod exec_credential;
 mod process;
-mod rfc3339;
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,6 @@
 //! Messages to systemd: the start is complete, the process is alive, the process stops (sd_notify(3)).
+//!
+//! The crate `sd-notify` knows no abstract sockets (`@name`), and its write blocks if the service manager does not read.
 
 use std::{
     env,
