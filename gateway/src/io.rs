@@ -1,6 +1,5 @@
 //! Accepted connections, and wrappers that limit the time of their writes and of their end.
 
-mod linger;
 mod stall;
 mod strangers;
 
@@ -20,11 +19,7 @@ use tokio_rustls::TlsStream;
 use tunnel::ReadAhead;
 
 pub use self::strangers::Stranger;
-pub(crate) use self::{
-    linger::LingeringClose,
-    stall::{StallGuard, StallTimer},
-    strangers::Strangers,
-};
+pub(crate) use self::{stall::StallGuard, strangers::Strangers};
 
 /// An accepted TCP connection, with or without TLS, with its permit of the listener. It counts as a stranger until its server
 /// admits the client.

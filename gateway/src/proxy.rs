@@ -13,9 +13,9 @@
 //! connection and its metrics are held by a `ResponseGuard` until the response has ended.
 
 mod budget;
+mod caller_io;
 mod connection;
 mod context;
-mod head_timeout;
 mod idle;
 mod layers;
 mod request;
@@ -39,21 +39,14 @@ pub(crate) use self::budget::ResponseBudget;
 pub(crate) use self::context::ProxyServer;
 pub(crate) use self::idle::IdleConnections;
 use self::{
+    caller_io::CallerIo,
     connection::{ConnectionState, RequestGuard},
     context::{Access, ProxyRequest, RequestContext},
-    head_timeout::HeadTimeout,
     response_body::{ConcurrencyPermit, GuardedBody},
 };
 use crate::{
-    audit::AuditedAccess,
-    destination::Destination,
-    headers::PeerAddress,
-    hosts::TlsName,
-    http_limits::HttpLimits,
-    io::Stranger,
-    io::{LingeringClose, StallGuard},
-    kill_switch::RequestAttributes,
-    metrics::Limit,
+    audit::AuditedAccess, destination::Destination, headers::PeerAddress, hosts::TlsName,
+    http_limits::HttpLimits, io::StallGuard, io::Stranger, kill_switch::RequestAttributes, metrics::Limit,
     services,
 };
 use access::{AuthorizedCaller, RequestError, without_credentials};
@@ -159,9 +152,8 @@ impl ProxyServer {
             service.clone().call(request)
         });
         let io = StallGuard::new(io, limits.write_stall_timeout, metrics.write_stalls.clone());
-        let io = LingeringClose::new(io, state.upgraded());
         let timeouts = metrics.limit_counter(Limit::HeadTimeout).clone();
-        let io = HeadTimeout::new(io, Arc::clone(&state), limits.head_timeout, timeouts);
+        let io = CallerIo::new(io, Arc::clone(&state), limits.head_timeout, timeouts);
         let builder = HttpLimits::of_callers(limits).builder();
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
         tokio::pin!(connection);

@@ -51,6 +51,7 @@ mod read_budget;
 mod relay;
 mod send_body;
 mod server;
+mod stall_timer;
 pub mod upgrade;
 pub mod websocket;
 
@@ -69,4 +70,5 @@ pub use self::{
     read_budget::ReadBudget,
     send_body::StallCounter,
     server::{IncomingRequest, TunnelServer, accept},
+    stall_timer::StallTimer,
 };

@@ -16,11 +16,8 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Instant, Sleep, sleep_until},
-};
-use tunnel::ReadBudget;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tunnel::{ReadBudget, StallTimer};
 
 /// A byte stream: TCP, TLS, or a pipe in tests.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -32,19 +29,11 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 pub(super) struct ServerStream {
     io: Box<dyn Io>,
     write_closed: bool,
-    write_timeout: Option<WriteTimeout>,
+    write_timeout: Option<StallTimer>,
     written: Arc<AtomicU64>,
     read: Arc<AtomicU64>,
     /// hyper reads until the socket has no more bytes, and skips interim responses without end.
     budget: ReadBudget,
-}
-
-/// Fails a write that makes no progress for `after`.
-struct WriteTimeout {
-    after: Duration,
-    /// Created by the first write that has to wait.
-    timer: Option<Pin<Box<Sleep>>>,
-    waiting: bool,
 }
 
 /// The server read no bytes for this time.
@@ -53,11 +42,10 @@ pub(super) struct WriteTimeoutError(pub(super) Duration);
 
 impl ServerStream {
     pub(super) fn new(io: impl Io, write_timeout: Duration) -> Self {
-        let write_timeout = WriteTimeout { after: write_timeout, timer: None, waiting: false };
         Self {
             io: Box::new(io),
             write_closed: false,
-            write_timeout: Some(write_timeout),
+            write_timeout: Some(StallTimer::new(write_timeout)),
             written: Arc::default(),
             read: Arc::default(),
             budget: ReadBudget::default(),
@@ -101,7 +89,7 @@ impl ServerStream {
         match write(Pin::new(&mut *self.io), cx) {
             Poll::Ready(result) => {
                 if let Some(timeout) = &mut self.write_timeout {
-                    timeout.waiting = false;
+                    timeout.disarm();
                 }
                 Poll::Ready(result.or_else(|error| match error.kind() {
                     ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
@@ -112,28 +100,13 @@ impl ServerStream {
                 }))
             }
             Poll::Pending => match &mut self.write_timeout {
-                Some(timeout) => timeout.poll(cx).map(Err),
+                Some(timeout) => {
+                    ready!(timeout.poll_expired(cx));
+                    Poll::Ready(Err(io::Error::new(ErrorKind::TimedOut, WriteTimeoutError(timeout.limit()))))
+                }
                 None => Poll::Pending,
             },
         }
-    }
-}
-
-impl WriteTimeout {
-    /// Completes with an error when writes have waited for too long.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        if !self.waiting {
-            let deadline = Instant::now() + self.after;
-            match &mut self.timer {
-                Some(timer) => timer.as_mut().reset(deadline),
-                None => self.timer = Some(Box::pin(sleep_until(deadline))),
-            }
-            self.waiting = true;
-        }
-
-        let Some(timer) = &mut self.timer else { return Poll::Pending };
-        let stalled = || io::Error::new(ErrorKind::TimedOut, WriteTimeoutError(self.after));
-        timer.as_mut().poll(cx).map(|()| stalled())
     }
 }
 
@@ -198,7 +171,7 @@ mod tests {
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
         net::{TcpListener, TcpStream},
-        time::timeout,
+        time::{Instant, timeout},
     };
 
     use super::*;

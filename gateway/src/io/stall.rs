@@ -1,4 +1,4 @@
-//! Timeouts for a peer that makes no progress.
+//! The timeout of a peer that stops reading.
 
 use std::{
     io::{self, IoSlice},
@@ -8,19 +8,8 @@ use std::{
 };
 
 use prometheus_client::metrics::counter::Counter;
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Instant, Sleep, sleep},
-};
-
-/// Measures for how long a peer has made no progress.
-#[derive(Debug)]
-pub(crate) struct StallTimer {
-    limit: Duration,
-    /// Allocated when the timer is armed for the first time: most connections and bodies never wait.
-    sleep: Option<Pin<Box<Sleep>>>,
-    armed: bool,
-}
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tunnel::StallTimer;
 
 /// Fails a write for which the peer has not read within the limit. Without this guard, a caller that stops reading occupies
 /// its part of a tunnel until it closes the connection.
@@ -29,39 +18,6 @@ pub(crate) struct StallGuard<T> {
     io: T,
     timer: StallTimer,
     stalls: Counter,
-}
-
-impl StallTimer {
-    /// Returns a timer that expires `limit` after it was armed.
-    pub(crate) fn new(limit: Duration) -> Self {
-        Self { limit, sleep: None, armed: false }
-    }
-
-    /// Changes the time after which the timer expires when it is armed the next time.
-    pub(crate) fn set_limit(&mut self, limit: Duration) {
-        self.limit = limit;
-    }
-
-    /// Stops the timer: the peer has made progress.
-    pub(crate) fn disarm(&mut self) {
-        self.armed = false;
-    }
-
-    /// Returns whether the timer runs.
-    pub(crate) fn is_armed(&self) -> bool {
-        self.armed
-    }
-
-    /// Arms the timer if it does not run, and completes when it expires.
-    pub(crate) fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let limit = self.limit;
-        let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep(limit)));
-        if !self.armed {
-            self.armed = true;
-            sleep.as_mut().reset(Instant::now() + limit);
-        }
-        sleep.as_mut().poll(cx)
-    }
 }
 
 impl<T> StallGuard<T> {
@@ -129,7 +85,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for StallGuard<T> {
 mod tests {
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
-        time::timeout,
+        time::{sleep, timeout},
     };
 
     use super::*;

@@ -20,7 +20,7 @@ use crate::{io::Stranger, request_count::RequestCount};
 pub(super) struct ConnectionState {
     requests: RequestCount,
     /// Set once the connection was upgraded.
-    upgraded: Arc<AtomicBool>,
+    upgraded: AtomicBool,
     close: Notify,
     stranger: Arc<Stranger>,
     /// Counts the connection until it and its last request have ended.
@@ -35,16 +35,16 @@ impl ConnectionState {
     pub(super) fn new(connections: &Gauge, stranger: Arc<Stranger>) -> Self {
         Self {
             requests: RequestCount::default(),
-            upgraded: Arc::default(),
+            upgraded: AtomicBool::default(),
             close: Notify::new(),
             stranger,
             _guard: GaugeGuard::new(connections),
         }
     }
 
-    /// Returns the flag that is set once the connection was upgraded.
-    pub(super) fn upgraded(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.upgraded)
+    /// Returns whether the connection was upgraded.
+    pub(super) fn is_upgraded(&self) -> bool {
+        self.upgraded.load(Relaxed)
     }
 
     /// Returns the number of requests so far, or `None` if one is in flight.

@@ -19,13 +19,12 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 use proto::Reason;
 use tokio::time::{Instant, timeout};
-use tunnel::Body;
+use tunnel::{Body, StallTimer};
 
 use super::context::ProxyServer;
 use crate::{
     audit::ByteCounts,
     config::CallerLimits,
-    io::StallTimer,
     metrics::{Limit, ServiceMetrics},
 };
 
