@@ -5,14 +5,11 @@ mod announcements;
 mod clusters;
 mod control;
 mod drain;
-mod instances;
 mod kill_switch;
 mod lifetime;
 mod max_age;
-mod rebalance;
 mod rebalancer;
 mod refusal;
-mod tunnel_permits;
 mod version_skew;
 
 use std::{
@@ -47,15 +44,15 @@ use tunnel::{
 
 pub(crate) use self::max_age::MaxAge;
 pub use self::rebalancer::Rebalancer;
+pub(crate) use self::{
+    admission::TunnelPermits,
+    clusters::{AgentConflicts, RefusedTunnel},
+    version_skew::VersionSkew,
+};
 use self::{
     admission::{AuthenticatedAgent, ClientAddress},
     drain::Supervised,
     lifetime::Loss,
-};
-pub(crate) use self::{
-    clusters::{AgentConflicts, RefusedTunnel},
-    tunnel_permits::TunnelPermits,
-    version_skew::VersionSkew,
 };
 use crate::{
     addresses::AddressRules,

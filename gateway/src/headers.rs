@@ -4,24 +4,23 @@
 //! own. The order matters: `Connection: Impersonate-User` must not remove a header that kas added (CVE-2021-31999). A
 //! response keeps only headers of an allowlist, because the agent is not trusted.
 
-mod extra;
 mod forwarded;
-mod sandbox;
 
+use access::{AccessAs, RequestError};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
     header::{
         ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_ENCODING,
-        CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, DATE, ETAG, EXPIRES, HOST,
-        LAST_MODIFIED, LOCATION, PRAGMA, RETRY_AFTER, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, TRAILER,
-        TRANSFER_ENCODING, UPGRADE, VARY, VIA, WARNING, X_CONTENT_TYPE_OPTIONS,
+        CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_SECURITY_POLICY, CONTENT_TYPE, DATE, ETAG,
+        EXPIRES, HOST, LAST_MODIFIED, LOCATION, PRAGMA, RETRY_AFTER, SEC_WEBSOCKET_ACCEPT,
+        SEC_WEBSOCKET_PROTOCOL, SET_COOKIE, TRAILER, TRANSFER_ENCODING, UPGRADE, VARY, VIA, WARNING,
+        X_CONTENT_TYPE_OPTIONS,
     },
 };
 use proto::{Reason, ServiceName, hop_by_hop, impersonation};
+use serde::Deserialize;
 
-pub(crate) use self::extra::ExtraHeader;
 pub use self::forwarded::{ForwardedFor, PeerAddress};
-use access::{AccessAs, RequestError};
 
 /// Request headers for kas itself.
 const CONSUMED: [&str; 5] = ["authorization", "cookie", "gitlab-agent-id", "x-csrf-token", "x-request-id"];
@@ -121,7 +120,7 @@ pub fn to_caller(headers: &mut HeaderMap, upgraded: bool, extra: &[ExtraHeader],
         headers.remove(LOCATION);
     }
     if !upgraded {
-        sandbox::apply(headers);
+        sandbox(headers);
     }
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.append(VIA, via(Version::HTTP_2));
@@ -184,6 +183,89 @@ pub(crate) fn is_sensitive(name: &str) -> bool {
         || name == "proxy-authorization"
         || name == HOST.as_str()
         || CONSUMED.contains(&name)
+}
+
+/// Forbids scripts, forms, frames and subresources, and gives the page an opaque origin.
+const SANDBOX: HeaderValue = HeaderValue::from_static("sandbox; default-src 'none'; frame-ancestors 'none'");
+
+/// Content types that browsers display as text or download, if they must not guess (`nosniff`).
+const INERT: [&str; 11] = [
+    "application/json",
+    "application/jwk-set+json",
+    "application/yaml",
+    "application/octet-stream",
+    "application/openmetrics-text",
+    "application/vnd.kubernetes.protobuf",
+    "application/x-ndjson",
+    "application/x-protobuf",
+    "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+    "text/event-stream",
+    "text/plain",
+];
+
+/// Adds the sandbox to a response unless its content type is inert.
+fn sandbox(headers: &mut HeaderMap) {
+    let mut types = headers.get_all(CONTENT_TYPE).iter();
+    let inert = match (types.next(), types.next()) {
+        (Some(only), None) => is_inert(only),
+        _ => false,
+    };
+    if !inert {
+        headers.insert(CONTENT_SECURITY_POLICY, SANDBOX);
+    }
+}
+
+fn is_inert(content_type: &HeaderValue) -> bool {
+    let Ok(text) = content_type.to_str() else { return false };
+    let kind = text.split(';').next().unwrap_or_default().trim();
+    // Browsers differ in which type of a list they use.
+    !text.contains(',') && INERT.iter().any(|known| kind.eq_ignore_ascii_case(known))
+}
+
+/// The name of an additional response header.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct ExtraHeader(HeaderName);
+
+/// The error of a name that cannot be allowed.
+#[derive(Debug, thiserror::Error)]
+pub enum ExtraHeaderError {
+    /// The text is not a header name.
+    #[error("{0:?} is not the name of a header")]
+    InvalidName(String),
+    /// Only kas may send the header.
+    #[error("{0} cannot be allowed: only kas may send it")]
+    Reserved(HeaderName),
+    /// A browser would send the cookie to every cluster behind this listener.
+    #[error("{0} cannot be allowed: browsers would send the cookies of one cluster to all others")]
+    Cookie(HeaderName),
+}
+
+impl ExtraHeader {
+    /// Returns the name.
+    pub fn name(&self) -> &HeaderName {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for ExtraHeader {
+    type Error = ExtraHeaderError;
+
+    fn try_from(text: String) -> Result<Self, ExtraHeaderError> {
+        let Ok(name) = HeaderName::from_bytes(text.as_bytes()) else {
+            return Err(ExtraHeaderError::InvalidName(text));
+        };
+        let reserved = |name: &str| {
+            name.starts_with(proto::header::PREFIX)
+                || name.starts_with("access-control-")
+                || name == "connection"
+        };
+        match name {
+            name if reserved(name.as_str()) => Err(ExtraHeaderError::Reserved(name)),
+            SET_COOKIE => Err(ExtraHeaderError::Cookie(SET_COOKIE)),
+            name => Ok(Self(name)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -347,5 +429,38 @@ mod tests {
         to_caller(&mut headers, false, &extra, &HeaderValue::from_static("id-1"));
         assert!(headers.contains_key("x-custom"));
         assert!(!headers.contains_key("x-other"));
+    }
+
+    #[test]
+    fn types_that_are_not_inert_are_sandboxed() {
+        for (types, sandboxed) in [
+            (&["application/json"][..], false),
+            (&["Application/JSON; charset=utf-8"], false),
+            (&["application/json;stream=watch"], false),
+            (&["text/plain; version=0.0.4"], false),
+            (&["text/html"], true),
+            (&["image/svg+xml"], true),
+            (&["application/javascript"], true),
+            (&["application/xhtml+xml"], true),
+            (&["text/plain, text/html"], true),
+            (&["text/plain", "text/html"], true),
+            (&["text/html;application/json"], true),
+            (&[], true),
+        ] {
+            let mut headers = HeaderMap::new();
+            for kind in types {
+                headers.append(CONTENT_TYPE, kind.parse().unwrap());
+            }
+            sandbox(&mut headers);
+            assert_eq!(headers.contains_key(CONTENT_SECURITY_POLICY), sandboxed, "{types:?}");
+        }
+    }
+
+    #[test]
+    fn reserved_headers_cannot_be_allowed() {
+        for name in ["Kas-Error", "Access-Control-Allow-Origin", "Set-Cookie", "connection", "a b", ""] {
+            assert!(ExtraHeader::try_from(name.to_owned()).is_err(), "{name}");
+        }
+        assert_eq!(ExtraHeader::try_from("X-Custom".to_owned()).unwrap().name(), "x-custom");
     }
 }

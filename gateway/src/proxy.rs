@@ -23,7 +23,6 @@ mod request_body;
 mod response;
 mod response_body;
 mod upgrade;
-mod validate;
 
 use std::{convert::Infallible, net::SocketAddr, str::FromStr as _, sync::Arc, time::Duration};
 
@@ -59,7 +58,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Dropping the future cancels the request in the cluster.
 async fn handle(request: ProxyRequest) -> Result<Response<GuardedBody>, RequestError> {
     let ProxyRequest { head, context } = request;
-    validate::validate(&context.server, &head)?;
+    request::validate(&context.server, &head)?;
     let access = check_access(&context, &head).await?;
     let permit = ConcurrencyPermit::acquire(&context.server, &access.grant)?;
     let mut ended = access.ended(&context);

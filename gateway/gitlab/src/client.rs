@@ -36,7 +36,6 @@ use super::{
     jwt,
     metrics::{self, AttemptResult, GitLabMetrics},
     response::{self, Failure},
-    retry,
     switch::Switch,
     transport::Connector,
 };
@@ -256,7 +255,7 @@ impl GitLabClient {
             if !failure.retryable || !prepared.endpoint.is_retried() {
                 return Err(failure.error);
             }
-            let delay = retry::delay(attempt, failure.requested, rand::random());
+            let delay = retry_delay(attempt, failure.requested, rand::random());
             match delay.filter(|delay| Instant::now() + *delay < deadline) {
                 Some(delay) => sleep(delay).await,
                 None => return Err(failure.error),
@@ -332,5 +331,40 @@ fn encode(query: &[(&str, &str)]) -> String {
 impl fmt::Debug for GitLabClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GitLabClient({})", self.inner.address)
+    }
+}
+
+/// The attempts after the first one.
+const MAX_RETRIES: u32 = 4;
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const MAX_DELAY: Duration = Duration::from_secs(30);
+
+/// Returns how long to wait after the attempt `attempt`, from 0, or `None` if there is no other attempt.
+///
+/// `requested` is the `Retry-After` of GitLab, and `jitter` a number between 0 and 1.
+fn retry_delay(attempt: u32, requested: Option<Duration>, jitter: f64) -> Option<Duration> {
+    if attempt >= MAX_RETRIES {
+        return None;
+    }
+    let longest = (FIRST_DELAY * 2_u32.pow(attempt)).min(MAX_DELAY);
+    let delay = longest.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
+    Some(delay.max(requested.unwrap_or(Duration::ZERO)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delay_doubles_and_ends() {
+        let delays: Vec<_> = (0..6).map(|attempt| retry_delay(attempt, None, 1.0)).collect();
+        let millis = |millis| Some(Duration::from_millis(millis));
+        assert_eq!(delays, [millis(100), millis(200), millis(400), millis(800), None, None]);
+        assert_eq!(retry_delay(0, None, 0.0), millis(50));
+    }
+
+    #[test]
+    fn delay_is_at_least_the_requested_one() {
+        assert_eq!(retry_delay(0, Some(Duration::from_secs(7)), 0.5), Some(Duration::from_secs(7)));
     }
 }

@@ -12,7 +12,6 @@
 mod address;
 mod config;
 mod connect;
-mod credential;
 mod limits;
 pub mod messages;
 mod references;
@@ -20,29 +19,32 @@ mod repository;
 
 use std::{
     collections::HashMap,
+    fmt::Write as _,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
+use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::uri::PathAndQuery;
 use moka::future::Cache;
 use prost::Message;
 use router::redis::RedisStore;
 use rustls::ClientConfig;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
+use sha2::Sha256;
 use tonic::{
     Code, Request, Status, Streaming,
     client::Grpc,
-    metadata::{Ascii, MetadataKey},
+    metadata::{Ascii, MetadataKey, MetadataValue},
     transport::Channel,
 };
 use tonic_prost::ProstCodec;
 
-pub use self::config::{GitalyConfig, GlobalRateLimit, ServerRateLimit};
 use self::limits::{CallLimits, CallQueue};
 pub use self::{
     address::{GitalyAddress, HostPort, InvalidAddress},
+    config::{GitalyConfig, GlobalRateLimit, ServerRateLimit},
     references::{ReferenceError, ReferenceScanner, ResolvedReference},
     repository::GitalyRepository,
 };
@@ -154,7 +156,7 @@ fn add_metadata<T>(request: &mut Request<T>, server: &GitalyServer) {
             metadata.insert(key, value);
         }
     }
-    if let Some(value) = credential::authorization(&server.token, SystemTime::now()) {
+    if let Some(value) = authorization(&server.token, SystemTime::now()) {
         metadata.insert("authorization", value);
     }
 }
@@ -170,5 +172,42 @@ fn describe(status: &Status) -> String {
             )
         }
         code => format!("Gitaly: {code:?}: {text}"),
+    }
+}
+
+/// Returns the value of `authorization` with version 2 of Gitaly's tokens: an HMAC-SHA-256 of the time, in seconds since 1970. It
+/// is `None` if the server has no secret.
+///
+/// Gitaly accepts a token for 30 s before and after its time.
+fn authorization(token: &SecretString, now: SystemTime) -> Option<MetadataValue<Ascii>> {
+    let token = token.expose_secret();
+    if token.is_empty() {
+        return None;
+    }
+    let seconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs().to_string();
+    let mac = Hmac::<Sha256>::new_from_slice(token.as_bytes()).expect("any length is a key");
+    let mut value = String::from("Bearer v2.");
+    for byte in mac.chain_update(seconds.as_bytes()).finalize().into_bytes() {
+        write!(value, "{byte:02x}").expect("a string takes any text");
+    }
+    let mut value: MetadataValue<Ascii> = format!("{value}.{seconds}").parse().expect("it is ASCII");
+    value.set_sensitive(true);
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The MAC is the output of `printf 1700000000 | openssl dgst -sha256 -hmac secret`.
+    #[test]
+    fn token_is_a_mac_of_the_time() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        let value = authorization(&"secret".into(), now).unwrap();
+        let expected =
+            "Bearer v2.4b227f8831b3763d066901751ad4c583ed08832bf1924a4ec50c2e871b1e8586.1700000000";
+        assert_eq!(value.to_str().unwrap(), expected);
+        assert_eq!(format!("{value:?}"), "Sensitive");
+        assert!(authorization(&"".into(), now).is_none(), "a server without authentication");
     }
 }

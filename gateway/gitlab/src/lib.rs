@@ -46,10 +46,8 @@ mod jwt;
 mod metrics;
 mod project_environments;
 mod response;
-mod retry;
 mod setup;
 mod switch;
-mod token_bucket;
 mod transport;
 mod usage;
 

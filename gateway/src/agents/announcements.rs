@@ -1,11 +1,12 @@
 //! Publishes the routes and instances of the agents that have tunnels here.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::{sync::atomic::Ordering::Relaxed, time::SystemTime};
 
 use proto::{AgentId, Epoch};
-use router::{ProjectAgent, Route};
+use router::{Instance, ProjectAgent, ReportedInfo, Route, TunnelView};
 
-use super::{AgentServer, admission::AuthenticatedAgent, instances};
+use super::{AgentServer, admission::AuthenticatedAgent};
+use crate::tunnel_entry::TunnelEntry;
 
 impl AgentServer {
     /// Announces to the other replicas that this one holds the agent.
@@ -31,7 +32,7 @@ impl AgentServer {
 
     /// Publishes the agentk processes that have tunnels here.
     fn describe(&self, agent: AgentId) {
-        let instances = instances::instances(&self.tunnels.views_of(agent));
+        let instances = instances(&self.tunnels.views_of(agent));
         self.store.set_instances(agent, self.replica, instances);
     }
 
@@ -48,4 +49,34 @@ impl AgentServer {
             tracing::warn!(agent.id = %agent, %error, "route of an agent not withdrawn");
         }
     }
+}
+
+/// Returns one instance per process, in order of their ids.
+pub(super) fn instances(tunnels: &[TunnelView<TunnelEntry>]) -> Vec<Instance> {
+    let mut instances: Vec<Instance> = tunnels.iter().map(|view| instance(view.handle())).collect();
+    instances.sort_by_key(|instance| instance.id);
+    instances.dedup_by(|next, first| {
+        let same = next.id == first.id;
+        if same {
+            first.tunnels = first.tunnels.saturating_add(1);
+            first.since = first.since.min(next.since);
+        }
+        same
+    });
+    instances
+}
+
+fn instance(TunnelEntry { hello, since, .. }: &TunnelEntry) -> Instance {
+    Instance {
+        id: hello.instance,
+        reported: ReportedInfo::from(&**hello),
+        since: seconds(*since),
+        tunnels: 1,
+    }
+}
+
+/// Truncates a time to seconds, the precision of the route store.
+fn seconds(time: SystemTime) -> SystemTime {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(since.as_secs())
 }

@@ -3,7 +3,6 @@
 mod environment;
 mod file;
 mod server;
-mod trust;
 
 use std::{
     fmt::Display,
@@ -14,17 +13,19 @@ use std::{
 };
 
 use access::{Caller, Identity, token::TokenHash};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use clap::{ValueHint, builder::NonEmptyStringValueParser};
 use gitlab::environments::{EnvironmentAgent, GitLabToken};
 use proto::{AgentId, AgentName, ServiceName};
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 use secrecy::{ExposeSecret as _, SecretString};
 use settings::unreadable;
+use webpki::EndEntityCert;
 
 use self::{
     environment::EnvironmentName,
     file::{KubeconfigText, UserCredential},
     server::ServerUrl,
-    trust::{certificates, own_authority, pem},
 };
 use super::{
     ConfigFile,
@@ -402,10 +403,44 @@ fn write(file: &Path, text: &str) -> CommandResult {
         })
 }
 
+/// Reads the certificates of a PEM file. There is at least one.
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let bytes = files::read(file).map_err(|error| format!("{}: {}", file.display(), unreadable(&error)))?;
+    let certificates =
+        CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>().unwrap_or_default();
+    if certificates.is_empty() {
+        return Err(format!("{}: holds no PEM certificate", file.display()));
+    }
+
+    Ok(certificates)
+}
+
+/// Returns the self-signed certificates of a chain: no system trusts them by default.
+fn own_authority(mut chain: Vec<CertificateDer<'static>>) -> Vec<CertificateDer<'static>> {
+    chain.retain(|certificate| {
+        EndEntityCert::try_from(certificate).is_ok_and(|it| it.issuer() == it.subject())
+    });
+    chain
+}
+
+/// Encodes certificates as PEM. The file may also have a private key, which must not reach the kubeconfig.
+fn pem(certificates: &[CertificateDer<'_>]) -> Option<String> {
+    /// The length of a line (RFC 7468 section 2).
+    const LINE: usize = 64;
+    let block = |certificate: &CertificateDer<'_>| {
+        let encoded = STANDARD.encode(certificate);
+        let lines = encoded.as_bytes().chunks(LINE).map(|line| String::from_utf8_lossy(line) + "\n");
+        format!("-----BEGIN CERTIFICATE-----\n{}-----END CERTIFICATE-----\n", lines.collect::<String>())
+    };
+    (!certificates.is_empty()).then(|| certificates.iter().map(block).collect())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use access::token::{self, Holder};
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+
+    use super::*;
 
     #[test]
     fn token_must_be_of_the_expected_caller() {
@@ -423,5 +458,43 @@ mod tests {
         assert_eq!(error(&caller, Some("me")), "the token is that of the caller ci, not of me");
         assert!(error(&agent, None).starts_with("the token is that of the agent prod"));
         assert!(error(&stranger, None).starts_with("the token is not of a caller"));
+    }
+
+    fn named(name: &str) -> CertificateParams {
+        let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params
+    }
+
+    #[test]
+    fn only_self_signed_certificates_are_trusted() {
+        let mut root = named("root");
+        root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let authority = root.self_signed(&key).unwrap();
+        let leaf = named("leaf").signed_by(&KeyPair::generate().unwrap(), &Issuer::new(root, key)).unwrap();
+        let lonely = named("lonely").self_signed(&KeyPair::generate().unwrap()).unwrap();
+
+        let of = |chain: &[&rcgen::Certificate]| {
+            own_authority(chain.iter().map(|certificate| certificate.der().clone()).collect())
+        };
+        assert_eq!(of(&[&lonely]), [lonely.der().clone()]);
+        assert_eq!(of(&[&leaf, &authority]), [authority.der().clone()]);
+        assert!(of(&[&leaf]).is_empty());
+    }
+
+    #[test]
+    fn private_key_is_not_copied() {
+        let key = KeyPair::generate().unwrap();
+        let certificate = named("kas").self_signed(&key).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("both.pem");
+        std::fs::write(&file, key.serialize_pem() + &certificate.pem()).unwrap();
+        let text = pem(&certificates(&file).unwrap()).unwrap();
+        assert_eq!(text, certificate.pem().replace('\r', ""));
+        assert!(pem(&[]).is_none());
+
+        std::fs::write(&file, key.serialize_pem()).unwrap();
+        assert!(certificates(&file).unwrap_err().ends_with("both.pem: holds no PEM certificate"));
     }
 }

@@ -13,7 +13,6 @@
 //!
 //! The service `prometheus` is announced in any case. Until there is a server, requests fail with the reason.
 
-mod address;
 mod select;
 
 use std::{convert::Infallible, str::FromStr, time::Duration};
@@ -135,7 +134,7 @@ impl Discovery {
             (Ok(Ok(found)), Some(Ok(server))) if server.url() == &found.url => false,
             (Ok(Ok(found)), _) => {
                 tracing::info!(%found, "found Prometheus");
-                let address_filter = address::is_service_address;
+                let address_filter = select::is_service_address;
                 let config = UpstreamConfig { address_filter, ..UpstreamConfig::default() };
                 *last = Some(Ok(PrometheusServer::new(found.url, config, None)));
                 true
