@@ -3,12 +3,8 @@
 mod agents;
 mod check_config;
 mod disable;
-mod error;
 mod kubeconfig;
-mod login;
-mod manual;
 pub(crate) mod serve;
-mod table;
 
 use std::{io::Write as _, path::PathBuf, process::ExitCode};
 
@@ -16,8 +12,8 @@ use access::token::{self, Holder, TokenHash};
 use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
 use secrecy::ExposeSecret as _;
 
-use self::error::{CliError, CommandResult, print};
 use crate::config;
+use cli::{CliError, CommandResult, Login, Logout, manual, print};
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
 ///
@@ -38,8 +34,8 @@ enum Command {
     Kubeconfig(kubeconfig::Kubeconfig),
     Disable(disable::Disable),
     Enable(disable::Enable),
-    Login(login::Login),
-    Logout(login::Logout),
+    Login(Login),
+    Logout(Logout),
     Token(Token),
     /// Print the JSON Schema of the configuration file
     ///

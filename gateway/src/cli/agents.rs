@@ -11,6 +11,7 @@ use std::{
 };
 
 use clap::ValueEnum;
+use cli::{CliError, CommandResult, print, warn};
 use http::{
     Request, StatusCode,
     header::{CONNECTION, HOST},
@@ -25,10 +26,7 @@ use self::{
     details::details,
     tables::{summary, wide},
 };
-use super::{
-    ConfigFile,
-    error::{CliError, CommandResult, print, warn},
-};
+use super::ConfigFile;
 use crate::{agent_list::AgentList, config::Config};
 
 /// List the agents of a running kas, and their tunnels

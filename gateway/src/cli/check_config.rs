@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::ValueHint;
 
-use super::error::{CliError, CommandResult, print, warn};
 use crate::app::{CheckResult, ValidatedConfig};
+use cli::{CliError, CommandResult, print, warn};
 
 /// Check a configuration and all files that it names
 ///

@@ -11,11 +11,11 @@ use clap::ValueHint;
 use ipnet::IpNet;
 use proto::ServiceName;
 
-use super::error::{CliError, CommandResult, print};
 use crate::{
     config::Config,
     kill_switch::{DisableRule, Selector, file},
 };
+use cli::{CliError, CommandResult, print};
 
 /// Disable requests: of everything, a service, an agent or a caller
 ///

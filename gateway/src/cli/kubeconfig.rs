@@ -15,6 +15,7 @@ use std::{
 use access::{Caller, Identity, token::TokenHash};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use clap::{ValueHint, builder::NonEmptyStringValueParser};
+use cli::{CliError, CommandResult, print, warn};
 use gitlab::environments::{EnvironmentAgent, GitLabToken};
 use proto::{AgentId, AgentName, ServiceName};
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
@@ -27,10 +28,7 @@ use self::{
     file::{KubeconfigText, UserCredential},
     server::ServerUrl,
 };
-use super::{
-    ConfigFile,
-    error::{CliError, CommandResult, print, warn},
-};
+use super::ConfigFile;
 use crate::config::{Config, IdentityConfig};
 
 /// Write a kubeconfig for a caller of an agent's cluster

@@ -1,5 +1,6 @@
 //! The command `kas serve`.
 
+use cli::{CliError, CommandResult};
 use cores::Cores;
 use process::{
     Notifier, descriptors,
@@ -11,10 +12,7 @@ use tokio::{runtime::Builder, sync::watch};
 use tracing::{field::display, level_filters::LevelFilter};
 use tracing_subscriber::EnvFilter;
 
-use super::{
-    ConfigFile,
-    error::{CliError, CommandResult},
-};
+use super::ConfigFile;
 use crate::{
     app::ValidatedConfig,
     config::{LogLevel, LoggingConfig, LoggingFormat},
@@ -46,8 +44,9 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 16] = [
+const OURS: [&str; 17] = [
     "access",
+    "cli",
     "cores",
     "files",
     "gateway",
@@ -92,7 +91,8 @@ impl Serve {
         let result = runtime.block_on(async {
             let stop = signals::stop_token(|| {}).expect("signals can be handled");
             let open_files = descriptors::raise_limit().expect("the system tells its limits");
-            let (mut app, listeners) = checked.bind(open_files).await?;
+            let bound = checked.bind(open_files).await;
+            let (mut app, listeners) = bound.map_err(|error| CliError::unavailable(error.to_string()))?;
             let address =
                 |listener: &Option<Listener>| listener.as_ref().map(|listener| display(listener.address()));
             tracing::info!(

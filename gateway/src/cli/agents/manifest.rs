@@ -12,7 +12,7 @@ use std::io::Read as _;
 use http::Uri;
 use proto::AgentName;
 
-use super::super::error::{CliError, CommandResult, print};
+use cli::{CliError, CommandResult, print};
 
 /// The manifests, as helm renders them. CI compares this file with the chart.
 const RENDERED: &str = include_str!("../../../../deploy/kubernetes/agentk.yaml");

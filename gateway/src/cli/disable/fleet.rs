@@ -2,6 +2,7 @@
 
 use std::{path::Path, time::SystemTime};
 
+use cli::CliError;
 use proto::ReplicaId;
 use router::{
     Replica,
@@ -9,7 +10,6 @@ use router::{
 };
 
 use crate::{
-    cli::error::CliError,
     config::Config,
     kill_switch::{DisableRule, file, fleet},
 };

@@ -9,7 +9,8 @@ use gitlab::{
 };
 use std::{fmt, path::Path, str::FromStr, sync::Arc, time::Duration};
 
-use crate::{cli::error::CliError, config::Config};
+use crate::config::Config;
+use cli::CliError;
 
 /// An environment: `PROJECT:SLUG`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,8 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use url::form_urlencoded::Serializer;
 
-use super::{super::error::CliError, RequestedToken, printable};
+use super::{RequestedToken, printable};
+use crate::CliError;
 
 /// A client of one issuer.
 #[derive(Debug)]

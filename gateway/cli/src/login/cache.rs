@@ -13,7 +13,8 @@ use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-use super::{super::error::CliError, oauth::Tokens, print_notice};
+use super::{oauth::Tokens, print_notice};
+use crate::CliError;
 
 /// The file of one session.
 #[derive(Debug)]

@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 /// A table with two spaces between columns and no trailing spaces.
-pub(super) struct Table {
+pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// Creates a table with these headings.
-    pub(super) fn new(heads: &[&str]) -> Self {
+    pub fn new(heads: &[&str]) -> Self {
         Self { rows: vec![heads.iter().map(|head| (*head).to_owned()).collect()] }
     }
 
     /// Adds a row. An empty cell is shown as `-`, so that all lines have the same number of words.
-    pub(super) fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.rows[0].len());
         self.rows.push(cells.into_iter().map(cell).collect());
     }
@@ -36,7 +36,7 @@ impl std::fmt::Display for Table {
 }
 
 /// Formats a duration in its two largest units.
-pub(super) fn age(duration: Duration) -> String {
+pub fn age(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     match seconds {
@@ -48,7 +48,7 @@ pub(super) fn age(duration: Duration) -> String {
 }
 
 /// Formats milliseconds with one decimal below 10.
-pub(super) fn milliseconds(value: f64) -> String {
+pub fn milliseconds(value: f64) -> String {
     if value < 10.0 { format!("{value:.1}ms") } else { format!("{value:.0}ms") }
 }
 

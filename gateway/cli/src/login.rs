@@ -25,7 +25,7 @@ use self::{
     exec_credential::ExecInfo,
     oauth::{LoginError, OauthClient, Tokens},
 };
-use super::error::{CliError, CommandResult, print};
+use crate::{CliError, CommandResult, print};
 
 /// Log in at an OIDC issuer, for kubectl or by hand
 ///
@@ -34,7 +34,7 @@ use super::error::{CliError, CommandResult, print};
 /// may read them, and are refreshed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Login {
+pub struct Login {
     /// The URL of the issuer, as in oidc.issuers of the configuration of kas
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url, value_parser = issuer_url)]
     issuer: String,
@@ -91,7 +91,7 @@ enum RequestedToken {
 /// The issuer is not asked to revoke them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  kas logout")]
-pub(super) struct Logout {}
+pub struct Logout {}
 
 const EXAMPLES: &str = "\
 Examples:
@@ -110,7 +110,7 @@ const MARGIN: Duration = Duration::from_secs(60);
 
 impl Login {
     /// Gets a token from the cache or from the issuer.
-    pub(super) fn run(self) -> CommandResult {
+    pub fn run(self) -> CommandResult {
         let exec = ExecInfo::from_env(env::var("KUBERNETES_EXEC_INFO").ok().as_deref())?;
         let secret = self.client_secret_file.as_deref().map(read_secret).transpose()?;
         let http = IssuerClient::new(self.ca_file.clone());
@@ -218,7 +218,7 @@ impl Login {
 
 impl Logout {
     /// Removes the cached tokens.
-    pub(super) fn run(self) -> CommandResult {
+    pub fn run(self) -> CommandResult {
         let directory = cache::directory()?;
         match std::fs::remove_dir_all(&directory) {
             Ok(()) => print("logged out\n"),

@@ -3,44 +3,44 @@
 use settings::ConfigError;
 use std::io::{ErrorKind, Write as _};
 
-use crate::listen::BindError;
-
 /// The result of a command.
-pub(super) type CommandResult = Result<(), CliError>;
+pub type CommandResult = Result<(), CliError>;
 
 /// The error of a command. The codes are those of `sysexits.h`.
 #[derive(Debug)]
-pub(super) struct CliError {
-    pub(super) code: u8,
-    pub(super) message: String,
+pub struct CliError {
+    /// The exit code of the process.
+    pub code: u8,
+    /// The cause and the remedy, on one line.
+    pub message: String,
 }
 
 impl CliError {
     /// The command line or the configuration is invalid (`EX_USAGE`).
-    pub(super) const USAGE: u8 = 64;
+    pub const USAGE: u8 = 64;
 
     /// The configuration or another input is invalid (`EX_USAGE`).
-    pub(super) fn usage(message: impl Into<String>) -> Self {
+    pub fn usage(message: impl Into<String>) -> Self {
         Self { code: Self::USAGE, message: message.into() }
     }
 
     /// An address cannot be bound, or a server does not respond (`EX_UNAVAILABLE`).
-    pub(super) fn unavailable(message: impl Into<String>) -> Self {
+    pub fn unavailable(message: impl Into<String>) -> Self {
         Self { code: 69, message: message.into() }
     }
 
     /// The program has a defect (`EX_SOFTWARE`).
-    pub(super) fn defect(message: impl Into<String>) -> Self {
+    pub fn defect(message: impl Into<String>) -> Self {
         Self { code: 70, message: message.into() }
     }
 
     /// The output cannot be written (`EX_CANTCREAT`).
-    pub(super) fn output(message: impl Into<String>) -> Self {
+    pub fn output(message: impl Into<String>) -> Self {
         Self { code: 73, message: message.into() }
     }
 
     /// The caller lacks a permission (`EX_NOPERM`).
-    pub(super) fn forbidden(message: impl Into<String>) -> Self {
+    pub fn forbidden(message: impl Into<String>) -> Self {
         Self { code: 77, message: message.into() }
     }
 }
@@ -51,14 +51,12 @@ impl From<ConfigError> for CliError {
     }
 }
 
-impl From<BindError> for CliError {
-    fn from(error: BindError) -> Self {
-        Self::unavailable(error.to_string())
-    }
-}
-
 /// Prints to standard output. A closed pipe is not an error, because `head` closes it.
-pub(super) fn print(text: &str) -> CommandResult {
+///
+/// # Errors
+///
+/// If the output cannot be written.
+pub fn print(text: &str) -> CommandResult {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -69,7 +67,7 @@ pub(super) fn print(text: &str) -> CommandResult {
 }
 
 /// Prints a warning to standard error.
-pub(super) fn warn(message: &str) {
+pub fn warn(message: &str) {
     // If standard error is closed, the warning is lost.
     let _ = writeln!(std::io::stderr(), "kas: warning: {message}");
 }

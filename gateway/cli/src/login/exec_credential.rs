@@ -4,7 +4,8 @@ use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{super::error::CliError, oauth::Tokens};
+use super::oauth::Tokens;
+use crate::CliError;
 
 /// The versions of the protocol, which have the same fields here.
 const VERSIONS: [&str; 2] = ["client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"];

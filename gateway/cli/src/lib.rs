@@ -1,0 +1,16 @@
+//! The parts of the command line of kas that know nothing of a replica.
+//!
+//! * [`Login`] and [`Logout`] are whole commands: the login of a person at an OIDC issuer, for kubectl.
+//! * A command returns a [`CommandResult`]; a [`CliError`] is one line and an exit code.
+//! * [`table`] aligns columns, and [`manual`] writes the manual and completion scripts.
+#![warn(missing_docs)]
+
+mod error;
+mod login;
+pub mod manual;
+pub mod table;
+
+pub use self::{
+    error::{CliError, CommandResult, print, warn},
+    login::{Login, Logout},
+};
