@@ -1,20 +1,12 @@
 //! Tests of `kas agents manifest`.
 
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     process::{Output, Stdio},
 };
 
-use testing::skip::skipped;
+use testing::skip::{helm, skipped};
 use tokio::{io::AsyncWriteExt as _, process::Command};
-
-/// Returns the path of helm, if there is one.
-fn helm() -> Option<PathBuf> {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/go/bin/helm");
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut candidates = std::env::split_paths(&path).map(|directory| directory.join("helm")).chain([built]);
-    candidates.find(|file| file.is_file())
-}
 
 /// Runs `kas agents manifest` with a token on standard input.
 async fn manifest(arguments: &[&str], token: &str) -> Output {

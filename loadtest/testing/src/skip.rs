@@ -2,6 +2,7 @@
 
 use std::{
     io::Write as _,
+    path::{Path, PathBuf},
     thread::{self, Thread},
 };
 
@@ -31,6 +32,14 @@ fn name(thread: &Thread) -> &str {
 
 fn report(name: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
+}
+
+/// Returns the path of helm, if it is installed or built in `target`.
+pub fn helm() -> Option<PathBuf> {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/go/bin/helm");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut candidates = std::env::split_paths(&path).map(|directory| directory.join("helm")).chain([built]);
+    candidates.find(|file| file.is_file())
 }
 
 /// Returns whether a program is installed.
