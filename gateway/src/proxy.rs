@@ -125,7 +125,7 @@ fn service()
         .layer_fn(layers::trace)
         .layer_fn(layers::render_errors)
         .layer_fn(layers::catch_panics)
-        .service_fn(handle)
+        .service_fn(|request| Box::pin(handle(request)))
 }
 
 impl ProxyServer {
