@@ -231,7 +231,7 @@ impl NextHop {
     }
 }
 
-/// Returns the error of an owner that neither another owner nor a wait can avoid.
+/// Returns the error of an owner that the caller gets at once: neither another owner nor waiting would help.
 fn final_error(to: &Destination, error: &PeerError) -> Option<RequestError> {
     match error {
         PeerError::Declined { reason: Reason::TooManyRequests, .. } => Some(too_many_requests(to)),

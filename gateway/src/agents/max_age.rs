@@ -29,7 +29,7 @@ pub struct MaxAge {
 }
 
 impl MaxAge {
-    /// Begins with the configured age. `cut_age` is the metric of the age that was detected last, in seconds.
+    /// Starts with the configured age. `cut_age` is the metric of the age that was detected last, in seconds.
     pub(crate) fn new(configured: ConnectionAge, cut_age: Gauge) -> Self {
         Self { configured, lifetimes: Mutex::default(), detected: watch::Sender::new(()), cut_age }
     }

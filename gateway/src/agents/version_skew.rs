@@ -8,7 +8,7 @@ const AHEAD: u64 = 1;
 /// The version of an agentk, seen from a kas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VersionSkew {
-    /// kas serves it. Also the result for a text that is not a version, such as that of a build of one's own.
+    /// kas serves it. Also the result for a text that is not a version, such as that of a custom build.
     Served,
     /// kas serves it, and the next minor version of kas does not.
     Outdated,

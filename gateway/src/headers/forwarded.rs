@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_of_trusted_proxies_is_ignored_as_a_whole() {
+    fn invalid_header_of_a_trusted_proxy_is_ignored() {
         let long = ["10.0.0.9"; 1000].join(", ");
         for lines in [
             &["192.0.2.1, unknown, 10.0.0.9"][..],

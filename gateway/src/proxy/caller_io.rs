@@ -53,7 +53,7 @@ pub(super) struct CallerIo<T> {
 /// The protocol of a connection, as far as its first bytes show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protocol {
-    /// The bytes that have arrived, whose number this is, are the first ones of [`HTTP2`].
+    /// All bytes so far are the beginning of [`HTTP2`]. The value is their number.
     Unknown(usize),
     Http1,
     Http2,

@@ -17,10 +17,10 @@ use crate::{
 /// The idle time after which a connection may be closed while too many are open.
 const MIN_IDLE: Duration = Duration::from_secs(60);
 
-/// Too many connections are open from this percentage of `max_connections` on.
+/// The percentage of `max_connections` from which too many connections are open.
 const CROWDED_PERCENT: usize = 80;
 
-/// The connections are compared so many times in the shorter of the two idle times.
+/// The number of comparisons within the shorter of the two idle times.
 const SAMPLES: u32 = 6;
 
 /// The open connections of callers that can be closed.
@@ -64,7 +64,7 @@ struct Closed {
 }
 
 impl IdleConnections {
-    /// Has no connections yet.
+    /// Creates the table, without connections.
     pub(crate) fn new(limits: &CallerLimits) -> Self {
         let (timeout, max_connections) = (limits.idle_timeout, limits.max_connections);
         Self { timeout, max_connections, connections: Mutex::default() }
