@@ -3,11 +3,13 @@
 mod accept_loops;
 mod background;
 mod connection_limits;
+mod listeners;
 mod live_checks;
 mod shared;
 mod shutdown;
 mod sources;
 mod validated_config;
+mod watched_files;
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,14 +26,14 @@ use tokio::{runtime::Handle, sync::watch, task::spawn_blocking};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use self::{
-    live_checks::CheckResult,
-    sources::ReplicaSources,
-    validated_config::{Listeners, ValidatedConfig},
+    listeners::Listeners, live_checks::CheckResult, sources::ReplicaSources,
+    validated_config::ValidatedConfig,
 };
 use self::{
     shared::SharedState,
     shutdown::{GracePeriods, Shutdown},
     sources::access_control,
+    watched_files::CredentialFiles,
 };
 use crate::{
     admin::{AdminServer, Readiness},
@@ -44,16 +46,16 @@ use crate::{
     proxy::ProxyServer,
     services::{ServiceContext, TunnelServices},
     tasks::TaskGroup,
-    tls::{Certificate, MutualTls},
     traces::Traces,
 };
 use access::{Identities, Identity};
 use gitlab::{
-    GitLabAuthorizer, GitLabClient, GitLabSetup, Usage, deployments::Deployments,
-    environments::EnvironmentFile, gitaly::GitalyClient,
+    GitLabAuthorizer, GitLabClient, Usage, Verifier,
+    deployments::Deployments,
+    environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
+    gitaly::GitalyClient,
 };
 use oidc::Issuers;
-use settings::SecretFile;
 
 /// The time in which the last lines of the audit log are written when kas stops.
 const AUDIT_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
@@ -88,18 +90,12 @@ pub struct App {
     /// The service manager that started this process.
     pub notifier: Notifier,
     readiness: Readiness,
-    certificates: Vec<Certificate>,
-    secrets: Vec<SecretFile>,
-    peer_tls: Option<MutualTls>,
+    credentials: CredentialFiles,
     environments: Option<EnvironmentFile>,
-    expirations: CertificateExpirations,
     exporter: Option<Exporter>,
     redis: Option<(RedisStore, SyncTask)>,
     gitlab: Option<GitLabClient>,
-    gitlab_setup: Option<GitLabSetup>,
     reachability: Option<ReachabilityProbe>,
-    /// Each new version of a secret or of the private authority is a new value.
-    credentials: watch::Sender<()>,
     config: Config,
 }
 
@@ -159,7 +155,7 @@ impl App {
         let (access, gitlab_callers) =
             access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);
         let callers = Arc::new(shared.proxy_server(access, peers, traces, &config));
-        let expirations = CertificateExpirations::register(&mut registry);
+        let credentials = CredentialFiles::new(CertificateExpirations::register(&mut registry));
         let readiness = Readiness::default();
         let admin = Arc::new(shared.admin_server(&agents, readiness.clone(), &config, registry));
         Self {
@@ -176,18 +172,13 @@ impl App {
             reload: watch::Sender::new(()),
             notifier: Notifier::default(),
             readiness,
-            certificates: Vec::new(),
-            secrets: Vec::new(),
-            peer_tls: None,
+            credentials,
             environments: None,
-            expirations,
             exporter,
             redis,
             gitlab: gitlab.map(|(client, _)| client),
             gitlab_callers,
-            gitlab_setup: None,
             reachability: None,
-            credentials: watch::Sender::new(()),
             config,
         }
     }
@@ -224,7 +215,7 @@ impl App {
         }
         if let Some(probe) = self.reachability.take() {
             let (readiness, until) = (self.readiness.clone(), stop.clone());
-            let credentials = self.credentials.subscribe();
+            let credentials = self.credentials.changes();
             background.spawn(async move {
                 until.run_until_cancelled(probe.run(readiness, credentials)).await;
             });
@@ -252,6 +243,20 @@ impl App {
             let _ = spawn_blocking(move || audit.finish(AUDIT_FLUSH_TIMEOUT)).await;
         }
         if panicked.is_cancelled() { Err(BackgroundPanic) } else { Ok(()) }
+    }
+
+    /// Builds the server of the internal API, which accepts the tokens of `verifier`.
+    fn api_server(&self, verifier: Verifier, environments: Option<EnvironmentFile>) -> ApiServer {
+        let addresses = self.config.api.as_ref().map(|api| api.listen.addresses()).unwrap_or_default();
+        let file = environments.map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
+        let gitlab = self.gitlab.clone().map(|client| {
+            let section = &self.config.agent.kubernetes_api;
+            let ttls = (section.allowed_agent_cache_ttl, section.allowed_agent_cache_error_ttl);
+            Arc::new(GitLabEnvironments::new(client, ttls)) as Arc<dyn EnvironmentSource>
+        });
+        let environments = EnvironmentSources(file.into_iter().chain(gitlab).collect());
+        let (gitaly, deployments) = (self.gitaly.clone(), self.deployments.clone());
+        ApiServer::new(&self.agents, gitaly, verifier, addresses, environments, deployments)
     }
 
     /// Spawns a heartbeat on each core, which ends with the core.

@@ -1,19 +1,14 @@
-//! The tasks of a replica that need no listener: they read files again, and run from time to time.
+//! The tasks of a replica that run from time to time.
 
-use std::{sync::Arc, time::SystemTime};
+use std::sync::Arc;
 
-use files::follow;
 use futures_util::FutureExt as _;
 use gitlab::{SwitchMonitor, UsageReporter};
 use router::BoxFuture;
-use settings::ConfigError;
 use tokio::sync::watch;
 
 use super::App;
-use crate::{
-    config::IdentityConfig, kill_switch::KillSwitch, metrics::certificate::CertificateExpirations,
-    tasks::TaskGroup, tls::Certificate,
-};
+use crate::{kill_switch::KillSwitch, tasks::TaskGroup};
 
 impl App {
     /// Spawns the tasks that run from time to time, until the group drains.
@@ -54,66 +49,6 @@ impl App {
             spawn(async move { SwitchMonitor { client }.run().await }.boxed());
         }
     }
-
-    /// Reads certificates, secrets, the identity file and the rules of the kill switch again when they change, until the group
-    /// drains.
-    pub(super) fn follow_files(&self, background: &TaskGroup) {
-        let files = &self.admin.files;
-        let spawn = |following| {
-            let until = background.draining.clone();
-            background.spawn(async move {
-                until.run_until_cancelled(following).await;
-            });
-        };
-        for certificate in self.certificates.clone() {
-            let (file, paths) = (files.file(certificate.config_key()), certificate.files());
-            let (expirations, credentials) = (self.expirations.clone(), self.credentials.clone());
-            let reload = move || {
-                let reloaded = certificate.reload(SystemTime::now());
-                report_expiration(&certificate, &expirations);
-                reloaded?;
-                credentials.send_modify(|()| {});
-                Ok::<_, ConfigError>(())
-            };
-            spawn(follow(file, paths, self.reload.subscribe(), reload).boxed());
-        }
-        for secret in self.secrets.clone() {
-            let (file, paths) = (files.file(secret.config_key()), vec![secret.path().to_owned()]);
-            let credentials = self.credentials.clone();
-            let reload = move || secret.reload().map(|()| credentials.send_modify(|()| {}));
-            spawn(follow(file, paths, self.reload.subscribe(), reload).boxed());
-        }
-        if let Some(tls) = self.peer_tls.clone() {
-            let (file, paths) = (files.file(tls.authority_key()), vec![tls.authority_path().to_owned()]);
-            let credentials = self.credentials.clone();
-            let reload = move || tls.reload_authority().map(|()| credentials.send_modify(|()| {}));
-            spawn(follow(file, paths, self.reload.subscribe(), reload).boxed());
-        }
-        if let Some((environments, section)) =
-            self.environments.clone().zip(self.config.environments.as_ref())
-        {
-            let path = section.file.value.clone();
-            let (file, paths) = (files.file("environments.file"), vec![path.clone()]);
-            spawn(follow(file, paths, self.reload.subscribe(), move || environments.reload(&path)).boxed());
-        }
-        if let Some(setup) = self.gitlab_setup.clone()
-            && let Some((key, path)) = setup.authority()
-        {
-            let (file, paths) = (files.file(key), vec![path.to_owned()]);
-            let setup = setup.clone();
-            spawn(follow(file, paths, self.reload.subscribe(), move || setup.reload_authority()).boxed());
-        }
-        if let Some(IdentityConfig { file: path }) = &self.config.identity {
-            let (identities, path) = (self.identities.clone(), path.value.clone());
-            let (file, paths) = (files.file("identity.file"), vec![path.clone()]);
-            spawn(follow(file, paths, self.reload.subscribe(), move || identities.reload(&path)).boxed());
-        }
-        if let Some(path) = self.config.disabled.file.as_ref().map(|path| path.value.clone()) {
-            let switch = Arc::clone(&self.callers.kill_switch);
-            let (file, paths) = (files.file("disabled.file"), vec![path.clone()]);
-            spawn(follow(file, paths, self.reload.subscribe(), move || switch.reload(&path)).boxed());
-        }
-    }
 }
 
 /// Disables everything while GitLab has switched kas off.
@@ -124,16 +59,6 @@ async fn follow_gitlab_switch(mut off: watch::Receiver<bool>, switch: Arc<KillSw
         if off.changed().await.is_err() {
             return;
         }
-    }
-}
-
-/// Sets the metric of the expiration, and logs a warning if clients refuse the certificate now.
-fn report_expiration(certificate: &Certificate, expirations: &CertificateExpirations) {
-    if let Some(not_after) = certificate.not_after() {
-        expirations.set(certificate.config_key(), not_after);
-    }
-    if let Err(error) = certificate.validate(SystemTime::now()) {
-        tracing::warn!(%error, "clients refuse this certificate: replace its files");
     }
 }
 

@@ -5,14 +5,11 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use access::Identity;
-use gitlab::{
-    GitLabSetup, Verifier,
-    environments::{EnvironmentFile, EnvironmentSource, EnvironmentSources, GitLabEnvironments},
-};
+use gitlab::{GitLabSetup, Verifier, environments::EnvironmentFile};
 use oidc::Issuers;
 use proto::ReplicaId;
 use router::{
@@ -23,16 +20,18 @@ use serde_saphyr::Spanned;
 use settings::{ConfigError, SecretFile, unreadable};
 use telemetry::Program;
 
-use super::{App, ReplicaSources, connection_limits::ConnectionLimits};
+use super::{
+    App, ReplicaSources,
+    connection_limits::ConnectionLimits,
+    listeners::{ListenerCertificates, Listeners},
+};
 use crate::{
-    addresses::AddressRules,
-    api::ApiServer,
     audit::{self, AuditLog},
     config::{Config, IdentityConfig},
     kill_switch::{self, DisableRule},
-    listen::{BindError, Listener},
+    listen::BindError,
     peers::{self, NetworkEnv, PeerConfig, ReachabilityProbe, ReplicaContext},
-    tls::{Certificate, MutualTls},
+    tls::MutualTls,
     traces::{self, Traces},
 };
 
@@ -40,8 +39,6 @@ use crate::{
 const MAX_PROBES: usize = 100;
 /// Connections to the internal API.
 const MAX_API_CLIENTS: usize = 1000;
-/// The time that these clients may take for their first byte.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A configuration whose files are read and valid.
 #[derive(Debug)]
@@ -52,9 +49,7 @@ pub struct ValidatedConfig {
     environments: Option<EnvironmentFile>,
     disabled: Vec<DisableRule>,
     issuers: Issuers,
-    agent_certificate: Option<Certificate>,
-    public_certificate: Option<Certificate>,
-    api_certificate: Option<Certificate>,
+    certificates: ListenerCertificates,
     api_secret: Option<SecretFile>,
     traces: Option<telemetry::TracerConfig>,
     gitlab: Option<GitLabSetup>,
@@ -71,46 +66,12 @@ impl fmt::Debug for AuditOutput {
     }
 }
 
-/// The bound listeners.
-#[derive(Debug)]
-pub struct Listeners {
-    /// `agent.listen`.
-    pub agent: Listener,
-    /// `agent.kubernetes_api.listen`.
-    pub public: Listener,
-    /// `private_api.listen`, if it is configured.
-    pub private: Option<Listener>,
-    /// `api.listen`, if it is configured.
-    pub api: Option<Listener>,
-    /// `observability.listen`.
-    pub observability: Listener,
-}
-
 impl ValidatedConfig {
     /// Reads a configuration and all files that it names. Binds no listener.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
         let config = Config::read(file)?;
         config.check_addresses(file)?;
-        let agent = &config.agent.listen;
-        let public = &config.agent.kubernetes_api.listen;
-        let agent_certificate = Certificate::read(
-            file,
-            "agent.listen",
-            agent.certificate_file.as_ref(),
-            agent.key_file.as_ref(),
-        )?;
-        let public_certificate = Certificate::read(
-            file,
-            "agent.kubernetes_api.listen",
-            public.certificate_file.as_ref(),
-            public.key_file.as_ref(),
-        )?;
-        let api_certificate = match config.api.as_ref().map(|api| &api.listen) {
-            Some(api) => {
-                Certificate::read(file, "api.listen", api.certificate_file.as_ref(), api.key_file.as_ref())?
-            }
-            None => None,
-        };
+        let certificates = ListenerCertificates::read(file, &config)?;
         let api_secret = config.api.as_ref().map(|api| {
             let path = &api.listen.authentication_secret_file;
             SecretFile::read(file, "api.listen.authentication_secret_file", path)
@@ -163,9 +124,7 @@ impl ValidatedConfig {
             environments,
             disabled,
             issuers,
-            agent_certificate,
-            public_certificate,
-            api_certificate,
+            certificates,
             api_secret,
             traces,
             gitlab,
@@ -196,10 +155,11 @@ impl ValidatedConfig {
 
     /// Returns an error for each certificate that clients refuse now, because it is expired or not yet valid.
     pub fn invalid_certificates(&self) -> impl Iterator<Item = ConfigError> {
-        let own = [&self.agent_certificate, &self.public_certificate, &self.api_certificate];
         let private = self.private.as_ref().and_then(PeerConfig::tls).map(MutualTls::certificate);
-        let certificates = own.into_iter().flatten().chain(private);
-        certificates.filter_map(|certificate| certificate.validate(SystemTime::now()).err())
+        self.certificates
+            .iter()
+            .chain(private)
+            .filter_map(|certificate| certificate.validate(SystemTime::now()).err())
     }
 
     /// Returns the configuration of the log.
@@ -235,51 +195,8 @@ impl ValidatedConfig {
         let connections = self.connection_limits(open_files);
         let mut config = self.config;
         config.agent.kubernetes_api.limits.max_connections = connections.public;
-        let agent = self.agent_certificate.as_ref().map(|pair| pair.acceptor(&[b"http/1.1"]));
-        let public = self.public_certificate.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));
-        let limits = &config.agent.kubernetes_api.limits;
-        let addresses = (config.agent.listen.address, config.agent.kubernetes_api.listen.address);
-        let listeners = Listeners {
-            agent: Listener::bind(
-                "agent",
-                addresses.0,
-                config.agent.listen.addresses(),
-                agent,
-                connections.agent,
-                config.agent.listen.handshake_timeout,
-            )
-            .await?,
-            public: Listener::bind(
-                "public",
-                addresses.1,
-                config.agent.kubernetes_api.listen.addresses(),
-                public,
-                connections.public,
-                limits.handshake_timeout,
-            )
-            .await?,
-            private: match &self.private {
-                Some(setup) => Some(setup.bind(connections.private).await?),
-                None => None,
-            },
-            api: match &config.api {
-                Some(api) => {
-                    let tls = self.api_certificate.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));
-                    let (address, rules) = (api.listen.address, api.listen.addresses());
-                    Some(Listener::bind("api", address, rules, tls, connections.api, PROBE_TIMEOUT).await?)
-                }
-                None => None,
-            },
-            observability: Listener::bind(
-                "observability",
-                config.observability.listen.address,
-                AddressRules::without_proxies(&config.observability.listen.allowed_networks),
-                None,
-                connections.observability,
-                PROBE_TIMEOUT,
-            )
-            .await?,
-        };
+        let listeners =
+            Listeners::bind(&config, &self.certificates, self.private.as_ref(), connections).await?;
         let replica = ReplicaId::random();
         let program =
             Program { name: "kas", version: env!("CARGO_PKG_VERSION"), instance: replica.to_string() };
@@ -313,42 +230,25 @@ impl ValidatedConfig {
             gitaly_tls: self.gitlab.as_ref().and_then(GitLabSetup::tls),
             api_tokens: api_tokens.clone(),
         };
-        let api_addresses = config.api.as_ref().map(|api| api.listen.addresses()).unwrap_or_default();
         let mut app = App::of_replica(fleet, config, sources, traces, exporter, redis);
         app.callers.kill_switch.set_file(self.disabled);
         if let Some(AuditOutput(sink)) = self.audit {
             let metrics = app.callers.metrics.audit.clone();
             app.callers.audit.get_or_init(|| AuditLog::start(sink, metrics, replica));
         }
-        let public = self.agent_certificate.into_iter().chain(self.public_certificate);
-        let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate).cloned();
-        app.certificates = public.chain(self.api_certificate).chain(peer_certificate).collect();
+        let peer_certificate = peer_tls.as_ref().map(MutualTls::certificate);
+        app.credentials.certificates = self.certificates.iter().chain(peer_certificate).cloned().collect();
         let gitlab_secret = self.gitlab.as_ref().map(GitLabSetup::secret).cloned();
-        app.secrets = peer_secret.into_iter().chain(self.api_secret.clone()).chain(gitlab_secret).collect();
-        app.gitlab_setup = self.gitlab;
-        app.peer_tls = peer_tls;
+        app.credentials.secrets =
+            peer_secret.into_iter().chain(self.api_secret.clone()).chain(gitlab_secret).collect();
+        app.credentials.gitlab = self.gitlab;
+        app.credentials.peer_tls = peer_tls;
         app.environments = self.environments.clone();
         app.reachability = own.map(|own| {
             let peers = app.callers.forwarder.peers.clone();
             ReachabilityProbe { client: peers, store: Arc::clone(&app.callers.forwarder.store), own }
         });
-        app.api = api_tokens.map(|verifier| {
-            let file = self.environments.map(|file| Arc::new(file) as Arc<dyn EnvironmentSource>);
-            let gitlab = app.gitlab.clone().map(|client| {
-                let section = &app.config.agent.kubernetes_api;
-                let ttls = (section.allowed_agent_cache_ttl, section.allowed_agent_cache_error_ttl);
-                Arc::new(GitLabEnvironments::new(client, ttls)) as Arc<dyn EnvironmentSource>
-            });
-            let environments = EnvironmentSources(file.into_iter().chain(gitlab).collect());
-            Arc::new(ApiServer::new(
-                &app.agents,
-                app.gitaly.clone(),
-                verifier,
-                api_addresses,
-                environments,
-                app.deployments.clone(),
-            ))
-        });
+        app.api = api_tokens.map(|verifier| Arc::new(app.api_server(verifier, self.environments)));
         Ok((app, listeners))
     }
 }
