@@ -22,7 +22,7 @@ use crate::{
     cluster::{Cluster, KubeconfigOptions},
     connect::{self, KasHeader},
     policy::{PolicyEnforcer, PolicyMode},
-    services::{KubernetesService, PrometheusService, prometheus::discovery::Discovery},
+    services::{KubernetesService, PrometheusService, Services, prometheus::discovery::Discovery},
 };
 
 /// The time limit of steps that take one round trip: to drain the tunnel, and a query.
@@ -80,11 +80,7 @@ impl CheckCommand {
         tracer_config(&options, &|name| std::env::var_os(name))?;
         let kubeconfig = KubeconfigOptions { file: options.kubeconfig, context: options.context };
         let cluster = Cluster::load(&kubeconfig)?;
-        let mut served = vec![ServiceName::KUBERNETES.parse().expect("a constant")];
-        served.extend(prometheus.keys().cloned());
-        if options.prometheus_discovery.is_some() {
-            served.push(ServiceName::PROMETHEUS.parse().expect("a constant"));
-        }
+        let served = Services::names_of_callers(&prometheus, options.prometheus_discovery.is_some());
         let policy =
             options.policy_file.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default()));
 

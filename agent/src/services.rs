@@ -64,6 +64,18 @@ impl Services {
         }
     }
 
+    /// Returns the names of [`Self::of_callers`], for checks without a cluster.
+    pub(crate) fn names_of_callers(
+        prometheus: &BTreeMap<ServiceName, PrometheusService>,
+        discovery: bool,
+    ) -> Vec<ServiceName> {
+        let name = |text: &str| text.parse().expect("a constant that is a service name");
+        let mut names = vec![name(ServiceName::KUBERNETES)];
+        names.extend(prometheus.keys().cloned());
+        names.extend(discovery.then(|| name(ServiceName::PROMETHEUS)));
+        names
+    }
+
     /// Adds a service, or replaces the one with the same name.
     ///
     /// # Panics

@@ -131,7 +131,7 @@ struct OpenTunnel {
 }
 
 /// A tunnel that requests of callers may use.
-struct RegisteredTunnel {
+struct TunnelRegistration {
     registration: RegistrationGuard<TunnelEntry>,
     #[expect(dead_code, reason = "dropping it counts the end of the tunnel")]
     open: GaugeGuard,
@@ -275,13 +275,13 @@ impl AgentServer {
         };
         tokio::select! {
             prepared = prepared => prepared?,
-            _ = &mut driving => return Err("agentk closed the tunnel before it was registered"),
+            _ = &mut driving => return Err("the tunnel ended before it was registered"),
         }
         Ok(OpenTunnel { tunnel, driving, session })
     }
 
     /// Makes a tunnel one that requests of callers may use, until the returned value is dropped.
-    fn register(&self, agent: &AuthenticatedAgent, tunnel: &Tunnel) -> RegisteredTunnel {
+    fn register(&self, agent: &AuthenticatedAgent, tunnel: &Tunnel) -> TunnelRegistration {
         let AuthenticatedAgent { identity, hello, client, .. } = agent;
         self.metrics.count_handshake("accepted");
         tracing::info!(
@@ -305,7 +305,7 @@ impl AgentServer {
             move_requested: move_requested.clone(),
         };
         let services = hello.services.clone();
-        RegisteredTunnel {
+        TunnelRegistration {
             registration: self.tunnels.register(identity.id, agent.tunnel, services, entry, cores::current()),
             open: GaugeGuard::new(&self.metrics.tunnels),
             since: Instant::now(),
@@ -318,7 +318,7 @@ impl AgentServer {
         &self,
         agent: &AuthenticatedAgent,
         tunnel: &Tunnel,
-        registered: &RegisteredTunnel,
+        registered: &TunnelRegistration,
     ) -> CloseReason {
         let AgentIdentity { id, name, .. } = &agent.identity;
         self.announce(agent).await;

@@ -1,12 +1,12 @@
-//! Serves callers. [`handle`] is the path of a request: authenticate → authorize → forward → respond.
+//! Serves callers. [`handle`] is the path of a request: validate → check access → forward → respond.
 //!
 //! ```text
 //!  connection: hyper reads a head
 //!      │ ProxyRequest { head, context }
 //!      ▼
-//!  cors ► trace ► render_errors ► catch_panics ► handle: authenticate ► authorize ► forward ═══► agent
-//!                                                                                     ║
-//!  caller ◄── Response<GuardedBody> ◄─────────────────────────────── respond ◄════════╝
+//!  cors ► trace ► render_errors ► catch_panics ► handle: validate ► check_access ► forward ═══► agent
+//!                                                                                    ║
+//!  caller ◄── Response<GuardedBody> ◄─────────────────────────────── respond ◄═══════╝
 //! ```
 //!
 //! The layers in front of [`handle`] are in `layers`. All facts about a request are in its `RequestContext`. Its tunnel, its
