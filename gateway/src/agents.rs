@@ -56,7 +56,7 @@ use self::{
 };
 use crate::{
     addresses::AddressRules,
-    io::StallGuard,
+    io::{StallGuard, is_stall},
     kill_switch::KillSwitch,
     metrics::{Limit, Metrics},
     services::{TunnelServices, TunnelSession},
@@ -352,7 +352,7 @@ impl AgentServer {
     /// Counts and logs the end of a tunnel, and learns from it when proxies cut tunnels.
     fn observe_end(&self, agent: &AuthenticatedAgent, ended: &CloseReason, duration: Duration) {
         if let CloseReason::Lost { error, .. } = ended
-            && error.kind() == io::ErrorKind::TimedOut
+            && is_stall(error)
         {
             self.metrics.count_limit(Limit::TunnelWriteStall);
         }

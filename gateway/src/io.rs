@@ -19,7 +19,10 @@ use tokio_rustls::TlsStream;
 use tunnel::ReadAhead;
 
 pub use self::strangers::Stranger;
-pub(crate) use self::{stall::StallGuard, strangers::Strangers};
+pub(crate) use self::{
+    stall::{StallGuard, is_stall},
+    strangers::Strangers,
+};
 
 /// An accepted TCP connection, with or without TLS, with its permit of the listener. It counts as a stranger until its server
 /// admits the client.

@@ -8,6 +8,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use crate::io::is_stall;
+
 /// A limit of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
@@ -92,7 +94,7 @@ impl Limit {
             return Some(Self::Head);
         }
         match error.downcast_ref::<io::Error>() {
-            Some(error) if error.kind() == io::ErrorKind::TimedOut => Some(Self::WriteStall),
+            Some(error) if is_stall(error) => Some(Self::WriteStall),
             _ => error.source().and_then(Self::from_error),
         }
     }
