@@ -4,6 +4,7 @@
 //! of GitLab works unchanged, and [`AgentConfiguration::warnings`] names them. All other unknown keys are errors.
 
 mod access;
+pub mod gitops;
 mod update;
 
 use std::path::Path;
@@ -42,9 +43,9 @@ pub struct AgentConfiguration {
     /// The users who may use the agent. GitLab evaluates it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_access: Option<UserAccess>,
-    /// GitOps. It is kept, and has no effect yet.
+    /// The manifests in Git that agentk applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gitops: Option<Value>,
+    pub gitops: Option<gitops::Gitops>,
     /// A feature of GitLab that does not exist here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_scanning: Option<Value>,
@@ -126,6 +127,7 @@ impl AgentConfiguration {
         if let Some(scope) = &self.scope {
             scope.validate().map_err(|what| ("scope.namespaces".to_owned(), what))?;
         }
+        self.gitops.iter().try_for_each(gitops::Gitops::validate)?;
         self.ci_access.iter().try_for_each(CiAccess::validate)?;
         self.user_access.iter().try_for_each(UserAccess::validate)
     }
@@ -176,11 +178,7 @@ impl Scope {
         if self.namespaces.len() > MAX_NAMESPACES {
             return Err(format!("a scope has at most {MAX_NAMESPACES} namespaces"));
         }
-        let is_name = |name: &String| {
-            let inner = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-            inner && (1..=63).contains(&name.len()) && !name.starts_with('-') && !name.ends_with('-')
-        };
-        match self.namespaces.iter().find(|name| !is_name(name)) {
+        match self.namespaces.iter().find(|name| !is_namespace(name)) {
             Some(name) => {
                 Err(format!("{name:?} is not a namespace: write its exact name; there are no patterns here"))
             }
@@ -199,6 +197,12 @@ impl LogLevel {
             Self::Error => "error",
         }
     }
+}
+
+/// Returns whether a text is the name of a namespace: a label of RFC 1123.
+fn is_namespace(name: &str) -> bool {
+    let inner = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    inner && (1..=63).contains(&name.len()) && !name.starts_with('-') && !name.ends_with('-')
 }
 
 /// Returns the limits of the parser: the nodes that fit into the largest file, and few aliases.
@@ -319,7 +323,7 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
 
     #[test]
     fn expansion_of_aliases_is_limited() {
-        let mut bomb = "gitops:\n  a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
+        let mut bomb = "flux:\n  a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();
         for level in 1..12 {
             let inner = format!("*a{}", level - 1);
             bomb += &format!("  a{level}: &a{level} [{}]\n", vec![inner; 9].join(", "));
@@ -327,10 +331,9 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
         let error = parse(&bomb).unwrap_err();
         assert!(error.starts_with("config.yaml"), "{error}");
 
-        let long =
-            format!("gitops: {{a: &a {}, b: [{}]}}", "x".repeat(10_000), vec!["*a"; 100_000].join(","));
+        let long = format!("flux: {{a: &a {}, b: [{}]}}", "x".repeat(10_000), vec!["*a"; 100_000].join(","));
         assert!(parse(&long).is_err());
-        assert!(parse(&format!("gitops: {}{}", "[".repeat(100_000), "]".repeat(100_000))).is_err());
-        assert!(parse(&format!("gitops: [{}]", "a,".repeat(500_000))).is_err(), "a megabyte of nodes");
+        assert!(parse(&format!("flux: {}{}", "[".repeat(100_000), "]".repeat(100_000))).is_err());
+        assert!(parse(&format!("flux: [{}]", "a,".repeat(500_000))).is_err(), "a megabyte of nodes");
     }
 }

@@ -1,0 +1,543 @@
+//! Section `gitops`: the manifests in Git that agentk applies. The keys are those of GitLab's agent, and some of ours.
+
+use std::{collections::HashSet, fmt, time::Duration};
+
+use globset::{GlobBuilder, GlobMatcher};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use settings::AnyDuration;
+
+use super::is_namespace;
+
+/// The most projects of an agent.
+const MAX_PROJECTS: usize = 100;
+/// The most globs of a project, which is the limit of GitLab's kas.
+const MAX_PATHS: usize = 100;
+/// The longest id of a project, in bytes.
+const MAX_ID: usize = 255;
+
+/// Section `gitops`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gitops {
+    /// The projects whose manifests are applied.
+    #[serde(default)]
+    pub manifest_projects: Vec<ManifestProject>,
+}
+
+/// A project whose manifests are applied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ManifestProject {
+    /// The full path of the project, or the id of a repository in the configuration of kas. The default is the project that has
+    /// this configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// The version. The default is the default branch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r#ref: Option<GitRef>,
+    /// The namespace of namespaced objects that name none.
+    pub default_namespace: String,
+    /// The files. A file that two globs match is applied once.
+    pub paths: Vec<ManifestPath>,
+    /// The time that the objects may take to become healthy. Zero: the sync does not wait.
+    #[serde(with = "AnyDuration")]
+    pub reconcile_timeout: Duration,
+    /// Whether objects are written.
+    pub dry_run_strategy: DryRunStrategy,
+    /// Whether objects that left Git are deleted.
+    pub prune: bool,
+    /// The time that deleted objects may take to disappear.
+    #[serde(with = "AnyDuration")]
+    pub prune_timeout: Duration,
+    /// What becomes of the dependents of a deleted object.
+    pub prune_propagation_policy: PropagationPolicy,
+    /// Whether objects that exist without this project are taken over.
+    pub inventory_policy: InventoryPolicy,
+    /// The kinds that may be applied. Without an entry, all kinds may.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub resource_inclusions: Vec<ResourceFilter>,
+    /// The kinds that may not be applied.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub resource_exclusions: Vec<ResourceFilter>,
+    /// The time between two looks at the repository. The default depends on whether kas learns of pushes.
+    #[serde(skip_serializing_if = "Option::is_none", with = "optional_duration")]
+    pub interval: Option<Duration>,
+    /// The namespaces whose objects may be applied. Without it, all may.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespaces: Option<Vec<String>>,
+    /// Whether cluster-scoped objects may be applied. The default is true, and false with `namespaces`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster_scoped: Option<bool>,
+    /// The largest part of the objects that a sync may delete without an approval, in percent.
+    pub max_prune_percent: u8,
+    /// The number of objects that a sync may always delete.
+    pub max_prune: u32,
+    /// What happens when somebody else changes an object.
+    pub self_heal: SelfHeal,
+    /// Whether the project is not synced.
+    pub suspend: bool,
+    /// The identity in the cluster. The default is that of agentk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_as: Option<RunAs>,
+    /// How files become manifests.
+    pub render: Render,
+    /// What happens when another manager has set a field that Git has.
+    pub conflicts: Conflicts,
+}
+
+/// A version of a repository. Exactly one key is set.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GitRef {
+    /// The newest commit of a branch.
+    Branch(String),
+    /// The commit of a tag.
+    Tag(String),
+    /// A commit, by its full id.
+    Commit(String),
+}
+
+/// Files of a project.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestPath {
+    /// A pattern with `*`, `?`, `[a-z]`, `{a,b}` and `**`. It begins at the root of the repository.
+    pub glob: String,
+}
+
+/// Whether objects are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DryRunStrategy {
+    /// They are written.
+    #[default]
+    None,
+    /// They are parsed and validated in agentk.
+    Client,
+    /// They are validated by the API server, too.
+    Server,
+}
+
+/// What becomes of the dependents of a deleted object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PropagationPolicy {
+    /// They stay.
+    Orphan,
+    /// They are deleted after it.
+    Background,
+    /// They are deleted before it.
+    #[default]
+    Foreground,
+}
+
+/// Whether objects that exist without this project are taken over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InventoryPolicy {
+    /// They are not: a manifest of such an object is an error.
+    #[default]
+    MustMatch,
+    /// Those that belong to no other project are.
+    AdoptIfNoInventory,
+    /// All are.
+    AdoptAll,
+}
+
+/// Kinds of objects.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResourceFilter {
+    /// API groups; `*` is all, and the empty string is the core group.
+    pub api_groups: Vec<String>,
+    /// Kinds; `*` is all.
+    pub kinds: Vec<String>,
+}
+
+/// What happens when somebody else changes an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SelfHeal {
+    /// The object is applied again.
+    #[default]
+    Heal,
+    /// The change is reported.
+    Report,
+    /// Nothing happens before the next commit.
+    Ignore,
+}
+
+/// An identity in the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunAs {
+    /// A service account: `name` in `default_namespace`, or `namespace/name`.
+    pub service_account: String,
+}
+
+/// How files become manifests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Render {
+    /// A directory with `kustomization.yaml` or `Chart.yaml` is rendered; other files are manifests.
+    #[default]
+    Auto,
+    /// All files are manifests.
+    Plain,
+    /// `kustomize build`.
+    Kustomize,
+    /// `helm template`.
+    Helm,
+}
+
+/// What happens when another manager has set a field that Git has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Conflicts {
+    /// The value of Git is written.
+    #[default]
+    Force,
+    /// The object is not written, and the conflict is reported.
+    Report,
+}
+
+impl Default for ManifestProject {
+    fn default() -> Self {
+        Self {
+            id: None,
+            r#ref: None,
+            default_namespace: "default".to_owned(),
+            paths: vec![ManifestPath { glob: "**/*.{yaml,yml,json}".to_owned() }],
+            reconcile_timeout: Duration::from_secs(3600),
+            dry_run_strategy: DryRunStrategy::default(),
+            prune: true,
+            prune_timeout: Duration::from_secs(3600),
+            prune_propagation_policy: PropagationPolicy::default(),
+            inventory_policy: InventoryPolicy::default(),
+            resource_inclusions: Vec::new(),
+            resource_exclusions: Vec::new(),
+            interval: None,
+            namespaces: None,
+            cluster_scoped: None,
+            max_prune_percent: 30,
+            max_prune: 3,
+            self_heal: SelfHeal::default(),
+            suspend: false,
+            run_as: None,
+            render: Render::default(),
+            conflicts: Conflicts::default(),
+        }
+    }
+}
+
+impl Gitops {
+    /// Returns the key and the problem of the first invalid value.
+    pub(super) fn validate(&self) -> Result<(), (String, String)> {
+        const KEY: &str = "gitops.manifest_projects";
+        let error = |what: String| (KEY.to_owned(), what);
+        if self.manifest_projects.len() > MAX_PROJECTS {
+            return Err(error(format!("an agent has at most {MAX_PROJECTS} projects")));
+        }
+        let mut ids = HashSet::new();
+        for (index, project) in self.manifest_projects.iter().enumerate() {
+            project.validate().map_err(|what| error(format!("manifest_projects[{index}].{what}")))?;
+            if !ids.insert(project.id.as_deref()) {
+                let id = project.id.as_deref().unwrap_or("the project of this configuration");
+                return Err(error(format!(
+                    "{id} is listed twice: its objects would belong to both entries; write one entry with all paths"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ManifestProject {
+    /// Returns whether cluster-scoped objects may be applied.
+    pub fn allows_cluster_scoped(&self) -> bool {
+        self.cluster_scoped.unwrap_or(self.namespaces.is_none())
+    }
+
+    /// Returns whether objects of a namespace may be applied.
+    pub fn allows_namespace(&self, namespace: &str) -> bool {
+        self.namespaces.as_ref().is_none_or(|allowed| allowed.iter().any(|allowed| allowed == namespace))
+    }
+
+    /// Returns whether objects of a kind may be applied. An exclusion is stronger than an inclusion.
+    pub fn allows_kind(&self, group: &str, kind: &str) -> bool {
+        let matches = |filters: &[ResourceFilter]| filters.iter().any(|filter| filter.matches(group, kind));
+        (self.resource_inclusions.is_empty() || matches(&self.resource_inclusions))
+            && !matches(&self.resource_exclusions)
+    }
+
+    /// Returns the namespace and the name of the service account that the project acts as.
+    pub fn service_account(&self) -> Option<(&str, &str)> {
+        let account = &self.run_as.as_ref()?.service_account;
+        Some(account.split_once('/').unwrap_or((&self.default_namespace, account)))
+    }
+
+    /// Returns matchers for the paths. They match paths without a leading `/`.
+    ///
+    /// # Errors
+    ///
+    /// A glob is invalid.
+    pub fn matchers(&self) -> Result<Vec<GlobMatcher>, String> {
+        self.paths.iter().map(ManifestPath::matcher).collect()
+    }
+
+    /// Returns the key and the problem of the first invalid value.
+    fn validate(&self) -> Result<(), String> {
+        if let Some(id) = &self.id
+            && (id.is_empty() || id.len() > MAX_ID || id.chars().any(char::is_control))
+        {
+            return Err(format!("id must be the path of a project, of at most {MAX_ID} bytes"));
+        }
+        self.r#ref.iter().try_for_each(GitRef::validate)?;
+        let namespaces = self.namespaces.as_deref().unwrap_or_default();
+        if let Some(name) =
+            namespaces.iter().chain([&self.default_namespace]).find(|name| !is_namespace(name))
+        {
+            return Err(format!("namespaces, default_namespace: {name:?} is not a namespace"));
+        }
+        if self.namespaces.as_ref().is_some_and(Vec::is_empty) {
+            return Err("namespaces: name at least one namespace, or remove the key to allow all".to_owned());
+        }
+        if self.paths.is_empty() || self.paths.len() > MAX_PATHS {
+            return Err(format!("paths must have 1 to {MAX_PATHS} entries"));
+        }
+        self.matchers()?;
+        if self.max_prune_percent > 100 {
+            return Err("max_prune_percent must be from 0 to 100".to_owned());
+        }
+        if let Some((namespace, name)) = self.service_account()
+            && (!is_namespace(namespace) || name.is_empty() || !name.split('.').all(is_namespace))
+        {
+            return Err("run_as.service_account must be a name, or namespace/name".to_owned());
+        }
+        let filters = self.resource_inclusions.iter().chain(&self.resource_exclusions);
+        match filters.clone().any(|filter| filter.api_groups.is_empty() || filter.kinds.is_empty()) {
+            true => Err(
+                "resource_inclusions, resource_exclusions: each entry needs api_groups and kinds; '*' is all"
+                    .to_owned(),
+            ),
+            false => Ok(()),
+        }
+    }
+}
+
+impl GitRef {
+    fn validate(&self) -> Result<(), String> {
+        match self {
+            Self::Commit(id) => {
+                let digits = id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+                (digits && matches!(id.len(), 40 | 64)).then_some(()).ok_or_else(|| {
+                    "ref.commit must be the full id of a commit: 40 or 64 hexadecimal digits".to_owned()
+                })
+            }
+            Self::Branch(name) | Self::Tag(name) => is_reference_name(name)
+                .then_some(())
+                .ok_or_else(|| format!("ref: {name:?} is not the name of a branch or tag")),
+        }
+    }
+}
+
+impl fmt::Display for GitRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Branch(name) => write!(f, "branch {name}"),
+            Self::Tag(name) => write!(f, "tag {name}"),
+            Self::Commit(id) => write!(f, "commit {id}"),
+        }
+    }
+}
+
+impl ManifestPath {
+    /// Returns a matcher. `*` matches no `/`, as in GitLab's kas.
+    fn matcher(&self) -> Result<GlobMatcher, String> {
+        let glob = self.glob.strip_prefix('/').unwrap_or(&self.glob);
+        if glob.is_empty() {
+            return Err("paths: a glob must not be empty".to_owned());
+        }
+        let built = GlobBuilder::new(glob).literal_separator(true).empty_alternates(true).build();
+        Ok(built.map_err(|error| format!("paths: {error}"))?.compile_matcher())
+    }
+}
+
+impl ResourceFilter {
+    fn matches(&self, group: &str, kind: &str) -> bool {
+        let has = |list: &[String], value: &str| list.iter().any(|entry| entry == "*" || entry == value);
+        has(&self.api_groups, group) && has(&self.kinds, kind)
+    }
+}
+
+impl Serialize for SelfHeal {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Heal => serializer.serialize_bool(true),
+            Self::Report => serializer.serialize_str("report"),
+            Self::Ignore => serializer.serialize_bool(false),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for SelfHeal {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+
+        impl de::Visitor<'_> for Visitor {
+            type Value = SelfHeal;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("true, report or false")
+            }
+
+            fn visit_bool<E: de::Error>(self, heals: bool) -> Result<SelfHeal, E> {
+                Ok(if heals { SelfHeal::Heal } else { SelfHeal::Ignore })
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<SelfHeal, E> {
+                match word {
+                    "report" => Ok(SelfHeal::Report),
+                    _ => Err(E::invalid_value(de::Unexpected::Str(word), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// A duration that may be absent, for `#[serde(with)]`.
+mod optional_duration {
+    use super::{AnyDuration, Deserializer, Duration, Serializer};
+
+    #[expect(clippy::ref_option, reason = "the signature is serde's")]
+    pub(super) fn serialize<S: Serializer>(
+        value: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        AnyDuration::serialize(&value.unwrap_or_default(), serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        AnyDuration::deserialize(deserializer).map(Some)
+    }
+}
+
+/// Returns whether a text is the name of a branch or a tag, without `refs/heads/` (`git check-ref-format`).
+fn is_reference_name(name: &str) -> bool {
+    let special = |c: char| c.is_control() || " ~^:?*[\\".contains(c);
+    let segment = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock");
+    !name.starts_with('-')
+        && !name.ends_with('.')
+        && name.len() <= MAX_ID
+        && !name.contains("..")
+        && !name.contains("@{")
+        && !name.contains(special)
+        && name.split('/').all(segment)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<ManifestProject, String> {
+        let gitops: Gitops =
+            serde_saphyr::from_str(&format!("manifest_projects: [{text}]")).map_err(|e| e.to_string())?;
+        gitops.validate().map_err(|(key, what)| format!("{key}: {what}"))?;
+        Ok(gitops.manifest_projects.into_iter().next().unwrap())
+    }
+
+    #[test]
+    fn every_key_of_gitlab_has_its_default() {
+        let project = parse("{}").unwrap();
+        assert_eq!(project, ManifestProject::default());
+        assert_eq!(project.default_namespace, "default");
+        assert_eq!(project.paths[0].glob, "**/*.{yaml,yml,json}");
+        assert_eq!(
+            (project.reconcile_timeout, project.prune_timeout),
+            (Duration::from_secs(3600), Duration::from_secs(3600))
+        );
+        assert_eq!(project.dry_run_strategy, DryRunStrategy::None);
+        assert_eq!(project.prune_propagation_policy, PropagationPolicy::Foreground);
+        assert_eq!(project.inventory_policy, InventoryPolicy::MustMatch);
+        assert!(project.prune);
+    }
+
+    #[test]
+    fn every_key_is_parsed_and_survives_json() {
+        let project = parse(
+            "{id: group/app, ref: {tag: v1}, default_namespace: shop, paths: [{glob: '/prod/**/*.yaml'}], \
+             reconcile_timeout: 600s, dry_run_strategy: server, prune: false, prune_timeout: 60s, \
+             prune_propagation_policy: orphan, inventory_policy: adopt_all, \
+             resource_inclusions: [{api_groups: [apps], kinds: ['*']}], \
+             resource_exclusions: [{api_groups: ['*'], kinds: [Secret]}], interval: 1m, namespaces: [shop], \
+             cluster_scoped: true, max_prune_percent: 10, max_prune: 1, self_heal: report, suspend: true, \
+             run_as: {service_account: deployer}, render: kustomize, conflicts: report}",
+        )
+        .unwrap();
+        assert_eq!(project.r#ref, Some(GitRef::Tag("v1".to_owned())));
+        assert_eq!(project.service_account(), Some(("shop", "deployer")));
+        assert_eq!(project.self_heal, SelfHeal::Report);
+        assert!(
+            project.allows_cluster_scoped()
+                && project.allows_namespace("shop")
+                && !project.allows_namespace("x")
+        );
+        assert!(project.allows_kind("apps", "Deployment") && !project.allows_kind("", "Secret"));
+        let json = serde_json::to_value(&project).unwrap();
+        assert_eq!(serde_json::from_value::<ManifestProject>(json).unwrap(), project);
+    }
+
+    #[test]
+    fn invalid_key_is_refused_by_name() {
+        for (text, expected) in [
+            ("{ids: a}", "unknown field `ids`"),
+            ("{id: ''}", "id must be the path"),
+            ("{ref: {branch: a, tag: b}}", ""),
+            ("{ref: {commit: abc}}", "ref.commit must be the full id"),
+            ("{ref: {branch: '-x'}}", "not the name of a branch"),
+            ("{ref: {branch: 'a..b'}}", "not the name of a branch"),
+            ("{default_namespace: A}", "\"A\" is not a namespace"),
+            ("{namespaces: []}", "name at least one namespace"),
+            ("{namespaces: ['*']}", "\"*\" is not a namespace"),
+            ("{paths: []}", "paths must have 1 to 100"),
+            ("{paths: [{glob: ''}]}", "must not be empty"),
+            ("{paths: [{glob: 'a{b'}]}", "paths: error parsing glob"),
+            ("{max_prune_percent: 101}", "max_prune_percent"),
+            ("{self_heal: perhaps}", "true, report or false"),
+            ("{run_as: {service_account: a/b/c}}", "service_account must be"),
+            ("{resource_inclusions: [{api_groups: [], kinds: [a]}]}", "each entry needs"),
+            ("{id: a}, {id: a}", "a is listed twice"),
+            ("{}, {}", "is listed twice"),
+            ("{reconcile_timeout: 10}", "duration"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text} gave {error}");
+        }
+    }
+
+    #[test]
+    fn cluster_scoped_objects_are_refused_with_a_list_of_namespaces() {
+        assert!(parse("{}").unwrap().allows_cluster_scoped());
+        assert!(!parse("{namespaces: [a]}").unwrap().allows_cluster_scoped());
+    }
+
+    #[test]
+    fn glob_matches_as_doublestar_does() {
+        for (glob, path, expected) in [
+            ("**/*.{yaml,yml,json}", "a.yaml", true),
+            ("**/*.{yaml,yml,json}", "a/b/c.json", true),
+            ("**/*.{yaml,yml,json}", "a/b/c.txt", false),
+            ("/manifests/*.yaml", "manifests/a.yaml", true),
+            ("/manifests/*.yaml", "manifests/sub/a.yaml", false),
+            ("a/**/b.yaml", "a/b.yaml", true),
+            ("file.yaml", "dir/file.yaml", false),
+        ] {
+            let project = parse(&format!("{{paths: [{{glob: '{glob}'}}]}}")).unwrap();
+            let matches = project.matchers().unwrap()[0].is_match(path);
+            assert_eq!(matches, expected, "{glob} {path}");
+        }
+    }
+}
