@@ -21,6 +21,7 @@ pub mod agent_configuration;
 pub mod control;
 mod delivery;
 mod error_chain;
+pub mod gitops;
 pub mod header;
 mod hello;
 pub mod hop_by_hop;

@@ -254,7 +254,7 @@ impl Gitops {
 impl ManifestProject {
     /// Returns whether cluster-scoped objects may be applied.
     pub fn allows_cluster_scoped(&self) -> bool {
-        self.cluster_scoped.unwrap_or(self.namespaces.is_none())
+        self.cluster_scoped.unwrap_or_else(|| self.namespaces.is_none())
     }
 
     /// Returns whether objects of a namespace may be applied.

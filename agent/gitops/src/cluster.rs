@@ -1,0 +1,150 @@
+//! What the engine needs of a cluster.
+
+use std::{fmt, time::Duration};
+
+use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
+use serde_json::Value;
+
+use crate::GroupKind;
+
+/// A cluster. Every call is one request or a list in pages; the engine repeats what may be repeated.
+pub trait Cluster: Clone + Send + Sync + 'static {
+    /// Returns a kind that the cluster has, in this version or in the preferred one. The cluster may remember kinds.
+    fn resolve(
+        &self,
+        kind: &GroupKind,
+        version: Option<&str>,
+    ) -> impl Future<Output = Result<Option<Kind>, ApiError>> + Send;
+
+    /// Returns the namespaced kinds that can be listed.
+    fn namespaced_kinds(&self) -> impl Future<Output = Result<Vec<Kind>, ApiError>> + Send;
+
+    /// Forgets the kinds, because a definition was applied.
+    fn forget_kinds(&self);
+
+    /// Returns an object.
+    fn get(&self, kind: &Kind, id: &ObjectId)
+    -> impl Future<Output = Result<Option<Value>, ApiError>> + Send;
+
+    /// Returns the objects with a label, or only their metadata. `namespace` is empty for all namespaces.
+    fn list(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        selector: &str,
+        only_metadata: bool,
+    ) -> impl Future<Output = Result<Vec<Value>, ApiError>> + Send;
+
+    /// Applies an object on the server.
+    fn apply(
+        &self,
+        kind: &Kind,
+        id: &ObjectId,
+        object: &Value,
+        options: ApplyOptions,
+    ) -> impl Future<Output = Result<Applied, ApiError>> + Send;
+
+    /// Changes an object with a JSON patch (RFC 6902).
+    fn patch(
+        &self,
+        kind: &Kind,
+        id: &ObjectId,
+        patch: &Value,
+    ) -> impl Future<Output = Result<(), ApiError>> + Send;
+
+    /// Deletes an object, if it still has this UID.
+    fn delete(
+        &self,
+        kind: &Kind,
+        id: &ObjectId,
+        uid: &str,
+        propagation: PropagationPolicy,
+    ) -> impl Future<Output = Result<(), ApiError>> + Send;
+}
+
+/// A kind as the cluster serves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// The group and the kind.
+    pub kind: GroupKind,
+    /// The version.
+    pub version: String,
+    /// The name in paths, such as `deployments`.
+    pub plural: String,
+    /// Whether its objects are namespaced.
+    pub namespaced: bool,
+}
+
+/// How an object is applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ApplyOptions {
+    /// The field manager.
+    pub manager: &'static str,
+    /// Nothing is written.
+    pub dry_run: bool,
+    /// Fields of other managers are taken over.
+    pub force: bool,
+}
+
+/// The result of an apply.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Applied {
+    /// The object did not exist.
+    pub created: bool,
+    /// The object.
+    pub object: Value,
+}
+
+/// The API server did not do what it was asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ApiError {
+    /// The status; 0 if there was no response.
+    pub status: u16,
+    /// The reason for programs, such as `Invalid`.
+    pub reason: String,
+    /// The words of the API server. They may contain values of the object.
+    pub message: String,
+    /// The fields that are wrong.
+    pub fields: Vec<String>,
+    /// The time after which the API server wants to be asked again.
+    pub retry_after: Option<Duration>,
+}
+
+impl ApiError {
+    /// Returns whether the same request may succeed later: too many requests, an error of the server, no response.
+    pub fn is_transient(&self) -> bool {
+        self.status == 0 || self.status == 429 || (self.status >= 500 && self.status != 501)
+    }
+
+    /// Returns whether the object would have to be recreated.
+    pub fn is_immutable(&self) -> bool {
+        self.status == 422
+            && (self.message.contains("immutable") || self.message.contains("Forbidden: updates to"))
+    }
+
+    /// Describes the error. Nothing of a Secret is in it but the names of fields.
+    pub fn describe(&self, id: &ObjectId) -> String {
+        if id.group.is_empty() && id.kind == "Secret" {
+            let reason = if self.reason.is_empty() { "no reason" } else { &self.reason };
+            let fields =
+                if self.fields.is_empty() { String::new() } else { format!(": {}", self.fields.join(", ")) };
+            return format!(
+                "the API server refused the Secret ({}, {reason}{fields}); its words are not shown, because they may contain values",
+                self.status
+            );
+        }
+        self.to_string()
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.status, &*self.message) {
+            (0, message) => f.write_str(message),
+            (status, "") => write!(f, "the API server answered {status}"),
+            (status, message) => write!(f, "{message} ({status})"),
+        }
+    }
+}
+
+impl std::error::Error for ApiError {}

@@ -1,0 +1,379 @@
+//! One sync, from the files of a commit to its outcome.
+
+mod examine;
+mod members;
+mod pruning;
+mod report;
+mod stage;
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use proto::{
+    agent_configuration::gitops::{DryRunStrategy, ManifestProject},
+    gitops::{EventKind, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent},
+};
+use serde_json::Value;
+
+use self::{examine::Known, report::Report};
+use crate::{
+    ApiError, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, Manifest, SourceFile,
+    applyset::{ApplySet, PART_OF},
+    health::{self, Assessment},
+    order, parse,
+    retry::{CallError, with_retry},
+    validate::{self, Scopes},
+};
+
+/// The requests for one stage that are in flight at the same time.
+const CONCURRENCY: usize = 8;
+
+/// Syncs one project. It remembers what it has applied, so that objects that nobody has changed cost no request.
+#[derive(Debug)]
+pub struct Engine<C> {
+    /// The cluster as the project may use it.
+    cluster: C,
+    /// The cluster as agentk uses it itself, for the parent of the ApplySet.
+    own: C,
+    /// The namespace of agentk.
+    namespace: String,
+    known: HashMap<ObjectId, Known>,
+    /// The objects of the last sync, with their kinds.
+    objects: Vec<(ObjectId, Kind)>,
+}
+
+/// What is synced.
+#[derive(Clone, Debug)]
+pub struct SyncInput {
+    /// The id of the project.
+    pub project: String,
+    /// The settings of the project.
+    pub settings: ManifestProject,
+    /// The files of the commit.
+    pub files: Vec<SourceFile>,
+    /// Somebody has approved that this commit deletes many objects.
+    pub approved: bool,
+    /// Objects that somebody else has changed are applied again. Otherwise they are reported.
+    pub heal: bool,
+    /// The values of `config.k8s.io/owning-inventory` that are those of this project: inventories of GitLab's agent.
+    pub inventories: Vec<String>,
+}
+
+/// Says before each write whether it may happen.
+pub trait Fence: Send + Sync {
+    /// Returns the reason to stop, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// The sync must stop before its next write.
+    fn check(&self) -> Result<(), Stopped>;
+}
+
+/// Why a sync stops before its end. What it has written stays, and the next sync continues from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stopped {
+    /// Another pod leads.
+    #[error("another pod of agentk leads now")]
+    LostLease,
+    /// There is a newer commit, or the settings have changed.
+    #[error("a newer version is there")]
+    Superseded,
+    /// Somebody has suspended the project.
+    #[error("the project was suspended")]
+    Suspended,
+    /// agentk ends.
+    #[error("agentk is stopping")]
+    Shutdown,
+}
+
+/// How a sync ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The state of the project.
+    pub state: ProjectState,
+    /// One sentence.
+    pub message: String,
+    /// What happened to the objects.
+    pub objects: ObjectCounts,
+    /// The first errors.
+    pub errors: Vec<ObjectError>,
+    /// Why the sync stopped early.
+    pub stopped: Option<Stopped>,
+}
+
+/// Why a sync does not reach its end.
+enum Failure {
+    /// Git has errors, or the API server refuses objects. The stage has written nothing.
+    Refused(Vec<ObjectError>),
+    /// Objects failed while they were written. The errors were reported.
+    Objects,
+    /// A request about the project as a whole failed.
+    Project(String),
+    Stopped(Stopped),
+}
+
+/// The parts of a sync that all of its steps use.
+struct SyncContext<'a> {
+    input: &'a SyncInput,
+    fence: &'a dyn Fence,
+    /// The id of the ApplySet.
+    set: String,
+}
+
+impl<C: Cluster> Engine<C> {
+    /// Returns the engine of a project. `cluster` has the identity, the policy and the scope of the project, and `own` those of
+    /// agentk. `namespace` is that of agentk.
+    pub fn new(cluster: C, own: C, namespace: &str) -> Self {
+        let namespace = namespace.to_owned();
+        Self { cluster, own, namespace, known: HashMap::new(), objects: Vec::new() }
+    }
+
+    /// Makes the cluster what the files say.
+    ///
+    /// # Cancellation safety
+    ///
+    /// Dropping the future leaves what was written. The next sync continues from there.
+    pub async fn sync(
+        &mut self,
+        input: &SyncInput,
+        fence: &dyn Fence,
+        events: &(dyn Fn(SyncEvent) + Send + Sync),
+    ) -> Outcome {
+        let mut report = Report::new(events);
+        let result = self.run(input, fence, &mut report).await;
+        let outcome = report.finish(result, input);
+        let (event, message) = (EventKind::Finished, outcome.message.clone());
+        events(SyncEvent { event, object: None, message });
+        outcome
+    }
+
+    /// Returns the health of the objects of the last sync.
+    ///
+    /// # Errors
+    ///
+    /// A request failed.
+    pub async fn health(&self) -> Result<Vec<(ObjectId, Assessment)>, ApiError> {
+        let mut places: Vec<(&Kind, &str)> =
+            self.objects.iter().map(|(id, kind)| (kind, &*id.namespace)).collect();
+        places.sort_unstable_by(|a, b| (&a.0.kind, a.1).cmp(&(&b.0.kind, b.1)));
+        places.dedup();
+        let wanted: HashSet<&ObjectId> = self.objects.iter().map(|(id, _)| id).collect();
+        let mut found = HashSet::new();
+        let mut health = Vec::with_capacity(wanted.len());
+        for (kind, namespace) in places {
+            for object in self.cluster.list(kind, namespace, PART_OF, false).await? {
+                let id = members::id_of(&kind.kind, &object);
+                if wanted.contains(&id) {
+                    health.push((id.clone(), health::assess(&object)));
+                    found.insert(id);
+                }
+            }
+        }
+        let missing =
+            Assessment { health: health::Health::Progressing, reason: "it does not exist".to_owned() };
+        health.extend(
+            self.objects
+                .iter()
+                .filter(|(id, _)| !found.contains(id))
+                .map(|(id, _)| (id.clone(), missing.clone())),
+        );
+        Ok(health)
+    }
+
+    /// Returns the objects of the last sync with their kinds.
+    pub fn objects(&self) -> &[(ObjectId, Kind)] {
+        &self.objects
+    }
+
+    async fn run(
+        &mut self,
+        input: &SyncInput,
+        fence: &dyn Fence,
+        report: &mut Report<'_>,
+    ) -> Result<(), Failure> {
+        let settings = &input.settings;
+        let mut manifests = parse::parse(&input.files)?;
+        let scopes = self.scopes(&manifests, fence).await?;
+        validate::validate(&mut manifests, &scopes, settings)?;
+        let stages = order::stages(&manifests)?;
+        report.planned(&manifests);
+        if settings.dry_run_strategy == DryRunStrategy::Client {
+            return Ok(());
+        }
+
+        let writes = settings.dry_run_strategy == DryRunStrategy::None && input.heal;
+        let mut set = ApplySet::new(&input.project, &self.namespace);
+        let exists = self.read_parent(&mut set, fence).await?;
+        let sync = SyncContext { input, fence, set: set.id() };
+        for manifest in &mut manifests {
+            manifest.set_label(PART_OF, &sync.set);
+        }
+        let mut members = self.members(&set, &sync).await?;
+        let grown = manifests.iter().fold(false, |grown, manifest| set.add(&manifest.id) | grown);
+        if writes && (grown || !exists) {
+            self.write_parent(&set, fence).await?;
+        }
+
+        let mut objects = Vec::with_capacity(manifests.len());
+        for stage in &stages {
+            let applied = self.apply_stage(stage, &manifests, &members, &sync, report).await?;
+            objects.extend(applied.iter().map(|(id, kind, _)| (id.clone(), kind.clone())));
+            members.applied.extend(applied.into_iter().map(|(_, _, uid)| uid));
+            if writes {
+                self.wait(stage, &manifests, &objects, &sync, report).await?;
+            }
+        }
+        self.objects = objects;
+        let desired: HashSet<ObjectId> = manifests.into_iter().map(|manifest| manifest.id).collect();
+        self.known.retain(|id, _| desired.contains(id));
+        if writes {
+            let left = self.prune(members, &desired, &sync, report).await?;
+            self.shrink_parent(set, desired.iter().chain(&left), fence).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the scopes of all kinds in Git that the cluster has or gets.
+    async fn scopes(&self, manifests: &[Manifest], fence: &dyn Fence) -> Result<Scopes, Failure> {
+        let mut scopes = Scopes::default();
+        let defined: Vec<_> = validate::defined_kinds(manifests).collect();
+        let kinds: HashSet<(GroupKind, &str)> =
+            manifests.iter().map(|manifest| (manifest.group_kind(), &*manifest.version)).collect();
+        let mut forgotten = false;
+        for (kind, version) in kinds {
+            let mut found = self.resolve(&kind, Some(version), fence).await?;
+            if found.is_none() && !forgotten && !defined.iter().any(|(defined, _)| *defined == kind) {
+                // It may have been installed since the cluster was asked.
+                self.cluster.forget_kinds();
+                forgotten = true;
+                found = self.resolve(&kind, Some(version), fence).await?;
+            }
+            if let Some(found) = found {
+                scopes.insert(kind, found.namespaced);
+            }
+        }
+        for (kind, namespaced) in defined {
+            scopes.insert(kind, namespaced);
+        }
+        Ok(scopes)
+    }
+
+    async fn resolve(
+        &self,
+        kind: &GroupKind,
+        version: Option<&str>,
+        fence: &dyn Fence,
+    ) -> Result<Option<Kind>, Failure> {
+        let found = with_retry(fence, || self.cluster.resolve(kind, version)).await;
+        found.map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))
+    }
+
+    async fn read_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<bool, Failure> {
+        let (kind, id) = parent(set);
+        let found = with_retry(fence, || self.own.get(&kind, &id)).await;
+        let found = found.map_err(|error| Failure::of_project("the inventory cannot be read", error))?;
+        let Some(found) = found else { return Ok(false) };
+        set.read(&found).map_err(|error| Failure::Project(error.to_string()))?;
+        Ok(true)
+    }
+
+    async fn write_parent(&self, set: &ApplySet, fence: &dyn Fence) -> Result<(), Failure> {
+        let (kind, id) = parent(set);
+        let object = set.parent();
+        let options = ApplyOptions { manager: FIELD_MANAGER, dry_run: false, force: true };
+        let written = with_retry(fence, || self.own.apply(&kind, &id, &object, options)).await;
+        written.map(drop).map_err(|error| Failure::of_project("the inventory cannot be written", error))
+    }
+
+    /// Removes kinds and namespaces without members from the parent.
+    async fn shrink_parent<'a>(
+        &self,
+        mut set: ApplySet,
+        members: impl Iterator<Item = &'a ObjectId>,
+        fence: &dyn Fence,
+    ) -> Result<(), Failure> {
+        let before = (std::mem::take(&mut set.kinds), std::mem::take(&mut set.namespaces));
+        for id in members {
+            set.add(id);
+        }
+        if (&set.kinds, &set.namespaces) == (&before.0, &before.1) {
+            return Ok(());
+        }
+        self.write_parent(&set, fence).await
+    }
+}
+
+impl SyncContext<'_> {
+    fn options(&self, dry_run: bool) -> ApplyOptions {
+        use proto::agent_configuration::gitops::Conflicts;
+
+        let force = self.input.settings.conflicts == Conflicts::Force;
+        ApplyOptions { manager: FIELD_MANAGER, dry_run, force }
+    }
+
+    /// Returns whether objects are written.
+    fn writes(&self) -> bool {
+        self.input.settings.dry_run_strategy == DryRunStrategy::None
+    }
+
+    /// Returns the time that objects of a stage may take before the next stage.
+    fn stage_timeout(&self) -> Duration {
+        self.input.settings.reconcile_timeout
+    }
+}
+
+impl Failure {
+    fn of_project(what: &str, error: CallError) -> Self {
+        match error {
+            CallError::Api(error) => Self::Project(format!("{what}: {error}")),
+            CallError::Stopped(stopped) => Self::Stopped(stopped),
+        }
+    }
+}
+
+impl From<Vec<ObjectError>> for Failure {
+    fn from(errors: Vec<ObjectError>) -> Self {
+        Self::Refused(errors)
+    }
+}
+
+impl From<Stopped> for Failure {
+    fn from(stopped: Stopped) -> Self {
+        Self::Stopped(stopped)
+    }
+}
+
+/// Returns the kind and the id of the parent of an ApplySet.
+fn parent(set: &ApplySet) -> (Kind, ObjectId) {
+    let text = str::to_owned;
+    let kind = Kind {
+        kind: GroupKind { group: String::new(), kind: text("ConfigMap") },
+        version: text("v1"),
+        plural: text("configmaps"),
+        namespaced: true,
+    };
+    let id = ObjectId {
+        group: String::new(),
+        kind: text("ConfigMap"),
+        namespace: set.namespace.clone(),
+        name: set.name.clone(),
+    };
+    (kind, id)
+}
+
+/// Returns the part of an object that people and manifests set.
+fn without_server_fields(object: &Value) -> Value {
+    let mut object = object.clone();
+    if let Some(fields) = object.as_object_mut() {
+        fields.remove("status");
+    }
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        for key in ["managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink"]
+        {
+            metadata.remove(key);
+        }
+    }
+    object
+}

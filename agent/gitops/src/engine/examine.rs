@@ -1,0 +1,249 @@
+//! What has to be done with one object, which a dry run on the server shows.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use proto::{agent_configuration::gitops::InventoryPolicy, gitops::ObjectError};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Engine, SyncContext,
+    members::{Members, fingerprint},
+    without_server_fields,
+};
+use crate::{
+    Cluster, FIELD_MANAGER, Kind, Manifest,
+    applyset::PART_OF,
+    retry::{CallError, with_retry},
+};
+
+/// The annotation with the inventory of GitLab's agent and of cli-utils.
+const OWNING_INVENTORY: &str = "config.k8s.io/owning-inventory";
+/// What `kubectl apply` has applied on the client.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// Annotations with which the owner of an object allows that it is deleted and created again.
+const RECREATE: [(&str, &str); 3] = [
+    ("agentk/recreate", "true"),
+    ("kustomize.toolkit.fluxcd.io/force", "enabled"),
+    ("argocd.argoproj.io/sync-options", "Force=true"),
+];
+/// Kinds whose deletion loses data or all that is in them.
+const NEVER_RECREATED: [&str; 4] =
+    ["Namespace", "PersistentVolumeClaim", "PersistentVolume", "CustomResourceDefinition"];
+/// Managers whose fields are taken over together with an object: those of programs that apply manifests, too.
+const TAKEN_OVER: [&str; 6] = [
+    "kubectl",
+    "kubectl-client-side-apply",
+    "kubectl-create",
+    "before-first-apply",
+    "kustomize-controller",
+    "helm",
+];
+
+/// What was applied before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    /// The hash of the manifest.
+    pub(super) desired: u64,
+    /// The fingerprint of the metadata after it.
+    pub(super) live: u64,
+}
+
+/// What has to be done with an object.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Step {
+    /// Nothing.
+    Unchanged(Seen),
+    /// Somebody else has changed it, and it is not healed.
+    Drifted(Seen, String),
+    Create,
+    Update,
+    /// It exists and becomes a member. The patch hands the fields of other programs to agentk.
+    Adopt(Option<Value>),
+    /// It has to be deleted first, because a field cannot change.
+    Recreate {
+        uid: String,
+    },
+}
+
+/// An object as it is in the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) uid: String,
+    pub(super) fingerprint: u64,
+}
+
+impl Seen {
+    pub(super) fn of(object: &Value) -> Self {
+        let metadata = &object["metadata"];
+        Self {
+            uid: metadata["uid"].as_str().unwrap_or_default().to_owned(),
+            fingerprint: fingerprint(metadata),
+        }
+    }
+}
+
+/// Why an object has no step.
+pub(super) enum ExamineError {
+    Object(ObjectError),
+    Stopped(super::Stopped),
+}
+
+impl<C: Cluster> Engine<C> {
+    /// Finds out what has to be done with an object, without a write.
+    pub(super) async fn examine(
+        &self,
+        manifest: &Manifest,
+        kind: &Kind,
+        members: &Members,
+        sync: &SyncContext<'_>,
+    ) -> Result<Step, ExamineError> {
+        let member = members.by_id.get(&manifest.id);
+        if let (Some((member, live)), Some(known)) = (member, self.known.get(&manifest.id))
+            && *known == (Known { desired: hash(&manifest.object), live: *live })
+        {
+            return Ok(Step::Unchanged(Seen { uid: member.uid.clone(), fingerprint: *live }));
+        }
+        let id = &manifest.id;
+        let failed = |error: CallError| match error {
+            CallError::Api(error) => ExamineError::Object(manifest.error(error.describe(id))),
+            CallError::Stopped(stopped) => ExamineError::Stopped(stopped),
+        };
+        let options = sync.options(true);
+        let tried = with_retry(sync.fence, || self.cluster.apply(kind, id, &manifest.object, options)).await;
+        let recreate = |error: &CallError| matches!(error, CallError::Api(error) if error.is_immutable() && may_recreate(manifest));
+        let tried = match tried {
+            Err(error) if recreate(&error) => None,
+            tried => Some(tried.map_err(failed)?),
+        };
+        if tried.as_ref().is_some_and(|tried| tried.created) {
+            return Ok(Step::Create);
+        }
+        let live = with_retry(sync.fence, || self.cluster.get(kind, id)).await.map_err(failed)?;
+        let Some(live) = live else { return Ok(Step::Create) };
+        let ours = check_owner(&live, sync).map_err(|what| ExamineError::Object(manifest.error(what)))?;
+        let seen = Seen::of(&live);
+        let Some(tried) = tried else { return Ok(Step::Recreate { uid: seen.uid }) };
+        if !ours {
+            return Ok(Step::Adopt(take_over(&live)));
+        }
+        if without_server_fields(&live) == without_server_fields(&tried.object) {
+            return Ok(Step::Unchanged(seen));
+        }
+        match sync.input.heal {
+            true => Ok(Step::Update),
+            false => Ok(Step::Drifted(seen, changed_by(&live))),
+        }
+    }
+}
+
+/// Returns a hash of a manifest.
+pub(super) fn hash(object: &Value) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    object.to_string().hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Returns whether an object that exists is a member already.
+///
+/// # Errors
+///
+/// It belongs to somebody else, and the policy does not allow to take it over.
+fn check_owner(live: &Value, sync: &SyncContext<'_>) -> Result<bool, String> {
+    let metadata = &live["metadata"];
+    let label = metadata["labels"][PART_OF].as_str();
+    if label == Some(&sync.set) {
+        return Ok(true);
+    }
+    let inventory =
+        metadata["annotations"][OWNING_INVENTORY].as_str().filter(|inventory| !inventory.is_empty());
+    if label.is_none()
+        && inventory.is_some_and(|inventory| sync.input.inventories.iter().any(|own| own == inventory))
+    {
+        return Ok(false);
+    }
+    match (sync.input.settings.inventory_policy, label.or(inventory)) {
+        (InventoryPolicy::AdoptAll, _) | (InventoryPolicy::AdoptIfNoInventory, None) => Ok(false),
+        (_, Some(owner)) => Err(format!(
+            "the object exists and belongs to another owner ({owner}): remove it there, or set inventory_policy: adopt_all"
+        )),
+        (InventoryPolicy::MustMatch, None) => Err(
+            "the object exists already, and does not belong to this project: set inventory_policy: adopt_if_no_inventory to take \
+             it over"
+                .to_owned(),
+        ),
+    }
+}
+
+/// Returns a patch that makes agentk the manager of what other programs have applied, so that fields that leave Git leave the
+/// cluster, too.
+fn take_over(live: &Value) -> Option<Value> {
+    let metadata = &live["metadata"];
+    let entries = metadata["managedFields"].as_array()?;
+    let from = |entry: &Value| {
+        let manager = entry["manager"].as_str().unwrap_or_default();
+        let whole = entry.get("subresource").is_none_or(|subresource| subresource == "");
+        whole && (TAKEN_OVER.contains(&manager) || manager == FIELD_MANAGER)
+    };
+    if !entries.iter().any(|entry| from(entry) && entry["manager"] != FIELD_MANAGER) {
+        return None;
+    }
+    let mut fields = Map::new();
+    let mut rest = Vec::new();
+    for entry in entries {
+        match (from(entry), entry["fieldsV1"].as_object()) {
+            (true, Some(taken)) => merge(&mut fields, taken),
+            _ => rest.push(entry.clone()),
+        }
+    }
+    rest.push(json!({
+        "manager": FIELD_MANAGER,
+        "operation": "Apply",
+        "apiVersion": live["apiVersion"],
+        "fieldsType": "FieldsV1",
+        "fieldsV1": fields,
+    }));
+    let mut patch = vec![
+        json!({"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}),
+        json!({"op": "replace", "path": "/metadata/managedFields", "value": rest}),
+    ];
+    if metadata["annotations"].get(LAST_APPLIED).is_some() {
+        let key = LAST_APPLIED.replace('/', "~1");
+        patch.push(json!({"op": "remove", "path": format!("/metadata/annotations/{key}")}));
+    }
+    Some(Value::Array(patch))
+}
+
+/// Adds one set of fields to another. Both are trees whose leaves are empty.
+fn merge(into: &mut Map<String, Value>, from: &Map<String, Value>) {
+    for (key, value) in from {
+        let Value::Object(children) = value else { continue };
+        let slot = into.entry(key.clone()).or_insert_with(|| Value::Object(Map::new()));
+        if let Value::Object(slot) = slot {
+            merge(slot, children);
+        }
+    }
+}
+
+fn may_recreate(manifest: &Manifest) -> bool {
+    let allows = |(key, value): &(&str, &str)| {
+        manifest.annotation(key).is_some_and(|set| set.split(',').any(|entry| entry.trim() == *value))
+    };
+    !NEVER_RECREATED.contains(&&*manifest.id.kind) && RECREATE.iter().any(allows)
+}
+
+/// Says who has changed an object last, from its managed fields.
+fn changed_by(live: &Value) -> String {
+    let entries = live["metadata"]["managedFields"].as_array().into_iter().flatten();
+    let others =
+        entries.filter(|entry| entry["manager"] != FIELD_MANAGER && entry.get("subresource").is_none());
+    // Times of the API have one form, in which the order of texts is that of times.
+    let last = others.max_by_key(|entry| entry["time"].as_str().unwrap_or_default());
+    match last {
+        Some(entry) => format!(
+            "changed by {} at {}",
+            entry["manager"].as_str().unwrap_or("an unknown manager"),
+            entry["time"].as_str().unwrap_or("an unknown time"),
+        ),
+        None => "changed by an unknown manager".to_owned(),
+    }
+}

@@ -1,0 +1,195 @@
+//! The deletion of objects that left Git.
+
+use std::{collections::HashSet, time::Duration};
+
+use proto::gitops::{EventKind, ObjectError, ObjectId};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Engine, Failure, SyncContext,
+    members::{Members, id_of},
+    report::Report,
+};
+use crate::{
+    Cluster, Kind,
+    applyset::PART_OF,
+    prune::{self, Member, PrunePlan},
+    retry::{CallError, with_retry},
+};
+
+/// The first and the longest time between two looks at a deleted object.
+const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Kinds whose objects are records about other objects.
+const RECORDS: [&str; 5] = ["Event", "Endpoints", "EndpointSlice", "PodMetrics", "Lease"];
+
+impl<C: Cluster> Engine<C> {
+    /// Deletes the members that are not in Git any more. Returns those that are still there.
+    pub(super) async fn prune(
+        &self,
+        members: Members,
+        desired: &HashSet<ObjectId>,
+        sync: &SyncContext<'_>,
+        report: &mut Report<'_>,
+    ) -> Result<Vec<ObjectId>, Failure> {
+        let Members { by_id, applied, kinds, unknown } = members;
+        let all = by_id.into_values().map(|(member, _)| member).collect();
+        let PrunePlan { delete, keep, held } =
+            prune::plan(all, desired, &applied, &sync.input.settings, sync.input.approved);
+        let mut left = Vec::new();
+        for (id, reason) in keep {
+            report.object(EventKind::Kept, &id, reason);
+            left.push(id);
+        }
+        report.held = held;
+        for kind in unknown {
+            // The kind stays in the inventory: its objects come back with it.
+            left.push(ObjectId { group: kind.group, kind: kind.kind, ..ObjectId::default() });
+        }
+        let mut deleted = Vec::new();
+        for member in delete {
+            let Some(kind) = kinds.get(&crate::GroupKind::of(&member.id)) else { continue };
+            if kind.kind.kind == "Namespace" {
+                let ours = desired.iter().chain(&left).any(|id| id.namespace == member.id.name);
+                let checked = match ours || member.id.name == self.namespace {
+                    true => Err("objects of this project, or agentk itself, are in the namespace".to_owned()),
+                    false => self.check_namespace(&member.id.name, sync).await?,
+                };
+                if let Err(reason) = checked {
+                    report.object(EventKind::Kept, &member.id, reason);
+                    left.push(member.id);
+                    continue;
+                }
+            }
+            match self.delete(kind, &member, sync).await? {
+                Ok(()) => deleted.push((kind, member)),
+                Err(reason) => {
+                    let message = format!("it left Git and cannot be deleted: {reason}");
+                    report.error(ObjectError {
+                        object: Some(member.id.clone()),
+                        file: String::new(),
+                        message,
+                    });
+                    left.push(member.id);
+                }
+            }
+        }
+        self.wait_until_gone(deleted, sync, report, &mut left).await?;
+        if report.objects.failed > 0 { Err(Failure::Objects) } else { Ok(left) }
+    }
+
+    /// Deletes an object, if it is still the one that was listed. The inner error is about the object.
+    async fn delete(
+        &self,
+        kind: &Kind,
+        member: &Member,
+        sync: &SyncContext<'_>,
+    ) -> Result<Result<(), String>, Failure> {
+        let propagation = sync.input.settings.prune_propagation_policy;
+        let Member { id, uid, .. } = member;
+        match with_retry(sync.fence, || self.cluster.delete(kind, id, uid, propagation)).await {
+            Ok(()) => Ok(Ok(())),
+            Err(CallError::Api(error)) if error.status == 404 => Ok(Ok(())),
+            Err(CallError::Api(error)) => Ok(Err(error.describe(id))),
+            Err(CallError::Stopped(stopped)) => Err(stopped.into()),
+        }
+    }
+
+    async fn wait_until_gone(
+        &self,
+        deleted: Vec<(&Kind, Member)>,
+        sync: &SyncContext<'_>,
+        report: &mut Report<'_>,
+        left: &mut Vec<ObjectId>,
+    ) -> Result<(), Failure> {
+        let deadline = Instant::now() + sync.input.settings.prune_timeout;
+        for (kind, member) in deleted {
+            let (mut look, longest) = LOOK;
+            let mut told = false;
+            loop {
+                let live = with_retry(sync.fence, || self.cluster.get(kind, &member.id)).await;
+                let live = live
+                    .map_err(|error| Failure::of_project(&format!("{} cannot be read", member.id), error))?;
+                let Some(live) = live.filter(|live| live["metadata"]["uid"] == *member.uid) else {
+                    report.object(EventKind::Pruned, &member.id, "deleted, because it left Git");
+                    break;
+                };
+                let finalizers = live["metadata"]["finalizers"].as_array().map(|list| {
+                    let names: Vec<_> = list.iter().filter_map(|name| name.as_str()).collect();
+                    names.join(", ")
+                });
+                let why = finalizers.unwrap_or_else(|| "no finalizer".to_owned());
+                if Instant::now() + look > deadline {
+                    let message =
+                        format!("it is deleted, but not gone within prune_timeout; finalizers: {why}");
+                    report.error(ObjectError {
+                        object: Some(member.id.clone()),
+                        file: String::new(),
+                        message,
+                    });
+                    left.push(member.id);
+                    break;
+                }
+                if !told {
+                    report.object(
+                        EventKind::Waiting,
+                        &member.id,
+                        format!("it is being deleted; finalizers: {why}"),
+                    );
+                    told = true;
+                }
+                sleep(look).await;
+                look = (look * 2).min(longest);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a namespace has no objects of others. The inner error is the reason to keep it.
+    async fn check_namespace(
+        &self,
+        name: &str,
+        sync: &SyncContext<'_>,
+    ) -> Result<Result<(), String>, Failure> {
+        let kinds = with_retry(sync.fence, || self.cluster.namespaced_kinds()).await;
+        let kinds =
+            kinds.map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))?;
+        for kind in kinds.iter().filter(|kind| !RECORDS.contains(&&*kind.kind.kind)) {
+            let listed = match with_retry(sync.fence, || self.cluster.list(kind, name, "", true)).await {
+                Ok(listed) => listed,
+                // The kind has gone, or cannot be listed.
+                Err(CallError::Api(error)) if matches!(error.status, 404 | 405) => continue,
+                Err(CallError::Api(error)) => {
+                    return Ok(Err(format!(
+                        "agentk cannot see whether the namespace is in use ({}): {error}",
+                        kind.plural
+                    )));
+                }
+                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+            };
+            let foreign = listed.iter().find(|object| {
+                let metadata = &object["metadata"];
+                !is_of_kubernetes(&id_of(&kind.kind, object))
+                    && metadata["labels"][PART_OF] != *sync.set
+                    && metadata.get("deletionTimestamp").is_none()
+                    && metadata["ownerReferences"].as_array().is_none_or(Vec::is_empty)
+            });
+            if let Some(foreign) = foreign {
+                return Ok(Err(format!(
+                    "the namespace has objects of others, such as {}",
+                    id_of(&kind.kind, foreign)
+                )));
+            }
+        }
+        Ok(Ok(()))
+    }
+}
+
+/// Returns whether Kubernetes itself puts such an object into each namespace.
+fn is_of_kubernetes(id: &ObjectId) -> bool {
+    match (&*id.group, &*id.kind, &*id.name) {
+        ("", "ConfigMap", "kube-root-ca.crt") | ("", "ServiceAccount", "default") => true,
+        // Kubernetes before 1.24.
+        ("", "Secret", name) => name.starts_with("default-token-"),
+        _ => false,
+    }
+}

@@ -1,0 +1,114 @@
+//! What happened in a sync, for its events and its outcome.
+
+use proto::gitops::{EventKind, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent};
+
+use super::{Failure, Outcome, Stopped, SyncInput};
+use crate::Manifest;
+
+/// The most errors that an outcome has.
+const MAX_ERRORS: usize = 20;
+
+/// Collects what happens.
+pub(super) struct Report<'a> {
+    events: &'a (dyn Fn(SyncEvent) + Send + Sync),
+    pub(super) objects: ObjectCounts,
+    errors: Vec<ObjectError>,
+    /// Why deletions need an approval.
+    pub(super) held: Option<String>,
+    /// Objects that somebody else has changed, and that were not healed.
+    pub(super) drifted: u32,
+}
+
+impl<'a> Report<'a> {
+    pub(super) fn new(events: &'a (dyn Fn(SyncEvent) + Send + Sync)) -> Self {
+        Self { events, objects: ObjectCounts::default(), errors: Vec::new(), held: None, drifted: 0 }
+    }
+
+    pub(super) fn planned(&mut self, manifests: &[Manifest]) {
+        self.objects.total = u32::try_from(manifests.len()).unwrap_or(u32::MAX);
+        let message = format!("the files are valid and have {} objects", manifests.len());
+        (self.events)(SyncEvent { event: EventKind::Planned, object: None, message });
+    }
+
+    /// Reports what happened to an object.
+    pub(super) fn object(&mut self, event: EventKind, id: &ObjectId, message: impl Into<String>) {
+        let counter = match event {
+            EventKind::Applied => Some(&mut self.objects.applied),
+            EventKind::Unchanged => Some(&mut self.objects.unchanged),
+            EventKind::Pruned => Some(&mut self.objects.pruned),
+            EventKind::Kept => Some(&mut self.objects.kept),
+            EventKind::Drifted => Some(&mut self.drifted),
+            _ => None,
+        };
+        if let Some(counter) = counter {
+            *counter += 1;
+        }
+        (self.events)(SyncEvent { event, object: Some(id.clone()), message: message.into() });
+    }
+
+    /// Reports an error.
+    pub(super) fn error(&mut self, error: ObjectError) {
+        self.objects.failed += 1;
+        let message = match error.file.is_empty() {
+            true => error.message.clone(),
+            false => format!("{}: {}", error.file, error.message),
+        };
+        (self.events)(SyncEvent { event: EventKind::Failed, object: error.object.clone(), message });
+        if self.errors.len() < MAX_ERRORS {
+            self.errors.push(error);
+        }
+    }
+
+    pub(super) fn finish(mut self, result: Result<(), Failure>, input: &SyncInput) -> Outcome {
+        let mut stopped = None;
+        let (state, message) = match result {
+            Ok(()) => self.success(input),
+            Err(Failure::Refused(errors)) => {
+                let count = errors.len();
+                errors.into_iter().for_each(|error| self.error(error));
+                (
+                    ProjectState::Failed,
+                    format!("refused, with {}: nothing of them was written", plural(count, "error")),
+                )
+            }
+            Err(Failure::Objects) => {
+                let failed = plural(self.objects.failed as usize, "object");
+                (ProjectState::Failed, format!("{failed} failed; nothing was deleted"))
+            }
+            Err(Failure::Project(message)) => (ProjectState::Failed, message),
+            Err(Failure::Stopped(reason)) => {
+                stopped = Some(reason);
+                let state = if reason == Stopped::Suspended {
+                    ProjectState::Suspended
+                } else {
+                    ProjectState::Syncing
+                };
+                (state, format!("stopped before the end: {reason}"))
+            }
+        };
+        Outcome { state, message, objects: self.objects, errors: self.errors, stopped }
+    }
+
+    fn success(&self, input: &SyncInput) -> (ProjectState, String) {
+        use proto::agent_configuration::gitops::DryRunStrategy;
+
+        let ObjectCounts { total, applied, pruned, .. } = self.objects;
+        if input.settings.dry_run_strategy != DryRunStrategy::None {
+            return (ProjectState::Synced, format!("dry run: {applied} of {total} objects would be applied"));
+        }
+        if let Some(held) = &self.held {
+            return (ProjectState::Held, held.clone());
+        }
+        match self.drifted {
+            0 => (ProjectState::Synced, format!("{total} objects: {applied} applied, {pruned} deleted")),
+            drifted => (
+                ProjectState::OutOfSync,
+                format!("{} changed by somebody else", plural(drifted as usize, "object")),
+            ),
+        }
+    }
+}
+
+fn plural(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}

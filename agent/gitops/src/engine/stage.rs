@@ -1,0 +1,259 @@
+//! One stage: a dry run of all objects, then the writes, then the wait.
+
+use std::{collections::HashMap, time::Duration};
+
+use futures_util::{StreamExt as _, stream};
+use proto::gitops::{EventKind, ObjectError, ObjectId};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    CONCURRENCY, Engine, Failure, Stopped, SyncContext,
+    examine::{ExamineError, Known, Seen, Step, hash},
+    members::Members,
+    report::Report,
+};
+use crate::{
+    Cluster, GroupKind, Kind, Manifest,
+    health::{self, Health},
+    order::{Stage, Wait},
+    retry::{CallError, with_retry},
+};
+
+/// The time until a definition is established.
+const ESTABLISHED_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time until a deleted object is gone, before it is created again.
+const RECREATE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The first and the longest time between two looks at an object.
+const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
+
+/// An object that was applied or was as in Git, with its kind and its UID.
+pub(super) type AppliedObject = (ObjectId, Kind, String);
+
+impl<C: Cluster> Engine<C> {
+    /// Applies the objects of a stage. Returns those that are now as in Git.
+    pub(super) async fn apply_stage(
+        &mut self,
+        stage: &Stage,
+        manifests: &[Manifest],
+        members: &Members,
+        sync: &SyncContext<'_>,
+        report: &mut Report<'_>,
+    ) -> Result<Vec<AppliedObject>, Failure> {
+        let kinds = self.kinds(stage, manifests, sync).await?;
+        let of = |index: &usize| (&manifests[*index], &kinds[&key(&manifests[*index])]);
+        let examined = stream::iter(&stage.objects).map(|index| {
+            let (manifest, kind) = of(index);
+            self.examine(manifest, kind, members, sync)
+        });
+        let examined: Vec<_> = examined.buffered(CONCURRENCY).collect().await;
+        let mut steps = Vec::with_capacity(examined.len());
+        let mut refused = Vec::new();
+        for (index, step) in stage.objects.iter().zip(examined) {
+            match step {
+                Ok(step) => steps.push((*index, step)),
+                Err(ExamineError::Object(error)) => refused.push(error),
+                Err(ExamineError::Stopped(stopped)) => return Err(stopped.into()),
+            }
+        }
+        if !refused.is_empty() {
+            return Err(Failure::Refused(refused));
+        }
+
+        let writes = sync.writes();
+        let this = &*self;
+        let written = stream::iter(steps).map(|(index, step)| {
+            let (manifest, kind) = of(&index);
+            async move {
+                let result = match (&step, writes) {
+                    (Step::Unchanged(seen) | Step::Drifted(seen, _), _) => Ok(seen.clone()),
+                    (_, false) => Ok(Seen { uid: String::new(), fingerprint: 0 }),
+                    (step, true) => this.write(step, manifest, kind, sync).await,
+                };
+                (manifest, kind, step, result)
+            }
+        });
+        let written: Vec<_> = written.buffered(CONCURRENCY).collect().await;
+        let mut applied = Vec::with_capacity(written.len());
+        let mut stopped = None;
+        for (manifest, kind, step, result) in written {
+            match result {
+                Ok(seen) => {
+                    let id = manifest.id.clone();
+                    report_step(report, &id, &step);
+                    if !matches!(step, Step::Drifted(..)) {
+                        let known = Known { desired: hash(&manifest.object), live: seen.fingerprint };
+                        self.known.insert(id.clone(), known);
+                    }
+                    applied.push((id, kind.clone(), seen.uid));
+                }
+                Err(CallError::Api(error)) => report.error(manifest.error(error.describe(&manifest.id))),
+                Err(CallError::Stopped(reason)) => stopped = Some(reason),
+            }
+        }
+        match stopped {
+            Some(reason) => Err(Failure::Stopped(reason)),
+            None if report.objects.failed > 0 => Err(Failure::Objects),
+            None => Ok(applied),
+        }
+    }
+
+    /// Waits for what the next stage needs. `objects` are all objects so far, with their kinds.
+    pub(super) async fn wait(
+        &self,
+        stage: &Stage,
+        manifests: &[Manifest],
+        objects: &[(ObjectId, Kind)],
+        sync: &SyncContext<'_>,
+        report: &mut Report<'_>,
+    ) -> Result<(), Failure> {
+        let timeout = match stage.wait {
+            Wait::None => return Ok(()),
+            Wait::Established => ESTABLISHED_TIMEOUT,
+            Wait::Healthy => sync.stage_timeout(),
+        };
+        let definition = |id: &ObjectId| id.kind == "CustomResourceDefinition";
+        let awaited = |id: &&ObjectId| stage.wait == Wait::Healthy || definition(id);
+        let kinds: HashMap<&ObjectId, &Kind> = objects.iter().map(|(id, kind)| (id, kind)).collect();
+        let ids: Vec<&ObjectId> =
+            stage.objects.iter().map(|index| &manifests[*index].id).filter(awaited).collect();
+        let deadline = Instant::now() + timeout;
+        for id in &ids {
+            let Some(kind) = kinds.get(*id) else { continue };
+            self.wait_for(id, kind, deadline, sync, report).await?;
+        }
+        if ids.iter().any(|id| definition(id)) {
+            self.cluster.forget_kinds();
+        }
+        Ok(())
+    }
+
+    async fn wait_for(
+        &self,
+        id: &ObjectId,
+        kind: &Kind,
+        deadline: Instant,
+        sync: &SyncContext<'_>,
+        report: &mut Report<'_>,
+    ) -> Result<(), Failure> {
+        let (mut look, longest) = LOOK;
+        let mut told = false;
+        loop {
+            let object = with_retry(sync.fence, || self.cluster.get(kind, id)).await;
+            let object =
+                object.map_err(|error| Failure::of_project(&format!("{id} cannot be read"), error))?;
+            let reason = match object.as_ref().map(health::assess) {
+                Some(assessment) if matches!(assessment.health, Health::Healthy | Health::Suspended) => {
+                    return Ok(());
+                }
+                Some(assessment) => assessment.reason,
+                None => "it does not exist any more".to_owned(),
+            };
+            if Instant::now() + look > deadline {
+                let what = format!(
+                    "the next objects wait for it, and its time is over (reconcile_timeout): {reason}"
+                );
+                report.error(ObjectError { object: Some(id.clone()), file: String::new(), message: what });
+                return Err(Failure::Objects);
+            }
+            if !told {
+                report.object(EventKind::Waiting, id, reason);
+                told = true;
+            }
+            sleep(look).await;
+            look = (look * 2).min(longest);
+        }
+    }
+
+    /// Returns the kinds of the objects of a stage.
+    async fn kinds(
+        &self,
+        stage: &Stage,
+        manifests: &[Manifest],
+        sync: &SyncContext<'_>,
+    ) -> Result<HashMap<(GroupKind, String), Kind>, Failure> {
+        let mut kinds = HashMap::new();
+        for manifest in stage.objects.iter().map(|index| &manifests[*index]) {
+            let key = key(manifest);
+            if kinds.contains_key(&key) {
+                continue;
+            }
+            let Some(kind) = self.resolve(&key.0, Some(&key.1), sync.fence).await? else {
+                let what = match sync.writes() {
+                    true => format!("the cluster does not serve the kind {} in version {}", key.0, key.1),
+                    false => format!("a dry run cannot check it: its kind {} is in the same commit", key.0),
+                };
+                return Err(Failure::Refused(vec![manifest.error(what)]));
+            };
+            kinds.insert(key, kind);
+        }
+        Ok(kinds)
+    }
+
+    async fn write(
+        &self,
+        step: &Step,
+        manifest: &Manifest,
+        kind: &Kind,
+        sync: &SyncContext<'_>,
+    ) -> Result<Seen, CallError> {
+        let id = &manifest.id;
+        match step {
+            Step::Adopt(Some(patch)) => {
+                with_retry(sync.fence, || self.cluster.patch(kind, id, patch)).await?
+            }
+            Step::Recreate { uid } => self.delete_and_wait(kind, id, uid, sync).await?,
+            _ => {}
+        }
+        let options = sync.options(false);
+        let applied =
+            with_retry(sync.fence, || self.cluster.apply(kind, id, &manifest.object, options)).await?;
+        Ok(Seen::of(&applied.object))
+    }
+
+    async fn delete_and_wait(
+        &self,
+        kind: &Kind,
+        id: &ObjectId,
+        uid: &str,
+        sync: &SyncContext<'_>,
+    ) -> Result<(), CallError> {
+        use proto::agent_configuration::gitops::PropagationPolicy::Background;
+
+        with_retry(sync.fence, || self.cluster.delete(kind, id, uid, Background)).await?;
+        let deadline = Instant::now() + RECREATE_TIMEOUT;
+        while with_retry(sync.fence, || self.cluster.get(kind, id))
+            .await?
+            .is_some_and(|live| live["metadata"]["uid"] == uid)
+        {
+            if Instant::now() > deadline {
+                let message =
+                    "it had to be deleted first, and is not gone after 60 s: look at its finalizers"
+                        .to_owned();
+                return Err(crate::ApiError { message, ..crate::ApiError::default() }.into());
+            }
+            sleep(LOOK.0 * 5).await;
+        }
+        Ok(())
+    }
+}
+
+fn key(manifest: &Manifest) -> (GroupKind, String) {
+    (manifest.group_kind(), manifest.version.clone())
+}
+
+fn report_step(report: &mut Report<'_>, id: &ObjectId, step: &Step) {
+    match step {
+        Step::Unchanged(_) => report.object(EventKind::Unchanged, id, "as in Git"),
+        Step::Drifted(_, by) => report.object(EventKind::Drifted, id, by.clone()),
+        Step::Create => report.object(EventKind::Applied, id, "created"),
+        Step::Update => report.object(EventKind::Applied, id, "changed"),
+        Step::Adopt(_) => report.object(EventKind::Applied, id, "taken over"),
+        Step::Recreate { .. } => report.object(EventKind::Applied, id, "deleted and created again"),
+    }
+}
+
+impl From<Stopped> for ExamineError {
+    fn from(stopped: Stopped) -> Self {
+        Self::Stopped(stopped)
+    }
+}

@@ -1,0 +1,286 @@
+//! A cluster in memory for tests: server-side apply with field managers, UIDs, finalizers and faults.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use parking_lot::Mutex;
+use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
+use serde_json::{Map, Value, json};
+
+use crate::{ApiError, Applied, ApplyOptions, Cluster, GroupKind, Kind};
+
+/// A cluster. Clones share it.
+#[derive(Clone, Default)]
+pub(crate) struct FakeCluster(Arc<Mutex<World>>);
+
+type Fault = Box<dyn FnMut(&str) -> Option<ApiError> + Send>;
+
+#[derive(Default)]
+struct World {
+    objects: BTreeMap<ObjectId, Value>,
+    /// What each manager has applied.
+    applied: HashMap<(ObjectId, &'static str), Value>,
+    kinds: Vec<Kind>,
+    /// All requests, such as `apply ConfigMap shop/a`.
+    requests: Vec<String>,
+    fault: Option<Fault>,
+    counter: u64,
+}
+
+impl FakeCluster {
+    /// Returns a cluster with the kinds of the tests and nothing in it.
+    pub(crate) fn new() -> Self {
+        let cluster = Self::default();
+        for (group, version, kind, plural, namespaced) in [
+            ("", "v1", "ConfigMap", "configmaps", true),
+            ("", "v1", "Secret", "secrets", true),
+            ("", "v1", "Service", "services", true),
+            ("", "v1", "Namespace", "namespaces", false),
+            ("apps", "v1", "Deployment", "deployments", true),
+            ("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", false),
+        ] {
+            cluster.add_kind(group, version, kind, plural, namespaced);
+        }
+        cluster
+    }
+
+    fn add_kind(&self, group: &str, version: &str, kind: &str, plural: &str, namespaced: bool) {
+        let text = str::to_owned;
+        let kind = GroupKind { group: text(group), kind: text(kind) };
+        self.0.lock().kinds.push(Kind { kind, version: text(version), plural: text(plural), namespaced });
+    }
+
+    /// Puts an object there as another program would.
+    pub(crate) fn put(&self, id: ObjectId, manager: &str, object: Value) {
+        let mut world = self.0.lock();
+        world.counter += 1;
+        let counter = world.counter;
+        let mut object = object;
+        let metadata = &mut object["metadata"];
+        metadata["uid"] = format!("uid-{counter}").into();
+        metadata["name"] = id.name.clone().into();
+        metadata["namespace"] = id.namespace.clone().into();
+        metadata["resourceVersion"] = counter.to_string().into();
+        metadata["managedFields"] =
+            json!([{"manager": manager, "operation": "Update", "time": counter.to_string()}]);
+        world.objects.insert(id, object);
+    }
+
+    /// Changes an object as another program would.
+    pub(crate) fn edit(&self, id: &ObjectId, manager: &str, change: impl FnOnce(&mut Value)) {
+        let mut world = self.0.lock();
+        world.counter += 1;
+        let counter = world.counter.to_string();
+        let object = world.objects.get_mut(id).expect("an object that exists");
+        change(object);
+        object["metadata"]["resourceVersion"] = counter.clone().into();
+        let entry = json!({"manager": manager, "operation": "Update", "time": counter});
+        object["metadata"]["managedFields"].as_array_mut().expect("managed fields").push(entry);
+    }
+
+    /// Sets what fails: a function of the request.
+    pub(crate) fn set_fault(&self, fault: impl FnMut(&str) -> Option<ApiError> + Send + 'static) {
+        self.0.lock().fault = Some(Box::new(fault));
+    }
+
+    pub(crate) fn clear_fault(&self) {
+        self.0.lock().fault = None;
+    }
+
+    pub(crate) fn object(&self, id: &ObjectId) -> Option<Value> {
+        self.0.lock().objects.get(id).cloned()
+    }
+
+    /// Returns the objects that are no inventory.
+    pub(crate) fn ids(&self) -> Vec<String> {
+        let world = self.0.lock();
+        world.objects.keys().filter(|id| id.namespace != "agentk").map(ToString::to_string).collect()
+    }
+
+    /// Returns and forgets the requests.
+    pub(crate) fn take_requests(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().requests)
+    }
+
+    /// Records a request, and fails if a fault wants that.
+    fn request(&self, verb: &str, what: &str) -> Result<(), ApiError> {
+        let mut world = self.0.lock();
+        let request = format!("{verb} {what}");
+        world.requests.push(request.clone());
+        match world.fault.as_mut().and_then(|fault| fault(&request)) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+impl World {
+    fn apply(&mut self, id: &ObjectId, object: &Value, options: ApplyOptions) -> Result<Applied, ApiError> {
+        if !id.namespace.is_empty() && id.namespace != "agentk" && id.namespace != "default" {
+            let namespace =
+                ObjectId { kind: "Namespace".to_owned(), name: id.namespace.clone(), ..ObjectId::default() };
+            if !self.objects.contains_key(&namespace) && !options.dry_run {
+                return Err(error(404, "NotFound", &format!("namespaces {:?} not found", id.namespace)));
+            }
+        }
+        let live = self.objects.get(id).cloned();
+        if let (Some(live), Some(wanted)) = (&live, object.pointer("/spec/immutable"))
+            && live.pointer("/spec/immutable").is_some_and(|before| before != wanted)
+        {
+            return Err(error(422, "Invalid", "spec.immutable: Invalid value: field is immutable"));
+        }
+        let before = self.applied.get(&(id.clone(), options.manager)).cloned().unwrap_or_else(|| json!({}));
+        let mut result = live.clone().unwrap_or_else(|| json!({}));
+        remove_missing(&mut result, &before, object);
+        merge(&mut result, object);
+        let changed = live.as_ref() != Some(&result);
+        if live.is_none() || changed {
+            let counter = self.counter + 1;
+            let metadata = &mut result["metadata"];
+            if live.is_none() {
+                metadata["uid"] = format!("uid-{counter}").into();
+                metadata["managedFields"] = json!([]);
+            }
+            metadata["resourceVersion"] = counter.to_string().into();
+            let entries = metadata["managedFields"].as_array_mut().expect("managed fields");
+            entries.retain(|entry| entry["manager"] != options.manager || entry["operation"] != "Apply");
+            entries
+                .push(json!({"manager": options.manager, "operation": "Apply", "time": counter.to_string()}));
+            if !options.dry_run {
+                self.counter = counter;
+                self.objects.insert(id.clone(), result.clone());
+                self.define(id, &result);
+            }
+        }
+        if !options.dry_run {
+            self.applied.insert((id.clone(), options.manager), object.clone());
+        }
+        Ok(Applied { created: live.is_none(), object: result })
+    }
+
+    /// A definition is established at once.
+    fn define(&mut self, id: &ObjectId, object: &Value) {
+        if id.kind != "CustomResourceDefinition" {
+            return;
+        }
+        let text =
+            |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let kind = GroupKind { group: text("/spec/group"), kind: text("/spec/names/kind") };
+        let namespaced = text("/spec/scope") == "Namespaced";
+        self.kinds.push(Kind {
+            kind,
+            version: "v1".to_owned(),
+            plural: text("/spec/names/plural"),
+            namespaced,
+        });
+        let status = json!({"conditions": [{"type": "Established", "status": "True"}]});
+        self.objects.get_mut(id).expect("it was inserted")["status"] = status;
+    }
+}
+
+impl Cluster for FakeCluster {
+    async fn resolve(&self, kind: &GroupKind, version: Option<&str>) -> Result<Option<Kind>, ApiError> {
+        let world = self.0.lock();
+        let found = world
+            .kinds
+            .iter()
+            .find(|found| found.kind == *kind && version.is_none_or(|v| v == found.version));
+        Ok(found.cloned())
+    }
+
+    async fn namespaced_kinds(&self) -> Result<Vec<Kind>, ApiError> {
+        Ok(self.0.lock().kinds.iter().filter(|kind| kind.namespaced).cloned().collect())
+    }
+
+    fn forget_kinds(&self) {}
+
+    async fn get(&self, _: &Kind, id: &ObjectId) -> Result<Option<Value>, ApiError> {
+        self.request("get", &id.to_string())?;
+        Ok(self.object(id))
+    }
+
+    async fn list(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        selector: &str,
+        _: bool,
+    ) -> Result<Vec<Value>, ApiError> {
+        self.request("list", &format!("{} {namespace}", kind.kind))?;
+        let (key, value) =
+            selector.split_once('=').map_or((selector, None), |(key, value)| (key, Some(value)));
+        let world = self.0.lock();
+        let matches = |(id, object): &(&ObjectId, &Value)| {
+            let label = &object["metadata"]["labels"][key];
+            GroupKind::of(id) == kind.kind
+                && (namespace.is_empty() || id.namespace == namespace)
+                && (key.is_empty() || value.map_or_else(|| label.is_string(), |value| label == value))
+        };
+        Ok(world.objects.iter().filter(matches).map(|(_, object)| object.clone()).collect())
+    }
+
+    async fn apply(
+        &self,
+        _: &Kind,
+        id: &ObjectId,
+        object: &Value,
+        options: ApplyOptions,
+    ) -> Result<Applied, ApiError> {
+        self.request(if options.dry_run { "try" } else { "apply" }, &id.to_string())?;
+        self.0.lock().apply(id, object, options)
+    }
+
+    async fn patch(&self, _: &Kind, id: &ObjectId, _: &Value) -> Result<(), ApiError> {
+        self.request("patch", &id.to_string())
+    }
+
+    async fn delete(&self, _: &Kind, id: &ObjectId, uid: &str, _: PropagationPolicy) -> Result<(), ApiError> {
+        self.request("delete", &id.to_string())?;
+        let mut world = self.0.lock();
+        let Some(object) = world.objects.get_mut(id) else { return Err(error(404, "NotFound", "not found")) };
+        if object["metadata"]["uid"] != uid {
+            return Err(error(409, "Conflict", "the UID in the precondition does not match"));
+        }
+        if object["metadata"].get("finalizers").is_some() {
+            object["metadata"]["deletionTimestamp"] = "now".into();
+            return Ok(());
+        }
+        world.objects.remove(id);
+        world.applied.retain(|(applied, _), _| applied != id);
+        Ok(())
+    }
+}
+
+pub(crate) fn error(status: u16, reason: &str, message: &str) -> ApiError {
+    ApiError { status, reason: reason.to_owned(), message: message.to_owned(), ..ApiError::default() }
+}
+
+/// Removes what the manager has applied before and does not apply any more.
+fn remove_missing(object: &mut Value, before: &Value, now: &Value) {
+    let (Some(object), Some(before)) = (object.as_object_mut(), before.as_object()) else { return };
+    for (key, before) in before {
+        match now.get(key) {
+            None => {
+                object.remove(key);
+            }
+            Some(now) => {
+                if let Some(child) = object.get_mut(key) {
+                    remove_missing(child, before, now);
+                }
+            }
+        }
+    }
+}
+
+fn merge(into: &mut Value, from: &Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key.clone()).or_insert(Value::Object(Map::new())), value);
+            }
+        }
+        (into, from) => *into = from.clone(),
+    }
+}

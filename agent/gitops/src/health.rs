@@ -1,0 +1,473 @@
+//! Whether an object does its work, from the object alone.
+//!
+//! The rules are those of Argo CD 3.6 for the kinds of Kubernetes, without three of its defects: the status of a Job's conditions
+//! counts, a StatefulSet waits for its new revision, and init containers that fail are seen. Other kinds follow kstatus: deletion,
+//! `observedGeneration`, and the conditions `Reconciling`, `Stalled` and `Ready`.
+
+use serde_json::Value;
+
+/// Whether an object does its work. Ordered from the best to the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Health {
+    /// It does.
+    Healthy,
+    /// Somebody has stopped it on purpose.
+    Suspended,
+    /// Not yet.
+    Progressing,
+    /// It does not, and will not without a change.
+    Degraded,
+}
+
+/// The health of an object with the reason, which is empty for healthy objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assessment {
+    /// The health.
+    pub health: Health,
+    /// One sentence, or nothing.
+    pub reason: String,
+}
+
+/// The annotation that leaves an object out of the health of its project.
+const IGNORE: &str = "argocd.argoproj.io/ignore-healthcheck";
+/// The annotation that treats the restarts of a Pod as those of `restartPolicy: Never`.
+const IGNORE_RESTART_POLICY: &str = "argocd.argoproj.io/ignore-restart-policy";
+
+/// Assesses an object as the API server returns it.
+pub fn assess(object: &Value) -> Assessment {
+    let metadata = &object["metadata"];
+    if metadata["annotations"][IGNORE] == "true" {
+        return healthy();
+    }
+    if metadata.get("deletionTimestamp").is_some() {
+        return progressing("it is being deleted");
+    }
+    let api = object["apiVersion"].as_str().unwrap_or_default();
+    let group = api.split_once('/').map_or("", |(group, _)| group);
+    match (group, object["kind"].as_str().unwrap_or_default()) {
+        ("apps" | "extensions", "Deployment") => deployment(object),
+        ("apps", "StatefulSet") => stateful_set(object),
+        ("apps" | "extensions", "DaemonSet") => daemon_set(object),
+        ("apps" | "extensions", "ReplicaSet") => replica_set(object),
+        ("", "Pod") => pod(object),
+        ("", "Service") => service(object),
+        ("networking.k8s.io" | "extensions", "Ingress") => ingress(object),
+        ("", "PersistentVolumeClaim") => claim(object),
+        ("batch", "Job") => job(object),
+        ("batch", "CronJob") => cron_job(object),
+        ("autoscaling", "HorizontalPodAutoscaler") => autoscaler(object),
+        ("apiregistration.k8s.io", "APIService") => api_service(object),
+        ("apiextensions.k8s.io", "CustomResourceDefinition") => definition(object),
+        ("policy", "PodDisruptionBudget") => disruption_budget(object),
+        ("argoproj.io", "Workflow") => workflow(object),
+        ("gateway.networking.k8s.io", "Gateway" | "HTTPRoute") => gateway(object),
+        ("cert-manager.io", "Certificate") => certificate(object),
+        (group, _) if group.ends_with(".toolkit.fluxcd.io") => flux(object),
+        _ => generic(object),
+    }
+}
+
+fn healthy() -> Assessment {
+    Assessment { health: Health::Healthy, reason: String::new() }
+}
+
+fn progressing(reason: impl Into<String>) -> Assessment {
+    Assessment { health: Health::Progressing, reason: reason.into() }
+}
+
+fn degraded(reason: impl Into<String>) -> Assessment {
+    Assessment { health: Health::Degraded, reason: reason.into() }
+}
+
+fn suspended(reason: impl Into<String>) -> Assessment {
+    Assessment { health: Health::Suspended, reason: reason.into() }
+}
+
+/// Returns a number of the object, or 0.
+fn number(object: &Value, pointer: &str) -> i64 {
+    object.pointer(pointer).and_then(Value::as_i64).unwrap_or(0)
+}
+
+fn conditions(object: &Value) -> impl Iterator<Item = &Value> {
+    object.pointer("/status/conditions").and_then(Value::as_array).into_iter().flatten()
+}
+
+fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
+    conditions(object).find(|condition| condition["type"] == kind)
+}
+
+fn is_true(object: &Value, kind: &str) -> bool {
+    condition(object, kind).is_some_and(|condition| condition["status"] == "True")
+}
+
+/// Returns the message of a condition, or its reason.
+fn message(condition: &Value) -> String {
+    let text = |key: &str| condition[key].as_str().filter(|text| !text.is_empty());
+    text("message").or_else(|| text("reason")).unwrap_or("without a message").to_owned()
+}
+
+fn is_observed(object: &Value) -> bool {
+    number(object, "/metadata/generation") <= number(object, "/status/observedGeneration")
+}
+
+const NOT_OBSERVED: &str = "its controller has not seen the change yet";
+
+fn deployment(object: &Value) -> Assessment {
+    if object.pointer("/spec/paused") == Some(&Value::Bool(true)) {
+        return suspended("it is paused");
+    }
+    if !is_observed(object) {
+        return progressing(NOT_OBSERVED);
+    }
+    if let Some(condition) = condition(object, "Progressing")
+        && condition["reason"] == "ProgressDeadlineExceeded"
+    {
+        return degraded(message(condition));
+    }
+    let (replicas, updated) = (number(object, "/status/replicas"), number(object, "/status/updatedReplicas"));
+    let available = number(object, "/status/availableReplicas");
+    let wanted = object.pointer("/spec/replicas").and_then(Value::as_i64);
+    if let Some(wanted) = wanted.filter(|wanted| updated < *wanted) {
+        return progressing(format!("{updated} of {wanted} replicas are updated"));
+    }
+    if replicas > updated {
+        return progressing(format!("{} old replicas are still there", replicas - updated));
+    }
+    if available < updated {
+        return progressing(format!("{available} of {updated} updated replicas are available"));
+    }
+    healthy()
+}
+
+fn stateful_set(object: &Value) -> Assessment {
+    if number(object, "/status/observedGeneration") == 0 || !is_observed(object) {
+        return progressing(NOT_OBSERVED);
+    }
+    let wanted = object.pointer("/spec/replicas").and_then(Value::as_i64);
+    let ready = number(object, "/status/readyReplicas");
+    if let Some(wanted) = wanted.filter(|wanted| ready < *wanted) {
+        return progressing(format!("{ready} of {wanted} replicas are ready"));
+    }
+    if object.pointer("/spec/updateStrategy/type").is_some_and(|kind| kind == "OnDelete") {
+        return healthy();
+    }
+    let partition = number(object, "/spec/updateStrategy/rollingUpdate/partition");
+    let updated = number(object, "/status/updatedReplicas");
+    if partition > 0 {
+        let due = wanted.unwrap_or(1) - partition;
+        return match updated < due {
+            true => progressing(format!("{updated} of {due} replicas of the partition are updated")),
+            false => healthy(),
+        };
+    }
+    let revision = |name: &str| object.pointer(&format!("/status/{name}")).and_then(Value::as_str);
+    match revision("updateRevision") == revision("currentRevision") {
+        true => healthy(),
+        false => progressing(format!("{updated} replicas have the new revision")),
+    }
+}
+
+fn daemon_set(object: &Value) -> Assessment {
+    if !is_observed(object) {
+        return progressing(NOT_OBSERVED);
+    }
+    if object.pointer("/spec/updateStrategy/type").is_some_and(|kind| kind == "OnDelete") {
+        return healthy();
+    }
+    let desired = number(object, "/status/desiredNumberScheduled");
+    let updated = number(object, "/status/updatedNumberScheduled");
+    if updated < desired {
+        return progressing(format!("{updated} of {desired} pods are updated"));
+    }
+    let available = number(object, "/status/numberAvailable");
+    match available < desired {
+        true => progressing(format!("{available} of {desired} pods are available")),
+        false => healthy(),
+    }
+}
+
+fn replica_set(object: &Value) -> Assessment {
+    if !is_observed(object) {
+        return progressing(NOT_OBSERVED);
+    }
+    if is_true(object, "ReplicaFailure") {
+        return degraded(condition(object, "ReplicaFailure").map(message).unwrap_or_default());
+    }
+    let available = number(object, "/status/availableReplicas");
+    match object.pointer("/spec/replicas").and_then(Value::as_i64) {
+        Some(wanted) if available < wanted => {
+            progressing(format!("{available} of {wanted} replicas are available"))
+        }
+        _ => healthy(),
+    }
+}
+
+fn pod(object: &Value) -> Assessment {
+    let statuses =
+        |key: &str| object.pointer(&format!("/status/{key}")).and_then(Value::as_array).into_iter().flatten();
+    let containers = || statuses("initContainerStatuses").chain(statuses("containerStatuses"));
+    let policy = object.pointer("/spec/restartPolicy").and_then(Value::as_str).unwrap_or("Always");
+    let restarts = policy == "Always" || object["metadata"]["annotations"][IGNORE_RESTART_POLICY] == "true";
+    let failing: Vec<String> = containers()
+        .filter_map(|container| {
+            let waiting = &container["state"]["waiting"];
+            let reason = waiting["reason"].as_str()?;
+            let fails = reason.starts_with("Err") || reason.ends_with("Error") || reason.ends_with("BackOff");
+            let text = waiting["message"].as_str().unwrap_or(reason);
+            fails.then(|| format!("container {}: {text}", container["name"].as_str().unwrap_or_default()))
+        })
+        .collect();
+    if restarts && !failing.is_empty() {
+        return degraded(failing.join("; "));
+    }
+    match object.pointer("/status/phase").and_then(Value::as_str).unwrap_or_default() {
+        "Succeeded" => healthy(),
+        "Failed" => degraded(pod_failure(object, containers())),
+        "Running" if restarts && is_true(object, "Ready") => healthy(),
+        "Running" if restarts => {
+            let crashed = containers().find(|container| container["lastState"].get("terminated").is_some());
+            match crashed {
+                Some(container) => degraded(format!(
+                    "container {} has crashed",
+                    container["name"].as_str().unwrap_or_default()
+                )),
+                None => progressing("it is not ready"),
+            }
+        }
+        phase => progressing(if phase.is_empty() { "it has no phase" } else { "it has not ended" }),
+    }
+}
+
+fn pod_failure<'a>(object: &'a Value, containers: impl Iterator<Item = &'a Value>) -> String {
+    if let Some(message) = object.pointer("/status/message").and_then(Value::as_str) {
+        return message.to_owned();
+    }
+    for container in containers {
+        let ended = &container["state"]["terminated"];
+        let name = container["name"].as_str().unwrap_or_default();
+        if let Some(message) = ended["message"].as_str().filter(|message| !message.is_empty()) {
+            return format!("container {name}: {message}");
+        }
+        if ended["reason"] == "OOMKilled" {
+            return format!("container {name} ran out of memory (OOMKilled)");
+        }
+        if let Some(code) = ended["exitCode"].as_i64().filter(|code| *code != 0) {
+            return format!("container {name} failed with exit code {code}");
+        }
+    }
+    "it has failed".to_owned()
+}
+
+fn service(object: &Value) -> Assessment {
+    let balanced = object.pointer("/spec/type").is_some_and(|kind| kind == "LoadBalancer");
+    match balanced && !has_address(object) {
+        true => progressing("its load balancer has no address yet"),
+        false => healthy(),
+    }
+}
+
+fn ingress(object: &Value) -> Assessment {
+    if has_address(object) { healthy() } else { progressing("it has no address yet") }
+}
+
+fn has_address(object: &Value) -> bool {
+    object
+        .pointer("/status/loadBalancer/ingress")
+        .and_then(Value::as_array)
+        .is_some_and(|list| !list.is_empty())
+}
+
+fn claim(object: &Value) -> Assessment {
+    match object.pointer("/status/phase").and_then(Value::as_str).unwrap_or_default() {
+        "Bound" => healthy(),
+        "Lost" => degraded("its volume is lost"),
+        _ => progressing("it has no volume yet"),
+    }
+}
+
+fn job(object: &Value) -> Assessment {
+    if let Some(failed) = condition(object, "Failed").filter(|_| is_true(object, "Failed")) {
+        return degraded(message(failed));
+    }
+    if is_true(object, "Suspended") {
+        return suspended("it is suspended");
+    }
+    if is_true(object, "Complete") { healthy() } else { progressing("it has not ended") }
+}
+
+fn cron_job(object: &Value) -> Assessment {
+    let status = |key: &str| object.pointer(&format!("/status/{key}"));
+    if object.pointer("/spec/suspend") == Some(&Value::Bool(true)) || object.get("status").is_none() {
+        return healthy();
+    }
+    let (Some(scheduled), Some(succeeded)) = (status("lastScheduleTime"), status("lastSuccessfulTime"))
+    else {
+        return healthy();
+    };
+    let running = status("active").and_then(Value::as_array).is_some_and(|active| !active.is_empty());
+    // Times of the API have one form, in which the order of texts is that of times.
+    match !running && succeeded.as_str() < scheduled.as_str() {
+        true => degraded("its last job did not succeed"),
+        false => healthy(),
+    }
+}
+
+fn autoscaler(object: &Value) -> Assessment {
+    const FAILURES: [&str; 9] = [
+        "FailedGetScale",
+        "FailedUpdateScale",
+        "FailedGetResourceMetric",
+        "InvalidSelector",
+        "FailedGetObjectMetric",
+        "FailedGetPodsMetric",
+        "FailedGetExternalMetric",
+        "FailedGetContainerResourceMetric",
+        "FailedComputeMetricsReplicas",
+    ];
+    let annotated = object["metadata"]["annotations"]["autoscaling.alpha.kubernetes.io/conditions"].as_str();
+    let annotated: Option<Vec<Value>> = annotated.and_then(|text| serde_json::from_str(text).ok());
+    let all: Vec<&Value> = match &annotated {
+        Some(conditions) => conditions.iter().collect(),
+        None => conditions(object).collect(),
+    };
+    let failed =
+        |condition: &&&Value| condition["reason"].as_str().is_some_and(|reason| FAILURES.contains(&reason));
+    if let Some(failed) = all.iter().find(failed) {
+        return degraded(message(failed));
+    }
+    let works = |condition: &&Value| {
+        (condition["type"] == "AbleToScale" || condition["type"] == "ScalingLimited")
+            && condition["status"] == "True"
+    };
+    if all.iter().any(works) { healthy() } else { progressing("it waits for metrics") }
+}
+
+fn api_service(object: &Value) -> Assessment {
+    match condition(object, "Available") {
+        Some(condition) if condition["status"] == "True" => healthy(),
+        Some(condition) => progressing(message(condition)),
+        None => progressing("it waits to be processed"),
+    }
+}
+
+fn definition(object: &Value) -> Assessment {
+    for (kind, bad) in [("NamesAccepted", "False"), ("NonStructuralSchema", "True")] {
+        if let Some(condition) = condition(object, kind).filter(|condition| condition["status"] == bad) {
+            return degraded(message(condition));
+        }
+    }
+    match condition(object, "Established") {
+        Some(condition) if condition["status"] == "True" => healthy(),
+        Some(condition) if condition["reason"] != "Installing" => degraded(message(condition)),
+        _ => progressing("it is not established yet"),
+    }
+}
+
+fn disruption_budget(object: &Value) -> Assessment {
+    let failed =
+        |condition: &&Value| condition["status"] == "False" && condition["reason"] != "InsufficientPods";
+    if let Some(condition) = conditions(object).find(failed) {
+        return degraded(message(condition));
+    }
+    match conditions(object).next() {
+        Some(_) => healthy(),
+        // Kubernetes before 1.22 sets no conditions.
+        None if object.pointer("/status/observedGeneration").is_some() && is_observed(object) => healthy(),
+        None => progressing(NOT_OBSERVED),
+    }
+}
+
+fn workflow(object: &Value) -> Assessment {
+    match object.pointer("/status/phase").and_then(Value::as_str).unwrap_or_default() {
+        "Succeeded" => healthy(),
+        "Failed" | "Error" => degraded(
+            object.pointer("/status/message").and_then(Value::as_str).unwrap_or("the workflow has failed"),
+        ),
+        _ => progressing("it has not ended"),
+    }
+}
+
+fn gateway(object: &Value) -> Assessment {
+    let generation = number(object, "/metadata/generation");
+    let of = |pointer: &str| object.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
+    let nested = of("/status/listeners").chain(of("/status/parents"));
+    let nested = nested.flat_map(|part| part["conditions"].as_array().into_iter().flatten());
+    let all: Vec<&Value> = conditions(object)
+        .chain(nested)
+        .filter(|condition| {
+            condition["observedGeneration"].as_i64().is_none_or(|observed| observed >= generation)
+        })
+        .collect();
+    let has =
+        |kind: &str, status: &str| all.iter().find(|c| c["type"] == kind && c["status"] == status).copied();
+    if let Some(bad) = has("ResolvedRefs", "False").or_else(|| has("Accepted", "False")) {
+        return degraded(message(bad));
+    }
+    let programmed = all.iter().find(|c| c["type"] == "Programmed" && c["status"] != "True");
+    match programmed {
+        Some(waiting) => progressing(message(waiting)),
+        None if all.is_empty() => progressing(NOT_OBSERVED),
+        None => healthy(),
+    }
+}
+
+fn certificate(object: &Value) -> Assessment {
+    if is_true(object, "Issuing") {
+        return progressing("it is being issued");
+    }
+    match condition(object, "Ready") {
+        Some(condition) if condition["status"] == "True" => healthy(),
+        Some(condition) if condition["status"] == "False" => degraded(message(condition)),
+        _ => progressing("it is not ready"),
+    }
+}
+
+fn flux(object: &Value) -> Assessment {
+    if object.pointer("/spec/suspend") == Some(&Value::Bool(true)) {
+        return suspended("it is suspended");
+    }
+    match condition(object, "Ready") {
+        Some(ready) if ready["status"] == "True" => healthy(),
+        Some(ready) if ready["status"] == "False" => degraded(message(ready)),
+        _ => progressing("it is not ready"),
+    }
+}
+
+/// The rules of kstatus for kinds without their own.
+fn generic(object: &Value) -> Assessment {
+    if object.pointer("/status/observedGeneration").is_some() && !is_observed(object) {
+        return progressing(NOT_OBSERVED);
+    }
+    if let Some(condition) =
+        condition(object, "Reconciling").filter(|condition| condition["status"] == "True")
+    {
+        return progressing(message(condition));
+    }
+    if let Some(condition) = condition(object, "Stalled").filter(|condition| condition["status"] == "True") {
+        return degraded(message(condition));
+    }
+    match condition(object, "Ready") {
+        Some(condition) if condition["status"] != "True" => progressing(message(condition)),
+        _ => healthy(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The golden file: one document for each case, with the expected health in the annotation `expected`.
+    #[test]
+    fn cases_have_their_health() {
+        let cases: Vec<Value> = serde_saphyr::from_multiple(include_str!("health_cases.yaml")).unwrap();
+        assert!(cases.len() > 50, "only {} cases", cases.len());
+        for case in cases {
+            let name = case["metadata"]["name"].as_str().unwrap();
+            let expected = case["metadata"]["annotations"]["expected"].as_str().unwrap();
+            let Assessment { health, reason } = assess(&case);
+            let found =
+                if reason.is_empty() { format!("{health:?}") } else { format!("{health:?}: {reason}") };
+            assert_eq!(found, expected, "{name} ({})", case["kind"]);
+        }
+    }
+}

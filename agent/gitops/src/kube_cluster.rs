@@ -1,0 +1,322 @@
+//! A real cluster, through the client of kube-rs over connections of agentk.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{
+    HeaderName, HeaderValue, Request, StatusCode,
+    header::{ACCEPT, RETRY_AFTER},
+};
+use http_body_util::{BodyExt as _, Limited};
+use kube::{
+    Client,
+    api::{DeleteParams, DynamicObject, GetParams, ListParams, Patch, PatchParams, Preconditions},
+    client::Body,
+    core::{ApiResource, GroupVersionKind, discovery::Scope},
+    discovery::{self, Discovery},
+};
+use parking_lot::Mutex;
+use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind};
+
+/// The objects of one page of a list.
+const PAGE: u32 = 500;
+/// The largest response, in bytes. A page of large objects has tens of megabytes.
+const MAX_RESPONSE: usize = 256 << 20;
+/// The header with the user that a request acts as.
+const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
+
+/// A real cluster. Clones share the kinds that they know.
+#[derive(Clone)]
+pub struct KubeCluster {
+    client: Client,
+    user: Option<HeaderValue>,
+    kinds: Arc<Mutex<Option<Arc<Vec<KnownKind>>>>>,
+}
+
+#[derive(Debug)]
+struct KnownKind {
+    kind: Kind,
+    /// It is the version that the group prefers.
+    preferred: bool,
+    listable: bool,
+}
+
+/// The part of a `Status` that people need.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    reason: String,
+    message: String,
+    details: Details,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Details {
+    causes: Vec<Cause>,
+    retry_after_seconds: u64,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Cause {
+    field: String,
+}
+
+impl KubeCluster {
+    /// Returns a cluster behind a client, with the identity of the client.
+    pub fn new(client: Client) -> Self {
+        Self { client, user: None, kinds: Arc::default() }
+    }
+
+    /// Acts as a service account, which the API server authorizes.
+    #[must_use]
+    pub fn acting_as(&self, namespace: &str, service_account: &str) -> Self {
+        let user = format!("system:serviceaccount:{namespace}:{service_account}");
+        // The configuration was validated: both are names of Kubernetes.
+        Self { user: HeaderValue::from_str(&user).ok(), ..self.clone() }
+    }
+
+    async fn send(
+        &self,
+        request: Result<Request<Vec<u8>>, impl fmt::Display>,
+    ) -> Result<(StatusCode, Bytes), ApiError> {
+        let request = request.map_err(|error| lost(format!("the request cannot be built: {error}")))?;
+        let (mut parts, body) = request.into_parts();
+        if let Some(user) = &self.user {
+            parts.headers.insert(IMPERSONATE_USER, user.clone());
+        }
+        let response = self.client.send(Request::from_parts(parts, Body::from(body))).await;
+        let response = response.map_err(|error| lost(error.to_string()))?;
+        let (parts, body) = response.into_parts();
+        let body = Limited::new(body, MAX_RESPONSE).collect().await;
+        let body = body
+            .map_err(|error| lost(format!("the response of the API server was cut: {error}")))?
+            .to_bytes();
+        if parts.status.is_success() {
+            return Ok((parts.status, body));
+        }
+        let seconds = parts.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        Err(api_error(parts.status, &body, seconds))
+    }
+
+    async fn json(
+        &self,
+        request: Result<Request<Vec<u8>>, impl fmt::Display>,
+    ) -> Result<(StatusCode, Value), ApiError> {
+        let (status, body) = self.send(request).await?;
+        let value = serde_json::from_slice(&body);
+        Ok((
+            status,
+            value.map_err(|error| lost(format!("the response of the API server is not JSON: {error}")))?,
+        ))
+    }
+
+    async fn kinds(&self) -> Result<Arc<Vec<KnownKind>>, ApiError> {
+        let known = self.kinds.lock().clone();
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let kinds = Arc::new(discover(&self.client).await?);
+        *self.kinds.lock() = Some(Arc::clone(&kinds));
+        Ok(kinds)
+    }
+}
+
+impl Cluster for KubeCluster {
+    async fn resolve(&self, kind: &GroupKind, version: Option<&str>) -> Result<Option<Kind>, ApiError> {
+        let kinds = self.kinds().await?;
+        let mut found = kinds.iter().filter(|known| known.kind.kind == *kind);
+        let found = match version {
+            Some(version) => found.find(|known| known.kind.version == version),
+            None => found.find(|known| known.preferred),
+        };
+        Ok(found.map(|known| known.kind.clone()))
+    }
+
+    async fn namespaced_kinds(&self) -> Result<Vec<Kind>, ApiError> {
+        let kinds = self.kinds().await?;
+        let listed = kinds.iter().filter(|known| known.preferred && known.listable && known.kind.namespaced);
+        Ok(listed.map(|known| known.kind.clone()).collect())
+    }
+
+    fn forget_kinds(&self) {
+        *self.kinds.lock() = None;
+    }
+
+    async fn get(&self, kind: &Kind, id: &ObjectId) -> Result<Option<Value>, ApiError> {
+        match self.json(path(kind, &id.namespace).get(&id.name, &GetParams::default())).await {
+            Ok((_, object)) => Ok(Some(object)),
+            Err(error) if error.status == 404 => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn list(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        selector: &str,
+        only_metadata: bool,
+    ) -> Result<Vec<Value>, ApiError> {
+        let path = path(kind, namespace);
+        let mut all = Vec::new();
+        let mut params = ListParams::default().labels(selector).limit(PAGE);
+        loop {
+            let request = if only_metadata { path.list_metadata(&params) } else { path.list(&params) };
+            let (_, mut page) = self.json(request).await?;
+            if let Some(items) = page["items"].as_array_mut() {
+                let api_version = if kind.kind.group.is_empty() {
+                    kind.version.clone()
+                } else {
+                    format!("{}/{}", kind.kind.group, kind.version)
+                };
+                all.extend(std::mem::take(items).into_iter().map(|mut item| {
+                    // Items of lists have neither.
+                    item["apiVersion"] = api_version.clone().into();
+                    item["kind"] = kind.kind.kind.clone().into();
+                    item
+                }));
+            }
+            match page["metadata"]["continue"].as_str().filter(|token| !token.is_empty()) {
+                Some(token) => {
+                    params = ListParams::default().labels(selector).limit(PAGE).continue_token(token)
+                }
+                None => return Ok(all),
+            }
+        }
+    }
+
+    async fn apply(
+        &self,
+        kind: &Kind,
+        id: &ObjectId,
+        object: &Value,
+        options: ApplyOptions,
+    ) -> Result<Applied, ApiError> {
+        let params = PatchParams {
+            dry_run: options.dry_run,
+            force: options.force,
+            field_manager: Some(options.manager.to_owned()),
+            ..PatchParams::default()
+        };
+        let request = path(kind, &id.namespace).patch(&id.name, &params, &Patch::Apply(object));
+        let (status, object) = self.json(request).await?;
+        Ok(Applied { created: status == StatusCode::CREATED, object })
+    }
+
+    async fn patch(&self, kind: &Kind, id: &ObjectId, patch: &Value) -> Result<(), ApiError> {
+        let url = path(kind, &id.namespace).url_path;
+        let request = Request::patch(format!("{url}/{}?fieldManager={FIELD_MANAGER}", id.name))
+            .header(http::header::CONTENT_TYPE, "application/json-patch+json")
+            .header(ACCEPT, "application/json")
+            .body(patch.to_string().into_bytes());
+        self.send(request).await.map(drop)
+    }
+
+    async fn delete(
+        &self,
+        kind: &Kind,
+        id: &ObjectId,
+        uid: &str,
+        propagation: PropagationPolicy,
+    ) -> Result<(), ApiError> {
+        let params = match propagation {
+            PropagationPolicy::Orphan => DeleteParams::orphan(),
+            PropagationPolicy::Background => DeleteParams::background(),
+            PropagationPolicy::Foreground => DeleteParams::foreground(),
+        };
+        let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let request = path(kind, &id.namespace).delete(&id.name, &params.preconditions(preconditions));
+        self.send(request).await.map(drop)
+    }
+}
+
+impl fmt::Debug for KubeCluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KubeCluster").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+/// Returns the builder of requests for a kind in a namespace, or in all of them.
+fn path(kind: &Kind, namespace: &str) -> kube::core::Request {
+    let Kind { kind: GroupKind { group, kind }, version, plural, namespaced } = kind;
+    let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
+    let namespace = (*namespaced && !namespace.is_empty()).then_some(namespace);
+    kube::core::Request::new(<DynamicObject as kube::Resource>::url_path(&resource, namespace))
+}
+
+/// Asks for all kinds: in two requests where the API server can do that (Kubernetes 1.26), and otherwise in one for each group. A
+/// group whose server is down has no kinds then, and does not hinder the others.
+async fn discover(client: &Client) -> Result<Vec<KnownKind>, ApiError> {
+    let error = |error: kube::Error| lost(format!("the discovery of the API server failed: {error}"));
+    let mut kinds = Vec::new();
+    if let Ok(discovery) = Discovery::new(client.clone()).run_aggregated().await {
+        discovery.groups().for_each(|group| add_group(&mut kinds, group));
+        return Ok(kinds);
+    }
+    let core = Discovery::new(client.clone())
+        .filter(&[discovery::ApiGroup::CORE_GROUP])
+        .run()
+        .await
+        .map_err(error)?;
+    core.groups().for_each(|group| add_group(&mut kinds, group));
+    for group in client.list_api_groups().await.map_err(error)?.groups {
+        match discovery::group(client, &group.name).await {
+            Ok(group) => add_group(&mut kinds, &group),
+            Err(error) => {
+                tracing::debug!(group = group.name, %error, "the kinds of an API group are not known")
+            }
+        }
+    }
+    Ok(kinds)
+}
+
+fn add_group(kinds: &mut Vec<KnownKind>, group: &discovery::ApiGroup) {
+    let preferred = group.preferred_version_or_latest();
+    let mut versions: Vec<&str> = group.versions().collect();
+    // The kinds of the preferred version come first, so that a kind that only an older version has is found, too.
+    versions.sort_by_key(|version| *version != preferred);
+    let mut seen = std::collections::HashSet::new();
+    for version in versions {
+        for (resource, capabilities) in group.versioned_resources(version) {
+            let group_kind = GroupKind { group: resource.group, kind: resource.kind };
+            kinds.push(KnownKind {
+                preferred: seen.insert(group_kind.clone()),
+                listable: capabilities.supports_operation("list"),
+                kind: Kind {
+                    kind: group_kind,
+                    version: resource.version,
+                    plural: resource.plural,
+                    namespaced: capabilities.scope == Scope::Namespaced,
+                },
+            });
+        }
+    }
+}
+
+fn api_error(status: StatusCode, body: &[u8], retry_after: Option<u64>) -> ApiError {
+    let Status { reason, message, details } = serde_json::from_slice(body).unwrap_or_default();
+    let seconds = retry_after.or_else(|| Some(details.retry_after_seconds).filter(|seconds| *seconds > 0));
+    ApiError {
+        status: status.as_u16(),
+        reason,
+        message,
+        fields: details
+            .causes
+            .into_iter()
+            .map(|cause| cause.field)
+            .filter(|field| !field.is_empty())
+            .collect(),
+        retry_after: seconds.map(Duration::from_secs),
+    }
+}
+
+/// Returns the error of a request without a response.
+fn lost(message: String) -> ApiError {
+    ApiError { message, ..ApiError::default() }
+}

@@ -1,0 +1,37 @@
+//! Makes a cluster what is in Git, and touches nothing else.
+//!
+//! ```text
+//!   files ─► parse ─► validate ─► order ─► for each stage: dry run of all, write what differs, wait
+//!                                             │
+//!                                             └─► prune what left Git ─► health
+//! ```
+//!
+//! [`Engine::sync`] is the whole way. What it decides is in modules without I/O: [`parse`], [`validate`], [`order`], [`applyset`],
+//! [`prune`] and [`health`]. The cluster is a trait, [`Cluster`], whose implementation for real clusters is [`KubeCluster`].
+#![warn(missing_docs)]
+
+pub mod applyset;
+mod cluster;
+mod engine;
+#[cfg(test)]
+mod fake;
+pub mod health;
+mod kube_cluster;
+mod manifest;
+pub mod order;
+pub mod parse;
+pub mod prune;
+mod retry;
+#[cfg(test)]
+mod tests;
+pub mod validate;
+
+pub use self::{
+    cluster::{ApiError, Applied, ApplyOptions, Cluster, Kind},
+    engine::{Engine, Fence, Outcome, Stopped, SyncInput},
+    kube_cluster::KubeCluster,
+    manifest::{GroupKind, Manifest, SourceFile, SourceLine},
+};
+
+/// The field manager of everything that is applied. It is that of GitLab's agent, so that its objects keep one manager.
+pub const FIELD_MANAGER: &str = "agentk";

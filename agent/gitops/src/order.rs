@@ -1,0 +1,353 @@
+//! The order in which objects are applied: waves, then stages within a wave, then dependencies within a stage.
+//!
+//! | stage | objects | the next stage waits until they |
+//! |---|---|---|
+//! | definitions | CustomResourceDefinition, Namespace, ClusterRole | exist, and definitions are established |
+//! | classes | kinds that end in `Class` | exist |
+//! | others | all others, by kind | do their work, if a dependency or a wave follows |
+//! | webhooks | webhook configurations | |
+//!
+//! Waves are those of Argo CD (`argocd.argoproj.io/sync-wave`), dependencies those of `kubectl`'s cli-utils
+//! (`config.kubernetes.io/depends-on`). An object waits for all objects before it.
+
+use std::collections::HashMap;
+
+use proto::gitops::{ObjectError, ObjectId};
+
+use crate::{GroupKind, Manifest, validate::DEFINITIONS};
+
+/// The annotation with the wave of an object, a whole number. The default is 0.
+pub const WAVE: &str = "argocd.argoproj.io/sync-wave";
+/// The annotation with the objects that an object depends on: `group/kind/name` or `group/namespaces/namespace/kind/name`, separated
+/// by commas.
+pub const DEPENDS_ON: &str = "config.kubernetes.io/depends-on";
+
+/// Kinds in the order in which they are applied within a stage. Others come after them.
+const KINDS: [&str; 17] = [
+    "PriorityClass",
+    "ResourceQuota",
+    "LimitRange",
+    "NetworkPolicy",
+    "ServiceAccount",
+    "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
+    "ConfigMap",
+    "Secret",
+    "PersistentVolume",
+    "PersistentVolumeClaim",
+    "Service",
+    "Deployment",
+    "StatefulSet",
+    "CronJob",
+    "PodDisruptionBudget",
+];
+
+/// Objects that are applied together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// The objects, as indices, in their order.
+    pub objects: Vec<usize>,
+    /// What the next stage waits for.
+    pub wait: Wait,
+}
+
+/// What the stage after a stage waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Nothing.
+    None,
+    /// The definitions of this stage are established.
+    Established,
+    /// The objects of this stage do their work.
+    Healthy,
+}
+
+/// The place of an object: wave, stage, and the length of the longest chain of dependencies in that stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    wave: i32,
+    stage: u8,
+    level: usize,
+}
+
+const DEFINITION: u8 = 0;
+const WEBHOOK: u8 = 3;
+
+/// Returns the stages.
+///
+/// # Errors
+///
+/// The errors of all objects: a wave that is no number, a dependency that is unknown, circular, or in a later wave or stage.
+pub fn stages(manifests: &[Manifest]) -> Result<Vec<Stage>, Vec<ObjectError>> {
+    let mut errors = Vec::new();
+    let places = places(manifests, &mut errors);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let mut order: Vec<usize> = (0..manifests.len()).collect();
+    order.sort_by_key(|index| (places[*index], rank(&manifests[*index]), &manifests[*index].id));
+    let mut stages: Vec<(Place, Stage)> = Vec::new();
+    for index in order {
+        match stages.last_mut() {
+            Some((place, stage)) if *place == places[index] => stage.objects.push(index),
+            _ => stages.push((places[index], Stage { objects: vec![index], wait: Wait::None })),
+        }
+    }
+    for index in 0..stages.len() {
+        let next = stages.get(index + 1).map(|(place, _)| *place);
+        let (place, stage) = &mut stages[index];
+        stage.wait = match next {
+            None => Wait::None,
+            Some(next) if next.wave > place.wave || next.level > place.level => Wait::Healthy,
+            Some(_) if place.stage == DEFINITION => Wait::Established,
+            Some(_) => Wait::None,
+        };
+    }
+    Ok(stages.into_iter().map(|(_, stage)| stage).collect())
+}
+
+/// Returns the order in which objects are deleted: the reverse of that in which they would be applied.
+pub fn deletion_rank(id: &ObjectId) -> (u8, usize) {
+    let (stage, kind) = (stage_of(id), kind_rank(id));
+    (WEBHOOK - stage.min(WEBHOOK), usize::MAX - kind)
+}
+
+fn places(manifests: &[Manifest], errors: &mut Vec<ObjectError>) -> Vec<Place> {
+    let by_id: HashMap<&ObjectId, usize> =
+        manifests.iter().enumerate().map(|(index, manifest)| (&manifest.id, index)).collect();
+    let mut places = Vec::with_capacity(manifests.len());
+    let mut dependencies = Vec::with_capacity(manifests.len());
+    for manifest in manifests {
+        let wave = manifest.annotation(WAVE).unwrap_or("0");
+        let wave = wave.trim().parse().unwrap_or_else(|_| {
+            errors.push(manifest.error(format!("the annotation {WAVE} is {wave:?}, and not a whole number")));
+            0
+        });
+        places.push(Place { wave, stage: stage_of(&manifest.id), level: 0 });
+        dependencies.push(dependencies_of(manifest, &by_id, errors));
+    }
+    if errors.is_empty() {
+        let mut walk = Walk {
+            manifests,
+            dependencies: &dependencies,
+            visited: vec![Visit::No; manifests.len()],
+            places,
+            errors,
+        };
+        for index in 0..manifests.len() {
+            walk.visit(index);
+        }
+        return walk.places;
+    }
+    places
+}
+
+fn dependencies_of(
+    manifest: &Manifest,
+    by_id: &HashMap<&ObjectId, usize>,
+    errors: &mut Vec<ObjectError>,
+) -> Vec<usize> {
+    let Some(text) = manifest.annotation(DEPENDS_ON) else { return Vec::new() };
+    let mut found = Vec::new();
+    for reference in text.split(',').map(str::trim).filter(|reference| !reference.is_empty()) {
+        match parse_reference(reference).and_then(|id| by_id.get(&id).copied()) {
+            Some(index) => found.push(index),
+            None => errors.push(manifest.error(format!(
+                "the annotation {DEPENDS_ON} names {reference:?}, which is not in this project: write group/kind/name or \
+                 group/namespaces/namespace/kind/name"
+            ))),
+        }
+    }
+    found
+}
+
+fn parse_reference(text: &str) -> Option<ObjectId> {
+    let parts: Vec<&str> = text.split('/').collect();
+    let (group, namespace, kind, name) = match parts[..] {
+        [group, kind, name] => (group, "", kind, name),
+        [group, "namespaces", namespace, kind, name] => (group, namespace, kind, name),
+        _ => return None,
+    };
+    let text = str::to_owned;
+    Some(ObjectId { group: text(group), kind: text(kind), namespace: text(namespace), name: text(name) })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Visit {
+    No,
+    Active,
+    Done,
+}
+
+/// The computation of levels, depth first.
+struct Walk<'a> {
+    manifests: &'a [Manifest],
+    dependencies: &'a [Vec<usize>],
+    visited: Vec<Visit>,
+    places: Vec<Place>,
+    errors: &'a mut Vec<ObjectError>,
+}
+
+impl Walk<'_> {
+    /// Sets the levels of an object and of all that it depends on. Chains are walked with a stack of our own, because Git decides
+    /// how long they are.
+    fn visit(&mut self, start: usize) {
+        let mut stack = vec![(start, 0)];
+        while let Some((index, next)) = stack.pop() {
+            if next == 0 {
+                if self.visited[index] != Visit::No {
+                    continue;
+                }
+                self.visited[index] = Visit::Active;
+            }
+            let Some(dependency) = self.dependencies[index].get(next).copied() else {
+                self.visited[index] = Visit::Done;
+                self.place(index);
+                continue;
+            };
+            stack.push((index, next + 1));
+            match self.visited[dependency] {
+                Visit::No => stack.push((dependency, 0)),
+                Visit::Done => {}
+                Visit::Active => {
+                    let what = format!(
+                        "the dependencies are circular: {} depends on this object, too",
+                        self.manifests[dependency].id
+                    );
+                    self.errors.push(self.manifests[index].error(what));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sets the level of an object whose dependencies have theirs.
+    fn place(&mut self, index: usize) {
+        let mut place = self.places[index];
+        for dependency in &self.dependencies[index] {
+            let before = self.places[*dependency];
+            if (before.wave, before.stage) > (place.wave, place.stage) {
+                let what = format!(
+                    "it depends on {}, which is applied in a later wave or stage",
+                    self.manifests[*dependency].id
+                );
+                self.errors.push(self.manifests[index].error(what));
+            } else if (before.wave, before.stage) == (place.wave, place.stage) {
+                place.level = place.level.max(before.level + 1);
+            }
+        }
+        self.places[index] = place;
+    }
+}
+
+fn stage_of(id: &ObjectId) -> u8 {
+    match (&*id.group, &*id.kind) {
+        DEFINITIONS | ("", "Namespace") | ("rbac.authorization.k8s.io", "ClusterRole") => DEFINITION,
+        ("admissionregistration.k8s.io", kind) if kind.ends_with("WebhookConfiguration") => WEBHOOK,
+        (_, kind) if kind.ends_with("Class") => 1,
+        _ => 2,
+    }
+}
+
+fn kind_rank(id: &ObjectId) -> usize {
+    KINDS.iter().position(|kind| *kind == id.kind).unwrap_or(KINDS.len())
+}
+
+fn rank(manifest: &Manifest) -> (usize, GroupKind) {
+    (kind_rank(&manifest.id), manifest.group_kind())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SourceFile, parse};
+
+    /// Objects as `kind name [annotation value]`, one on each line.
+    fn stages_of(text: &str) -> Result<Vec<String>, Vec<String>> {
+        let yaml: String = text
+            .lines()
+            .map(|line| {
+                let words: Vec<&str> = line.split_whitespace().collect();
+                let annotations = words
+                    .get(3)
+                    .map_or(String::new(), |value| format!(", annotations: {{{}: '{value}'}}", words[2]));
+                let api = match words[0] {
+                    "CustomResourceDefinition" => "apiextensions.k8s.io/v1",
+                    "ClusterRole" => "rbac.authorization.k8s.io/v1",
+                    "Deployment" => "apps/v1",
+                    "IngressClass" => "networking.k8s.io/v1",
+                    "ValidatingWebhookConfiguration" => "admissionregistration.k8s.io/v1",
+                    _ => "v1",
+                };
+                format!(
+                    "---\napiVersion: {api}\nkind: {}\nmetadata: {{name: {}{annotations}}}\n",
+                    words[0], words[1]
+                )
+            })
+            .collect();
+        let file = SourceFile { path: "a.yaml".to_owned(), content: yaml.into() };
+        let manifests = parse::parse(&[file]).unwrap();
+        let stages = stages(&manifests);
+        let stages =
+            stages.map_err(|errors| errors.into_iter().map(|error| error.message).collect::<Vec<_>>())?;
+        Ok(stages
+            .into_iter()
+            .map(|stage| {
+                let names: Vec<_> = stage.objects.iter().map(|index| &*manifests[*index].id.name).collect();
+                format!("{} {:?}", names.join(","), stage.wait)
+            })
+            .collect())
+    }
+
+    #[test]
+    fn definitions_come_first_and_webhooks_last() {
+        let stages = stages_of(
+            "ValidatingWebhookConfiguration hook\nDeployment web\nService svc\nConfigMap cm\nServiceAccount sa\nNamespace ns\n\
+             IngressClass class\nCustomResourceDefinition crd\nClusterRole role\nToy toy",
+        );
+        assert_eq!(
+            stages.unwrap(),
+            ["ns,crd,role Established", "class None", "sa,cm,svc,web,toy None", "hook None"],
+        );
+    }
+
+    #[test]
+    fn waves_and_dependencies_wait_for_health() {
+        let stages = stages_of(
+            "ConfigMap late argocd.argoproj.io/sync-wave 2\nConfigMap early argocd.argoproj.io/sync-wave -1\nConfigMap a \
+             config.kubernetes.io/depends-on /ConfigMap/b\nConfigMap b config.kubernetes.io/depends-on /ConfigMap/c\nConfigMap c",
+        );
+        assert_eq!(stages.unwrap(), ["early Healthy", "c Healthy", "b Healthy", "a Healthy", "late None"]);
+    }
+
+    #[test]
+    fn wrong_annotation_is_refused() {
+        for (text, expected) in [
+            ("ConfigMap a argocd.argoproj.io/sync-wave soon", "is \"soon\", and not a whole number"),
+            ("ConfigMap a config.kubernetes.io/depends-on /ConfigMap/b", "not in this project"),
+            ("ConfigMap a config.kubernetes.io/depends-on b", "not in this project"),
+            ("ConfigMap a config.kubernetes.io/depends-on /ConfigMap/a", "circular"),
+            (
+                "ConfigMap a config.kubernetes.io/depends-on /ConfigMap/b\nConfigMap b config.kubernetes.io/depends-on /ConfigMap/a",
+                "circular",
+            ),
+            (
+                "Namespace a config.kubernetes.io/depends-on /ConfigMap/b\nConfigMap b",
+                "applied in a later wave or stage",
+            ),
+        ] {
+            let errors = stages_of(text).unwrap_err();
+            assert!(errors[0].contains(expected), "{text}: {errors:?}");
+        }
+    }
+
+    #[test]
+    fn long_chain_of_dependencies_needs_no_stack() {
+        let chain: Vec<_> = (0..5000)
+            .map(|i| format!("ConfigMap c{i} config.kubernetes.io/depends-on /ConfigMap/c{}", i + 1))
+            .collect();
+        let stages = stages_of(&format!("{}\nConfigMap c5000", chain.join("\n"))).unwrap();
+        assert_eq!((stages.len(), &*stages[0]), (5001, "c5000 Healthy"));
+    }
+}

@@ -1,0 +1,251 @@
+//! Files to objects. YAML is read as `kubectl` reads it, with limits against documents that expand.
+
+use std::sync::Arc;
+
+use proto::gitops::{ObjectError, ObjectId};
+use serde_json::{Map, Value};
+use settings::{Budget, Spanned};
+
+use crate::{Manifest, SourceFile, SourceLine};
+
+/// The most objects of a sync.
+pub const MAX_OBJECTS: usize = 20_000;
+/// The most errors that are collected.
+const MAX_ERRORS: usize = 50;
+/// The first line of a file whose content is in LFS (Git LFS specification, "The Pointer").
+const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+
+/// Reads all objects of all files.
+///
+/// # Errors
+///
+/// The errors of all files that cannot be read. No object may be used then.
+pub fn parse(files: &[SourceFile]) -> Result<Vec<Manifest>, Vec<ObjectError>> {
+    let (mut manifests, mut errors) = (Vec::new(), Vec::new());
+    for file in files {
+        let path: Arc<str> = file.path.as_str().into();
+        if let Err((line, message)) = parse_file(file, &path, &mut manifests) {
+            let file = SourceLine { file: path, line }.to_string();
+            errors.push(ObjectError { object: None, file, message });
+        }
+        if errors.len() >= MAX_ERRORS {
+            break;
+        }
+    }
+    if manifests.len() > MAX_OBJECTS {
+        errors.push(whole(&format!("the files have over {MAX_OBJECTS} objects: split the project")));
+    }
+    if errors.is_empty() { Ok(manifests) } else { Err(errors) }
+}
+
+/// Adds the objects of a file. The error has its line.
+fn parse_file(
+    file: &SourceFile,
+    path: &Arc<str>,
+    manifests: &mut Vec<Manifest>,
+) -> Result<(), (u64, String)> {
+    if file.content.starts_with(LFS_POINTER) {
+        let what =
+            "the file is a pointer to Git LFS, and kas does not fetch from LFS: commit the manifest itself";
+        return Err((1, what.to_owned()));
+    }
+    let text = str::from_utf8(&file.content).map_err(|invalid| {
+        let line =
+            file.content[..invalid.valid_up_to()].iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
+        (line, "the file is not UTF-8 text".to_owned())
+    })?;
+    let text = text.trim_start_matches('\u{feff}');
+    // As kubectl: `0644` is octal. Without it, the mode of a volume would become 644 in decimal.
+    let options = serde_saphyr::options! { budget: Some(budget(text.len())), legacy_octal_numbers: true };
+    let documents: Vec<Spanned<Value>> =
+        serde_saphyr::from_multiple_with_options(text, options).map_err(|invalid| {
+            let invalid = invalid.without_snippet();
+            let line = invalid.location().map_or(1, |location| location.line());
+            let what = invalid.to_string();
+            let what = what.rsplit_once(" at line ").map_or(&*what, |(what, _)| what);
+            (line, format!("the file is not valid YAML: {what}"))
+        })?;
+    for document in documents {
+        let source = SourceLine { file: Arc::clone(path), line: document.referenced.line().max(1) };
+        add_object(document.value, &source, manifests).map_err(|what| (source.line, what))?;
+    }
+    Ok(())
+}
+
+/// Adds the object of a document, or the items of a list.
+fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) -> Result<(), String> {
+    let mut object = match value {
+        // An empty document, such as one with comments only.
+        Value::Null => return Ok(()),
+        Value::Object(object) => object,
+        _ => return Err("a document is not an object: it must have apiVersion, kind and metadata".to_owned()),
+    };
+    let api_version = text(&object, "apiVersion")?;
+    let kind = text(&object, "kind")?;
+    if kind.ends_with("List") && object.get("items").is_some_and(Value::is_array) {
+        let Some(Value::Array(items)) = object.remove("items") else { return Ok(()) };
+        return items.into_iter().try_for_each(|item| add_object(item, source, manifests));
+    }
+    let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
+    if version.is_empty() || version.contains('/') {
+        return Err(format!("{api_version:?} is not an apiVersion"));
+    }
+    let metadata = object.get("metadata").and_then(Value::as_object);
+    let metadata = metadata.ok_or_else(|| format!("the {kind} has no metadata"))?;
+    let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default();
+    if name.is_empty() {
+        return Err(match metadata.contains_key("generateName") {
+            true => {
+                format!("the {kind} has generateName: each sync would create another object; give it a name")
+            }
+            false => format!("the {kind} has no metadata.name"),
+        });
+    }
+    let namespace = metadata.get("namespace").and_then(Value::as_str).unwrap_or_default();
+    for key in ["labels", "annotations"] {
+        let strings = match metadata.get(key) {
+            None | Some(Value::Null) => continue,
+            Some(Value::Object(strings)) => strings,
+            Some(_) => return Err(format!("metadata.{key} of the {kind} {name} is not a mapping")),
+        };
+        if let Some((label, _)) = strings.iter().find(|(_, value)| !value.is_string()) {
+            return Err(format!(
+                "metadata.{key}.{label} of the {kind} {name} is not a text: write it in quotes"
+            ));
+        }
+    }
+    let id =
+        ObjectId { group: group.to_owned(), kind, namespace: namespace.to_owned(), name: name.to_owned() };
+    let version = version.to_owned();
+    manifests.push(Manifest { id, version, object: Value::Object(object), source: source.clone() });
+    Ok(())
+}
+
+fn text(object: &Map<String, Value>, key: &str) -> Result<String, String> {
+    match object.get(key) {
+        Some(Value::String(text)) if !text.is_empty() => Ok(text.clone()),
+        Some(_) => Err(format!("{key} is not a text")),
+        None => Err(format!("a document has no {key}")),
+    }
+}
+
+fn whole(message: &str) -> ObjectError {
+    ObjectError { object: None, file: String::new(), message: message.to_owned() }
+}
+
+/// Returns the limits of the parser for a text of `bytes` bytes: what a text of this size has without aliases.
+fn budget(bytes: usize) -> Budget {
+    let mut budget = Budget::default();
+    budget.max_nodes = bytes + 1000;
+    budget.max_events = 2 * bytes + 1000;
+    budget.max_total_scalar_bytes = 2 * bytes + 1000;
+    budget.max_documents = MAX_OBJECTS;
+    budget.max_aliases = 1000;
+    budget
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, content: &str) -> SourceFile {
+        SourceFile { path: path.to_owned(), content: content.to_owned().into() }
+    }
+
+    fn one(content: &str) -> Result<Vec<Manifest>, String> {
+        parse(&[file("a.yaml", content)]).map_err(|errors| {
+            let lines = errors.into_iter().map(|error| format!("{}: {}", error.file, error.message));
+            lines.collect::<Vec<_>>().join("\n")
+        })
+    }
+
+    const CONFIG_MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n";
+
+    #[test]
+    fn documents_lists_and_json_become_objects_with_their_lines() {
+        let text = format!(
+            "# a comment\n---\n{CONFIG_MAP}---\n\n---\napiVersion: v1\nkind: List\nitems:\n- apiVersion: apps/v1\n  kind: Deployment\n  \
+             metadata: {{name: b, namespace: shop}}\n"
+        );
+        let parsed = one(&text).unwrap();
+        let shown: Vec<_> = parsed.iter().map(|object| format!("{} {}", object.source, object.id)).collect();
+        assert_eq!(shown, ["a.yaml:3 ConfigMap a", "a.yaml:9 Deployment.apps shop/b"]);
+        assert_eq!((&*parsed[1].version, &*parsed[0].version), ("v1", "v1"));
+        let json = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},"data":{"k":"v"}}"#;
+        assert_eq!(one(json).unwrap()[0].object["data"]["k"], "v");
+        for empty in ["", "\n", "# nothing\n", "---\n---\n", "\u{feff}"] {
+            assert_eq!(one(empty).unwrap(), [], "{empty:?}");
+        }
+    }
+
+    /// What `kubectl` 1.37 makes of the same text.
+    #[test]
+    fn scalars_are_those_of_kubectl() {
+        let parsed = one(&format!(
+            "\u{feff}{CONFIG_MAP}data: {{a: yes, b: 'yes', c: 0644, d: 1.5, e: ~, f: 1e3, g: on, h: 0x10, i: '0644', j: y, k: 0o17, \
+             l: 12:30, m: 2026-01-01, o: 1_000, p: 0b11, q: +5, r: No, s: '0o7', t: 010.5}}\r\n"
+        ));
+        let data = parsed.unwrap().remove(0).object["data"].take();
+        let expected = serde_json::json!({
+            "a": true, "b": "yes", "c": 420, "d": 1.5, "e": null, "f": 1000.0, "g": true, "h": 16, "i": "0644", "j": true,
+            "k": 15, "l": "12:30", "m": "2026-01-01", "o": 1000, "p": 3, "q": 5, "r": false, "s": "0o7", "t": 10.5,
+        });
+        assert_eq!(data, expected);
+    }
+
+    #[test]
+    fn aliases_and_merge_keys_are_expanded() {
+        let parsed = one(&format!("{CONFIG_MAP}data:\n  a: &x {{k: v}}\n  b: {{<<: *x, l: w}}\n")).unwrap();
+        assert_eq!(parsed[0].object["data"]["b"], serde_json::json!({"k": "v", "l": "w"}));
+    }
+
+    #[test]
+    fn file_that_is_no_manifest_is_refused_with_its_line() {
+        for (text, expected) in [
+            ("a: [", "a.yaml:1: the file is not valid YAML"),
+            (
+                "apiVersion: v1\nkind: ConfigMap\nmetadata: {}\n",
+                "a.yaml:1: the ConfigMap has no metadata.name",
+            ),
+            ("---\nkind: ConfigMap\n", "a.yaml:2: a document has no apiVersion"),
+            ("apiVersion: v1\n", "a document has no kind"),
+            ("- a\n", "a document is not an object"),
+            ("text\n", "a document is not an object"),
+            ("apiVersion: v1\nkind: Pod\nmetadata: {generateName: a-}\n", "has generateName"),
+            ("apiVersion: a/b/c\nkind: Pod\nmetadata: {name: a}\n", "is not an apiVersion"),
+            ("apiVersion: 1\nkind: Pod\n", "apiVersion is not a text"),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: a, labels: {b: 1}}\n",
+                "metadata.labels.b of the Pod a is not a text",
+            ),
+            (
+                "apiVersion: v1\nkind: Pod\nmetadata: {name: a, labels: [b]}\n",
+                "metadata.labels of the Pod a is not a mapping",
+            ),
+            ("apiVersion: v1\napiVersion: v1\n", "a.yaml:2: the file is not valid YAML: "),
+            ("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", "pointer to Git LFS"),
+        ] {
+            let error = one(text).unwrap_err();
+            assert!(error.contains(expected), "{text:?} gave {error}");
+        }
+        let invalid = SourceFile { path: "b.yaml".to_owned(), content: vec![b'a', b'\n', 0xff].into() };
+        let errors = parse(&[invalid, file("c.yaml", "[")]).unwrap_err();
+        assert_eq!(errors[0].file, "b.yaml:2");
+        assert_eq!(errors.len(), 2, "the errors of all files");
+    }
+
+    /// Test 50 of the attack list.
+    #[test]
+    fn expansion_is_limited() {
+        let mut bomb = format!("{CONFIG_MAP}data:\n  a0: &a0 [x, x, x, x, x, x, x, x, x]\n");
+        for level in 1..12 {
+            let inner = vec![format!("*a{}", level - 1); 9].join(", ");
+            bomb += &format!("  a{level}: &a{level} [{inner}]\n");
+        }
+        assert!(one(&bomb).is_err());
+        assert!(one(&format!("{CONFIG_MAP}data: {}{}", "[".repeat(10_000), "]".repeat(10_000))).is_err());
+        assert!(one(&"---\n".repeat(100_000)).is_err());
+        let large = format!("{CONFIG_MAP}data: {{a: {}}}", "x".repeat(1 << 20));
+        assert!(one(&large).is_ok(), "a large text is no expansion");
+    }
+}

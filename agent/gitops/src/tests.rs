@@ -1,0 +1,483 @@
+//! Whole syncs against a cluster in memory.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+};
+
+use parking_lot::Mutex;
+use proto::gitops::{EventKind, ObjectId, ProjectState, SyncEvent};
+use serde_json::json;
+
+use crate::{
+    Engine, Fence, Outcome, SourceFile, Stopped, SyncInput,
+    fake::{FakeCluster, error},
+};
+
+struct Open;
+
+impl Fence for Open {
+    fn check(&self) -> Result<(), Stopped> {
+        Ok(())
+    }
+}
+
+/// A fence that closes after some checks, as a lost Lease or a kill would.
+struct ClosesAfter(AtomicUsize);
+
+impl Fence for ClosesAfter {
+    fn check(&self) -> Result<(), Stopped> {
+        let left = self.0.fetch_update(SeqCst, SeqCst, |left| Some(left.saturating_sub(1))).unwrap();
+        if left == 0 { Err(Stopped::LostLease) } else { Ok(()) }
+    }
+}
+
+struct Project {
+    cluster: FakeCluster,
+    engine: Engine<FakeCluster>,
+    settings: String,
+    approved: bool,
+    heal: bool,
+    events: Arc<Mutex<Vec<SyncEvent>>>,
+}
+
+impl Project {
+    fn new() -> Self {
+        Self::of(FakeCluster::new())
+    }
+
+    fn of(cluster: FakeCluster) -> Self {
+        let engine = Engine::new(cluster.clone(), cluster.clone(), "agentk");
+        Self {
+            cluster,
+            engine,
+            settings: "{}".to_owned(),
+            approved: false,
+            heal: true,
+            events: Arc::default(),
+        }
+    }
+
+    fn with(mut self, settings: &str) -> Self {
+        settings.clone_into(&mut self.settings);
+        self
+    }
+
+    fn input(&self, text: &str) -> SyncInput {
+        SyncInput {
+            project: "group/app".to_owned(),
+            settings: serde_saphyr::from_str(&self.settings).unwrap(),
+            files: vec![SourceFile { path: "app.yaml".to_owned(), content: text.to_owned().into() }],
+            approved: self.approved,
+            heal: self.heal,
+            inventories: vec!["7-3".to_owned()],
+        }
+    }
+
+    async fn sync(&mut self, text: &str) -> Outcome {
+        self.sync_with(text, &Open).await
+    }
+
+    async fn sync_with(&mut self, text: &str, fence: &dyn Fence) -> Outcome {
+        self.events.lock().clear();
+        let input = self.input(text);
+        let events = Arc::clone(&self.events);
+        self.engine.sync(&input, fence, &move |event| events.lock().push(event)).await
+    }
+
+    /// The events of one kind, as `object: message`.
+    fn events(&self, kind: EventKind) -> Vec<String> {
+        let events = self.events.lock();
+        let of_kind = events.iter().filter(|event| event.event == kind);
+        of_kind
+            .map(|event| format!("{}: {}", event.object.clone().unwrap_or_default(), event.message))
+            .collect()
+    }
+}
+
+fn config_map(name: &str, data: &str) -> String {
+    format!("---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\ndata: {{{data}}}\n")
+}
+
+fn config_maps(names: &[&str]) -> String {
+    names.iter().map(|name| config_map(name, "a: b")).collect()
+}
+
+fn namespace(name: &str) -> String {
+    format!("---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n")
+}
+
+fn id(kind: &str, namespace: &str, name: &str) -> ObjectId {
+    let text = str::to_owned;
+    ObjectId { group: String::new(), kind: text(kind), namespace: text(namespace), name: text(name) }
+}
+
+fn writes(requests: &[String]) -> Vec<&str> {
+    let write = |request: &&str| ["apply ", "patch ", "delete "].iter().any(|verb| request.starts_with(verb));
+    requests.iter().map(String::as_str).filter(write).collect()
+}
+
+const PARENT: &str = "ConfigMap agentk/gitops-group-app-";
+
+#[tokio::test(start_paused = true)]
+async fn objects_are_created_changed_and_deleted_as_in_git() {
+    let mut project = Project::new();
+    let outcome = project.sync(&(config_map("a", "k: v") + &config_map("b", "k: v"))).await;
+    assert_eq!((outcome.state, outcome.objects.applied), (ProjectState::Synced, 2), "{outcome:?}");
+    let requests = project.cluster.take_requests();
+    let writes = writes(&requests);
+    assert!(
+        writes[0].starts_with(&format!("apply {PARENT}")),
+        "the inventory comes before the first create: {writes:?}"
+    );
+    assert_eq!(writes[1..], ["apply ConfigMap default/a", "apply ConfigMap default/b"]);
+
+    let outcome = project.sync(&config_map("a", "k: w")).await;
+    assert_eq!((outcome.objects.applied, outcome.objects.pruned), (1, 1), "{outcome:?}");
+    assert_eq!(project.cluster.ids(), ["ConfigMap default/a"]);
+    assert_eq!(project.cluster.object(&id("ConfigMap", "default", "a")).unwrap()["data"]["k"], "w");
+}
+
+#[tokio::test(start_paused = true)]
+async fn sync_without_a_change_lists_and_writes_nothing() {
+    let mut project = Project::new();
+    let text = config_maps(&["a", "b", "c"]);
+    project.sync(&text).await;
+    project.cluster.take_requests();
+    let outcome = project.sync(&text).await;
+    assert_eq!((outcome.objects.unchanged, outcome.objects.applied), (3, 0));
+    let requests = project.cluster.take_requests();
+    assert_eq!(writes(&requests), [""; 0]);
+    assert_eq!(requests.len(), 2, "the inventory and one list: {requests:?}");
+
+    // A new process remembers nothing, and finds out without a write.
+    let mut restarted = Project::of(project.cluster.clone());
+    assert_eq!(restarted.sync(&text).await.objects.unchanged, 3);
+    assert_eq!(writes(&restarted.cluster.take_requests()), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_object_stops_its_stage_before_the_first_write() {
+    let mut project = Project::new();
+    project.cluster.set_fault(|request| {
+        let refused = ["try ConfigMap default/b", "try ConfigMap default/c"].contains(&request);
+        refused.then(|| error(403, "Forbidden", "admission webhook denied the request"))
+    });
+    let outcome = project.sync(&config_maps(&["a", "b", "c"])).await;
+    assert_eq!((outcome.state, outcome.errors.len()), (ProjectState::Failed, 2), "all errors are listed");
+    assert!(outcome.errors[0].message.contains("webhook denied"), "in the words of the API server");
+    assert_eq!(outcome.errors[0].file, "app.yaml:7");
+    assert_eq!(project.cluster.ids(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn broken_file_applies_and_deletes_nothing() {
+    let mut project = Project::new();
+    project.sync(&config_maps(&["a", "b"])).await;
+    project.cluster.take_requests();
+    for broken in ["a: [", "kind: ConfigMap\n", &(config_map("a", "") + "---\n- x\n")] {
+        let outcome = project.sync(broken).await;
+        assert_eq!(outcome.state, ProjectState::Failed);
+        assert!(outcome.errors[0].file.starts_with("app.yaml:"), "{outcome:?}");
+    }
+    assert_eq!(project.cluster.take_requests(), [""; 0]);
+    assert_eq!(project.cluster.ids().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_write_does_not_stop_the_others_of_its_stage_and_prunes_nothing() {
+    let mut project = Project::new();
+    project.sync(&config_maps(&["old"])).await;
+    project.cluster.set_fault(|request| {
+        (request == "apply ConfigMap default/b").then(|| error(403, "Forbidden", "exceeded quota"))
+    });
+    let outcome = project.sync(&config_maps(&["a", "b", "c"])).await;
+    assert_eq!(
+        (outcome.state, outcome.objects.applied, outcome.objects.failed),
+        (ProjectState::Failed, 2, 1)
+    );
+    assert!(outcome.errors[0].message.contains("exceeded quota"));
+    assert_eq!(
+        project.cluster.ids(),
+        ["ConfigMap default/a", "ConfigMap default/c", "ConfigMap default/old"]
+    );
+    project.cluster.clear_fault();
+    let outcome = project.sync(&config_maps(&["a", "b", "c"])).await;
+    assert_eq!(
+        (outcome.state, outcome.objects.applied, outcome.objects.pruned),
+        (ProjectState::Synced, 1, 1)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn overloaded_api_server_is_asked_again() {
+    let mut project = Project::new();
+    let mut failures = 4;
+    project.cluster.set_fault(move |request| {
+        let fails = request.starts_with("apply ConfigMap default/a") && failures > 0;
+        failures -= i32::from(fails);
+        fails.then(|| error(if failures % 2 == 0 { 429 } else { 503 }, "TooManyRequests", "slow down"))
+    });
+    assert_eq!(project.sync(&config_maps(&["a"])).await.state, ProjectState::Synced);
+}
+
+/// Test 54 of the attack list: a process that ends after any request. The next one converges, and nothing is orphaned.
+#[tokio::test(start_paused = true)]
+async fn sync_that_ends_anywhere_is_completed_by_the_next() {
+    let before = config_maps(&["a", "b", "c", "d"]) + &namespace("shop");
+    let after = config_maps(&["a", "d", "e", "f"]).replace("a: b", "a: c")
+        + &namespace("shop")
+        + "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: g, namespace: shop}\n";
+    let mut steps = 1;
+    loop {
+        let mut project = Project::new();
+        assert_eq!(project.sync(&before).await.state, ProjectState::Synced);
+        let outcome = project.sync_with(&after, &ClosesAfter(AtomicUsize::new(steps))).await;
+        // Another process, which remembers nothing.
+        let mut next = Project::of(project.cluster.clone());
+        assert_eq!(next.sync(&after).await.state, ProjectState::Synced, "after {steps} steps");
+        let expected = [
+            "Namespace shop",
+            "ConfigMap default/a",
+            "ConfigMap default/d",
+            "ConfigMap default/e",
+            "ConfigMap default/f",
+            "ConfigMap shop/g",
+        ];
+        let (mut found, mut expected) = (next.cluster.ids(), expected.map(str::to_owned).to_vec());
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected, "after {steps} steps");
+        if outcome.stopped.is_none() {
+            break;
+        }
+        steps += 1;
+    }
+    assert!(steps > 15, "the sync was stopped at {steps} places");
+}
+
+#[tokio::test(start_paused = true)]
+async fn closed_fence_lets_nothing_be_written() {
+    let mut project = Project::new();
+    let outcome = project.sync_with(&config_maps(&["a"]), &ClosesAfter(AtomicUsize::new(0))).await;
+    assert_eq!(outcome.stopped, Some(Stopped::LostLease));
+    assert_eq!(writes(&project.cluster.take_requests()), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_and_definition_come_before_what_needs_them() {
+    let mut project = Project::new();
+    let text = "apiVersion: example.com/v1\nkind: Toy\nmetadata: {name: a, namespace: shop}\n---\n\
+                apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: toys.example.com}\n\
+                spec: {group: example.com, names: {kind: Toy, plural: toys}, scope: Namespaced}\n"
+        .to_owned()
+        + &namespace("shop");
+    let outcome = project.sync(&text).await;
+    assert_eq!(outcome.state, ProjectState::Synced, "{outcome:?}");
+    assert_eq!(outcome.objects.applied, 3);
+    assert_eq!(project.sync(&text).await.objects.unchanged, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_of_somebody_else_is_not_touched() {
+    let cluster = FakeCluster::new();
+    let existing = id("ConfigMap", "default", "a");
+    cluster.put(existing.clone(), "kubectl", json!({"data": {"a": "theirs"}}));
+    let mut project = Project::of(cluster);
+    let outcome = project.sync(&config_maps(&["a"])).await;
+    assert!(outcome.errors[0].message.contains("inventory_policy: adopt_if_no_inventory"), "{outcome:?}");
+    assert_eq!(project.cluster.object(&existing).unwrap()["data"]["a"], "theirs");
+
+    project = project.with("{inventory_policy: adopt_if_no_inventory}");
+    assert_eq!(project.sync(&config_maps(&["a"])).await.state, ProjectState::Synced);
+    assert_eq!(project.cluster.object(&existing).unwrap()["data"]["a"], "b");
+
+    for (key, value) in
+        [("labels", "applyset.kubernetes.io/part-of"), ("annotations", "config.k8s.io/owning-inventory")]
+    {
+        let other = id("ConfigMap", "default", "other");
+        project.cluster.put(other, "kubectl", json!({"metadata": {key: {value: "another"}}}));
+        let outcome = project.sync(&config_maps(&["a", "other"])).await;
+        assert!(outcome.errors[0].message.contains("belongs to another owner (another)"), "{outcome:?}");
+    }
+    project = project.with("{inventory_policy: adopt_all}");
+    assert_eq!(project.sync(&config_maps(&["a", "other"])).await.state, ProjectState::Synced);
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_of_gitlabs_inventory_is_taken_over_with_every_policy() {
+    let cluster = FakeCluster::new();
+    let annotations = json!({"config.k8s.io/owning-inventory": "7-3"});
+    cluster.put(id("ConfigMap", "default", "a"), "agentk", json!({"metadata": {"annotations": annotations}}));
+    let mut project = Project::of(cluster);
+    assert_eq!(project.sync(&config_maps(&["a"])).await.state, ProjectState::Synced);
+    assert_eq!(project.events(EventKind::Applied), ["ConfigMap default/a: taken over"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drift_is_healed_or_reported() {
+    let mut project = Project::new();
+    let text = config_map("a", "k: v");
+    project.sync(&text).await;
+    let changed = id("ConfigMap", "default", "a");
+    project.cluster.edit(&changed, "kubectl-edit", |object| object["data"]["k"] = "drift".into());
+    project.heal = false;
+    let outcome = project.sync(&text).await;
+    assert_eq!(outcome.state, ProjectState::OutOfSync);
+    assert!(project.events(EventKind::Drifted)[0].contains("changed by kubectl-edit at"), "who did it");
+    assert_eq!(project.cluster.object(&changed).unwrap()["data"]["k"], "drift");
+    project.heal = true;
+    assert_eq!(project.sync(&text).await.objects.applied, 1);
+    assert_eq!(project.cluster.object(&changed).unwrap()["data"]["k"], "v");
+}
+
+/// Test 59 of the attack list: an autoscaler's field is not in Git.
+#[tokio::test(start_paused = true)]
+async fn field_of_another_manager_is_left_alone() {
+    let mut project = Project::new();
+    let text = config_map("a", "k: v");
+    project.sync(&text).await;
+    let changed = id("ConfigMap", "default", "a");
+    project.cluster.edit(&changed, "autoscaler", |object| object["data"]["replicas"] = "3".into());
+    project.cluster.take_requests();
+    assert_eq!(project.sync(&text).await.objects.unchanged, 1);
+    assert_eq!(writes(&project.cluster.take_requests()), [""; 0]);
+    assert_eq!(project.cluster.object(&changed).unwrap()["data"]["replicas"], "3");
+}
+
+#[tokio::test(start_paused = true)]
+async fn empty_source_and_mass_deletion_need_an_approval() {
+    let mut project = Project::new();
+    let names: Vec<String> = (0..10).map(|n| format!("c{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    project.sync(&config_maps(&names)).await;
+    for left in [&names[..0], &names[..5]] {
+        let outcome = project.sync(&config_maps(left)).await;
+        assert_eq!(outcome.state, ProjectState::Held, "{outcome:?}");
+        assert!(outcome.message.contains("kas gitops approve"), "{outcome:?}");
+        assert_eq!(project.cluster.ids().len(), 10);
+    }
+    project.approved = true;
+    assert_eq!(project.sync(&config_maps(&names[..5])).await.objects.pruned, 5);
+    assert_eq!(project.sync("").await.objects.pruned, 5);
+    assert_eq!(project.cluster.ids(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_with_objects_of_others_is_kept() {
+    let mut project = Project::new();
+    let text = namespace("shop") + &config_maps(&["a"]);
+    project.sync(&text).await;
+    let foreign = id("ConfigMap", "shop", "foreign");
+    project.cluster.put(foreign.clone(), "kubectl", json!({}));
+    project.cluster.put(id("ConfigMap", "shop", "kube-root-ca.crt"), "kubernetes", json!({}));
+    let outcome = project.sync(&config_maps(&["a"])).await;
+    assert_eq!((outcome.objects.kept, outcome.objects.pruned), (1, 0), "{outcome:?}");
+    assert!(project.events(EventKind::Kept)[0].contains("ConfigMap shop/foreign"));
+    // The inventory still has it, so that it is deleted once it is empty.
+    let uid = project.cluster.object(&foreign).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+    let kind = project.engine.objects()[0].1.clone();
+    crate::Cluster::delete(&project.cluster, &kind, &foreign, &uid, Default::default()).await.unwrap();
+    assert_eq!(project.sync(&config_maps(&["a"])).await.objects.pruned, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_that_leaves_git_before_its_objects_is_kept() {
+    let mut project = Project::new();
+    let inside = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, namespace: shop}\n";
+    project.sync(&(namespace("shop") + inside)).await;
+    let outcome = project.sync(inside).await;
+    assert_eq!((outcome.objects.kept, outcome.objects.pruned), (1, 0), "{outcome:?}");
+    assert!(project.cluster.ids().contains(&"Namespace shop".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_with_a_finalizer_is_reported_and_deleted_later() {
+    let mut project = Project::new().with("{prune_timeout: 10s}");
+    project.sync(&config_maps(&["a", "b"])).await;
+    let stuck = id("ConfigMap", "default", "b");
+    project
+        .cluster
+        .edit(&stuck, "someone", |object| object["metadata"]["finalizers"] = json!(["example.com/wait"]));
+    let outcome = project.sync(&config_maps(&["a"])).await;
+    assert_eq!(outcome.state, ProjectState::Failed);
+    assert!(outcome.errors[0].message.contains("finalizers: example.com/wait"), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn recreated_object_is_not_deleted() {
+    let mut project = Project::new();
+    project.sync(&config_maps(&["a", "b"])).await;
+    project.cluster.set_fault(|request| {
+        (request == "delete ConfigMap default/b")
+            .then(|| error(409, "Conflict", "the UID in the precondition does not match"))
+    });
+    let outcome = project.sync(&config_maps(&["a"])).await;
+    assert!(outcome.errors[0].message.contains("UID in the precondition"), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn immutable_field_needs_the_annotation() {
+    let object = |value: u8, annotations: &str| {
+        format!(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: a, annotations: {{{annotations}}}}}\nspec: {{immutable: {value}}}\n"
+        )
+    };
+    let mut project = Project::new();
+    project.sync(&object(1, "")).await;
+    let uid = |project: &Project| {
+        project.cluster.object(&id("ConfigMap", "default", "a")).unwrap()["metadata"]["uid"].clone()
+    };
+    let before = uid(&project);
+    let outcome = project.sync(&object(2, "")).await;
+    assert!(outcome.errors[0].message.contains("immutable"), "{outcome:?}");
+    assert_eq!(uid(&project), before);
+    let outcome = project.sync(&object(2, "agentk/recreate: 'true'")).await;
+    assert_eq!(outcome.state, ProjectState::Synced, "{outcome:?}");
+    assert_ne!(uid(&project), before);
+}
+
+/// Test 60 of the attack list.
+#[tokio::test(start_paused = true)]
+async fn value_of_a_secret_is_in_no_error() {
+    let mut project = Project::new();
+    project.cluster.set_fault(|request| {
+        request.starts_with("try Secret").then(|| crate::ApiError {
+            fields: vec!["data[token]".to_owned()],
+            ..error(422, "Invalid", "Secret is invalid: data[token]: Invalid value: \"hunter2\"")
+        })
+    });
+    let outcome = project
+        .sync("apiVersion: v1\nkind: Secret\nmetadata: {name: a}\nstringData: {token: hunter2}\n")
+        .await;
+    let shown = format!("{outcome:?} {:?}", project.events.lock());
+    assert!(shown.contains("data[token]") && !shown.contains("hunter2"), "{shown}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn dry_run_writes_nothing() {
+    for strategy in ["client", "server"] {
+        let mut project = Project::new().with(&format!("{{dry_run_strategy: {strategy}}}"));
+        let outcome = project.sync(&config_maps(&["a"])).await;
+        assert_eq!(outcome.state, ProjectState::Synced, "{outcome:?}");
+        assert_eq!(writes(&project.cluster.take_requests()), [""; 0]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wave_waits_for_the_health_of_the_one_before() {
+    let deployment =
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, generation: 1}\nspec: {replicas: 1}\n";
+    let late = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: late, annotations: {argocd.argoproj.io/sync-wave: '1'}}\n";
+    let mut project = Project::new().with("{reconcile_timeout: 30s}");
+    let outcome = project.sync(&format!("{deployment}{late}")).await;
+    assert_eq!(outcome.state, ProjectState::Failed);
+    assert!(outcome.errors[0].message.contains("reconcile_timeout"), "{outcome:?}");
+    assert!(!project.cluster.ids().contains(&"ConfigMap default/late".to_owned()));
+
+    let web = ObjectId { group: "apps".to_owned(), ..id("Deployment", "default", "web") };
+    let status =
+        json!({"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "availableReplicas": 1});
+    project.cluster.edit(&web, "controller", |object| object["status"] = status);
+    assert_eq!(project.sync(&format!("{deployment}{late}")).await.state, ProjectState::Synced);
+}

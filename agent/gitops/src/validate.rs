@@ -1,0 +1,202 @@
+//! What can be said about all objects before the first request that writes.
+
+use std::collections::HashMap;
+
+use proto::{
+    agent_configuration::gitops::ManifestProject,
+    gitops::{ObjectError, ObjectId},
+};
+use serde_json::Value;
+
+use crate::{GroupKind, Manifest};
+
+/// The kind of definitions of further kinds.
+pub const DEFINITIONS: (&str, &str) = ("apiextensions.k8s.io", "CustomResourceDefinition");
+
+/// The scopes of kinds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scopes(HashMap<GroupKind, bool>);
+
+impl Scopes {
+    /// Sets whether the objects of a kind are namespaced.
+    pub fn insert(&mut self, kind: GroupKind, namespaced: bool) {
+        self.0.insert(kind, namespaced);
+    }
+
+    /// Returns whether the objects of a kind are namespaced, or `None` if that is not known.
+    pub fn is_namespaced(&self, kind: &GroupKind) -> Option<bool> {
+        self.0.get(kind).copied()
+    }
+}
+
+/// Returns the kinds that definitions among the objects bring, with their scope.
+pub fn defined_kinds(manifests: &[Manifest]) -> impl Iterator<Item = (GroupKind, bool)> {
+    manifests.iter().filter(|manifest| (&*manifest.id.group, &*manifest.id.kind) == DEFINITIONS).filter_map(
+        |manifest| {
+            let spec = manifest.object.get("spec")?;
+            let group = spec.get("group")?.as_str()?.to_owned();
+            let kind = spec.get("names")?.get("kind")?.as_str()?.to_owned();
+            Some((GroupKind { group, kind }, spec.get("scope")?.as_str()? == "Namespaced"))
+        },
+    )
+}
+
+/// Checks all objects, and gives namespaced ones their namespace.
+///
+/// # Errors
+///
+/// The errors of all objects: an unknown kind, a kind or a namespace that the project may not use, two manifests of one object.
+pub fn validate(
+    manifests: &mut [Manifest],
+    scopes: &Scopes,
+    project: &ManifestProject,
+) -> Result<(), Vec<ObjectError>> {
+    let mut errors = Vec::new();
+    let mut seen: HashMap<ObjectId, String> = HashMap::with_capacity(manifests.len());
+    for manifest in manifests {
+        if let Err(what) = validate_one(manifest, scopes, project) {
+            errors.push(manifest.error(what));
+        }
+        let place = manifest.source.to_string();
+        if let Some(first) = seen.insert(manifest.id.clone(), place) {
+            errors.push(manifest.error(format!("{} is also in {first}: keep one of the two", manifest.id)));
+        }
+    }
+    if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+fn validate_one(manifest: &mut Manifest, scopes: &Scopes, project: &ManifestProject) -> Result<(), String> {
+    let kind = manifest.group_kind();
+    if !project.allows_kind(&kind.group, &kind.kind) {
+        return Err(format!(
+            "the project may not apply the kind {kind} (resource_inclusions, resource_exclusions)"
+        ));
+    }
+    let Some(namespaced) = scopes.is_namespaced(&kind) else {
+        let version = &manifest.version;
+        return Err(format!(
+            "the cluster does not have the kind {kind} in version {version}: install its CustomResourceDefinition, or add it to the \
+             project"
+        ));
+    };
+    if !namespaced {
+        if !manifest.id.namespace.is_empty() {
+            // As kubectl: the API server ignores the namespace of such an object.
+            manifest.id.namespace.clear();
+            if let Some(metadata) = manifest.object["metadata"].as_object_mut() {
+                metadata.remove("namespace");
+            }
+        }
+        return match project.allows_cluster_scoped() {
+            true => Ok(()),
+            false => Err(format!(
+                "the project may not apply cluster-scoped objects, such as a {kind} (cluster_scoped)"
+            )),
+        };
+    }
+    if manifest.id.namespace.is_empty() {
+        manifest.id.namespace.clone_from(&project.default_namespace);
+        manifest.object["metadata"]["namespace"] = Value::from(project.default_namespace.as_str());
+    }
+    match project.allows_namespace(&manifest.id.namespace) {
+        true => Ok(()),
+        false => Err(format!(
+            "the project may not apply objects in the namespace {} (namespaces)",
+            manifest.id.namespace
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SourceFile, parse};
+
+    fn check(text: &str, settings: &str) -> Result<Vec<String>, Vec<String>> {
+        let file = SourceFile { path: "a.yaml".to_owned(), content: text.to_owned().into() };
+        let mut manifests = parse::parse(&[file]).unwrap();
+        let project: ManifestProject = serde_saphyr::from_str(settings).unwrap();
+        let mut scopes = Scopes::default();
+        let kind = |group: &str, kind: &str| GroupKind { group: group.to_owned(), kind: kind.to_owned() };
+        for (group, name, namespaced) in [
+            ("", "ConfigMap", true),
+            ("", "Namespace", false),
+            ("apps", "Deployment", true),
+            ("apiextensions.k8s.io", "CustomResourceDefinition", false),
+        ] {
+            scopes.insert(kind(group, name), namespaced);
+        }
+        for (kind, namespaced) in defined_kinds(&manifests) {
+            scopes.insert(kind, namespaced);
+        }
+        let checked = validate(&mut manifests, &scopes, &project);
+        let shown = |error: ObjectError| format!("{}: {}", error.file, error.message);
+        checked.map_err(|errors| errors.into_iter().map(shown).collect::<Vec<_>>())?;
+        Ok(manifests.into_iter().map(|manifest| manifest.id.to_string()).collect())
+    }
+
+    fn object(api: &str, kind: &str, metadata: &str) -> String {
+        format!("---\napiVersion: {api}\nkind: {kind}\nmetadata: {{{metadata}}}\n")
+    }
+
+    #[test]
+    fn namespaced_objects_get_the_default_namespace() {
+        let text = object("v1", "ConfigMap", "name: a")
+            + &object("v1", "ConfigMap", "name: a, namespace: other")
+            + &object("v1", "Namespace", "name: shop, namespace: ignored");
+        let ids = check(&text, "{default_namespace: shop}").unwrap();
+        assert_eq!(ids, ["ConfigMap shop/a", "ConfigMap other/a", "Namespace shop"]);
+    }
+
+    #[test]
+    fn definition_brings_its_kind() {
+        let text = "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: toys.example.com}\n\
+                    spec: {group: example.com, names: {kind: Toy}, scope: Namespaced}\n"
+            .to_owned()
+            + &object("example.com/v1", "Toy", "name: a");
+        assert_eq!(check(&text, "{}").unwrap()[1], "Toy.example.com default/a");
+        let error = check(&object("example.com/v1", "Toy", "name: a"), "{}").unwrap_err();
+        assert!(error[0].contains("does not have the kind Toy.example.com in version v1"), "{error:?}");
+    }
+
+    /// Test 58 of the attack list.
+    #[test]
+    fn object_outside_of_the_limits_of_its_project_is_refused() {
+        let config_map = object("v1", "ConfigMap", "name: a, namespace: b");
+        let namespace = object("v1", "Namespace", "name: a");
+        for (text, settings, expected) in [
+            (
+                &config_map,
+                "{namespaces: [default, shop]}",
+                "may not apply objects in the namespace b (namespaces)",
+            ),
+            (
+                &namespace,
+                "{namespaces: [default]}",
+                "may not apply cluster-scoped objects, such as a Namespace",
+            ),
+            (&namespace, "{cluster_scoped: false}", "may not apply cluster-scoped objects"),
+            (
+                &config_map,
+                "{resource_inclusions: [{api_groups: [apps], kinds: ['*']}]}",
+                "may not apply the kind ConfigMap",
+            ),
+            (
+                &config_map,
+                "{resource_exclusions: [{api_groups: [''], kinds: [ConfigMap]}]}",
+                "may not apply the kind ConfigMap",
+            ),
+        ] {
+            let errors = check(text, settings).unwrap_err();
+            assert!(errors[0].contains(expected), "{settings}: {errors:?}");
+        }
+    }
+
+    #[test]
+    fn object_with_two_manifests_is_refused() {
+        let text =
+            object("v1", "ConfigMap", "name: a") + &object("v1", "ConfigMap", "name: a, namespace: default");
+        let errors = check(&text, "{}").unwrap_err();
+        assert_eq!(errors, ["a.yaml:6: ConfigMap default/a is also in a.yaml:2: keep one of the two"]);
+    }
+}

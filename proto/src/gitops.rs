@@ -1,0 +1,87 @@
+//! GitOps on the wire: what kas sends so that a cluster becomes what is in Git, and what agentk answers.
+//!
+//! ```text
+//!   kas ── GET /v1/source ────────────► agentk    a stream: which replica of kas is the source, and what it must send again
+//!   kas ── PUT /v1/projects ──────────► agentk    the projects of the agent
+//!   kas ── POST /v1/sync ─────────────► agentk    the files of one commit; the response is a stream of events
+//! ```
+//!
+//! These requests are of the internal service `manifests`, which callers cannot reach. All streams are lines of JSON; in the
+//! request of a sync the bytes of a file follow its line (see [`SyncEncoder`]).
+
+mod frames;
+mod status;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    frames::{FrameError, FrameLimits, SyncDecoder, SyncEncoder, SyncFrame},
+    status::{
+        EventKind, ObjectCounts, ObjectError, ObjectId, ProjectState, ProjectStatus, SyncEvent, SyncRecord,
+    },
+};
+use crate::agent_configuration::gitops::ManifestProject;
+
+/// The path of the subscription. Its method is GET.
+pub const SOURCE_PATH: &str = "/v1/source";
+/// The path of the list of projects. Its method is PUT, and its body is a [`ProjectList`].
+pub const PROJECTS_PATH: &str = "/v1/projects";
+/// The path of a sync. Its method is POST, and its body consists of [`SyncFrame`]s.
+pub const SYNC_PATH: &str = "/v1/sync";
+
+/// The largest body of a list of projects, in bytes.
+pub const MAX_PROJECT_LIST: usize = 4 << 20;
+
+/// A line of the subscription: what agentk wants from this replica of kas.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceNotice {
+    /// This replica sends nothing: agentk does not lead, or another replica is its source.
+    Standby,
+    /// This replica is the source: it sends the projects, and then each new commit.
+    Active,
+    /// The source looks at the repository of this project at once and sends the files again.
+    Wanted(String),
+}
+
+/// The projects of an agent. A project that was synced before and is not among them is orphaned.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProjectList {
+    /// The projects, with their ids.
+    pub projects: Vec<ManifestProject>,
+}
+
+/// The beginning of a sync.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncHead {
+    /// The id of the project.
+    pub project: String,
+    /// The settings of the project.
+    pub settings: ManifestProject,
+    /// The version that was asked for, such as `branch main`.
+    pub reference: String,
+    /// The commit of the files.
+    pub commit: CommitInfo,
+}
+
+/// A commit, as people recognize it. All but the id is not trusted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommitInfo {
+    /// The id: 40 or 64 hexadecimal digits, or the digest of an artifact.
+    pub id: String,
+    /// The first line of the message.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub subject: String,
+    /// The name of the author.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub author: String,
+}
+
+/// A problem that kas has with a project before there are files: the repository cannot be read, a limit is exceeded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceProblem {
+    /// The id of the project.
+    pub project: String,
+    /// The reason in one sentence.
+    pub message: String,
+}

@@ -1,0 +1,197 @@
+//! What happened to the objects of a project.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::CommitInfo;
+
+/// An object of a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ObjectId {
+    /// The API group; empty for the core group.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub group: String,
+    /// The kind.
+    pub kind: String,
+    /// The namespace; empty for cluster-scoped objects.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+/// What happened in a sync. A line of the response.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncEvent {
+    /// What happened.
+    pub event: EventKind,
+    /// The object, unless the event concerns the whole sync.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<ObjectId>,
+    /// One sentence for people. It contains no values of secrets.
+    pub message: String,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// The files are valid, and the sync begins.
+    Planned,
+    /// The object was created or changed.
+    Applied,
+    /// The object was as in Git.
+    Unchanged,
+    /// The object was deleted, because it left Git.
+    Pruned,
+    /// The object left Git and was not deleted: a guard said no.
+    Kept,
+    /// The sync waits for the object.
+    Waiting,
+    /// The object does its work.
+    Healthy,
+    /// The object does not do its work.
+    Degraded,
+    /// The object, or the whole sync, failed.
+    Failed,
+    /// Somebody else has changed the object.
+    Drifted,
+    /// The sync has ended.
+    Finished,
+}
+
+/// The state of a project.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProjectState {
+    /// Nothing was synced yet.
+    #[default]
+    Pending,
+    /// A sync is running.
+    Syncing,
+    /// The cluster is as in Git, and healthy as far as known.
+    Synced,
+    /// Somebody else has changed an object, which is not healed.
+    OutOfSync,
+    /// The cluster is as in Git, and an object does not do its work.
+    Degraded,
+    /// The configuration or a command has stopped the syncs.
+    Suspended,
+    /// A guard did not let objects be deleted.
+    Held,
+    /// The project is not in the configuration any more; its objects stay.
+    Orphaned,
+    /// The last sync failed.
+    Failed,
+}
+
+/// The state of a project, for people and programs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProjectStatus {
+    /// The id of the project.
+    pub project: String,
+    /// The version that is followed, such as `branch main`.
+    pub reference: String,
+    /// The state.
+    pub state: ProjectState,
+    /// One sentence about the state.
+    pub message: String,
+    /// The commit that was synced last without an error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub synced: Option<CommitInfo>,
+    /// The newest commit that was tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempted: Option<CommitInfo>,
+    /// The objects of the last sync.
+    pub objects: ObjectCounts,
+    /// The first errors of the last sync.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<ObjectError>,
+    /// The last syncs, the newest one first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<SyncRecord>,
+}
+
+/// Objects by what happened to them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ObjectCounts {
+    /// Objects in Git.
+    pub total: u32,
+    /// Objects that were created or changed.
+    pub applied: u32,
+    /// Objects that were as in Git.
+    pub unchanged: u32,
+    /// Objects that were deleted.
+    pub pruned: u32,
+    /// Objects that left Git and were not deleted.
+    pub kept: u32,
+    /// Objects that failed.
+    pub failed: u32,
+    /// Objects that do not do their work.
+    pub degraded: u32,
+    /// Objects that are still starting.
+    pub progressing: u32,
+}
+
+/// An error of an object or of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectError {
+    /// The object, if the file has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<ObjectId>,
+    /// The file with its line, such as `prod/app.yaml:12`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub file: String,
+    /// The reason in the words of whoever refused it.
+    pub message: String,
+}
+
+/// One sync of the past.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncRecord {
+    /// The commit.
+    pub commit: String,
+    /// The time of the end, in milliseconds since 1970.
+    pub ended: u64,
+    /// The duration in milliseconds.
+    pub duration: u64,
+    /// The state after it.
+    pub state: ProjectState,
+    /// What happened to the objects.
+    pub objects: ObjectCounts,
+}
+
+impl ProjectState {
+    /// Returns the word in tables.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Syncing => "syncing",
+            Self::Synced => "synced",
+            Self::OutOfSync => "out-of-sync",
+            Self::Degraded => "degraded",
+            Self::Suspended => "suspended",
+            Self::Held => "held",
+            Self::Orphaned => "orphaned",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// `Deployment.apps shop/web`, `Namespace shop`.
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { group, kind, namespace, name } = self;
+        f.write_str(kind)?;
+        if !group.is_empty() {
+            write!(f, ".{group}")?;
+        }
+        f.write_str(" ")?;
+        if !namespace.is_empty() {
+            write!(f, "{namespace}/")?;
+        }
+        f.write_str(name)
+    }
+}
