@@ -14,7 +14,6 @@ mod version_skew;
 
 use std::{
     convert::Infallible,
-    io,
     net::SocketAddr,
     panic::AssertUnwindSafe,
     sync::{Arc, atomic::AtomicU64},

@@ -73,7 +73,8 @@ impl From<RepositoryError> for ReadError {
     fn from(error: RepositoryError) -> Self {
         match error {
             RepositoryError::Unavailable(what) => Self::Unavailable(what),
-            RepositoryError::BranchNotFound(_)
+            RepositoryError::ReferenceNotFound(_)
+            | RepositoryError::TooManyFiles(_)
             | RepositoryError::NotAFile { .. }
             | RepositoryError::TooLarge { .. } => Self::Refused(error.to_string()),
         }

@@ -11,18 +11,20 @@ mod objects;
 mod protocol;
 mod remote;
 mod repositories;
+mod selection;
 mod settings;
 mod ssh;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use proto::AgentName;
 use router::BoxFuture;
 
 pub use self::config::RepositoryConfig;
 pub use self::repositories::GitRepositories;
+pub use self::selection::{FileLimits, FileSelection, RepositoryFile};
 pub use self::settings::{Location, RepositorySettings};
 
 /// The directory of a repository that contains one directory for each agent with a configuration.
@@ -41,13 +43,11 @@ pub const MAX_LISTED_AGENTS: usize = 1000;
 ///
 /// Implementations limit the time and the memory of each call. Dropping a future cancels the call.
 pub trait Repository: fmt::Debug + Send + Sync {
-    /// Returns the current commit of the branch, or `None` if the repository has no commit yet.
-    ///
-    /// Without a configured branch, the branch is the default one of the repository (its `HEAD`).
+    /// Returns the current commit of the configured reference, or `None` if the repository has no commit yet.
     ///
     /// # Errors
     ///
-    /// The repository cannot be reached, or it has commits but not the branch.
+    /// The repository cannot be reached, or it has commits but not the branch or tag.
     fn resolve(&self) -> BoxFuture<'_, Result<Option<Commit>, RepositoryError>>;
 
     /// Returns the content of a regular file at a commit that [`Self::resolve`] returned, or `None` if nothing has the path.
@@ -64,6 +64,18 @@ pub trait Repository: fmt::Debug + Send + Sync {
         path: &'a str,
         max_bytes: usize,
     ) -> BoxFuture<'a, Result<Option<Vec<u8>>, RepositoryError>>;
+
+    /// Returns the files of a commit that are selected, in the order of their paths.
+    ///
+    /// # Errors
+    ///
+    /// A limit is exceeded, a selected path is no regular file, a directory that may have selected files is a submodule, or the
+    /// repository cannot be reached.
+    fn read_files<'a>(
+        &'a self,
+        commit: &'a CommitId,
+        selection: &'a Arc<FileSelection>,
+    ) -> BoxFuture<'a, Result<Vec<RepositoryFile>, RepositoryError>>;
 
     /// Returns the agents that have a file [`CONFIGURATION_FILE`] in a directory of their name, in order of their names.
     ///
@@ -88,6 +100,20 @@ pub struct Commit {
     pub branch: String,
 }
 
+/// The version of a repository that is followed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Reference {
+    /// The default branch of the repository, its `HEAD`.
+    #[default]
+    Default,
+    /// A branch.
+    Branch(String),
+    /// A tag.
+    Tag(String),
+    /// A commit.
+    Commit(CommitId),
+}
+
 /// The id of a commit: 40 (SHA-1) or 64 (SHA-256) hexadecimal digits in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CommitId(String);
@@ -103,9 +129,12 @@ pub enum RepositoryError {
     /// The repository does not respond, refuses the credentials, or sends something invalid. Another attempt may succeed.
     #[error("{0}")]
     Unavailable(String),
-    /// The repository has commits, but not this branch.
-    #[error("the repository has no branch {0:?}")]
-    BranchNotFound(String),
+    /// The repository has commits, but not this branch or tag.
+    #[error("the repository has no {0}")]
+    ReferenceNotFound(Reference),
+    /// More files are selected than allowed.
+    #[error("over {0} files are selected")]
+    TooManyFiles(usize),
     /// The path is a directory, a symbolic link or a submodule.
     #[error("{path} is {kind} and not a regular file")]
     NotAFile {
@@ -137,6 +166,34 @@ impl FromStr for CommitId {
     fn from_str(text: &str) -> Result<Self, InvalidCommitId> {
         let digits = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         (digits && matches!(text.len(), 40 | 64)).then(|| Self(text.to_owned())).ok_or(InvalidCommitId)
+    }
+}
+
+impl Reference {
+    /// Returns the branch with this name, or the default one.
+    pub fn of_branch(branch: Option<&str>) -> Self {
+        branch.map_or(Self::Default, |name| Self::Branch(name.to_owned()))
+    }
+
+    /// Returns the full name, such as `refs/heads/main`, or `None` for a commit.
+    pub(crate) fn full_name(&self) -> Option<String> {
+        match self {
+            Self::Default => Some("HEAD".to_owned()),
+            Self::Branch(name) => Some(format!("{HEADS}{name}")),
+            Self::Tag(name) => Some(format!("refs/tags/{name}")),
+            Self::Commit(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default branch"),
+            Self::Branch(name) => write!(f, "branch {name:?}"),
+            Self::Tag(name) => write!(f, "tag {name:?}"),
+            Self::Commit(id) => write!(f, "commit {id}"),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! A repository of this machine.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use gix_ref::{Target, file::Store};
 use proto::AgentName;
@@ -11,7 +11,7 @@ use super::{
     HEADS,
     objects::{Objects, invalid},
 };
-use crate::{Commit, CommitId, Repository, RepositoryError};
+use crate::{Commit, CommitId, FileSelection, Reference, Repository, RepositoryError, RepositoryFile};
 
 /// The time for one access. A hung file system does not block others.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -22,13 +22,13 @@ const MAX_DEPTH: usize = 5;
 #[derive(Clone, Debug)]
 pub(super) struct LocalRepository {
     path: PathBuf,
-    branch: Option<String>,
+    reference: Reference,
     directory: String,
 }
 
 impl LocalRepository {
-    pub(super) fn new(path: PathBuf, branch: Option<String>, directory: String) -> Self {
-        Self { path, branch, directory }
+    pub(super) fn new(path: PathBuf, reference: Reference, directory: String) -> Self {
+        Self { path, reference, directory }
     }
 
     /// Returns the directory that contains `HEAD`.
@@ -46,9 +46,9 @@ impl LocalRepository {
     fn current_commit(&self) -> Result<Option<Commit>, RepositoryError> {
         let references = Store::at(self.git_directory()?, gix_hash::Kind::Sha1);
         let error = |name: &str, error: String| invalid(format!("the reference {name} is invalid: {error}"));
-        let mut name = match &self.branch {
-            Some(branch) => format!("{HEADS}{branch}"),
-            None => "HEAD".to_owned(),
+        let mut name = match (&self.reference, self.reference.full_name()) {
+            (Reference::Commit(id), _) => return Ok(Some(Commit { id: id.clone(), branch: String::new() })),
+            (_, name) => name.unwrap_or_default(),
         };
         for _ in 0..MAX_DEPTH {
             let found = references.try_find(&*name).map_err(|what| error(&name, what.to_string()))?;
@@ -56,7 +56,8 @@ impl LocalRepository {
             match found.map(|reference| reference.target) {
                 Some(Target::Symbolic(next)) => name = next.as_bstr().to_string(),
                 Some(Target::Object(id)) => {
-                    let id = id.to_hex().to_string().parse();
+                    // A tag with a message is an object of its own.
+                    let id = self.objects()?.peel(id)?.to_hex().to_string().parse();
                     let id: CommitId = id.map_err(|_| error(&name, "it is not a commit".to_owned()))?;
                     return Ok(Some(Commit { id, branch }));
                 }
@@ -64,7 +65,15 @@ impl LocalRepository {
                     let all = references.iter().map_err(|what| error(&name, what.to_string()))?;
                     let mut all = all.all().map_err(|what| error(&name, what.to_string()))?;
                     let is_empty = !all.any(|reference| reference.is_ok());
-                    return if is_empty { Ok(None) } else { Err(RepositoryError::BranchNotFound(branch)) };
+                    let missing = match &self.reference {
+                        Reference::Default => Reference::Branch(branch),
+                        configured => configured.clone(),
+                    };
+                    return if is_empty {
+                        Ok(None)
+                    } else {
+                        Err(RepositoryError::ReferenceNotFound(missing))
+                    };
                 }
             }
         }
@@ -101,6 +110,23 @@ impl Repository for LocalRepository {
             let Some(id) = objects.file(&commit, &path)? else { return Ok(None) };
             let content = objects.blob(&id, &path, max_bytes)?;
             content.map(Some).ok_or_else(|| invalid(format!("the object {id} is missing")))
+        }))
+    }
+
+    fn read_files<'a>(
+        &'a self,
+        commit: &'a CommitId,
+        selection: &'a Arc<FileSelection>,
+    ) -> BoxFuture<'a, Result<Vec<RepositoryFile>, RepositoryError>> {
+        let (commit, selection) = (commit.clone(), Arc::clone(selection));
+        Box::pin(self.run(move |repository| {
+            let objects = repository.objects()?;
+            let listed = objects.list(&commit, &selection)?;
+            let (files, missing) = objects.files(listed, &selection)?;
+            match missing.first() {
+                Some(id) => Err(invalid(format!("the object {id} is missing"))),
+                None => Ok(files),
+            }
         }))
     }
 

@@ -3,15 +3,24 @@
 use std::path::PathBuf;
 
 use gix_hash::ObjectId;
-use gix_object::{CommitRefIter, FindHeader as _, Kind, TreeRefIter, tree::EntryKind};
+use gix_object::{CommitRefIter, FindHeader as _, Kind, TagRefIter, TreeRefIter, tree::EntryKind};
 use proto::AgentName;
 
-use crate::{CONFIGURATION_FILE, CommitId, MAX_LISTED_AGENTS, RepositoryError};
+use crate::{
+    CONFIGURATION_FILE, CommitId, FileSelection, MAX_LISTED_AGENTS, RepositoryError, RepositoryFile,
+};
 
 /// The largest commit or tree, in bytes. A tree has about 40 bytes for each entry.
 const MAX_OBJECT: u64 = 16 << 20;
 /// The largest allocation for an object and for each of its deltas, in bytes.
 pub(super) const MAX_ALLOCATION: usize = 64 << 20;
+
+/// The most entries of all trees of a commit that are looked at.
+const MAX_ENTRIES: usize = 500_000;
+/// The longest path, in bytes: that of Linux.
+const MAX_PATH: usize = 4096;
+/// The most tags of tags.
+const MAX_TAGS: usize = 8;
 
 /// The objects of a repository.
 pub(super) struct Objects(gix_odb::Handle);
@@ -80,6 +89,91 @@ impl Objects {
             |id: &ObjectId| matches!(self.child(id, CONFIGURATION_FILE), Ok(Some(entry)) if entry.is_file());
         let agents = agents.into_iter().filter(|(_, id)| has_file(id));
         Ok(agents.map(|(name, _)| name).take(MAX_LISTED_AGENTS).collect())
+    }
+
+    /// Returns the commit of a tag, or the commit itself.
+    pub(super) fn peel(&self, mut id: ObjectId) -> Result<ObjectId, RepositoryError> {
+        for _ in 0..MAX_TAGS {
+            match self.header(&id)? {
+                Some(header) if header.kind == Kind::Tag => {}
+                _ => return Ok(id),
+            }
+            let tag = self.read(&id, Kind::Tag, MAX_OBJECT)?;
+            let target = TagRefIter::from_bytes(&tag, gix_hash::Kind::Sha1).target_id();
+            id = target.map_err(|error| invalid(format!("the tag {id} is invalid: {error}")))?;
+        }
+        Err(invalid(format!("the tag {id} is a tag of a tag, and so on")))
+    }
+
+    /// Returns the paths and ids of the selected files of a commit, in the order of their paths.
+    pub(super) fn list(
+        &self,
+        commit: &CommitId,
+        selection: &FileSelection,
+    ) -> Result<Vec<(String, ObjectId)>, RepositoryError> {
+        let (mut listed, mut entries) = (Vec::new(), 0);
+        let mut directories = vec![(String::new(), self.root(commit)?)];
+        while let Some((directory, id)) = directories.pop() {
+            let tree = self.read(&id, Kind::Tree, MAX_OBJECT)?;
+            for entry in TreeRefIter::from_bytes(&tree, gix_hash::Kind::Sha1) {
+                let entry = entry.map_err(|error| invalid(format!("the tree {id} is invalid: {error}")))?;
+                entries += 1;
+                if entries > MAX_ENTRIES {
+                    return Err(invalid(format!(
+                        "the repository has over {MAX_ENTRIES} files and directories"
+                    )));
+                }
+                // No glob matches a name that is not UTF-8.
+                let Ok(name) = str::from_utf8(entry.filename) else { continue };
+                let path = if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") };
+                if path.len() > MAX_PATH {
+                    return Err(invalid(format!("a path in the repository is longer than {MAX_PATH} bytes")));
+                }
+                match entry.mode.kind() {
+                    EntryKind::Tree if selection.enters(&path) => {
+                        directories.push((path, entry.oid.to_owned()))
+                    }
+                    EntryKind::Blob | EntryKind::BlobExecutable if selection.selects(&path) => {
+                        listed.push((path, entry.oid.to_owned()));
+                    }
+                    EntryKind::Link if selection.selects(&path) => {
+                        return Err(not_a_file(&path, EntryKind::Link));
+                    }
+                    // Its files are in another repository: without them, the selection would be incomplete.
+                    EntryKind::Commit if selection.enters(&path) => {
+                        return Err(not_a_file(&path, EntryKind::Commit));
+                    }
+                    _ => {}
+                }
+                if listed.len() > selection.limits.files {
+                    return Err(selection.too_many_files());
+                }
+            }
+        }
+        listed.sort();
+        Ok(listed)
+    }
+
+    /// Returns the files whose content is here, and the ids of those whose content is not.
+    pub(super) fn files(
+        &self,
+        listed: Vec<(String, ObjectId)>,
+        selection: &FileSelection,
+    ) -> Result<(Vec<RepositoryFile>, Vec<ObjectId>), RepositoryError> {
+        let (mut files, mut missing, mut bytes) = (Vec::with_capacity(listed.len()), Vec::new(), 0);
+        for (path, id) in listed {
+            match self.blob(&id, &path, selection.limits.file_bytes)? {
+                None => missing.push(id),
+                Some(content) => {
+                    bytes += content.len();
+                    if bytes > selection.limits.bytes {
+                        return Err(selection.too_many_bytes());
+                    }
+                    files.push(RepositoryFile { path, content });
+                }
+            }
+        }
+        Ok((files, missing))
     }
 
     /// Returns the entry at a path of a commit, or `None` if there is none.

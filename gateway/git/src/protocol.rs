@@ -22,7 +22,7 @@ use super::{
     HEADS,
     objects::{MAX_ALLOCATION, invalid},
 };
-use crate::{Commit, RepositoryError};
+use crate::{Commit, Reference, RepositoryError};
 
 /// A session with a server: a transport after its handshake.
 pub(super) struct Session {
@@ -31,12 +31,12 @@ pub(super) struct Session {
 }
 
 /// The objects that a fetch asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Want {
     /// A commit with its trees, and without files if the server can leave them out.
     Trees(ObjectId),
-    /// One file.
-    File(ObjectId),
+    /// Files.
+    Files(Vec<ObjectId>),
 }
 
 /// A transport of any kind.
@@ -63,19 +63,23 @@ impl Session {
         Ok(Self { transport, capabilities })
     }
 
-    /// Returns the commit of a branch, or of the default branch; `None` if the repository has no commit.
-    pub(super) fn commit(&mut self, branch: Option<&str>) -> Result<Option<Commit>, RepositoryError> {
+    /// Returns the commit of a reference; `None` if the repository has no commit.
+    pub(super) fn commit(&mut self, wanted: &Reference) -> Result<Option<Commit>, RepositoryError> {
+        let name = match wanted {
+            Reference::Commit(id) => return Ok(Some(Commit { id: id.clone(), branch: String::new() })),
+            Reference::Default => return self.reference("HEAD"),
+            wanted => wanted.full_name().unwrap_or_default(),
+        };
         let head = self.reference("HEAD")?;
-        let Some(branch) = branch else { return Ok(head) };
-        match self.reference(&format!("{HEADS}{branch}"))? {
+        match self.reference(&name)? {
             Some(commit) => Ok(Some(commit)),
             None if head.is_none() => Ok(None),
-            None => Err(RepositoryError::BranchNotFound(branch.to_owned())),
+            None => Err(RepositoryError::ReferenceNotFound(wanted.clone())),
         }
     }
 
     fn reference(&mut self, name: &str) -> Result<Option<Commit>, RepositoryError> {
-        let arguments = vec!["symrefs".to_owned(), format!("ref-prefix {name}")];
+        let arguments = vec!["symrefs".to_owned(), "peel".to_owned(), format!("ref-prefix {name}")];
         let mut reader = self.invoke("ls-refs", arguments)?;
         let (mut line, mut found) = (String::new(), None);
         while next_line(&mut reader, &mut line)? {
@@ -84,8 +88,16 @@ impl Session {
             if full_name != name {
                 continue;
             }
-            let target = words.find_map(|word| word.strip_prefix("symref-target:"));
-            let target = target.unwrap_or(name);
+            let (mut target, mut id) = (name, id);
+            for word in words {
+                if let Some(symbolic) = word.strip_prefix("symref-target:") {
+                    target = symbolic;
+                }
+                // A tag with a message is an object of its own, and this is its commit.
+                if let Some(peeled) = word.strip_prefix("peeled:") {
+                    id = peeled;
+                }
+            }
             let branch = target.strip_prefix(HEADS).unwrap_or(target).to_owned();
             let id = id.parse().map_err(|_| unexpected(&line))?;
             found = Some(Commit { id, branch });
@@ -109,7 +121,8 @@ impl Session {
                 vec![format!("want {id}"), "deepen 1".to_owned(), "filter blob:none".to_owned()]
             }
             Want::Trees(id) if supports("shallow") => vec![format!("want {id}"), "deepen 1".to_owned()],
-            Want::Trees(id) | Want::File(id) => vec![format!("want {id}")],
+            Want::Trees(id) => vec![format!("want {id}")],
+            Want::Files(ids) => ids.iter().map(|id| format!("want {id}")).collect(),
         };
         arguments.extend(["no-progress", "ofs-delta", "done"].map(str::to_owned));
         let mut reader = self.invoke("fetch", arguments)?;

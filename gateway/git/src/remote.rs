@@ -30,7 +30,10 @@ use super::{
     protocol::{BoxTransport, Session, Want},
     ssh,
 };
-use crate::{Commit, CommitId, Location, Repository, RepositoryError, RepositorySettings};
+use crate::{
+    Commit, CommitId, FileSelection, Location, Repository, RepositoryError, RepositoryFile,
+    RepositorySettings,
+};
 
 /// The time for one exchange with the server, from the connection to the last byte.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -88,6 +91,13 @@ struct InterruptGuard(Arc<AtomicBool>);
 impl RemoteRepository {
     pub(super) fn new(settings: RepositorySettings) -> Self {
         Self { settings, ssh: "ssh".into(), resolved: Mutex::default(), cache: Mutex::default() }
+    }
+
+    /// Replaces the version that is followed.
+    #[cfg(test)]
+    pub(super) fn following(mut self, reference: crate::Reference) -> Self {
+        self.settings.reference = reference;
+        self
     }
 
     /// Replaces the program for ssh.
@@ -150,8 +160,8 @@ impl RemoteRepository {
             }
             sleep_until(last.started + MIN_INTERVAL).await;
         }
-        let (started, branch) = (Instant::now(), self.settings.branch.clone());
-        let result = self.exchange(MAX_TREES, move |session, _| session.commit(branch.as_deref())).await;
+        let (started, reference) = (Instant::now(), self.settings.reference.clone());
+        let result = self.exchange(MAX_TREES, move |session, _| session.commit(&reference)).await;
         let result = result.map_err(|error| error.error);
         *resolved = Some(BranchLookup { started, result: result.clone() });
         result
@@ -205,7 +215,7 @@ impl RemoteRepository {
         }
         let packs = snapshot.directory.path().join(PACKS);
         let fetch = move |session: &mut Session, interrupted: &AtomicBool| {
-            session.fetch(Want::File(id), &packs, interrupted)
+            session.fetch(Want::Files(vec![id]), &packs, interrupted)
         };
         let limit = u64::try_from(max_bytes).unwrap_or(u64::MAX).saturating_add(PACK_OVERHEAD);
         self.exchange(limit, fetch)
@@ -222,6 +232,45 @@ impl RemoteRepository {
     }
 }
 
+impl RemoteRepository {
+    /// Reads the selected files of a commit. Those that the snapshot does not have are fetched together.
+    async fn selected(
+        &self,
+        commit: &CommitId,
+        selection: &Arc<FileSelection>,
+    ) -> Result<Vec<RepositoryFile>, RepositoryError> {
+        // The lock is held, so that projects of one repository do not fetch the same files.
+        let mut cache = self.cache.lock().await;
+        let snapshot = self.snapshot(&mut cache, commit).await?;
+        let read = |snapshot: &Snapshot| {
+            let (commit, selection) = (commit.clone(), Arc::clone(selection));
+            snapshot.clone().read_owned(move |objects| {
+                let listed = objects.list(&commit, &selection)?;
+                objects.files(listed, &selection)
+            })
+        };
+        let (files, missing) = read(&snapshot).await?;
+        if missing.is_empty() {
+            return Ok(files);
+        }
+        let packs = snapshot.directory.path().join(PACKS);
+        let limits = selection.limits;
+        let overhead = PACK_OVERHEAD.saturating_mul(missing.len() as u64);
+        let max_bytes = (limits.bytes as u64).saturating_add(overhead);
+        let fetch = move |session: &mut Session, interrupted: &AtomicBool| {
+            session.fetch(Want::Files(missing), &packs, interrupted)
+        };
+        self.exchange(max_bytes, fetch)
+            .await
+            .map_err(|error| if error.exceeded { selection.too_many_bytes() } else { error.error })?;
+        let (files, missing) = read(&snapshot).await?;
+        match missing.first() {
+            Some(id) => Err(invalid(format!("the server did not send the object {id}"))),
+            None => Ok(files),
+        }
+    }
+}
+
 /// The directory of packs in the directory of a snapshot.
 const PACKS: &str = "objects/pack";
 
@@ -231,6 +280,14 @@ struct ExchangeError {
 }
 
 impl Snapshot {
+    /// Reads objects on a thread of its own.
+    async fn read_owned<T: Send + 'static>(
+        self,
+        read: impl FnOnce(&Objects) -> Result<T, RepositoryError> + Send + 'static,
+    ) -> Result<T, RepositoryError> {
+        self.read(read).await
+    }
+
     /// Reads objects on a thread of its own.
     async fn read<T: Send + 'static>(
         &self,
@@ -265,6 +322,14 @@ impl Repository for RemoteRepository {
         max_bytes: usize,
     ) -> BoxFuture<'a, Result<Option<Vec<u8>>, RepositoryError>> {
         Box::pin(self.file(commit, path, max_bytes))
+    }
+
+    fn read_files<'a>(
+        &'a self,
+        commit: &'a CommitId,
+        selection: &'a Arc<FileSelection>,
+    ) -> BoxFuture<'a, Result<Vec<RepositoryFile>, RepositoryError>> {
+        Box::pin(self.selected(commit, selection))
     }
 
     fn list_agents<'a>(

@@ -44,8 +44,8 @@ impl GitRepositories {
 fn open(settings: &RepositorySettings) -> Arc<dyn Repository> {
     match &settings.location {
         Location::Local(path) => {
-            let (branch, directory) = (settings.branch.clone(), settings.directory.clone());
-            Arc::new(LocalRepository::new(path.clone(), branch, directory))
+            let (reference, directory) = (settings.reference.clone(), settings.directory.clone());
+            Arc::new(LocalRepository::new(path.clone(), reference, directory))
         }
         Location::Https { .. } | Location::Ssh { .. } => Arc::new(RemoteRepository::new(settings.clone())),
     }

@@ -6,15 +6,15 @@ use serde_saphyr::Spanned;
 use settings::ConfigError;
 
 use super::AGENTS_DIRECTORY;
-use crate::RepositoryConfig;
+use crate::{Reference, RepositoryConfig};
 
 /// A repository: its location, its branch and its credentials. Equal settings share one cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RepositorySettings {
     /// The location.
     pub location: Location,
-    /// The branch, or `None` for the default one of the repository.
-    pub branch: Option<String>,
+    /// The version that is followed.
+    pub reference: Reference,
     /// The directory that contains a directory for each agent, without slashes at its ends.
     pub directory: String,
 }
@@ -96,11 +96,11 @@ impl RepositorySettings {
         if directory.split('/').any(|segment| matches!(segment, "" | "." | "..")) {
             return Err(error("directory", "it must be a path in the repository, like agents".to_owned()));
         }
-        let branch = section.branch.clone();
-        if branch.as_ref().is_some_and(|branch| !is_branch(branch)) {
+        let branch = section.branch.as_deref();
+        if branch.is_some_and(|branch| !is_branch(branch)) {
             return Err(error("branch", "it is not the name of a branch".to_owned()));
         }
-        Ok(Self { location, branch, directory: directory.to_owned() })
+        Ok(Self { location, reference: Reference::of_branch(branch), directory: directory.to_owned() })
     }
 
     /// Returns the path of the Git project, like `group/project`, if the repository is at a server.

@@ -15,8 +15,9 @@ use std::{
 use tempfile::TempDir;
 
 use crate::{
-    AGENTS_DIRECTORY, CommitId, InvalidCommitId, Location, Repository, RepositoryError, RepositorySettings,
-    configuration_path, local::LocalRepository, remote::RemoteRepository,
+    AGENTS_DIRECTORY, CommitId, FileLimits, FileSelection, InvalidCommitId, Location, Reference, Repository,
+    RepositoryError, RepositorySettings, configuration_path, local::LocalRepository,
+    remote::RemoteRepository,
 };
 
 const MAX: usize = 128 << 10;
@@ -92,7 +93,7 @@ impl Fixture {
     }
 
     fn local(&self) -> LocalRepository {
-        LocalRepository::new(self.bare(), None, AGENTS_DIRECTORY.to_owned())
+        LocalRepository::new(self.bare(), Reference::Default, AGENTS_DIRECTORY.to_owned())
     }
 
     /// Returns a repository behind a program that runs the command locally instead of on a server.
@@ -112,7 +113,7 @@ impl Fixture {
                 key_file: None,
                 known_hosts_file: None,
             },
-            branch: branch.map(str::to_owned),
+            reference: Reference::of_branch(branch),
             directory: AGENTS_DIRECTORY.to_owned(),
         };
         RemoteRepository::new(settings).with_ssh(program)
@@ -184,15 +185,143 @@ async fn missing_branch_is_an_error_and_another_branch_is_read() {
     let run = "for last; do :; done; exec sh -c \"$last\"";
     for (branch, expected) in [("release/1", true), ("release", false)] {
         let directory = AGENTS_DIRECTORY.to_owned();
-        let local = LocalRepository::new(fixture.bare(), Some(branch.to_owned()), directory);
+        let local = LocalRepository::new(fixture.bare(), Reference::Branch(branch.to_owned()), directory);
         let ssh = fixture.ssh_with(run, Some(branch));
         for result in [local.resolve().await, ssh.resolve().await] {
             match expected {
                 true => assert_eq!(result.unwrap().unwrap().branch, branch),
-                false => assert_eq!(result, Err(RepositoryError::BranchNotFound(branch.to_owned()))),
+                false => assert_eq!(
+                    result,
+                    Err(RepositoryError::ReferenceNotFound(Reference::Branch(branch.to_owned())))
+                ),
             }
         }
     }
+}
+
+fn selection(pattern: &'static str, limits: FileLimits) -> Arc<FileSelection> {
+    let extension = pattern.rsplit('*').next().unwrap().to_owned();
+    Arc::new(FileSelection::new([pattern], move |path: &str| path.ends_with(&extension), limits))
+}
+
+const LIMITS: FileLimits = FileLimits { files: 10, file_bytes: 100, bytes: 200 };
+
+async fn paths(
+    repository: &dyn Repository,
+    selection: &Arc<FileSelection>,
+) -> Result<Vec<String>, RepositoryError> {
+    let commit = repository.resolve().await?.expect("there is a commit");
+    let files = repository.read_files(&commit.id, selection).await?;
+    Ok(files.into_iter().map(|file| format!("{} {}", file.path, file.content.len())).collect())
+}
+
+#[tokio::test]
+async fn selected_files_are_read_together() {
+    let Some(fixture) = Fixture::with_agent() else { return };
+    for (path, text) in [
+        ("b.yaml", "b"),
+        ("a/x.yaml", "xx"),
+        ("a/deep/y.yaml", "yyy"),
+        ("a/z.txt", "z"),
+        ("c/.h/i.yaml", "i"),
+    ] {
+        fixture.write(path, text);
+    }
+    fixture.commit();
+    for (kind, repository) in fixture.all() {
+        let all = paths(&*repository, &selection("**/*.yaml", LIMITS)).await.unwrap();
+        assert_eq!(
+            all,
+            ["a/deep/y.yaml 3", "a/x.yaml 2", "b.yaml 1"],
+            "{kind}: hidden directories are skipped"
+        );
+        let below = paths(&*repository, &selection("a/**/*.yaml", LIMITS)).await.unwrap();
+        assert_eq!(
+            below,
+            ["a/deep/y.yaml 3", "a/x.yaml 2", "b.yaml 1"],
+            "{kind}: the closure decides about files"
+        );
+        assert_eq!(paths(&*repository, &selection("*.none", LIMITS)).await.unwrap(), [""; 0], "{kind}");
+    }
+}
+
+/// Test 51 of the attack list.
+#[tokio::test]
+async fn limit_of_selected_files_is_an_error_and_no_shorter_list() {
+    let Some(fixture) = Fixture::with_agent() else { return };
+    for (path, text) in [("a.yaml", "1234"), ("b.yaml", "1234"), ("c.yaml", "12")] {
+        fixture.write(path, text);
+    }
+    fixture.commit();
+    for (kind, repository) in fixture.all() {
+        let read = async |limits| paths(&*repository, &selection("*.yaml", limits)).await;
+        let limits = FileLimits { files: 3, file_bytes: 4, bytes: 10 };
+        assert_eq!(read(limits).await.unwrap().len(), 3, "{kind}");
+        assert_eq!(
+            read(FileLimits { files: 2, ..limits }).await,
+            Err(RepositoryError::TooManyFiles(2)),
+            "{kind}"
+        );
+        for limits in [FileLimits { file_bytes: 3, ..limits }, FileLimits { bytes: 9, ..limits }] {
+            assert!(matches!(read(limits).await, Err(RepositoryError::TooLarge { .. })), "{kind}");
+        }
+    }
+}
+
+/// Test 49 of the attack list.
+#[tokio::test]
+async fn link_and_submodule_among_selected_files_are_refused() {
+    let Some(fixture) = Fixture::with_agent() else { return };
+    symlink("/etc/passwd", fixture.work().join("link.yaml")).unwrap();
+    fixture.commit();
+    for (kind, repository) in fixture.all() {
+        let error = paths(&*repository, &selection("*.yaml", LIMITS)).await.unwrap_err();
+        assert_eq!(error.to_string(), "link.yaml is a symbolic link and not a regular file", "{kind}");
+    }
+    fs::remove_file(fixture.work().join("link.yaml")).unwrap();
+    let submodule = format!("160000,{},sub", "1".repeat(40));
+    fixture.git(&["update-index", "--add", "--cacheinfo", &submodule]);
+    fixture.git(&["rm", "-q", "--cached", "link.yaml"]);
+    fixture.git(&["commit", "-q", "-m", "submodule"]);
+    fixture.git(&["push", "-q", fixture.bare().to_str().unwrap(), "HEAD:main"]);
+    for (kind, repository) in fixture.all() {
+        let error = paths(&*repository, &selection("**/*.yaml", LIMITS)).await.unwrap_err();
+        assert_eq!(error.to_string(), "sub is a submodule and not a regular file", "{kind}");
+        assert!(
+            paths(&*repository, &selection("a/*.yaml", LIMITS)).await.is_ok(),
+            "{kind}: it cannot be in there"
+        );
+    }
+}
+
+#[tokio::test]
+async fn tag_and_commit_are_followed() {
+    let Some(fixture) = Fixture::with_agent() else { return };
+    fixture.write("a.yaml", "old");
+    let old = fixture.commit();
+    let bare = fixture.bare();
+    fixture.git(&["tag", "light"]);
+    fixture.git(&["tag", "-a", "-m", "message", "annotated"]);
+    fixture.git(&["push", "-q", bare.to_str().unwrap(), "light", "annotated"]);
+    fixture.write("a.yaml", "newer");
+    fixture.commit();
+    let tag = |name: &str| Reference::Tag(name.to_owned());
+    for reference in [tag("light"), tag("annotated"), Reference::Commit(old.clone())] {
+        let local: Arc<dyn Repository> =
+            Arc::new(LocalRepository::new(bare.clone(), reference.clone(), AGENTS_DIRECTORY.to_owned()));
+        let ssh = fixture.ssh();
+        let ssh: Arc<dyn Repository> = Arc::new(ssh.following(reference.clone()));
+        for repository in [local, ssh] {
+            assert_eq!(repository.resolve().await.unwrap().unwrap().id, old, "{reference}");
+            assert_eq!(
+                paths(&*repository, &selection("*.yaml", LIMITS)).await.unwrap(),
+                ["a.yaml 3"],
+                "{reference}"
+            );
+        }
+    }
+    let missing = LocalRepository::new(bare, tag("gone"), AGENTS_DIRECTORY.to_owned());
+    assert_eq!(missing.resolve().await.unwrap_err().to_string(), "the repository has no tag \"gone\"");
 }
 
 #[tokio::test]
@@ -279,7 +408,7 @@ async fn corrupt_repository_is_an_error() {
     fs::write(fixture.bare().join("HEAD"), "ref: HEAD\n").unwrap();
     assert!(fixture.local().resolve().await.is_err(), "a reference to itself");
 
-    let missing = LocalRepository::new("/nowhere".into(), None, AGENTS_DIRECTORY.to_owned());
+    let missing = LocalRepository::new("/nowhere".into(), Reference::Default, AGENTS_DIRECTORY.to_owned());
     let error = missing.resolve().await.unwrap_err().to_string();
     assert_eq!(error, "/nowhere is not a Git repository");
 }

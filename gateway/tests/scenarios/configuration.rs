@@ -12,7 +12,7 @@ use std::{
 
 use access::{AgentIdentity, ConfigurationSource, FileKey, ReadError, Reading, read_repository};
 use agent::{AgentMetrics, Services, policy::ScopeEnforcer, services::ConfigurationService};
-use git::{AGENTS_DIRECTORY, Commit, CommitId, Repository, RepositoryError};
+use git::{AGENTS_DIRECTORY, Commit, CommitId, FileSelection, Repository, RepositoryError, RepositoryFile};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
@@ -110,6 +110,14 @@ impl Repository for MemoryRepository {
             file => Ok(file.map(String::into_bytes)),
         };
         Box::pin(async { result })
+    }
+
+    fn read_files<'a>(
+        &'a self,
+        _: &'a CommitId,
+        _: &'a Arc<FileSelection>,
+    ) -> BoxFuture<'a, Result<Vec<RepositoryFile>, RepositoryError>> {
+        unreachable!("configurations are single files")
     }
 
     fn list_agents<'a>(&'a self, _: &'a CommitId) -> BoxFuture<'a, Result<Vec<AgentName>, RepositoryError>> {

@@ -3,7 +3,7 @@
 
 use std::{io, sync::Arc};
 
-use git::{Commit, Repository, RepositoryError};
+use git::{Commit, Reference, Repository, RepositoryError};
 use gitlab::gitaly::{GitalyClient, GitalyConfig, GitalyRepository, GitalyServer};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, pki_types::PrivateKeyDer};
@@ -52,9 +52,12 @@ async fn branch_or_head_resolves_to_its_commit() {
     let branch = |name| repository(&gitaly, server.clone(), Some(name));
     assert_eq!(branch("feature/x").resolve().await, Ok(commit(&other, "feature/x")));
     assert_eq!(branch("").resolve().await, Ok(commit(&first, "main")), "an empty name is no branch");
-    assert_eq!(branch("gone").resolve().await, Err(RepositoryError::BranchNotFound("gone".into())));
+    assert_eq!(
+        branch("gone").resolve().await,
+        Err(RepositoryError::ReferenceNotFound(Reference::Branch("gone".into())))
+    );
     gitaly.repository.git(&["symbolic-ref", "HEAD", "refs/heads/unborn"]);
-    assert_eq!(head.resolve().await, Err(RepositoryError::BranchNotFound("HEAD".into())));
+    assert_eq!(head.resolve().await, Err(RepositoryError::ReferenceNotFound(Reference::Default)));
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{Fixture, MAX, PATH, TEXT, read};
 use crate::{
-    AGENTS_DIRECTORY, Location, Repository as _, RepositoryError, RepositorySettings,
+    AGENTS_DIRECTORY, Location, Reference, Repository as _, RepositoryError, RepositorySettings,
     remote::RemoteRepository,
 };
 
@@ -86,7 +86,7 @@ impl Server {
                 credentials: password.map(|file| ("git".to_owned(), file)),
                 ca_certificate_file: Some(authority.to_owned()),
             },
-            branch: None,
+            reference: Reference::Default,
             directory: AGENTS_DIRECTORY.to_owned(),
         })
     }

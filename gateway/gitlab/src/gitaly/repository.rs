@@ -1,9 +1,10 @@
 //! A repository of a Gitaly server.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use git::{
-    AGENTS_DIRECTORY, CONFIGURATION_FILE, Commit, CommitId, MAX_LISTED_AGENTS, Repository, RepositoryError,
+    AGENTS_DIRECTORY, CONFIGURATION_FILE, Commit, CommitId, FileSelection, MAX_LISTED_AGENTS, Reference,
+    Repository, RepositoryError, RepositoryFile,
 };
 use prost::Message;
 use proto::{AgentId, AgentName};
@@ -38,6 +39,8 @@ const BLOB: i32 = 1;
 const TREE: i32 = 2;
 /// `TreeEntry.EntryType.BLOB`.
 const BLOB_ENTRY: i32 = 0;
+/// `TreeEntry.EntryType.COMMIT`: a submodule.
+const COMMIT_ENTRY: i32 = 3;
 /// The bits of a mode that are the type of the file.
 const MODE_TYPE: i32 = 0o170_000;
 /// The type of a regular file.
@@ -89,7 +92,7 @@ impl GitalyRepository {
             ResolvedReference::Commit(commit) => Ok(Some(commit)),
             ResolvedReference::Empty => Ok(None),
             ResolvedReference::Missing => {
-                Err(RepositoryError::BranchNotFound(self.branch.as_deref().unwrap_or("HEAD").to_owned()))
+                Err(RepositoryError::ReferenceNotFound(Reference::of_branch(self.branch.as_deref())))
             }
         }
     }
@@ -141,6 +144,70 @@ impl GitalyRepository {
         Ok(Some(content))
     }
 
+    /// Lists the repository, and then reads one file after the other: each has its own call.
+    async fn read_files(
+        &self,
+        commit: &CommitId,
+        selection: &FileSelection,
+    ) -> Result<Vec<RepositoryFile>, RepositoryError> {
+        let mut paths = self.list_files(commit, selection).await?;
+        paths.sort();
+        let (mut files, mut bytes) = (Vec::with_capacity(paths.len()), 0);
+        for path in paths {
+            let read = within_time(self.read_file(commit, &path, selection.limits.file_bytes)).await?;
+            let content = read.ok_or_else(|| unavailable(format!("Gitaly has no file {path} any more")))?;
+            bytes += content.len();
+            if bytes > selection.limits.bytes {
+                return Err(selection.too_many_bytes());
+            }
+            files.push(RepositoryFile { path, content });
+        }
+        Ok(files)
+    }
+
+    async fn list_files(
+        &self,
+        commit: &CommitId,
+        selection: &FileSelection,
+    ) -> Result<Vec<String>, RepositoryError> {
+        let request = GetTreeEntriesRequest {
+            repository: Some(self.location.clone()),
+            revision: commit.as_str().into(),
+            path: b".".into(),
+            recursive: true,
+            skip_flat_paths: true,
+        };
+        let mut responses: Responses<GetTreeEntriesResponse> = self.call(GET_TREE_ENTRIES, request).await?;
+        let (mut paths, mut examined) = (Vec::new(), 0);
+        while let Some(GetTreeEntriesResponse { entries }) = responses.next().await? {
+            examined += entries.len();
+            if examined > MAX_ENTRIES {
+                return Err(unavailable(format!(
+                    "the repository has over {MAX_ENTRIES} files and directories"
+                )));
+            }
+            for entry in entries {
+                let Ok(path) = String::from_utf8(entry.path) else { continue };
+                let reached =
+                    path.rsplit_once('/').is_none_or(|(directory, _)| enters_all(selection, directory));
+                match (entry.kind, entry.mode & MODE_TYPE) {
+                    (BLOB_ENTRY, MODE_FILE) if reached && selection.selects(&path) => paths.push(path),
+                    (BLOB_ENTRY, _) if reached && selection.selects(&path) => {
+                        return Err(RepositoryError::NotAFile { path, kind: "a symbolic link" });
+                    }
+                    (COMMIT_ENTRY, _) if reached && selection.enters(&path) => {
+                        return Err(RepositoryError::NotAFile { path, kind: "a submodule" });
+                    }
+                    _ => {}
+                }
+                if paths.len() > selection.limits.files {
+                    return Err(selection.too_many_files());
+                }
+            }
+        }
+        Ok(paths)
+    }
+
     async fn list_agents(&self, commit: &CommitId) -> Result<Vec<AgentName>, RepositoryError> {
         let request = GetTreeEntriesRequest {
             repository: Some(self.location.clone()),
@@ -190,6 +257,14 @@ impl Repository for GitalyRepository {
         Box::pin(within_time(self.read_file(commit, path, max_bytes)))
     }
 
+    fn read_files<'a>(
+        &'a self,
+        commit: &'a CommitId,
+        selection: &'a Arc<FileSelection>,
+    ) -> BoxFuture<'a, Result<Vec<RepositoryFile>, RepositoryError>> {
+        Box::pin(self.read_files(commit, selection))
+    }
+
     fn list_agents<'a>(
         &'a self,
         commit: &'a CommitId,
@@ -222,6 +297,12 @@ fn kind(first: &TreeEntryResponse) -> EntryKind {
         (TREE, _) => EntryKind::Other("a directory"),
         _ => EntryKind::Other("a submodule"),
     }
+}
+
+/// Returns whether a directory, with all directories above it, may have selected files.
+fn enters_all(selection: &FileSelection, directory: &str) -> bool {
+    let ends = directory.match_indices('/').map(|(end, _)| end).chain([directory.len()]);
+    ends.into_iter().all(|end| selection.enters(&directory[..end]))
 }
 
 /// Returns the agent whose configuration file the entry is.

@@ -149,10 +149,10 @@ fn status(error: RepositoryError) -> Status {
     let message = error.to_string();
     match error {
         RepositoryError::Unavailable(_) => Status::unavailable(message),
-        RepositoryError::BranchNotFound(_) => Status::not_found(message),
-        RepositoryError::NotAFile { .. } | RepositoryError::TooLarge { .. } => {
-            Status::failed_precondition(message)
-        }
+        RepositoryError::ReferenceNotFound(_) => Status::not_found(message),
+        RepositoryError::NotAFile { .. }
+        | RepositoryError::TooLarge { .. }
+        | RepositoryError::TooManyFiles(_) => Status::failed_precondition(message),
     }
 }
 
