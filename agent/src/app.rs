@@ -35,7 +35,9 @@ use crate::{
     policy::{PolicyEnforcer, ScopeEnforcer},
     scope_health,
     services::{
-        ConfigurationService, KubernetesService, configuration::LogLevelSetting,
+        ConfigurationService, KubernetesService,
+        configuration::LogLevelSetting,
+        gitops::{Gitops, GitopsHandler, GitopsTasks, ManifestsHandler, cluster_client},
         prometheus::discovery::Discovery,
     },
     session::FORCED_CLOSE_TIMEOUT,
@@ -62,6 +64,7 @@ pub struct App {
     kubernetes: KubernetesService,
     discovery: Option<Discovery>,
     scope: Arc<ScopeEnforcer>,
+    gitops: Option<GitopsTasks>,
     observability: Observability,
     registry: Registry,
     followers: FileFollowers,
@@ -111,11 +114,15 @@ impl App {
             KubernetesService::new(Arc::new(cluster)).with_response_timeout(options.cluster_response_timeout);
         let namespaces = options.prometheus_discovery;
         let discovery = namespaces.map(|namespaces| Discovery::new(kubernetes.clone(), namespaces));
+        let mut policy = None;
         let mut services = Services::of_callers(kubernetes.clone(), prometheus, discovery.as_ref());
         if let Some(file) = options.policy_file {
-            let enforcer = PolicyEnforcer::load(file, services.names(), observability.metrics.clone())?;
+            let mut served = services.names();
+            served.extend((!options.no_gitops).then(|| ServiceName::GITOPS.parse().expect("a service name")));
+            let enforcer = PolicyEnforcer::load(file, served, observability.metrics.clone())?;
             let enforcer = Arc::new(enforcer);
             services = services.with_policy(&enforcer);
+            policy = Some(Arc::clone(&enforcer));
             followers.add("--policy-file", |file, requests| enforcer.follow(file, requests));
         }
         let summary = ScopeSummary::new(options.namespaces.as_ref());
@@ -125,6 +132,23 @@ impl App {
         if limited {
             services = services.with_scope(&scope);
         }
+        let instance = InstanceId::random();
+        let gitops = (!options.no_gitops).then(|| {
+            let restricted = cluster_client(kubernetes.clone(), limited.then_some(&scope), policy.as_ref());
+            let namespace = options.pod_namespace.clone().filter(|name| !name.is_empty());
+            let namespace = namespace.unwrap_or_else(|| "default".to_owned());
+            let pod = options.pod_name.as_deref().unwrap_or("agentk");
+            let identity = format!("{pod}-{instance}");
+            Gitops::new(restricted, cluster_client(kubernetes.clone(), None, None), namespace, identity)
+        });
+        let gitops = gitops.map(|(gitops, tasks)| {
+            // Added after the policy: what they write to the cluster passes it.
+            let handlers = (GitopsHandler(Arc::clone(&gitops)), ManifestsHandler(gitops));
+            services = std::mem::take(&mut services)
+                .with_handler(ServiceName::GITOPS, handlers.0)
+                .with_handler(ServiceName::MANIFESTS, handlers.1);
+            tasks
+        });
         if !options.no_remote_configuration {
             let log = log.map(|filter| LogLevelSetting { filter, default: log_filter(&options.log_level) });
             let configuration =
@@ -133,7 +157,6 @@ impl App {
             services = services.with_handler(ServiceName::CONFIGURATION, configuration);
         }
 
-        let instance = InstanceId::random();
         let program = Program { name: "agentk", version, instance: instance.to_string() };
         let (tracer, exporter) = traces.map(|config| config.build(&program)).unzip();
         if let Some(exporter) = &exporter {
@@ -169,6 +192,7 @@ impl App {
             kubernetes,
             discovery,
             scope,
+            gitops,
             observability,
             registry,
             followers,
@@ -203,6 +227,10 @@ impl App {
             self.cores.reserve_at(core).spawn(&TaskTracker::new(), beat);
         }
         background.spawn(self.observability.probe_cluster(self.kubernetes));
+        let gitops_ended = self.gitops.as_ref().map(GitopsTasks::ended);
+        if let Some(gitops) = self.gitops {
+            background.spawn(gitops.run(shutdown.clone()));
+        }
         if let Some(discovery) = self.discovery {
             background.spawn(async move { match discovery.run().await {} });
         }
@@ -225,6 +253,9 @@ impl App {
         });
 
         requests_ended.cancel();
+        if let Some(ended) = gitops_ended {
+            let _ = timeout_at(end, ended.cancelled()).await;
+        }
         if let Some(exporter) = exporter
             && timeout_at(end, exporter).await.is_err()
         {

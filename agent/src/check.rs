@@ -80,7 +80,11 @@ impl CheckCommand {
         tracer_config(&options, &|name| std::env::var_os(name))?;
         let kubeconfig = KubeconfigOptions { file: options.kubeconfig, context: options.context };
         let cluster = Cluster::load(&kubeconfig)?;
-        let served = Services::names_of_callers(&prometheus, options.prometheus_discovery.is_some());
+        let served = Services::names_of_callers(
+            &prometheus,
+            options.prometheus_discovery.is_some(),
+            !options.no_gitops,
+        );
         let policy =
             options.policy_file.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default()));
 

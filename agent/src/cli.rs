@@ -178,6 +178,13 @@ pub struct RunOptions {
     #[arg(long, env = "AGENTK_NO_REMOTE_CONFIGURATION", help_heading = "Cluster")]
     pub no_remote_configuration: bool,
 
+    /// Do not apply manifests from Git
+    ///
+    /// kas sends them if the configuration of this agent has gitops.manifest_projects. The policy file limits what they may change
+    /// (service gitops). See docs/gitops.md.
+    #[arg(long, env = "AGENTK_NO_GITOPS", help_heading = "Cluster")]
+    pub no_gitops: bool,
+
     /// OpenTelemetry collector that traces are sent to, as OTLP over HTTP: http(s)://host[:port][/path]
     ///
     /// The default path is /v1/traces. The environment variables OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and

@@ -3,8 +3,19 @@
 use tracing::level_filters::LevelFilter;
 
 /// The crates of the workspace in agentk, which log with the configured level. `agent` includes `agentk`.
-const OURS: [&str; 10] =
-    ["agent", "cores", "files", "process", "proto", "request_info", "settings", "telemetry", "tls", "tunnel"];
+const OURS: [&str; 11] = [
+    "agent",
+    "cores",
+    "files",
+    "gitops_engine",
+    "process",
+    "proto",
+    "request_info",
+    "settings",
+    "telemetry",
+    "tls",
+    "tunnel",
+];
 
 /// Returns the filter of the log for a value of `--log-level`.
 pub fn log_filter(level: &str) -> String {

@@ -105,9 +105,10 @@ impl Policy {
         unserved.collect()
     }
 
-    /// Decides about a request to a service. Only the service `kubernetes` is evaluated by more than its name.
+    /// Decides about a request to a service. Only requests for the API of the cluster are evaluated by more than the name: those of
+    /// `kubernetes`, and those that `gitops` sends.
     pub fn evaluate<B>(&self, service: &str, request: &Request<B>) -> PolicyDecision {
-        if service != ServiceName::KUBERNETES {
+        if !is_of_cluster(service) {
             return self.decide(|rule| rule.has_service(service));
         }
 
@@ -141,10 +142,15 @@ impl Policy {
     }
 }
 
+/// Returns whether the requests of a service are those for the API of the cluster.
+fn is_of_cluster(service: &str) -> bool {
+    matches!(service, ServiceName::KUBERNETES | ServiceName::GITOPS)
+}
+
 /// Returns a description of a request for messages. It costs more than a decision, and most decisions need none.
 pub fn describe<B>(service: &str, request: &Request<B>) -> String {
     let (method, path) = (request.method(), request.uri().path());
-    if service != ServiceName::KUBERNETES {
+    if !is_of_cluster(service) {
         return format!("{method} {path} of {service}");
     }
 

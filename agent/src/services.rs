@@ -5,6 +5,7 @@
 pub mod configuration;
 pub(crate) mod control;
 mod error;
+pub(crate) mod gitops;
 pub mod headers;
 pub mod kubernetes;
 pub mod prometheus;
@@ -68,10 +69,12 @@ impl Services {
     pub(crate) fn names_of_callers(
         prometheus: &BTreeMap<ServiceName, PrometheusService>,
         discovery: bool,
+        gitops: bool,
     ) -> Vec<ServiceName> {
         let name = |text: &str| text.parse().expect("a constant that is a service name");
         let mut names = vec![name(ServiceName::KUBERNETES)];
         names.extend(prometheus.keys().cloned());
+        names.extend(gitops.then(|| name(ServiceName::GITOPS)));
         names.extend(discovery.then(|| name(ServiceName::PROMETHEUS)));
         names
     }

@@ -146,11 +146,7 @@ impl AgentConfiguration {
         ];
         let absent = absent.into_iter().filter(|(_, is_set)| *is_set);
         let absent = absent.map(|(key, _)| format!("{key} has no effect: agentk does not have this feature"));
-        let gitops = self.gitops.is_some().then(|| {
-            "gitops has no effect: agentk does not apply manifests yet; deploy with a CI job or with Flux"
-                .to_owned()
-        });
-        gitops.into_iter().chain(absent).collect()
+        absent.collect()
     }
 
     /// Returns the level of agentk's log.
@@ -264,12 +260,10 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
         );
         let warnings = parsed.warnings();
         let named = |key: &str| warnings.iter().any(|warning| warning.starts_with(key));
-        for key in
-            ["gitops", "container_scanning", "flux", "remote_development", "observability.logging.grpc_level"]
-        {
+        for key in ["container_scanning", "flux", "remote_development", "observability.logging.grpc_level"] {
             assert!(named(key), "{key} is not in {warnings:?}");
         }
-        assert_eq!(warnings.len(), 5);
+        assert_eq!(warnings.len(), 4);
 
         // GitLab receives the file as JSON.
         let json = serde_json::to_value(&parsed).unwrap();

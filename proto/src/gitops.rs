@@ -3,6 +3,7 @@
 //! ```text
 //!   kas ── GET /v1/source ────────────► agentk    a stream: which replica of kas is the source, and what it must send again
 //!   kas ── PUT /v1/projects ──────────► agentk    the projects of the agent
+//!   kas ── PUT /v1/problem ───────────► agentk    why there are no files for a project
 //!   kas ── POST /v1/sync ─────────────► agentk    the files of one commit; the response is a stream of events
 //! ```
 //!
@@ -22,12 +23,15 @@ pub use self::{
 };
 use crate::agent_configuration::gitops::ManifestProject;
 
-/// The path of the subscription. Its method is GET.
+/// The path of the subscription. Its method is GET, and its query is `agent=<id>`.
 pub const SOURCE_PATH: &str = "/v1/source";
 /// The path of the list of projects. Its method is PUT, and its body is a [`ProjectList`].
 pub const PROJECTS_PATH: &str = "/v1/projects";
 /// The path of a sync. Its method is POST, and its body consists of [`SyncFrame`]s.
 pub const SYNC_PATH: &str = "/v1/sync";
+
+/// The path of a problem with a project. Its method is PUT, and its body is a [`SourceProblem`].
+pub const PROBLEM_PATH: &str = "/v1/problem";
 
 /// The largest body of a list of projects, in bytes.
 pub const MAX_PROJECT_LIST: usize = 4 << 20;

@@ -129,13 +129,17 @@ impl ServiceName {
     pub const CONFIGURATION: &str = "configuration";
     /// Requests of kas itself to agentk. Callers cannot reach this service.
     pub const CONTROL: &str = "control";
+    /// The state of the manifests from Git, and commands about them.
+    pub const GITOPS: &str = "gitops";
     /// The Kubernetes API of the agent's cluster.
     pub const KUBERNETES: &str = "kubernetes";
+    /// Manifests from Git, which kas sends to agentk. Callers cannot reach this service.
+    pub const MANIFESTS: &str = "manifests";
     /// A Prometheus server in the agent's cluster.
     pub const PROMETHEUS: &str = "prometheus";
 
     /// The request types of callers that kas and agentk know. `prometheus.<name>` is one, too.
-    pub const OF_CALLERS: [&str; 2] = [Self::KUBERNETES, Self::PROMETHEUS];
+    pub const OF_CALLERS: [&str; 3] = [Self::GITOPS, Self::KUBERNETES, Self::PROMETHEUS];
 
     /// Returns the name as text.
     pub fn as_str(&self) -> &str {
@@ -144,7 +148,7 @@ impl ServiceName {
 
     /// Returns true if only kas itself sends requests to this service.
     pub fn is_internal(&self) -> bool {
-        matches!(self.as_str(), Self::CONFIGURATION | Self::CONTROL)
+        matches!(self.as_str(), Self::CONFIGURATION | Self::CONTROL | Self::MANIFESTS)
     }
 
     /// Returns true for `prometheus` and `prometheus.<name>`.

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
-use proto::gitops::ObjectId;
+use proto::{AgentId, gitops::ObjectId};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -55,10 +55,10 @@ pub enum ForeignParent {
 }
 
 impl ApplySet {
-    /// Returns the ApplySet of a project without members. `namespace` is that of agentk.
-    pub fn new(project: &str, namespace: &str) -> Self {
+    /// Returns the ApplySet of a project without members. `namespace` is that of agentk, which agents may share.
+    pub fn new(agent: AgentId, project: &str, namespace: &str) -> Self {
         Self {
-            name: parent_name(project),
+            name: parent_name(agent, project),
             namespace: namespace.to_owned(),
             project: project.to_owned(),
             ..Self::default()
@@ -125,16 +125,16 @@ impl ApplySet {
     }
 }
 
-/// Returns the name of the parent: readable, and different for each project.
-pub fn parent_name(project: &str) -> String {
+/// Returns the name of the parent: readable, and different for each agent and project.
+pub fn parent_name(agent: AgentId, project: &str) -> String {
     let readable: String = project
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
-        .take(40)
+        .take(24)
         .collect();
     let digest = Sha256::digest(project);
     let short: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-    format!("gitops-{}-{short}", readable.trim_matches('-'))
+    format!("gitops-{agent}-{}-{short}", readable.trim_matches('-'))
 }
 
 #[cfg(test)]
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn kinds_and_namespaces_survive_the_parent() {
-        let mut set = ApplySet::new("group/app", "agentk");
+        let mut set = ApplySet::new(AgentId(7), "group/app", "agentk");
         assert!(set.add(&id("apps", "Deployment", "shop")));
         assert!(set.add(&id("", "ConfigMap", "agentk")));
         assert!(!set.add(&id("apps", "Deployment", "shop")));
@@ -166,7 +166,7 @@ mod tests {
         let annotations = &parent["metadata"]["annotations"];
         assert_eq!(annotations[KINDS], "ConfigMap,Namespace,Deployment.apps");
         assert_eq!(annotations[NAMESPACES], "shop");
-        let mut read = ApplySet::new("group/app", "agentk");
+        let mut read = ApplySet::new(AgentId(7), "group/app", "agentk");
         read.read(&parent).unwrap();
         assert_eq!(read.kinds, set.kinds);
         assert!(read.namespaces.contains("shop"));
@@ -174,23 +174,23 @@ mod tests {
 
     #[test]
     fn parent_of_another_tool_or_project_is_refused() {
-        let mut set = ApplySet::new("group/app", "agentk");
+        let mut set = ApplySet::new(AgentId(7), "group/app", "agentk");
         let mut parent = set.parent();
         parent["metadata"]["annotations"][TOOLING] = "kubectl/v1.30".into();
         assert!(set.read(&parent).unwrap_err().to_string().contains("belongs to kubectl/v1.30"));
-        let parent = ApplySet::new("group/other", "agentk").parent();
+        let parent = ApplySet::new(AgentId(7), "group/other", "agentk").parent();
         assert!(set.read(&parent).unwrap_err().to_string().contains("belongs to the project group/other"));
     }
 
     #[test]
     fn names_of_parents_are_valid_and_differ() {
         for project in ["group/app", "Group/App", "a/b-c", "a-b/c", "--", &"x".repeat(300), "größe/ä"] {
-            let name = parent_name(project);
+            let name = parent_name(AgentId(u64::MAX), project);
             assert!(
                 name.len() <= 63 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'),
                 "{name}"
             );
         }
-        assert_ne!(parent_name("a/b-c"), parent_name("a-b/c"));
+        assert_ne!(parent_name(AgentId(1), "a/b-c"), parent_name(AgentId(1), "a-b/c"));
     }
 }

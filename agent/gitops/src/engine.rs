@@ -8,15 +8,19 @@ mod stage;
 
 use std::{
     collections::{HashMap, HashSet},
+    sync::Arc,
     time::Duration,
 };
 
 use proto::{
+    AgentId,
     agent_configuration::gitops::{DryRunStrategy, ManifestProject},
     gitops::{EventKind, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent},
 };
 use serde_json::Value;
+use tokio::task::spawn_blocking;
 
+pub(crate) use self::members::fingerprint;
 use self::{examine::Known, report::Report};
 use crate::{
     ApiError, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, Manifest, SourceFile,
@@ -47,12 +51,14 @@ pub struct Engine<C> {
 /// What is synced.
 #[derive(Clone, Debug)]
 pub struct SyncInput {
+    /// The agent.
+    pub agent: AgentId,
     /// The id of the project.
     pub project: String,
     /// The settings of the project.
     pub settings: ManifestProject,
     /// The files of the commit.
-    pub files: Vec<SourceFile>,
+    pub files: Arc<[SourceFile]>,
     /// Somebody has approved that this commit deletes many objects.
     pub approved: bool,
     /// Objects that somebody else has changed are applied again. Otherwise they are reported.
@@ -149,17 +155,17 @@ impl<C: Cluster> Engine<C> {
         outcome
     }
 
-    /// Returns the health of the objects of the last sync.
+    /// Returns the health of the objects of the last sync whose kinds have health.
     ///
     /// # Errors
     ///
     /// A request failed.
     pub async fn health(&self) -> Result<Vec<(ObjectId, Assessment)>, ApiError> {
-        let mut places: Vec<(&Kind, &str)> =
-            self.objects.iter().map(|(id, kind)| (kind, &*id.namespace)).collect();
+        let objects = || self.objects.iter().filter(|(_, kind)| health::has_health(&kind.kind));
+        let mut places: Vec<(&Kind, &str)> = objects().map(|(id, kind)| (kind, &*id.namespace)).collect();
         places.sort_unstable_by(|a, b| (&a.0.kind, a.1).cmp(&(&b.0.kind, b.1)));
         places.dedup();
-        let wanted: HashSet<&ObjectId> = self.objects.iter().map(|(id, _)| id).collect();
+        let wanted: HashSet<&ObjectId> = objects().map(|(id, _)| id).collect();
         let mut found = HashSet::new();
         let mut health = Vec::with_capacity(wanted.len());
         for (kind, namespace) in places {
@@ -174,12 +180,18 @@ impl<C: Cluster> Engine<C> {
         let missing =
             Assessment { health: health::Health::Progressing, reason: "it does not exist".to_owned() };
         health.extend(
-            self.objects
-                .iter()
-                .filter(|(id, _)| !found.contains(id))
-                .map(|(id, _)| (id.clone(), missing.clone())),
+            objects().filter(|(id, _)| !found.contains(id)).map(|(id, _)| (id.clone(), missing.clone())),
         );
         Ok(health)
+    }
+
+    /// Returns whether an object is as this engine has left it. `fingerprint` is `None` if it does not exist any more.
+    pub fn is_as_applied(&self, id: &ObjectId, fingerprint: Option<u64>) -> bool {
+        match self.known.get(id) {
+            Some(known) => fingerprint == Some(known.live),
+            // It left Git, and may change and go.
+            None => true,
+        }
     }
 
     /// Returns the objects of the last sync with their kinds.
@@ -194,7 +206,11 @@ impl<C: Cluster> Engine<C> {
         report: &mut Report<'_>,
     ) -> Result<(), Failure> {
         let settings = &input.settings;
-        let mut manifests = parse::parse(&input.files)?;
+        let files = Arc::clone(&input.files);
+        // Large files take long, and the thread has other tasks.
+        let parsed = spawn_blocking(move || parse::parse(&files)).await;
+        let mut manifests =
+            parsed.map_err(|_| Failure::Project("the parser of manifests has panicked".to_owned()))??;
         let scopes = self.scopes(&manifests, fence).await?;
         validate::validate(&mut manifests, &scopes, settings)?;
         let stages = order::stages(&manifests)?;
@@ -204,7 +220,7 @@ impl<C: Cluster> Engine<C> {
         }
 
         let writes = settings.dry_run_strategy == DryRunStrategy::None && input.heal;
-        let mut set = ApplySet::new(&input.project, &self.namespace);
+        let mut set = ApplySet::new(input.agent, &input.project, &self.namespace);
         let exists = self.read_parent(&mut set, fence).await?;
         let sync = SyncContext { input, fence, set: set.id() };
         for manifest in &mut manifests {

@@ -6,6 +6,8 @@
 
 use serde_json::Value;
 
+use crate::GroupKind;
+
 /// Whether an object does its work. Ordered from the best to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Health {
@@ -32,6 +34,28 @@ pub struct Assessment {
 const IGNORE: &str = "argocd.argoproj.io/ignore-healthcheck";
 /// The annotation that treats the restarts of a Pod as those of `restartPolicy: Never`.
 const IGNORE_RESTART_POLICY: &str = "argocd.argoproj.io/ignore-restart-policy";
+
+/// Kinds whose objects are always healthy, so that they need not be read.
+const WITHOUT_HEALTH: [&str; 12] = [
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "ConfigMap",
+    "LimitRange",
+    "Namespace",
+    "NetworkPolicy",
+    "PriorityClass",
+    "ResourceQuota",
+    "Role",
+    "RoleBinding",
+    "Secret",
+    "ServiceAccount",
+];
+
+/// Returns whether the health of a kind's objects can be anything but good.
+pub fn has_health(kind: &GroupKind) -> bool {
+    let built_in = !kind.group.contains('.') || kind.group.ends_with(".k8s.io");
+    !(built_in && WITHOUT_HEALTH.contains(&&*kind.kind))
+}
 
 /// Assesses an object as the API server returns it.
 pub fn assess(object: &Value) -> Assessment {

@@ -1,6 +1,10 @@
 //! A real cluster, through the client of kube-rs over connections of agentk.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{
@@ -10,7 +14,9 @@ use http::{
 use http_body_util::{BodyExt as _, Limited};
 use kube::{
     Client,
-    api::{DeleteParams, DynamicObject, GetParams, ListParams, Patch, PatchParams, Preconditions},
+    api::{
+        DeleteParams, DynamicObject, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions,
+    },
     client::Body,
     core::{ApiResource, GroupVersionKind, discovery::Scope},
     discovery::{self, Discovery},
@@ -32,10 +38,13 @@ const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user")
 /// A real cluster. Clones share the kinds that they know.
 #[derive(Clone)]
 pub struct KubeCluster {
-    client: Client,
+    client: Arc<LazyClient>,
     user: Option<HeaderValue>,
     kinds: Arc<Mutex<Option<Arc<Vec<KnownKind>>>>>,
 }
+
+type BuildClient = Box<dyn FnOnce() -> Client + Send>;
+type LazyClient = LazyLock<Client, BuildClient>;
 
 #[derive(Debug)]
 struct KnownKind {
@@ -68,9 +77,11 @@ struct Cause {
 }
 
 impl KubeCluster {
-    /// Returns a cluster behind a client, with the identity of the client.
-    pub fn new(client: Client) -> Self {
-        Self { client, user: None, kinds: Arc::default() }
+    /// Returns a cluster behind a client, with the identity of the client. It is built at its first use, because kube-rs starts a task
+    /// for it.
+    pub fn new(client: impl FnOnce() -> Client + Send + 'static) -> Self {
+        let client: BuildClient = Box::new(client);
+        Self { client: Arc::new(LazyLock::new(client)), user: None, kinds: Arc::default() }
     }
 
     /// Acts as a service account, which the API server authorizes.
@@ -79,6 +90,31 @@ impl KubeCluster {
         let user = format!("system:serviceaccount:{namespace}:{service_account}");
         // The configuration was validated: both are names of Kubernetes.
         Self { user: HeaderValue::from_str(&user).ok(), ..self.clone() }
+    }
+
+    /// Returns a Lease (`coordination.k8s.io/v1`), if it exists.
+    pub(crate) async fn lease(&self, namespace: &str, name: &str) -> Result<Option<Value>, ApiError> {
+        match self.json(leases(namespace).get(name, &GetParams::default())).await {
+            Ok((_, lease)) => Ok(Some(lease)),
+            Err(error) if error.status == 404 => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Creates a Lease, or replaces the version that it names.
+    pub(crate) async fn write_lease(
+        &self,
+        namespace: &str,
+        lease: &Value,
+        create: bool,
+    ) -> Result<Value, ApiError> {
+        let (path, body) = (leases(namespace), lease.to_string().into_bytes());
+        let name = lease["metadata"]["name"].as_str().unwrap_or_default();
+        let request = match create {
+            true => path.create(&PostParams::default(), body),
+            false => path.replace(name, &PostParams::default(), body),
+        };
+        self.json(request).await.map(|(_, lease)| lease)
     }
 
     async fn send(
@@ -104,7 +140,12 @@ impl KubeCluster {
         Err(api_error(parts.status, &body, seconds))
     }
 
-    async fn json(
+    /// Returns the client. Requests through it do not act as a service account.
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(crate) async fn json(
         &self,
         request: Result<Request<Vec<u8>>, impl fmt::Display>,
     ) -> Result<(StatusCode, Value), ApiError> {
@@ -242,8 +283,12 @@ impl fmt::Debug for KubeCluster {
     }
 }
 
+fn leases(namespace: &str) -> kube::core::Request {
+    kube::core::Request::new(format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"))
+}
+
 /// Returns the builder of requests for a kind in a namespace, or in all of them.
-fn path(kind: &Kind, namespace: &str) -> kube::core::Request {
+pub(crate) fn path(kind: &Kind, namespace: &str) -> kube::core::Request {
     let Kind { kind: GroupKind { group, kind }, version, plural, namespaced } = kind;
     let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
     let namespace = (*namespaced && !namespace.is_empty()).then_some(namespace);
@@ -317,6 +362,6 @@ fn api_error(status: StatusCode, body: &[u8], retry_after: Option<u64>) -> ApiEr
 }
 
 /// Returns the error of a request without a response.
-fn lost(message: String) -> ApiError {
+pub(crate) fn lost(message: String) -> ApiError {
     ApiError { message, ..ApiError::default() }
 }

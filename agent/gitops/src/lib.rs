@@ -17,6 +17,7 @@ mod engine;
 mod fake;
 pub mod health;
 mod kube_cluster;
+mod lease;
 mod manifest;
 pub mod order;
 pub mod parse;
@@ -25,12 +26,15 @@ mod retry;
 #[cfg(test)]
 mod tests;
 pub mod validate;
+mod watch;
 
 pub use self::{
     cluster::{ApiError, Applied, ApplyOptions, Cluster, Kind},
     engine::{Engine, Fence, Outcome, Stopped, SyncInput},
     kube_cluster::KubeCluster,
+    lease::{Candidate, Leadership},
     manifest::{GroupKind, Manifest, SourceFile, SourceLine},
+    watch::Change,
 };
 
 /// The field manager of everything that is applied. It is that of GitLab's agent, so that its objects keep one manager.

@@ -86,6 +86,10 @@ fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) 
         let Some(Value::Array(items)) = object.remove("items") else { return Ok(()) };
         return items.into_iter().try_for_each(|item| add_object(item, source, manifests));
     }
+    if api_version.starts_with("kustomize.config.k8s.io/") {
+        let what = "a kustomization is no object: commit what `kustomize build` prints, and leave this file out with paths";
+        return Err(what.to_owned());
+    }
     let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
     if version.is_empty() || version.contains('/') {
         return Err(format!("{api_version:?} is not an apiVersion"));
@@ -210,6 +214,10 @@ mod tests {
             ("---\nkind: ConfigMap\n", "a.yaml:2: a document has no apiVersion"),
             ("apiVersion: v1\n", "a document has no kind"),
             ("- a\n", "a document is not an object"),
+            (
+                "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n",
+                "a kustomization is no object",
+            ),
             ("text\n", "a document is not an object"),
             ("apiVersion: v1\nkind: Pod\nmetadata: {generateName: a-}\n", "has generateName"),
             ("apiVersion: a/b/c\nkind: Pod\nmetadata: {name: a}\n", "is not an apiVersion"),

@@ -65,9 +65,10 @@ impl Project {
 
     fn input(&self, text: &str) -> SyncInput {
         SyncInput {
+            agent: proto::AgentId(7),
             project: "group/app".to_owned(),
             settings: serde_saphyr::from_str(&self.settings).unwrap(),
-            files: vec![SourceFile { path: "app.yaml".to_owned(), content: text.to_owned().into() }],
+            files: vec![SourceFile { path: "app.yaml".to_owned(), content: text.to_owned().into() }].into(),
             approved: self.approved,
             heal: self.heal,
             inventories: vec!["7-3".to_owned()],
@@ -117,7 +118,7 @@ fn writes(requests: &[String]) -> Vec<&str> {
     requests.iter().map(String::as_str).filter(write).collect()
 }
 
-const PARENT: &str = "ConfigMap agentk/gitops-group-app-";
+const PARENT: &str = "ConfigMap agentk/gitops-7-group-app-";
 
 #[tokio::test(start_paused = true)]
 async fn objects_are_created_changed_and_deleted_as_in_git() {

@@ -2,7 +2,6 @@
 
 use std::{collections::HashSet, path::Path};
 
-use proto::ServiceName;
 use serde::{Deserialize, Deserializer};
 use settings::{self, ConfigError, Spanned};
 
@@ -134,8 +133,8 @@ impl RuleParser<'_> {
             || [&scope.verbs, &scope.groups, &scope.resources, &scope.namespaces, &scope.names, &scope.paths]
                 .into_iter()
                 .any(Option::is_some);
-        if restricted && services != [ServiceName::KUBERNETES] {
-            let what = "the rule has keys that apply to Kubernetes only: write services: [kubernetes], and \
+        if restricted && !services.iter().all(|service| super::is_of_cluster(service)) {
+            let what = "the rule has keys that apply to Kubernetes only: write services: [kubernetes] or [gitops], and \
                         another rule for other services";
             return Err(self.error("services", &entry.services, what));
         }
@@ -219,6 +218,8 @@ impl RuleEntry {
 
 #[cfg(test)]
 mod tests {
+    use proto::ServiceName;
+
     use super::*;
 
     fn error(text: &str) -> String {

@@ -34,8 +34,13 @@ pub(super) fn service(word: &str) -> Option<&'static str> {
         ServiceName::CONFIGURATION => {
             Some("only kas itself sends configurations, and no policy applies to them")
         }
+        ServiceName::MANIFESTS => {
+            Some("the policy of what manifests may change is that of the service gitops")
+        }
         _ if is_named_prometheus(word) => None,
-        _ => Some("not the name of a service: write kubernetes, prometheus, prometheus.<name> or '*'"),
+        _ => {
+            Some("not the name of a service: write kubernetes, gitops, prometheus, prometheus.<name> or '*'")
+        }
     }
 }
 

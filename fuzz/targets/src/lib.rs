@@ -14,6 +14,7 @@ pub mod hello;
 pub mod identity;
 mod input;
 pub mod kubeconfig;
+pub mod manifests;
 pub mod oidc;
 pub mod peer;
 pub mod policy;

@@ -28,6 +28,7 @@ targets! {
     hello
     identity
     kubeconfig
+    manifests
     oidc
     peer
     policy

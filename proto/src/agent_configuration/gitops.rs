@@ -178,14 +178,14 @@ pub struct RunAs {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Render {
-    /// A directory with `kustomization.yaml` or `Chart.yaml` is rendered; other files are manifests.
+    /// All files are manifests.
     #[default]
     Auto,
     /// All files are manifests.
     Plain,
-    /// `kustomize build`.
+    /// `kustomize build`, which kas does not run: it is refused.
     Kustomize,
-    /// `helm template`.
+    /// `helm template`, which kas does not run: it is refused.
     Helm,
 }
 
@@ -312,6 +312,9 @@ impl ManifestProject {
             && (!is_namespace(namespace) || name.is_empty() || !name.split('.').all(is_namespace))
         {
             return Err("run_as.service_account must be a name, or namespace/name".to_owned());
+        }
+        if matches!(self.render, Render::Kustomize | Render::Helm) {
+            return Err("render: kas sends files as they are: commit what kustomize or helm print".to_owned());
         }
         let filters = self.resource_inclusions.iter().chain(&self.resource_exclusions);
         match filters.clone().any(|filter| filter.api_groups.is_empty() || filter.kinds.is_empty()) {
@@ -474,7 +477,7 @@ mod tests {
              resource_inclusions: [{api_groups: [apps], kinds: ['*']}], \
              resource_exclusions: [{api_groups: ['*'], kinds: [Secret]}], interval: 1m, namespaces: [shop], \
              cluster_scoped: true, max_prune_percent: 10, max_prune: 1, self_heal: report, suspend: true, \
-             run_as: {service_account: deployer}, render: kustomize, conflicts: report}",
+             run_as: {service_account: deployer}, render: plain, conflicts: report}",
         )
         .unwrap();
         assert_eq!(project.r#ref, Some(GitRef::Tag("v1".to_owned())));
@@ -512,6 +515,7 @@ mod tests {
             ("{id: a}, {id: a}", "a is listed twice"),
             ("{}, {}", "is listed twice"),
             ("{reconcile_timeout: 10}", "duration"),
+            ("{render: helm}", "render: kas sends files as they are"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(expected), "{text} gave {error}");

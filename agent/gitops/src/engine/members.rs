@@ -103,7 +103,7 @@ pub(super) fn id_of(kind: &GroupKind, object: &Value) -> ObjectId {
 }
 
 /// Returns a number that changes when somebody changes the object, and not when a controller writes its status.
-pub(super) fn fingerprint(metadata: &Value) -> u64 {
+pub(crate) fn fingerprint(metadata: &Value) -> u64 {
     let mut hasher = DefaultHasher::new();
     metadata["uid"].as_str().hash(&mut hasher);
     match metadata["generation"].as_i64().filter(|generation| *generation > 0) {

@@ -68,7 +68,7 @@ impl<'a> Report<'a> {
                 errors.into_iter().for_each(|error| self.error(error));
                 (
                     ProjectState::Failed,
-                    format!("refused, with {}: nothing of them was written", plural(count, "error")),
+                    format!("refused with {} before anything of them was written", plural(count, "error")),
                 )
             }
             Err(Failure::Objects) => {

@@ -41,11 +41,16 @@ impl<C: Cluster> Engine<C> {
     ) -> Result<Vec<AppliedObject>, Failure> {
         let kinds = self.kinds(stage, manifests, sync).await?;
         let of = |index: &usize| (&manifests[*index], &kinds[&key(&manifests[*index])]);
-        let examined = stream::iter(&stage.objects).map(|index| {
-            let (manifest, kind) = of(index);
-            self.examine(manifest, kind, members, sync)
-        });
-        let examined: Vec<_> = examined.buffered(CONCURRENCY).collect().await;
+        // Collected first: a closure inside of the stream would have to work for all lifetimes.
+        let examining: Vec<_> = stage
+            .objects
+            .iter()
+            .map(|index| {
+                let (manifest, kind) = of(index);
+                self.examine(manifest, kind, members, sync)
+            })
+            .collect();
+        let examined: Vec<_> = stream::iter(examining).buffered(CONCURRENCY).collect().await;
         let mut steps = Vec::with_capacity(examined.len());
         let mut refused = Vec::new();
         for (index, step) in stage.objects.iter().zip(examined) {
@@ -61,18 +66,21 @@ impl<C: Cluster> Engine<C> {
 
         let writes = sync.writes();
         let this = &*self;
-        let written = stream::iter(steps).map(|(index, step)| {
-            let (manifest, kind) = of(&index);
-            async move {
-                let result = match (&step, writes) {
-                    (Step::Unchanged(seen) | Step::Drifted(seen, _), _) => Ok(seen.clone()),
-                    (_, false) => Ok(Seen { uid: String::new(), fingerprint: 0 }),
-                    (step, true) => this.write(step, manifest, kind, sync).await,
-                };
-                (manifest, kind, step, result)
-            }
-        });
-        let written: Vec<_> = written.buffered(CONCURRENCY).collect().await;
+        let writing: Vec<_> = steps
+            .into_iter()
+            .map(|(index, step)| {
+                let (manifest, kind) = of(&index);
+                async move {
+                    let result = match (&step, writes) {
+                        (Step::Unchanged(seen) | Step::Drifted(seen, _), _) => Ok(seen.clone()),
+                        (_, false) => Ok(Seen { uid: String::new(), fingerprint: 0 }),
+                        (step, true) => this.write(step, manifest, kind, sync).await,
+                    };
+                    (manifest, kind, step, result)
+                }
+            })
+            .collect();
+        let written: Vec<_> = stream::iter(writing).buffered(CONCURRENCY).collect().await;
         let mut applied = Vec::with_capacity(written.len());
         let mut stopped = None;
         for (manifest, kind, step, result) in written {

@@ -1,0 +1,80 @@
+//! Changes of objects by anybody, seen through watches of their metadata.
+
+use futures_util::{StreamExt as _, pin_mut};
+use kube::{
+    api::{DynamicObject, ListParams, PartialObjectMeta, WatchEvent, WatchParams},
+    core::ObjectMeta,
+};
+use proto::gitops::ObjectId;
+use serde_json::Value;
+
+use crate::{
+    ApiError, Kind, KubeCluster,
+    applyset::PART_OF,
+    engine::fingerprint,
+    kube_cluster::{lost, path},
+};
+
+/// An object of a project that was changed or deleted, by agentk or by somebody else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The id of the ApplySet.
+    pub set: String,
+    /// The object.
+    pub id: ObjectId,
+    /// The fingerprint of its metadata, or `None` if it was deleted.
+    pub fingerprint: Option<u64>,
+}
+
+impl KubeCluster {
+    /// Reports the changes of all objects of a kind that belong to projects, until the API server ends the watch. Changes before the
+    /// watch begins are not reported.
+    ///
+    /// # Errors
+    ///
+    /// agentk may not watch the kind in all namespaces, or the API server does not respond.
+    pub async fn watch_members(
+        &self,
+        kind: &Kind,
+        mut report: impl FnMut(Change) + Send,
+    ) -> Result<(), ApiError> {
+        let path = path(kind, "");
+        let (_, list) =
+            self.json(path.list_metadata(&ListParams::default().labels(PART_OF).limit(1))).await?;
+        let version = list["metadata"]["resourceVersion"].as_str().unwrap_or("0").to_owned();
+        let request = path.watch_metadata(&WatchParams::default().labels(PART_OF), &version);
+        let request = request.map_err(|error| lost(error.to_string()))?;
+        let events = self.client().request_events::<PartialObjectMeta<DynamicObject>>(request).await;
+        let events = events.map_err(|error| match error {
+            kube::Error::Api(status) => {
+                ApiError { status: status.code, message: status.message.clone(), ..ApiError::default() }
+            }
+            error => lost(error.to_string()),
+        })?;
+        pin_mut!(events);
+        while let Some(event) = events.next().await {
+            let (object, exists) = match event.map_err(|error| lost(error.to_string()))? {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, true),
+                WatchEvent::Deleted(object) => (object, false),
+                WatchEvent::Bookmark(_) => continue,
+                // The version is too old, for example. The next watch begins anew.
+                WatchEvent::Error(_) => return Ok(()),
+            };
+            report(change(kind, &object.metadata, exists));
+        }
+        Ok(())
+    }
+}
+
+fn change(kind: &Kind, metadata: &ObjectMeta, exists: bool) -> Change {
+    let labels = metadata.labels.as_ref();
+    let set = labels.and_then(|labels| labels.get(PART_OF)).cloned().unwrap_or_default();
+    let id = ObjectId {
+        group: kind.kind.group.clone(),
+        kind: kind.kind.kind.clone(),
+        namespace: metadata.namespace.clone().unwrap_or_default(),
+        name: metadata.name.clone().unwrap_or_default(),
+    };
+    let fingerprint = exists.then(|| fingerprint(&serde_json::to_value(metadata).unwrap_or(Value::Null)));
+    Change { set, id, fingerprint }
+}

@@ -1,0 +1,62 @@
+//! Notices changes of objects by others: one watch of metadata for each kind that a project has, shared by all projects.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
+use gitops_engine::{GroupKind, Kind};
+use tokio::time::sleep;
+
+use super::Gitops;
+
+/// The pause before the next watch of a kind. Drift that happens meanwhile is found by the periodic look.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The pause after a watch that failed, for example because agentk may not watch the kind in all namespaces.
+const FAILED_PAUSE: Duration = Duration::from_secs(60);
+
+/// Watches all kinds while this pod leads. The future never completes.
+pub(super) async fn run(gitops: &Gitops) {
+    let (mut kinds, mut leadership) = (gitops.kinds.subscribe(), gitops.leadership.subscribe());
+    loop {
+        let leading = leadership.borrow_and_update().is_held();
+        let work = async {
+            let mut watched = BTreeSet::<GroupKind>::new();
+            let mut watches = FuturesUnordered::new();
+            loop {
+                for (name, kind) in &*kinds.borrow_and_update() {
+                    if watched.insert(name.clone()) {
+                        watches.push(watch(gitops, kind.clone()).boxed());
+                    }
+                }
+                tokio::select! {
+                    _ = kinds.changed() => {}
+                    Some(()) = watches.next(), if !watches.is_empty() => {}
+                }
+            }
+        };
+        let lost = async {
+            while leadership.changed().await.is_ok() && leadership.borrow_and_update().is_held() == leading {}
+        };
+        tokio::select! {
+            () = work, if leading => {}
+            () = lost => {}
+        }
+    }
+}
+
+/// Watches one kind. The future never completes.
+async fn watch(gitops: &Gitops, kind: Kind) {
+    loop {
+        let report = |change: gitops_engine::Change| {
+            if let Some(project) = gitops.project_of_set(&change.set) {
+                project.note_change(change.id, change.fingerprint);
+            }
+        };
+        match gitops.cluster.watch_members(&kind, report).await {
+            Ok(()) => sleep(PAUSE).await,
+            Err(error) => {
+                tracing::debug!(kind = %kind.kind, %error, "objects are not watched for changes; they are looked at periodically");
+                sleep(FAILED_PAUSE).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The requests of kas (`manifests`) and of callers (`gitops`).
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bytes::Bytes;
+use futures_util::stream;
+use gitops_engine::SourceFile;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Limited, StreamBody};
+use percent_encoding::percent_decode_str;
+use proto::{
+    AgentId, Reason,
+    gitops::{
+        EventKind, FrameLimits, MAX_PROJECT_LIST, PROBLEM_PATH, PROJECTS_PATH, ProjectList, ProjectState,
+        SOURCE_PATH, SYNC_PATH, SourceProblem, SyncDecoder, SyncFrame,
+    },
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::json;
+use tokio::sync::{broadcast::error::RecvError, mpsc};
+use tunnel::Body;
+
+use super::{
+    Gitops,
+    sources::QUEUE,
+    worker::{self, APPROVED, SUSPENDED},
+};
+use crate::services::{RequestHandler, ServiceError};
+
+/// The largest sync that agentk accepts. The limits of kas are lower by default.
+const LIMITS: FrameLimits = FrameLimits { files: 20_000, bytes: 64 << 20 };
+
+/// Serves kas itself.
+#[derive(Clone, Debug)]
+pub(crate) struct ManifestsHandler(pub(crate) Arc<Gitops>);
+
+/// Serves callers.
+#[derive(Clone, Debug)]
+pub(crate) struct GitopsHandler(pub(crate) Arc<Gitops>);
+
+/// Removes a subscription when kas ends it, or its tunnel is lost.
+struct Subscription {
+    gitops: Arc<Gitops>,
+    number: u64,
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.gitops.sources.lock().remove(self.number);
+    }
+}
+
+impl RequestHandler for ManifestsHandler {
+    async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        let path = request.uri().path().to_owned();
+        match (request.method(), &*path) {
+            (&Method::GET, SOURCE_PATH) => self.subscribe(&request),
+            (&Method::PUT, PROJECTS_PATH) => self.set_projects(request).await,
+            (&Method::PUT, PROBLEM_PATH) => self.report_problem(request).await,
+            (&Method::POST, SYNC_PATH) => self.sync(request).await,
+            (_, SOURCE_PATH | PROJECTS_PATH | PROBLEM_PATH | SYNC_PATH) => {
+                Err(wrong_method(&path, "GET, PUT, POST"))
+            }
+            _ => Err(unknown_path(&path)),
+        }
+    }
+}
+
+impl ManifestsHandler {
+    /// Answers with a line for each notice, for as long as kas reads them.
+    fn subscribe(&self, request: &Request<Body>) -> Result<Response<Body>, ServiceError> {
+        let query = request.uri().query().unwrap_or_default();
+        let agent = query.strip_prefix("agent=").and_then(|id| id.parse::<AgentId>().ok());
+        let agent = agent.ok_or_else(|| bad_request("the query must be agent=<id of the agent>"))?;
+        self.0.set_agent(agent);
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let number = self.0.sources.lock().add(sender);
+        let subscription = Subscription { gitops: Arc::clone(&self.0), number };
+        let lines = stream::unfold((receiver, subscription), async |(mut receiver, subscription)| {
+            let notice = receiver.recv().await?;
+            Some((line(&notice), (receiver, subscription)))
+        });
+        Ok(stream_response(lines))
+    }
+
+    async fn set_projects(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        let list: ProjectList = read_json(request, MAX_PROJECT_LIST).await?;
+        self.check_leading()?;
+        let ids: Vec<&str> = list.projects.iter().filter_map(|project| project.id.as_deref()).collect();
+        let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
+        let stored = worker::statuses(&self.0).await;
+        let stored = stored.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
+        for status in stored {
+            let listed = ids.contains(&&*status.project);
+            if listed {
+                self.0.project(&status.project).restore(status);
+                continue;
+            }
+            if let Some(project) = self.0.find_project(&status.project) {
+                project.orphan();
+            }
+            if status.state != ProjectState::Orphaned {
+                let message = "the project is not in the configuration any more; its objects stay".to_owned();
+                let orphaned =
+                    proto::gitops::ProjectStatus { state: ProjectState::Orphaned, message, ..status };
+                tracing::info!(project = orphaned.project, "project orphaned");
+                worker::write_status(&self.0, agent, &orphaned).await;
+            }
+        }
+        for id in ids {
+            self.0.project(id);
+        }
+        Ok(no_content())
+    }
+
+    /// Notes that kas has no files for a project. What was applied before stays.
+    async fn report_problem(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        let problem: SourceProblem = read_json(request, MAX_PROJECT_LIST).await?;
+        self.check_leading()?;
+        let project = self.0.project(&problem.project);
+        let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
+        let changed = project.update(|status| {
+            status.state = ProjectState::Failed;
+            status.message.clone_from(&problem.message);
+        });
+        if let Some(status) = changed {
+            tracing::warn!(project = problem.project, error = problem.message, "no manifests for a project");
+            worker::write_status(&self.0, agent, &status).await;
+        }
+        Ok(no_content())
+    }
+
+    /// Reads a whole sync, and answers with its events.
+    async fn sync(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        self.check_leading()?;
+        let mut decoder = SyncDecoder::new(LIMITS);
+        let (mut head, mut files, mut complete) = (None, Vec::new(), false);
+        let mut body = request.into_body();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| bad_request(&error.to_string()))?;
+            let Ok(data) = frame.into_data() else { continue };
+            decoder.push(&data);
+            while let Some(frame) = decoder.next_frame().map_err(|error| bad_request(&error.to_string()))? {
+                match frame {
+                    SyncFrame::Head(it) => head = Some(*it),
+                    SyncFrame::File { path, content } => files.push(SourceFile { path, content }),
+                    SyncFrame::End => complete = true,
+                }
+            }
+        }
+        decoder.ended().map_err(|error| bad_request(&error.to_string()))?;
+        let head = head.filter(|_| complete).ok_or_else(|| bad_request("the sync has no head"))?;
+        self.check_leading()?;
+        let project = self.0.project(&head.project);
+        let events = project.events.subscribe();
+        let number = project.submit(head, files);
+        let lines = stream::unfold(Some((events, project)), move |state| async move {
+            let (mut events, project) = state?;
+            loop {
+                match events.recv().await {
+                    Ok((of, event)) if of == number => {
+                        let ended = event.event == EventKind::Finished;
+                        return Some((line(&event), (!ended).then_some((events, project))));
+                    }
+                    // A newer commit has replaced this one.
+                    Ok((of, _)) if of > number => return None,
+                    Ok(_) | Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return None,
+                }
+            }
+        });
+        Ok(stream_response(lines))
+    }
+
+    fn check_leading(&self) -> Result<(), ServiceError> {
+        match self.0.is_leading() {
+            true => Ok(()),
+            false => Err(ServiceError::new(Reason::BadRequest, "another pod of agentk leads GitOps now")),
+        }
+    }
+}
+
+impl RequestHandler for GitopsHandler {
+    async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        let path = request.uri().path().to_owned();
+        let Some(rest) = path.strip_prefix(PROJECTS_PATH) else { return Err(unknown_path(&path)) };
+        if rest.is_empty() || rest == "/" {
+            return match *request.method() {
+                Method::GET => self.list().await,
+                _ => Err(wrong_method(&path, "GET")),
+            };
+        }
+        let rest = rest.strip_prefix('/').ok_or_else(|| unknown_path(&path))?;
+        let (id, command) = rest.split_once('/').map_or((rest, None), |(id, command)| (id, Some(command)));
+        let id = percent_decode_str(id).decode_utf8().map_err(|_| unknown_path(&path))?.into_owned();
+        match (request.method(), command) {
+            (&Method::GET, None) => self.show(&id).await,
+            (&Method::POST, Some(command)) => self.command(&id, command).await,
+            (_, None) => Err(wrong_method(&path, "GET")),
+            (_, Some(_)) => Err(wrong_method(&path, "POST")),
+        }
+    }
+}
+
+impl GitopsHandler {
+    async fn statuses(&self) -> Result<Vec<proto::gitops::ProjectStatus>, ServiceError> {
+        let statuses = worker::statuses(&self.0).await;
+        let mut statuses = statuses.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
+        statuses.sort_by(|a, b| a.project.cmp(&b.project));
+        Ok(statuses)
+    }
+
+    async fn list(&self) -> Result<Response<Body>, ServiceError> {
+        Ok(json_response(&json!({"projects": self.statuses().await?})))
+    }
+
+    async fn show(&self, id: &str) -> Result<Response<Body>, ServiceError> {
+        let found = self.statuses().await?.into_iter().find(|status| status.project == id);
+        found.map(|status| json_response(&status)).ok_or_else(|| unknown_project(id))
+    }
+
+    async fn command(&self, id: &str, command: &str) -> Result<Response<Body>, ServiceError> {
+        let status = self.statuses().await?.into_iter().find(|status| status.project == id);
+        let status = status.ok_or_else(|| unknown_project(id))?;
+        let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
+        let failed = |error| ServiceError::new(Reason::ClusterMisbehaved, error);
+        let current = worker::read_commands(&self.0, agent, id).await.map_err(failed)?.unwrap_or_default();
+        let kept =
+            |key: &str| current["metadata"]["annotations"][key].as_str().unwrap_or_default().to_owned();
+        let mut annotations = BTreeMap::from([(SUSPENDED, kept(SUSPENDED)), (APPROVED, kept(APPROVED))]);
+        match command {
+            "sync" => {}
+            "suspend" => drop(annotations.insert(SUSPENDED, "true".to_owned())),
+            "resume" => drop(annotations.insert(SUSPENDED, String::new())),
+            "approve" if status.state != ProjectState::Held => {
+                let what =
+                    format!("nothing of {id} waits for an approval: its state is {}", status.state.as_str());
+                return Err(bad_request(&what));
+            }
+            "approve" => {
+                let commit = status.attempted.map(|commit| commit.id).unwrap_or_default();
+                annotations.insert(APPROVED, commit);
+            }
+            _ => {
+                return Err(ServiceError::new(
+                    Reason::UnknownPath,
+                    format!("there is no command {command:?} about a project"),
+                ));
+            }
+        }
+        worker::write_commands(&self.0, agent, id, annotations).await.map_err(failed)?;
+        tracing::info!(project = id, command, "command about a project");
+        if let Some(project) = self.0.find_project(id) {
+            project.request();
+        }
+        self.0.sources.lock().want(id);
+        let mut response = json_response(&json!({"project": id, "command": command}));
+        *response.status_mut() = StatusCode::ACCEPTED;
+        Ok(response)
+    }
+}
+
+async fn read_json<T: DeserializeOwned>(request: Request<Body>, max_bytes: usize) -> Result<T, ServiceError> {
+    let body = Limited::new(request.into_body(), max_bytes).collect().await;
+    let body = body.map_err(|error| bad_request(&error.to_string()))?.to_bytes();
+    serde_json::from_slice(&body).map_err(|error| bad_request(&error.to_string()))
+}
+
+fn line(value: &impl Serialize) -> Bytes {
+    let mut line = serde_json::to_vec(value).expect("it has keys that are text");
+    line.push(b'\n');
+    line.into()
+}
+
+fn stream_response(lines: impl stream::Stream<Item = Bytes> + Send + 'static) -> Response<Body> {
+    use futures_util::StreamExt as _;
+
+    let frames = lines.map(|line| Ok::<_, std::convert::Infallible>(Frame::data(line)));
+    let mut response = Response::new(Body::new(StreamBody::new(frames)));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+    response
+}
+
+fn json_response(value: &impl Serialize) -> Response<Body> {
+    let text = serde_json::to_string(value).expect("it has keys that are text");
+    let mut response = Response::new(Body::from(text));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+fn no_content() -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response
+}
+
+fn bad_request(what: &str) -> ServiceError {
+    ServiceError::new(Reason::BadRequest, what)
+}
+
+fn unknown_path(path: &str) -> ServiceError {
+    ServiceError::new(Reason::UnknownPath, format!("agentk has no path {path} for GitOps"))
+}
+
+fn unknown_project(id: &str) -> ServiceError {
+    let what = format!("this agent has no project {id:?}: kas gitops list shows its projects");
+    ServiceError::new(Reason::UnknownPath, what)
+}
+
+fn wrong_method(path: &str, methods: &'static str) -> ServiceError {
+    ServiceError::new(Reason::MethodNotAllowed, format!("the method of {path} is {methods}"))
+        .with_allow(methods)
+}

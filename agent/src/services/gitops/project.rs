@@ -1,0 +1,174 @@
+//! One project: what it shall be, what it is, and what people have said about it.
+
+use std::{collections::HashMap, sync::Arc, time::SystemTime};
+
+use gitops_engine::{Outcome, SourceFile};
+use parking_lot::Mutex;
+use proto::{
+    agent_configuration::gitops::ManifestProject,
+    gitops::{ObjectId, ProjectState, ProjectStatus, SyncEvent, SyncHead, SyncRecord},
+};
+use tokio::sync::{Notify, broadcast};
+
+/// The events that a slow reader may miss.
+const EVENTS: usize = 1024;
+/// The syncs that a status remembers.
+const HISTORY: usize = 10;
+
+/// A project of this agent.
+pub(super) struct Project {
+    pub(super) id: String,
+    state: Mutex<State>,
+    pub(super) wake: Notify,
+    /// The events of syncs with the numbers of their commits.
+    pub(super) events: broadcast::Sender<(u64, SyncEvent)>,
+}
+
+#[derive(Default)]
+struct State {
+    wanted: Option<Arc<Wanted>>,
+    next: u64,
+    /// Somebody asked for a sync.
+    requested: bool,
+    /// The objects that were changed since the worker looked, with their fingerprints.
+    changes: HashMap<ObjectId, Option<u64>>,
+    status: ProjectStatus,
+}
+
+/// A commit that the cluster shall become.
+pub(super) struct Wanted {
+    /// The number of the commit in this process.
+    pub(super) number: u64,
+    pub(super) head: SyncHead,
+    pub(super) files: Arc<[SourceFile]>,
+}
+
+impl Project {
+    pub(super) fn new(id: &str) -> Self {
+        let status = ProjectStatus { project: id.to_owned(), ..ProjectStatus::default() };
+        Self {
+            id: id.to_owned(),
+            state: Mutex::new(State { status, ..State::default() }),
+            wake: Notify::new(),
+            events: broadcast::Sender::new(EVENTS),
+        }
+    }
+
+    /// Replaces the commit. Returns its number.
+    pub(super) fn submit(&self, head: SyncHead, files: Vec<SourceFile>) -> u64 {
+        let number = {
+            let mut state = self.state.lock();
+            state.next += 1;
+            let number = state.next;
+            state.status.reference.clone_from(&head.reference);
+            state.wanted = Some(Arc::new(Wanted { number, head, files: files.into() }));
+            number
+        };
+        self.wake.notify_one();
+        number
+    }
+
+    /// Returns the commit that the cluster shall become, if kas has sent one.
+    pub(super) fn wanted(&self) -> Option<Arc<Wanted>> {
+        self.state.lock().wanted.clone()
+    }
+
+    /// Returns whether a commit is still the newest one.
+    pub(super) fn is_newest(&self, number: u64) -> bool {
+        self.state.lock().next == number
+    }
+
+    /// Asks for a sync at once.
+    pub(super) fn request(&self) {
+        self.state.lock().requested = true;
+        self.wake.notify_one();
+    }
+
+    /// Returns whether somebody has asked for a sync since the last call.
+    pub(super) fn take_request(&self) -> bool {
+        std::mem::take(&mut self.state.lock().requested)
+    }
+
+    /// Notes that an object was changed, by agentk or by somebody else.
+    pub(super) fn note_change(&self, id: ObjectId, fingerprint: Option<u64>) {
+        self.state.lock().changes.insert(id, fingerprint);
+        self.wake.notify_one();
+    }
+
+    /// Returns the objects that were changed since the last call.
+    pub(super) fn take_changes(&self) -> HashMap<ObjectId, Option<u64>> {
+        std::mem::take(&mut self.state.lock().changes)
+    }
+
+    /// Forgets the commit: kas does not send this project any more.
+    pub(super) fn orphan(&self) {
+        {
+            let mut state = self.state.lock();
+            state.wanted = None;
+            state.next += 1;
+            state.status.state = ProjectState::Orphaned;
+            state.status.message =
+                "the project is not in the configuration any more; its objects stay".to_owned();
+        }
+        self.wake.notify_one();
+    }
+
+    pub(super) fn status(&self) -> ProjectStatus {
+        self.state.lock().status.clone()
+    }
+
+    /// Takes a status over that another process has written.
+    pub(super) fn restore(&self, status: ProjectStatus) {
+        let mut state = self.state.lock();
+        if state.status.history.is_empty() {
+            state.status = ProjectStatus { project: self.id.clone(), ..status };
+        }
+    }
+
+    /// Changes the status. Returns it if that changed anything.
+    pub(super) fn update(&self, change: impl FnOnce(&mut ProjectStatus)) -> Option<ProjectStatus> {
+        let mut state = self.state.lock();
+        let before = state.status.clone();
+        change(&mut state.status);
+        (state.status != before).then(|| state.status.clone())
+    }
+
+    /// Notes the outcome of a sync.
+    pub(super) fn record(&self, wanted: &Wanted, outcome: &Outcome, took: std::time::Duration) {
+        let mut state = self.state.lock();
+        let finished = outcome.stopped.is_none();
+        let status = &mut state.status;
+        let changed = outcome.objects.applied + outcome.objects.pruned > 0;
+        let first = status.attempted.as_ref() != Some(&wanted.head.commit);
+        if finished && (changed || first || status.state != outcome.state) {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let millis =
+                |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+            let record = SyncRecord {
+                commit: wanted.head.commit.id.clone(),
+                ended: millis(now),
+                duration: millis(took),
+                state: outcome.state,
+                objects: outcome.objects,
+            };
+            status.history.insert(0, record);
+            status.history.truncate(HISTORY);
+        }
+        status.state = outcome.state;
+        status.message.clone_from(&outcome.message);
+        status.objects = outcome.objects;
+        status.errors.clone_from(&outcome.errors);
+        if finished {
+            status.attempted = Some(wanted.head.commit.clone());
+            if outcome.state != ProjectState::Failed {
+                status.synced = Some(wanted.head.commit.clone());
+            }
+        }
+    }
+}
+
+impl Wanted {
+    pub(super) fn settings(&self) -> &ManifestProject {
+        &self.head.settings
+    }
+}

@@ -1,0 +1,435 @@
+//! The worker of one project: applies each commit, looks for drift, and writes the status.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use gitops_engine::{
+    ApiError, ApplyOptions, Cluster as _, Engine, Fence, GroupKind, Kind, KubeCluster, Outcome, Stopped,
+    SyncInput,
+    applyset::{PROJECT, parent_name},
+    health::Health,
+};
+use proto::{
+    AgentId,
+    agent_configuration::gitops::{DryRunStrategy, SelfHeal},
+    gitops::{EventKind, ObjectError, ObjectId, ProjectState, ProjectStatus, SyncEvent},
+};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    Gitops,
+    project::{Project, Wanted},
+};
+
+/// The time between two looks for drift.
+const CHECK_PERIOD: Duration = Duration::from_secs(30);
+/// The time between two looks at objects that are not healthy yet.
+const HEALTH_PERIOD: Duration = Duration::from_secs(3);
+/// The waits after a sync that failed.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
+/// The shortest and the longest time between two syncs that heal.
+const REVERT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(300));
+/// The field manager of statuses.
+const STATUS_MANAGER: &str = "agentk-status";
+/// The field manager of commands.
+const COMMAND_MANAGER: &str = "agentk-commands";
+/// The annotation of a suspended project.
+pub(super) const SUSPENDED: &str = "agentk/suspended";
+/// The annotation with the commit that may delete many objects.
+pub(super) const APPROVED: &str = "agentk/approved";
+/// The most errors of objects without health that a status has.
+const MAX_UNHEALTHY: usize = 10;
+
+/// Stops a sync when this pod does not lead any more, or when there is a newer commit.
+struct WorkerFence<'a> {
+    gitops: &'a Gitops,
+    project: &'a Project,
+    number: u64,
+}
+
+/// What people have said about a project, which is in annotations of its inventory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Commands {
+    suspended: bool,
+    approved: Option<String>,
+}
+
+impl Fence for WorkerFence<'_> {
+    fn check(&self) -> Result<(), Stopped> {
+        if !self.gitops.is_leading() {
+            return Err(Stopped::LostLease);
+        }
+        match self.project.is_newest(self.number) {
+            true => Ok(()),
+            false => Err(Stopped::Superseded),
+        }
+    }
+}
+
+/// When a worker looks at the cluster again.
+struct Schedule {
+    next: Instant,
+    /// The wait after the next failure.
+    backoff: Duration,
+    /// The earliest time to revert a change by others, and the wait after it.
+    revert: (Instant, Duration),
+}
+
+impl Schedule {
+    fn new(now: Instant) -> Self {
+        Self { next: now, backoff: BACKOFF.0, revert: (now, REVERT.0) }
+    }
+
+    /// Somebody else has changed an object.
+    fn note_drift(&mut self, now: Instant) {
+        self.next = self.next.min(self.revert.0.max(now));
+    }
+
+    /// A sync failed, or cannot be tried now.
+    fn note_failure(&mut self, now: Instant) {
+        self.next = now + self.backoff;
+        self.backoff = (self.backoff * 2).min(BACKOFF.1);
+    }
+
+    /// A sync succeeded. Somebody whose change is reverted again and again is answered less and less often.
+    fn note_success(&mut self, now: Instant, reverted: bool) {
+        let wait = if reverted { (self.revert.1 * 2).min(REVERT.1) } else { self.revert.1 };
+        *self = Self { next: now + CHECK_PERIOD, backoff: BACKOFF.0, revert: (now + wait, wait) };
+    }
+}
+
+/// Works on a project for as long as agentk runs.
+pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
+    let mut leadership = gitops.leadership.subscribe();
+    let mut engine: Option<(Option<String>, Engine<KubeCluster>)> = None;
+    let mut schedule = Schedule::new(Instant::now());
+    // The number of the commit that was tried last, and whether that was not the end of it.
+    let (mut tried, mut unfinished) = (0, true);
+    loop {
+        let wanted = project.wanted().filter(|_| gitops.is_leading());
+        let Some((wanted, agent)) = wanted.zip(gitops.agent.get().copied()) else {
+            // Another process may write meanwhile, so that nothing is known about the objects.
+            (engine, tried) = (None, 0);
+            tokio::select! {
+                () = project.wake.notified() => {}
+                _ = leadership.changed() => {}
+            }
+            continue;
+        };
+        let is_new = tried != wanted.number;
+        let changes = project.take_changes();
+        let drifted = engine.as_ref().is_some_and(|(_, engine)| {
+            changes.iter().any(|(id, fingerprint)| !engine.is_as_applied(id, *fingerprint))
+        });
+        if drifted {
+            schedule.note_drift(Instant::now());
+        }
+        if !is_new && !project.take_request() && Instant::now() < schedule.next {
+            tokio::select! {
+                () = project.wake.notified() => {}
+                () = sleep_until(schedule.next) => {}
+                _ = leadership.changed() => {}
+            }
+            continue;
+        }
+
+        if is_new {
+            (schedule, tried, unfinished) = (Schedule::new(Instant::now()), wanted.number, true);
+        }
+        let user = wanted.settings().service_account().map(|(namespace, name)| format!("{namespace}/{name}"));
+        let engine = match &mut engine {
+            Some((of, engine)) if *of == user => engine,
+            engine => &mut engine.insert((user, new_engine(&gitops, &wanted))).1,
+        };
+        let commands = match commands(&gitops, agent, &project.id).await {
+            Ok(commands) => commands,
+            Err(error) => {
+                tracing::warn!(project = project.id, %error, "the inventory of a project cannot be read");
+                schedule.note_failure(Instant::now());
+                continue;
+            }
+        };
+        if commands.suspended || wanted.settings().suspend {
+            let why = match commands.suspended {
+                true => "kas gitops suspend has suspended the project",
+                false => "the configuration has suspended the project",
+            };
+            publish(&gitops, agent, &project, |status| {
+                (status.state, status.message) = (ProjectState::Suspended, why.to_owned());
+            })
+            .await;
+            unfinished = true;
+            schedule.next = Instant::now() + CHECK_PERIOD;
+            continue;
+        }
+
+        let self_heal = wanted.settings().self_heal;
+        if unfinished || self_heal != SelfHeal::Ignore {
+            let heal = unfinished || self_heal == SelfHeal::Heal;
+            let outcome = sync(&gitops, agent, &project, &wanted, engine, (&commands, heal, is_new)).await;
+            gitops.watch_kinds(engine.objects().iter().map(|(_, kind)| kind));
+            let failed = outcome.stopped.is_some() || outcome.state == ProjectState::Failed;
+            let reverted = !unfinished && outcome.objects.applied > 0;
+            match failed {
+                true => schedule.note_failure(Instant::now()),
+                false => schedule.note_success(Instant::now(), reverted),
+            }
+            unfinished = failed || outcome.state == ProjectState::Held;
+        } else {
+            schedule.note_success(Instant::now(), false);
+        }
+        if watch_health(&gitops, agent, &project, &wanted, engine).await {
+            schedule.next = schedule.next.min(Instant::now() + HEALTH_PERIOD);
+        }
+    }
+}
+
+fn new_engine(gitops: &Gitops, wanted: &Wanted) -> Engine<KubeCluster> {
+    let cluster = match wanted.settings().service_account() {
+        Some((namespace, name)) => gitops.cluster.acting_as(namespace, name),
+        None => gitops.cluster.clone(),
+    };
+    Engine::new(cluster, gitops.own.clone(), &gitops.namespace)
+}
+
+async fn sync(
+    gitops: &Gitops,
+    agent: AgentId,
+    project: &Project,
+    wanted: &Wanted,
+    engine: &mut Engine<KubeCluster>,
+    (commands, heal, is_new): (&Commands, bool, bool),
+) -> Outcome {
+    let commit = &wanted.head.commit.id;
+    if is_new {
+        publish(gitops, agent, project, |status| {
+            status.state = ProjectState::Syncing;
+            status.message = format!("commit {} is being applied", commit.get(..12).unwrap_or(commit));
+        })
+        .await;
+    }
+    let input = SyncInput {
+        agent,
+        project: project.id.clone(),
+        settings: wanted.settings().clone(),
+        files: Arc::clone(&wanted.files),
+        approved: commands.approved.as_deref() == Some(commit),
+        heal,
+        inventories: Vec::new(),
+    };
+    let fence = WorkerFence { gitops, project, number: wanted.number };
+    let events = |event: SyncEvent| {
+        log(&project.id, &event);
+        // Fails if nobody listens.
+        let _ = project.events.send((wanted.number, event));
+    };
+    let started = Instant::now();
+    let outcome = engine.sync(&input, &fence, &events).await;
+    let before = project.status();
+    project.record(wanted, &outcome, started.elapsed());
+    let status = project.status();
+    if status != before {
+        write_status(gitops, agent, &status).await;
+    }
+    let objects = outcome.objects;
+    if is_new || objects.applied + objects.pruned > 0 {
+        let seconds = started.elapsed().as_secs_f64();
+        let (state, message) = (outcome.state.as_str(), &outcome.message);
+        tracing::info!(project = project.id, commit, state, message, seconds, "project synced");
+    }
+    outcome
+}
+
+/// Looks at the health of the objects. Returns whether it should be looked at again soon.
+async fn watch_health(
+    gitops: &Gitops,
+    agent: AgentId,
+    project: &Project,
+    wanted: &Wanted,
+    engine: &Engine<KubeCluster>,
+) -> bool {
+    let applied = [ProjectState::Synced, ProjectState::Degraded].contains(&project.status().state);
+    if !applied || wanted.settings().dry_run_strategy != DryRunStrategy::None {
+        return false;
+    }
+    let health = match engine.health().await {
+        Ok(health) => health,
+        Err(error) => {
+            tracing::debug!(project = project.id, %error, "the health of objects cannot be read");
+            return false;
+        }
+    };
+    let of = |wanted: Health| health.iter().filter(move |(_, found)| found.health == wanted);
+    let count = |wanted: Health| u32::try_from(of(wanted).count()).unwrap_or(u32::MAX);
+    let (degraded, progressing) = (count(Health::Degraded), count(Health::Progressing));
+    let reasons = of(Health::Degraded).chain(of(Health::Progressing)).take(MAX_UNHEALTHY);
+    let errors: Vec<ObjectError> = reasons
+        .map(|(id, found)| ObjectError {
+            object: Some(id.clone()),
+            file: String::new(),
+            message: found.reason.clone(),
+        })
+        .collect();
+    publish(gitops, agent, project, |status| {
+        status.state = if degraded > 0 { ProjectState::Degraded } else { ProjectState::Synced };
+        (status.objects.degraded, status.objects.progressing) = (degraded, progressing);
+        status.errors = errors;
+    })
+    .await;
+    progressing > 0
+}
+
+/// Changes the status, and writes it if that changed anything.
+async fn publish(
+    gitops: &Gitops,
+    agent: AgentId,
+    project: &Project,
+    change: impl FnOnce(&mut ProjectStatus),
+) {
+    if let Some(status) = project.update(change) {
+        write_status(gitops, agent, &status).await;
+    }
+}
+
+/// Writes a status into the inventory of its project, where each pod of agentk and `kubectl` can read it.
+pub(super) async fn write_status(gitops: &Gitops, agent: AgentId, status: &ProjectStatus) {
+    let text = serde_json::to_string(status).expect("a status has keys that are text");
+    let fields = json!({
+        "metadata": {
+            "labels": {"app.kubernetes.io/managed-by": "agentk"},
+            "annotations": {PROJECT: status.project},
+        },
+        "data": {"status": text},
+    });
+    let written = apply_inventory(gitops, agent, &status.project, fields, STATUS_MANAGER).await;
+    if let Err(error) = written {
+        tracing::warn!(project = status.project, %error, "the status of a project cannot be written");
+    }
+}
+
+/// Sets the annotations that are the commands about a project. An empty value removes one.
+pub(super) async fn write_commands(
+    gitops: &Gitops,
+    agent: AgentId,
+    project: &str,
+    annotations: BTreeMap<&str, String>,
+) -> Result<(), ApiError> {
+    let fields = json!({"metadata": {"annotations": annotations}});
+    apply_inventory(gitops, agent, project, fields, COMMAND_MANAGER).await
+}
+
+/// Returns the commands about a project as annotations.
+pub(super) async fn read_commands(
+    gitops: &Gitops,
+    agent: AgentId,
+    project: &str,
+) -> Result<Option<Value>, ApiError> {
+    let (kind, id) = inventory(gitops, agent, project);
+    gitops.own.get(&kind, &id).await
+}
+
+/// Returns the statuses of all projects, as their inventories have them.
+pub(super) async fn statuses(gitops: &Gitops) -> Result<Vec<ProjectStatus>, ApiError> {
+    // Without an agent, kas has sent no project yet.
+    let Some(agent) = gitops.agent.get() else { return Ok(Vec::new()) };
+    let (kind, _) = inventory(gitops, *agent, "");
+    let listed =
+        gitops.own.list(&kind, &gitops.namespace, "app.kubernetes.io/managed-by=agentk", false).await?;
+    let prefix = format!("gitops-{agent}-");
+    let ours = listed
+        .iter()
+        .filter(|found| found["metadata"]["name"].as_str().is_some_and(|name| name.starts_with(&prefix)));
+    let parsed = ours.filter_map(|found| serde_json::from_str(found["data"]["status"].as_str()?).ok());
+    Ok(parsed.collect())
+}
+
+async fn commands(gitops: &Gitops, agent: AgentId, project: &str) -> Result<Commands, ApiError> {
+    let found = read_commands(gitops, agent, project).await?.unwrap_or_default();
+    let annotation = |key: &str| found["metadata"]["annotations"][key].as_str();
+    Ok(Commands {
+        suspended: annotation(SUSPENDED) == Some("true"),
+        approved: annotation(APPROVED).map(str::to_owned),
+    })
+}
+
+async fn apply_inventory(
+    gitops: &Gitops,
+    agent: AgentId,
+    project: &str,
+    mut object: Value,
+    manager: &'static str,
+) -> Result<(), ApiError> {
+    let (kind, id) = inventory(gitops, agent, project);
+    object["apiVersion"] = "v1".into();
+    object["kind"] = "ConfigMap".into();
+    object["metadata"]["name"] = id.name.clone().into();
+    object["metadata"]["namespace"] = id.namespace.clone().into();
+    let options = ApplyOptions { manager, dry_run: false, force: true };
+    gitops.own.apply(&kind, &id, &object, options).await.map(drop)
+}
+
+fn inventory(gitops: &Gitops, agent: AgentId, project: &str) -> (Kind, ObjectId) {
+    let text = str::to_owned;
+    let kind = Kind {
+        kind: GroupKind { group: String::new(), kind: text("ConfigMap") },
+        version: text("v1"),
+        plural: text("configmaps"),
+        namespaced: true,
+    };
+    let name = parent_name(agent, project);
+    let id =
+        ObjectId { group: String::new(), kind: text("ConfigMap"), namespace: gitops.namespace.clone(), name };
+    (kind, id)
+}
+
+fn log(project: &str, event: &SyncEvent) {
+    let (object, message) = (event.object.as_ref().map(ToString::to_string), &event.message);
+    match event.event {
+        EventKind::Failed => tracing::warn!(project, object, message, "an object of a project failed"),
+        EventKind::Drifted => tracing::info!(project, object, message, "an object of a project was changed"),
+        EventKind::Applied | EventKind::Pruned | EventKind::Kept => {
+            tracing::info!(project, object, event = ?event.event, message, "object of a project");
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn change_by_others_is_reverted_at_once_and_then_less_and_less_often() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut schedule = Schedule::new(start);
+        schedule.note_success(start, false);
+        assert_eq!(schedule.next, start + CHECK_PERIOD);
+        schedule.note_drift(at(5000));
+        assert_eq!(schedule.next, at(5000), "at once");
+        schedule.note_success(at(5000), true);
+        schedule.note_drift(at(5001));
+        assert_eq!(schedule.next, at(6000), "a second later");
+        for _ in 0..20 {
+            schedule.note_success(at(6000), true);
+        }
+        schedule.note_drift(at(6000));
+        assert!(schedule.next <= at(6000) + REVERT.1);
+    }
+
+    #[test]
+    fn failure_is_tried_again_with_longer_and_longer_waits() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start);
+        let waits: Vec<u64> = (0..5)
+            .map(|_| {
+                schedule.note_failure(start);
+                (schedule.next - start).as_secs()
+            })
+            .collect();
+        assert_eq!(waits, [10, 20, 40, 60, 60]);
+        schedule.note_success(start, false);
+        schedule.note_failure(start);
+        assert_eq!((schedule.next - start).as_secs(), 10);
+    }
+}
