@@ -137,6 +137,8 @@ struct TunnelRegistration {
     since: Instant,
     /// Cancelled once the tunnel should move to another replica.
     move_requested: CancellationToken,
+    /// Cancelled when the drain of the tunnel begins.
+    draining: CancellationToken,
 }
 
 impl AgentServer {
@@ -225,7 +227,7 @@ impl AgentServer {
             (agent.identity.id, &agent.identity.name),
             (agent.tunnel, &tunnel),
         ));
-        let session = poll_on_wake(session.run(tunnel.clone()));
+        let session = poll_on_wake(session.run(tunnel.clone(), registered.draining.clone()));
         let serving = async {
             tokio::select! {
                 biased;
@@ -309,6 +311,7 @@ impl AgentServer {
             open: GaugeGuard::new(&self.metrics.tunnels),
             since: Instant::now(),
             move_requested,
+            draining: CancellationToken::new(),
         }
     }
 
@@ -345,7 +348,11 @@ impl AgentServer {
             connections: &self.connections,
             grace: self.grace,
         };
-        drain::supervise(supervised, revoked, || registered.registration.drain(), self.withdraw(*id)).await
+        let on_drain = || {
+            registered.registration.drain();
+            registered.draining.cancel();
+        };
+        drain::supervise(supervised, revoked, on_drain, self.withdraw(*id)).await
     }
 
     /// Counts and logs the end of a tunnel, and learns from it when proxies cut tunnels.

@@ -148,6 +148,8 @@ impl App {
             gitlab: gitlab.as_ref(),
             gitaly: &gitaly,
             configuration: &config.agent.configuration,
+            gitops: &config.agent.gitops,
+            kill_switch: &shared.kill_switch,
             registry: &mut registry,
         });
         let agents = Arc::new(shared.agent_server(gitlab.as_ref(), services, &config, &mut registry));

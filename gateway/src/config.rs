@@ -43,6 +43,7 @@ pub use self::redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, Re
 pub use self::schema::json_schema;
 pub use crate::addresses::ProxyProtocol;
 pub use crate::services::configuration::AgentConfigurationConfig;
+pub use crate::services::gitops::GitopsConfig;
 
 /// The configuration of kas, kas.yaml.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -138,8 +139,9 @@ impl Config {
             }
         }
 
-        let repository = config.agent.configuration.repository.iter_mut();
-        let files = repository.flat_map(RepositoryConfig::paths);
+        let AgentConfig { configuration, gitops, .. } = &mut config.agent;
+        let manifests = gitops.repositories.iter_mut().map(|section| &mut section.repository);
+        let files = configuration.repository.iter_mut().chain(manifests).flat_map(RepositoryConfig::paths);
         let authorities =
             config.oidc.issuers.iter_mut().filter_map(|issuer| issuer.ca_certificate_file.as_mut());
         for path in config.api.iter_mut().flat_map(ApiConfig::paths).chain(files).chain(authorities) {
@@ -150,6 +152,7 @@ impl Config {
             let settings = RepositorySettings::new(file, "agent.configuration.repository", section)?;
             config.agent.configuration.settings = Some(Arc::new(settings));
         }
+        config.agent.gitops.validate(file)?;
         Ok(config)
     }
 

@@ -4,9 +4,13 @@
 //! forwarded too, if the identity file allows it. What kas sends to agents by itself is a field of [`TunnelServices`].
 
 pub(crate) mod configuration;
+pub(crate) mod gitops;
 mod kubernetes;
 mod prometheus;
 
+use std::sync::Arc;
+
+use crate::kill_switch::KillSwitch;
 use access::{AgentIdentity, ErrorDialect, Identities, Target, UrlPathPrefix};
 use gitlab::{GitLabAgents, GitLabClient, gitaly::GitalyClient};
 use http::{Method, Uri};
@@ -14,16 +18,18 @@ use percent_encoding::percent_decode_str;
 use prometheus_client::registry::Registry;
 use proto::{Hello, ServiceName};
 use router::RequestClass;
+use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
 
 use self::{
     configuration::{AgentConfigurationConfig, ConfigurationPusher, ConfigurationService},
+    gitops::{GitopsConfig, GitopsFeed, GitopsService, GitopsType},
     kubernetes::Kubernetes,
     prometheus::Prometheus,
 };
 
 /// The request types that kas knows.
-static REQUEST_TYPES: [&dyn RequestType; 2] = [&Kubernetes, &Prometheus];
+static REQUEST_TYPES: [&dyn RequestType; 3] = [&GitopsType, &Kubernetes, &Prometheus];
 
 /// The part of kas in a request type that callers use. The defaults are those of types that kas does not know.
 pub(crate) trait RequestType: Sync {
@@ -129,6 +135,8 @@ fn asks_for_stream(query: &str) -> bool {
 pub struct TunnelServices {
     /// Sends each agent its configuration.
     pub configuration: ConfigurationService,
+    /// Sends each agent the manifests of its projects.
+    pub gitops: GitopsService,
 }
 
 /// The parts of a replica from which the services are built.
@@ -139,6 +147,8 @@ pub(crate) struct ServiceContext<'a> {
     pub(crate) gitlab: Option<&'a (GitLabClient, GitLabAgents)>,
     pub(crate) gitaly: &'a GitalyClient,
     pub(crate) configuration: &'a AgentConfigurationConfig,
+    pub(crate) gitops: &'a GitopsConfig,
+    pub(crate) kill_switch: &'a Arc<KillSwitch>,
     pub(crate) registry: &'a mut Registry,
 }
 
@@ -146,17 +156,21 @@ pub(crate) struct ServiceContext<'a> {
 #[derive(Debug)]
 pub(crate) struct TunnelSession {
     configuration: ConfigurationPusher,
+    gitops: GitopsFeed,
 }
 
 impl TunnelServices {
     /// Builds the services of a replica.
     pub(crate) fn new(context: ServiceContext<'_>) -> Self {
-        Self { configuration: ConfigurationService::of_replica(context) }
+        let gitops = GitopsService::of_replica(&context);
+        Self { configuration: ConfigurationService::of_replica(context), gitops }
     }
 
     /// Prepares the services of a new tunnel.
     pub(crate) fn attach(&self, agent: &AgentIdentity, hello: &Hello) -> TunnelSession {
-        TunnelSession { configuration: self.configuration.subscribe(agent, hello) }
+        let configuration = self.configuration.subscribe(agent, hello);
+        let gitops = self.gitops.attach(agent, hello, configuration.state());
+        TunnelSession { configuration, gitops }
     }
 }
 
@@ -167,8 +181,9 @@ impl TunnelSession {
     }
 
     /// Serves the tunnel until it ends. The future never completes.
-    pub(crate) async fn run(self, tunnel: Tunnel) {
-        self.configuration.run(tunnel).await;
+    /// `draining` is cancelled when the tunnel should not be used any more: long streams of kas itself end then.
+    pub(crate) async fn run(self, tunnel: Tunnel, draining: CancellationToken) {
+        tokio::join!(self.configuration.run(tunnel.clone()), self.gitops.run(tunnel, draining));
     }
 }
 

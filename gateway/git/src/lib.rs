@@ -24,7 +24,7 @@ use router::BoxFuture;
 
 pub use self::config::RepositoryConfig;
 pub use self::repositories::GitRepositories;
-pub use self::selection::{FileLimits, FileSelection, RepositoryFile};
+pub use self::selection::{FileLimits, FileSelection, RepositoryFile, SelectedFiles};
 pub use self::settings::{Location, RepositorySettings};
 
 /// The directory of a repository that contains one directory for each agent with a configuration.
@@ -65,7 +65,7 @@ pub trait Repository: fmt::Debug + Send + Sync {
         max_bytes: usize,
     ) -> BoxFuture<'a, Result<Option<Vec<u8>>, RepositoryError>>;
 
-    /// Returns the files of a commit that are selected, in the order of their paths.
+    /// Returns the files of a commit that are selected.
     ///
     /// # Errors
     ///
@@ -75,7 +75,7 @@ pub trait Repository: fmt::Debug + Send + Sync {
         &'a self,
         commit: &'a CommitId,
         selection: &'a Arc<FileSelection>,
-    ) -> BoxFuture<'a, Result<Vec<RepositoryFile>, RepositoryError>>;
+    ) -> BoxFuture<'a, Result<SelectedFiles, RepositoryError>>;
 
     /// Returns the agents that have a file [`CONFIGURATION_FILE`] in a directory of their name, in order of their names.
     ///

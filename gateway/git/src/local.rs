@@ -11,7 +11,7 @@ use super::{
     HEADS,
     objects::{Objects, invalid},
 };
-use crate::{Commit, CommitId, FileSelection, Reference, Repository, RepositoryError, RepositoryFile};
+use crate::{Commit, CommitId, FileSelection, Reference, Repository, RepositoryError, SelectedFiles};
 
 /// The time for one access. A hung file system does not block others.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -117,12 +117,12 @@ impl Repository for LocalRepository {
         &'a self,
         commit: &'a CommitId,
         selection: &'a Arc<FileSelection>,
-    ) -> BoxFuture<'a, Result<Vec<RepositoryFile>, RepositoryError>> {
+    ) -> BoxFuture<'a, Result<SelectedFiles, RepositoryError>> {
         let (commit, selection) = (commit.clone(), Arc::clone(selection));
         Box::pin(self.run(move |repository| {
             let objects = repository.objects()?;
             let listed = objects.list(&commit, &selection)?;
-            let (files, missing) = objects.files(listed, &selection)?;
+            let (files, missing) = objects.files(&commit, listed, &selection)?;
             match missing.first() {
                 Some(id) => Err(invalid(format!("the object {id} is missing"))),
                 None => Ok(files),

@@ -8,6 +8,7 @@ use proto::AgentName;
 
 use crate::{
     CONFIGURATION_FILE, CommitId, FileSelection, MAX_LISTED_AGENTS, RepositoryError, RepositoryFile,
+    SelectedFiles,
 };
 
 /// The largest commit or tree, in bytes. A tree has about 40 bytes for each entry.
@@ -19,6 +20,8 @@ pub(super) const MAX_ALLOCATION: usize = 64 << 20;
 const MAX_ENTRIES: usize = 500_000;
 /// The longest path, in bytes: that of Linux.
 const MAX_PATH: usize = 4096;
+/// The most characters of a message or a name.
+const MAX_SHOWN: usize = 120;
 /// The most tags of tags.
 const MAX_TAGS: usize = 8;
 
@@ -157,9 +160,10 @@ impl Objects {
     /// Returns the files whose content is here, and the ids of those whose content is not.
     pub(super) fn files(
         &self,
+        commit: &CommitId,
         listed: Vec<(String, ObjectId)>,
         selection: &FileSelection,
-    ) -> Result<(Vec<RepositoryFile>, Vec<ObjectId>), RepositoryError> {
+    ) -> Result<(SelectedFiles, Vec<ObjectId>), RepositoryError> {
         let (mut files, mut missing, mut bytes) = (Vec::with_capacity(listed.len()), Vec::new(), 0);
         for (path, id) in listed {
             match self.blob(&id, &path, selection.limits.file_bytes)? {
@@ -173,7 +177,8 @@ impl Objects {
                 }
             }
         }
-        Ok((files, missing))
+        let (subject, author) = self.description(commit)?;
+        Ok((SelectedFiles { subject, author, files }, missing))
     }
 
     /// Returns the entry at a path of a commit, or `None` if there is none.
@@ -206,6 +211,18 @@ impl Objects {
             }
         }
         Ok(None)
+    }
+
+    /// Returns the first line of the message of a commit, and the name of its author.
+    fn description(&self, commit: &CommitId) -> Result<(String, String), RepositoryError> {
+        let id = object_id(commit)?;
+        let commit = self.read(&id, Kind::Commit, MAX_OBJECT)?;
+        let parsed = CommitRefIter::from_bytes(&commit, gix_hash::Kind::Sha1);
+        let author = parsed.author().map(|author| shown(author.name)).unwrap_or_default();
+        let message = parsed
+            .message()
+            .map(|message| shown(message.split(|byte| *byte == b'\n').next().unwrap_or_default()));
+        Ok((message.unwrap_or_default(), author))
     }
 
     /// Returns the root tree of a commit.
@@ -245,6 +262,12 @@ impl TreeEntry {
 pub(super) fn object_id(commit: &CommitId) -> Result<ObjectId, RepositoryError> {
     ObjectId::from_hex(commit.as_str().as_bytes())
         .map_err(|_| invalid("repositories with SHA-256 are not supported".to_owned()))
+}
+
+/// Returns a text of a commit for people: of a bounded length, and without control characters.
+fn shown(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    text.chars().filter(|c| !c.is_control()).take(MAX_SHOWN).collect()
 }
 
 fn not_a_file(path: &str, kind: EntryKind) -> RepositoryError {

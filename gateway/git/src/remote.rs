@@ -31,8 +31,7 @@ use super::{
     ssh,
 };
 use crate::{
-    Commit, CommitId, FileSelection, Location, Repository, RepositoryError, RepositoryFile,
-    RepositorySettings,
+    Commit, CommitId, FileSelection, Location, Repository, RepositoryError, RepositorySettings, SelectedFiles,
 };
 
 /// The time for one exchange with the server, from the connection to the last byte.
@@ -238,7 +237,7 @@ impl RemoteRepository {
         &self,
         commit: &CommitId,
         selection: &Arc<FileSelection>,
-    ) -> Result<Vec<RepositoryFile>, RepositoryError> {
+    ) -> Result<SelectedFiles, RepositoryError> {
         // The lock is held, so that projects of one repository do not fetch the same files.
         let mut cache = self.cache.lock().await;
         let snapshot = self.snapshot(&mut cache, commit).await?;
@@ -246,7 +245,7 @@ impl RemoteRepository {
             let (commit, selection) = (commit.clone(), Arc::clone(selection));
             snapshot.clone().read_owned(move |objects| {
                 let listed = objects.list(&commit, &selection)?;
-                objects.files(listed, &selection)
+                objects.files(&commit, listed, &selection)
             })
         };
         let (files, missing) = read(&snapshot).await?;
@@ -328,7 +327,7 @@ impl Repository for RemoteRepository {
         &'a self,
         commit: &'a CommitId,
         selection: &'a Arc<FileSelection>,
-    ) -> BoxFuture<'a, Result<Vec<RepositoryFile>, RepositoryError>> {
+    ) -> BoxFuture<'a, Result<SelectedFiles, RepositoryError>> {
         Box::pin(self.selected(commit, selection))
     }
 

@@ -24,6 +24,17 @@ pub struct FileLimits {
     pub bytes: usize,
 }
 
+/// The files of a commit that are selected, and what people recognize it by. Nothing of it is trusted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SelectedFiles {
+    /// The first line of the message, if it is known.
+    pub subject: String,
+    /// The name of the author, if it is known.
+    pub author: String,
+    /// The files, in the order of their paths.
+    pub files: Vec<RepositoryFile>,
+}
+
 /// A file of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepositoryFile {

@@ -212,7 +212,7 @@ async fn paths(
 ) -> Result<Vec<String>, RepositoryError> {
     let commit = repository.resolve().await?.expect("there is a commit");
     let files = repository.read_files(&commit.id, selection).await?;
-    Ok(files.into_iter().map(|file| format!("{} {}", file.path, file.content.len())).collect())
+    Ok(files.files.into_iter().map(|file| format!("{} {}", file.path, file.content.len())).collect())
 }
 
 #[tokio::test]

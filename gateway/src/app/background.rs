@@ -35,6 +35,8 @@ impl App {
         let (configuration, pushes) =
             (self.agents.services.configuration.clone(), self.agents.store.pushes());
         spawn(async move { configuration.follow_pushes(pushes).await }.boxed());
+        let (gitops, pushes) = (self.agents.services.gitops.clone(), self.agents.store.pushes());
+        spawn(async move { gitops.follow_pushes(pushes).await }.boxed());
         if let Some(callers) = self.gitlab_callers.clone() {
             spawn(async move { callers.run().await }.boxed());
         }

@@ -8,7 +8,7 @@ use serde_saphyr::Spanned;
 use settings::{AnyDuration, Network, Timeout, Within};
 
 use super::{
-    AgentConfigurationConfig, KubernetesApiConfig, ListenNetwork,
+    AgentConfigurationConfig, GitopsConfig, KubernetesApiConfig, ListenNetwork,
     gitlab_keys::GitLabKey,
     listeners,
     schema::{NETWORK, SOCKET_ADDRESS},
@@ -37,9 +37,9 @@ pub struct AgentConfig {
     /// The time for which a token is unknown after GitLab did not know it.
     #[serde(default = "info_cache_error_ttl", with = "Timeout")]
     pub info_cache_error_ttl: Duration,
-    /// Ignored: GitOps of GitLab before 17.0.
+    /// The manifests that agents apply.
     #[serde(default)]
-    pub(super) gitops: GitLabKey,
+    pub gitops: GitopsConfig,
     /// Ignored: agents to which GitLab's kas connects.
     #[serde(default)]
     pub(super) receptive_agent: GitLabKey,
@@ -221,7 +221,7 @@ impl Default for AgentConfig {
             configuration: AgentConfigurationConfig::default(),
             info_cache_ttl: info_cache_ttl(),
             info_cache_error_ttl: info_cache_error_ttl(),
-            gitops: GitLabKey::default(),
+            gitops: GitopsConfig::default(),
             receptive_agent: GitLabKey::default(),
             redis_conn_info_ttl: GitLabKey::default(),
             redis_conn_info_refresh: GitLabKey::default(),

@@ -38,13 +38,12 @@ impl EndpointConfig {
 
 impl Config {
     /// Returns all keys that are ignored, and whether the file has them.
-    fn ignored(&self) -> [(&'static str, GitLabKey); 20] {
+    fn ignored(&self) -> [(&'static str, GitLabKey); 19] {
         let (agent, observability) = (&self.agent, &self.observability);
         let api = self.api.as_ref().map(|api| &api.listen);
         let private = self.private_api.as_ref().map(|api| &api.listen);
         let redis = self.redis.as_ref();
         [
-            ("agent.gitops", agent.gitops),
             (
                 "agent.kubernetes_api.websocket_token_secret_file",
                 agent.kubernetes_api.websocket_token_secret_file,

@@ -68,7 +68,7 @@ impl ConfigurationService {
 
     /// Builds the service of a replica, with the identity file and GitLab as its sources.
     pub(super) fn of_replica(context: ServiceContext<'_>) -> Self {
-        let ServiceContext { identities, gitlab, gitaly, configuration: settings, registry } = context;
+        let ServiceContext { identities, gitlab, gitaly, configuration: settings, registry, .. } = context;
         let service = Self::new(settings.poll_period, ConfigurationMetrics::register(registry));
         let max_bytes = settings.max_configuration_file_size;
         let configured = ConfiguredSource::new(identities.clone(), settings.settings.clone(), max_bytes);

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use git::{
     AGENTS_DIRECTORY, CONFIGURATION_FILE, Commit, CommitId, FileSelection, MAX_LISTED_AGENTS, Reference,
-    Repository, RepositoryError, RepositoryFile,
+    Repository, RepositoryError, RepositoryFile, SelectedFiles,
 };
 use prost::Message;
 use proto::{AgentId, AgentName};
@@ -261,8 +261,11 @@ impl Repository for GitalyRepository {
         &'a self,
         commit: &'a CommitId,
         selection: &'a Arc<FileSelection>,
-    ) -> BoxFuture<'a, Result<Vec<RepositoryFile>, RepositoryError>> {
-        Box::pin(self.read_files(commit, selection))
+    ) -> BoxFuture<'a, Result<SelectedFiles, RepositoryError>> {
+        Box::pin(async move {
+            // Gitaly says no more about the commit.
+            Ok(SelectedFiles { files: self.read_files(commit, selection).await?, ..SelectedFiles::default() })
+        })
     }
 
     fn list_agents<'a>(

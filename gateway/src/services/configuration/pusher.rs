@@ -53,6 +53,11 @@ impl ConfigurationPusher {
         Self { poller, accepted, state, metrics }
     }
 
+    /// Returns a receiver of the configuration.
+    pub(crate) fn state(&self) -> watch::Receiver<ConfigurationState> {
+        self.state.clone()
+    }
+
     /// Sends the configuration if it is known already, so that it is in force before the first request of a caller.
     ///
     /// This takes a second at most. [`Self::run`] sends it again if it fails.

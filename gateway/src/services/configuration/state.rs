@@ -150,7 +150,7 @@ impl ConfigurationState {
     }
 
     /// Returns the path of the Git project.
-    pub(super) fn project(&self) -> Option<&str> {
+    pub(crate) fn project(&self) -> Option<&str> {
         self.project.as_deref()
     }
 

@@ -1,0 +1,115 @@
+//! GitOps in kas: reads manifests from Git, and sends them to agentk.
+//!
+//! ```text
+//!   configuration of the agent ─► projects ─► repository ─► newest commit ─► files ─► POST sync through one tunnel ─► agentk
+//!                                                               ▲
+//!                                                    push event, interval, agentk wants
+//! ```
+//!
+//! Each replica keeps a subscription open in each tunnel, and agentk chooses one of them as its source. All agents at a replica that
+//! follow the same reference of a repository share one look at it.
+
+mod config;
+mod feed;
+mod sources;
+
+use std::{sync::Arc, time::Duration};
+
+use access::{AgentIdentity, ErrorDialect};
+use git::FileLimits;
+use proto::{Hello, ServiceName};
+use router::GitPush;
+use tokio::sync::{
+    broadcast::{self, error::RecvError},
+    watch,
+};
+
+pub use self::config::GitopsConfig;
+pub(crate) use self::feed::GitopsFeed;
+use self::sources::Sources;
+use crate::kill_switch::KillSwitch;
+
+use super::{RequestType, ServiceContext, configuration::ConfigurationState};
+
+/// The type of the service `gitops`.
+#[derive(Debug)]
+pub(super) struct GitopsType;
+
+impl RequestType for GitopsType {
+    fn name(&self) -> &'static str {
+        ServiceName::GITOPS
+    }
+
+    fn dialect(&self) -> ErrorDialect {
+        ErrorDialect::Plain
+    }
+}
+
+/// Sends manifests to the agents with tunnels to this replica. Clones are cheap, and share their state.
+#[derive(Clone, Debug)]
+pub struct GitopsService(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    sources: Sources,
+    poll_period: Duration,
+    limits: FileLimits,
+    kill_switch: Arc<KillSwitch>,
+    pushes: broadcast::Sender<GitPush>,
+}
+
+/// Receives the paths of projects that were pushed to.
+struct Pushes(broadcast::Receiver<GitPush>);
+
+impl GitopsService {
+    /// Builds the service of a replica.
+    pub(super) fn of_replica(context: &ServiceContext<'_>) -> Self {
+        let (gitops, default) = (context.gitops, context.configuration.settings.clone());
+        Self(Arc::new(Shared {
+            sources: Sources::new(context.identities.clone(), default, Arc::clone(&gitops.sources)),
+            poll_period: gitops.poll_period,
+            limits: gitops.limits(),
+            kill_switch: Arc::clone(context.kill_switch),
+            pushes: broadcast::Sender::new(64),
+        }))
+    }
+
+    /// Returns what serves a tunnel of an agent. `configuration` is that of the agent.
+    pub(super) fn attach(
+        &self,
+        agent: &AgentIdentity,
+        hello: &Hello,
+        configuration: watch::Receiver<ConfigurationState>,
+    ) -> GitopsFeed {
+        let accepted = hello.services.iter().any(|service| service.as_str() == ServiceName::MANIFESTS);
+        GitopsFeed { service: self.clone(), agent: agent.clone(), accepted, configuration }
+    }
+
+    /// Looks at repositories at once when they receive a push. The future never completes.
+    pub async fn follow_pushes(&self, mut pushes: broadcast::Receiver<GitPush>) {
+        loop {
+            match pushes.recv().await {
+                // Fails if no project is followed.
+                Ok(push) => drop(self.0.pushes.send(push)),
+                // Each project looks again after its period.
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => std::future::pending().await,
+            }
+        }
+    }
+
+    fn pushes(&self) -> Pushes {
+        Pushes(self.0.pushes.subscribe())
+    }
+}
+
+impl Pushes {
+    /// Returns the path of the next project, or `None` if some were missed.
+    async fn recv(&mut self) -> Option<String> {
+        match self.0.recv().await {
+            Ok(push) => Some(push.path().to_owned()),
+            Err(RecvError::Lagged(_)) => None,
+            Err(RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Section `agent.gitops`: the repositories with manifests, and the limits of what is read from them.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use git::{FileLimits, RepositoryConfig, RepositorySettings};
+use proto::AgentName;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use settings::{ConfigError, Spanned, Timeout, Within};
+
+/// Section `agent.gitops`. Its limits have the names and the defaults of GitLab's kas.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct GitopsConfig {
+    /// The time, ±10 %, after which a repository is looked at again, unless a project sets `interval`.
+    #[serde(with = "Timeout")]
+    pub poll_period: Duration,
+    /// The largest file, in bytes.
+    #[serde(with = "Within::<1, { 64 << 20 }>")]
+    pub max_manifest_file_size: usize,
+    /// The most bytes of all files of a project.
+    #[serde(with = "Within::<1, { 64 << 20 }>")]
+    pub max_total_manifest_file_size: usize,
+    /// The most files of a project.
+    #[serde(with = "Within::<1, 20_000>")]
+    pub max_number_of_files: usize,
+    /// The repositories that agents may name by their id.
+    pub repositories: Vec<GitopsRepositoryConfig>,
+    /// The validated repositories.
+    #[serde(skip)]
+    pub(crate) sources: Arc<Vec<GitopsSource>>,
+}
+
+/// A repository with manifests.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GitopsRepositoryConfig {
+    /// The id by which `gitops.manifest_projects` names the repository.
+    #[schemars(with = "String")]
+    pub id: Spanned<String>,
+    /// The agents that may read the repository.
+    #[schemars(with = "Vec<String>")]
+    pub agents: Vec<AgentName>,
+    /// The repository.
+    pub repository: RepositoryConfig,
+}
+
+/// A repository with the agents that may read it.
+#[derive(Clone, Debug)]
+pub(crate) struct GitopsSource {
+    pub(super) id: String,
+    pub(super) agents: Vec<AgentName>,
+    pub(super) settings: RepositorySettings,
+}
+
+impl Default for GitopsConfig {
+    fn default() -> Self {
+        Self {
+            poll_period: Duration::from_secs(20),
+            max_manifest_file_size: 5 << 20,
+            max_total_manifest_file_size: 20 << 20,
+            max_number_of_files: 1000,
+            repositories: Vec::new(),
+            sources: Arc::default(),
+        }
+    }
+}
+
+impl GitopsConfig {
+    /// Validates the repositories.
+    pub(crate) fn validate(&mut self, file: &Path) -> Result<(), ConfigError> {
+        let mut sources: Vec<GitopsSource> = Vec::with_capacity(self.repositories.len());
+        for (index, section) in self.repositories.iter().enumerate() {
+            let key = format!("agent.gitops.repositories[{index}]");
+            let error =
+                |what: String| ConfigError::new(file, section.id.referenced, format!("{key}.id"), what);
+            let id = &section.id.value;
+            if id.is_empty() || id.chars().any(char::is_control) {
+                return Err(error("it must be a text, like group/project".to_owned()));
+            }
+            if sources.iter().any(|source| source.id == *id) {
+                return Err(error(format!("two repositories have the id {id}")));
+            }
+            let settings = RepositorySettings::new(file, &format!("{key}.repository"), &section.repository)?;
+            sources.push(GitopsSource { id: id.clone(), agents: section.agents.clone(), settings });
+        }
+        self.sources = Arc::new(sources);
+        Ok(())
+    }
+
+    /// Returns the limits of what is read for a project.
+    pub(super) fn limits(&self) -> FileLimits {
+        FileLimits {
+            files: self.max_number_of_files,
+            file_bytes: self.max_manifest_file_size,
+            bytes: self.max_total_manifest_file_size,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_repository_is_refused_with_its_key() {
+        let parse = |text: &str| {
+            let file = Path::new("kas.yaml");
+            let mut config: GitopsConfig = settings::parse(file, text).map_err(|error| error.to_string())?;
+            config.validate(file).map(|()| config).map_err(|error| error.to_string())
+        };
+        let config = parse("repositories: [{id: a, agents: [prod], repository: {url: /srv/a.git}}]").unwrap();
+        assert_eq!((config.sources.len(), config.poll_period), (1, Duration::from_secs(20)));
+        for (text, expected) in [
+            (
+                "repositories: [{id: '', agents: [], repository: {url: /a}}]",
+                "agent.gitops.repositories[0].id: it must be",
+            ),
+            (
+                "repositories: [{id: a, agents: [], repository: {url: /a}}, {id: a, agents: [], repository: {url: /b}}]",
+                "repositories[1].id: two repositories have the id a",
+            ),
+            (
+                "repositories: [{id: a, agents: [], repository: {url: http://a/b}}]",
+                "repositories[0].repository.url: ",
+            ),
+            ("repositories: [{id: a, repository: {url: /a}}]", "the key agents is missing"),
+            ("max_number_of_files: 0", "max_number_of_files: "),
+            ("poll_period: 0s", "poll_period: "),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text} gave {error}");
+        }
+    }
+}

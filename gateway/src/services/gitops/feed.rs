@@ -1,0 +1,381 @@
+//! Sends the manifests of one agent through one tunnel, while agentk wants this replica as its source.
+
+use std::{
+    convert::Infallible,
+    net::Ipv4Addr,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
+
+use access::AgentIdentity;
+use bytes::{Bytes, BytesMut};
+use futures_util::{
+    future::{join_all, pending},
+    stream,
+};
+use git::{Commit, CommitId, FileSelection, RepositoryError};
+use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use proto::{
+    ServiceName,
+    agent_configuration::gitops::{Gitops, ManifestProject},
+    gitops::{
+        CommitInfo, PROBLEM_PATH, PROJECTS_PATH, ProjectList, SOURCE_PATH, SYNC_PATH, SourceNotice,
+        SourceProblem, SyncEncoder, SyncEvent, SyncHead,
+    },
+    header,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::{
+    sync::{broadcast, watch},
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tunnel::{Body, Tunnel};
+
+use super::GitopsService;
+use crate::{kill_switch::RequestAttributes, services::configuration::ConfigurationState};
+
+/// The time that agentk may take for the response to a small request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time that agentk may take to receive all files of a commit.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
+/// The pause before the next attempt after a request that failed.
+const PAUSE: Duration = Duration::from_secs(5);
+/// The longest line of agentk, in bytes.
+const MAX_LINE: usize = 64 << 10;
+/// The requests of agentk for files that a project may not have seen.
+const QUEUE: usize = 64;
+
+/// Sends manifests through the tunnels of one agent.
+#[derive(Debug)]
+pub(crate) struct GitopsFeed {
+    pub(super) service: GitopsService,
+    pub(super) agent: AgentIdentity,
+    /// The agent serves manifests.
+    pub(super) accepted: bool,
+    pub(super) configuration: watch::Receiver<ConfigurationState>,
+}
+
+/// What was sent of a project.
+#[derive(Default)]
+struct Sent {
+    commit: Option<CommitId>,
+    problem: Option<String>,
+    /// The events of the last sync, while it runs.
+    events: Option<Lines<Body>>,
+}
+
+/// Why a project was not sent.
+enum FeedError {
+    /// There are no files. agentk has to know.
+    Source(String),
+    /// The tunnel or agentk failed.
+    Tunnel(String),
+}
+
+impl GitopsFeed {
+    /// Serves the tunnel until it ends. The future never completes.
+    pub(crate) async fn run(self, tunnel: Tunnel, draining: CancellationToken) {
+        if self.accepted {
+            draining.run_until_cancelled(self.follow_subscriptions(&tunnel)).await;
+        }
+        pending().await
+    }
+
+    async fn follow_subscriptions(&self, tunnel: &Tunnel) {
+        // Until then, agentk needs no leader, and no rights for one.
+        let mut configuration = self.configuration.clone();
+        while projects(&configuration.borrow_and_update()).1.is_none_or(|projects| projects.is_empty()) {
+            changed(&mut configuration).await;
+        }
+        loop {
+            if let Err(error) = self.subscribe(tunnel).await {
+                tracing::debug!(agent.name = %self.agent.name, error, "agentk gives no subscription for manifests");
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// Follows the notices of agentk until the subscription ends.
+    async fn subscribe(&self, tunnel: &Tunnel) -> Result<(), String> {
+        let path = format!("{SOURCE_PATH}?agent={}", self.agent.id);
+        let request = Request::get(path).header(header::SERVICE, ServiceName::MANIFESTS).body(Body::empty());
+        let response = timeout(REQUEST_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
+        let mut notices = Lines::new(response.map_err(|_| "no response in time")??.into_body());
+        let wanted = broadcast::Sender::new(QUEUE);
+        let mut feeding: Option<Pin<Box<dyn Future<Output = Infallible> + Send + '_>>> = None;
+        loop {
+            let notice = tokio::select! {
+                notice = notices.next::<SourceNotice>() => notice?,
+                never = async { feeding.as_mut().expect("checked below").await }, if feeding.is_some() => match never {},
+            };
+            match notice {
+                None => return Ok(()),
+                Some(SourceNotice::Standby) => feeding = None,
+                Some(SourceNotice::Active) => {
+                    tracing::debug!(agent.name = %self.agent.name, "this replica is the source of manifests");
+                    feeding = Some(Box::pin(self.feed(tunnel, wanted.clone())));
+                }
+                // Fails if nothing is fed.
+                Some(SourceNotice::Wanted(project)) => drop(wanted.send(project)),
+            }
+        }
+    }
+
+    /// Sends all projects of the configuration, and each new commit.
+    async fn feed(&self, tunnel: &Tunnel, wanted: broadcast::Sender<String>) -> Infallible {
+        let mut configuration = self.configuration.clone();
+        loop {
+            let (own, projects) = projects(&configuration.borrow_and_update());
+            let Some(projects) = projects else {
+                changed(&mut configuration).await;
+                continue;
+            };
+            let list = ProjectList { projects: projects.clone() };
+            let follow = async {
+                while let Err(error) = put(tunnel, PROJECTS_PATH, &list).await {
+                    tracing::debug!(agent.name = %self.agent.name, error, "the list of projects was not sent");
+                    sleep(PAUSE).await;
+                }
+                join_all(
+                    projects.iter().map(|project| self.follow(tunnel, project, &own, wanted.subscribe())),
+                )
+                .await;
+                pending::<()>().await;
+            };
+            let differs = async {
+                loop {
+                    changed(&mut configuration).await;
+                    let now = self::projects(&configuration.borrow_and_update());
+                    if now.1.is_some_and(|now| now != projects) {
+                        return;
+                    }
+                }
+            };
+            tokio::select! {
+                () = follow => {}
+                () = differs => {}
+            }
+        }
+    }
+
+    /// Sends each new commit of a project. The future never completes.
+    async fn follow(
+        &self,
+        tunnel: &Tunnel,
+        project: &ManifestProject,
+        own: &str,
+        mut wanted: broadcast::Receiver<String>,
+    ) {
+        let id = project.id.as_deref().unwrap_or(own);
+        let mut pushes = self.service.pushes();
+        let period = project.interval.unwrap_or(self.service.0.poll_period);
+        let mut sent = Sent::default();
+        let mut age = period;
+        loop {
+            let pause = match self.send_newest(tunnel, project, own, age, &mut sent).await {
+                Ok(()) => {
+                    sent.problem = None;
+                    period.mul_f64(rand::random_range(0.9..1.1))
+                }
+                Err(FeedError::Tunnel(error)) => {
+                    tracing::debug!(agent.name = %self.agent.name, project = id, error, "a commit was not sent to agentk");
+                    PAUSE
+                }
+                Err(FeedError::Source(message)) => {
+                    self.report(tunnel, id, message, &mut sent).await;
+                    period.max(PAUSE)
+                }
+            };
+            age = period.mul_f64(0.8);
+            let woken = async {
+                loop {
+                    tokio::select! {
+                        push = pushes.recv() => if push.is_none_or(|path| path == id) { return false },
+                        asked = wanted.recv() => if asked.is_ok_and(|asked| asked == id) { return true },
+                    }
+                }
+            };
+            tokio::select! {
+                () = sleep(pause) => {}
+                again = woken => {
+                    age = Duration::ZERO;
+                    if again {
+                        sent.commit = None;
+                    }
+                }
+                () = drain(&mut sent.events) => {}
+            }
+        }
+    }
+
+    /// Sends the newest commit of a project unless it was sent.
+    async fn send_newest(
+        &self,
+        tunnel: &Tunnel,
+        project: &ManifestProject,
+        own: &str,
+        age: Duration,
+        sent: &mut Sent,
+    ) -> Result<(), FeedError> {
+        if project.suspend && sent.commit.is_some() {
+            return Ok(());
+        }
+        self.check_enabled()?;
+        let followed = self.service.0.sources.follow(&self.agent, project, own).map_err(FeedError::Source)?;
+        let source = |error: RepositoryError| FeedError::Source(error.to_string());
+        let commit = followed.newest(age).await.map_err(source)?;
+        let Some(Commit { id, branch }) = commit else {
+            return Err(FeedError::Source("the repository has no commit yet; nothing is deleted".to_owned()));
+        };
+        if sent.commit.as_ref() == Some(&id) && sent.problem.is_none() {
+            return Ok(());
+        }
+        let matchers = project.matchers().map_err(FeedError::Source)?;
+        let selection = FileSelection::new(
+            project.paths.iter().map(|path| path.glob.as_str()),
+            move |path: &str| matchers.iter().any(|matcher| matcher.is_match(path)),
+            self.service.0.limits,
+        );
+        let files = followed.repository.read_files(&id, &Arc::new(selection)).await.map_err(source)?;
+        let reference =
+            project.r#ref.as_ref().map_or_else(|| format!("branch {branch}"), ToString::to_string);
+        let head = SyncHead {
+            project: project.id.clone().unwrap_or_else(|| own.to_owned()),
+            settings: project.clone(),
+            reference,
+            commit: CommitInfo { id: id.to_string(), subject: files.subject, author: files.author },
+        };
+        let mut encoder = SyncEncoder::default();
+        let mut parts = vec![encoder.head(head)];
+        for file in files.files {
+            parts.push(encoder.file(&file.path, &file.content));
+            parts.push(file.content.into());
+        }
+        parts.push(encoder.end());
+        let body = StreamBody::new(stream::iter(
+            parts.into_iter().map(|part| Ok::<_, Infallible>(Frame::data(part))),
+        ));
+        let request =
+            Request::post(SYNC_PATH).header(header::SERVICE, ServiceName::MANIFESTS).body(Body::new(body));
+        let response = timeout(SYNC_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
+        let response = response.map_err(|_| FeedError::Tunnel("no response in time".to_owned()))?;
+        sent.events = Some(Lines::new(response.map_err(FeedError::Tunnel)?.into_body()));
+        sent.commit = Some(id);
+        Ok(())
+    }
+
+    /// Checks that the operator of kas has not disabled GitOps for this agent.
+    fn check_enabled(&self) -> Result<(), FeedError> {
+        let service = ServiceName::GITOPS.parse().expect("a constant that is a service name");
+        let agent = Some((self.agent.id, Some(&self.agent.name)));
+        // Rules for addresses and callers are about requests of callers.
+        let address = Ipv4Addr::UNSPECIFIED.into();
+        let request = RequestAttributes { address, service: &service, agent, caller: None, user: None };
+        self.service.0.kill_switch.check(&request).map_err(|error| FeedError::Source(error.to_string()))
+    }
+
+    /// Tells agentk why there are no files, once for each reason.
+    async fn report(&self, tunnel: &Tunnel, id: &str, message: String, sent: &mut Sent) {
+        if sent.problem.as_ref() == Some(&message) {
+            return;
+        }
+        tracing::warn!(agent.name = %self.agent.name, project = id, error = message, "manifests of a project not read");
+        let problem = SourceProblem { project: id.to_owned(), message: message.clone() };
+        match put(tunnel, PROBLEM_PATH, &problem).await {
+            Ok(()) => sent.problem = Some(message),
+            Err(error) => tracing::debug!(project = id, error, "the problem was not sent to agentk"),
+        }
+    }
+}
+
+/// Returns the id of the project with the configuration, and the projects of the configuration, with their ids. They are `None` before
+/// the first reading.
+fn projects(state: &ConfigurationState) -> (String, Option<Vec<ManifestProject>>) {
+    let own = state.project().unwrap_or("configuration").to_owned();
+    let Some(configuration) = state.configuration() else { return (own, None) };
+    // The file was validated when it was read.
+    let gitops = configuration
+        .get("gitops")
+        .and_then(|section| serde_json::from_value::<Gitops>(section.clone()).ok());
+    let mut projects = gitops.unwrap_or_default().manifest_projects;
+    for project in &mut projects {
+        project.id.get_or_insert_with(|| own.clone());
+    }
+    (own, Some(projects))
+}
+
+async fn changed(configuration: &mut watch::Receiver<ConfigurationState>) {
+    if configuration.changed().await.is_err() {
+        pending().await
+    }
+}
+
+/// Reads the events of a sync until it ends. Without a sync, the future never completes.
+async fn drain(events: &mut Option<Lines<Body>>) {
+    let Some(lines) = events else { return pending().await };
+    while let Ok(Some(event)) = lines.next::<SyncEvent>().await {
+        tracing::trace!(event = ?event.event, message = event.message, "event of a sync");
+    }
+    *events = None;
+}
+
+async fn put(tunnel: &Tunnel, path: &str, value: &impl Serialize) -> Result<(), String> {
+    let body = serde_json::to_vec(value).expect("it has keys that are text");
+    let request = Request::put(path)
+        .header(header::SERVICE, ServiceName::MANIFESTS)
+        .body(Body::from(Bytes::from(body)));
+    let response = timeout(REQUEST_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
+    response.map_err(|_| "no response in time".to_owned())?.map(drop)
+}
+
+/// Sends a request. A response without success is an error.
+async fn call(tunnel: &Tunnel, request: Request<Body>) -> Result<Response<Body>, String> {
+    let response = tunnel.call(request).await.map_err(|error| error.to_string())?;
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    let message = response.headers().get(&header::ERROR_MESSAGE).and_then(|message| message.to_str().ok());
+    let message: String = message.unwrap_or_default().chars().take(300).collect();
+    Err(format!("{} {message}", response.status()))
+}
+
+/// Lines of JSON from agentk, which is not trusted.
+struct Lines<B> {
+    body: B,
+    buffer: BytesMut,
+}
+
+impl<B> Lines<B>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    fn new(body: B) -> Self {
+        Self { body, buffer: BytesMut::new() }
+    }
+
+    /// Returns the next line, or `None` at the end. Cancel-safe.
+    async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, String> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line = self.buffer.split_to(end + 1);
+                return serde_json::from_slice(&line)
+                    .map(Some)
+                    .map_err(|error| format!("agentk sent an invalid line: {error}"));
+            }
+            if self.buffer.len() > MAX_LINE {
+                return Err(format!("agentk sent a line of over {MAX_LINE} bytes"));
+            }
+            let frame = pin!(&mut self.body).frame().await;
+            match frame {
+                None => return Ok(None),
+                Some(Ok(frame)) => self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
+                Some(Err(error)) => return Err(error.to_string()),
+            }
+        }
+    }
+}
