@@ -13,7 +13,7 @@ use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
 use secrecy::ExposeSecret as _;
 
 use crate::config;
-use cli::{CliError, CommandResult, Login, Logout, manual, print};
+use cli::{CliError, CommandResult, GitopsCommand, Login, Logout, manual, print};
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
 ///
@@ -34,6 +34,7 @@ enum Command {
     Kubeconfig(kubeconfig::Kubeconfig),
     Disable(disable::Disable),
     Enable(disable::Enable),
+    Gitops(GitopsCommand),
     Login(Login),
     Logout(Logout),
     Token(Token),
@@ -147,6 +148,7 @@ impl Cli {
             Command::Kubeconfig(kubeconfig) => kubeconfig.run(),
             Command::Disable(disable) => disable.run(),
             Command::Enable(enable) => enable.run(),
+            Command::Gitops(gitops) => gitops.run(),
             Command::Login(login) => login.run(),
             Command::Logout(logout) => logout.run(),
             Command::Token(Token { command: TokenCommand::New { holder } }) => new_token(holder),

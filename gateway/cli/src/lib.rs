@@ -1,16 +1,20 @@
 //! The parts of the command line of kas that know nothing of a replica.
 //!
+//! * [`GitopsCommand`] shows and controls manifests, as a caller of kas.
 //! * [`Login`] and [`Logout`] are whole commands: the login of a person at an OIDC issuer, for kubectl.
 //! * A command returns a [`CommandResult`]; a [`CliError`] is one line and an exit code.
 //! * [`table`] aligns columns, and [`manual`] writes the manual and completion scripts.
 #![warn(missing_docs)]
 
+mod caller;
 mod error;
+mod gitops;
 mod login;
 pub mod manual;
 pub mod table;
 
 pub use self::{
     error::{CliError, CommandResult, print, warn},
+    gitops::GitopsCommand,
     login::{Login, Logout},
 };

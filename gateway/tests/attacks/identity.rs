@@ -247,6 +247,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "let mut value = HeaderValue::try_from(format!(\"{scheme}{}\", token.expose_secret()))?;",
             "let parameters = [(\"grant_type\", \"refresh_token\"), (\"refresh_token\", token.expose_secret())];",
             "let parsed = UnverifiedToken::parse(token.expose_secret()).ok().flatten();",
+            "let request = Request::builder().method(method).uri(uri).header(AUTHORIZATION, token.expose_secret());",
             "let text = credential.token.expose_secret();",
             "let token = UnverifiedToken::parse(self.token.expose_secret()).ok().flatten();",
             "let token = credential.token.expose_secret();",

@@ -83,6 +83,7 @@ impl Site {
                 policy: None,
                 namespaces: None,
                 require_scope: false,
+                pod_namespace: None,
                 collector: None,
                 tunnels: 2,
                 grace: 25,

@@ -32,6 +32,7 @@ mod fleet_redis;
 mod fleet_rollout;
 mod fleet_shutdown;
 mod gitlab;
+mod gitops;
 mod grafana;
 mod hosts;
 mod impersonation;

@@ -12,7 +12,7 @@ use std::{
 
 use access::{AgentIdentity, ConfigurationSource, FileKey, ReadError, Reading, read_repository};
 use agent::{AgentMetrics, Services, policy::ScopeEnforcer, services::ConfigurationService};
-use git::{AGENTS_DIRECTORY, Commit, CommitId, FileSelection, Repository, RepositoryError, RepositoryFile};
+use git::{AGENTS_DIRECTORY, Commit, CommitId, FileSelection, Repository, RepositoryError, SelectedFiles};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
@@ -116,7 +116,7 @@ impl Repository for MemoryRepository {
         &'a self,
         _: &'a CommitId,
         _: &'a Arc<FileSelection>,
-    ) -> BoxFuture<'a, Result<Vec<RepositoryFile>, RepositoryError>> {
+    ) -> BoxFuture<'a, Result<SelectedFiles, RepositoryError>> {
         unreachable!("configurations are single files")
     }
 

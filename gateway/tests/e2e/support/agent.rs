@@ -28,6 +28,8 @@ pub(crate) struct AgentOptions {
     pub(crate) require_scope: bool,
     /// The URL of the OTLP collector.
     pub(crate) collector: Option<String>,
+    /// The namespace of agentk, where the inventories of GitOps are.
+    pub(crate) pod_namespace: Option<String>,
     /// The number of tunnels.
     pub(crate) tunnels: usize,
     /// The shutdown grace period in seconds.
@@ -71,6 +73,9 @@ impl Agent {
         }
         if let Some(namespaces) = &options.namespaces {
             command.args(["--namespaces", namespaces]);
+        }
+        if let Some(namespace) = &options.pod_namespace {
+            command.env("POD_NAMESPACE", namespace);
         }
         if options.require_scope {
             command.arg("--require-scope");

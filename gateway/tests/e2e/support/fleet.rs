@@ -54,6 +54,7 @@ impl Fleet {
             policy: None,
             namespaces: None,
             require_scope: false,
+            pod_namespace: None,
             collector: None,
             tunnels: 1,
             grace: 25,

@@ -46,11 +46,23 @@ impl GitRepository {
 
     /// Commits a version of the configuration.
     pub(crate) fn commit(&self, text: &str) {
-        let file = self.path.join(FILE);
-        fs::create_dir_all(file.parent().unwrap()).unwrap();
-        fs::write(file, text).unwrap();
-        git(&self.path, &["add", FILE]);
-        git(&self.path, &["commit", "--quiet", "--message=change"]);
+        self.commit_files(&[(FILE, Some(text))]);
+    }
+
+    /// Commits versions of files. `None` removes a file.
+    pub(crate) fn commit_files(&self, files: &[(&str, Option<&str>)]) {
+        for (path, text) in files {
+            let file = self.path.join(path);
+            match text {
+                Some(text) => {
+                    fs::create_dir_all(file.parent().unwrap()).unwrap();
+                    fs::write(file, text).unwrap();
+                }
+                None => fs::remove_file(file).unwrap(),
+            }
+        }
+        git(&self.path, &["add", "--all"]);
+        git(&self.path, &["commit", "--quiet", "--allow-empty", "--message=change"]);
     }
 
     /// Pushes the branch to a server.

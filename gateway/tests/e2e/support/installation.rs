@@ -78,6 +78,7 @@ impl Installation {
             policy: None,
             namespaces: None,
             require_scope: false,
+            pod_namespace: None,
             collector: options.collector.clone(),
             tunnels: 2,
             grace: 25,

@@ -1,0 +1,97 @@
+//! Requests of the command line to kas, as a caller.
+
+use std::{path::PathBuf, time::Duration};
+
+use bytes::Bytes;
+use clap::ValueHint;
+use http::{Method, Request, StatusCode, Uri, header::AUTHORIZATION};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_rustls::HttpsConnector;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use secrecy::{ExposeSecret as _, SecretString};
+use tokio::time::timeout;
+
+use crate::CliError;
+
+/// The time for one request.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest response, in bytes.
+const MAX_RESPONSE: usize = 64 << 20;
+
+/// Where kas is, and the token of the caller.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CallerOptions {
+    /// The URL of the listener for callers, such as the server in a kubeconfig
+    #[arg(long, env = "KAS_SERVER", value_name = "URL")]
+    server: String,
+    /// The file with the token of the caller
+    #[arg(long, env = "KAS_TOKEN_FILE", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    token_file: PathBuf,
+    /// Certificates (PEM) to trust for kas instead of the system's
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    cacert: Option<PathBuf>,
+}
+
+impl CallerOptions {
+    /// Sends a request without a body, and returns the body of the response.
+    pub(crate) async fn send(&self, method: Method, path: &str) -> Result<Bytes, CliError> {
+        let url = format!("{}{path}", self.server.trim_end_matches('/'));
+        let uri: Uri =
+            url.parse().map_err(|_| CliError::usage(format!("--server: {} is not a URL", self.server)))?;
+        if !matches!(uri.scheme_str(), Some("http" | "https")) {
+            return Err(CliError::usage(format!(
+                "--server: {} must begin with https:// or http://",
+                self.server
+            )));
+        }
+        let unreadable =
+            |file: &PathBuf, error: std::io::Error| CliError::usage(format!("{}: {error}", file.display()));
+        let token =
+            std::fs::read_to_string(&self.token_file).map_err(|error| unreadable(&self.token_file, error))?;
+        let token = SecretString::from(format!("Bearer {}", token.trim()));
+        let roots = match &self.cacert {
+            None => tls::system_roots(),
+            Some(file) => {
+                let pem = std::fs::read(file).map_err(|error| unreadable(file, error))?;
+                tls::parse_roots(&pem)
+                    .map_err(|what| CliError::usage(format!("{} {what}", file.display())))?
+            }
+        };
+        let request = Request::builder().method(method).uri(uri).header(AUTHORIZATION, token.expose_secret());
+        let request = request.body(Empty::<Bytes>::new());
+        let request = request.map_err(|_| {
+            CliError::usage(format!("{} does not contain a token", self.token_file.display()))
+        })?;
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        let connector = HttpsConnector::from((http, tls::client_config(roots, &[b"http/1.1"])));
+        let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
+        let exchange = async {
+            let response =
+                client.request(request).await.map_err(|error| proto::ErrorChain(&error).to_string())?;
+            let (head, body) = response.into_parts();
+            let body = Limited::new(body, MAX_RESPONSE).collect().await.map_err(|error| error.to_string())?;
+            Ok::<_, String>((head.status, body.to_bytes()))
+        };
+        let late = || Err(format!("no response within {} s", TIMEOUT.as_secs()));
+        let (status, body) = timeout(TIMEOUT, exchange)
+            .await
+            .unwrap_or_else(|_| late())
+            .map_err(|error| CliError::unavailable(format!("{}: {error}", self.server)))?;
+        if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
+    }
+}
+
+/// Returns the error of a response. kas has written it for people.
+fn refused(status: StatusCode, body: &[u8]) -> CliError {
+    let parsed: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+    let message = parsed.as_ref().and_then(|body| body["message"].as_str()).unwrap_or("without a message");
+    let message: String = message.chars().filter(|c| !c.is_control()).collect();
+    match status.is_server_error() {
+        true => CliError::unavailable(format!("{message} ({status})")),
+        false => CliError::usage(format!("{message} ({status})")),
+    }
+}

@@ -1,0 +1,321 @@
+//! The command `kas gitops`: the state of manifests from Git, and commands about them.
+
+use std::{
+    fmt::Write as _,
+    time::{Duration, SystemTime},
+};
+
+use clap::{Subcommand, ValueEnum};
+use http::Method;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use proto::gitops::{CommitInfo, ObjectCounts, PROJECTS_PATH, ProjectStatus, SyncRecord};
+use serde::Deserialize;
+
+use crate::{
+    CliError, CommandResult,
+    caller::CallerOptions,
+    print,
+    table::{Table, age},
+};
+
+/// Show and control the manifests from Git that an agent applies
+///
+/// The projects are those of gitops.manifest_projects in the configuration of the agent. The caller needs the service gitops.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct GitopsCommand {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List the projects of an agent
+    List(ListOptions),
+    /// Show one project: its state, its errors and its last syncs
+    Show(ShowOptions),
+    /// Look at the repository and at the cluster at once
+    Sync(ProjectOptions),
+    /// Stop the syncs of a project; its objects stay
+    Suspend(ProjectOptions),
+    /// Start the syncs of a project again
+    Resume(ProjectOptions),
+    /// Let the commit that is held delete its objects
+    Approve(ProjectOptions),
+}
+
+#[derive(Debug, clap::Args)]
+struct ListOptions {
+    #[command(flatten)]
+    agent: AgentOptions,
+    /// The format
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+struct ShowOptions {
+    #[command(flatten)]
+    project: ProjectOptions,
+    /// The format
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+struct ProjectOptions {
+    #[command(flatten)]
+    agent: AgentOptions,
+    /// The id of the project
+    project: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct AgentOptions {
+    #[command(flatten)]
+    caller: CallerOptions,
+    /// The agent, by its name or id
+    #[arg(long, value_name = "AGENT")]
+    agent: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people
+    #[default]
+    Text,
+    /// For programs
+    Json,
+}
+
+#[derive(Deserialize)]
+struct Projects {
+    projects: Vec<ProjectStatus>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
+  kas gitops list --agent production
+  kas gitops show --agent production group/shop
+  kas gitops approve --agent production group/shop
+
+Exit codes:
+  0   done
+  64  the command line is invalid, or kas refuses the request
+  69  kas or the agent does not answer";
+
+impl GitopsCommand {
+    /// Runs the command.
+    pub fn run(self) -> CommandResult {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| CliError::unavailable(format!("no runtime: {error}")))?;
+        print(&runtime.block_on(self.action.run())?)
+    }
+}
+
+impl Action {
+    /// Returns the text to print.
+    async fn run(self) -> Result<String, CliError> {
+        match self {
+            Self::List(ListOptions { agent, output }) => {
+                let body = agent.send(Method::GET, "").await?;
+                match output {
+                    Output::Json => Ok(with_newline(&body)),
+                    Output::Text => {
+                        let Projects { projects } = parse(&body)?;
+                        Ok(table(&projects, SystemTime::now()))
+                    }
+                }
+            }
+            Self::Show(ShowOptions { project, output }) => {
+                let body = project.send(Method::GET, "").await?;
+                match output {
+                    Output::Json => Ok(with_newline(&body)),
+                    Output::Text => Ok(describe(&parse(&body)?, SystemTime::now())),
+                }
+            }
+            Self::Sync(project) => project.command("sync", "will be synced now").await,
+            Self::Suspend(project) => project.command("suspend", "is suspended").await,
+            Self::Resume(project) => project.command("resume", "is synced again").await,
+            Self::Approve(project) => {
+                project.command("approve", "may delete the objects of its commit").await
+            }
+        }
+    }
+}
+
+impl AgentOptions {
+    async fn send(&self, method: Method, path: &str) -> Result<bytes::Bytes, CliError> {
+        let agent = utf8_percent_encode(&self.agent, NON_ALPHANUMERIC);
+        self.caller.send(method, &format!("/agents/{agent}/gitops{PROJECTS_PATH}{path}")).await
+    }
+}
+
+impl ProjectOptions {
+    async fn send(&self, method: Method, path: &str) -> Result<bytes::Bytes, CliError> {
+        let project = utf8_percent_encode(&self.project, NON_ALPHANUMERIC);
+        self.agent.send(method, &format!("/{project}{path}")).await
+    }
+
+    async fn command(&self, command: &str, done: &str) -> Result<String, CliError> {
+        self.send(Method::POST, &format!("/{command}")).await?;
+        Ok(format!("{} {done}\n", printable(&self.project)))
+    }
+}
+
+fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, CliError> {
+    serde_json::from_slice(body)
+        .map_err(|error| CliError::unavailable(format!("the response of the agent is invalid: {error}")))
+}
+
+fn with_newline(body: &[u8]) -> String {
+    format!("{}\n", String::from_utf8_lossy(body).trim_end())
+}
+
+fn table(projects: &[ProjectStatus], now: SystemTime) -> String {
+    if projects.is_empty() {
+        return "The agent has no projects.\n".to_owned();
+    }
+    let mut table = Table::new(&["PROJECT", "STATE", "COMMIT", "OBJECTS", "FAILED", "LAST-SYNC"]);
+    for project in projects {
+        let ObjectCounts { total, failed, degraded, .. } = project.objects;
+        table.row([
+            project.project.clone(),
+            project.state.as_str().to_owned(),
+            project.synced.as_ref().map(short).unwrap_or_default(),
+            total.to_string(),
+            (failed + degraded).to_string(),
+            project.history.first().map(|record| ago(record, now)).unwrap_or_default(),
+        ]);
+    }
+    table.to_string()
+}
+
+/// Describes a project. All texts come from the agent and from Git.
+fn describe(status: &ProjectStatus, now: SystemTime) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{:<12}{}", format!("{name}:"), printable(&value));
+    };
+    let commit = |commit: &CommitInfo| {
+        let subject = if commit.subject.is_empty() { String::new() } else { format!(" {}", commit.subject) };
+        let author = if commit.author.is_empty() { String::new() } else { format!(" ({})", commit.author) };
+        format!("{}{subject}{author}", short(commit))
+    };
+    line("Project", status.project.clone());
+    line("State", status.state.as_str().to_owned());
+    line("Message", status.message.clone());
+    line("Follows", status.reference.clone());
+    line("Synced", status.synced.as_ref().map_or_else(|| "nothing yet".to_owned(), commit));
+    if status.attempted != status.synced
+        && let Some(attempted) = &status.attempted
+    {
+        line("Attempted", commit(attempted));
+    }
+    let ObjectCounts { total, applied, unchanged, pruned, kept, failed, degraded, progressing } =
+        status.objects;
+    line(
+        "Objects",
+        format!(
+            "{total} in Git: {applied} applied, {unchanged} unchanged, {failed} failed, {degraded} degraded, {progressing} starting; \
+             {pruned} deleted, {kept} kept"
+        ),
+    );
+    for error in &status.errors {
+        let object = error.object.as_ref().map(|id| format!("{id}: ")).unwrap_or_default();
+        let file = if error.file.is_empty() { String::new() } else { format!("{}: ", error.file) };
+        line("Error", format!("{file}{object}{}", error.message));
+    }
+    if !status.history.is_empty() {
+        let mut table = Table::new(&["COMMIT", "STATE", "APPLIED", "DELETED", "FAILED", "TOOK", "ENDED"]);
+        for record in &status.history {
+            table.row([
+                record.commit.chars().take(12).collect(),
+                record.state.as_str().to_owned(),
+                record.objects.applied.to_string(),
+                record.objects.pruned.to_string(),
+                record.objects.failed.to_string(),
+                format!("{}ms", record.duration),
+                ago(record, now),
+            ]);
+        }
+        let _ = write!(text, "\n{table}");
+    }
+    text
+}
+
+fn short(commit: &CommitInfo) -> String {
+    commit.id.chars().take(12).collect()
+}
+
+fn ago(record: &SyncRecord, now: SystemTime) -> String {
+    let ended = SystemTime::UNIX_EPOCH + Duration::from_millis(record.ended);
+    age(now.duration_since(ended).unwrap_or_default())
+}
+
+/// Replaces control characters, which could move the cursor.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::gitops::{ObjectError, ObjectId, ProjectState};
+
+    use super::*;
+
+    fn status() -> ProjectStatus {
+        let commit = CommitInfo {
+            id: "c".repeat(40),
+            subject: "Deploy\u{1b}[2J".to_owned(),
+            author: "Ada".to_owned(),
+        };
+        let objects =
+            ObjectCounts { total: 3, applied: 1, unchanged: 1, failed: 1, ..ObjectCounts::default() };
+        let ended = 1_000_000;
+        let record = SyncRecord {
+            commit: commit.id.clone(),
+            ended,
+            duration: 55,
+            state: ProjectState::Failed,
+            objects,
+        };
+        let object = ObjectId { kind: "ConfigMap".to_owned(), name: "a".to_owned(), ..ObjectId::default() };
+        let message = "exceeded quota (403)".to_owned();
+        ProjectStatus {
+            project: "group/shop".to_owned(),
+            reference: "branch main".to_owned(),
+            state: ProjectState::Failed,
+            message: "1 object failed; nothing was deleted".to_owned(),
+            synced: None,
+            attempted: Some(commit),
+            objects,
+            errors: vec![ObjectError { object: Some(object), file: "app.yaml:3".to_owned(), message }],
+            history: vec![record],
+        }
+    }
+
+    #[test]
+    fn project_is_shown_for_people_and_moves_no_cursor() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1090);
+        let expected = "\
+Project:    group/shop
+State:      failed
+Message:    1 object failed; nothing was deleted
+Follows:    branch main
+Synced:     nothing yet
+Attempted:  cccccccccccc Deploy?[2J (Ada)
+Objects:    3 in Git: 1 applied, 1 unchanged, 1 failed, 0 degraded, 0 starting; 0 deleted, 0 kept
+Error:      app.yaml:3: ConfigMap a: exceeded quota (403)
+
+COMMIT        STATE   APPLIED  DELETED  FAILED  TOOK  ENDED
+cccccccccccc  failed  1        0        1       55ms  1m30s
+";
+        assert_eq!(describe(&status(), now), expected);
+        let listed = table(&[status()], now);
+        assert!(listed.contains("group/shop  failed  -       3        1       1m30s"), "{listed}");
+        assert_eq!(table(&[], now), "The agent has no projects.\n");
+    }
+}
