@@ -78,6 +78,10 @@ env:
   - name: AGENTK_NAMESPACES
     value: {{ join "," .Values.rbac.namespaces | quote }}
   {{- end }}
+  {{- if not .Values.gitops.enabled }}
+  - name: AGENTK_NO_GITOPS
+    value: "true"
+  {{- end }}
   {{- if .Values.requireScope }}
   - name: AGENTK_REQUIRE_SCOPE
     value: "true"
