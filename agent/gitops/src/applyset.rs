@@ -23,7 +23,7 @@ const TOOLING: &str = "applyset.kubernetes.io/tooling";
 const TOOL: &str = "agentk/v1";
 /// The annotation with the kinds of members.
 const KINDS: &str = "applyset.kubernetes.io/contains-group-kinds";
-/// The annotation with the namespaces of members besides that of the parent.
+/// The annotation with the namespaces of members.
 const NAMESPACES: &str = "applyset.kubernetes.io/additional-namespaces";
 /// The annotation with the id of the project.
 pub const PROJECT: &str = "agentk/project";
@@ -105,8 +105,8 @@ impl ApplySet {
     /// Returns the parent for a server-side apply.
     pub fn parent(&self) -> Value {
         let kinds: Vec<_> = self.kinds.iter().map(ToString::to_string).collect();
-        let namespaces: Vec<_> =
-            self.namespaces.iter().filter(|name| **name != self.namespace).map(String::as_str).collect();
+        // That of the parent is among them if it has members, so that nothing is listed where the project has no rights.
+        let namespaces: Vec<_> = self.namespaces.iter().map(String::as_str).collect();
         json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -165,11 +165,11 @@ mod tests {
         let parent = set.parent();
         let annotations = &parent["metadata"]["annotations"];
         assert_eq!(annotations[KINDS], "ConfigMap,Namespace,Deployment.apps");
-        assert_eq!(annotations[NAMESPACES], "shop");
+        assert_eq!(annotations[NAMESPACES], "agentk,shop");
         let mut read = ApplySet::new(AgentId(7), "group/app", "agentk");
         read.read(&parent).unwrap();
         assert_eq!(read.kinds, set.kinds);
-        assert!(read.namespaces.contains("shop"));
+        assert_eq!(read.namespaces, set.namespaces);
     }
 
     #[test]

@@ -482,3 +482,28 @@ async fn wave_waits_for_the_health_of_the_one_before() {
     project.cluster.edit(&web, "controller", |object| object["status"] = status);
     assert_eq!(project.sync(&format!("{deployment}{late}")).await.state, ProjectState::Synced);
 }
+
+#[tokio::test(start_paused = true)]
+async fn object_in_the_namespace_of_agentk_is_deleted_by_the_next_process() {
+    let inside = "---\napiVersion: v1\nkind: Secret\nmetadata: {name: a, namespace: agentk}\n";
+    let cluster = FakeCluster::new();
+    let mut project = Project::of(cluster.clone());
+    project.sync(&(config_maps(&["b"]) + inside)).await;
+    let secret = id("Secret", "agentk", "a");
+    assert!(cluster.object(&secret).is_some());
+    let outcome = Project::of(cluster.clone()).sync(&config_maps(&["b"])).await;
+    assert_eq!((outcome.objects.pruned, cluster.object(&secret)), (1, None), "{outcome:?}");
+}
+
+/// The object may be taken over, but it is not the project's yet.
+#[tokio::test(start_paused = true)]
+async fn object_of_nobody_is_not_deleted_to_be_created_again() {
+    let cluster = FakeCluster::new();
+    let existing = id("ConfigMap", "default", "a");
+    cluster.put(existing.clone(), "kubectl", json!({"spec": {"immutable": 1}}));
+    let mut project = Project::of(cluster).with("{inventory_policy: adopt_if_no_inventory}");
+    let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, annotations: {agentk/recreate: 'true'}}\nspec: {immutable: 2}\n";
+    let outcome = project.sync(manifest).await;
+    assert!(outcome.errors[0].message.contains("only an object of this project"), "{outcome:?}");
+    assert!(project.cluster.object(&existing).is_some());
+}

@@ -122,7 +122,14 @@ impl<C: Cluster> Engine<C> {
         let Some(live) = live else { return Ok(Step::Create) };
         let ours = check_owner(&live, sync).map_err(|what| ExamineError::Object(manifest.error(what)))?;
         let seen = Seen::of(&live);
-        let Some(tried) = tried else { return Ok(Step::Recreate { uid: seen.uid }) };
+        let Some(tried) = tried else {
+            if ours {
+                return Ok(Step::Recreate { uid: seen.uid });
+            }
+            let what =
+                "a field cannot change, and only an object of this project is deleted and created again";
+            return Err(ExamineError::Object(manifest.error(what)));
+        };
         if !ours {
             return Ok(Step::Adopt(take_over(&live)));
         }

@@ -5,6 +5,8 @@ use proto::gitops::{EventKind, ObjectCounts, ObjectError, ObjectId, ProjectState
 use super::{Failure, Outcome, Stopped, SyncInput};
 use crate::Manifest;
 
+/// The longest message of an error, in characters.
+const MAX_MESSAGE: usize = 1000;
 /// The most errors that an outcome has.
 const MAX_ERRORS: usize = 20;
 
@@ -47,8 +49,12 @@ impl<'a> Report<'a> {
     }
 
     /// Reports an error.
-    pub(super) fn error(&mut self, error: ObjectError) {
+    pub(super) fn error(&mut self, mut error: ObjectError) {
         self.objects.failed += 1;
+        // A status has to fit into a ConfigMap.
+        if let Some((end, _)) = error.message.char_indices().nth(MAX_MESSAGE) {
+            error.message.truncate(end);
+        }
         let message = match error.file.is_empty() {
             true => error.message.clone(),
             false => format!("{}: {}", error.file, error.message),
