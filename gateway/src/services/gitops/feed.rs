@@ -92,7 +92,8 @@ impl GitopsFeed {
             changed(&mut configuration).await;
         }
         loop {
-            if let Err(error) = self.subscribe(tunnel).await {
+            // Boxed: most agents have no projects, and their tunnels should not reserve memory for them.
+            if let Err(error) = Box::pin(self.subscribe(tunnel)).await {
                 tracing::debug!(agent.name = %self.agent.name, error, "agentk gives no subscription for manifests");
             }
             sleep(PAUSE).await;
