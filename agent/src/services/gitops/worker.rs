@@ -387,9 +387,11 @@ fn log(project: &str, event: &SyncEvent) {
     match event.event {
         EventKind::Failed => tracing::warn!(project, object, message, "an object of a project failed"),
         EventKind::Drifted => tracing::info!(project, object, message, "an object of a project was changed"),
-        EventKind::Applied | EventKind::Pruned | EventKind::Kept => {
+        EventKind::Pruned | EventKind::Kept => {
             tracing::info!(project, object, event = ?event.event, message, "object of a project");
         }
+        // The first sync of a large project has thousands.
+        EventKind::Applied => tracing::debug!(project, object, message, "object of a project applied"),
         _ => {}
     }
 }
