@@ -507,3 +507,23 @@ async fn object_of_nobody_is_not_deleted_to_be_created_again() {
     assert!(outcome.errors[0].message.contains("only an object of this project"), "{outcome:?}");
     assert!(project.cluster.object(&existing).is_some());
 }
+
+#[tokio::test(start_paused = true)]
+async fn kind_that_cannot_be_listed_is_not_deleted_and_hinders_nothing() {
+    let secret = "---\napiVersion: v1\nkind: Secret\nmetadata: {name: s}\n";
+    let mut project = Project::new();
+    project.sync(&(config_maps(&["a", "b"]) + secret)).await;
+    project.cluster.set_fault(|request| {
+        request.starts_with("list Secret").then(|| error(403, "Forbidden", "secrets is forbidden"))
+    });
+    let outcome = project.sync(&config_maps(&["a"])).await;
+    assert_eq!((outcome.state, outcome.objects.pruned), (ProjectState::Synced, 1), "{outcome:?}");
+    assert!(outcome.errors[0].message.contains("kind Secret"), "{outcome:?}");
+    assert!(project.cluster.ids().contains(&"Secret default/s".to_owned()));
+    project.cluster.clear_fault();
+    assert_eq!(
+        project.sync(&config_maps(&["a"])).await.objects.pruned,
+        1,
+        "the inventory still has the kind"
+    );
+}

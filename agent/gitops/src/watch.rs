@@ -9,7 +9,7 @@ use proto::gitops::ObjectId;
 use serde_json::Value;
 
 use crate::{
-    ApiError, Kind, KubeCluster,
+    ApiError, Cluster as _, Kind, KubeCluster,
     applyset::PART_OF,
     engine::fingerprint,
     kube_cluster::{lost, path},
@@ -38,11 +38,42 @@ impl KubeCluster {
         kind: &Kind,
         mut report: impl FnMut(Change) + Send,
     ) -> Result<(), ApiError> {
-        let path = path(kind, "");
+        self.watch(kind, "", PART_OF, |metadata, exists| report(change(kind, metadata, exists))).await
+    }
+
+    /// Reports the metadata of the objects of a kind in a namespace that have a label, and of those that change, until the API server
+    /// ends the watch.
+    ///
+    /// # Errors
+    ///
+    /// agentk may not watch them, or the API server does not respond.
+    pub async fn watch_metadata(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        selector: &str,
+        mut report: impl FnMut(&ObjectMeta) + Send,
+    ) -> Result<(), ApiError> {
+        for object in self.list(kind, namespace, selector, true).await? {
+            if let Ok(metadata) = serde_json::from_value(object["metadata"].clone()) {
+                report(&metadata);
+            }
+        }
+        self.watch(kind, namespace, selector, |metadata, _| report(metadata)).await
+    }
+
+    async fn watch(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        selector: &str,
+        mut report: impl FnMut(&ObjectMeta, bool) + Send,
+    ) -> Result<(), ApiError> {
+        let path = path(kind, namespace);
         let (_, list) =
-            self.json(path.list_metadata(&ListParams::default().labels(PART_OF).limit(1))).await?;
+            self.json(path.list_metadata(&ListParams::default().labels(selector).limit(1))).await?;
         let version = list["metadata"]["resourceVersion"].as_str().unwrap_or("0").to_owned();
-        let request = path.watch_metadata(&WatchParams::default().labels(PART_OF), &version);
+        let request = path.watch_metadata(&WatchParams::default().labels(selector), &version);
         let request = request.map_err(|error| lost(error.to_string()))?;
         let events = self.client().request_events::<PartialObjectMeta<DynamicObject>>(request).await;
         let events = events.map_err(|error| match error {
@@ -53,14 +84,13 @@ impl KubeCluster {
         })?;
         pin_mut!(events);
         while let Some(event) = events.next().await {
-            let (object, exists) = match event.map_err(|error| lost(error.to_string()))? {
-                WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, true),
-                WatchEvent::Deleted(object) => (object, false),
-                WatchEvent::Bookmark(_) => continue,
+            match event.map_err(|error| lost(error.to_string()))? {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => report(&object.metadata, true),
+                WatchEvent::Deleted(object) => report(&object.metadata, false),
+                WatchEvent::Bookmark(_) => {}
                 // The version is too old, for example. The next watch begins anew.
                 WatchEvent::Error(_) => return Ok(()),
-            };
-            report(change(kind, &object.metadata, exists));
+            }
         }
         Ok(())
     }

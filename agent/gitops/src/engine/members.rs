@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Engine, Failure, SyncContext};
 use crate::{
-    Cluster, GroupKind, Kind,
+    ApiError, Cluster, GroupKind, Kind,
     applyset::{ApplySet, PART_OF},
     prune::Member,
     retry::{CallError, with_retry},
@@ -25,8 +25,8 @@ pub(super) struct Members {
     pub(super) applied: HashSet<String>,
     /// The kinds of members, by which they are deleted.
     pub(super) kinds: HashMap<GroupKind, Kind>,
-    /// Kinds in the inventory that the cluster does not have now. Nothing of them is deleted.
-    pub(super) unknown: Vec<GroupKind>,
+    /// Kinds in the inventory that cannot be listed, with the reasons. Nothing of them is deleted.
+    pub(super) unknown: Vec<(GroupKind, String)>,
 }
 
 impl<C: Cluster> Engine<C> {
@@ -35,14 +35,19 @@ impl<C: Cluster> Engine<C> {
         let mut members = Members::default();
         for group_kind in &set.kinds {
             let Some(kind) = self.resolve(group_kind, None, sync.fence).await? else {
-                members.unknown.push(group_kind.clone());
+                members.unknown.push((group_kind.clone(), "the cluster does not have it now".to_owned()));
                 continue;
             };
-            let Some(listed) = self.list_members(&kind, set, sync).await? else {
-                // Its definition was deleted a moment ago.
-                self.cluster.forget_kinds();
-                members.unknown.push(group_kind.clone());
-                continue;
+            let listed = match self.list_members(&kind, set, sync).await? {
+                Ok(listed) => listed,
+                Err(error) => {
+                    if error.status == 404 {
+                        // Its definition was deleted a moment ago.
+                        self.cluster.forget_kinds();
+                    }
+                    members.unknown.push((group_kind.clone(), error.to_string()));
+                    continue;
+                }
             };
             for object in listed {
                 let (id, metadata) = (id_of(group_kind, &object), &object["metadata"]);
@@ -54,40 +59,40 @@ impl<C: Cluster> Engine<C> {
         Ok(members)
     }
 
-    /// Lists the members of one kind: in one request if that is allowed, and otherwise in one for each namespace. Returns `None` if
-    /// the kind has gone.
+    /// Lists the members of one kind: in one request if that is allowed, and otherwise in one for each namespace. The inner error says
+    /// that the kind has gone (404), or that the project may not list it (403).
     async fn list_members(
         &self,
         kind: &Kind,
         set: &ApplySet,
         sync: &SyncContext<'_>,
-    ) -> Result<Option<Vec<Value>>, Failure> {
+    ) -> Result<Result<Vec<Value>, ApiError>, Failure> {
         let selector = format!("{PART_OF}={}", sync.set);
-        let list = |namespace: String| {
-            let selector = &selector;
-            with_retry(sync.fence, move || {
-                let namespace = namespace.clone();
-                async move { self.cluster.list(kind, &namespace, selector, true).await }
-            })
-        };
-        let error = |error| {
-            Failure::of_project(&format!("the {} of this project cannot be listed", kind.plural), error)
+        let list = async |namespace: &str| {
+            let listed = with_retry(sync.fence, || self.cluster.list(kind, namespace, &selector, true)).await;
+            match listed {
+                Ok(listed) => Ok(Ok(listed)),
+                Err(CallError::Api(error)) if matches!(error.status, 403 | 404) => Ok(Err(error)),
+                Err(error) => Err(Failure::of_project(
+                    &format!("the {} of this project cannot be listed", kind.plural),
+                    error,
+                )),
+            }
         };
         if !kind.namespaced || set.namespaces.len() != 1 {
-            match list(String::new()).await {
-                Err(CallError::Api(refused)) if refused.status == 403 && kind.namespaced => {}
-                Err(CallError::Api(gone)) if gone.status == 404 => return Ok(None),
-                listed => return listed.map(Some).map_err(error),
+            match list("").await? {
+                Err(refused) if refused.status == 403 && kind.namespaced => {}
+                listed => return Ok(listed),
             }
         }
         let mut all = Vec::new();
         for namespace in &set.namespaces {
-            match list(namespace.clone()).await {
-                Err(CallError::Api(gone)) if gone.status == 404 => return Ok(None),
-                listed => all.extend(listed.map_err(error)?),
+            match list(namespace).await? {
+                Ok(listed) => all.extend(listed),
+                Err(error) => return Ok(Err(error)),
             }
         }
-        Ok(Some(all))
+        Ok(Ok(all))
     }
 }
 

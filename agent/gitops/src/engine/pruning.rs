@@ -41,8 +41,9 @@ impl<C: Cluster> Engine<C> {
             left.push(id);
         }
         report.held = held;
-        for kind in unknown {
-            // The kind stays in the inventory: its objects come back with it.
+        for (kind, reason) in unknown {
+            // The kind stays in the inventory, so that its objects are found once it can be listed.
+            report.note(format!("objects of the kind {kind} that left Git are not deleted, because it cannot be listed: {reason}"));
             left.push(ObjectId { group: kind.group, kind: kind.kind, ..ObjectId::default() });
         }
         let mut deleted = Vec::new();

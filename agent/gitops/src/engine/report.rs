@@ -48,6 +48,13 @@ impl<'a> Report<'a> {
         (self.events)(SyncEvent { event, object: Some(id.clone()), message: message.into() });
     }
 
+    /// Adds a sentence to the errors of a sync that succeeds all the same.
+    pub(super) fn note(&mut self, message: String) {
+        if self.errors.len() < MAX_ERRORS {
+            self.errors.push(ObjectError { object: None, file: String::new(), message });
+        }
+    }
+
     /// Reports an error.
     pub(super) fn error(&mut self, mut error: ObjectError) {
         self.objects.failed += 1;
