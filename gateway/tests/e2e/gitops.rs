@@ -5,7 +5,7 @@ use std::process::Output;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{AGENT, Cluster, GitRepository, Installation, Namespace, eventually};
+use crate::support::{AGENT, Agent, Cluster, GitRepository, Installation, Namespace, eventually};
 
 /// The file of the agent's configuration.
 const CONFIGURATION: &str = ".gitlab/agents/prod/config.yaml";
@@ -191,6 +191,33 @@ fn policy_of_the_cluster_limits_manifests() {
     assert_eq!(world.config_maps(), "", "the stage has written nothing: {status}");
     world.configure("", &[("manifests/app.yaml", Some(&config_maps(&["a"])))]);
     eventually("what the policy allows is applied", || world.config_maps() == "a");
+}
+
+/// Test 55 of the attack list: two pods of agentk, one of which leads. Commands reach it through either, and the other one goes on
+/// after a crash.
+#[test]
+fn one_of_two_pods_leads_and_the_other_takes_over() {
+    let Some(mut world) = World::or_skip("gitops-pods") else { return };
+    let leads = "this pod leads GitOps";
+    world.configure("", &[("manifests/app.yaml", Some(&config_maps(&["a"])))]);
+    eventually("the object is created", || world.config_maps() == "a");
+    let directory = TempDir::new().unwrap();
+    let second = Agent::start(directory.path(), &world.installation.agent_options);
+    eventually("both pods have tunnels", || world.installation.kas.metric("kas_tunnels") == 4.0);
+    assert!(world.installation.agent.process.printed().contains(leads));
+    for _ in 0..4 {
+        // Requests of callers go to the least loaded tunnels, and so to both pods.
+        assert!(world.gitops(&["suspend", PROJECT]).status.success());
+        world.wait_for_state("suspended");
+        assert!(world.gitops(&["resume", PROJECT]).status.success());
+        world.wait_for_state("synced");
+    }
+    assert!(!second.process.printed().contains(leads), "one pod leads");
+
+    world.installation.agent.process.kill();
+    world.configure("", &[("manifests/app.yaml", Some(&config_maps(&["a", "b"])))]);
+    eventually("the other pod has taken over", || second.process.printed().contains(leads));
+    eventually("it applies the next commit", || world.config_maps() == "a b");
 }
 
 /// Test 54 of the attack list: after kill -9 at any point, the next process converges.

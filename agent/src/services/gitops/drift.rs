@@ -1,13 +1,23 @@
-//! Notices changes of objects by others: one watch of metadata for each kind that a project has, shared by all projects.
+//! Notices changes of objects by others, and commands that another pod has received.
+//!
+//! There is one watch of metadata for each kind that a project has, shared by all projects, and one for the inventories, whose
+//! annotations are the commands.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
-use gitops_engine::{GroupKind, Kind};
+use gitops_engine::{GroupKind, Kind, applyset::PROJECT};
+use kube::core::ObjectMeta;
+use proto::AgentId;
 use tokio::time::sleep;
 
-use super::Gitops;
+use super::{
+    Gitops,
+    worker::{APPROVED, REQUESTED, SUSPENDED, inventory},
+};
 
+/// The label of inventories.
+const MANAGED: &str = "app.kubernetes.io/managed-by=agentk";
 /// The pause before the next watch of a kind. Drift that happens meanwhile is found by the periodic look.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The pause after a watch that failed, for example because agentk may not watch the kind in all namespaces.
@@ -21,6 +31,7 @@ pub(super) async fn run(gitops: &Gitops) {
         let work = async {
             let mut watched = BTreeSet::<GroupKind>::new();
             let mut watches = FuturesUnordered::new();
+            watches.push(watch_commands(gitops).boxed());
             loop {
                 for (name, kind) in &*kinds.borrow_and_update() {
                     if watched.insert(name.clone()) {
@@ -39,6 +50,25 @@ pub(super) async fn run(gitops: &Gitops) {
         tokio::select! {
             () = work, if leading => {}
             () = lost => {}
+        }
+    }
+}
+
+/// Wakes the worker of each project whose commands have changed. The future never completes.
+async fn watch_commands(gitops: &Gitops) {
+    let (kind, _) = inventory(gitops, AgentId(0), "");
+    loop {
+        let report = |metadata: &ObjectMeta| {
+            let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).cloned();
+            let Some(project) = annotation(PROJECT).and_then(|id| gitops.find_project(&id)) else { return };
+            project.note_commands([SUSPENDED, APPROVED, REQUESTED].map(annotation));
+        };
+        match gitops.own.watch_metadata(&kind, &gitops.namespace, MANAGED, report).await {
+            Ok(()) => sleep(PAUSE).await,
+            Err(error) => {
+                tracing::debug!(%error, "inventories are not watched for commands; they are read periodically");
+                sleep(FAILED_PAUSE).await;
+            }
         }
     }
 }

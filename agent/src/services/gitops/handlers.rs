@@ -1,6 +1,6 @@
 //! The requests of kas (`manifests`) and of callers (`gitops`).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -24,7 +24,7 @@ use tunnel::Body;
 use super::{
     Gitops,
     sources::QUEUE,
-    worker::{self, APPROVED, SUSPENDED},
+    worker::{self, APPROVED, REQUESTED, SUSPENDED},
 };
 use crate::services::{RequestHandler, ServiceError};
 
@@ -228,7 +228,14 @@ impl GitopsHandler {
         let current = worker::read_commands(&self.0, agent, id).await.map_err(failed)?.unwrap_or_default();
         let kept =
             |key: &str| current["metadata"]["annotations"][key].as_str().unwrap_or_default().to_owned();
-        let mut annotations = BTreeMap::from([(SUSPENDED, kept(SUSPENDED)), (APPROVED, kept(APPROVED))]);
+        // Another pod may lead: it sees that the annotations change.
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_millis()
+            .to_string();
+        let mut annotations =
+            BTreeMap::from([(SUSPENDED, kept(SUSPENDED)), (APPROVED, kept(APPROVED)), (REQUESTED, now)]);
         match command {
             "sync" => {}
             "suspend" => drop(annotations.insert(SUSPENDED, "true".to_owned())),

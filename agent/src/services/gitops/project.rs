@@ -30,6 +30,8 @@ struct State {
     next: u64,
     /// Somebody asked for a sync.
     requested: bool,
+    /// The commands as they were seen last.
+    commands: Option<[Option<String>; 3]>,
     /// The objects that were changed since the worker looked, with their fingerprints.
     changes: HashMap<ObjectId, Option<u64>>,
     status: ProjectStatus,
@@ -87,6 +89,14 @@ impl Project {
     /// Returns whether somebody has asked for a sync since the last call.
     pub(super) fn take_request(&self) -> bool {
         std::mem::take(&mut self.state.lock().requested)
+    }
+
+    /// Notes the commands of the inventory, and wakes the worker if they have changed.
+    pub(super) fn note_commands(&self, commands: [Option<String>; 3]) {
+        let before = self.state.lock().commands.replace(commands.clone());
+        if before.is_some_and(|before| before != commands) {
+            self.request();
+        }
     }
 
     /// Notes that an object was changed, by agentk or by somebody else.

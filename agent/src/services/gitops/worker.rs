@@ -37,6 +37,8 @@ const COMMAND_MANAGER: &str = "agentk-commands";
 pub(super) const SUSPENDED: &str = "agentk/suspended";
 /// The annotation with the commit that may delete many objects.
 pub(super) const APPROVED: &str = "agentk/approved";
+/// The annotation with the time at which somebody asked for a sync, in milliseconds since 1970.
+pub(super) const REQUESTED: &str = "agentk/requested";
 /// The most errors of objects without health that a status has.
 const MAX_UNHEALTHY: usize = 10;
 
@@ -273,7 +275,9 @@ async fn watch_health(
     publish(gitops, agent, project, |status| {
         status.state = if degraded > 0 { ProjectState::Degraded } else { ProjectState::Synced };
         (status.objects.degraded, status.objects.progressing) = (degraded, progressing);
-        status.errors = errors;
+        // Those about the whole project stay.
+        status.errors.retain(|error| error.object.is_none());
+        status.errors.extend(errors);
     })
     .await;
     progressing > 0
@@ -368,7 +372,7 @@ async fn apply_inventory(
     gitops.own.apply(&kind, &id, &object, options).await.map(drop)
 }
 
-fn inventory(gitops: &Gitops, agent: AgentId, project: &str) -> (Kind, ObjectId) {
+pub(super) fn inventory(gitops: &Gitops, agent: AgentId, project: &str) -> (Kind, ObjectId) {
     let text = str::to_owned;
     let kind = Kind {
         kind: GroupKind { group: String::new(), kind: text("ConfigMap") },
