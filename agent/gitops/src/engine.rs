@@ -271,7 +271,10 @@ impl<C: Cluster> Engine<C> {
             }
         }
         for (kind, namespaced) in defined {
-            scopes.insert(kind, namespaced);
+            // A definition in Git must not say another scope of a kind that the cluster has: limits of the project depend on it.
+            if scopes.is_namespaced(&kind).is_none() {
+                scopes.insert(kind, namespaced);
+            }
         }
         Ok(scopes)
     }

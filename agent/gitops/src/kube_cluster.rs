@@ -88,8 +88,10 @@ impl KubeCluster {
     #[must_use]
     pub fn acting_as(&self, namespace: &str, service_account: &str) -> Self {
         let user = format!("system:serviceaccount:{namespace}:{service_account}");
-        // The configuration was validated: both are names of Kubernetes.
-        Self { user: HeaderValue::from_str(&user).ok(), ..self.clone() }
+        // A name that is no header must not become the identity of agentk.
+        let user =
+            HeaderValue::from_str(&user).unwrap_or_else(|_| HeaderValue::from_static("system:anonymous"));
+        Self { user: Some(user), ..self.clone() }
     }
 
     /// Returns a Lease (`coordination.k8s.io/v1`), if it exists.

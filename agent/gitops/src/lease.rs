@@ -99,7 +99,7 @@ impl Candidate {
                     failure = None;
                     leadership.send_if_modified(|leadership| {
                         *leadership = Leadership(Some(began + RENEW_DEADLINE));
-                        was.is_none()
+                        was.is_none_or(|until| began >= until)
                     });
                 }
                 Ok(false) => self.lose(leadership, was),

@@ -527,3 +527,39 @@ async fn kind_that_cannot_be_listed_is_not_deleted_and_hinders_nothing() {
         "the inventory still has the kind"
     );
 }
+
+/// The limits of a project depend on the scopes of kinds, so that Git must not say them.
+#[tokio::test(start_paused = true)]
+async fn definition_in_git_does_not_change_the_scope_of_a_kind_of_the_cluster() {
+    let claim = "---\napiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: namespaces}\n\
+                 spec: {group: '', names: {kind: Namespace, plural: namespaces}, scope: Namespaced}\n";
+    let mut project = Project::new().with("{namespaces: [default], cluster_scoped: false}");
+    let outcome = project.sync(&(namespace("kube-system") + claim)).await;
+    assert!(outcome.errors.iter().all(|error| error.message.contains("cluster-scoped")), "{outcome:?}");
+    assert_eq!((outcome.errors.len(), project.cluster.ids().len()), (2, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn sync_that_only_reports_writes_nothing() {
+    let mut project = Project::new();
+    project.sync(&config_maps(&["a", "b"])).await;
+    let (kind, deleted) = (project.engine.objects()[0].1.clone(), id("ConfigMap", "default", "a"));
+    let uid = project.cluster.object(&deleted).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+    crate::Cluster::delete(&project.cluster, &kind, &deleted, &uid, Default::default()).await.unwrap();
+    project.cluster.take_requests();
+    project.heal = false;
+    let outcome = project.sync(&config_maps(&["a", "b"])).await;
+    assert_eq!(outcome.state, ProjectState::OutOfSync, "{outcome:?}");
+    assert_eq!(writes(&project.cluster.take_requests()), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn definition_that_leaves_git_is_kept_with_the_objects_of_its_kind() {
+    let definition = "---\napiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: toys.example.com}\n\
+                      spec: {group: example.com, names: {kind: Toy, plural: toys}, scope: Namespaced}\n";
+    let mut project = Project::new();
+    project.sync(&(config_maps(&["a"]) + definition)).await;
+    let outcome = project.sync(&config_maps(&["a"])).await;
+    assert_eq!((outcome.objects.kept, outcome.objects.pruned), (1, 0), "{outcome:?}");
+    assert!(project.events(EventKind::Kept)[0].contains("delete it with kubectl"));
+}

@@ -168,7 +168,11 @@ impl GitopsTasks {
         let choose = async {
             let mut leadership = gitops.leadership.subscribe();
             loop {
-                gitops.sources.lock().set_leading(leadership.borrow_and_update().is_held());
+                let leading = leadership.borrow_and_update().is_held();
+                if !leading {
+                    gitops.projects.lock().values().for_each(|project| project.forget());
+                }
+                gitops.sources.lock().set_leading(leading);
                 if leadership.changed().await.is_err() {
                     return;
                 }

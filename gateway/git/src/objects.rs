@@ -139,7 +139,8 @@ impl Objects {
                     EntryKind::Blob | EntryKind::BlobExecutable if selection.selects(&path) => {
                         listed.push((path, entry.oid.to_owned()));
                     }
-                    EntryKind::Link if selection.selects(&path) => {
+                    // It may be one of a directory whose files would be missing.
+                    EntryKind::Link if selection.selects(&path) || selection.enters(&path) => {
                         return Err(not_a_file(&path, EntryKind::Link));
                     }
                     // Its files are in another repository: without them, the selection would be incomplete.

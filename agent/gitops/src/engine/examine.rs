@@ -89,8 +89,29 @@ pub(super) enum ExamineError {
 }
 
 impl<C: Cluster> Engine<C> {
-    /// Finds out what has to be done with an object, without a write.
+    /// Finds out what has to be done with an object, without a write. A sync that does not heal does nothing.
     pub(super) async fn examine(
+        &self,
+        manifest: &Manifest,
+        kind: &Kind,
+        members: &Members,
+        sync: &SyncContext<'_>,
+    ) -> Result<Step, ExamineError> {
+        let step = self.find_step(manifest, kind, members, sync).await?;
+        if sync.input.heal {
+            return Ok(step);
+        }
+        let unseen = || Seen { uid: String::new(), fingerprint: 0 };
+        Ok(match step {
+            Step::Unchanged(_) | Step::Drifted(..) => step,
+            Step::Create => Step::Drifted(unseen(), "deleted by somebody else".to_owned()),
+            Step::Update | Step::Adopt(_) | Step::Recreate { .. } => {
+                Step::Drifted(unseen(), "created again by somebody else".to_owned())
+            }
+        })
+    }
+
+    async fn find_step(
         &self,
         manifest: &Manifest,
         kind: &Kind,

@@ -15,6 +15,7 @@ use crate::{
     applyset::PART_OF,
     prune::{self, Member, PrunePlan},
     retry::{CallError, with_retry},
+    validate::DEFINITIONS,
 };
 
 /// The first and the longest time between two looks at a deleted object.
@@ -49,6 +50,17 @@ impl<C: Cluster> Engine<C> {
         let mut deleted = Vec::new();
         for member in delete {
             let Some(kind) = kinds.get(&crate::GroupKind::of(&member.id)) else { continue };
+            if (&*kind.kind.group, &*kind.kind.kind) == DEFINITIONS {
+                let reason = "its deletion would delete all objects of its kind, also those of others: delete it with kubectl";
+                report.object(EventKind::Kept, &member.id, reason);
+                left.push(member.id);
+                continue;
+            }
+            if let Some(reason) = self.changed_since(kind, &member, sync).await? {
+                report.object(EventKind::Kept, &member.id, reason);
+                left.push(member.id);
+                continue;
+            }
             if kind.kind.kind == "Namespace" {
                 let ours = desired.iter().chain(&left).any(|id| id.namespace == member.id.name);
                 let checked = match ours || member.id.name == self.namespace {
@@ -76,6 +88,30 @@ impl<C: Cluster> Engine<C> {
         }
         self.wait_until_gone(deleted, sync, report, &mut left).await?;
         if report.objects.failed > 0 { Err(Failure::Objects) } else { Ok(left) }
+    }
+
+    /// Returns the reason to keep an object that has changed since it was listed, which may be long ago.
+    async fn changed_since(
+        &self,
+        kind: &Kind,
+        member: &Member,
+        sync: &SyncContext<'_>,
+    ) -> Result<Option<String>, Failure> {
+        let live = with_retry(sync.fence, || self.cluster.get(kind, &member.id)).await;
+        let live = match live {
+            Ok(live) => live,
+            Err(CallError::Api(error)) => {
+                return Ok(Some(format!("it cannot be read: {}", error.describe(&member.id))));
+            }
+            Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+        };
+        // What is gone need not be deleted.
+        let Some(live) = live else { return Ok(None) };
+        let metadata = &live["metadata"];
+        if metadata["labels"][PART_OF] != *sync.set {
+            return Ok(Some("it belongs to somebody else now".to_owned()));
+        }
+        Ok(Member::new(member.id.clone(), member.version.clone(), metadata).kept_by)
     }
 
     /// Deletes an object, if it is still the one that was listed. The inner error is about the object.
@@ -151,14 +187,16 @@ impl<C: Cluster> Engine<C> {
         name: &str,
         sync: &SyncContext<'_>,
     ) -> Result<Result<(), String>, Failure> {
+        // A kind that was installed since the last look may have objects there.
+        self.cluster.forget_kinds();
         let kinds = with_retry(sync.fence, || self.cluster.namespaced_kinds()).await;
         let kinds =
             kinds.map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))?;
         for kind in kinds.iter().filter(|kind| !RECORDS.contains(&&*kind.kind.kind)) {
             let listed = match with_retry(sync.fence, || self.cluster.list(kind, name, "", true)).await {
                 Ok(listed) => listed,
-                // The kind has gone, or cannot be listed.
-                Err(CallError::Api(error)) if matches!(error.status, 404 | 405) => continue,
+                // The kind has no lists.
+                Err(CallError::Api(error)) if error.status == 405 => continue,
                 Err(CallError::Api(error)) => {
                     return Ok(Err(format!(
                         "agentk cannot see whether the namespace is in use ({}): {error}",

@@ -64,7 +64,7 @@ impl<C: Cluster> Engine<C> {
             return Err(Failure::Refused(refused));
         }
 
-        let writes = sync.writes();
+        let writes = sync.writes() && sync.input.heal;
         let this = &*self;
         let writing: Vec<_> = steps
             .into_iter()
@@ -192,6 +192,11 @@ impl<C: Cluster> Engine<C> {
                 };
                 return Err(Failure::Refused(vec![manifest.error(what)]));
             };
+            if kind.namespaced == manifest.id.namespace.is_empty() {
+                let what =
+                    format!("the scope of the kind {} is not the one that its definition in Git says", key.0);
+                return Err(Failure::Refused(vec![manifest.error(what)]));
+            }
             kinds.insert(key, kind);
         }
         Ok(kinds)

@@ -110,6 +110,23 @@ impl Project {
         std::mem::take(&mut self.state.lock().changes)
     }
 
+    /// Forgets everything, because another pod leads: what it does with newer commits must not be undone with an old one.
+    pub(super) fn forget(&self) {
+        let mut state = self.state.lock();
+        let next = state.next + 1;
+        let status = ProjectStatus { project: self.id.clone(), ..ProjectStatus::default() };
+        *state = State { next, status, ..State::default() };
+    }
+
+    /// Returns whether somebody has suspended the project.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.state
+            .lock()
+            .commands
+            .as_ref()
+            .is_some_and(|[suspended, ..]| suspended.as_deref() == Some("true"))
+    }
+
     /// Forgets the commit: kas does not send this project any more.
     pub(super) fn orphan(&self) {
         {

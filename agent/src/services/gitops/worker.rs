@@ -61,6 +61,9 @@ impl Fence for WorkerFence<'_> {
         if !self.gitops.is_leading() {
             return Err(Stopped::LostLease);
         }
+        if self.project.is_suspended() {
+            return Err(Stopped::Suspended);
+        }
         match self.project.is_newest(self.number) {
             true => Ok(()),
             false => Err(Stopped::Superseded),
@@ -177,6 +180,14 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
                 false => schedule.note_success(Instant::now(), reverted),
             }
             unfinished = failed || outcome.state == ProjectState::Held;
+            if commands.approved.is_some() && outcome.state == ProjectState::Synced {
+                // An approval is for one deletion.
+                let suspended = String::new();
+                let cleared = BTreeMap::from([(SUSPENDED, suspended), (APPROVED, String::new())]);
+                if let Err(error) = write_commands(&gitops, agent, &project.id, cleared).await {
+                    tracing::warn!(project = project.id, %error, "an approval cannot be removed");
+                }
+            }
         } else {
             schedule.note_success(Instant::now(), false);
         }

@@ -44,6 +44,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 /// The pause before the next attempt after a request that failed.
 const PAUSE: Duration = Duration::from_secs(5);
+/// The shortest time between two looks at a repository.
+const MIN_PERIOD: Duration = Duration::from_millis(200);
 /// The longest line of agentk, in bytes.
 const MAX_LINE: usize = 64 << 10;
 /// The requests of agentk for files that a project may not have seen.
@@ -173,9 +175,10 @@ impl GitopsFeed {
     ) {
         let id = project.id.as_deref().unwrap_or(own);
         let mut pushes = self.service.pushes();
-        let period = project.interval.unwrap_or(self.service.0.poll_period);
+        let period = project.interval.unwrap_or(self.service.0.poll_period).max(MIN_PERIOD);
         let mut sent = Sent::default();
-        let mut age = period;
+        // Another replica may have sent a newer commit than this one has seen.
+        let mut age = Duration::ZERO;
         loop {
             let pause = match self.send_newest(tunnel, project, own, age, &mut sent).await {
                 Ok(()) => {
