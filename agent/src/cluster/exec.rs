@@ -3,7 +3,6 @@
 //! <https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins>
 
 mod exec_credential;
-mod process;
 
 #[cfg(test)]
 mod tests;
@@ -17,10 +16,10 @@ use std::{
 
 use http::HeaderValue;
 use parking_lot::Mutex;
+use process::child::{self, ChildOutput, RunError};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::Instant;
 
-use self::process::{ProcessOutput, RunError};
 use super::ClusterError;
 use crate::upstream::ClientIdentity;
 
@@ -32,6 +31,8 @@ pub(super) const API_VERSIONS: [&str; 2] =
 ///
 /// 10 s: a plugin that requests a token of a cloud needs one or two round trips.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// The most bytes that a plugin may write to each of its outputs. A credential has some kilobytes.
+const MAX_OUTPUT: u64 = 1 << 20;
 
 /// The time before its expiration at which a credential is renewed: the clocks of this machine and of the server may differ,
 /// and requests take time to arrive.
@@ -146,7 +147,7 @@ impl ExecPlugin {
         let variables = environment.iter().map(|(name, value)| (name, value.expose_secret()));
         let mut command = tokio::process::Command::new(program);
         command.args(arguments).envs(variables).env("KUBERNETES_EXEC_INFO", info);
-        let output = process::run(&mut command, TIMEOUT).await.map_err(|error| match error {
+        let output = child::run(&mut command, TIMEOUT, MAX_OUTPUT).await.map_err(|error| match error {
             RunError::Start(error) => self.cannot_start(&error),
             error => error.to_string(),
         })?;
@@ -193,11 +194,11 @@ impl PluginCredential {
 /// Kills all running plugins with their children, and every plugin that is started later. It is called before the process
 /// exits.
 pub fn kill_plugins() {
-    process::kill_all();
+    child::kill_all();
 }
 
 /// Returns the last line on stderr, in which plugins usually print their error.
-fn last_stderr_line(output: &ProcessOutput) -> String {
+fn last_stderr_line(output: &ChildOutput) -> String {
     const MAX_CHARS: usize = 300;
 
     let text = String::from_utf8_lossy(&output.stderr);

@@ -2,11 +2,13 @@
 //!
 //! * [`logs`] writes the log by a [`LineWriter`], without blocking the program, and logs panics. A [`LogLimiter`] bounds repeated lines.
 //! * [`signals`] cancels a token on SIGTERM and Ctrl-C, and ends the process on the second one.
+//! * [`child`] runs a program with limits, and kills it together with its own children.
 //! * [`descriptors`] raises the limit of open files.
 //! * [`liveness`] detects blocked threads, and a [`Notifier`] sends messages to systemd.
 //! * [`resources`] has the metrics `process_*`.
 #![warn(missing_docs)]
 
+pub mod child;
 pub mod descriptors;
 mod line_writer;
 pub mod liveness;

@@ -24,7 +24,7 @@ pub fn run(data: &[u8]) {
 }
 
 fn scan(data: &[u8], branch: Option<&str>, size: usize) -> Result<ResolvedReference, ReferenceError> {
-    let mut scanner = ReferenceScanner::new(branch);
+    let mut scanner = ReferenceScanner::new(&git::Reference::of_branch(branch));
     data.chunks(size).try_for_each(|part| scanner.push(part))?;
     scanner.finish()
 }

@@ -23,8 +23,8 @@ use proto::AgentName;
 use router::BoxFuture;
 
 pub use self::config::RepositoryConfig;
-pub use self::repositories::GitRepositories;
-pub use self::selection::{FileLimits, FileSelection, RepositoryFile, SelectedFiles};
+pub use self::repositories::{GitRepositories, open};
+pub use self::selection::{FileLimits, FileSelection, RepositoryFile, SelectedFiles, literal_prefix};
 pub use self::settings::{Location, RepositorySettings};
 
 /// The directory of a repository that contains one directory for each agent with a configuration.
@@ -170,8 +170,9 @@ impl FromStr for CommitId {
 }
 
 impl Reference {
-    /// Returns the branch with this name, or the default one.
+    /// Returns the branch with this name, or the default one without a name.
     pub fn of_branch(branch: Option<&str>) -> Self {
+        let branch = branch.filter(|name| !name.is_empty());
         branch.map_or(Self::Default, |name| Self::Branch(name.to_owned()))
     }
 

@@ -41,7 +41,8 @@ impl GitRepositories {
     }
 }
 
-fn open(settings: &RepositorySettings) -> Arc<dyn Repository> {
+/// Returns a repository that shares its cache with no other one.
+pub fn open(settings: &RepositorySettings) -> Arc<dyn Repository> {
     match &settings.location {
         Location::Local(path) => {
             let (reference, directory) = (settings.reference.clone(), settings.directory.clone());

@@ -85,7 +85,7 @@ impl FileSelection {
 }
 
 /// Returns the directories of a pattern in front of its first wildcard, with a `/` at the end.
-fn literal_prefix(pattern: &str) -> String {
+pub fn literal_prefix(pattern: &str) -> String {
     let pattern = pattern.trim_start_matches('/');
     let wildcard = pattern.find(['*', '?', '[', '{', '\\']).unwrap_or(pattern.len());
     let end = pattern[..wildcard].rfind('/').map_or(0, |slash| slash + 1);

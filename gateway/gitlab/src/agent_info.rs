@@ -104,7 +104,7 @@ fn is_not_found<T>(result: &Result<T, GitLabError>) -> bool {
 
 impl GitalyServers {
     /// Returns the server with this description.
-    fn get(&self, info: serde_json::Value) -> Result<Arc<GitalyServer>, GitLabError> {
+    pub(super) fn get(&self, info: serde_json::Value) -> Result<Arc<GitalyServer>, GitLabError> {
         if info.is_null() {
             return Ok(Arc::default());
         }

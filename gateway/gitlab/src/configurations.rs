@@ -2,7 +2,7 @@
 
 use access::AgentIdentity;
 use access::{ConfigurationSource, FileKey, ReadError, Reading, read_repository};
-use git::AGENTS_DIRECTORY;
+use git::{AGENTS_DIRECTORY, Reference};
 use router::BoxFuture;
 
 use crate::{
@@ -37,10 +37,11 @@ impl ConfigurationSource for GitLabSource {
                 return Ok(None);
             }
             let (server, location) = ((*info.gitaly).clone(), info.repository.clone());
-            let (project, branch) = (location.gl_project_path.clone(), info.default_branch.clone());
+            let project = location.gl_project_path.clone();
+            let branch = Reference::of_branch(Some(&info.default_branch));
             let name = format!("{} {}", server.address, location.gl_repository);
             let repository =
-                GitalyRepository::new(self.gitaly.clone(), server, location, Some(branch), Some(agent.id));
+                GitalyRepository::new(self.gitaly.clone(), server, location, branch, Some(agent.id));
             let place = (&*name, AGENTS_DIRECTORY, Some(&*project));
             read_repository(&repository, place, &agent.name, known, self.max_bytes).await.map(Some)
         })

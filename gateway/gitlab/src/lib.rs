@@ -45,6 +45,7 @@ mod internal_api;
 mod jwt;
 mod metrics;
 mod project_environments;
+mod project_info;
 mod response;
 mod setup;
 mod switch;
@@ -67,6 +68,7 @@ pub use self::{
     in_flight::InFlightCounters,
     internal_api::InternalApiAuthorizer,
     project_environments::ProjectEnvironment,
+    project_info::ProjectInfo,
     response::GitLabError,
     setup::GitLabSetup,
     switch::SwitchMonitor,

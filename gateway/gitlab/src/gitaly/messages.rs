@@ -6,7 +6,7 @@ use serde::Deserialize;
 /// `gitaly.Repository`: where Gitaly finds a repository. GitLab sends it, and kas passes it on unchanged.
 ///
 /// `gitlab.agent.entity.GitalyRepository` has the same fields, and GitLab's HTTP API the same names.
-#[derive(Clone, PartialEq, Eq, Message, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Message, Deserialize)]
 #[serde(default)]
 pub struct RepositoryLocation {
     /// The storage of Gitaly.

@@ -11,7 +11,7 @@
 //! 0000
 //! ```
 
-use git::{Commit, CommitId};
+use git::{Commit, CommitId, Reference};
 
 /// The longest pkt-line with its length.
 const MAX_LINE: usize = 65_520;
@@ -20,7 +20,7 @@ const SERVICE: &[u8] = b"# service=git-upload-pack";
 /// The longest name of a branch in bytes.
 const MAX_BRANCH: usize = 1024;
 
-/// Finds the commit of one branch in an advertisement. Its memory does not depend on the number of references.
+/// Finds the commit of one reference in an advertisement. Its memory does not depend on the number of references.
 #[derive(Debug)]
 pub struct ReferenceScanner {
     /// The full name of the wanted reference, or `None` for `HEAD`.
@@ -81,10 +81,14 @@ enum ScanState {
 }
 
 impl ReferenceScanner {
-    /// Creates a scanner for a branch such as `main`, or for `HEAD`.
-    pub fn new(branch: Option<&str>) -> Self {
+    /// Creates a scanner for a branch, a tag or `HEAD`. A commit is no reference: it is that of `HEAD`.
+    pub fn new(reference: &Reference) -> Self {
         Self {
-            wanted: branch.map(|branch| format!("refs/heads/{branch}")),
+            wanted: match reference {
+                Reference::Branch(name) => Some(format!("refs/heads/{name}")),
+                Reference::Tag(name) => Some(format!("refs/tags/{name}")),
+                Reference::Default | Reference::Commit(_) => None,
+            },
             partial: Vec::new(),
             state: ScanState::Start,
             head: None,
@@ -175,7 +179,9 @@ impl ReferenceScanner {
             return Ok(());
         }
         self.any = true;
-        if name == self.wanted.as_deref().unwrap_or("HEAD").as_bytes() {
+        let wanted = self.wanted.as_deref().unwrap_or("HEAD").as_bytes();
+        // The commit of a tag with a message follows the tag itself.
+        if name == wanted || name.strip_suffix(b"^{}").is_some_and(|name| name == wanted) {
             self.found = Some(id);
         }
         Ok(())
@@ -230,7 +236,15 @@ mod tests {
     }
 
     fn scan(data: &[u8], branch: Option<&str>, chunk: usize) -> Result<ResolvedReference, ReferenceError> {
-        let mut scanner = ReferenceScanner::new(branch);
+        scan_for(data, &Reference::of_branch(branch), chunk)
+    }
+
+    fn scan_for(
+        data: &[u8],
+        reference: &Reference,
+        chunk: usize,
+    ) -> Result<ResolvedReference, ReferenceError> {
+        let mut scanner = ReferenceScanner::new(reference);
         data.chunks(chunk).try_for_each(|part| scanner.push(part))?;
         scanner.finish()
     }
@@ -246,6 +260,9 @@ mod tests {
             assert_eq!(scan(&data, None, chunk), Ok(commit(MAIN, "main")));
             assert_eq!(scan(&data, Some("feature/x"), chunk), Ok(commit(OTHER, "feature/x")));
             assert_eq!(scan(&data, Some("v1"), chunk), Ok(ResolvedReference::Missing), "a tag is no branch");
+            let tag = |name: &str| scan_for(&data, &Reference::Tag(name.to_owned()), chunk);
+            assert_eq!(tag("v1"), Ok(commit(MAIN, "refs/tags/v1")), "its commit, and not the tag");
+            assert_eq!(tag("main"), Ok(ResolvedReference::Missing), "a branch is no tag");
         }
     }
 

@@ -52,20 +52,20 @@ pub struct GitalyRepository {
     client: GitalyClient,
     server: GitalyServer,
     location: RepositoryLocation,
-    branch: Option<String>,
+    reference: Reference,
     agent: Option<AgentId>,
 }
 
 impl GitalyRepository {
-    /// Creates a repository. Without a branch, it is that of `HEAD`. Calls for an agent count against its own limit.
+    /// Creates a repository of which this version is followed. Calls for an agent count against its own limit.
     pub fn new(
         client: GitalyClient,
         server: GitalyServer,
         location: RepositoryLocation,
-        branch: Option<String>,
+        reference: Reference,
         agent: Option<AgentId>,
     ) -> Self {
-        Self { client, server, location, branch: branch.filter(|branch| !branch.is_empty()), agent }
+        Self { client, server, location, reference, agent }
     }
 
     async fn call<Q, R>(&self, method: &'static str, message: Q) -> Result<Responses<R>, CallError>
@@ -77,9 +77,12 @@ impl GitalyRepository {
     }
 
     async fn resolve(&self) -> Result<Option<Commit>, RepositoryError> {
+        if let Reference::Commit(id) = &self.reference {
+            return Ok(Some(Commit { id: id.clone(), branch: id.to_string() }));
+        }
         let request = InfoRefsRequest { repository: Some(self.location.clone()) };
         let mut responses: Responses<InfoRefsResponse> = self.call(INFO_REFS, request).await?;
-        let (mut scanner, mut bytes) = (ReferenceScanner::new(self.branch.as_deref()), 0);
+        let (mut scanner, mut bytes) = (ReferenceScanner::new(&self.reference), 0);
         let invalid = |error| unavailable(format!("Gitaly sent invalid references: {error}"));
         while let Some(response) = responses.next().await? {
             bytes += response.data.len();
@@ -91,9 +94,7 @@ impl GitalyRepository {
         match scanner.finish().map_err(invalid)? {
             ResolvedReference::Commit(commit) => Ok(Some(commit)),
             ResolvedReference::Empty => Ok(None),
-            ResolvedReference::Missing => {
-                Err(RepositoryError::ReferenceNotFound(Reference::of_branch(self.branch.as_deref())))
-            }
+            ResolvedReference::Missing => Err(RepositoryError::ReferenceNotFound(self.reference.clone())),
         }
     }
 

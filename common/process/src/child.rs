@@ -14,16 +14,13 @@ use tokio::{
     time::timeout,
 };
 
-/// The most bytes that a child may write to each of its outputs. A credential has some kilobytes.
-const MAX_OUTPUT: u64 = 1 << 20;
-
-/// The process groups of all running children. They receive no signals of a terminal, so that agentk has to kill them before
-/// it exits.
+/// The process groups of all running children. They receive no signals of a terminal, so that this process has to kill them
+/// before it exits.
 static RUNNING: Mutex<ProcessGroups> = Mutex::new(ProcessGroups { leaders: Vec::new(), exiting: false });
 
 struct ProcessGroups {
     leaders: Vec<Pid>,
-    /// True if agentk is about to exit: a new group is killed at once.
+    /// True if this process is about to exit: a new group is killed at once.
     exiting: bool,
 }
 
@@ -34,41 +31,58 @@ struct GroupLeader {
 }
 
 /// The exit status and the outputs of a child.
-pub(super) struct ProcessOutput {
-    pub(super) status: ExitStatus,
-    pub(super) stdout: Vec<u8>,
-    pub(super) stderr: Vec<u8>,
+#[derive(Debug)]
+pub struct ChildOutput {
+    /// The exit status.
+    pub status: ExitStatus,
+    /// All of standard output.
+    pub stdout: Vec<u8>,
+    /// All of standard error.
+    pub stderr: Vec<u8>,
 }
 
+/// Why a child has no output. The messages continue a sentence that begins with the program.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RunError {
+pub enum RunError {
+    /// The program does not exist, or cannot be executed.
     #[error("cannot be started: {0}")]
     Start(io::Error),
+    /// The outputs cannot be read.
     #[error("lost: {0}")]
     Lost(#[from] io::Error),
+    /// It took too long.
     #[error("did not finish within {0:?}")]
     Timeout(Duration),
-    #[error("printed more than {} MiB", MAX_OUTPUT >> 20)]
-    ProcessOutput,
+    /// One of its outputs is longer than allowed, in bytes.
+    #[error("printed more than {} MiB", .0 >> 20)]
+    TooLong(u64),
 }
 
-/// Runs a command until it ends and its outputs are closed. After `time`, or beyond [`MAX_OUTPUT`], the command is killed
-/// with all of its children.
-pub(super) async fn run(command: &mut Command, time: Duration) -> Result<ProcessOutput, RunError> {
+/// Runs a command until it ends and its outputs are closed. After `time`, or beyond `max_output` bytes in one of its outputs, the
+/// command is killed with all of its children.
+///
+/// # Errors
+///
+/// The command cannot be started, takes too long, or prints too much. Its exit status is no error here.
+///
+/// # Cancellation safety
+///
+/// Dropping the future kills the command with all of its children.
+pub async fn run(command: &mut Command, time: Duration, max_output: u64) -> Result<ChildOutput, RunError> {
     let mut leader = GroupLeader::spawn(command).map_err(RunError::Start)?;
     let (stdout, stderr) = (leader.child.stdout.take(), leader.child.stderr.take());
     let running = async {
-        let (stdout, stderr) = tokio::try_join!(read(stdout), read(stderr))?;
+        let (stdout, stderr) = tokio::try_join!(read(stdout, max_output), read(stderr, max_output))?;
         // Last, since the operating system may reuse the process id after this.
         let status = leader.child.wait().await?;
-        Ok(ProcessOutput { status, stdout, stderr })
+        Ok(ChildOutput { status, stdout, stderr })
     };
 
     timeout(time, running).await.unwrap_or(Err(RunError::Timeout(time)))
 }
 
 /// Kills the process groups of all children, also of those that are started later.
-pub(super) fn kill_all() {
+pub fn kill_all() {
     let mut groups = RUNNING.lock();
     groups.exiting = true;
     groups.leaders.iter().copied().for_each(kill);
@@ -114,10 +128,10 @@ fn kill(leader: Pid) {
     }
 }
 
-async fn read(output: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, RunError> {
+async fn read(output: Option<impl AsyncRead + Unpin>, max: u64) -> Result<Vec<u8>, RunError> {
     let mut bytes = Vec::new();
     if let Some(output) = output {
-        output.take(MAX_OUTPUT + 1).read_to_end(&mut bytes).await?;
+        output.take(max.saturating_add(1)).read_to_end(&mut bytes).await?;
     }
-    if bytes.len() as u64 > MAX_OUTPUT { Err(RunError::ProcessOutput) } else { Ok(bytes) }
+    if bytes.len() as u64 > max { Err(RunError::TooLong(max)) } else { Ok(bytes) }
 }

@@ -1,0 +1,65 @@
+//! The repositories that an agent of GitLab may read.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use secrecy::SecretString;
+use serde::Deserialize;
+
+use super::{AgentInfo, Credential, Endpoint, GitLabClient, GitLabError};
+use crate::gitaly::{GitalyServer, messages::RepositoryLocation};
+
+/// The repository of a project.
+#[derive(Clone, Debug)]
+pub struct ProjectInfo {
+    /// The Gitaly that holds the repository.
+    pub gitaly: Arc<GitalyServer>,
+    /// The repository.
+    pub repository: RepositoryLocation,
+    /// The default branch of the repository.
+    pub default_branch: String,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    #[serde(default)]
+    gitaly_info: serde_json::Value,
+    gitaly_repository: Option<RepositoryLocation>,
+    default_branch: Option<String>,
+}
+
+impl GitLabClient {
+    /// Returns the repository of a project by its path or id, or `None` if the agent with this token may not read it.
+    ///
+    /// # Errors
+    ///
+    /// GitLab gives no usable answer, or does not know the token.
+    pub async fn project_info(
+        &self,
+        token: &SecretString,
+        project: &str,
+    ) -> Result<Option<ProjectInfo>, GitLabError> {
+        let found =
+            self.try_get::<Body>(Endpoint::ProjectInfo, &[("id", project)], Credential::Agent(token)).await;
+        let Body { gitaly_info, gitaly_repository, default_branch } = match found {
+            Ok(body) => body,
+            Err(error) if error.is_status(StatusCode::NOT_FOUND) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        Ok(Some(ProjectInfo {
+            gitaly: self.gitaly_servers().get(gitaly_info)?,
+            repository: gitaly_repository.unwrap_or_default(),
+            default_branch: default_branch.unwrap_or_default(),
+        }))
+    }
+}
+
+impl From<&AgentInfo> for ProjectInfo {
+    fn from(agent: &AgentInfo) -> Self {
+        Self {
+            gitaly: Arc::clone(&agent.gitaly),
+            repository: agent.repository.clone(),
+            default_branch: agent.default_branch.clone(),
+        }
+    }
+}

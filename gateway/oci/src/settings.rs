@@ -1,0 +1,205 @@
+//! The location of an artifact and the files with its credentials, validated.
+
+use std::path::{Path, PathBuf};
+
+use ::settings::ConfigError;
+use git::{Reference as Version, RepositoryConfig};
+use oci_client::Reference;
+use serde_saphyr::Spanned;
+
+/// The scheme of artifacts.
+const SCHEME: &str = "oci://";
+
+/// An artifact: its location, its version and its credentials. Equal settings share one cache.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OciSettings {
+    pub(crate) registry: String,
+    pub(crate) repository: String,
+    pub(crate) version: ArtifactVersion,
+    pub(crate) credentials: Option<(String, PathBuf)>,
+    pub(crate) ca_certificate_file: Option<PathBuf>,
+}
+
+/// The version of an artifact that is followed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ArtifactVersion {
+    Tag(String),
+    /// The hexadecimal digits of a SHA-256 digest.
+    Digest(String),
+}
+
+impl OciSettings {
+    /// Returns whether the URL of a section names an artifact.
+    pub fn is_artifact(section: &RepositoryConfig) -> bool {
+        section.url.value.starts_with(SCHEME)
+    }
+
+    /// Validates a section. `key` is its key in the file.
+    ///
+    /// # Errors
+    ///
+    /// The URL names no artifact, or a key is for Git repositories.
+    pub fn new(file: &Path, key: &str, section: &RepositoryConfig) -> Result<Self, ConfigError> {
+        let error = |name: &str, what: &str| {
+            ConfigError::new(file, section.url.referenced, format!("{key}.{name}"), what.to_owned())
+        };
+        for (name, set) in [
+            ("branch", section.branch.is_some()),
+            ("directory", section.directory.is_some()),
+            ("ssh_key_file", section.ssh_key_file.is_some()),
+            ("ssh_known_hosts_file", section.ssh_known_hosts_file.is_some()),
+        ] {
+            if set {
+                return Err(error(name, "this key is for Git repositories"));
+            }
+        }
+        let path = |path: &Option<Spanned<PathBuf>>| path.as_ref().map(|path| path.value.clone());
+        let credentials = match (&section.username, path(&section.password_file)) {
+            (None, None) => None,
+            (Some(user), Some(file)) => Some((user.clone(), file)),
+            (None, Some(_)) => return Err(error("password_file", "username is missing")),
+            (Some(_), None) => return Err(error("username", "password_file is missing")),
+        };
+        let reference = parse(&section.url.value).map_err(|what| error("url", what))?;
+        let version = match reference.digest() {
+            Some(digest) => ArtifactVersion::Digest(
+                sha256_digits(digest).ok_or_else(|| error("url", "the digest must be sha256:<64 digits>"))?,
+            ),
+            None => ArtifactVersion::Tag(reference.tag().unwrap_or("latest").to_owned()),
+        };
+        Ok(Self {
+            registry: reference.registry().to_owned(),
+            repository: reference.repository().to_owned(),
+            version,
+            credentials,
+            ca_certificate_file: path(&section.ca_certificate_file),
+        })
+    }
+
+    /// Returns the same artifact in the version that a project follows.
+    ///
+    /// # Errors
+    ///
+    /// The version is a branch, which artifacts do not have.
+    pub fn at(&self, version: &Version) -> Result<Self, String> {
+        let version = match version {
+            Version::Default => self.version.clone(),
+            Version::Tag(tag) => ArtifactVersion::Tag(tag.clone()),
+            // The digest of an artifact has as many digits as the id of a commit with SHA-256.
+            Version::Commit(id) if id.as_str().len() == 64 => ArtifactVersion::Digest(id.as_str().to_owned()),
+            Version::Commit(_) => {
+                return Err("ref.commit must be the 64 digits of the digest of an artifact".to_owned());
+            }
+            Version::Branch(_) => {
+                return Err(
+                    "an OCI artifact has no branches: write ref.tag, or the digest as ref.commit".to_owned()
+                );
+            }
+        };
+        Ok(Self { version, ..self.clone() })
+    }
+
+    /// Returns the artifact for messages. It has no credentials.
+    pub fn name(&self) -> String {
+        let Self { registry, repository, .. } = self;
+        match &self.version {
+            ArtifactVersion::Tag(tag) => format!("{SCHEME}{registry}/{repository}:{tag}"),
+            ArtifactVersion::Digest(digest) => format!("{SCHEME}{registry}/{repository}@sha256:{digest}"),
+        }
+    }
+
+    /// Returns whether the registry is at this machine, where TLS protects nothing.
+    pub(crate) fn is_local(&self) -> bool {
+        let host = self.registry.rsplit_once(':').map_or(&*self.registry, |(host, _)| host);
+        matches!(host, "localhost" | "127.0.0.1" | "[::1]")
+    }
+}
+
+/// Parses a URL. A registry is always named: there is no default one.
+fn parse(url: &str) -> Result<Reference, &'static str> {
+    const FORM: &str = "write oci://registry/path:tag or oci://registry/path@sha256:<digest>";
+    let rest = url.strip_prefix(SCHEME).ok_or(FORM)?;
+    if rest.contains(['?', '#', ' ']) || rest.split('/').next().is_some_and(|registry| registry.contains('@'))
+    {
+        return Err(FORM);
+    }
+    let (registry, path) = rest.split_once('/').ok_or(FORM)?;
+    let has_port_or_domain = registry.contains(['.', ':']) || registry == "localhost";
+    if !has_port_or_domain || path.is_empty() {
+        return Err(FORM);
+    }
+    rest.parse().map_err(|_| FORM)
+}
+
+/// Returns the digits of a SHA-256 digest.
+pub(crate) fn sha256_digits(digest: &str) -> Option<String> {
+    let digits = digest.strip_prefix("sha256:")?;
+    let valid = digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    valid.then(|| digits.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(text: &str) -> Result<OciSettings, String> {
+        let file = Path::new("kas.yaml");
+        let section: RepositoryConfig = ::settings::parse(file, text).unwrap();
+        OciSettings::new(file, "repository", &section).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn artifact_has_a_tag_or_a_digest() {
+        let digest = "a".repeat(64);
+        for (url, expected) in [
+            ("oci://ghcr.example.com/org/app:v1".to_owned(), "oci://ghcr.example.com/org/app:v1".to_owned()),
+            ("oci://ghcr.example.com/app".to_owned(), "oci://ghcr.example.com/app:latest".to_owned()),
+            (
+                format!("oci://localhost:5000/a@sha256:{digest}"),
+                format!("oci://localhost:5000/a@sha256:{digest}"),
+            ),
+        ] {
+            assert_eq!(settings(&format!("{{url: '{url}'}}")).unwrap().name(), expected);
+        }
+        for url in [
+            "oci://",
+            "oci://host",
+            "oci://host.example.com/",
+            "oci://noregistry/app:v1",
+            "oci://user:secret@host.example.com/a",
+            "oci://host.example.com/a?b",
+            "oci://host.example.com/a@sha256:abc",
+            "oci://host.example.com/UPPER",
+        ] {
+            let error = settings(&format!("{{url: '{url}'}}")).unwrap_err();
+            assert!(error.contains("repository.url: ") && !error.contains("secret"), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn key_of_git_is_refused_and_credentials_are_complete() {
+        for (keys, expected) in [
+            ("branch: main", "repository.branch: this key is for Git"),
+            ("directory: a", "repository.directory: this key is for Git"),
+            ("ssh_key_file: /k", "repository.ssh_key_file: this key is for Git"),
+            ("username: me", "repository.username: password_file is missing"),
+            ("password_file: /p", "repository.password_file: username is missing"),
+        ] {
+            let error = settings(&format!("{{url: 'oci://host.example.com/a', {keys}}}")).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn version_of_a_project_replaces_that_of_the_url() {
+        let settings = settings("{url: 'oci://host.example.com/a:v1'}").unwrap();
+        let digest = "b".repeat(64);
+        assert_eq!(settings.at(&Version::Default).unwrap(), settings);
+        let tag = settings.at(&Version::Tag("v2".to_owned())).unwrap();
+        assert_eq!(tag.name(), "oci://host.example.com/a:v2");
+        let pinned = settings.at(&Version::Commit(digest.parse().unwrap())).unwrap();
+        assert_eq!(pinned.name(), format!("oci://host.example.com/a@sha256:{digest}"));
+        assert!(settings.at(&Version::Branch("main".to_owned())).unwrap_err().contains("no branches"));
+        assert!(settings.at(&Version::Commit("b".repeat(40).parse().unwrap())).is_err());
+    }
+}

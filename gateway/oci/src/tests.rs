@@ -1,0 +1,230 @@
+//! Artifacts of a registry of this machine.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use git::{FileLimits, FileSelection, Repository, RepositoryConfig, RepositoryError};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use tar::EntryType;
+use tokio::net::TcpListener;
+
+use crate::{
+    OciRepository, OciSettings,
+    unpack::tests::{archive, gzip},
+};
+
+const FLUX: &str = "application/vnd.cncf.flux.content.v1.tar+gzip";
+
+/// A registry. Clones share it.
+#[derive(Clone, Default)]
+struct Registry(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    /// Manifests and blobs by their paths.
+    content: Mutex<HashMap<String, Bytes>>,
+    /// The credential of a user and the token that it gives, if the registry has one.
+    secret: Mutex<Option<String>>,
+    requests: Mutex<Vec<String>>,
+    blobs: AtomicUsize,
+}
+
+fn digest(content: &[u8]) -> String {
+    let hex: String = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
+}
+
+impl Registry {
+    /// Starts a registry and returns its address.
+    async fn start(&self) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (registry, host) = (self.clone(), address.clone());
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (registry, host) = (registry.clone(), host.clone());
+                let service = service_fn(move |request| {
+                    let response = registry.answer(&host, &request);
+                    async { Ok::<_, Infallible>(response) }
+                });
+                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        address
+    }
+
+    fn answer(&self, host: &str, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        let path = request.uri().path().to_owned();
+        self.0.requests.lock().push(format!("{} {path}", request.method()));
+        let authorization =
+            request.headers().get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let status = |status: StatusCode| Response::builder().status(status).body(Full::default()).unwrap();
+        if let Some(secret) = &*self.0.secret.lock() {
+            if path == "/token" {
+                return match authorization == secret {
+                    true => Response::new(Full::from(r#"{"token": "t0ken"}"#)),
+                    false => status(StatusCode::UNAUTHORIZED),
+                };
+            }
+            if authorization != "Bearer t0ken" {
+                let challenge = format!("Bearer realm=\"http://{host}/token\",service=\"registry\"");
+                let mut refused = status(StatusCode::UNAUTHORIZED);
+                refused.headers_mut().insert("www-authenticate", challenge.parse().unwrap());
+                return refused;
+            }
+        }
+        let Some(content) = self.0.content.lock().get(&path).cloned() else {
+            return match &*path {
+                "/v2/" => status(StatusCode::OK),
+                _ => status(StatusCode::NOT_FOUND),
+            };
+        };
+        if path.contains("/blobs/") {
+            self.0.blobs.fetch_add(1, Relaxed);
+        }
+        let body = if request.method() == Method::HEAD { Bytes::new() } else { content.clone() };
+        let response = Response::builder().header("docker-content-digest", digest(&content));
+        response.body(Full::from(body)).unwrap()
+    }
+
+    /// Pushes an artifact with one layer, and returns its digest.
+    fn push(&self, tag: &str, media_type: &str, layer: &Bytes) -> String {
+        let annotations = json!({"org.opencontainers.image.revision": "main@sha1:abc\u{1b}[2J"});
+        let descriptor = |media_type: &str, content: &[u8]| json!({"mediaType": media_type, "digest": digest(content), "size": content.len()});
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": descriptor("application/vnd.cncf.flux.config.v1+json", b"{}"),
+            "layers": [descriptor(media_type, layer)],
+            "annotations": annotations,
+        });
+        let manifest = Bytes::from(manifest.to_string());
+        let mut content = self.0.content.lock();
+        content.insert(format!("/v2/org/app/blobs/{}", digest(layer)), layer.clone());
+        for reference in [tag.to_owned(), digest(&manifest)] {
+            content.insert(format!("/v2/org/app/manifests/{reference}"), manifest.clone());
+        }
+        digest(&manifest)
+    }
+}
+
+fn repository(address: &str, rest: &str, keys: &str) -> OciRepository {
+    let text = format!("{{url: 'oci://{address}/org/app{rest}'{keys}}}");
+    let section: RepositoryConfig = settings::parse(Path::new("kas.yaml"), &text).unwrap();
+    OciRepository::new(OciSettings::new(Path::new("kas.yaml"), "repository", &section).unwrap())
+}
+
+fn layer(value: &str) -> Bytes {
+    gzip(&archive(&[
+        ("./prod/a.yaml", EntryType::Regular, value.as_bytes()),
+        ("README", EntryType::Regular, b"x"),
+    ]))
+}
+
+fn selection(bytes: usize) -> Arc<FileSelection> {
+    let limits = FileLimits { files: 10, file_bytes: bytes, bytes };
+    Arc::new(FileSelection::new(["**/*.yaml"], |path: &str| path.ends_with(".yaml"), limits))
+}
+
+async fn read(repository: &OciRepository) -> Result<String, RepositoryError> {
+    let commit = repository.resolve().await?.unwrap();
+    let read = repository.read_files(&commit.id, &selection(1 << 20)).await?;
+    let files =
+        read.files.iter().map(|file| format!("{}={}", file.path, String::from_utf8_lossy(&file.content)));
+    Ok(format!("{} {} {}", commit.branch, read.subject, files.collect::<Vec<_>>().join(" ")))
+}
+
+#[tokio::test]
+async fn artifact_follows_its_tag_or_stays_at_its_digest() {
+    let registry = Registry::default();
+    let address = registry.start().await;
+    let first = registry.push("v1", FLUX, &layer("one"));
+    let (tag, pinned) = (repository(&address, ":v1", ""), repository(&address, &format!("@{first}"), ""));
+    assert_eq!(read(&tag).await.unwrap(), "v1 main@sha1:abc[2J prod/a.yaml=one");
+    registry.push("v1", FLUX, &layer("two"));
+    assert_eq!(read(&tag).await.unwrap(), "v1 main@sha1:abc[2J prod/a.yaml=two");
+    assert!(read(&pinned).await.unwrap().ends_with("prod/a.yaml=one"));
+    let error = read(&repository(&address, ":absent", "")).await.unwrap_err().to_string();
+    assert_eq!(error, format!("oci://{address}/org/app:absent: the registry does not have it"));
+}
+
+#[tokio::test]
+async fn artifact_is_fetched_once_for_all_agents() {
+    let registry = Registry::default();
+    let address = registry.start().await;
+    registry.push("v1", FLUX, &layer("one"));
+    let repository = repository(&address, ":v1", "");
+    for result in join_all((0..100).map(|_| read(&repository))).await {
+        assert!(result.unwrap().ends_with("prod/a.yaml=one"));
+    }
+    assert_eq!(registry.0.blobs.load(Relaxed), 1);
+}
+
+/// A registry, or somebody between it and kas, that sends something else than was pushed.
+#[tokio::test]
+async fn content_that_differs_from_its_digest_is_refused() {
+    let registry = Registry::default();
+    let address = registry.start().await;
+    let manifest = registry.push("v1", FLUX, &layer("one"));
+    let replace = |part: &str, content: Bytes| {
+        let mut all = registry.0.content.lock();
+        let path = all.keys().find(|path| path.contains(part)).unwrap().clone();
+        all.insert(path, content)
+    };
+    let before = replace("/blobs/", layer("two"));
+    let error = read(&repository(&address, ":v1", "")).await.unwrap_err().to_string();
+    assert!(error.contains("digest") || error.contains("Digest"), "{error}");
+    replace("/blobs/", before.unwrap());
+    assert!(read(&repository(&address, ":v1", "")).await.is_ok());
+    replace(&manifest, Bytes::from_static(b"{}"));
+    let error = read(&repository(&address, &format!("@{manifest}"), "")).await.unwrap_err().to_string();
+    assert!(error.contains("igest"), "{error}");
+}
+
+#[tokio::test]
+async fn layer_that_is_too_large_or_unknown_is_refused() {
+    let registry = Registry::default();
+    let address = registry.start().await;
+    registry.push("v1", FLUX, &layer("one"));
+    let small = repository(&address, ":v1", "");
+    let commit = small.resolve().await.unwrap().unwrap();
+    let error = small.read_files(&commit.id, &selection(20)).await.unwrap_err().to_string();
+    assert!(error.ends_with("is larger than 20 bytes"), "{error}");
+    registry.push("v2", "application/wasm", &layer("one"));
+    let error = read(&repository(&address, ":v2", "")).await.unwrap_err().to_string();
+    assert!(error.contains("a layer of the type application/wasm"), "{error}");
+}
+
+#[tokio::test]
+async fn credential_reaches_the_server_of_tokens_only() {
+    let registry = Registry::default();
+    let address = registry.start().await;
+    registry.push("v1", FLUX, &layer("one"));
+    // me:secret
+    *registry.0.secret.lock() = Some("Basic bWU6c2VjcmV0".to_owned());
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("password");
+    std::fs::write(&file, "secret\n").unwrap();
+    let keys = format!(", username: me, password_file: {}", file.display());
+    assert!(read(&repository(&address, ":v1", &keys)).await.unwrap().ends_with("prod/a.yaml=one"));
+    std::fs::write(&file, "wrong").unwrap();
+    for keys in [&*keys, ""] {
+        let error = read(&repository(&address, ":v1", keys)).await.unwrap_err().to_string();
+        assert!(error.contains("refuses the credential") && !error.contains("wrong"), "{error}");
+    }
+}

@@ -1,0 +1,273 @@
+//! The files of layers. Whoever can push an artifact decides what is in them.
+
+use std::io::Read;
+
+use bytes::Bytes;
+use flate2::read::GzDecoder;
+use git::{FileSelection, RepositoryError, RepositoryFile};
+
+/// How much more than the selected files a layer may have, as a factor of the largest selection.
+const MAX_RATIO: u64 = 16;
+/// The bytes that a layer may always have: an archive has 1.5 KiB without a file.
+const MIN_LIMIT: u64 = 64 << 10;
+
+/// A layer that was fetched.
+#[derive(Clone, Debug)]
+pub(crate) struct Layer {
+    pub(crate) form: LayerForm,
+    pub(crate) content: Bytes,
+}
+
+/// The form of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LayerForm {
+    Tar,
+    TarGzip,
+    /// One file with this path.
+    File(String),
+}
+
+impl LayerForm {
+    /// Returns the form of a layer with a media type and a title (`org.opencontainers.image.title`), if kas knows it.
+    pub(crate) fn of(media_type: &str, title: Option<&str>) -> Option<Self> {
+        let gzip = [".tar+gzip", ".tar.gzip", "+tar+gzip"].iter().any(|end| media_type.ends_with(end));
+        match (gzip, media_type.ends_with(".tar")) {
+            (true, _) => Some(Self::TarGzip),
+            (_, true) => Some(Self::Tar),
+            _ => title.map(|title| Self::File(title.to_owned())),
+        }
+    }
+}
+
+/// Returns the selected files of all layers, in the order of their paths.
+///
+/// # Errors
+///
+/// A limit is exceeded, a selected entry is no regular file, an archive is broken, or a path leads out of the artifact.
+pub(crate) fn unpack(
+    layers: &[Layer],
+    selection: &FileSelection,
+) -> Result<Vec<RepositoryFile>, RepositoryError> {
+    let mut unpacker = Unpacker { selection, files: Vec::new(), bytes: 0 };
+    for layer in layers {
+        match &layer.form {
+            LayerForm::File(path) => {
+                let path = clean(path)?;
+                unpacker.add(path, &mut &*layer.content, layer.content.len() as u64)?;
+            }
+            LayerForm::Tar => unpacker.archive(&*layer.content)?,
+            LayerForm::TarGzip => unpacker.archive(GzDecoder::new(&*layer.content))?,
+        }
+    }
+    let mut files = unpacker.files;
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    match files.windows(2).find(|pair| pair[0].path == pair[1].path) {
+        Some(pair) => Err(invalid(format!("the artifact has {} twice", pair[0].path))),
+        None => Ok(files),
+    }
+}
+
+struct Unpacker<'a> {
+    selection: &'a FileSelection,
+    files: Vec<RepositoryFile>,
+    bytes: usize,
+}
+
+impl Unpacker<'_> {
+    fn archive(&mut self, reader: impl Read) -> Result<(), RepositoryError> {
+        // Also what is skipped has to be decompressed.
+        let limit = MAX_RATIO.saturating_mul(self.selection.limits.bytes as u64).max(MIN_LIMIT);
+        let mut archive = tar::Archive::new(reader.take(limit));
+        let broken = |error: std::io::Error| {
+            invalid(format!(
+                "an archive of the artifact is broken, or unpacks to more than {limit} bytes: {error}"
+            ))
+        };
+        for entry in archive.entries().map_err(broken)? {
+            let mut entry = entry.map_err(broken)?;
+            let path = String::from_utf8(entry.path_bytes().into_owned())
+                .map_err(|_| invalid("the artifact has a path that is not UTF-8".to_owned()))?;
+            let kind = entry.header().entry_type();
+            if kind.is_dir() {
+                continue;
+            }
+            let path = clean(&path)?;
+            if !kind.is_file() && self.selection.selects(&path) {
+                let kind = if kind.is_symlink() { "a symbolic link" } else { "a special file" };
+                return Err(RepositoryError::NotAFile { path, kind });
+            }
+            if kind.is_file() {
+                let size = entry.size();
+                self.add(path, &mut entry, size)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, path: String, reader: &mut impl Read, size: u64) -> Result<(), RepositoryError> {
+        let selection = self.selection;
+        if !selection.selects(&path) {
+            return Ok(());
+        }
+        let limits = selection.limits;
+        if self.files.len() == limits.files {
+            return Err(selection.too_many_files());
+        }
+        if size > limits.file_bytes as u64 {
+            return Err(RepositoryError::TooLarge { path, max_bytes: limits.file_bytes });
+        }
+        let mut content = Vec::new();
+        let read = reader.take(limits.file_bytes as u64 + 1).read_to_end(&mut content);
+        read.map_err(|error| invalid(format!("{path} cannot be unpacked: {error}")))?;
+        self.bytes += content.len();
+        if self.bytes > limits.bytes {
+            return Err(selection.too_many_bytes());
+        }
+        self.files.push(RepositoryFile { path, content });
+        Ok(())
+    }
+}
+
+/// Returns a path without `./`.
+fn clean(path: &str) -> Result<String, RepositoryError> {
+    let parts: Vec<&str> = path.split('/').filter(|part| *part != ".").collect();
+    let outside = |part: &&str| part.is_empty() || *part == ".." || part.contains('\0');
+    if parts.is_empty() || parts.iter().any(outside) {
+        return Err(invalid(format!("the artifact has the path {path:?}, which leads out of it")));
+    }
+    Ok(parts.join("/"))
+}
+
+pub(crate) fn invalid(what: String) -> RepositoryError {
+    RepositoryError::Unavailable(what)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::io::Write as _;
+
+    use flate2::{Compression, write::GzEncoder};
+    use git::FileLimits;
+    use tar::{Builder, EntryType, Header};
+
+    use super::*;
+
+    /// An entry of an archive: its path, its type, and its content or target.
+    pub(crate) type TestEntry<'a> = (&'a str, EntryType, &'a [u8]);
+
+    /// Returns an archive.
+    pub(crate) fn archive(entries: &[TestEntry<'_>]) -> Vec<u8> {
+        let mut builder = Builder::new(Vec::new());
+        for (path, kind, content) in entries {
+            let mut header = Header::new_gnu();
+            header.set_entry_type(*kind);
+            header.set_mode(0o644);
+            // The library itself refuses to write such paths.
+            header.as_gnu_mut().unwrap().name[..path.len()].copy_from_slice(path.as_bytes());
+            if kind.is_symlink() || kind.is_hard_link() {
+                header.set_link_name(std::str::from_utf8(content).unwrap()).unwrap();
+                header.set_size(0);
+                header.set_cksum();
+                builder.append(&header, &[][..]).unwrap();
+            } else {
+                header.set_size(content.len() as u64);
+                header.set_cksum();
+                builder.append(&header, *content).unwrap();
+            }
+        }
+        builder.into_inner().unwrap()
+    }
+
+    pub(crate) fn gzip(content: &[u8]) -> Bytes {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(content).unwrap();
+        encoder.finish().unwrap().into()
+    }
+
+    fn selection(limits: FileLimits) -> FileSelection {
+        FileSelection::new(["**/*.yaml"], |path: &str| path.ends_with(".yaml"), limits)
+    }
+
+    const LIMITS: FileLimits = FileLimits { files: 3, file_bytes: 100, bytes: 200 };
+
+    fn unpack_entries(entries: &[TestEntry<'_>]) -> Result<Vec<String>, String> {
+        let layer = Layer { form: LayerForm::TarGzip, content: gzip(&archive(entries)) };
+        let files = unpack(&[layer], &selection(LIMITS)).map_err(|error| error.to_string())?;
+        let shown =
+            |file: RepositoryFile| format!("{}={}", file.path, String::from_utf8(file.content).unwrap());
+        Ok(files.into_iter().map(shown).collect())
+    }
+
+    #[test]
+    fn selected_files_are_unpacked_in_order() {
+        let entries: [TestEntry<'_>; 4] = [
+            ("./b.yaml", EntryType::Regular, b"2"),
+            ("prod/", EntryType::Directory, b""),
+            ("prod/a.yaml", EntryType::Regular, b"1"),
+            ("README.md", EntryType::Regular, b"x"),
+        ];
+        assert_eq!(unpack_entries(&entries).unwrap(), ["b.yaml=2", "prod/a.yaml=1"]);
+        let plain = Layer { form: LayerForm::Tar, content: archive(&entries).into() };
+        let file = Layer { form: LayerForm::File("c.yaml".to_owned()), content: Bytes::from_static(b"3") };
+        assert_eq!(unpack(&[plain, file], &selection(LIMITS)).unwrap().len(), 3);
+    }
+
+    /// What somebody who can push may try.
+    #[test]
+    fn hostile_archive_is_refused() {
+        let big = [b'x'; 101];
+        let half = [b'x'; 100];
+        let many: Vec<String> = (0..4).map(|n| format!("{n}.yaml")).collect();
+        let many: Vec<_> = many.iter().map(|path| (&**path, EntryType::Regular, &b"x"[..])).collect();
+        let cases: [(&[TestEntry<'_>], &str); 9] = [
+            (&[("../x.yaml", EntryType::Regular, b"x")], "leads out of it"),
+            (&[("a/../../x", EntryType::Regular, b"x")], "leads out of it"),
+            (&[("/etc/x.yaml", EntryType::Regular, b"x")], "leads out of it"),
+            (&[("a.yaml", EntryType::Symlink, b"/etc/passwd")], "a.yaml is a symbolic link"),
+            (&[("a.yaml", EntryType::Link, b"b")], "a.yaml is a special file"),
+            (&[("a.yaml", EntryType::Regular, &big)], "a.yaml is larger than 100 bytes"),
+            (&many, "over 3 files are selected"),
+            (
+                &[
+                    ("a.yaml", EntryType::Regular, &half),
+                    ("b.yaml", EntryType::Regular, &half),
+                    ("c.yaml", EntryType::Regular, &half),
+                ],
+                "the sum of all files is larger than 200 bytes",
+            ),
+            (&[("a.yaml", EntryType::Regular, b"1"), ("./a.yaml", EntryType::Regular, b"2")], "a.yaml twice"),
+        ];
+        for (entries, expected) in cases {
+            let error = unpack_entries(entries).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        // A link that is not selected hurts nobody.
+        assert!(unpack_entries(&[("bin", EntryType::Symlink, b"x")]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn bomb_is_not_unpacked() {
+        let zeros = vec![0; 1 << 20];
+        let error =
+            unpack_entries(&[("skipped", EntryType::Regular, &zeros), ("a.yaml", EntryType::Regular, b"1")]);
+        assert!(error.unwrap_err().contains("unpacks to more than 65536 bytes"));
+        let cut = archive(&[("a.yaml", EntryType::Regular, b"1")]);
+        let layer = Layer { form: LayerForm::TarGzip, content: gzip(&cut).slice(..20) };
+        assert!(unpack(&[layer], &selection(LIMITS)).unwrap_err().to_string().contains("broken"));
+    }
+
+    #[test]
+    fn form_follows_from_the_media_type() {
+        for (media_type, title, expected) in [
+            ("application/vnd.cncf.flux.content.v1.tar+gzip", None, Some(LayerForm::TarGzip)),
+            ("application/vnd.oci.image.layer.v1.tar+gzip", Some("dir"), Some(LayerForm::TarGzip)),
+            ("application/vnd.docker.image.rootfs.diff.tar.gzip", None, Some(LayerForm::TarGzip)),
+            ("application/vnd.cncf.helm.chart.content.v1.tar+gzip", None, Some(LayerForm::TarGzip)),
+            ("application/vnd.oci.image.layer.v1.tar", None, Some(LayerForm::Tar)),
+            ("application/yaml", Some("a.yaml"), Some(LayerForm::File("a.yaml".to_owned()))),
+            ("application/wasm", None, None),
+        ] {
+            assert_eq!(LayerForm::of(media_type, title), expected, "{media_type}");
+        }
+    }
+}
