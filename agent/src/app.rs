@@ -37,7 +37,7 @@ use crate::{
     services::{
         ConfigurationService, KubernetesService,
         configuration::LogLevelSetting,
-        gitops::{Gitops, GitopsHandler, GitopsTasks, ManifestsHandler, cluster_client},
+        gitops::{Gitops, GitopsHandler, GitopsMetrics, GitopsTasks, ManifestsHandler, cluster_client},
         prometheus::discovery::Discovery,
     },
     session::FORCED_CLOSE_TIMEOUT,
@@ -139,7 +139,11 @@ impl App {
             let namespace = namespace.unwrap_or_else(|| "default".to_owned());
             let pod = options.pod_name.as_deref().unwrap_or("agentk");
             let identity = format!("{pod}-{instance}");
-            Gitops::new(restricted, cluster_client(kubernetes.clone(), None, None), namespace, identity)
+            let own = cluster_client(kubernetes.clone(), None, None);
+            let metrics = GitopsMetrics::register(&mut registry);
+            let (gitops, tasks) = Gitops::new(restricted, own, namespace, identity, metrics);
+            GitopsMetrics::register_states(&mut registry, &gitops);
+            (gitops, tasks)
         });
         let gitops = gitops.map(|(gitops, tasks)| {
             // Added after the policy: what they write to the cluster passes it.

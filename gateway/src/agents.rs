@@ -267,7 +267,7 @@ impl AgentServer {
 
         // Not registered before agentk responds: it may close a tunnel at once, in favour of one to another replica.
         let mut driving = driver.run().boxed();
-        let mut session = self.services.attach(&agent.identity, &agent.hello);
+        let mut session = self.services.attach(&agent.identity, &agent.token, &agent.hello);
         let prepared = async {
             let ready = timeout(self.handshake_timeout, tunnel.ready()).await;
             ready.map_err(|_| "agentk was not ready for requests in time")?;

@@ -6,10 +6,11 @@ mod disable;
 mod kubeconfig;
 pub(crate) mod serve;
 
-use std::{io::Write as _, path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, io::Write as _, path::PathBuf, process::ExitCode};
 
 use access::token::{self, Holder, TokenHash};
 use clap::{CommandFactory as _, Parser, Subcommand, ValueHint};
+use render::limits::Limits;
 use secrecy::ExposeSecret as _;
 
 use crate::config;
@@ -52,6 +53,9 @@ enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Set limits and become a program that renders manifests
+    #[command(hide = true, name = render::limits::SUBCOMMAND)]
+    RunLimited(RunLimited),
     /// Write the manual: kas.1 to standard output, or a page for each command into a directory
     #[command(hide = true)]
     Man {
@@ -84,6 +88,21 @@ enum TokenCommand {
     /// Read a token from standard input and print its hash
     #[command(after_help = "Example:\n  kas token hash < ./token")]
     Hash,
+}
+
+#[derive(Debug, clap::Args)]
+struct RunLimited {
+    /// The seconds of the CPU
+    #[arg(long)]
+    cpu: u64,
+    /// The bytes of memory
+    #[arg(long)]
+    memory: u64,
+    /// The program
+    program: PathBuf,
+    /// The arguments of the program
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
 }
 
 /// The option for the configuration file of kas.
@@ -148,26 +167,38 @@ impl Cli {
             Command::Kubeconfig(kubeconfig) => kubeconfig.run(),
             Command::Disable(disable) => disable.run(),
             Command::Enable(enable) => enable.run(),
-            Command::Gitops(gitops) => gitops.run(),
+            Command::Gitops(gitops) => return finish(gitops.run()),
             Command::Login(login) => login.run(),
             Command::Logout(logout) => logout.run(),
             Command::Token(Token { command: TokenCommand::New { holder } }) => new_token(holder),
             Command::Token(Token { command: TokenCommand::Hash }) => hash(),
             Command::ConfigSchema => print(&config::json_schema()),
             Command::RedisSchema => print(router::redis::SCHEMA),
+            Command::RunLimited(limited) => limited.run(),
             Command::Completion { shell } => manual::completion(Self::command(), shell),
             Command::Man { directory: Some(directory) } => manual::pages(Self::command(), &directory),
             Command::Man { directory: None } => manual::page(Self::command()),
         };
-        match result {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(CliError { code, message }) => {
-                // If printing fails, the exit code is the only result.
-                let _ = writeln!(std::io::stderr(), "kas: {message}");
-                ExitCode::from(code)
-            }
+        finish(result.map(|()| ExitCode::SUCCESS))
+    }
+}
+
+impl RunLimited {
+    fn run(self) -> CommandResult {
+        let Self { cpu, memory, program, arguments } = self;
+        let name = program.display().to_string();
+        match Limits::of_arguments(cpu, memory).exec(program, arguments) {
+            Err(error) => Err(CliError::unavailable(format!("{name} cannot be started: {error}"))),
         }
     }
+}
+
+fn finish(result: Result<ExitCode, CliError>) -> ExitCode {
+    result.unwrap_or_else(|CliError { code, message }| {
+        // If printing fails, the exit code is the only result.
+        let _ = writeln!(std::io::stderr(), "kas: {message}");
+        ExitCode::from(code)
+    })
 }
 
 fn new_token(holder: Holder) -> CommandResult {

@@ -18,6 +18,7 @@ use percent_encoding::percent_decode_str;
 use prometheus_client::registry::Registry;
 use proto::{Hello, ServiceName};
 use router::RequestClass;
+use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
 
@@ -167,9 +168,9 @@ impl TunnelServices {
     }
 
     /// Prepares the services of a new tunnel.
-    pub(crate) fn attach(&self, agent: &AgentIdentity, hello: &Hello) -> TunnelSession {
+    pub(crate) fn attach(&self, agent: &AgentIdentity, token: &SecretString, hello: &Hello) -> TunnelSession {
         let configuration = self.configuration.subscribe(agent, hello);
-        let gitops = self.gitops.attach(agent, hello, configuration.state());
+        let gitops = self.gitops.attach(agent, token, hello, configuration.state());
         TunnelSession { configuration, gitops }
     }
 }

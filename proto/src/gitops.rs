@@ -5,20 +5,26 @@
 //!   kas ── PUT /v1/projects ──────────► agentk    the projects of the agent
 //!   kas ── PUT /v1/problem ───────────► agentk    why there are no files for a project
 //!   kas ── POST /v1/sync ─────────────► agentk    the files of one commit; the response is a stream of events
+//!   kas ── POST, PUT /v1/preview ─────► agentk    the files for a diff that a caller wants, or why there are none
 //! ```
 //!
 //! These requests are of the internal service `manifests`, which callers cannot reach. All streams are lines of JSON; in the
 //! request of a sync the bytes of a file follow its line (see [`SyncEncoder`]).
 
+mod diff;
 mod frames;
 mod status;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    diff::{
+        DiffAction, DiffLine, DiffRequest, DiffSummary, FieldDiff, ManifestFile, ObjectDiff, PreviewRequest,
+    },
     frames::{FrameError, FrameLimits, SyncDecoder, SyncEncoder, SyncFrame},
     status::{
-        EventKind, ObjectCounts, ObjectError, ObjectId, ProjectState, ProjectStatus, SyncEvent, SyncRecord,
+        EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, ProjectStatus,
+        SyncEvent, SyncRecord,
     },
 };
 use crate::agent_configuration::gitops::ManifestProject;
@@ -33,6 +39,10 @@ pub const SYNC_PATH: &str = "/v1/sync";
 /// The path of a problem with a project. Its method is PUT, and its body is a [`SourceProblem`].
 pub const PROBLEM_PATH: &str = "/v1/problem";
 
+/// The path of the files for a diff, with the query `number=<number of the PreviewRequest>`. With POST the body consists of
+/// [`SyncFrame`]s, and with PUT it is a [`SourceProblem`].
+pub const PREVIEW_PATH: &str = "/v1/preview";
+
 /// The largest body of a list of projects, in bytes.
 pub const MAX_PROJECT_LIST: usize = 4 << 20;
 
@@ -46,6 +56,8 @@ pub enum SourceNotice {
     Active,
     /// The source looks at the repository of this project at once and sends the files again.
     Wanted(String),
+    /// This replica reads the files of a project for a diff. It need not be the source.
+    Preview(PreviewRequest),
 }
 
 /// The projects of an agent. A project that was synced before and is not among them is orphaned.

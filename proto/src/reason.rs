@@ -85,6 +85,8 @@ reasons! {
     MethodNotAllowed = "method-not-allowed", METHOD_NOT_ALLOWED, Caller;
     /// The caller may read only series with certain labels, and kas cannot enforce that in this request.
     NotEnforceable = "not-enforceable", FORBIDDEN, Caller;
+    /// The manifests of a project cannot be read now.
+    SourceUnavailable = "source-unavailable", SERVICE_UNAVAILABLE, Server;
     /// The policy of agentk does not allow this request.
     RefusedByPolicy = "refused-by-policy", FORBIDDEN, Caller;
     /// agentk requires a scope, and has not received one since it started.

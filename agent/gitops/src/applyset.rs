@@ -1,4 +1,4 @@
-//! What belongs to a project, as an ApplySet (KEP-3659): a parent object, and a label of its members.
+//! The inventory of a project is an ApplySet (KEP-3659): a parent object, and a label of its members.
 //!
 //! The parent is a ConfigMap in the namespace of agentk. `kubectl apply --prune --applyset` and other tools read the same form.
 //! Members are found by their label, so that no object can be created and forgotten: it has the label from its first moment. The
@@ -11,7 +11,7 @@ use proto::{AgentId, gitops::ObjectId};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::GroupKind;
+use crate::{GroupKind, Kind};
 
 /// The label of members. Its value is the id of the ApplySet.
 pub const PART_OF: &str = "applyset.kubernetes.io/part-of";
@@ -100,6 +100,19 @@ impl ApplySet {
         let kind = self.kinds.insert(GroupKind::of(id));
         let namespace = !id.namespace.is_empty() && self.namespaces.insert(id.namespace.clone());
         kind || namespace
+    }
+
+    /// Returns the kind and the id of the parent.
+    pub fn parent_id(&self) -> (Kind, ObjectId) {
+        let text = str::to_owned;
+        let kind = Kind {
+            kind: GroupKind { group: String::new(), kind: text("ConfigMap") },
+            version: text("v1"),
+            plural: text("configmaps"),
+            namespaced: true,
+        };
+        let (namespace, name) = (self.namespace.clone(), self.name.clone());
+        (kind, ObjectId { group: String::new(), kind: text("ConfigMap"), namespace, name })
     }
 
     /// Returns the parent for a server-side apply.

@@ -1,4 +1,4 @@
-//! What the engine needs of a cluster.
+//! The requests of the engine to a cluster.
 
 use std::{fmt, time::Duration};
 
@@ -52,12 +52,13 @@ pub trait Cluster: Clone + Send + Sync + 'static {
         patch: &Value,
     ) -> impl Future<Output = Result<(), ApiError>> + Send;
 
-    /// Deletes an object, if it still has this UID.
+    /// Deletes an object, if it still has this UID, and this resource version if there is one.
     fn delete(
         &self,
         kind: &Kind,
         id: &ObjectId,
         uid: &str,
+        resource_version: Option<&str>,
         propagation: PropagationPolicy,
     ) -> impl Future<Output = Result<(), ApiError>> + Send;
 }
@@ -71,7 +72,7 @@ pub struct Kind {
     pub version: String,
     /// The name in paths, such as `deployments`.
     pub plural: String,
-    /// Whether its objects are namespaced.
+    /// Its objects are in namespaces.
     pub namespaced: bool,
 }
 
@@ -95,6 +96,16 @@ pub struct Applied {
     pub object: Value,
 }
 
+/// A field that the API server refuses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(default)]
+pub struct Cause {
+    /// The path of the field, such as `spec.selector`.
+    pub field: String,
+    /// The reason. It may contain the value.
+    pub message: String,
+}
+
 /// The API server did not do what it was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiError {
@@ -104,8 +115,8 @@ pub struct ApiError {
     pub reason: String,
     /// The words of the API server. They may contain values of the object.
     pub message: String,
-    /// The fields that are wrong.
-    pub fields: Vec<String>,
+    /// The fields that are wrong, each with the words of the API server.
+    pub causes: Vec<Cause>,
     /// The time after which the API server wants to be asked again.
     pub retry_after: Option<Duration>,
 }
@@ -116,18 +127,27 @@ impl ApiError {
         self.status == 0 || self.status == 429 || (self.status >= 500 && self.status != 501)
     }
 
-    /// Returns whether the object would have to be recreated.
+    /// Returns whether fields that cannot change are all that is wrong, so that a new object would be accepted.
     pub fn is_immutable(&self) -> bool {
+        let immutable = |message: &str| {
+            ["immutable", "Forbidden: updates to", "may not change"]
+                .iter()
+                .any(|words| message.contains(words))
+        };
         self.status == 422
-            && (self.message.contains("immutable") || self.message.contains("Forbidden: updates to"))
+            && match &*self.causes {
+                [] => immutable(&self.message),
+                causes => causes.iter().all(|cause| immutable(&cause.message)),
+            }
     }
 
     /// Describes the error. Nothing of a Secret is in it but the names of fields.
     pub fn describe(&self, id: &ObjectId) -> String {
         if id.group.is_empty() && id.kind == "Secret" {
             let reason = if self.reason.is_empty() { "no reason" } else { &self.reason };
-            let fields =
-                if self.fields.is_empty() { String::new() } else { format!(": {}", self.fields.join(", ")) };
+            let fields: Vec<&str> =
+                self.causes.iter().map(|cause| &*cause.field).filter(|field| !field.is_empty()).collect();
+            let fields = if fields.is_empty() { String::new() } else { format!(": {}", fields.join(", ")) };
             return format!(
                 "the API server refused the Secret ({}, {reason}{fields}); its words are not shown, because they may contain values",
                 self.status

@@ -1,5 +1,6 @@
 //! One sync, from the files of a commit to its outcome.
 
+mod diff;
 mod examine;
 mod members;
 mod pruning;
@@ -9,16 +10,15 @@ mod stage;
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
-    time::Duration,
 };
 
 use proto::{
     AgentId,
     agent_configuration::gitops::{DryRunStrategy, ManifestProject},
-    gitops::{EventKind, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent},
+    gitops::{EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent},
 };
 use serde_json::Value;
-use tokio::task::spawn_blocking;
+use tokio::{task::spawn_blocking, time::Instant};
 
 pub(crate) use self::members::fingerprint;
 use self::{examine::Known, report::Report};
@@ -48,7 +48,7 @@ pub struct Engine<C> {
     objects: Vec<(ObjectId, Kind)>,
 }
 
-/// What is synced.
+/// The wanted objects of a project, and how they are applied.
 #[derive(Clone, Debug)]
 pub struct SyncInput {
     /// The agent.
@@ -59,8 +59,8 @@ pub struct SyncInput {
     pub settings: ManifestProject,
     /// The files of the commit.
     pub files: Arc<[SourceFile]>,
-    /// Somebody has approved that this commit deletes many objects.
-    pub approved: bool,
+    /// The approval code of the deletions that somebody has approved.
+    pub approved: Option<String>,
     /// Objects that somebody else has changed are applied again. Otherwise they are reported.
     pub heal: bool,
     /// The values of `config.k8s.io/owning-inventory` that are those of this project: inventories of GitLab's agent.
@@ -69,12 +69,12 @@ pub struct SyncInput {
 
 /// Says before each write whether it may happen.
 pub trait Fence: Send + Sync {
-    /// Returns the reason to stop, if there is one.
+    /// Returns the time until which a request may run before the fence must be asked again.
     ///
     /// # Errors
     ///
     /// The sync must stop before its next write.
-    fn check(&self) -> Result<(), Stopped>;
+    fn check(&self) -> Result<Instant, Stopped>;
 }
 
 /// Why a sync stops before its end. What it has written stays, and the next sync continues from there.
@@ -86,12 +86,12 @@ pub enum Stopped {
     /// There is a newer commit, or the settings have changed.
     #[error("a newer version is there")]
     Superseded,
-    /// Somebody has suspended the project.
+    /// A person has suspended the project.
     #[error("the project was suspended")]
     Suspended,
-    /// agentk ends.
-    #[error("agentk is stopping")]
-    Shutdown,
+    /// The time for a diff is over.
+    #[error("it takes too long")]
+    TooLong,
 }
 
 /// How a sync ended.
@@ -101,10 +101,12 @@ pub struct Outcome {
     pub state: ProjectState,
     /// One sentence.
     pub message: String,
-    /// What happened to the objects.
+    /// The objects by their results.
     pub objects: ObjectCounts,
     /// The first errors.
     pub errors: Vec<ObjectError>,
+    /// The deletions that wait for an approval.
+    pub held: Option<HeldDeletions>,
     /// Why the sync stopped early.
     pub stopped: Option<Stopped>,
 }
@@ -206,13 +208,7 @@ impl<C: Cluster> Engine<C> {
         report: &mut Report<'_>,
     ) -> Result<(), Failure> {
         let settings = &input.settings;
-        let files = Arc::clone(&input.files);
-        // Large files take long, and the thread has other tasks.
-        let parsed = spawn_blocking(move || parse::parse(&files)).await;
-        let mut manifests =
-            parsed.map_err(|_| Failure::Project("the parser of manifests has panicked".to_owned()))??;
-        let scopes = self.scopes(&manifests, fence).await?;
-        validate::validate(&mut manifests, &scopes, settings)?;
+        let mut manifests = self.read_manifests(input, fence).await?;
         let stages = order::stages(&manifests)?;
         report.planned(&manifests);
         if settings.dry_run_strategy == DryRunStrategy::Client {
@@ -245,10 +241,26 @@ impl<C: Cluster> Engine<C> {
         let desired: HashSet<ObjectId> = manifests.into_iter().map(|manifest| manifest.id).collect();
         self.known.retain(|id, _| desired.contains(id));
         if writes {
+            // The members of a kind that cannot be listed may be in any namespace of the inventory.
+            let complete = members.unknown.is_empty();
             let left = self.prune(members, &desired, &sync, report).await?;
-            self.shrink_parent(set, desired.iter().chain(&left), fence).await?;
+            if complete {
+                self.shrink_parent(set, desired.iter().chain(&left), fence).await?;
+            }
         }
         Ok(())
+    }
+
+    /// Parses and validates the files.
+    async fn read_manifests(&self, input: &SyncInput, fence: &dyn Fence) -> Result<Vec<Manifest>, Failure> {
+        let files = Arc::clone(&input.files);
+        // Large files take long, and the thread has other tasks.
+        let parsed = spawn_blocking(move || parse::parse(&files)).await;
+        let mut manifests =
+            parsed.map_err(|_| Failure::Project("the parser of manifests has panicked".to_owned()))??;
+        let scopes = self.scopes(&manifests, fence).await?;
+        validate::validate(&mut manifests, &scopes, &input.settings)?;
+        Ok(manifests)
     }
 
     /// Returns the scopes of all kinds in Git that the cluster has or gets.
@@ -290,7 +302,7 @@ impl<C: Cluster> Engine<C> {
     }
 
     async fn read_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<bool, Failure> {
-        let (kind, id) = parent(set);
+        let (kind, id) = set.parent_id();
         let found = with_retry(fence, || self.own.get(&kind, &id)).await;
         let found = found.map_err(|error| Failure::of_project("the inventory cannot be read", error))?;
         let Some(found) = found else { return Ok(false) };
@@ -299,7 +311,7 @@ impl<C: Cluster> Engine<C> {
     }
 
     async fn write_parent(&self, set: &ApplySet, fence: &dyn Fence) -> Result<(), Failure> {
-        let (kind, id) = parent(set);
+        let (kind, id) = set.parent_id();
         let object = set.parent();
         let options = ApplyOptions { manager: FIELD_MANAGER, dry_run: false, force: true };
         let written = with_retry(fence, || self.own.apply(&kind, &id, &object, options)).await;
@@ -336,11 +348,6 @@ impl SyncContext<'_> {
     fn writes(&self) -> bool {
         self.input.settings.dry_run_strategy == DryRunStrategy::None
     }
-
-    /// Returns the time that objects of a stage may take before the next stage.
-    fn stage_timeout(&self) -> Duration {
-        self.input.settings.reconcile_timeout
-    }
 }
 
 impl Failure {
@@ -362,24 +369,6 @@ impl From<Stopped> for Failure {
     fn from(stopped: Stopped) -> Self {
         Self::Stopped(stopped)
     }
-}
-
-/// Returns the kind and the id of the parent of an ApplySet.
-fn parent(set: &ApplySet) -> (Kind, ObjectId) {
-    let text = str::to_owned;
-    let kind = Kind {
-        kind: GroupKind { group: String::new(), kind: text("ConfigMap") },
-        version: text("v1"),
-        plural: text("configmaps"),
-        namespaced: true,
-    };
-    let id = ObjectId {
-        group: String::new(),
-        kind: text("ConfigMap"),
-        namespace: set.namespace.clone(),
-        name: set.name.clone(),
-    };
-    (kind, id)
 }
 
 /// Returns the part of an object that people and manifests set.

@@ -15,11 +15,12 @@ use crate::{ApiError, Applied, ApplyOptions, Cluster, GroupKind, Kind};
 #[derive(Clone, Default)]
 pub(crate) struct FakeCluster(Arc<Mutex<World>>);
 
-type Fault = Box<dyn FnMut(&str) -> Option<ApiError> + Send>;
+type Objects = BTreeMap<ObjectId, Value>;
+type Fault = Box<dyn FnMut(&mut Objects, &str) -> Option<ApiError> + Send>;
 
 #[derive(Default)]
 struct World {
-    objects: BTreeMap<ObjectId, Value>,
+    objects: Objects,
     /// What each manager has applied.
     applied: HashMap<(ObjectId, &'static str), Value>,
     kinds: Vec<Kind>,
@@ -81,8 +82,16 @@ impl FakeCluster {
     }
 
     /// Sets what fails: a function of the request.
-    pub(crate) fn set_fault(&self, fault: impl FnMut(&str) -> Option<ApiError> + Send + 'static) {
-        self.0.lock().fault = Some(Box::new(fault));
+    pub(crate) fn set_fault(&self, mut fault: impl FnMut(&str) -> Option<ApiError> + Send + 'static) {
+        self.0.lock().fault = Some(Box::new(move |_, request| fault(request)));
+    }
+
+    /// Sets what somebody else does just before a request.
+    pub(crate) fn set_intruder(&self, mut change: impl FnMut(&mut Objects, &str) + Send + 'static) {
+        self.0.lock().fault = Some(Box::new(move |objects, request| {
+            change(objects, request);
+            None
+        }));
     }
 
     pub(crate) fn clear_fault(&self) {
@@ -91,6 +100,14 @@ impl FakeCluster {
 
     pub(crate) fn object(&self, id: &ObjectId) -> Option<Value> {
         self.0.lock().objects.get(id).cloned()
+    }
+
+    /// Returns the inventory.
+    pub(crate) fn parent(&self) -> Value {
+        let world = self.0.lock();
+        let found =
+            world.objects.iter().find(|(id, _)| id.namespace == "agentk" && id.name.starts_with("gitops-"));
+        found.expect("an inventory").1.clone()
     }
 
     /// Returns the objects that are no inventory.
@@ -109,7 +126,8 @@ impl FakeCluster {
         let mut world = self.0.lock();
         let request = format!("{verb} {what}");
         world.requests.push(request.clone());
-        match world.fault.as_mut().and_then(|fault| fault(&request)) {
+        let World { objects, fault, .. } = &mut *world;
+        match fault.as_mut().and_then(|fault| fault(objects, &request)) {
             Some(error) => Err(error),
             None => Ok(()),
         }
@@ -126,6 +144,12 @@ impl World {
             }
         }
         let live = self.objects.get(id).cloned();
+        let mut object = object.clone();
+        let uid = object["metadata"].as_object_mut().and_then(|metadata| metadata.remove("uid"));
+        if uid.is_some_and(|uid| live.as_ref().is_none_or(|live| live["metadata"]["uid"] != uid)) {
+            return Err(error(409, "Conflict", "the UID in the precondition does not match"));
+        }
+        let object = &object;
         if let (Some(live), Some(wanted)) = (&live, object.pointer("/spec/immutable"))
             && live.pointer("/spec/immutable").is_some_and(|before| before != wanted)
         {
@@ -143,7 +167,9 @@ impl World {
                 metadata["uid"] = format!("uid-{counter}").into();
                 metadata["managedFields"] = json!([]);
             }
-            metadata["resourceVersion"] = counter.to_string().into();
+            if !options.dry_run || live.is_none() {
+                metadata["resourceVersion"] = counter.to_string().into();
+            }
             let entries = metadata["managedFields"].as_array_mut().expect("managed fields");
             entries.retain(|entry| entry["manager"] != options.manager || entry["operation"] != "Apply");
             entries
@@ -236,12 +262,22 @@ impl Cluster for FakeCluster {
         self.request("patch", &id.to_string())
     }
 
-    async fn delete(&self, _: &Kind, id: &ObjectId, uid: &str, _: PropagationPolicy) -> Result<(), ApiError> {
+    async fn delete(
+        &self,
+        _: &Kind,
+        id: &ObjectId,
+        uid: &str,
+        resource_version: Option<&str>,
+        _: PropagationPolicy,
+    ) -> Result<(), ApiError> {
         self.request("delete", &id.to_string())?;
         let mut world = self.0.lock();
         let Some(object) = world.objects.get_mut(id) else { return Err(error(404, "NotFound", "not found")) };
         if object["metadata"]["uid"] != uid {
             return Err(error(409, "Conflict", "the UID in the precondition does not match"));
+        }
+        if resource_version.is_some_and(|version| object["metadata"]["resourceVersion"] != version) {
+            return Err(error(409, "Conflict", "the resourceVersion in the precondition does not match"));
         }
         if object["metadata"].get("finalizers").is_some() {
             object["metadata"]["deletionTimestamp"] = "now".into();

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    HeaderName, HeaderValue, Request, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, Request, StatusCode,
     header::{ACCEPT, RETRY_AFTER},
 };
 use http_body_util::{BodyExt as _, Limited};
@@ -22,11 +22,11 @@ use kube::{
     discovery::{self, Discovery},
 };
 use parking_lot::Mutex;
-use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
+use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId, impersonation};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind};
+use crate::{ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, cluster::Cause};
 
 /// The objects of one page of a list.
 const PAGE: u32 = 500;
@@ -39,7 +39,8 @@ const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user")
 #[derive(Clone)]
 pub struct KubeCluster {
     client: Arc<LazyClient>,
-    user: Option<HeaderValue>,
+    /// The headers with the identity, if it is not that of agentk.
+    identity: Arc<HeaderMap>,
     kinds: Arc<Mutex<Option<Arc<Vec<KnownKind>>>>>,
 }
 
@@ -70,18 +71,12 @@ struct Details {
     retry_after_seconds: u64,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Cause {
-    field: String,
-}
-
 impl KubeCluster {
     /// Returns a cluster behind a client, with the identity of the client. It is built at its first use, because kube-rs starts a task
     /// for it.
     pub fn new(client: impl FnOnce() -> Client + Send + 'static) -> Self {
         let client: BuildClient = Box::new(client);
-        Self { client: Arc::new(LazyLock::new(client)), user: None, kinds: Arc::default() }
+        Self { client: Arc::new(LazyLock::new(client)), identity: Arc::default(), kinds: Arc::default() }
     }
 
     /// Acts as a service account, which the API server authorizes.
@@ -91,7 +86,15 @@ impl KubeCluster {
         // A name that is no header must not become the identity of agentk.
         let user =
             HeaderValue::from_str(&user).unwrap_or_else(|_| HeaderValue::from_static("system:anonymous"));
-        Self { user: Some(user), ..self.clone() }
+        Self { identity: Arc::new(HeaderMap::from_iter([(IMPERSONATE_USER, user)])), ..self.clone() }
+    }
+
+    /// Acts as the caller of a request, if kas has given the caller an identity in the cluster.
+    #[must_use]
+    pub fn acting_for(&self, request: &HeaderMap) -> Option<Self> {
+        let named = request.iter().filter(|(name, _)| name.as_str().starts_with(impersonation::PREFIX));
+        let identity: HeaderMap = named.map(|(name, value)| (name.clone(), value.clone())).collect();
+        (!identity.is_empty()).then(|| Self { identity: Arc::new(identity), ..self.clone() })
     }
 
     /// Returns a Lease (`coordination.k8s.io/v1`), if it exists.
@@ -125,8 +128,8 @@ impl KubeCluster {
     ) -> Result<(StatusCode, Bytes), ApiError> {
         let request = request.map_err(|error| lost(format!("the request cannot be built: {error}")))?;
         let (mut parts, body) = request.into_parts();
-        if let Some(user) = &self.user {
-            parts.headers.insert(IMPERSONATE_USER, user.clone());
+        for (name, value) in &*self.identity {
+            parts.headers.append(name.clone(), value.clone());
         }
         let response = self.client.send(Request::from_parts(parts, Body::from(body))).await;
         let response = response.map_err(|error| lost(error.to_string()))?;
@@ -183,6 +186,15 @@ impl Cluster for KubeCluster {
 
     async fn namespaced_kinds(&self) -> Result<Vec<Kind>, ApiError> {
         let kinds = self.kinds().await?;
+        let groups = self.client.list_api_groups().await;
+        let groups =
+            groups.map_err(|error| lost(format!("the discovery of the API server failed: {error}")))?.groups;
+        // The discovery leaves out the kinds of a group whose server is down.
+        let silent =
+            groups.iter().find(|group| !kinds.iter().any(|known| known.kind.kind.group == group.name));
+        if let Some(group) = silent {
+            return Err(lost(format!("the API group {} does not say which kinds it has", group.name)));
+        }
         let listed = kinds.iter().filter(|known| known.preferred && known.listable && known.kind.namespaced);
         Ok(listed.map(|known| known.kind.clone()).collect())
     }
@@ -266,6 +278,7 @@ impl Cluster for KubeCluster {
         kind: &Kind,
         id: &ObjectId,
         uid: &str,
+        resource_version: Option<&str>,
         propagation: PropagationPolicy,
     ) -> Result<(), ApiError> {
         let params = match propagation {
@@ -273,7 +286,10 @@ impl Cluster for KubeCluster {
             PropagationPolicy::Background => DeleteParams::background(),
             PropagationPolicy::Foreground => DeleteParams::foreground(),
         };
-        let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let preconditions = Preconditions {
+            uid: Some(uid.to_owned()),
+            resource_version: resource_version.map(str::to_owned),
+        };
         let request = path(kind, &id.namespace).delete(&id.name, &params.preconditions(preconditions));
         self.send(request).await.map(drop)
     }
@@ -281,7 +297,9 @@ impl Cluster for KubeCluster {
 
 impl fmt::Debug for KubeCluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KubeCluster").field("user", &self.user).finish_non_exhaustive()
+        f.debug_struct("KubeCluster")
+            .field("user", &self.identity.get(IMPERSONATE_USER))
+            .finish_non_exhaustive()
     }
 }
 
@@ -353,12 +371,7 @@ fn api_error(status: StatusCode, body: &[u8], retry_after: Option<u64>) -> ApiEr
         status: status.as_u16(),
         reason,
         message,
-        fields: details
-            .causes
-            .into_iter()
-            .map(|cause| cause.field)
-            .filter(|field| !field.is_empty())
-            .collect(),
+        causes: details.causes,
         retry_after: seconds.map(Duration::from_secs),
     }
 }

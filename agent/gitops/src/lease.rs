@@ -64,7 +64,12 @@ struct LeaseSpec {
 impl Leadership {
     /// Returns whether this process may write now.
     pub fn is_held(self) -> bool {
-        self.0.is_some_and(|until| Instant::now() < until)
+        self.until().is_some()
+    }
+
+    /// Returns the time until which this process may write, if it may now.
+    pub fn until(self) -> Option<Instant> {
+        self.0.filter(|until| Instant::now() < *until)
     }
 }
 

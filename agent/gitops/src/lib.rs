@@ -7,11 +7,12 @@
 //! ```
 //!
 //! [`Engine::sync`] is the whole way. What it decides is in modules without I/O: [`parse`], [`validate`], [`order`], [`applyset`],
-//! [`prune`] and [`health`]. The cluster is a trait, [`Cluster`], whose implementation for real clusters is [`KubeCluster`].
+//! [`prune`], [`diff`] and [`health`]. The cluster is a trait, [`Cluster`], whose implementation for real clusters is [`KubeCluster`].
 #![warn(missing_docs)]
 
 pub mod applyset;
 mod cluster;
+pub mod diff;
 mod engine;
 #[cfg(test)]
 mod fake;
@@ -29,7 +30,7 @@ pub mod validate;
 mod watch;
 
 pub use self::{
-    cluster::{ApiError, Applied, ApplyOptions, Cluster, Kind},
+    cluster::{ApiError, Applied, ApplyOptions, Cause, Cluster, Kind},
     engine::{Engine, Fence, Outcome, Stopped, SyncInput},
     kube_cluster::KubeCluster,
     lease::{Candidate, Leadership},

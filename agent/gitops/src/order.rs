@@ -4,11 +4,12 @@
 //! |---|---|---|
 //! | definitions | CustomResourceDefinition, Namespace, ClusterRole | exist, and definitions are established |
 //! | classes | kinds that end in `Class` | exist |
-//! | others | all others, by kind | do their work, if a dependency or a wave follows |
+//! | others | all others, by kind | exist |
 //! | webhooks | webhook configurations | |
 //!
 //! Waves are those of Argo CD (`argocd.argoproj.io/sync-wave`), dependencies those of `kubectl`'s cli-utils
-//! (`config.kubernetes.io/depends-on`). An object waits for all objects before it.
+//! (`config.kubernetes.io/depends-on`). A wave waits until all objects of the wave before it do their work, and an object until its
+//! dependencies do.
 
 use std::collections::HashMap;
 
@@ -48,19 +49,10 @@ const KINDS: [&str; 17] = [
 pub struct Stage {
     /// The objects, as indices, in their order.
     pub objects: Vec<usize>,
-    /// What the next stage waits for.
-    pub wait: Wait,
-}
-
-/// What the stage after a stage waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// Nothing.
-    None,
-    /// The definitions of this stage are established.
-    Established,
-    /// The objects of this stage do their work.
-    Healthy,
+    /// The objects of this stage or of earlier ones that do their work before the next stage begins, as indices.
+    pub healthy: Vec<usize>,
+    /// The definitions of this stage are established before the next stage begins.
+    pub established: bool,
 }
 
 /// The place of an object: wave, stage, and the length of the longest chain of dependencies in that stage.
@@ -81,7 +73,7 @@ const WEBHOOK: u8 = 3;
 /// The errors of all objects: a wave that is no number, a dependency that is unknown, circular, or in a later wave or stage.
 pub fn stages(manifests: &[Manifest]) -> Result<Vec<Stage>, Vec<ObjectError>> {
     let mut errors = Vec::new();
-    let places = places(manifests, &mut errors);
+    let (places, dependencies) = places(manifests, &mut errors);
     if !errors.is_empty() {
         return Err(errors);
     }
@@ -91,18 +83,26 @@ pub fn stages(manifests: &[Manifest]) -> Result<Vec<Stage>, Vec<ObjectError>> {
     for index in order {
         match stages.last_mut() {
             Some((place, stage)) if *place == places[index] => stage.objects.push(index),
-            _ => stages.push((places[index], Stage { objects: vec![index], wait: Wait::None })),
+            _ => {
+                let stage = Stage { objects: vec![index], healthy: Vec::new(), established: false };
+                stages.push((places[index], stage));
+            }
         }
     }
-    for index in 0..stages.len() {
-        let next = stages.get(index + 1).map(|(place, _)| *place);
-        let (place, stage) = &mut stages[index];
-        stage.wait = match next {
-            None => Wait::None,
-            Some(next) if next.wave > place.wave || next.level > place.level => Wait::Healthy,
-            Some(_) if place.stage == DEFINITION => Wait::Established,
-            Some(_) => Wait::None,
+    for index in 1..stages.len() {
+        let (before, (next, following)) = (&stages[..index], &stages[index]);
+        let place = before[index - 1].0;
+        let mut healthy: Vec<usize> = match next.wave > place.wave {
+            true => {
+                let wave = before.iter().filter(|(before, _)| before.wave == place.wave);
+                wave.flat_map(|(_, stage)| &stage.objects).copied().collect()
+            }
+            false => following.objects.iter().flat_map(|object| &dependencies[*object]).copied().collect(),
         };
+        healthy.sort_unstable();
+        healthy.dedup();
+        let stage = &mut stages[index - 1].1;
+        (stage.healthy, stage.established) = (healthy, place.stage == DEFINITION);
     }
     Ok(stages.into_iter().map(|(_, stage)| stage).collect())
 }
@@ -113,7 +113,8 @@ pub fn deletion_rank(id: &ObjectId) -> (u8, usize) {
     (WEBHOOK - stage.min(WEBHOOK), usize::MAX - kind)
 }
 
-fn places(manifests: &[Manifest], errors: &mut Vec<ObjectError>) -> Vec<Place> {
+/// Returns the places of all objects, and the dependencies of each.
+fn places(manifests: &[Manifest], errors: &mut Vec<ObjectError>) -> (Vec<Place>, Vec<Vec<usize>>) {
     let by_id: HashMap<&ObjectId, usize> =
         manifests.iter().enumerate().map(|(index, manifest)| (&manifest.id, index)).collect();
     let mut places = Vec::with_capacity(manifests.len());
@@ -138,9 +139,9 @@ fn places(manifests: &[Manifest], errors: &mut Vec<ObjectError>) -> Vec<Place> {
         for index in 0..manifests.len() {
             walk.visit(index);
         }
-        return walk.places;
+        places = walk.places;
     }
-    places
+    (places, dependencies)
 }
 
 fn dependencies_of(
@@ -295,7 +296,12 @@ mod tests {
             .into_iter()
             .map(|stage| {
                 let names: Vec<_> = stage.objects.iter().map(|index| &*manifests[*index].id.name).collect();
-                format!("{} {:?}", names.join(","), stage.wait)
+                let healthy: Vec<_> = stage.healthy.iter().map(|index| &*manifests[*index].id.name).collect();
+                let established = if stage.established { " established" } else { "" };
+                match healthy.is_empty() {
+                    true => format!("{}{established}", names.join(",")),
+                    false => format!("{}{established}, then {}", names.join(","), healthy.join(",")),
+                }
             })
             .collect())
     }
@@ -306,10 +312,7 @@ mod tests {
             "ValidatingWebhookConfiguration hook\nDeployment web\nService svc\nConfigMap cm\nServiceAccount sa\nNamespace ns\n\
              IngressClass class\nCustomResourceDefinition crd\nClusterRole role\nToy toy",
         );
-        assert_eq!(
-            stages.unwrap(),
-            ["ns,crd,role Established", "class None", "sa,cm,svc,web,toy None", "hook None"],
-        );
+        assert_eq!(stages.unwrap(), ["ns,crd,role established", "class", "sa,cm,svc,web,toy", "hook"],);
     }
 
     #[test]
@@ -318,7 +321,20 @@ mod tests {
             "ConfigMap late argocd.argoproj.io/sync-wave 2\nConfigMap early argocd.argoproj.io/sync-wave -1\nConfigMap a \
              config.kubernetes.io/depends-on /ConfigMap/b\nConfigMap b config.kubernetes.io/depends-on /ConfigMap/c\nConfigMap c",
         );
-        assert_eq!(stages.unwrap(), ["early Healthy", "c Healthy", "b Healthy", "a Healthy", "late None"]);
+        assert_eq!(
+            stages.unwrap(),
+            ["early, then early", "c, then c", "b, then b", "a, then a,b,c", "late"],
+            "names are those of the objects that must do their work"
+        );
+    }
+
+    #[test]
+    fn wave_and_dependency_wait_for_objects_of_earlier_stages() {
+        let stages = stages_of(
+            "Namespace ns\nDeployment web\nValidatingWebhookConfiguration hook config.kubernetes.io/depends-on apps/Deployment/web\n\
+             ConfigMap late argocd.argoproj.io/sync-wave 1",
+        );
+        assert_eq!(stages.unwrap(), ["ns established", "web, then web", "hook, then ns,web,hook", "late"]);
     }
 
     #[test]
@@ -348,6 +364,6 @@ mod tests {
             .map(|i| format!("ConfigMap c{i} config.kubernetes.io/depends-on /ConfigMap/c{}", i + 1))
             .collect();
         let stages = stages_of(&format!("{}\nConfigMap c5000", chain.join("\n"))).unwrap();
-        assert_eq!((stages.len(), &*stages[0]), (5001, "c5000 Healthy"));
+        assert_eq!((stages.len(), &*stages[0]), (5001, "c5000, then c5000"));
     }
 }

@@ -96,7 +96,11 @@ fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) 
     }
     let metadata = object.get("metadata").and_then(Value::as_object);
     let metadata = metadata.ok_or_else(|| format!("the {kind} has no metadata"))?;
-    let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default();
+    let name = match metadata.get("name") {
+        Some(Value::String(name)) => name,
+        None | Some(Value::Null) => "",
+        Some(_) => return Err(format!("metadata.name of the {kind} is not a text: write it in quotes")),
+    };
     if name.is_empty() {
         return Err(match metadata.contains_key("generateName") {
             true => {
@@ -105,7 +109,16 @@ fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) 
             false => format!("the {kind} has no metadata.name"),
         });
     }
-    let namespace = metadata.get("namespace").and_then(Value::as_str).unwrap_or_default();
+    let namespace = match metadata.get("namespace") {
+        None | Some(Value::Null) => "",
+        Some(Value::String(namespace)) => namespace,
+        Some(_) => {
+            return Err(format!("metadata.namespace of the {kind} {name} is not a text: write it in quotes"));
+        }
+    };
+    if let Some(wrong) = [name, namespace].into_iter().find(|part| !is_path_segment(part)) {
+        return Err(format!("{wrong:?} cannot be the name of a {kind} or of its namespace"));
+    }
     for key in ["labels", "annotations"] {
         let strings = match metadata.get(key) {
             None | Some(Value::Null) => continue,
@@ -131,6 +144,12 @@ fn text(object: &Map<String, Value>, key: &str) -> Result<String, String> {
         Some(_) => Err(format!("{key} is not a text")),
         None => Err(format!("a document has no {key}")),
     }
+}
+
+/// Returns whether a text can be a part of the path of a request. Kubernetes allows more characters in the names of a few kinds.
+fn is_path_segment(text: &str) -> bool {
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:~@+=,!$&'()*".contains(&byte);
+    text.len() <= 253 && text.bytes().all(is_valid) && !matches!(text, "." | "..")
 }
 
 fn whole(message: &str) -> ObjectError {

@@ -2,11 +2,17 @@
 
 use std::collections::HashSet;
 
-use proto::{agent_configuration::gitops::ManifestProject, gitops::ObjectId};
+use proto::{
+    agent_configuration::gitops::ManifestProject,
+    gitops::{HeldDeletions, ObjectId},
+};
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 
 use crate::{FIELD_MANAGER, order};
 
+/// The most objects that are named while they wait for an approval.
+const MAX_SHOWN: usize = 20;
 /// Annotations with which the owner of an object keeps it.
 const KEEP: [(&str, &str); 5] = [
     ("config.kubernetes.io/lifecycle", "detach"),
@@ -31,15 +37,17 @@ pub struct Member {
     pub deleting: bool,
 }
 
-/// What becomes of the members that left Git.
+/// The decision about the members that left Git.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrunePlan {
     /// The objects to delete, in this order.
     pub delete: Vec<Member>,
     /// The objects that stay, with the reasons.
     pub keep: Vec<(ObjectId, String)>,
-    /// The reason why nothing is deleted before somebody approves it.
-    pub held: Option<String>,
+    /// The objects that stay until their deletion is over.
+    pub deleting: Vec<ObjectId>,
+    /// The deletions that wait for an approval, and the reason.
+    pub held: Option<(HeldDeletions, String)>,
 }
 
 impl Member {
@@ -58,18 +66,22 @@ impl Member {
 /// Decides about the members of a project after a complete apply.
 ///
 /// `desired` are the objects in Git, and `applied` the UIDs of those that were just applied: the same object can have two names,
-/// in two API groups. `approved` is true if somebody has approved the deletion for this commit.
+/// in two API groups. `approved` is the code of the deletions that somebody has approved.
 pub fn plan(
     members: Vec<Member>,
     desired: &HashSet<ObjectId>,
     applied: &HashSet<String>,
     project: &ManifestProject,
-    approved: bool,
+    approved: Option<&str>,
 ) -> PrunePlan {
     let total = members.len();
     let mut plan = PrunePlan::default();
     for member in members {
-        if desired.contains(&member.id) || member.deleting || applied.contains(&member.uid) {
+        if desired.contains(&member.id) || applied.contains(&member.uid) {
+            continue;
+        }
+        if member.deleting {
+            plan.deleting.push(member.id);
             continue;
         }
         match &member.kept_by {
@@ -87,12 +99,27 @@ pub fn plan(
             .map(|member| (member.id, "the project does not prune (prune: false)".to_owned()));
         plan.keep.extend(kept);
     }
-    plan.held = hold(plan.delete.len(), total, desired.is_empty(), project).filter(|_| !approved);
-    if let Some(reason) = &plan.held {
-        let kept = plan.delete.drain(..).map(|member| (member.id, reason.clone()));
-        plan.keep.extend(kept);
+    if let Some(reason) = hold(plan.delete.len(), total, desired.is_empty(), project) {
+        let held = held_deletions(&plan.delete);
+        if approved != Some(&held.code) {
+            plan.keep.extend(plan.delete.drain(..).map(|member| (member.id, reason.clone())));
+            plan.held = Some((held, reason));
+        }
     }
     plan
+}
+
+/// Describes deletions that wait. Their code differs if another object would be deleted, so that nobody approves what he has not seen.
+fn held_deletions(members: &[Member]) -> HeldDeletions {
+    let mut hasher = Sha256::new();
+    for Member { id, uid, .. } in members {
+        hasher.update(format!("{id} {uid}\n"));
+    }
+    HeldDeletions {
+        code: hasher.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect(),
+        count: u32::try_from(members.len()).unwrap_or(u32::MAX),
+        objects: members.iter().take(MAX_SHOWN).map(|member| member.id.clone()).collect(),
+    }
 }
 
 /// Returns the reason why so many objects are not deleted without an approval.
@@ -159,7 +186,7 @@ mod tests {
     }
 
     /// Plans with the first `desired` of `total` objects in Git.
-    fn plan_of(desired: usize, total: usize, settings: &str, approved: bool) -> PrunePlan {
+    fn plan_of(desired: usize, total: usize, settings: &str, approved: Option<&str>) -> PrunePlan {
         let project: ManifestProject = serde_saphyr::from_str(settings).unwrap();
         let desired = (0..desired).map(|n| id("ConfigMap", &format!("c{n}"))).collect();
         plan(members(total), &desired, &HashSet::new(), &project, approved)
@@ -167,7 +194,7 @@ mod tests {
 
     #[test]
     fn objects_that_left_git_are_deleted() {
-        let plan = plan_of(8, 10, "{}", false);
+        let plan = plan_of(8, 10, "{}", None);
         let names: Vec<_> = plan.delete.iter().map(|member| &*member.id.name).collect();
         assert_eq!((names, plan.held), (vec!["c9", "c8"], None));
     }
@@ -186,12 +213,23 @@ mod tests {
             (1, 10, "{max_prune_percent: 100}", false),
             (5, 10, "{max_prune: 5}", false),
         ] {
-            let plan = plan_of(desired, total, settings, false);
+            let plan = plan_of(desired, total, settings, None);
             assert_eq!(plan.held.is_some(), held, "{desired} of {total} with {settings}");
             let (deleted, kept) = (plan.delete.len(), plan.keep.len());
             assert_eq!((deleted, kept), if held { (0, total - desired) } else { (total - desired, 0) });
-            assert_eq!(plan_of(desired, total, settings, true).delete.len(), total - desired, "approved");
+            if let Some((held, _)) = plan.held {
+                let approved = plan_of(desired, total, settings, Some(&held.code));
+                assert_eq!((approved.delete.len(), approved.held), (total - desired, None), "approved");
+            }
         }
+    }
+
+    #[test]
+    fn approval_is_for_the_objects_that_were_seen() {
+        let seen = plan_of(2, 10, "{}", None).held.unwrap().0;
+        assert_eq!((seen.count, seen.objects.len(), seen.code.len()), (8, 8, 16));
+        let more = plan_of(1, 10, "{}", Some(&seen.code));
+        assert!(more.delete.is_empty() && more.held.unwrap().0.code != seen.code, "one more object");
     }
 
     #[test]
@@ -202,7 +240,7 @@ mod tests {
             let member = Member::new(id("ConfigMap", "a"), "v1".to_owned(), &metadata);
             let applied = HashSet::from(["uid-applied".to_owned()]);
             let desired = HashSet::from([id("ConfigMap", "other")]);
-            let plan = plan(vec![member], &desired, &applied, &ManifestProject::default(), false);
+            let plan = plan(vec![member], &desired, &applied, &ManifestProject::default(), None);
             match (plan.delete.len(), plan.keep.into_iter().next()) {
                 (1, _) => "deleted".to_owned(),
                 (_, Some((_, reason))) => reason,
@@ -234,7 +272,7 @@ mod tests {
 
     #[test]
     fn project_may_forbid_deletions() {
-        let plan = plan_of(5, 6, "{prune: false}", true);
+        let plan = plan_of(5, 6, "{prune: false}", None);
         assert_eq!((plan.delete.len(), plan.keep.len()), (0, 1));
     }
 
@@ -243,7 +281,7 @@ mod tests {
         let member = |kind: &str, name: &str| Member::new(id(kind, name), "v1".to_owned(), &metadata(name));
         let all = vec![member("Namespace", "n"), member("ConfigMap", "c"), member("Service", "s")];
         let plan =
-            plan(all, &HashSet::from([id("Pod", "x")]), &HashSet::new(), &ManifestProject::default(), false);
+            plan(all, &HashSet::from([id("Pod", "x")]), &HashSet::new(), &ManifestProject::default(), None);
         let names: Vec<_> = plan.delete.iter().map(|member| &*member.id.name).collect();
         assert_eq!(names, ["s", "c", "n"]);
     }

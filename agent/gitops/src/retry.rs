@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::{
+    pin,
+    time::{sleep, sleep_until},
+};
 
 use crate::{ApiError, Fence, Stopped};
 
@@ -34,7 +37,8 @@ impl From<Stopped> for CallError {
     }
 }
 
-/// Sends a request until it succeeds, fails for good, or was tried six times. The fence is asked before each attempt.
+/// Sends a request until it succeeds, fails for good, or was tried six times. The fence is asked before each attempt, and a request
+/// is dropped when the time of the fence is over.
 pub(crate) async fn with_retry<T, F>(
     fence: &dyn Fence,
     mut request: impl FnMut() -> F + Send,
@@ -45,18 +49,33 @@ where
 {
     let mut wait = FIRST;
     for _ in 1..ATTEMPTS {
-        fence.check()?;
-        match request().await {
-            Err(error) if error.is_transient() => {
+        match send(fence, request()).await {
+            Err(CallError::Api(error)) if error.is_transient() => {
                 let jittered = wait.mul_f64(rand::random_range(0.5..1.0));
                 let asked = error.retry_after.unwrap_or_default().min(LONGEST);
-                tracing::debug!(%error, "request to the API server will be repeated");
+                // Its words may contain values of a Secret.
+                let ApiError { status, reason, .. } = &error;
+                tracing::debug!(status, reason, "request to the API server will be repeated");
                 sleep(jittered.max(asked)).await;
                 wait = (wait * 2).min(LONGEST);
             }
-            result => return Ok(result?),
+            result => return result,
         }
     }
-    fence.check()?;
-    Ok(request().await?)
+    send(fence, request()).await
+}
+
+async fn send<T>(
+    fence: &dyn Fence,
+    request: impl Future<Output = Result<T, ApiError>> + Send,
+) -> Result<T, CallError> {
+    let mut until = fence.check()?;
+    pin!(request);
+    loop {
+        tokio::select! {
+            result = &mut request => return Ok(result?),
+            // The Lease may have been renewed meanwhile.
+            () = sleep_until(until) => until = fence.check()?,
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! Whole syncs against a cluster in memory.
 
+mod diff;
+
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering::SeqCst},
@@ -8,17 +10,20 @@ use std::sync::{
 use parking_lot::Mutex;
 use proto::gitops::{EventKind, ObjectId, ProjectState, SyncEvent};
 use serde_json::json;
+use tokio::time::{Duration, Instant};
 
 use crate::{
-    Engine, Fence, Outcome, SourceFile, Stopped, SyncInput,
+    Cause, Engine, Fence, Outcome, SourceFile, Stopped, SyncInput,
     fake::{FakeCluster, error},
 };
+
+const HOUR: Duration = Duration::from_secs(3600);
 
 struct Open;
 
 impl Fence for Open {
-    fn check(&self) -> Result<(), Stopped> {
-        Ok(())
+    fn check(&self) -> Result<Instant, Stopped> {
+        Ok(Instant::now() + HOUR)
     }
 }
 
@@ -26,9 +31,9 @@ impl Fence for Open {
 struct ClosesAfter(AtomicUsize);
 
 impl Fence for ClosesAfter {
-    fn check(&self) -> Result<(), Stopped> {
+    fn check(&self) -> Result<Instant, Stopped> {
         let left = self.0.fetch_update(SeqCst, SeqCst, |left| Some(left.saturating_sub(1))).unwrap();
-        if left == 0 { Err(Stopped::LostLease) } else { Ok(()) }
+        if left == 0 { Err(Stopped::LostLease) } else { Ok(Instant::now() + HOUR) }
     }
 }
 
@@ -36,7 +41,7 @@ struct Project {
     cluster: FakeCluster,
     engine: Engine<FakeCluster>,
     settings: String,
-    approved: bool,
+    approved: Option<String>,
     heal: bool,
     events: Arc<Mutex<Vec<SyncEvent>>>,
 }
@@ -52,7 +57,7 @@ impl Project {
             cluster,
             engine,
             settings: "{}".to_owned(),
-            approved: false,
+            approved: None,
             heal: true,
             events: Arc::default(),
         }
@@ -69,7 +74,7 @@ impl Project {
             project: "group/app".to_owned(),
             settings: serde_saphyr::from_str(&self.settings).unwrap(),
             files: vec![SourceFile { path: "app.yaml".to_owned(), content: text.to_owned().into() }].into(),
-            approved: self.approved,
+            approved: self.approved.clone(),
             heal: self.heal,
             inventories: vec!["7-3".to_owned()],
         }
@@ -358,8 +363,11 @@ async fn empty_source_and_mass_deletion_need_an_approval() {
         assert!(outcome.message.contains("kas gitops approve"), "{outcome:?}");
         assert_eq!(project.cluster.ids().len(), 10);
     }
-    project.approved = true;
-    assert_eq!(project.sync(&config_maps(&names[..5])).await.objects.pruned, 5);
+    let half = config_maps(&names[..5]);
+    project.approved = project.sync(&half).await.held.map(|held| held.code);
+    assert_eq!(project.sync(&config_maps(&names[..4])).await.state, ProjectState::Held, "other deletions");
+    assert_eq!(project.sync(&half).await.objects.pruned, 5);
+    project.approved = project.sync("").await.held.map(|held| held.code);
     assert_eq!(project.sync("").await.objects.pruned, 5);
     assert_eq!(project.cluster.ids(), [""; 0]);
 }
@@ -378,7 +386,7 @@ async fn namespace_with_objects_of_others_is_kept() {
     // The inventory still has it, so that it is deleted once it is empty.
     let uid = project.cluster.object(&foreign).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
     let kind = project.engine.objects()[0].1.clone();
-    crate::Cluster::delete(&project.cluster, &kind, &foreign, &uid, Default::default()).await.unwrap();
+    crate::Cluster::delete(&project.cluster, &kind, &foreign, &uid, None, Default::default()).await.unwrap();
     assert_eq!(project.sync(&config_maps(&["a"])).await.objects.pruned, 1);
 }
 
@@ -403,18 +411,71 @@ async fn object_with_a_finalizer_is_reported_and_deleted_later() {
     let outcome = project.sync(&config_maps(&["a"])).await;
     assert_eq!(outcome.state, ProjectState::Failed);
     assert!(outcome.errors[0].message.contains("finalizers: example.com/wait"), "{outcome:?}");
+    project.sync("").await;
+    let parent = project.cluster.parent();
+    let kinds = &parent["metadata"]["annotations"]["applyset.kubernetes.io/contains-group-kinds"];
+    assert_eq!(kinds, "ConfigMap", "it is found again");
 }
 
 #[tokio::test(start_paused = true)]
 async fn recreated_object_is_not_deleted() {
     let mut project = Project::new();
     project.sync(&config_maps(&["a", "b"])).await;
-    project.cluster.set_fault(|request| {
-        (request == "delete ConfigMap default/b")
-            .then(|| error(409, "Conflict", "the UID in the precondition does not match"))
+    let b = id("ConfigMap", "default", "b");
+    let recreated = b.clone();
+    project.cluster.set_intruder(move |objects, request| {
+        if request == "delete ConfigMap default/b" {
+            objects.get_mut(&recreated).unwrap()["metadata"]["uid"] = "uid-new".into();
+        }
     });
     let outcome = project.sync(&config_maps(&["a"])).await;
-    assert!(outcome.errors[0].message.contains("UID in the precondition"), "{outcome:?}");
+    assert_eq!(outcome.objects.kept, 1, "{outcome:?}");
+    assert_eq!(
+        project.events(EventKind::Kept),
+        ["ConfigMap default/b: somebody has deleted it and created it again"]
+    );
+    assert!(project.cluster.object(&b).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_got_an_owner_a_moment_ago_is_not_deleted() {
+    let mut project = Project::new();
+    project.sync(&config_maps(&["a", "b"])).await;
+    let mut once = true;
+    project.cluster.set_intruder(move |objects, request| {
+        if request == "delete ConfigMap default/b" && std::mem::take(&mut once) {
+            let metadata = &mut objects.get_mut(&id("ConfigMap", "default", "b")).unwrap()["metadata"];
+            metadata["ownerReferences"] = json!([{"kind": "Parent", "uid": "uid-parent"}]);
+            metadata["resourceVersion"] = "changed".into();
+        }
+    });
+    let outcome = project.sync(&config_maps(&["a"])).await;
+    assert!(project.events(EventKind::Kept)[0].contains("ownerReferences"), "{outcome:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_was_replaced_before_a_write_is_not_changed() {
+    let mut project = Project::new();
+    project.sync(&config_map("a", "k: v")).await;
+    project.cluster.set_intruder(|objects, request| {
+        if request == "apply ConfigMap default/a" {
+            objects.get_mut(&id("ConfigMap", "default", "a")).unwrap()["metadata"]["uid"] = "uid-new".into();
+        }
+    });
+    let outcome = project.sync(&config_map("a", "k: w")).await;
+    assert_eq!(outcome.state, ProjectState::Failed, "{outcome:?}");
+    assert_eq!(project.cluster.object(&id("ConfigMap", "default", "a")).unwrap()["data"]["k"], "v");
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_with_the_object_of_a_cluster_scoped_owner_is_kept() {
+    let mut project = Project::new();
+    project.sync(&(namespace("shop") + &config_maps(&["a"]))).await;
+    let owned = json!({"metadata": {"ownerReferences": [{"kind": "Tenant", "uid": "uid-of-a-tenant"}]}});
+    project.cluster.put(id("ConfigMap", "shop", "of-a-tenant"), "tenant-operator", owned);
+    let outcome = project.sync(&config_maps(&["a"])).await;
+    assert_eq!(outcome.objects.kept, 1, "{outcome:?}");
+    assert!(project.cluster.ids().contains(&"Namespace shop".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -444,7 +505,7 @@ async fn value_of_a_secret_is_in_no_error() {
     let mut project = Project::new();
     project.cluster.set_fault(|request| {
         request.starts_with("try Secret").then(|| crate::ApiError {
-            fields: vec!["data[token]".to_owned()],
+            causes: vec![Cause { field: "data[token]".to_owned(), message: "hunter2".to_owned() }],
             ..error(422, "Invalid", "Secret is invalid: data[token]: Invalid value: \"hunter2\"")
         })
     });
@@ -545,7 +606,7 @@ async fn sync_that_only_reports_writes_nothing() {
     project.sync(&config_maps(&["a", "b"])).await;
     let (kind, deleted) = (project.engine.objects()[0].1.clone(), id("ConfigMap", "default", "a"));
     let uid = project.cluster.object(&deleted).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
-    crate::Cluster::delete(&project.cluster, &kind, &deleted, &uid, Default::default()).await.unwrap();
+    crate::Cluster::delete(&project.cluster, &kind, &deleted, &uid, None, Default::default()).await.unwrap();
     project.cluster.take_requests();
     project.heal = false;
     let outcome = project.sync(&config_maps(&["a", "b"])).await;

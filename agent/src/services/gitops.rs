@@ -3,6 +3,7 @@
 //! ```text
 //!   kas ─► manifests (kas only): source, projects, sync ─┐
 //!   callers ─► gitops: status, sync, suspend, approve ───┴─► project ─► worker ─► engine ─► API of the cluster
+//!   callers ─► gitops: diff ─────────────────────────────────────────────────────────┘
 //!                                                                        ▲
 //!                                                            Lease: one pod leads
 //! ```
@@ -11,8 +12,11 @@
 //! inventory, the status and the Lease are agentk's own, in its namespace.
 
 mod cluster;
+mod diff;
 mod drift;
 mod handlers;
+mod metrics;
+mod preview;
 mod project;
 mod sources;
 mod worker;
@@ -22,18 +26,24 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use gitops_engine::{Candidate, GroupKind, Kind, KubeCluster, Leadership, applyset::ApplySet};
 use parking_lot::Mutex;
 use proto::AgentId;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::{
+    sync::{Notify, Semaphore, mpsc, watch},
+    task::JoinSet,
+};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
     cluster::cluster_client,
     handlers::{GitopsHandler, ManifestsHandler},
+    metrics::GitopsMetrics,
 };
-use self::{project::Project, sources::Sources};
+use self::{preview::Previews, project::Project, sources::Sources};
+
+/// The most diffs at the same time. Others wait.
+const MAX_DIFFS: usize = 2;
 
 /// The state that the services and the workers share.
 pub(crate) struct Gitops {
@@ -49,7 +59,11 @@ pub(crate) struct Gitops {
     agent_known: Notify,
     leadership: watch::Sender<Leadership>,
     sources: Mutex<Sources>,
+    previews: Previews,
+    /// Limits the diffs at the same time, each of which holds the files of a project.
+    diffs: Arc<Semaphore>,
     projects: Mutex<BTreeMap<String, Arc<Project>>>,
+    metrics: GitopsMetrics,
     /// The kinds of objects that are watched for changes.
     kinds: watch::Sender<BTreeMap<GroupKind, Kind>>,
     /// Starts the worker of a new project.
@@ -70,6 +84,7 @@ impl Gitops {
         own: KubeCluster,
         namespace: String,
         identity: String,
+        metrics: GitopsMetrics,
     ) -> (Arc<Self>, GitopsTasks) {
         let (sender, new_projects) = mpsc::unbounded_channel();
         let gitops = Arc::new(Self {
@@ -81,7 +96,10 @@ impl Gitops {
             agent_known: Notify::new(),
             leadership: watch::Sender::default(),
             sources: Mutex::default(),
+            previews: Previews::default(),
+            diffs: Arc::new(Semaphore::new(MAX_DIFFS)),
             projects: Mutex::default(),
+            metrics,
             kinds: watch::Sender::default(),
             new_projects: sender,
         });
@@ -148,6 +166,7 @@ impl GitopsTasks {
     pub(crate) async fn run(mut self, shutdown: CancellationToken) {
         let gitops = &self.gitops;
         let ended = self.ended.drop_guard();
+        let (stop_work, work_ended) = (CancellationToken::new(), CancellationToken::new());
         let lead = async {
             let _ended = ended;
             if shutdown.run_until_cancelled(gitops.agent_known.notified()).await.is_none() {
@@ -159,9 +178,11 @@ impl GitopsTasks {
                 Candidate::new(gitops.own.clone(), &gitops.namespace, &name, &gitops.identity);
             let running = candidate.run(&gitops.leadership);
             if shutdown.run_until_cancelled(running).await.is_none() {
-                // Its workers stop before their next write.
                 gitops.leadership.send_replace(Leadership::default());
                 gitops.sources.lock().close();
+                // The next leader must not meet a write of this one.
+                stop_work.cancel();
+                work_ended.cancelled().await;
                 candidate.release().await;
             }
         };
@@ -179,20 +200,22 @@ impl GitopsTasks {
             }
         };
         let work = async {
-            let mut workers = FuturesUnordered::new();
+            let mut workers = JoinSet::new();
             loop {
                 tokio::select! {
                     Some(project) = self.new_projects.recv() => {
-                        let worker = tokio::spawn(worker::run(Arc::clone(gitops), project));
-                        workers.push(tokio_util::task::AbortOnDropHandle::new(worker));
+                        workers.spawn(worker::run(Arc::clone(gitops), project));
                     }
-                    Some(ended) = workers.next(), if !workers.is_empty() => {
+                    () = stop_work.cancelled() => break,
+                    Some(ended) = workers.join_next() => {
                         if let Err(error) = ended {
                             tracing::error!(%error, "the worker of a project has panicked; this is a defect");
                         }
                     }
                 }
             }
+            workers.shutdown().await;
+            work_ended.cancel();
         };
         tokio::join!(lead, choose, work, drift::run(gitops));
     }

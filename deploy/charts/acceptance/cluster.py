@@ -82,8 +82,10 @@ class Cluster:
         return next(line.split()[1] for line in run(*self.ctr, "tasks", "list").splitlines() if line.startswith(container))
 
     def refresh(self, namespace: str) -> None:
-        """Makes the kubelet look at the pods now. It would update their files within a minute."""
-        self.kubectl("annotate", "pods", f"--namespace={namespace}", f"--selector={LABEL}", "--overwrite", f"refreshed={time.time()}")
+        """Makes the kubelet look at the pods now. It would update their files within a minute. A pod of an old rollout may disappear meanwhile."""
+        for pod in self.pods(namespace):
+            subprocess.run(["kubectl", "annotate", "pod", pod, f"--namespace={namespace}", "--overwrite", f"refreshed={time.time()}"],
+                           capture_output=True, check=False)
 
     def import_images(self, directory: Path, tag: str, tags: tuple[str, ...]) -> None:
         """Imports the archives, and gives each image further tags."""

@@ -4,8 +4,11 @@ use std::{path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use clap::ValueHint;
-use http::{Method, Request, StatusCode, Uri, header::AUTHORIZATION};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http::{
+    Method, Request, StatusCode, Uri,
+    header::{AUTHORIZATION, CONTENT_TYPE},
+};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_rustls::HttpsConnector;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -38,6 +41,21 @@ pub(crate) struct CallerOptions {
 impl CallerOptions {
     /// Sends a request without a body, and returns the body of the response.
     pub(crate) async fn send(&self, method: Method, path: &str) -> Result<Bytes, CliError> {
+        self.exchange(method, path, Bytes::new(), TIMEOUT).await
+    }
+
+    /// Posts a JSON document, and returns the body of the response, for which there is a time limit.
+    pub(crate) async fn post(&self, path: &str, body: Bytes, limit: Duration) -> Result<Bytes, CliError> {
+        self.exchange(Method::POST, path, body, limit).await
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<Bytes, CliError> {
         let url = format!("{}{path}", self.server.trim_end_matches('/'));
         let uri: Uri =
             url.parse().map_err(|_| CliError::usage(format!("--server: {} is not a URL", self.server)))?;
@@ -61,14 +79,18 @@ impl CallerOptions {
             }
         };
         let request = Request::builder().method(method).uri(uri).header(AUTHORIZATION, token.expose_secret());
-        let request = request.body(Empty::<Bytes>::new());
+        let request = match body.is_empty() {
+            true => request,
+            false => request.header(CONTENT_TYPE, "application/json"),
+        };
+        let request = request.body(Full::new(body));
         let request = request.map_err(|_| {
             CliError::usage(format!("{} does not contain a token", self.token_file.display()))
         })?;
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         let connector = HttpsConnector::from((http, tls::client_config(roots, &[b"http/1.1"])));
-        let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
+        let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
         let exchange = async {
             let response =
                 client.request(request).await.map_err(|error| proto::ErrorChain(&error).to_string())?;
@@ -76,8 +98,8 @@ impl CallerOptions {
             let body = Limited::new(body, MAX_RESPONSE).collect().await.map_err(|error| error.to_string())?;
             Ok::<_, String>((head.status, body.to_bytes()))
         };
-        let late = || Err(format!("no response within {} s", TIMEOUT.as_secs()));
-        let (status, body) = timeout(TIMEOUT, exchange)
+        let late = || Err(format!("no response within {} s", limit.as_secs()));
+        let (status, body) = timeout(limit, exchange)
             .await
             .unwrap_or_else(|_| late())
             .map_err(|error| CliError::unavailable(format!("{}: {error}", self.server)))?;

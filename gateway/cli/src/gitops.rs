@@ -1,18 +1,23 @@
 //! The command `kas gitops`: the state of manifests from Git, and commands about them.
 
+mod diff;
+
 use std::{
     fmt::Write as _,
+    process::ExitCode,
     time::{Duration, SystemTime},
 };
 
+use bytes::Bytes;
 use clap::{Subcommand, ValueEnum};
 use http::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use proto::gitops::{CommitInfo, ObjectCounts, PROJECTS_PATH, ProjectStatus, SyncRecord};
+use proto::gitops::{CommitInfo, HeldDeletions, ObjectCounts, PROJECTS_PATH, ProjectStatus, SyncRecord};
 use serde::Deserialize;
 
+use self::diff::DiffOptions;
 use crate::{
-    CliError, CommandResult,
+    CliError,
     caller::CallerOptions,
     print,
     table::{Table, age},
@@ -34,14 +39,16 @@ enum Action {
     List(ListOptions),
     /// Show one project: its state, its errors and its last syncs
     Show(ShowOptions),
+    /// Show what a sync would change, without a change
+    Diff(DiffOptions),
     /// Look at the repository and at the cluster at once
     Sync(ProjectOptions),
     /// Stop the syncs of a project; its objects stay
     Suspend(ProjectOptions),
     /// Start the syncs of a project again
     Resume(ProjectOptions),
-    /// Let the commit that is held delete its objects
-    Approve(ProjectOptions),
+    /// Let a commit that is held delete its objects
+    Approve(ApproveOptions),
 }
 
 #[derive(Debug, clap::Args)]
@@ -60,6 +67,15 @@ struct ShowOptions {
     /// The format
     #[arg(long, value_enum, default_value_t)]
     output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+struct ApproveOptions {
+    #[command(flatten)]
+    project: ProjectOptions,
+    /// The code that `show` prints, which is for exactly the deletions that it shows [default: those that wait now]
+    #[arg(long)]
+    code: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -99,25 +115,34 @@ Examples:
   kas gitops list --agent production
   kas gitops show --agent production group/shop
   kas gitops approve --agent production group/shop
+  kas gitops diff --agent production group/shop --ref feature
 
 Exit codes:
   0   done
   64  the command line is invalid, or kas refuses the request
-  69  kas or the agent does not answer";
+  69  kas or the agent does not answer
+  diff has others: see kas gitops diff --help";
 
 impl GitopsCommand {
     /// Runs the command.
-    pub fn run(self) -> CommandResult {
+    ///
+    /// # Errors
+    ///
+    /// kas or the agent refuses the request or does not answer.
+    pub fn run(self) -> Result<ExitCode, CliError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| CliError::unavailable(format!("no runtime: {error}")))?;
-        print(&runtime.block_on(self.action.run())?)
+        let (text, code) = runtime.block_on(self.action.run())?;
+        print(&text)?;
+        Ok(ExitCode::from(code))
     }
 }
 
 impl Action {
-    /// Returns the text to print.
-    async fn run(self) -> Result<String, CliError> {
-        match self {
+    /// Returns the text to print, and the exit code.
+    async fn run(self) -> Result<(String, u8), CliError> {
+        let text = match self {
+            Self::Diff(diff) => return diff.run().await,
             Self::List(ListOptions { agent, output }) => {
                 let body = agent.send(Method::GET, "").await?;
                 match output {
@@ -132,30 +157,53 @@ impl Action {
                 let body = project.send(Method::GET, "").await?;
                 match output {
                     Output::Json => Ok(with_newline(&body)),
-                    Output::Text => Ok(describe(&parse(&body)?, SystemTime::now())),
+                    Output::Text => Ok(describe(&parse(&body)?, &project.agent.agent, SystemTime::now())),
                 }
             }
             Self::Sync(project) => project.command("sync", "will be synced now").await,
             Self::Suspend(project) => project.command("suspend", "is suspended").await,
             Self::Resume(project) => project.command("resume", "is synced again").await,
-            Self::Approve(project) => {
-                project.command("approve", "may delete the objects of its commit").await
+            Self::Approve(ApproveOptions { project, code }) => {
+                let code = match code {
+                    Some(code) => code,
+                    None => {
+                        let status: ProjectStatus = parse(&project.send(Method::GET, "").await?)?;
+                        // Without deletions that wait, the agent says so.
+                        status.held.map(|held| held.code).unwrap_or_default()
+                    }
+                };
+                let code = utf8_percent_encode(&code, NON_ALPHANUMERIC);
+                project
+                    .command(&format!("approve?code={code}"), "may delete the objects that it has shown")
+                    .await
             }
-        }
+        };
+        text.map(|text| (text, 0))
     }
 }
 
 impl AgentOptions {
-    async fn send(&self, method: Method, path: &str) -> Result<bytes::Bytes, CliError> {
+    async fn send(&self, method: Method, path: &str) -> Result<Bytes, CliError> {
+        self.caller.send(method, &self.path(path)).await
+    }
+
+    fn path(&self, path: &str) -> String {
         let agent = utf8_percent_encode(&self.agent, NON_ALPHANUMERIC);
-        self.caller.send(method, &format!("/agents/{agent}/gitops{PROJECTS_PATH}{path}")).await
+        format!("/agents/{agent}/gitops{PROJECTS_PATH}{path}")
     }
 }
 
 impl ProjectOptions {
-    async fn send(&self, method: Method, path: &str) -> Result<bytes::Bytes, CliError> {
+    async fn send(&self, method: Method, path: &str) -> Result<Bytes, CliError> {
         let project = utf8_percent_encode(&self.project, NON_ALPHANUMERIC);
         self.agent.send(method, &format!("/{project}{path}")).await
+    }
+
+    /// Posts a document, which takes up to `limit`.
+    async fn post(&self, path: &str, body: Bytes, limit: Duration) -> Result<Bytes, CliError> {
+        let project = utf8_percent_encode(&self.project, NON_ALPHANUMERIC);
+        let path = self.agent.path(&format!("/{project}{path}"));
+        self.agent.caller.post(&path, body, limit).await
     }
 
     async fn command(&self, command: &str, done: &str) -> Result<String, CliError> {
@@ -193,7 +241,7 @@ fn table(projects: &[ProjectStatus], now: SystemTime) -> String {
 }
 
 /// Describes a project. All texts come from the agent and from Git.
-fn describe(status: &ProjectStatus, now: SystemTime) -> String {
+fn describe(status: &ProjectStatus, agent: &str, now: SystemTime) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: String| {
         // Writing to a string does not fail.
@@ -227,6 +275,16 @@ fn describe(status: &ProjectStatus, now: SystemTime) -> String {
         let object = error.object.as_ref().map(|id| format!("{id}: ")).unwrap_or_default();
         let file = if error.file.is_empty() { String::new() } else { format!("{}: ", error.file) };
         line("Error", format!("{file}{object}{}", error.message));
+    }
+    if let Some(HeldDeletions { code, count, objects }) = &status.held {
+        for object in objects {
+            line("Deletes", object.to_string());
+        }
+        let more = (*count as usize).saturating_sub(objects.len());
+        if more > 0 {
+            line("Deletes", format!("and {more} more"));
+        }
+        line("Approve", format!("kas gitops approve --agent {agent} --code {code} {}", status.project));
     }
     if !status.history.is_empty() {
         let mut table = Table::new(&["COMMIT", "STATE", "APPLIED", "DELETED", "FAILED", "TOOK", "ENDED"]);
@@ -291,6 +349,9 @@ mod tests {
             message: "1 object failed; nothing was deleted".to_owned(),
             synced: None,
             attempted: Some(commit),
+            held: Some(HeldDeletions { code: "0a1b".to_owned(), count: 2, objects: vec![object.clone()] }),
+            revision: String::new(),
+            answered: String::new(),
             objects,
             errors: vec![ObjectError { object: Some(object), file: "app.yaml:3".to_owned(), message }],
             history: vec![record],
@@ -309,11 +370,14 @@ Synced:     nothing yet
 Attempted:  cccccccccccc Deploy?[2J (Ada)
 Objects:    3 in Git: 1 applied, 1 unchanged, 1 failed, 0 degraded, 0 starting; 0 deleted, 0 kept
 Error:      app.yaml:3: ConfigMap a: exceeded quota (403)
+Deletes:    ConfigMap a
+Deletes:    and 1 more
+Approve:    kas gitops approve --agent prod --code 0a1b group/shop
 
 COMMIT        STATE   APPLIED  DELETED  FAILED  TOOK  ENDED
 cccccccccccc  failed  1        0        1       55ms  1m30s
 ";
-        assert_eq!(describe(&status(), now), expected);
+        assert_eq!(describe(&status(), "prod", now), expected);
         let listed = table(&[status()], now);
         assert!(listed.contains("group/shop  failed  -       3        1       1m30s"), "{listed}");
         assert_eq!(table(&[], now), "The agent has no projects.\n");

@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 17] = [
+const OURS: [&str; 19] = [
     "access",
     "cli",
     "cores",
@@ -52,10 +52,12 @@ const OURS: [&str; 17] = [
     "gateway",
     "git",
     "gitlab",
+    "oci",
     "oidc",
     "process",
     "promql",
     "proto",
+    "render",
     "request_info",
     "router",
     "settings",
@@ -89,7 +91,7 @@ impl Serve {
         let notifier = Notifier::from_env();
         let (cores, threads) = Cores::start(cores::count()).expect(started);
         let result = runtime.block_on(async {
-            let stop = signals::stop_token(|| {}).expect("signals can be handled");
+            let stop = signals::stop_token(process::child::kill_all).expect("signals can be handled");
             let open_files = descriptors::raise_limit().expect("the system tells its limits");
             let bound = checked.bind(open_files).await;
             let (mut app, listeners) = bound.map_err(|error| CliError::unavailable(error.to_string()))?;

@@ -1,7 +1,7 @@
 //! GitOps in kas: reads manifests from Git, and sends them to agentk.
 //!
 //! ```text
-//!   configuration of the agent ─► projects ─► repository ─► newest commit ─► files ─► POST sync through one tunnel ─► agentk
+//!   configuration of the agent ─► projects ─► repository ─► newest commit ─► files, rendered ─► POST sync through one tunnel ─► agentk
 //!                                                               ▲
 //!                                                    push event, interval, agentk wants
 //! ```
@@ -9,16 +9,19 @@
 //! Each replica keeps a subscription open in each tunnel, and agentk chooses one of them as its source. All agents at a replica that
 //! follow the same reference of a repository share one look at it.
 
+mod commit;
 mod config;
 mod feed;
+mod gitlab;
+mod preview;
 mod sources;
 
 use std::{sync::Arc, time::Duration};
 
 use access::{AgentIdentity, ErrorDialect};
-use git::FileLimits;
 use proto::{Hello, ServiceName};
 use router::GitPush;
+use secrecy::SecretString;
 use tokio::sync::{
     broadcast::{self, error::RecvError},
     watch,
@@ -26,7 +29,7 @@ use tokio::sync::{
 
 pub use self::config::GitopsConfig;
 pub(crate) use self::feed::GitopsFeed;
-use self::sources::Sources;
+use self::{commit::CommitReader, gitlab::GitLabProjects, sources::Sources};
 use crate::kill_switch::KillSwitch;
 
 use super::{RequestType, ServiceContext, configuration::ConfigurationState};
@@ -53,7 +56,8 @@ pub struct GitopsService(Arc<Shared>);
 struct Shared {
     sources: Sources,
     poll_period: Duration,
-    limits: FileLimits,
+    min_interval: Duration,
+    commits: CommitReader,
     kill_switch: Arc<KillSwitch>,
     pushes: broadcast::Sender<GitPush>,
 }
@@ -65,10 +69,13 @@ impl GitopsService {
     /// Builds the service of a replica.
     pub(super) fn of_replica(context: &ServiceContext<'_>) -> Self {
         let (gitops, default) = (context.gitops, context.configuration.settings.clone());
+        let gitlab = context.gitlab.cloned();
+        let gitlab = gitlab.map(|gitlab| GitLabProjects::new(gitlab, context.gitaly.clone()));
         Self(Arc::new(Shared {
-            sources: Sources::new(context.identities.clone(), default, Arc::clone(&gitops.sources)),
+            sources: Sources::new(context.identities.clone(), default, Arc::clone(&gitops.sources), gitlab),
             poll_period: gitops.poll_period,
-            limits: gitops.limits(),
+            min_interval: gitops.min_interval,
+            commits: CommitReader { limits: gitops.limits(), renderer: gitops.renderer() },
             kill_switch: Arc::clone(context.kill_switch),
             pushes: broadcast::Sender::new(64),
         }))
@@ -78,11 +85,13 @@ impl GitopsService {
     pub(super) fn attach(
         &self,
         agent: &AgentIdentity,
+        token: &SecretString,
         hello: &Hello,
         configuration: watch::Receiver<ConfigurationState>,
     ) -> GitopsFeed {
         let accepted = hello.services.iter().any(|service| service.as_str() == ServiceName::MANIFESTS);
-        GitopsFeed { service: self.clone(), agent: agent.clone(), accepted, configuration }
+        let (agent, token) = (agent.clone(), token.clone());
+        GitopsFeed { service: self.clone(), agent, token, accepted, configuration }
     }
 
     /// Looks at repositories at once when they receive a push. The future never completes.

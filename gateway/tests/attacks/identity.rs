@@ -244,6 +244,7 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "form.append_pair(\"client_secret\", secret.expose_secret());",
             "let Entry { token, expires, refresh_token } = serde_json::from_str(text.expose_secret()).ok()?;",
             "let credential = SecretString::from(format!(\"pat:{agent}:{}\", secret.expose_secret()));",
+            "let credential = Sha256::digest(project.gitaly.token.expose_secret()).into();",
             "let mut value = HeaderValue::try_from(format!(\"{scheme}{}\", token.expose_secret()))?;",
             "let parameters = [(\"grant_type\", \"refresh_token\"), (\"refresh_token\", token.expose_secret())];",
             "let parsed = UnverifiedToken::parse(token.expose_secret()).ok().flatten();",

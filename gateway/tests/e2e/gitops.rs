@@ -1,6 +1,10 @@
 //! GitOps: commits of a real repository become objects of a real cluster.
 
-use std::process::Output;
+mod diff;
+mod gitlab;
+mod render;
+
+use std::{process::Output, time::SystemTime};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -160,7 +164,15 @@ fn broken_commit_changes_nothing_and_mass_deletion_waits() {
     ]);
     let status = world.wait_for_state("held");
     assert_eq!((&status["objects"]["kept"], &*world.config_maps()), (&json!(8), &*ten.join(" ")));
-    assert!(world.gitops(&["approve", PROJECT]).status.success());
+    let seen = status["held"]["code"].as_str().unwrap().to_owned();
+    world.repository.commit_files(&[("manifests/app.yaml", Some(&config_maps(&ten[..3])))]);
+    eventually("other deletions wait", || world.status()["held"]["count"] == 7);
+    let refused = world.gitops(&["approve", PROJECT, "--code", &seen]);
+    let message = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && message.contains("other objects"), "{message}");
+    world.repository.commit_files(&[("manifests/app.yaml", Some(&config_maps(&ten[..2])))]);
+    eventually("the first deletions wait again", || world.status()["held"]["code"] == *seen);
+    assert!(world.gitops(&["approve", PROJECT, "--code", &seen]).status.success());
     eventually("the objects are deleted", || world.config_maps() == "c0 c1");
 
     assert!(world.gitops(&["suspend", PROJECT]).status.success());
@@ -175,6 +187,32 @@ fn broken_commit_changes_nothing_and_mass_deletion_waits() {
     world.repository.commit("observability: {}\n");
     world.wait_for_state("orphaned");
     assert_eq!(world.config_maps(), "c0");
+}
+
+#[test]
+fn drift_that_is_only_reported_survives_a_restart() {
+    let Some(mut world) = World::or_skip("gitops-report") else { return };
+    world.configure("self_heal: report", &[("manifests/app.yaml", Some(&config_maps(&["a"])))]);
+    world.wait_for_state("synced");
+    world.namespace.kubectl.ok(&["patch", "configmap", "a", "--patch", r#"{"data": {"key": "by hand"}}"#]);
+    world.wait_for_state("out-of-sync");
+
+    world.installation.agent.process.terminate();
+    world.installation.agent.process.exit_code();
+    world.installation.restart_agent();
+    let holder =
+        || world.namespace.kubectl.ok(&["get", "lease", "-o", "jsonpath={.items[0].spec.holderIdentity}"]);
+    eventually("the new process leads", || !holder().is_empty());
+    eventually("it has looked", || world.status()["state"] == "out-of-sync" && world.data("a") == "by hand");
+
+    let asked = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
+    assert!(world.gitops(&["sync", PROJECT]).status.success());
+    let status = world.wait_for_state("synced");
+    assert!(
+        status["history"][0]["ended"].as_u64().unwrap() as u128 >= asked,
+        "nobody has asked before: {status}"
+    );
+    assert_eq!(world.data("a"), "one");
 }
 
 #[test]

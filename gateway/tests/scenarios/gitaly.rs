@@ -17,7 +17,7 @@ fn client() -> GitalyClient {
 }
 
 fn repository(gitaly: &TestGitaly, server: GitalyServer, branch: Option<&str>) -> GitalyRepository {
-    GitalyRepository::new(client(), server, gitaly.location(), branch.map(str::to_owned), None)
+    GitalyRepository::new(client(), server, gitaly.location(), Reference::of_branch(branch), None)
 }
 
 async fn gitaly_with(files: &[(&str, TestFile<'_>)]) -> (TestGitaly, GitalyRepository, Commit) {
@@ -194,7 +194,7 @@ async fn tls_verifies_the_server() {
         .with_no_client_auth();
     let server = server(format!("tls://localhost:{port}"));
     let client = GitalyClient::new(&GitalyConfig::default(), None, Some(Arc::new(trusting)));
-    let trusted = GitalyRepository::new(client, server.clone(), gitaly.location(), None, None);
+    let trusted = GitalyRepository::new(client, server.clone(), gitaly.location(), Reference::Default, None);
     assert_eq!(trusted.resolve().await, Ok(None));
     let problem = unavailable(repository(&gitaly, server, None).resolve().await.unwrap_err());
     assert!(problem.contains("certificate"), "{problem}");

@@ -36,9 +36,14 @@ fn report(name: &str, why: &str) {
 
 /// Returns the path of helm, if it is installed or built in `target`.
 pub fn helm() -> Option<PathBuf> {
-    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/go/bin/helm");
+    go_program("helm")
+}
+
+/// Returns the path of a program that `.ci/install-tools` builds with Go, if it is installed or built in `target`.
+pub fn go_program(name: &str) -> Option<PathBuf> {
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/go/bin").join(name);
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut candidates = std::env::split_paths(&path).map(|directory| directory.join("helm")).chain([built]);
+    let mut candidates = std::env::split_paths(&path).map(|directory| directory.join(name)).chain([built]);
     candidates.find(|file| file.is_file())
 }
 

@@ -4,6 +4,7 @@ use std::{collections::HashSet, fmt, time::Duration};
 
 use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde_json::{Map, Value};
 use settings::AnyDuration;
 
 use super::is_namespace;
@@ -12,6 +13,8 @@ use super::is_namespace;
 const MAX_PROJECTS: usize = 100;
 /// The most globs of a project, which is the limit of GitLab's kas.
 const MAX_PATHS: usize = 100;
+/// The longest name of a release of helm.
+const MAX_RELEASE_NAME: usize = 53;
 /// The longest id of a project, in bytes.
 const MAX_ID: usize = 255;
 
@@ -81,6 +84,9 @@ pub struct ManifestProject {
     pub run_as: Option<RunAs>,
     /// How files become manifests.
     pub render: Render,
+    /// What `helm template` receives.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub helm: Option<Helm>,
     /// What happens when another manager has set a field that Git has.
     pub conflicts: Conflicts,
 }
@@ -178,15 +184,31 @@ pub struct RunAs {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Render {
-    /// All files are manifests.
+    /// The directory of each path decides: with a kustomization for kustomize, with a chart for helm, and otherwise its files are
+    /// manifests.
     #[default]
     Auto,
     /// All files are manifests.
     Plain,
-    /// `kustomize build`, which kas does not run: it is refused.
+    /// `kustomize build` of the directory of each path.
     Kustomize,
-    /// `helm template`, which kas does not run: it is refused.
+    /// `helm template` of the directory of each path.
     Helm,
+}
+
+/// What `helm template` receives.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Helm {
+    /// The name of the release. The default is that of the directory of the chart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub release_name: Option<String>,
+    /// Files with values, from the root of the repository. The last one is the strongest.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub values_files: Vec<String>,
+    /// Values, which are stronger than those of files.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub values: Map<String, Value>,
 }
 
 /// What happens when another manager has set a field that Git has.
@@ -224,6 +246,7 @@ impl Default for ManifestProject {
             suspend: false,
             run_as: None,
             render: Render::default(),
+            helm: None,
             conflicts: Conflicts::default(),
         }
     }
@@ -275,6 +298,39 @@ impl ManifestProject {
         Some(account.split_once('/').unwrap_or((&self.default_namespace, account)))
     }
 
+    /// Returns the same project at another version, or with the manifests of one directory.
+    ///
+    /// # Errors
+    ///
+    /// The version or the directory is invalid. The error names it.
+    pub fn at(mut self, reference: Option<GitRef>, directory: Option<&str>) -> Result<Self, String> {
+        if reference.is_some() {
+            self.r#ref = reference;
+        }
+        if let Some(directory) = directory {
+            let directory = directory.trim_matches('/');
+            let inside = |part: &str| !part.is_empty() && part != "..";
+            if !directory.split('/').all(inside) {
+                return Err(format!(
+                    "directory: {directory:?} is not a path from the root of the repository"
+                ));
+            }
+            let directory = directory.split('/').filter(|part| *part != ".").collect::<Vec<_>>().join("/");
+            let slash = if directory.is_empty() { "" } else { "/" };
+            let glob = format!("{}{slash}**/*.{{yaml,yml,json}}", globset::escape(&directory));
+            self.paths = vec![ManifestPath { glob }];
+        }
+        self.validate()?;
+        Ok(self)
+    }
+
+    /// Returns the name of the release of a chart in a directory with this name.
+    pub fn release_name<'a>(&'a self, directory: &'a str) -> &'a str {
+        let own = self.helm.as_ref().and_then(|helm| helm.release_name.as_deref());
+        let derived = directory.len() <= MAX_RELEASE_NAME && is_namespace(directory);
+        own.unwrap_or(if derived { directory } else { "release" })
+    }
+
     /// Returns matchers for the paths. They match paths without a leading `/`.
     ///
     /// # Errors
@@ -313,8 +369,11 @@ impl ManifestProject {
         {
             return Err("run_as.service_account must be a name, or namespace/name".to_owned());
         }
-        if matches!(self.render, Render::Kustomize | Render::Helm) {
-            return Err("render: kas sends files as they are: commit what kustomize or helm print".to_owned());
+        if let Some(helm) = &self.helm {
+            if !matches!(self.render, Render::Auto | Render::Helm) {
+                return Err("helm: it has no effect without render: helm".to_owned());
+            }
+            helm.validate()?;
         }
         let filters = self.resource_inclusions.iter().chain(&self.resource_exclusions);
         match filters.clone().any(|filter| filter.api_groups.is_empty() || filter.kinds.is_empty()) {
@@ -323,6 +382,27 @@ impl ManifestProject {
                     .to_owned(),
             ),
             false => Ok(()),
+        }
+    }
+}
+
+impl Helm {
+    fn validate(&self) -> Result<(), String> {
+        let is_name = |name: &String| name.len() <= MAX_RELEASE_NAME && is_namespace(name);
+        if self.release_name.as_ref().is_some_and(|name| !is_name(name)) {
+            return Err(format!(
+                "helm.release_name must have at most {MAX_RELEASE_NAME} characters: a-z, 0-9, and - in the middle"
+            ));
+        }
+        if self.values_files.len() > MAX_PATHS {
+            return Err(format!("helm.values_files must have at most {MAX_PATHS} entries"));
+        }
+        let inside = |part: &str| !matches!(part, "" | "." | "..");
+        match self.values_files.iter().find(|path| !path.split('/').all(inside)) {
+            Some(path) => {
+                Err(format!("helm.values_files: {path:?} is not a path from the root of the repository"))
+            }
+            None => Ok(()),
         }
     }
 }
@@ -477,7 +557,8 @@ mod tests {
              resource_inclusions: [{api_groups: [apps], kinds: ['*']}], \
              resource_exclusions: [{api_groups: ['*'], kinds: [Secret]}], interval: 1m, namespaces: [shop], \
              cluster_scoped: true, max_prune_percent: 10, max_prune: 1, self_heal: report, suspend: true, \
-             run_as: {service_account: deployer}, render: plain, conflicts: report}",
+             run_as: {service_account: deployer}, render: helm, conflicts: report, \
+             helm: {release_name: shop, values_files: [a/b.yaml], values: {replicas: 2}}}",
         )
         .unwrap();
         assert_eq!(project.r#ref, Some(GitRef::Tag("v1".to_owned())));
@@ -515,7 +596,11 @@ mod tests {
             ("{id: a}, {id: a}", "a is listed twice"),
             ("{}, {}", "is listed twice"),
             ("{reconcile_timeout: 10}", "duration"),
-            ("{render: helm}", "render: kas sends files as they are"),
+            ("{render: kustomize, helm: {}}", "helm: it has no effect"),
+            ("{helm: {release_name: A}}", "helm.release_name must have"),
+            ("{helm: {values_files: [../x]}}", "helm.values_files: \"../x\" is not a path"),
+            ("{helm: {values_files: [/x]}}", "helm.values_files: \"/x\" is not a path"),
+            ("{helm: {set: {}}}", "unknown field `set`"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(expected), "{text} gave {error}");
@@ -526,6 +611,30 @@ mod tests {
     fn cluster_scoped_objects_are_refused_with_a_list_of_namespaces() {
         assert!(parse("{}").unwrap().allows_cluster_scoped());
         assert!(!parse("{namespaces: [a]}").unwrap().allows_cluster_scoped());
+    }
+
+    #[test]
+    fn project_is_looked_at_in_another_directory() {
+        let at = |directory: &str| {
+            parse("{id: a}").unwrap().at(Some(GitRef::Branch("x".to_owned())), Some(directory))
+        };
+        for (directory, path, expected) in [
+            ("prod", "prod/a/b.yaml", true),
+            ("prod/", "staging/b.yaml", false),
+            ("/prod/./a", "prod/a/b.json", true),
+            ("./[a]*", "[a]*/b.yaml", true),
+            ("[a]*", "a/b.yaml", false),
+            (".", "any/where.yml", true),
+        ] {
+            let project = at(directory).unwrap();
+            assert_eq!(project.r#ref, Some(GitRef::Branch("x".to_owned())));
+            assert_eq!(project.matchers().unwrap()[0].is_match(path), expected, "{directory} {path}");
+        }
+        for wrong in ["", "/", "a//b", "../x", "a/../b"] {
+            assert!(at(wrong).unwrap_err().contains("not a path from the root"), "{wrong}");
+        }
+        let error = parse("{id: a}").unwrap().at(Some(GitRef::Commit("abc".to_owned())), None).unwrap_err();
+        assert!(error.contains("ref.commit"), "{error}");
     }
 
     #[test]

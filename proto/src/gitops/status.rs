@@ -1,4 +1,4 @@
-//! What happened to the objects of a project.
+//! The state of a project and the events of a sync.
 
 use std::fmt;
 
@@ -103,6 +103,15 @@ pub struct ProjectStatus {
     /// The newest commit that was tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempted: Option<CommitInfo>,
+    /// The deletions that wait for an approval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<HeldDeletions>,
+    /// The digest of the commit and the settings of the last sync that ended without an error.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub revision: String,
+    /// The time of the last command that a sync has answered, in milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub answered: String,
     /// The objects of the last sync.
     pub objects: ObjectCounts,
     /// The first errors of the last sync.
@@ -113,7 +122,18 @@ pub struct ProjectStatus {
     pub history: Vec<SyncRecord>,
 }
 
-/// Objects by what happened to them.
+/// Deletions that wait for an approval.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldDeletions {
+    /// The code that approves exactly these deletions.
+    pub code: String,
+    /// The number of objects.
+    pub count: u32,
+    /// The first objects, in the order of their deletion.
+    pub objects: Vec<ObjectId>,
+}
+
+/// Numbers of objects by their results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ObjectCounts {

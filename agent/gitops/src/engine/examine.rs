@@ -1,4 +1,4 @@
-//! What has to be done with one object, which a dry run on the server shows.
+//! Finds the next step for one object, with a dry run on the server.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -11,14 +11,14 @@ use super::{
     without_server_fields,
 };
 use crate::{
-    Cluster, FIELD_MANAGER, Kind, Manifest,
+    Applied, Cluster, FIELD_MANAGER, Kind, Manifest,
     applyset::PART_OF,
     retry::{CallError, with_retry},
 };
 
 /// The annotation with the inventory of GitLab's agent and of cli-utils.
 const OWNING_INVENTORY: &str = "config.k8s.io/owning-inventory";
-/// What `kubectl apply` has applied on the client.
+/// The annotation in which `kubectl apply` keeps the manifest that it has applied last.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Annotations with which the owner of an object allows that it is deleted and created again.
 const RECREATE: [(&str, &str); 3] = [
@@ -39,7 +39,10 @@ const TAKEN_OVER: [&str; 6] = [
     "helm",
 ];
 
-/// What was applied before.
+/// The attempts to see an object that changes all the time.
+const ATTEMPTS: u32 = 3;
+
+/// The last apply of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Known {
     /// The hash of the manifest.
@@ -48,7 +51,7 @@ pub(super) struct Known {
     pub(super) live: u64,
 }
 
-/// What has to be done with an object.
+/// The next step for an object.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
     /// Nothing.
@@ -56,9 +59,10 @@ pub(super) enum Step {
     /// Somebody else has changed it, and it is not healed.
     Drifted(Seen, String),
     Create,
-    Update,
-    /// It exists and becomes a member. The patch hands the fields of other programs to agentk.
-    Adopt(Option<Value>),
+    /// It exists with this UID, and differs.
+    Update(String),
+    /// It exists with this UID, and becomes a member. The patch hands the fields of other programs to agentk.
+    Adopt(String, Option<Value>),
     /// It has to be deleted first, because a field cannot change.
     Recreate {
         uid: String,
@@ -82,6 +86,15 @@ impl Seen {
     }
 }
 
+/// The next step for an object, with what a diff shows of it.
+pub(super) struct Examined {
+    pub(super) step: Step,
+    /// The object in the cluster.
+    pub(super) live: Option<Value>,
+    /// The object after the step, as the API server says, if that is known.
+    pub(super) tried: Option<Value>,
+}
+
 /// Why an object has no step.
 pub(super) enum ExamineError {
     Object(ObjectError),
@@ -97,7 +110,7 @@ impl<C: Cluster> Engine<C> {
         members: &Members,
         sync: &SyncContext<'_>,
     ) -> Result<Step, ExamineError> {
-        let step = self.find_step(manifest, kind, members, sync).await?;
+        let step = self.try_apply(manifest, kind, members, sync).await?.step;
         if sync.input.heal {
             return Ok(step);
         }
@@ -105,61 +118,85 @@ impl<C: Cluster> Engine<C> {
         Ok(match step {
             Step::Unchanged(_) | Step::Drifted(..) => step,
             Step::Create => Step::Drifted(unseen(), "deleted by somebody else".to_owned()),
-            Step::Update | Step::Adopt(_) | Step::Recreate { .. } => {
+            Step::Update(_) | Step::Adopt(..) | Step::Recreate { .. } => {
                 Step::Drifted(unseen(), "created again by somebody else".to_owned())
             }
         })
     }
 
-    async fn find_step(
+    /// Finds the next step with a dry run.
+    pub(super) async fn try_apply(
         &self,
         manifest: &Manifest,
         kind: &Kind,
         members: &Members,
         sync: &SyncContext<'_>,
-    ) -> Result<Step, ExamineError> {
+    ) -> Result<Examined, ExamineError> {
         let member = members.by_id.get(&manifest.id);
         if let (Some((member, live)), Some(known)) = (member, self.known.get(&manifest.id))
             && *known == (Known { desired: hash(&manifest.object), live: *live })
         {
-            return Ok(Step::Unchanged(Seen { uid: member.uid.clone(), fingerprint: *live }));
+            let seen = Seen { uid: member.uid.clone(), fingerprint: *live };
+            return Ok(Examined { step: Step::Unchanged(seen), live: None, tried: None });
         }
         let id = &manifest.id;
         let failed = |error: CallError| match error {
             CallError::Api(error) => ExamineError::Object(manifest.error(error.describe(id))),
             CallError::Stopped(stopped) => ExamineError::Stopped(stopped),
         };
-        let options = sync.options(true);
-        let tried = with_retry(sync.fence, || self.cluster.apply(kind, id, &manifest.object, options)).await;
-        let recreate = |error: &CallError| matches!(error, CallError::Api(error) if error.is_immutable() && may_recreate(manifest));
-        let tried = match tried {
-            Err(error) if recreate(&error) => None,
-            tried => Some(tried.map_err(failed)?),
+        let seen = self.try_and_read(manifest, kind, sync).await.map_err(failed)?;
+        let (tried, live) = match seen {
+            (tried, Some(live)) => (tried, live),
+            (tried, None) => return Ok(Examined { step: Step::Create, live: None, tried }),
         };
-        if tried.as_ref().is_some_and(|tried| tried.created) {
-            return Ok(Step::Create);
-        }
-        let live = with_retry(sync.fence, || self.cluster.get(kind, id)).await.map_err(failed)?;
-        let Some(live) = live else { return Ok(Step::Create) };
         let ours = check_owner(&live, sync).map_err(|what| ExamineError::Object(manifest.error(what)))?;
         let seen = Seen::of(&live);
-        let Some(tried) = tried else {
-            if ours {
-                return Ok(Step::Recreate { uid: seen.uid });
+        let step = match &tried {
+            None if ours => Step::Recreate { uid: seen.uid },
+            None => {
+                let what =
+                    "a field cannot change, and only an object of this project is deleted and created again";
+                return Err(ExamineError::Object(manifest.error(what)));
             }
-            let what =
-                "a field cannot change, and only an object of this project is deleted and created again";
-            return Err(ExamineError::Object(manifest.error(what)));
+            Some(_) if !ours => Step::Adopt(seen.uid, take_over(&live)),
+            Some(tried) if without_server_fields(&live) == without_server_fields(tried) => {
+                Step::Unchanged(seen)
+            }
+            Some(_) if sync.input.heal => Step::Update(seen.uid),
+            Some(_) => Step::Drifted(seen, changed_by(&live)),
         };
-        if !ours {
-            return Ok(Step::Adopt(take_over(&live)));
-        }
-        if without_server_fields(&live) == without_server_fields(&tried.object) {
-            return Ok(Step::Unchanged(seen));
-        }
-        match sync.input.heal {
-            true => Ok(Step::Update),
-            false => Ok(Step::Drifted(seen, changed_by(&live))),
+        Ok(Examined { step, live: Some(live), tried })
+    }
+
+    /// Returns the object as a dry run makes it, unless it would have to be recreated, and as it is in the cluster, if it exists. Both
+    /// are of the same moment: what somebody else changes between two requests must not look like a difference.
+    async fn try_and_read(
+        &self,
+        manifest: &Manifest,
+        kind: &Kind,
+        sync: &SyncContext<'_>,
+    ) -> Result<(Option<Value>, Option<Value>), CallError> {
+        let (id, options) = (&manifest.id, sync.options(true));
+        let recreate = |error: &CallError| matches!(error, CallError::Api(error) if error.is_immutable() && may_recreate(manifest));
+        let mut left = ATTEMPTS;
+        loop {
+            let applied =
+                with_retry(sync.fence, || self.cluster.apply(kind, id, &manifest.object, options)).await;
+            let tried = match applied {
+                Ok(Applied { created: true, object }) => return Ok((Some(object), None)),
+                Ok(Applied { object, .. }) => Some(object),
+                Err(error) if recreate(&error) => None,
+                Err(error) => return Err(error),
+            };
+            let live = with_retry(sync.fence, || self.cluster.get(kind, id)).await?;
+            left -= 1;
+            let moved = tried
+                .as_ref()
+                .zip(live.as_ref())
+                .is_some_and(|(tried, live)| version(tried) != version(live));
+            if !moved || left == 0 {
+                return Ok((tried, live));
+            }
         }
     }
 }
@@ -169,6 +206,11 @@ pub(super) fn hash(object: &Value) -> u64 {
     let mut hasher = DefaultHasher::new();
     object.to_string().hash(&mut hasher);
     hasher.finish()
+}
+
+/// Returns the version of an object. A dry run keeps it.
+fn version(object: &Value) -> &Value {
+    &object["metadata"]["resourceVersion"]
 }
 
 /// Returns whether an object that exists is a member already.

@@ -3,6 +3,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use proto::gitops::{EventKind, ObjectError, ObjectId};
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -18,10 +19,20 @@ use crate::{
     validate::DEFINITIONS,
 };
 
+/// The attempts to delete an object that changes meanwhile.
+const ATTEMPTS: u32 = 3;
 /// The first and the longest time between two looks at a deleted object.
 const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Kinds whose objects are records about other objects.
 const RECORDS: [&str; 5] = ["Event", "Endpoints", "EndpointSlice", "PodMetrics", "Lease"];
+
+/// The end of an attempt to delete an object.
+enum Deletion {
+    /// It is gone, or will be.
+    Begun,
+    /// A guard keeps it.
+    Kept(String),
+}
 
 impl<C: Cluster> Engine<C> {
     /// Deletes the members that are not in Git any more. Returns those that are still there.
@@ -34,9 +45,9 @@ impl<C: Cluster> Engine<C> {
     ) -> Result<Vec<ObjectId>, Failure> {
         let Members { by_id, applied, kinds, unknown } = members;
         let all = by_id.into_values().map(|(member, _)| member).collect();
-        let PrunePlan { delete, keep, held } =
-            prune::plan(all, desired, &applied, &sync.input.settings, sync.input.approved);
-        let mut left = Vec::new();
+        let PrunePlan { delete, keep, deleting, held } =
+            prune::plan(all, desired, &applied, &sync.input.settings, sync.input.approved.as_deref());
+        let mut left = deleting;
         for (id, reason) in keep {
             report.object(EventKind::Kept, &id, reason);
             left.push(id);
@@ -50,31 +61,17 @@ impl<C: Cluster> Engine<C> {
         let mut deleted = Vec::new();
         for member in delete {
             let Some(kind) = kinds.get(&crate::GroupKind::of(&member.id)) else { continue };
-            if (&*kind.kind.group, &*kind.kind.kind) == DEFINITIONS {
-                let reason = "its deletion would delete all objects of its kind, also those of others: delete it with kubectl";
+            if let Some(reason) = self.guard(kind, &member, desired, &left, sync).await? {
                 report.object(EventKind::Kept, &member.id, reason);
                 left.push(member.id);
                 continue;
-            }
-            if let Some(reason) = self.changed_since(kind, &member, sync).await? {
-                report.object(EventKind::Kept, &member.id, reason);
-                left.push(member.id);
-                continue;
-            }
-            if kind.kind.kind == "Namespace" {
-                let ours = desired.iter().chain(&left).any(|id| id.namespace == member.id.name);
-                let checked = match ours || member.id.name == self.namespace {
-                    true => Err("objects of this project, or agentk itself, are in the namespace".to_owned()),
-                    false => self.check_namespace(&member.id.name, sync).await?,
-                };
-                if let Err(reason) = checked {
-                    report.object(EventKind::Kept, &member.id, reason);
-                    left.push(member.id);
-                    continue;
-                }
             }
             match self.delete(kind, &member, sync).await? {
-                Ok(()) => deleted.push((kind, member)),
+                Ok(Deletion::Begun) => deleted.push((kind, member)),
+                Ok(Deletion::Kept(reason)) => {
+                    report.object(EventKind::Kept, &member.id, reason);
+                    left.push(member.id);
+                }
                 Err(reason) => {
                     let message = format!("it left Git and cannot be deleted: {reason}");
                     report.error(ObjectError {
@@ -90,45 +87,67 @@ impl<C: Cluster> Engine<C> {
         if report.objects.failed > 0 { Err(Failure::Objects) } else { Ok(left) }
     }
 
-    /// Returns the reason to keep an object that has changed since it was listed, which may be long ago.
-    async fn changed_since(
+    /// Returns the reason why an object is kept although nothing in its metadata keeps it. `left` are objects that left Git and stay.
+    pub(super) async fn guard(
         &self,
         kind: &Kind,
         member: &Member,
+        desired: &HashSet<ObjectId>,
+        left: &[ObjectId],
         sync: &SyncContext<'_>,
     ) -> Result<Option<String>, Failure> {
-        let live = with_retry(sync.fence, || self.cluster.get(kind, &member.id)).await;
-        let live = match live {
-            Ok(live) => live,
-            Err(CallError::Api(error)) => {
-                return Ok(Some(format!("it cannot be read: {}", error.describe(&member.id))));
-            }
-            Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
-        };
-        // What is gone need not be deleted.
-        let Some(live) = live else { return Ok(None) };
-        let metadata = &live["metadata"];
-        if metadata["labels"][PART_OF] != *sync.set {
-            return Ok(Some("it belongs to somebody else now".to_owned()));
+        if (&*kind.kind.group, &*kind.kind.kind) == DEFINITIONS {
+            let reason = "its deletion would delete all objects of its kind, also those of others: delete it with kubectl";
+            return Ok(Some(reason.to_owned()));
         }
-        Ok(Member::new(member.id.clone(), member.version.clone(), metadata).kept_by)
+        if (&*kind.kind.group, &*kind.kind.kind) != ("", "Namespace") {
+            return Ok(None);
+        }
+        let name = &member.id.name;
+        if *name == self.namespace || desired.iter().chain(left).any(|id| id.namespace == *name) {
+            let reason = "objects of this project, or agentk itself, are in the namespace";
+            return Ok(Some(reason.to_owned()));
+        }
+        Ok(self.check_namespace(name, sync).await?.err())
     }
 
-    /// Deletes an object, if it is still the one that was listed. The inner error is about the object.
+    /// Deletes an object, if it is still the one that was listed, which may be long ago. The inner error is about the object.
     async fn delete(
         &self,
         kind: &Kind,
         member: &Member,
         sync: &SyncContext<'_>,
-    ) -> Result<Result<(), String>, Failure> {
+    ) -> Result<Result<Deletion, String>, Failure> {
         let propagation = sync.input.settings.prune_propagation_policy;
-        let Member { id, uid, .. } = member;
-        match with_retry(sync.fence, || self.cluster.delete(kind, id, uid, propagation)).await {
-            Ok(()) => Ok(Ok(())),
-            Err(CallError::Api(error)) if error.status == 404 => Ok(Ok(())),
-            Err(CallError::Api(error)) => Ok(Err(error.describe(id))),
-            Err(CallError::Stopped(stopped)) => Err(stopped.into()),
+        let Member { id, uid, version, .. } = member;
+        for _ in 0..ATTEMPTS {
+            let live = match with_retry(sync.fence, || self.cluster.get(kind, id)).await {
+                Ok(Some(live)) => live,
+                Ok(None) => return Ok(Ok(Deletion::Begun)),
+                Err(CallError::Api(error)) => return Ok(Err(error.describe(id))),
+                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+            };
+            let metadata = &live["metadata"];
+            if metadata["uid"] != **uid {
+                return Ok(Ok(Deletion::Kept("somebody has deleted it and created it again".to_owned())));
+            }
+            if metadata["labels"][PART_OF] != *sync.set {
+                return Ok(Ok(Deletion::Kept("it belongs to somebody else now".to_owned())));
+            }
+            if let Some(reason) = Member::new(id.clone(), version.clone(), metadata).kept_by {
+                return Ok(Ok(Deletion::Kept(reason)));
+            }
+            let seen = metadata["resourceVersion"].as_str();
+            match with_retry(sync.fence, || self.cluster.delete(kind, id, uid, seen, propagation)).await {
+                Ok(()) => return Ok(Ok(Deletion::Begun)),
+                Err(CallError::Api(error)) if error.status == 404 => return Ok(Ok(Deletion::Begun)),
+                // It has changed since it was read.
+                Err(CallError::Api(error)) if error.status == 409 => {}
+                Err(CallError::Api(error)) => return Ok(Err(error.describe(id))),
+                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+            }
         }
+        Ok(Err("it changes all the time, and is deleted only as it was seen".to_owned()))
     }
 
     async fn wait_until_gone(
@@ -192,6 +211,7 @@ impl<C: Cluster> Engine<C> {
         let kinds = with_retry(sync.fence, || self.cluster.namespaced_kinds()).await;
         let kinds =
             kinds.map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))?;
+        let (mut uids, mut foreign) = (HashSet::new(), Vec::new());
         for kind in kinds.iter().filter(|kind| !RECORDS.contains(&&*kind.kind.kind)) {
             let listed = match with_retry(sync.fence, || self.cluster.list(kind, name, "", true)).await {
                 Ok(listed) => listed,
@@ -205,22 +225,30 @@ impl<C: Cluster> Engine<C> {
                 }
                 Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
             };
-            let foreign = listed.iter().find(|object| {
-                let metadata = &object["metadata"];
-                !is_of_kubernetes(&id_of(&kind.kind, object))
+            for object in listed {
+                let (id, metadata) = (id_of(&kind.kind, &object), &object["metadata"]);
+                let of_others = !is_of_kubernetes(&id)
                     && metadata["labels"][PART_OF] != *sync.set
-                    && metadata.get("deletionTimestamp").is_none()
-                    && metadata["ownerReferences"].as_array().is_none_or(Vec::is_empty)
-            });
-            if let Some(foreign) = foreign {
-                return Ok(Err(format!(
-                    "the namespace has objects of others, such as {}",
-                    id_of(&kind.kind, foreign)
-                )));
+                    && metadata.get("deletionTimestamp").is_none();
+                if of_others {
+                    foreign.push((id, owners(metadata)));
+                }
+                uids.extend(metadata["uid"].as_str().map(str::to_owned));
             }
         }
-        Ok(Ok(()))
+        // An object with an owner in the namespace goes with it. Other owners are cluster-scoped, and have other reasons.
+        let foreign = foreign.iter().find(|(_, owners)| !owners.iter().any(|owner| uids.contains(owner)));
+        Ok(match foreign {
+            Some((id, _)) => Err(format!("the namespace has objects of others, such as {id}")),
+            None => Ok(()),
+        })
     }
+}
+
+/// Returns the UIDs of the owners of an object.
+fn owners(metadata: &Value) -> Vec<String> {
+    let owners = metadata["ownerReferences"].as_array().into_iter().flatten();
+    owners.filter_map(|owner| owner["uid"].as_str().map(str::to_owned)).collect()
 }
 
 /// Returns whether Kubernetes itself puts such an object into each namespace.

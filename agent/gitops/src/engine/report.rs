@@ -1,6 +1,6 @@
-//! What happened in a sync, for its events and its outcome.
+//! Collects the events of a sync and makes its outcome.
 
-use proto::gitops::{EventKind, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent};
+use proto::gitops::{EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent};
 
 use super::{Failure, Outcome, Stopped, SyncInput};
 use crate::Manifest;
@@ -15,8 +15,8 @@ pub(super) struct Report<'a> {
     events: &'a (dyn Fn(SyncEvent) + Send + Sync),
     pub(super) objects: ObjectCounts,
     errors: Vec<ObjectError>,
-    /// Why deletions need an approval.
-    pub(super) held: Option<String>,
+    /// The deletions that wait for an approval, and the reason.
+    pub(super) held: Option<(HeldDeletions, String)>,
     /// Objects that somebody else has changed, and that were not healed.
     pub(super) drifted: u32,
 }
@@ -99,7 +99,8 @@ impl<'a> Report<'a> {
                 (state, format!("stopped before the end: {reason}"))
             }
         };
-        Outcome { state, message, objects: self.objects, errors: self.errors, stopped }
+        let held = self.held.map(|(deletions, _)| deletions);
+        Outcome { state, message, objects: self.objects, errors: self.errors, held, stopped }
     }
 
     fn success(&self, input: &SyncInput) -> (ProjectState, String) {
@@ -109,8 +110,8 @@ impl<'a> Report<'a> {
         if input.settings.dry_run_strategy != DryRunStrategy::None {
             return (ProjectState::Synced, format!("dry run: {applied} of {total} objects would be applied"));
         }
-        if let Some(held) = &self.held {
-            return (ProjectState::Held, held.clone());
+        if let Some((_, reason)) = &self.held {
+            return (ProjectState::Held, reason.clone());
         }
         match self.drifted {
             0 => (ProjectState::Synced, format!("{total} objects: {applied} applied, {pruned} deleted")),

@@ -1,6 +1,6 @@
 //! One stage: a dry run of all objects, then the writes, then the wait.
 
-use std::{collections::HashMap, time::Duration};
+use std::{borrow::Cow, collections::HashMap, time::Duration};
 
 use futures_util::{StreamExt as _, stream};
 use proto::gitops::{EventKind, ObjectError, ObjectId};
@@ -15,8 +15,9 @@ use super::{
 use crate::{
     Cluster, GroupKind, Kind, Manifest,
     health::{self, Health},
-    order::{Stage, Wait},
+    order::Stage,
     retry::{CallError, with_retry},
+    validate::DEFINITIONS,
 };
 
 /// The time until a definition is established.
@@ -114,22 +115,19 @@ impl<C: Cluster> Engine<C> {
         sync: &SyncContext<'_>,
         report: &mut Report<'_>,
     ) -> Result<(), Failure> {
-        let timeout = match stage.wait {
-            Wait::None => return Ok(()),
-            Wait::Established => ESTABLISHED_TIMEOUT,
-            Wait::Healthy => sync.stage_timeout(),
-        };
-        let definition = |id: &ObjectId| id.kind == "CustomResourceDefinition";
-        let awaited = |id: &&ObjectId| stage.wait == Wait::Healthy || definition(id);
         let kinds: HashMap<&ObjectId, &Kind> = objects.iter().map(|(id, kind)| (id, kind)).collect();
-        let ids: Vec<&ObjectId> =
-            stage.objects.iter().map(|index| &manifests[*index].id).filter(awaited).collect();
-        let deadline = Instant::now() + timeout;
-        for id in &ids {
-            let Some(kind) = kinds.get(*id) else { continue };
-            self.wait_for(id, kind, deadline, sync, report).await?;
+        let is_definition = |index: &&usize| manifests[**index].id.kind == DEFINITIONS.1;
+        let definitions = stage.objects.iter().filter(|index| stage.established && is_definition(index));
+        let timeout = sync.input.settings.reconcile_timeout;
+        let healthy = stage.healthy.iter().filter(|_| !timeout.is_zero());
+        let (mut defined, start) = (false, Instant::now());
+        let awaited = definitions.map(|index| (index, ESTABLISHED_TIMEOUT));
+        for (index, timeout) in awaited.chain(healthy.map(|index| (index, timeout))) {
+            let Some((id, kind)) = kinds.get_key_value(&manifests[*index].id) else { continue };
+            self.wait_for(id, kind, start + timeout, sync, report).await?;
+            defined |= is_definition(&index);
         }
-        if ids.iter().any(|id| definition(id)) {
+        if defined {
             self.cluster.forget_kinds();
         }
         Ok(())
@@ -210,16 +208,21 @@ impl<C: Cluster> Engine<C> {
         sync: &SyncContext<'_>,
     ) -> Result<Seen, CallError> {
         let id = &manifest.id;
+        let (mut object, mut options) = (Cow::Borrowed(&manifest.object), sync.options(false));
         match step {
-            Step::Adopt(Some(patch)) => {
+            Step::Adopt(_, Some(patch)) => {
                 with_retry(sync.fence, || self.cluster.patch(kind, id, patch)).await?
             }
             Step::Recreate { uid } => self.delete_and_wait(kind, id, uid, sync).await?,
+            // The object did not exist when it was examined: fields of somebody who has created it since then stay.
+            Step::Create => options.force = false,
             _ => {}
         }
-        let options = sync.options(false);
-        let applied =
-            with_retry(sync.fence, || self.cluster.apply(kind, id, &manifest.object, options)).await?;
+        if let Step::Update(uid) | Step::Adopt(uid, _) = step {
+            // The API server refuses another object of the same name.
+            object.to_mut()["metadata"]["uid"] = uid.as_str().into();
+        }
+        let applied = with_retry(sync.fence, || self.cluster.apply(kind, id, &object, options)).await?;
         Ok(Seen::of(&applied.object))
     }
 
@@ -232,7 +235,7 @@ impl<C: Cluster> Engine<C> {
     ) -> Result<(), CallError> {
         use proto::agent_configuration::gitops::PropagationPolicy::Background;
 
-        with_retry(sync.fence, || self.cluster.delete(kind, id, uid, Background)).await?;
+        with_retry(sync.fence, || self.cluster.delete(kind, id, uid, None, Background)).await?;
         let deadline = Instant::now() + RECREATE_TIMEOUT;
         while with_retry(sync.fence, || self.cluster.get(kind, id))
             .await?
@@ -259,8 +262,8 @@ fn report_step(report: &mut Report<'_>, id: &ObjectId, step: &Step) {
         Step::Unchanged(_) => report.object(EventKind::Unchanged, id, "as in Git"),
         Step::Drifted(_, by) => report.object(EventKind::Drifted, id, by.clone()),
         Step::Create => report.object(EventKind::Applied, id, "created"),
-        Step::Update => report.object(EventKind::Applied, id, "changed"),
-        Step::Adopt(_) => report.object(EventKind::Applied, id, "taken over"),
+        Step::Update(_) => report.object(EventKind::Applied, id, "changed"),
+        Step::Adopt(..) => report.object(EventKind::Applied, id, "taken over"),
         Step::Recreate { .. } => report.object(EventKind::Applied, id, "deleted and created again"),
     }
 }

@@ -61,7 +61,9 @@ async fn watch_commands(gitops: &Gitops) {
         let report = |metadata: &ObjectMeta| {
             let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).cloned();
             let Some(project) = annotation(PROJECT).and_then(|id| gitops.find_project(&id)) else { return };
-            project.note_commands([SUSPENDED, APPROVED, REQUESTED].map(annotation));
+            if project.note_commands([SUSPENDED, APPROVED, REQUESTED].map(annotation)) {
+                gitops.sources.lock().want(&project.id);
+            }
         };
         match gitops.own.watch_metadata(&kind, &gitops.namespace, MANAGED, report).await {
             Ok(()) => sleep(PAUSE).await,

@@ -1,6 +1,9 @@
 //! The requests of kas (`manifests`) and of callers (`gitops`).
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use futures_util::stream;
@@ -12,17 +15,22 @@ use percent_encoding::percent_decode_str;
 use proto::{
     AgentId, Reason,
     gitops::{
-        EventKind, FrameLimits, MAX_PROJECT_LIST, PROBLEM_PATH, PROJECTS_PATH, ProjectList, ProjectState,
-        SOURCE_PATH, SYNC_PATH, SourceProblem, SyncDecoder, SyncFrame,
+        DiffRequest, EventKind, FrameLimits, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH,
+        ProjectList, ProjectState, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SyncDecoder,
+        SyncEvent, SyncFrame, SyncHead,
     },
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
-use tokio::sync::{broadcast::error::RecvError, mpsc};
+use tokio::{
+    sync::{broadcast::error::RecvError, mpsc},
+    time::timeout,
+};
 use tunnel::Body;
 
 use super::{
-    Gitops,
+    Gitops, diff,
+    project::Submitted,
     sources::QUEUE,
     worker::{self, APPROVED, REQUESTED, SUSPENDED},
 };
@@ -30,6 +38,10 @@ use crate::services::{RequestHandler, ServiceError};
 
 /// The largest sync that agentk accepts. The limits of kas are lower by default.
 const LIMITS: FrameLimits = FrameLimits { files: 20_000, bytes: 64 << 20 };
+/// The time for the body of a request for a diff.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// The largest body of a request for a diff, in bytes.
+const MAX_DIFF: usize = 64 << 20;
 
 /// Serves kas itself.
 #[derive(Clone, Debug)]
@@ -59,7 +71,8 @@ impl RequestHandler for ManifestsHandler {
             (&Method::PUT, PROJECTS_PATH) => self.set_projects(request).await,
             (&Method::PUT, PROBLEM_PATH) => self.report_problem(request).await,
             (&Method::POST, SYNC_PATH) => self.sync(request).await,
-            (_, SOURCE_PATH | PROJECTS_PATH | PROBLEM_PATH | SYNC_PATH) => {
+            (&Method::POST | &Method::PUT, PREVIEW_PATH) => self.preview(request).await,
+            (_, SOURCE_PATH | PROJECTS_PATH | PROBLEM_PATH | SYNC_PATH | PREVIEW_PATH) => {
                 Err(wrong_method(&path, "GET, PUT, POST"))
             }
             _ => Err(unknown_path(&path)),
@@ -97,16 +110,20 @@ impl ManifestsHandler {
                 self.0.project(&status.project).restore(status);
                 continue;
             }
-            if let Some(project) = self.0.find_project(&status.project) {
-                project.orphan();
-            }
             if status.state != ProjectState::Orphaned {
                 let message = "the project is not in the configuration any more; its objects stay".to_owned();
-                let orphaned =
-                    proto::gitops::ProjectStatus { state: ProjectState::Orphaned, message, ..status };
+                let orphaned = ProjectStatus { state: ProjectState::Orphaned, message, ..status };
                 tracing::info!(project = orphaned.project, "project orphaned");
                 worker::write_status(&self.0, agent, &orphaned).await;
             }
+        }
+        let dropped: Vec<_> = {
+            let projects = self.0.projects.lock();
+            projects.values().filter(|project| !ids.contains(&&*project.id)).cloned().collect()
+        };
+        for project in dropped {
+            project.orphan();
+            self.0.metrics.forget(&project.id);
         }
         for id in ids {
             self.0.project(id);
@@ -120,11 +137,7 @@ impl ManifestsHandler {
         self.check_leading()?;
         let project = self.0.project(&problem.project);
         let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
-        let changed = project.update(|status| {
-            status.state = ProjectState::Failed;
-            status.message.clone_from(&problem.message);
-        });
-        if let Some(status) = changed {
+        if let Some(status) = project.set_problem(problem.message.clone()) {
             tracing::warn!(project = problem.project, error = problem.message, "no manifests for a project");
             worker::write_status(&self.0, agent, &status).await;
         }
@@ -134,27 +147,20 @@ impl ManifestsHandler {
     /// Reads a whole sync, and answers with its events.
     async fn sync(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
         self.check_leading()?;
-        let mut decoder = SyncDecoder::new(LIMITS);
-        let (mut head, mut files, mut complete) = (None, Vec::new(), false);
-        let mut body = request.into_body();
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| bad_request(&error.to_string()))?;
-            let Ok(data) = frame.into_data() else { continue };
-            decoder.push(&data);
-            while let Some(frame) = decoder.next_frame().map_err(|error| bad_request(&error.to_string()))? {
-                match frame {
-                    SyncFrame::Head(it) => head = Some(*it),
-                    SyncFrame::File { path, content } => files.push(SourceFile { path, content }),
-                    SyncFrame::End => complete = true,
-                }
-            }
-        }
-        decoder.ended().map_err(|error| bad_request(&error.to_string()))?;
-        let head = head.filter(|_| complete).ok_or_else(|| bad_request("the sync has no head"))?;
+        let (head, files) = read_files(request.into_body()).await?;
         self.check_leading()?;
         let project = self.0.project(&head.project);
         let events = project.events.subscribe();
-        let number = project.submit(head, files);
+        let Submitted { number, is_new, status } = project.submit(head, files);
+        if let Some(status) = status {
+            let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
+            worker::write_status(&self.0, agent, &status).await;
+        }
+        if !is_new {
+            let message = "agentk has this version already".to_owned();
+            let event = SyncEvent { event: EventKind::Finished, object: None, message };
+            return Ok(stream_response(stream::iter([line(&event)])));
+        }
         let lines = stream::unfold(Some((events, project)), move |state| async move {
             let (mut events, project) = state?;
             loop {
@@ -171,6 +177,21 @@ impl ManifestsHandler {
             }
         });
         Ok(stream_response(lines))
+    }
+
+    /// Hands the files for a diff, or the reason why there are none, to the diff.
+    async fn preview(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        let query = request.uri().query().unwrap_or_default();
+        let number = query.strip_prefix("number=").and_then(|number| number.parse::<u64>().ok());
+        let number = number.ok_or_else(|| bad_request("the query must be number=<number of the request>"))?;
+        let preview = match *request.method() {
+            Method::POST => Ok(read_files(request.into_body()).await?),
+            _ => Err(read_json::<SourceProblem>(request, MAX_PROJECT_LIST).await?.message),
+        };
+        match self.0.previews.answer(number, preview) {
+            true => Ok(no_content()),
+            false => Err(bad_request("the diff waits no longer")),
+        }
     }
 
     fn check_leading(&self) -> Result<(), ServiceError> {
@@ -196,7 +217,8 @@ impl RequestHandler for GitopsHandler {
         let id = percent_decode_str(id).decode_utf8().map_err(|_| unknown_path(&path))?.into_owned();
         match (request.method(), command) {
             (&Method::GET, None) => self.show(&id).await,
-            (&Method::POST, Some(command)) => self.command(&id, command).await,
+            (&Method::POST, Some("diff")) => self.diff(id, request).await,
+            (&Method::POST, Some(command)) => self.command(&id, command, request.uri().query()).await,
             (_, None) => Err(wrong_method(&path, "GET")),
             (_, Some(_)) => Err(wrong_method(&path, "POST")),
         }
@@ -204,7 +226,7 @@ impl RequestHandler for GitopsHandler {
 }
 
 impl GitopsHandler {
-    async fn statuses(&self) -> Result<Vec<proto::gitops::ProjectStatus>, ServiceError> {
+    async fn statuses(&self) -> Result<Vec<ProjectStatus>, ServiceError> {
         let statuses = worker::statuses(&self.0).await;
         let mut statuses = statuses.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
         statuses.sort_by(|a, b| a.project.cmp(&b.project));
@@ -220,43 +242,48 @@ impl GitopsHandler {
         found.map(|status| json_response(&status)).ok_or_else(|| unknown_project(id))
     }
 
-    async fn command(&self, id: &str, command: &str) -> Result<Response<Body>, ServiceError> {
+    /// Answers with a line for each object that a sync would change.
+    async fn diff(&self, project: String, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        let caller = request.headers().clone();
+        let permit = diff::admit(&self.0).await?;
+        let read = timeout(BODY_TIMEOUT, read_json(request, MAX_DIFF)).await;
+        let wanted: DiffRequest =
+            read.map_err(|_| bad_request("the manifests were not received in time"))??;
+        let lines = diff::run(Arc::clone(&self.0), project, wanted, &caller, permit).await?;
+        Ok(stream_response(stream::unfold(lines, async |mut lines| {
+            let next = lines.recv().await?;
+            Some((line(&next), lines))
+        })))
+    }
+
+    async fn command(
+        &self,
+        id: &str,
+        command: &str,
+        query: Option<&str>,
+    ) -> Result<Response<Body>, ServiceError> {
         let status = self.statuses().await?.into_iter().find(|status| status.project == id);
         let status = status.ok_or_else(|| unknown_project(id))?;
-        let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
-        let failed = |error| ServiceError::new(Reason::ClusterMisbehaved, error);
-        let current = worker::read_commands(&self.0, agent, id).await.map_err(failed)?.unwrap_or_default();
-        let kept =
-            |key: &str| current["metadata"]["annotations"][key].as_str().unwrap_or_default().to_owned();
-        // Another pod may lead: it sees that the annotations change.
-        let now = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_millis()
-            .to_string();
-        let mut annotations =
-            BTreeMap::from([(SUSPENDED, kept(SUSPENDED)), (APPROVED, kept(APPROVED)), (REQUESTED, now)]);
-        match command {
-            "sync" => {}
-            "suspend" => drop(annotations.insert(SUSPENDED, "true".to_owned())),
-            "resume" => drop(annotations.insert(SUSPENDED, String::new())),
-            "approve" if status.state != ProjectState::Held => {
-                let what =
-                    format!("nothing of {id} waits for an approval: its state is {}", status.state.as_str());
-                return Err(bad_request(&what));
-            }
-            "approve" => {
-                let commit = status.attempted.map(|commit| commit.id).unwrap_or_default();
-                annotations.insert(APPROVED, commit);
-            }
+        let change = match command {
+            "sync" => None,
+            "suspend" => Some((SUSPENDED, "true".to_owned())),
+            "resume" => Some((SUSPENDED, String::new())),
+            "approve" => Some((APPROVED, approval(&status, query)?)),
             _ => {
                 return Err(ServiceError::new(
                     Reason::UnknownPath,
                     format!("there is no command {command:?} about a project"),
                 ));
             }
-        }
-        worker::write_commands(&self.0, agent, id, annotations).await.map_err(failed)?;
+        };
+        // Another pod may lead: it sees that the annotations change.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
+        let changed = worker::change_commands(&self.0, agent, id, |commands| {
+            commands.insert(REQUESTED, now.as_millis().to_string());
+            commands.extend(change.clone());
+        });
+        changed.await.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
         tracing::info!(project = id, command, "command about a project");
         if let Some(project) = self.0.find_project(id) {
             project.request();
@@ -265,6 +292,45 @@ impl GitopsHandler {
         let mut response = json_response(&json!({"project": id, "command": command}));
         *response.status_mut() = StatusCode::ACCEPTED;
         Ok(response)
+    }
+}
+
+/// Reads the files of a commit. A body that is cut anywhere is an error.
+async fn read_files(mut body: Body) -> Result<(SyncHead, Vec<SourceFile>), ServiceError> {
+    let mut decoder = SyncDecoder::new(LIMITS);
+    let (mut head, mut files, mut complete) = (None, Vec::new(), false);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| bad_request(&error.to_string()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        decoder.push(&data);
+        while let Some(frame) = decoder.next_frame().map_err(|error| bad_request(&error.to_string()))? {
+            match frame {
+                SyncFrame::Head(it) => head = Some(*it),
+                SyncFrame::File { path, content } => files.push(SourceFile { path, content }),
+                SyncFrame::End => complete = true,
+            }
+        }
+    }
+    decoder.ended().map_err(|error| bad_request(&error.to_string()))?;
+    let head = head.filter(|_| complete).ok_or_else(|| bad_request("the sync has no head"))?;
+    Ok((head, files))
+}
+
+/// Returns the code of the deletions that a caller approves, if they are those that wait.
+fn approval(status: &ProjectStatus, query: Option<&str>) -> Result<String, ServiceError> {
+    let ProjectStatus { project, state, held, .. } = status;
+    let Some(held) = held.as_ref().filter(|_| *state == ProjectState::Held) else {
+        let state = state.as_str();
+        return Err(bad_request(&format!(
+            "nothing of {project} waits for an approval: its state is {state}"
+        )));
+    };
+    match query.and_then(|query| query.strip_prefix("code=")) {
+        Some(code) if code == held.code => Ok(held.code.clone()),
+        Some(_) => Err(bad_request(&format!(
+            "other objects of {project} would be deleted now: look at them with kas gitops show, and approve them again"
+        ))),
+        None => Err(bad_request("an approval needs ?code=<code>, which kas gitops show prints")),
     }
 }
 

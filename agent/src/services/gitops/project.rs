@@ -1,4 +1,4 @@
-//! One project: what it shall be, what it is, and what people have said about it.
+//! One project: its wanted commit, its status, and the commands about it.
 
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 
@@ -8,6 +8,7 @@ use proto::{
     agent_configuration::gitops::ManifestProject,
     gitops::{ObjectId, ProjectState, ProjectStatus, SyncEvent, SyncHead, SyncRecord},
 };
+use sha2::{Digest as _, Sha256};
 use tokio::sync::{Notify, broadcast};
 
 /// The events that a slow reader may miss.
@@ -35,6 +36,8 @@ struct State {
     /// The objects that were changed since the worker looked, with their fingerprints.
     changes: HashMap<ObjectId, Option<u64>>,
     status: ProjectStatus,
+    /// The reason why kas has no files. It hides the state of the last sync.
+    problem: Option<String>,
 }
 
 /// A commit that the cluster shall become.
@@ -43,6 +46,18 @@ pub(super) struct Wanted {
     pub(super) number: u64,
     pub(super) head: SyncHead,
     pub(super) files: Arc<[SourceFile]>,
+    /// The digest of the commit and the settings, which survives a restart.
+    pub(super) revision: String,
+}
+
+/// The result of [`Project::submit`].
+pub(super) struct Submitted {
+    /// The number of the commit.
+    pub(super) number: u64,
+    /// It differs from the commit before it.
+    pub(super) is_new: bool,
+    /// The status, if it has changed.
+    pub(super) status: Option<ProjectStatus>,
 }
 
 impl Project {
@@ -56,18 +71,34 @@ impl Project {
         }
     }
 
-    /// Replaces the commit. Returns its number.
-    pub(super) fn submit(&self, head: SyncHead, files: Vec<SourceFile>) -> u64 {
-        let number = {
-            let mut state = self.state.lock();
-            state.next += 1;
-            let number = state.next;
-            state.status.reference.clone_from(&head.reference);
-            state.wanted = Some(Arc::new(Wanted { number, head, files: files.into() }));
-            number
+    /// Replaces the commit, unless it is the same: kas sends it again when a tunnel was lost, and that is no reason to write.
+    pub(super) fn submit(&self, head: SyncHead, files: Vec<SourceFile>) -> Submitted {
+        let mut state = self.state.lock();
+        let before = state.shown();
+        state.problem = None;
+        let same = state.wanted.as_ref().filter(|wanted| wanted.head == head && *wanted.files == *files);
+        let (number, is_new) = match same {
+            Some(wanted) => (wanted.number, false),
+            None => {
+                state.next += 1;
+                state.status.reference.clone_from(&head.reference);
+                let number = state.next;
+                state.wanted = Some(Arc::new(Wanted::new(number, head, files)));
+                (number, true)
+            }
         };
+        let status = state.changed_since(&before);
+        drop(state);
         self.wake.notify_one();
-        number
+        Submitted { number, is_new, status }
+    }
+
+    /// Notes why kas has no files. Returns the status if that changed anything.
+    pub(super) fn set_problem(&self, problem: String) -> Option<ProjectStatus> {
+        let mut state = self.state.lock();
+        let before = state.shown();
+        state.problem = Some(problem);
+        state.changed_since(&before)
     }
 
     /// Returns the commit that the cluster shall become, if kas has sent one.
@@ -91,12 +122,14 @@ impl Project {
         std::mem::take(&mut self.state.lock().requested)
     }
 
-    /// Notes the commands of the inventory, and wakes the worker if they have changed.
-    pub(super) fn note_commands(&self, commands: [Option<String>; 3]) {
+    /// Notes the commands of the inventory, and wakes the worker if they have changed. Returns whether they have.
+    pub(super) fn note_commands(&self, commands: [Option<String>; 3]) -> bool {
         let before = self.state.lock().commands.replace(commands.clone());
-        if before.is_some_and(|before| before != commands) {
+        let changed = before.is_some_and(|before| before != commands);
+        if changed {
             self.request();
         }
+        changed
     }
 
     /// Notes that an object was changed, by agentk or by somebody else.
@@ -118,7 +151,7 @@ impl Project {
         *state = State { next, status, ..State::default() };
     }
 
-    /// Returns whether somebody has suspended the project.
+    /// Returns whether a command has suspended the project.
     pub(super) fn is_suspended(&self) -> bool {
         self.state
             .lock()
@@ -131,7 +164,7 @@ impl Project {
     pub(super) fn orphan(&self) {
         {
             let mut state = self.state.lock();
-            state.wanted = None;
+            (state.wanted, state.problem) = (None, None);
             state.next += 1;
             state.status.state = ProjectState::Orphaned;
             state.status.message =
@@ -141,7 +174,7 @@ impl Project {
     }
 
     pub(super) fn status(&self) -> ProjectStatus {
-        self.state.lock().status.clone()
+        self.state.lock().shown()
     }
 
     /// Takes a status over that another process has written.
@@ -155,14 +188,21 @@ impl Project {
     /// Changes the status. Returns it if that changed anything.
     pub(super) fn update(&self, change: impl FnOnce(&mut ProjectStatus)) -> Option<ProjectStatus> {
         let mut state = self.state.lock();
-        let before = state.status.clone();
+        let before = state.shown();
         change(&mut state.status);
-        (state.status != before).then(|| state.status.clone())
+        state.changed_since(&before)
     }
 
-    /// Notes the outcome of a sync.
-    pub(super) fn record(&self, wanted: &Wanted, outcome: &Outcome, took: std::time::Duration) {
+    /// Notes the outcome of a sync, which has answered a command. Returns the status if that changed anything.
+    pub(super) fn record(
+        &self,
+        wanted: &Wanted,
+        outcome: &Outcome,
+        took: std::time::Duration,
+        answered: &str,
+    ) -> Option<ProjectStatus> {
         let mut state = self.state.lock();
+        let before = state.shown();
         let finished = outcome.stopped.is_none();
         let status = &mut state.status;
         let changed = outcome.objects.applied + outcome.objects.pruned > 0;
@@ -185,16 +225,46 @@ impl Project {
         status.message.clone_from(&outcome.message);
         status.objects = outcome.objects;
         status.errors.clone_from(&outcome.errors);
+        status.held.clone_from(&outcome.held);
         if finished {
+            let is_done = !matches!(outcome.state, ProjectState::Failed | ProjectState::Held);
+            status.revision = if is_done { wanted.revision.clone() } else { String::new() };
+            answered.clone_into(&mut status.answered);
             status.attempted = Some(wanted.head.commit.clone());
             if outcome.state != ProjectState::Failed {
                 status.synced = Some(wanted.head.commit.clone());
             }
         }
+        state.changed_since(&before)
+    }
+}
+
+impl State {
+    /// Returns the status as people see it.
+    fn shown(&self) -> ProjectStatus {
+        let status = self.status.clone();
+        match &self.problem {
+            Some(problem) => {
+                ProjectStatus { state: ProjectState::Failed, message: problem.clone(), ..status }
+            }
+            None => status,
+        }
+    }
+
+    fn changed_since(&self, before: &ProjectStatus) -> Option<ProjectStatus> {
+        let now = self.shown();
+        (now != *before).then_some(now)
     }
 }
 
 impl Wanted {
+    fn new(number: u64, head: SyncHead, files: Vec<SourceFile>) -> Self {
+        let what = serde_json::to_vec(&(&head.commit.id, &head.reference, &head.settings));
+        let digest = Sha256::digest(what.expect("it has keys that are text"));
+        let revision = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        Self { number, head, files: files.into(), revision }
+    }
+
     pub(super) fn settings(&self) -> &ManifestProject {
         &self.head.settings
     }

@@ -58,6 +58,19 @@ impl Sources {
         }
     }
 
+    /// Asks any replica, the source first. Returns false if there is none.
+    pub(super) fn ask(&mut self, notice: &SourceNotice) -> bool {
+        let others = self.subscribers.keys().copied().filter(|number| Some(*number) != self.active);
+        let numbers: Vec<u64> = self.active.into_iter().chain(others).collect();
+        for number in numbers {
+            if self.notify(number, notice.clone()) {
+                return true;
+            }
+            self.remove(number);
+        }
+        false
+    }
+
     fn choose(&mut self) {
         while self.leading && self.active.is_none() {
             let Some(number) = self.subscribers.keys().next().copied() else { return };
@@ -101,6 +114,22 @@ mod tests {
         assert_eq!(notices(&mut of_second), [Active]);
         sources.set_leading(false);
         assert_eq!(notices(&mut of_second), [Standby]);
+    }
+
+    #[test]
+    fn pod_that_does_not_lead_can_ask_any_replica() {
+        let notice = || SourceNotice::Wanted("group/app".to_owned());
+        let mut sources = Sources::default();
+        assert!(!sources.ask(&notice()));
+        let (_, mut first) = subscribe(&mut sources);
+        let (second, mut of_second) = subscribe(&mut sources);
+        assert!(sources.ask(&notice()));
+        assert_eq!(notices(&mut first), [SourceNotice::Standby, notice()]);
+        drop(first);
+        assert!(sources.ask(&notice()), "the other one is asked");
+        assert_eq!(notices(&mut of_second), [SourceNotice::Standby, notice()]);
+        sources.remove(second);
+        assert!(!sources.ask(&notice()));
     }
 
     #[test]

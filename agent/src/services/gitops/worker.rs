@@ -3,9 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gitops_engine::{
-    ApiError, ApplyOptions, Cluster as _, Engine, Fence, GroupKind, Kind, KubeCluster, Outcome, Stopped,
-    SyncInput,
-    applyset::{PROJECT, parent_name},
+    ApiError, ApplyOptions, Cluster as _, Engine, Fence, Kind, KubeCluster, Outcome, Stopped, SyncInput,
+    applyset::{ApplySet, PROJECT},
     health::Health,
 };
 use proto::{
@@ -27,6 +26,8 @@ const CHECK_PERIOD: Duration = Duration::from_secs(30);
 const HEALTH_PERIOD: Duration = Duration::from_secs(3);
 /// The waits after a sync that failed.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
+/// The attempts to change commands that somebody else changes, too.
+const ATTEMPTS: u32 = 5;
 /// The shortest and the longest time between two syncs that heal.
 const REVERT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(300));
 /// The field manager of statuses.
@@ -35,7 +36,7 @@ const STATUS_MANAGER: &str = "agentk-status";
 const COMMAND_MANAGER: &str = "agentk-commands";
 /// The annotation of a suspended project.
 pub(super) const SUSPENDED: &str = "agentk/suspended";
-/// The annotation with the commit that may delete many objects.
+/// The annotation with the code of the deletions that are approved.
 pub(super) const APPROVED: &str = "agentk/approved";
 /// The annotation with the time at which somebody asked for a sync, in milliseconds since 1970.
 pub(super) const REQUESTED: &str = "agentk/requested";
@@ -49,23 +50,23 @@ struct WorkerFence<'a> {
     number: u64,
 }
 
-/// What people have said about a project, which is in annotations of its inventory.
+/// The commands about a project, which are annotations of its inventory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Commands {
     suspended: bool,
     approved: Option<String>,
+    /// The time of the last command. It differs from that in the status until a sync has answered it, also by another process.
+    requested: String,
 }
 
 impl Fence for WorkerFence<'_> {
-    fn check(&self) -> Result<(), Stopped> {
-        if !self.gitops.is_leading() {
-            return Err(Stopped::LostLease);
-        }
+    fn check(&self) -> Result<Instant, Stopped> {
+        let until = self.gitops.leadership.borrow().until().ok_or(Stopped::LostLease)?;
         if self.project.is_suspended() {
             return Err(Stopped::Suspended);
         }
         match self.project.is_newest(self.number) {
-            true => Ok(()),
+            true => Ok(until),
             false => Err(Stopped::Superseded),
         }
     }
@@ -73,7 +74,10 @@ impl Fence for WorkerFence<'_> {
 
 /// When a worker looks at the cluster again.
 struct Schedule {
+    /// The next sync.
     next: Instant,
+    /// The next look at the health of the objects, if some are still starting.
+    health: Option<Instant>,
     /// The wait after the next failure.
     backoff: Duration,
     /// The earliest time to revert a change by others, and the wait after it.
@@ -82,7 +86,7 @@ struct Schedule {
 
 impl Schedule {
     fn new(now: Instant) -> Self {
-        Self { next: now, backoff: BACKOFF.0, revert: (now, REVERT.0) }
+        Self { next: now, health: None, backoff: BACKOFF.0, revert: (now, REVERT.0) }
     }
 
     /// Somebody else has changed an object.
@@ -93,13 +97,26 @@ impl Schedule {
     /// A sync failed, or cannot be tried now.
     fn note_failure(&mut self, now: Instant) {
         self.next = now + self.backoff;
+        self.revert.0 = self.revert.0.max(self.next);
         self.backoff = (self.backoff * 2).min(BACKOFF.1);
     }
 
-    /// A sync succeeded. Somebody whose change is reverted again and again is answered less and less often.
+    /// A sync succeeded. Somebody whose change is reverted again and again is answered less and less often, until it is quiet.
     fn note_success(&mut self, now: Instant, reverted: bool) {
-        let wait = if reverted { (self.revert.1 * 2).min(REVERT.1) } else { self.revert.1 };
-        *self = Self { next: now + CHECK_PERIOD, backoff: BACKOFF.0, revert: (now + wait, wait) };
+        let (shortest, longest) = REVERT;
+        let wait = if reverted { self.revert.1 * 2 } else { self.revert.1 / 2 }.clamp(shortest, longest);
+        let next = now + CHECK_PERIOD.max(wait);
+        *self = Self { next, health: None, backoff: BACKOFF.0, revert: (now + wait, wait) };
+    }
+
+    /// Notes whether some objects are still starting.
+    fn note_health(&mut self, now: Instant, starting: bool) {
+        self.health = starting.then(|| now + HEALTH_PERIOD);
+    }
+
+    /// Returns the time of the next sync or look.
+    fn wake(&self) -> Instant {
+        self.health.map_or(self.next, |health| health.min(self.next))
     }
 }
 
@@ -129,17 +146,26 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         if drifted {
             schedule.note_drift(Instant::now());
         }
-        if !is_new && !project.take_request() && Instant::now() < schedule.next {
+        let requested = project.take_request();
+        if !is_new && !requested && Instant::now() < schedule.next {
+            if let Some((_, engine)) = engine.as_ref().filter(|_| schedule.wake() <= Instant::now()) {
+                let starting = watch_health(&gitops, agent, &project, &wanted, engine).await;
+                schedule.note_health(Instant::now(), starting);
+                continue;
+            }
             tokio::select! {
                 () = project.wake.notified() => {}
-                () = sleep_until(schedule.next) => {}
+                () = sleep_until(schedule.wake()) => {}
                 _ = leadership.changed() => {}
             }
             continue;
         }
 
         if is_new {
-            (schedule, tried, unfinished) = (Schedule::new(Instant::now()), wanted.number, true);
+            (schedule, tried) = (Schedule::new(Instant::now()), wanted.number);
+            // A process before this one has applied it, and does not want to heal.
+            let applied = project.status().revision == wanted.revision;
+            unfinished = !applied || wanted.settings().self_heal == SelfHeal::Heal;
         }
         let user = wanted.settings().service_account().map(|(namespace, name)| format!("{namespace}/{name}"));
         let engine = match &mut engine {
@@ -168,13 +194,16 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
             continue;
         }
 
+        unfinished |= project.status().answered != commands.requested;
         let self_heal = wanted.settings().self_heal;
         if unfinished || self_heal != SelfHeal::Ignore {
             let heal = unfinished || self_heal == SelfHeal::Heal;
+            let began = Instant::now();
             let outcome = sync(&gitops, agent, &project, &wanted, engine, (&commands, heal, is_new)).await;
             gitops.watch_kinds(engine.objects().iter().map(|(_, kind)| kind));
             let failed = outcome.stopped.is_some() || outcome.state == ProjectState::Failed;
             let reverted = !unfinished && outcome.objects.applied > 0;
+            gitops.metrics.record(&project.id, &outcome, began.elapsed(), reverted);
             match failed {
                 true => schedule.note_failure(Instant::now()),
                 false => schedule.note_success(Instant::now(), reverted),
@@ -182,18 +211,16 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
             unfinished = failed || outcome.state == ProjectState::Held;
             if commands.approved.is_some() && outcome.state == ProjectState::Synced {
                 // An approval is for one deletion.
-                let suspended = String::new();
-                let cleared = BTreeMap::from([(SUSPENDED, suspended), (APPROVED, String::new())]);
-                if let Err(error) = write_commands(&gitops, agent, &project.id, cleared).await {
+                let clear = |commands: &mut BTreeMap<_, _>| drop(commands.insert(APPROVED, String::new()));
+                if let Err(error) = change_commands(&gitops, agent, &project.id, clear).await {
                     tracing::warn!(project = project.id, %error, "an approval cannot be removed");
                 }
             }
         } else {
             schedule.note_success(Instant::now(), false);
         }
-        if watch_health(&gitops, agent, &project, &wanted, engine).await {
-            schedule.next = schedule.next.min(Instant::now() + HEALTH_PERIOD);
-        }
+        let starting = watch_health(&gitops, agent, &project, &wanted, engine).await;
+        schedule.note_health(Instant::now(), starting);
     }
 }
 
@@ -226,7 +253,7 @@ async fn sync(
         project: project.id.clone(),
         settings: wanted.settings().clone(),
         files: Arc::clone(&wanted.files),
-        approved: commands.approved.as_deref() == Some(commit),
+        approved: commands.approved.clone(),
         heal,
         inventories: Vec::new(),
     };
@@ -238,10 +265,7 @@ async fn sync(
     };
     let started = Instant::now();
     let outcome = engine.sync(&input, &fence, &events).await;
-    let before = project.status();
-    project.record(wanted, &outcome, started.elapsed());
-    let status = project.status();
-    if status != before {
+    if let Some(status) = project.record(wanted, &outcome, started.elapsed(), &commands.requested) {
         write_status(gitops, agent, &status).await;
     }
     let objects = outcome.objects;
@@ -253,7 +277,7 @@ async fn sync(
     outcome
 }
 
-/// Looks at the health of the objects. Returns whether it should be looked at again soon.
+/// Looks at the health of the objects. Returns whether some are still starting.
 async fn watch_health(
     gitops: &Gitops,
     agent: AgentId,
@@ -322,25 +346,43 @@ pub(super) async fn write_status(gitops: &Gitops, agent: AgentId, status: &Proje
     }
 }
 
-/// Sets the annotations that are the commands about a project. An empty value removes one.
-pub(super) async fn write_commands(
+/// Changes the annotations that are the commands about a project. Two changes at the same time both take place.
+pub(super) async fn change_commands(
     gitops: &Gitops,
     agent: AgentId,
     project: &str,
-    annotations: BTreeMap<&str, String>,
+    change: impl Fn(&mut BTreeMap<&'static str, String>),
 ) -> Result<(), ApiError> {
-    let fields = json!({"metadata": {"annotations": annotations}});
+    for _ in 1..ATTEMPTS {
+        match try_change_commands(gitops, agent, project, &change).await {
+            Err(error) if error.status == 409 => {}
+            result => return result,
+        }
+    }
+    try_change_commands(gitops, agent, project, &change).await
+}
+
+/// Changes the commands, unless somebody else has changed the inventory since it was read (409).
+async fn try_change_commands(
+    gitops: &Gitops,
+    agent: AgentId,
+    project: &str,
+    change: &impl Fn(&mut BTreeMap<&'static str, String>),
+) -> Result<(), ApiError> {
+    let mut current = read_inventory(gitops, agent, project).await?;
+    let metadata = &mut current["metadata"];
+    let annotation = |key: &str| metadata["annotations"][key].as_str().unwrap_or_default().to_owned();
+    let mut commands = BTreeMap::from([SUSPENDED, APPROVED, REQUESTED].map(|key| (key, annotation(key))));
+    change(&mut commands);
+    let version = metadata["resourceVersion"].take();
+    let fields = json!({"metadata": {"annotations": commands, "resourceVersion": version}});
     apply_inventory(gitops, agent, project, fields, COMMAND_MANAGER).await
 }
 
-/// Returns the commands about a project as annotations.
-pub(super) async fn read_commands(
-    gitops: &Gitops,
-    agent: AgentId,
-    project: &str,
-) -> Result<Option<Value>, ApiError> {
+/// Returns the inventory of a project, which is null if it does not exist.
+async fn read_inventory(gitops: &Gitops, agent: AgentId, project: &str) -> Result<Value, ApiError> {
     let (kind, id) = inventory(gitops, agent, project);
-    gitops.own.get(&kind, &id).await
+    gitops.own.get(&kind, &id).await.map(Option::unwrap_or_default)
 }
 
 /// Returns the statuses of all projects, as their inventories have them.
@@ -359,11 +401,12 @@ pub(super) async fn statuses(gitops: &Gitops) -> Result<Vec<ProjectStatus>, ApiE
 }
 
 async fn commands(gitops: &Gitops, agent: AgentId, project: &str) -> Result<Commands, ApiError> {
-    let found = read_commands(gitops, agent, project).await?.unwrap_or_default();
+    let found = read_inventory(gitops, agent, project).await?;
     let annotation = |key: &str| found["metadata"]["annotations"][key].as_str();
     Ok(Commands {
         suspended: annotation(SUSPENDED) == Some("true"),
-        approved: annotation(APPROVED).map(str::to_owned),
+        approved: annotation(APPROVED).filter(|code| !code.is_empty()).map(str::to_owned),
+        requested: annotation(REQUESTED).unwrap_or_default().to_owned(),
     })
 }
 
@@ -383,18 +426,9 @@ async fn apply_inventory(
     gitops.own.apply(&kind, &id, &object, options).await.map(drop)
 }
 
+/// Returns the kind and the id of the inventory of a project.
 pub(super) fn inventory(gitops: &Gitops, agent: AgentId, project: &str) -> (Kind, ObjectId) {
-    let text = str::to_owned;
-    let kind = Kind {
-        kind: GroupKind { group: String::new(), kind: text("ConfigMap") },
-        version: text("v1"),
-        plural: text("configmaps"),
-        namespaced: true,
-    };
-    let name = parent_name(agent, project);
-    let id =
-        ObjectId { group: String::new(), kind: text("ConfigMap"), namespace: gitops.namespace.clone(), name };
-    (kind, id)
+    ApplySet::new(agent, project, &gitops.namespace).parent_id()
 }
 
 fn log(project: &str, event: &SyncEvent) {
@@ -431,7 +465,32 @@ mod tests {
             schedule.note_success(at(6000), true);
         }
         schedule.note_drift(at(6000));
-        assert!(schedule.next <= at(6000) + REVERT.1);
+        assert_eq!(schedule.next, at(6000) + REVERT.1, "neither the notice nor the periodic look is earlier");
+        for _ in 0..10 {
+            schedule.note_success(at(6000), false);
+        }
+        schedule.note_drift(at(7000));
+        assert_eq!(schedule.next, at(7000), "it was quiet for a long time");
+    }
+
+    #[test]
+    fn change_by_others_does_not_hasten_a_sync_that_fails() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start);
+        schedule.note_failure(start);
+        schedule.note_drift(start + Duration::from_secs(1));
+        assert_eq!(schedule.next, start + BACKOFF.0);
+    }
+
+    #[test]
+    fn objects_that_start_are_looked_at_without_a_sync() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start);
+        schedule.note_success(start, false);
+        schedule.note_health(start, true);
+        assert_eq!((schedule.wake(), schedule.next), (start + HEALTH_PERIOD, start + CHECK_PERIOD));
+        schedule.note_health(start, false);
+        assert_eq!(schedule.wake(), schedule.next);
     }
 
     #[test]

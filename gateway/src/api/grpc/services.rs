@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
-use git::{AGENTS_DIRECTORY, Repository as _, RepositoryError, configuration_path};
+use git::{AGENTS_DIRECTORY, Reference, Repository as _, RepositoryError, configuration_path};
 use gitlab::gitaly::{GitalyRepository, GitalyServer};
 use proto::AgentId;
 use router::GitPush;
@@ -66,7 +66,8 @@ pub(super) async fn list_agent_config_files(
     let location = repository.ok_or_else(|| missing("repository"))?;
     let GitalyInfo { address, token, features } = gitaly_info.ok_or_else(|| missing("gitaly_info"))?;
     let server = GitalyServer { address, token: token.into(), features };
-    let repository = GitalyRepository::new(api.gitaly.clone(), server, location, Some(default_branch), None);
+    let branch = Reference::of_branch(Some(&default_branch));
+    let repository = GitalyRepository::new(api.gitaly.clone(), server, location, branch, None);
     let Some(commit) = repository.resolve().await.map_err(status)? else {
         return Ok(ListAgentConfigFilesResponse::default());
     };

@@ -1,12 +1,20 @@
 //! Section `agent.gitops`: the repositories with manifests, and the limits of what is read from them.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use git::{FileLimits, RepositoryConfig, RepositorySettings};
+use oci::OciSettings;
 use proto::AgentName;
+use render::{RenderSettings, Renderer};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use settings::{ConfigError, Spanned, Timeout, Within};
+
+use super::sources::SourceSettings;
 
 /// Section `agent.gitops`. Its limits have the names and the defaults of GitLab's kas.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -15,6 +23,9 @@ pub struct GitopsConfig {
     /// The time, ±10 %, after which a repository is looked at again, unless a project sets `interval`.
     #[serde(with = "Timeout")]
     pub poll_period: Duration,
+    /// The shortest `interval` that a project may set.
+    #[serde(with = "Timeout")]
+    pub min_interval: Duration,
     /// The largest file, in bytes.
     #[serde(with = "Within::<1, { 64 << 20 }>")]
     pub max_manifest_file_size: usize,
@@ -24,11 +35,29 @@ pub struct GitopsConfig {
     /// The most files of a project.
     #[serde(with = "Within::<1, 20_000>")]
     pub max_number_of_files: usize,
+    /// How manifests are rendered.
+    pub render: GitopsRenderConfig,
     /// The repositories that agents may name by their id.
     pub repositories: Vec<GitopsRepositoryConfig>,
     /// The validated repositories.
     #[serde(skip)]
     pub(crate) sources: Arc<Vec<GitopsSource>>,
+}
+
+/// Section `agent.gitops.render`: kustomize and helm, which run beside kas.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct GitopsRenderConfig {
+    /// The program kustomize: a path, or a name in `PATH`.
+    pub kustomize: PathBuf,
+    /// The program helm: a path, or a name in `PATH`.
+    pub helm: PathBuf,
+    /// The time for one directory.
+    #[serde(with = "Timeout")]
+    pub timeout: Duration,
+    /// The most bytes of memory for one directory.
+    #[serde(with = "Within::<{ 128 << 20 }, { 16 << 30 }>")]
+    pub max_memory: usize,
 }
 
 /// A repository with manifests.
@@ -41,7 +70,7 @@ pub struct GitopsRepositoryConfig {
     /// The agents that may read the repository.
     #[schemars(with = "Vec<String>")]
     pub agents: Vec<AgentName>,
-    /// The repository.
+    /// The repository, or an OCI artifact (oci://registry/path:tag).
     pub repository: RepositoryConfig,
 }
 
@@ -50,18 +79,31 @@ pub struct GitopsRepositoryConfig {
 pub(crate) struct GitopsSource {
     pub(super) id: String,
     pub(super) agents: Vec<AgentName>,
-    pub(super) settings: RepositorySettings,
+    pub(super) settings: SourceSettings,
 }
 
 impl Default for GitopsConfig {
     fn default() -> Self {
         Self {
             poll_period: Duration::from_secs(20),
+            min_interval: Duration::from_secs(5),
             max_manifest_file_size: 5 << 20,
             max_total_manifest_file_size: 20 << 20,
             max_number_of_files: 1000,
+            render: GitopsRenderConfig::default(),
             repositories: Vec::new(),
             sources: Arc::default(),
+        }
+    }
+}
+
+impl Default for GitopsRenderConfig {
+    fn default() -> Self {
+        Self {
+            kustomize: "kustomize".into(),
+            helm: "helm".into(),
+            timeout: Duration::from_secs(30),
+            max_memory: 512 << 20,
         }
     }
 }
@@ -81,11 +123,22 @@ impl GitopsConfig {
             if sources.iter().any(|source| source.id == *id) {
                 return Err(error(format!("two repositories have the id {id}")));
             }
-            let settings = RepositorySettings::new(file, &format!("{key}.repository"), &section.repository)?;
+            let (repository, key) = (&section.repository, format!("{key}.repository"));
+            let settings = match OciSettings::is_artifact(repository) {
+                true => SourceSettings::Artifact(OciSettings::new(file, &key, repository)?),
+                false => SourceSettings::Git(RepositorySettings::new(file, &key, repository)?),
+            };
             sources.push(GitopsSource { id: id.clone(), agents: section.agents.clone(), settings });
         }
         self.sources = Arc::new(sources);
         Ok(())
+    }
+
+    /// Returns the renderer. This program sets its limits.
+    pub(super) fn renderer(&self) -> Renderer {
+        let GitopsRenderConfig { kustomize, helm, timeout, max_memory } = self.render.clone();
+        let settings = RenderSettings { kustomize, helm, timeout, max_memory: max_memory as u64 };
+        Renderer::new(settings, PathBuf::from("/proc/self/exe"))
     }
 
     /// Returns the limits of what is read for a project.
@@ -123,6 +176,10 @@ mod tests {
             (
                 "repositories: [{id: a, agents: [], repository: {url: http://a/b}}]",
                 "repositories[0].repository.url: ",
+            ),
+            (
+                "repositories: [{id: a, agents: [], repository: {url: 'oci://x/a'}}]",
+                "repositories[0].repository.url: write oci://",
             ),
             ("repositories: [{id: a, repository: {url: /a}}]", "the key agents is missing"),
             ("max_number_of_files: 0", "max_number_of_files: "),

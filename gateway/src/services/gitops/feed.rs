@@ -4,17 +4,17 @@ use std::{
     convert::Infallible,
     net::Ipv4Addr,
     pin::{Pin, pin},
-    sync::Arc,
     time::Duration,
 };
 
 use access::AgentIdentity;
 use bytes::{Bytes, BytesMut};
 use futures_util::{
+    StreamExt as _,
     future::{join_all, pending},
-    stream,
+    stream::{self, FuturesUnordered},
 };
-use git::{Commit, CommitId, FileSelection, RepositoryError};
+use git::{Commit, CommitId, RepositoryError, RepositoryFile};
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
@@ -27,27 +27,30 @@ use proto::{
     },
     header,
 };
+use secrecy::SecretString;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
     sync::{broadcast, watch},
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tunnel::{Body, Tunnel};
 
-use super::GitopsService;
+use super::{GitopsService, sources::FollowedReference};
 use crate::{kill_switch::RequestAttributes, services::configuration::ConfigurationState};
 
 /// The time that agentk may take for the response to a small request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time that agentk may take to receive all files of a commit.
-const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
+pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 /// The pause before the next attempt after a request that failed.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The shortest time between two looks at a repository.
-const MIN_PERIOD: Duration = Duration::from_millis(200);
+/// The shortest time between two answers to requests of agentk for the files of a project.
+const WANTED_PERIOD: Duration = Duration::from_secs(1);
 /// The longest line of agentk, in bytes.
 const MAX_LINE: usize = 64 << 10;
+/// The most files for diffs that are read for one tunnel at the same time.
+const MAX_PREVIEWS: usize = 4;
 /// The requests of agentk for files that a project may not have seen.
 const QUEUE: usize = 64;
 
@@ -56,6 +59,8 @@ const QUEUE: usize = 64;
 pub(crate) struct GitopsFeed {
     pub(super) service: GitopsService,
     pub(super) agent: AgentIdentity,
+    /// The token of the agent, with which GitLab is asked what the agent may read.
+    pub(super) token: SecretString,
     /// The agent serves manifests.
     pub(super) accepted: bool,
     pub(super) configuration: watch::Receiver<ConfigurationState>,
@@ -71,7 +76,7 @@ struct Sent {
 }
 
 /// Why a project was not sent.
-enum FeedError {
+pub(super) enum FeedError {
     /// There are no files. agentk has to know.
     Source(String),
     /// The tunnel or agentk failed.
@@ -110,9 +115,11 @@ impl GitopsFeed {
         let mut notices = Lines::new(response.map_err(|_| "no response in time")??.into_body());
         let wanted = broadcast::Sender::new(QUEUE);
         let mut feeding: Option<Pin<Box<dyn Future<Output = Infallible> + Send + '_>>> = None;
+        let mut previews = FuturesUnordered::new();
         loop {
             let notice = tokio::select! {
                 notice = notices.next::<SourceNotice>() => notice?,
+                Some(()) = previews.next(), if !previews.is_empty() => continue,
                 never = async { feeding.as_mut().expect("checked below").await }, if feeding.is_some() => match never {},
             };
             match notice {
@@ -121,6 +128,13 @@ impl GitopsFeed {
                 Some(SourceNotice::Active) => {
                     tracing::debug!(agent.name = %self.agent.name, "this replica is the source of manifests");
                     feeding = Some(Box::pin(self.feed(tunnel, wanted.clone())));
+                }
+                // agentk waits for a limited time, and asks for a few at the same time only.
+                Some(SourceNotice::Preview(request)) if previews.len() < MAX_PREVIEWS => {
+                    previews.push(self.preview(tunnel, request));
+                }
+                Some(SourceNotice::Preview(request)) => {
+                    tracing::debug!(agent.name = %self.agent.name, project = request.project, "too many diffs at the same time");
                 }
                 // Fails if nothing is fed.
                 Some(SourceNotice::Wanted(project)) => drop(wanted.send(project)),
@@ -175,8 +189,9 @@ impl GitopsFeed {
     ) {
         let id = project.id.as_deref().unwrap_or(own);
         let mut pushes = self.service.pushes();
-        let period = project.interval.unwrap_or(self.service.0.poll_period).max(MIN_PERIOD);
+        let period = project.interval.unwrap_or(self.service.0.poll_period);
         let mut sent = Sent::default();
+        let mut answered = Instant::now();
         // Another replica may have sent a newer commit than this one has seen.
         let mut age = Duration::ZERO;
         loop {
@@ -208,6 +223,8 @@ impl GitopsFeed {
                 again = woken => {
                     age = Duration::ZERO;
                     if again {
+                        sleep_until(answered + WANTED_PERIOD).await;
+                        answered = Instant::now();
                         sent.commit = None;
                     }
                 }
@@ -229,7 +246,10 @@ impl GitopsFeed {
             return Ok(());
         }
         self.check_enabled()?;
-        let followed = self.service.0.sources.follow(&self.agent, project, own).map_err(FeedError::Source)?;
+        self.check_interval(project)?;
+        let agent = (&self.agent, &self.token);
+        let followed = self.service.0.sources.follow(agent, project, own).await;
+        let followed = followed.map_err(FeedError::Source)?;
         let source = |error: RepositoryError| FeedError::Source(error.to_string());
         let commit = followed.newest(age).await.map_err(source)?;
         let Some(Commit { id, branch }) = commit else {
@@ -238,33 +258,11 @@ impl GitopsFeed {
         if sent.commit.as_ref() == Some(&id) && sent.problem.is_none() {
             return Ok(());
         }
-        let matchers = project.matchers().map_err(FeedError::Source)?;
-        let selection = FileSelection::new(
-            project.paths.iter().map(|path| path.glob.as_str()),
-            move |path: &str| matchers.iter().any(|matcher| matcher.is_match(path)),
-            self.service.0.limits,
-        );
-        let files = followed.repository.read_files(&id, &Arc::new(selection)).await.map_err(source)?;
-        let reference =
-            project.r#ref.as_ref().map_or_else(|| format!("branch {branch}"), ToString::to_string);
-        let head = SyncHead {
-            project: project.id.clone().unwrap_or_else(|| own.to_owned()),
-            settings: project.clone(),
-            reference,
-            commit: CommitInfo { id: id.to_string(), subject: files.subject, author: files.author },
-        };
-        let mut encoder = SyncEncoder::default();
-        let mut parts = vec![encoder.head(head)];
-        for file in files.files {
-            parts.push(encoder.file(&file.path, &file.content));
-            parts.push(file.content.into());
-        }
-        parts.push(encoder.end());
-        let body = StreamBody::new(stream::iter(
-            parts.into_iter().map(|part| Ok::<_, Infallible>(Frame::data(part))),
-        ));
-        let request =
-            Request::post(SYNC_PATH).header(header::SERVICE, ServiceName::MANIFESTS).body(Body::new(body));
+        let read = self.read_commit(&followed, project, own, &id, &branch).await;
+        let (head, files) = read.map_err(FeedError::Source)?;
+        let request = Request::post(SYNC_PATH)
+            .header(header::SERVICE, ServiceName::MANIFESTS)
+            .body(sync_body(head, files));
         let response = timeout(SYNC_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
         let response = response.map_err(|_| FeedError::Tunnel("no response in time".to_owned()))?;
         sent.events = Some(Lines::new(response.map_err(FeedError::Tunnel)?.into_body()));
@@ -272,8 +270,41 @@ impl GitopsFeed {
         Ok(())
     }
 
+    /// Reads the manifests of a project at a commit.
+    pub(super) async fn read_commit(
+        &self,
+        followed: &FollowedReference,
+        project: &ManifestProject,
+        own: &str,
+        id: &CommitId,
+        branch: &str,
+    ) -> Result<(SyncHead, Vec<RepositoryFile>), String> {
+        let files = self.service.0.commits.read(&*followed.repository, id, project).await?;
+        let reference = project.r#ref.as_ref().map_or_else(|| followed.describe(branch), ToString::to_string);
+        let head = SyncHead {
+            project: project.id.clone().unwrap_or_else(|| own.to_owned()),
+            settings: project.clone(),
+            reference,
+            commit: CommitInfo { id: id.to_string(), subject: files.subject, author: files.author },
+        };
+        Ok((head, files.files))
+    }
+
+    /// Checks that the project does not ask for more looks at its repository than the operator of kas allows.
+    fn check_interval(&self, project: &ManifestProject) -> Result<(), FeedError> {
+        let least = self.service.0.min_interval;
+        match project.interval.filter(|interval| *interval < least) {
+            None => Ok(()),
+            Some(interval) => Err(FeedError::Source(format!(
+                "interval is {}, and the operator of kas allows {} or more (agent.gitops.min_interval)",
+                humantime::format_duration(interval),
+                humantime::format_duration(least),
+            ))),
+        }
+    }
+
     /// Checks that the operator of kas has not disabled GitOps for this agent.
-    fn check_enabled(&self) -> Result<(), FeedError> {
+    pub(super) fn check_enabled(&self) -> Result<(), FeedError> {
         let service = ServiceName::GITOPS.parse().expect("a constant that is a service name");
         let agent = Some((self.agent.id, Some(&self.agent.name)));
         // Rules for addresses and callers are about requests of callers.
@@ -296,9 +327,29 @@ impl GitopsFeed {
     }
 }
 
+impl FeedError {
+    pub(super) fn into_message(self) -> String {
+        let (Self::Source(message) | Self::Tunnel(message)) = self;
+        message
+    }
+}
+
+/// Returns the body with the files of a commit.
+pub(super) fn sync_body(head: SyncHead, files: Vec<RepositoryFile>) -> Body {
+    let mut encoder = SyncEncoder::default();
+    let mut parts = vec![encoder.head(head)];
+    for file in files {
+        parts.push(encoder.file(&file.path, &file.content));
+        parts.push(file.content.into());
+    }
+    parts.push(encoder.end());
+    let frames = parts.into_iter().map(|part| Ok::<_, Infallible>(Frame::data(part)));
+    Body::new(StreamBody::new(stream::iter(frames)))
+}
+
 /// Returns the id of the project with the configuration, and the projects of the configuration, with their ids. They are `None` before
 /// the first reading.
-fn projects(state: &ConfigurationState) -> (String, Option<Vec<ManifestProject>>) {
+pub(super) fn projects(state: &ConfigurationState) -> (String, Option<Vec<ManifestProject>>) {
     let own = state.project().unwrap_or("configuration").to_owned();
     let Some(configuration) = state.configuration() else { return (own, None) };
     // The file was validated when it was read.
@@ -327,7 +378,7 @@ async fn drain(events: &mut Option<Lines<Body>>) {
     *events = None;
 }
 
-async fn put(tunnel: &Tunnel, path: &str, value: &impl Serialize) -> Result<(), String> {
+pub(super) async fn put(tunnel: &Tunnel, path: &str, value: &impl Serialize) -> Result<(), String> {
     let body = serde_json::to_vec(value).expect("it has keys that are text");
     let request = Request::put(path)
         .header(header::SERVICE, ServiceName::MANIFESTS)
@@ -337,7 +388,7 @@ async fn put(tunnel: &Tunnel, path: &str, value: &impl Serialize) -> Result<(), 
 }
 
 /// Sends a request. A response without success is an error.
-async fn call(tunnel: &Tunnel, request: Request<Body>) -> Result<Response<Body>, String> {
+pub(super) async fn call(tunnel: &Tunnel, request: Request<Body>) -> Result<Response<Body>, String> {
     let response = tunnel.call(request).await.map_err(|error| error.to_string())?;
     if response.status().is_success() {
         return Ok(response);

@@ -65,6 +65,14 @@ impl GitRepository {
         git(&self.path, &["commit", "--quiet", "--allow-empty", "--message=change"]);
     }
 
+    /// Commits files to a new branch, and returns to `main`.
+    pub(crate) fn commit_to_branch(&self, branch: &str, files: &[(&str, &str)]) {
+        git(&self.path, &["checkout", "--quiet", "-b", branch]);
+        let files: Vec<_> = files.iter().map(|(path, text)| (*path, Some(*text))).collect();
+        self.commit_files(&files);
+        git(&self.path, &["checkout", "--quiet", "main"]);
+    }
+
     /// Pushes the branch to a server.
     pub(crate) fn push(&self, server: &GitServer) {
         let url = server.url.replace("https://", &format!("https://{USER}:{}@", server.password));

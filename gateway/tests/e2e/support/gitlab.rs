@@ -2,9 +2,13 @@
 
 use std::{fs, path::Path};
 
+use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testing::gitlab::{Agent as GitLabAgent, StandIn};
+use testing::{
+    gitlab::{Agent as GitLabAgent, Gitaly, Project, StandIn},
+    kas::gitaly::{TestFile, TestGitaly},
+};
 use tokio::runtime::{Builder, Runtime};
 
 use super::{Agent, AgentOptions, Installation, eventually};
@@ -17,7 +21,7 @@ pub(crate) struct GitLab {
     /// The stand-in.
     pub(crate) standin: StandIn,
     directory: TempDir,
-    _runtime: Runtime,
+    runtime: Runtime,
 }
 
 impl GitLab {
@@ -31,7 +35,38 @@ impl GitLab {
         standin.state().add_agent(GitLabAgent::new(Self::AGENT, "gitlab", TOKEN));
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("secret"), standin.secret()).unwrap();
-        Self { standin, directory, _runtime: runtime }
+        Self { standin, directory, runtime }
+    }
+
+    /// Serves the repository of the project of the agent, with this configuration and these manifests.
+    pub(crate) fn serve_project(&self, files: &[(&str, &str)]) -> TestGitaly {
+        let mut project = Project::new(7, "group/project");
+        let gitaly = self.serve(&mut project, files);
+        let mut agent = GitLabAgent::new(Self::AGENT, "gitlab", TOKEN);
+        agent.project = project;
+        self.standin.state().add_agent(agent);
+        gitaly
+    }
+
+    /// Serves the repository of another project, which the agent may read.
+    pub(crate) fn serve_other_project(&self, files: &[(&str, &str)]) -> TestGitaly {
+        let mut project = Project::new(8, "group/other");
+        let gitaly = self.serve(&mut project, files);
+        self.standin.state().projects.push(project);
+        gitaly
+    }
+
+    fn serve(&self, project: &mut Project, files: &[(&str, &str)]) -> TestGitaly {
+        let gitaly = TestGitaly::new();
+        let files: Vec<_> =
+            files.iter().map(|(path, text)| (*path, TestFile::Content(text.as_bytes()))).collect();
+        gitaly.repository.commit("main", &files);
+        let server = self.runtime.block_on(gitaly.listen());
+        project.relative_path = gitaly.location().relative_path;
+        let (token, features) =
+            (server.token.expose_secret().to_owned(), server.features.into_iter().collect());
+        project.gitaly = Gitaly { address: server.address, token, features };
+        gitaly
     }
 
     /// Returns the section `gitlab` of the configuration of kas.

@@ -101,7 +101,7 @@ impl Tokens {
             ],
             "callers": [
                 {"name": "ops", "tokens": [hash(&self.ops)], "agents": ["*"], "services": ["*"]},
-                {"name": "alice", "tokens": [hash(&self.alice)], "agents": [AGENT], "services": ["kubernetes"],
+                {"name": "alice", "tokens": [hash(&self.alice)], "agents": [AGENT], "services": ["kubernetes", "gitops"],
                  "access_as": impersonate},
             ],
         });
@@ -232,6 +232,13 @@ impl KasOptions {
         });
         if !self.hosts.is_empty() {
             config["agent"]["kubernetes_api"]["hosts"] = json!(self.hosts);
+        }
+        // Tests do not wait long for a look at a repository.
+        config["agent"]["gitops"] = json!({"min_interval": "200ms", "render": {}});
+        for tool in ["kustomize", "helm"] {
+            if let Some(program) = testing::skip::go_program(tool) {
+                config["agent"]["gitops"]["render"][tool] = json!(program);
+            }
         }
         if let Some(configuration) = &self.configuration {
             config["agent"]["configuration"] = configuration.clone();

@@ -44,6 +44,8 @@ pub use self::repository::{TestFile, TestRepository};
 
 /// The secret of the server.
 const TOKEN: &str = "gitaly-secret";
+/// The projects that a server may hold: what GitLab calls them, and their paths.
+const PROJECTS: [(&str, &str); 2] = [("project-7", "group/project"), ("project-8", "group/other")];
 /// The largest part of a response, small enough that every response has several.
 const PART: usize = 700;
 
@@ -234,14 +236,17 @@ fn check_token(value: &str) -> Result<(), Status> {
 
 fn check_repository(repository: Option<Repository>) -> Result<(), Status> {
     let repository = repository.ok_or_else(|| Status::invalid_argument("repository not set"))?;
-    let expected = Repository {
+    let expected = |(repository, path): &(&str, &str)| Repository {
         storage_name: "default".into(),
         relative_path: "@hashed/ab/cd.git".into(),
-        gl_repository: "project-7".into(),
-        gl_project_path: "group/project".into(),
+        gl_repository: (*repository).into(),
+        gl_project_path: (*path).into(),
         ..Repository::default()
     };
-    if repository == expected { Ok(()) } else { Err(Status::not_found("repository not found")) }
+    match PROJECTS.iter().any(|project| repository == expected(project)) {
+        true => Ok(()),
+        false => Err(Status::not_found("repository not found")),
+    }
 }
 
 fn info_refs(state: &State, request: InfoRefsRequest) -> Result<Vec<messages::InfoRefsResponse>, Status> {

@@ -22,7 +22,7 @@ setup until_it sh -c 'test "$(kubectl get pod done -o jsonpath={.status.phase})"
 0     kubectl logs web --container=main
 0     kubectl logs web --container=twice
 0     kubectl logs web --container=twice --previous
-0     kubectl logs web --all-containers --prefix
+0     kubectl logs web --all-containers --prefix | sort
 0     kubectl logs web --container=main --tail=2
 0     kubectl logs web --container=main --tail=0
 0     kubectl logs web --container=main --timestamps

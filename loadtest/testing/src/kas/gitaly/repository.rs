@@ -78,6 +78,9 @@ fn run(directory: &Path, arguments: &[&str]) -> Vec<u8> {
 
 /// Lists a directory, or returns `None` if it does not exist.
 pub(super) fn list(bare: &Path, revision: &str, path: &str, recursive: bool) -> Option<Vec<TreeEntry>> {
+    // Gitaly calls the root `.`, and has its entries without this name.
+    let path = if path == "." { "" } else { path };
+    let slash = if path.is_empty() { "" } else { "/" };
     let tree = format!("{revision}:{path}");
     let flags = ["ls-tree", "-z", "--full-tree"].into_iter().chain(recursive.then_some("-rt"));
     let output = git(bare, &flags.chain([tree.as_str()]).collect::<Vec<_>>())?;
@@ -88,7 +91,7 @@ pub(super) fn list(bare: &Path, revision: &str, path: &str, recursive: bool) -> 
         let [mode, kind, oid] = head.split(' ').collect::<Vec<_>>()[..] else { panic!("{head}") };
         TreeEntry {
             oid: oid.into(),
-            path: format!("{path}/{name}").into_bytes(),
+            path: format!("{path}{slash}{name}").into_bytes(),
             kind: ["blob", "tree", "", "commit"].iter().position(|name| *name == kind).unwrap() as i32,
             mode: i32::from_str_radix(mode, 8).unwrap(),
             commit_oid: revision.into(),

@@ -1,0 +1,197 @@
+//! The metrics of GitOps. Only the pod that leads has series of projects.
+
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use gitops_engine::Outcome;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{MetricType, counter::Counter, family::Family, gauge::ConstGauge},
+    registry::{Registry, Unit},
+};
+use telemetry::DurationHistogram;
+
+use super::Gitops;
+
+/// The buckets of syncs, in seconds.
+const SYNC_TIMES: [f64; 8] = [0.05, 0.2, 1.0, 5.0, 20.0, 60.0, 300.0, 1800.0];
+/// What a sync does to objects.
+const ACTIONS: [&str; 4] = ["applied", "pruned", "kept", "failed"];
+/// How a sync ends.
+const RESULTS: [&str; 3] = ["ok", "failed", "stopped"];
+
+/// The counters of syncs. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct GitopsMetrics {
+    syncs: Family<SyncLabels, Counter>,
+    durations: Family<ProjectLabel, DurationHistogram>,
+    objects: Family<ObjectLabels, Counter>,
+    reverts: Family<ProjectLabel, Counter>,
+}
+
+/// The number of label values is bounded by that of projects, which is 100.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ProjectLabel {
+    project: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SyncLabels {
+    project: String,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ObjectLabels {
+    project: String,
+    action: &'static str,
+}
+
+/// Reads the states of the projects at each scrape.
+struct States(Weak<Gitops>);
+
+impl GitopsMetrics {
+    /// Returns registered metrics.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register("agentk_gitops_syncs", "Syncs by project and result", metrics.syncs.clone());
+        registry.register_with_unit(
+            "agentk_gitops_sync",
+            "Durations of syncs",
+            Unit::Seconds,
+            metrics.durations.clone(),
+        );
+        registry.register(
+            "agentk_gitops_objects",
+            "Objects that syncs have changed, kept although they left Git, or failed to change",
+            metrics.objects.clone(),
+        );
+        registry.register(
+            "agentk_gitops_reverts",
+            "Syncs that reverted changes by others",
+            metrics.reverts.clone(),
+        );
+        metrics
+    }
+
+    /// Registers the states of the projects.
+    pub(crate) fn register_states(registry: &mut Registry, gitops: &Arc<Gitops>) {
+        registry.register_collector(Box::new(States(Arc::downgrade(gitops))));
+    }
+
+    /// Records a sync.
+    pub(super) fn record(&self, project: &str, outcome: &Outcome, took: Duration, reverted: bool) {
+        use proto::gitops::ProjectState;
+
+        let result = match (outcome.stopped, outcome.state) {
+            (Some(_), _) => "stopped",
+            (None, ProjectState::Failed) => "failed",
+            (None, _) => "ok",
+        };
+        for each in RESULTS {
+            let label = SyncLabels { project: project.to_owned(), result: each };
+            // All exist from the start: the rate of a series misses the event with which it begins.
+            self.syncs.get_or_create(&label).inc_by(u64::from(each == result));
+        }
+        let label = ProjectLabel { project: project.to_owned() };
+        self.durations.get_or_create(&label).observe(took);
+        self.reverts.get_or_create(&label).inc_by(u64::from(reverted));
+        let objects = outcome.objects;
+        let counts = [objects.applied, objects.pruned, objects.kept, objects.failed];
+        for (action, count) in ACTIONS.into_iter().zip(counts) {
+            let label = ObjectLabels { project: project.to_owned(), action };
+            self.objects.get_or_create(&label).inc_by(count.into());
+        }
+    }
+
+    /// Removes the series of a project, so that the names of former projects do not accumulate.
+    pub(super) fn forget(&self, project: &str) {
+        let label = ProjectLabel { project: project.to_owned() };
+        self.durations.remove(&label);
+        self.reverts.remove(&label);
+        for result in RESULTS {
+            self.syncs.remove(&SyncLabels { project: project.to_owned(), result });
+        }
+        for action in ACTIONS {
+            self.objects.remove(&ObjectLabels { project: project.to_owned(), action });
+        }
+    }
+}
+
+impl Default for GitopsMetrics {
+    fn default() -> Self {
+        Self {
+            syncs: Family::default(),
+            durations: Family::new_with_constructor(|| DurationHistogram::new(&SYNC_TIMES)),
+            objects: Family::default(),
+            reverts: Family::default(),
+        }
+    }
+}
+
+impl Collector for States {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(gitops) = self.0.upgrade() else { return Ok(()) };
+        let leads = gitops.is_leading();
+        let help = "1 if this pod leads GitOps, else 0";
+        let gauge = ConstGauge::new(i64::from(leads));
+        gauge.encode(encoder.encode_descriptor("agentk_gitops_leader", help, None, MetricType::Gauge)?)?;
+        let help = "1 for the state of each project, in the pod that leads";
+        let mut states =
+            encoder.encode_descriptor("agentk_gitops_project_state", help, None, MetricType::Gauge)?;
+        let projects: Vec<_> = match leads {
+            true => gitops.projects.lock().values().cloned().collect(),
+            false => Vec::new(),
+        };
+        for project in projects {
+            let labels = [("project", &*project.id), ("state", project.status().state.as_str())];
+            ConstGauge::new(1_i64).encode(states.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for States {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("States")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::gitops::{ObjectCounts, ProjectState};
+
+    use super::*;
+    use crate::metrics::render;
+
+    #[test]
+    fn syncs_are_counted_until_their_project_has_gone() {
+        let mut registry = Registry::default();
+        let metrics = GitopsMetrics::register(&mut registry);
+        let outcome = Outcome {
+            state: ProjectState::Synced,
+            message: String::new(),
+            objects: ObjectCounts { applied: 2, pruned: 1, ..ObjectCounts::default() },
+            errors: Vec::new(),
+            held: None,
+            stopped: None,
+        };
+        metrics.record("group/app", &outcome, Duration::from_millis(100), true);
+        let text = render(&registry);
+        for expected in [
+            r#"agentk_gitops_syncs_total{project="group/app",result="ok"} 1"#,
+            r#"agentk_gitops_syncs_total{project="group/app",result="failed"} 0"#,
+            r#"agentk_gitops_objects_total{project="group/app",action="applied"} 2"#,
+            r#"agentk_gitops_reverts_total{project="group/app"} 1"#,
+            r#"agentk_gitops_sync_seconds_count{project="group/app"} 1"#,
+        ] {
+            assert!(text.contains(expected), "{text}");
+        }
+        metrics.forget("group/app");
+        assert!(!render(&registry).contains("group/app"));
+    }
+}

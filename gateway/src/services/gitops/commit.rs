@@ -1,0 +1,123 @@
+//! The manifests of a project at a commit: the files as they are, or what kustomize and helm make of them.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+};
+
+use git::{CommitId, FileLimits, FileSelection, Repository, RepositoryFile, SelectedFiles};
+use proto::agent_configuration::gitops::ManifestProject;
+use render::{
+    Renderer, Tree,
+    kustomization::{self, Checked},
+    plan::{self, Job, Tool},
+};
+
+/// The most times that a kustomization may lead to further directories.
+const MAX_ROUNDS: usize = 20;
+
+/// Reads and renders manifests.
+#[derive(Debug)]
+pub(super) struct CommitReader {
+    pub(super) limits: FileLimits,
+    pub(super) renderer: Renderer,
+}
+
+impl CommitReader {
+    /// Reads the manifests of a project.
+    ///
+    /// # Errors
+    ///
+    /// A limit is exceeded, the repository cannot be reached, or a program fails. The error is a sentence.
+    pub(super) async fn read(
+        &self,
+        repository: &dyn Repository,
+        id: &CommitId,
+        project: &ManifestProject,
+    ) -> Result<SelectedFiles, String> {
+        let markers = plan::markers(project);
+        let matchers = project.matchers()?;
+        let patterns: Vec<_> =
+            project.paths.iter().map(|path| path.glob.clone()).chain(markers.clone()).collect();
+        let wanted: HashSet<String> = markers.into_iter().collect();
+        let mut files = self
+            .select(repository, id, patterns, move |path| {
+                wanted.contains(path) || matchers.iter().any(|matcher| matcher.is_match(path))
+            })
+            .await?;
+        let names: HashSet<&str> = files.files.iter().map(|file| &*file.path).collect();
+        let plan = plan::plan(project, |path| names.contains(path)).map_err(|error| error.to_string())?;
+        let plain = ManifestProject { paths: plan.plain, ..ManifestProject::default() }.matchers()?;
+        files.files.retain(|file| plain.iter().any(|matcher| matcher.is_match(&file.path)));
+        for job in plan.jobs {
+            let tree = self.tree(repository, id, project, &job).await?;
+            let rendered = self.renderer.render(project, &job, &tree, self.limits.bytes).await;
+            let content = rendered.map_err(|error| error.to_string())?.into();
+            files.files.push(RepositoryFile { path: job.file(), content });
+        }
+        Ok(files)
+    }
+
+    /// Reads the files that a job may need.
+    async fn tree(
+        &self,
+        repository: &dyn Repository,
+        id: &CommitId,
+        project: &ManifestProject,
+        job: &Job,
+    ) -> Result<Tree, String> {
+        let mut known = BTreeSet::from([job.directory.clone()]);
+        if let (Tool::Helm, Some(helm)) = (job.tool, &project.helm) {
+            known.extend(helm.values_files.iter().cloned());
+        }
+        for _ in 0..MAX_ROUNDS {
+            let tree = self.read_tree(repository, id, &known).await?;
+            if job.tool == Tool::Helm {
+                return check_values(project, tree);
+            }
+            match kustomization::check(job, &tree, &known).map_err(|error| error.to_string())? {
+                Checked::Complete(tree) => return Ok(tree),
+                Checked::Missing(paths) => known.extend(paths),
+            }
+        }
+        Err(format!("{}: its bases are nested more than {MAX_ROUNDS} times", job.place()))
+    }
+
+    /// Reads files, and all files below directories.
+    async fn read_tree(
+        &self,
+        repository: &dyn Repository,
+        id: &CommitId,
+        known: &BTreeSet<String>,
+    ) -> Result<Tree, String> {
+        let prefixes: Vec<String> = known.iter().cloned().collect();
+        // The directories that have one of them are read, and so are those below it.
+        let patterns = known.iter().map(|path| {
+            let below = if path.is_empty() { "" } else { "/" };
+            format!("{path}{below}**")
+        });
+        let selects = move |path: &str| prefixes.iter().any(|prefix| plan::is_below(path, prefix));
+        let files = self.select(repository, id, patterns, selects).await?;
+        Ok(files.files.into_iter().map(|file| (file.path, file.content)).collect())
+    }
+
+    async fn select(
+        &self,
+        repository: &dyn Repository,
+        id: &CommitId,
+        patterns: impl IntoIterator<Item = String>,
+        selects: impl Fn(&str) -> bool + Send + Sync + 'static,
+    ) -> Result<SelectedFiles, String> {
+        let selection = Arc::new(FileSelection::new(patterns, selects, self.limits));
+        repository.read_files(id, &selection).await.map_err(|error| error.to_string())
+    }
+}
+
+/// Checks that all files with values exist.
+fn check_values(project: &ManifestProject, tree: Tree) -> Result<Tree, String> {
+    let files = project.helm.iter().flat_map(|helm| &helm.values_files);
+    match files.into_iter().find(|path| !tree.contains_key(*path)) {
+        Some(path) => Err(format!("helm.values_files: the commit has no file {path}")),
+        None => Ok(tree),
+    }
+}

@@ -1,0 +1,66 @@
+//! The files for a diff that a caller of an agent wants.
+
+use std::time::Duration;
+
+use git::Commit;
+use http::Request;
+use proto::{
+    ServiceName,
+    gitops::{CommitInfo, PREVIEW_PATH, PreviewRequest, SourceProblem, SyncHead},
+    header,
+};
+use tokio::time::timeout;
+use tunnel::{Body, Tunnel};
+
+use super::feed::{FeedError, GitopsFeed, SYNC_TIMEOUT, call, projects, put, sync_body};
+
+/// The age of a look at the repository that a diff accepts.
+const AGE: Duration = Duration::from_secs(1);
+
+impl GitopsFeed {
+    /// Answers a request of agentk for the files of a project. No error reaches the caller of this function: agentk learns of it.
+    pub(super) async fn preview(&self, tunnel: &Tunnel, request: PreviewRequest) {
+        let path = format!("{PREVIEW_PATH}?number={}", request.number);
+        let sent = match self.read_preview(&request).await {
+            Ok(body) => {
+                let request = Request::post(&path).header(header::SERVICE, ServiceName::MANIFESTS).body(body);
+                let response = timeout(SYNC_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
+                response.unwrap_or_else(|_| Err("no response in time".to_owned())).map(drop)
+            }
+            Err(message) => put(tunnel, &path, &SourceProblem { project: request.project, message }).await,
+        };
+        if let Err(error) = sent {
+            tracing::debug!(agent.name = %self.agent.name, error, "the files for a diff were not sent to agentk");
+        }
+    }
+
+    async fn read_preview(&self, request: &PreviewRequest) -> Result<Body, String> {
+        let (own, projects) = projects(&self.configuration.borrow());
+        let project =
+            projects.into_iter().flatten().find(|project| project.id.as_ref() == Some(&request.project));
+        let project = project.ok_or_else(|| {
+            format!(
+                "the configuration of the agent has no project {:?}: kas gitops list shows its projects",
+                request.project
+            )
+        })?;
+        let project = project.at(request.reference.clone(), request.directory.as_deref())?;
+        self.check_enabled().map_err(FeedError::into_message)?;
+        if request.settings_only {
+            let (project, settings) = (request.project.clone(), project);
+            let head =
+                SyncHead { project, settings, reference: String::new(), commit: CommitInfo::default() };
+            return Ok(sync_body(head, Vec::new()));
+        }
+        let agent = (&self.agent, &self.token);
+        // Callers may name any number of versions, of which nothing is kept.
+        let followed = match request.reference {
+            Some(_) => self.service.0.sources.look_once(agent, &project, &own).await?,
+            None => self.service.0.sources.follow(agent, &project, &own).await?,
+        };
+        let commit = followed.newest(AGE).await.map_err(|error| error.to_string())?;
+        let Commit { id, branch } = commit.ok_or("the repository has no commit yet")?;
+        let (head, files) = self.read_commit(&followed, &project, &own, &id, &branch).await?;
+        Ok(sync_body(head, files))
+    }
+}

@@ -1,0 +1,56 @@
+//! The projects of an agent of GitLab, which Gitaly serves.
+
+use super::*;
+use crate::support::{AgentOptions, GitLab};
+
+#[test]
+fn agent_of_gitlab_applies_its_project_and_those_that_it_may_read() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let namespace = cluster.namespace("gitops-gitlab");
+    let gitlab = GitLab::start();
+    let project = |id: &str, path: &str| {
+        format!(
+            "  - {{{id} paths: [{{glob: '{path}/*.yaml'}}], default_namespace: {}, interval: 200ms}}\n",
+            namespace.name
+        )
+    };
+    let configuration = format!(
+        "gitops:\n  manifest_projects:\n{}{}{}",
+        project("", "manifests"),
+        project("id: group/other,", "manifests"),
+        project("id: group/secret, ", "manifests")
+    );
+    let own = gitlab.serve_project(&[
+        (".gitlab/agents/gitlab/config.yaml", &configuration),
+        ("manifests/a.yaml", &config_map("own", "one")),
+    ]);
+    let other = gitlab.serve_other_project(&[("manifests/a.yaml", &config_map("other", "one"))]);
+    let installation = Installation::start(&cluster.kubeconfig, |options, _| {
+        options.sections.push(("gitlab", gitlab.section()));
+        options.configuration = Some(json!({"poll_period": "1s"}));
+    });
+    let options =
+        AgentOptions { pod_namespace: Some(namespace.name.clone()), ..installation.agent_options.clone() };
+    let _agent = gitlab.start_agent_with(&installation, &options);
+    let values = || {
+        let path = "jsonpath={range .items[*]}{.metadata.name}={.data.key} {end}";
+        namespace.kubectl.ok(&["get", "configmap", "-l", "e2e=gitops", "-o", path]).trim().to_owned()
+    };
+    eventually("both projects are applied", || values() == "other=one own=one");
+    let commit = |gitaly: &testing::kas::gitaly::TestGitaly, name: &str| {
+        let file = config_map(name, "two");
+        let content = testing::kas::gitaly::TestFile::Content(file.as_bytes());
+        gitaly.repository.commit("main", &[("manifests/a.yaml", content)]);
+    };
+    commit(&own, "own");
+    commit(&other, "other");
+    eventually("new commits of both are applied", || values() == "other=two own=two");
+
+    // Callers of the identity file may not use agents of GitLab, so that the status is read in the cluster.
+    let path = "jsonpath={.items[*].data.status}";
+    let statuses = || {
+        namespace.kubectl.ok(&["get", "configmap", "-l", "app.kubernetes.io/managed-by=agentk", "-o", path])
+    };
+    let reason = "GitLab does not let the agent read the project group/secret";
+    eventually("the reason is shown", || statuses().contains(reason));
+}

@@ -1,0 +1,199 @@
+//! kustomize and helm, as kas runs them: with limits, and without an environment, a network and a credential.
+
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Duration};
+
+use proto::agent_configuration::gitops::{Helm, ManifestProject};
+use render::{
+    RenderSettings, Renderer, Tree,
+    plan::{Job, Tool},
+};
+use tempfile::TempDir;
+use testing::skip::{go_program, skipped};
+
+/// The most bytes of manifests in these tests.
+const MAX_BYTES: usize = 1 << 20;
+
+fn settings() -> RenderSettings {
+    RenderSettings {
+        kustomize: "kustomize".into(),
+        helm: "helm".into(),
+        timeout: Duration::from_secs(60),
+        max_memory: 512 << 20,
+    }
+}
+
+/// Returns the settings with the real programs, or skips the test.
+fn settings_or_skip(tool: Tool) -> Option<RenderSettings> {
+    let Some(program) = go_program(tool.name()) else {
+        skipped(&format!("there is no {}", tool.name()));
+        return None;
+    };
+    Some(match tool {
+        Tool::Kustomize => RenderSettings { kustomize: program, ..settings() },
+        Tool::Helm => RenderSettings { helm: program, ..settings() },
+    })
+}
+
+async fn render(
+    settings: RenderSettings,
+    tool: Tool,
+    project: &ManifestProject,
+    files: &[(&str, &str)],
+) -> Result<String, String> {
+    let renderer = Renderer::new(settings, PathBuf::from(env!("CARGO_BIN_EXE_kas")));
+    let tree: Tree = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).into())).collect();
+    let job = Job { tool, directory: "prod".to_owned() };
+    let rendered = renderer.render(project, &job, &tree, MAX_BYTES).await;
+    rendered.map(|bytes| String::from_utf8(bytes.to_vec()).unwrap()).map_err(|error| error.to_string())
+}
+
+/// Renders with a script in place of kustomize.
+async fn run_script(script: &str, settings: RenderSettings) -> Result<String, String> {
+    let directory = TempDir::new().unwrap();
+    let program = directory.path().join("kustomize");
+    fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let settings = RenderSettings { kustomize: program, ..settings };
+    render(settings, Tool::Kustomize, &ManifestProject::default(), &[("prod/kustomization.yaml", "")]).await
+}
+
+/// Returns a chart with one template.
+fn chart(template: &str) -> [(&'static str, String); 2] {
+    let chart = "apiVersion: v2\nname: shop\nversion: 1.0.0\n".to_owned();
+    [("prod/Chart.yaml", chart), ("prod/templates/a.yaml", template.to_owned())]
+}
+
+async fn render_chart(settings: RenderSettings, template: &str) -> Result<String, String> {
+    let chart = chart(template);
+    let files: Vec<_> = chart.iter().map(|(path, text)| (*path, &**text)).collect();
+    render(settings, Tool::Helm, &ManifestProject::default(), &files).await
+}
+
+#[tokio::test]
+async fn overlay_of_kustomize_is_built_from_its_base() {
+    let Some(settings) = settings_or_skip(Tool::Kustomize) else { return };
+    let files = [
+        ("prod/kustomization.yaml", "resources: [../base]\nnamePrefix: prod-\n"),
+        ("base/kustomization.yaml", "resources: [a.yaml]\n"),
+        ("base/a.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"),
+    ];
+    let project = ManifestProject::default();
+    let rendered = render(settings.clone(), Tool::Kustomize, &project, &files).await.unwrap();
+    assert!(rendered.contains("name: prod-a"), "{rendered}");
+    let error = render(settings, Tool::Kustomize, &project, &files[..2]).await.unwrap_err();
+    assert!(error.starts_with("prod (kustomize build): kustomize failed (exit status: 1): "), "{error}");
+    assert!(error.contains("base/a.yaml") && !error.contains("/tmp"), "{error}");
+}
+
+#[tokio::test]
+async fn chart_of_helm_is_rendered_with_its_values() {
+    let Some(settings) = settings_or_skip(Tool::Helm) else { return };
+    let values = serde_json::json!({"two": 2}).as_object().unwrap().clone();
+    let helm = Helm { release_name: None, values_files: vec!["env.yaml".to_owned()], values };
+    let project = ManifestProject {
+        helm: Some(helm),
+        default_namespace: "shop".to_owned(),
+        ..ManifestProject::default()
+    };
+    let template = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}, namespace: {{ .Release.Namespace }}}\n\
+                    data: {a: '{{ .Values.one }}{{ .Values.two }}'}\n";
+    let [chart, template] = chart(template);
+    let files = [(chart.0, &*chart.1), (template.0, &*template.1), ("env.yaml", "{one: 1, two: 1}")];
+    let rendered = render(settings.clone(), Tool::Helm, &project, &files).await.unwrap();
+    assert!(rendered.contains("metadata: {name: prod, namespace: shop}\ndata: {a: '12'}"), "{rendered}");
+    let broken = "apiVersion: v2\nname: shop\nversion: 1.0.0\ndependencies: [{name: db, version: 1.0.0, repository: 'https://example.com'}]\n";
+    let error = render(settings, Tool::Helm, &project, &[("prod/Chart.yaml", broken)]).await.unwrap_err();
+    assert!(error.contains("db") || error.contains("env.yaml"), "{error}");
+}
+
+/// What a template may try: the environment, files and the network of kas, and the cluster.
+#[tokio::test]
+async fn chart_sees_nothing_of_the_machine() {
+    let Some(settings) = settings_or_skip(Tool::Helm) else { return };
+    let seen = r#"a: "{{ .Files.Get "/etc/passwd" }}{{ .Files.Get "../../../etc/passwd" }}{{ getHostByName "localhost" }}{{ lookup "v1" "Secret" "" "" }}""#;
+    assert!(render_chart(settings.clone(), seen).await.unwrap().contains(r#"a: "map[]""#));
+    for (template, expected) in [
+        (r#"{{ env "HOME" }}"#, "function \"env\" not defined"),
+        ("{{ range $i, $_ := until 100000000 }}{{ $i }}{{ end }}", "fatal error"),
+        (r#"{{ repeat 100000000 "bomb" }}"#, "fatal error"),
+        (r#"{{ define "a" }}{{ include "a" . }}{{ end }}{{ include "a" . }}"#, "error calling include"),
+    ] {
+        let error = render_chart(settings.clone(), template).await.unwrap_err();
+        assert!(error.contains(expected) && error.len() < 2000, "{template}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn program_has_no_environment_and_no_network() {
+    let seen = run_script(
+        "/usr/bin/env; echo net; /bin/cat /proc/net/dev; echo limits; ulimit -t; ulimit -n; ulimit -d; /usr/bin/nice",
+        settings(),
+    )
+    .await
+    .unwrap();
+    let (environment, rest) = seen.split_once("net\n").unwrap();
+    for line in environment.lines() {
+        let (name, _) = line.split_once('=').unwrap();
+        let known =
+            ["HOME", "TMPDIR", "HTTP_PROXY", "HTTPS_PROXY", "GOMEMLIMIT", "PWD", "OLDPWD", "_", "SHLVL"];
+        assert!(known.contains(&name), "{line}");
+    }
+    let own = std::process::Command::new("nice").output().unwrap().stdout;
+    let own: i32 = String::from_utf8(own).unwrap().trim().parse().unwrap();
+    let niceness = (own + 10).min(19).to_string();
+    let (network, limits) = rest.split_once("limits\n").unwrap();
+    let interfaces = network.lines().skip(2).count();
+    // A container may not allow another network. There must be one in CI.
+    let alone = std::process::Command::new("unshare").args(["--user", "--net", "true"]).status();
+    if alone.is_ok_and(|status| status.success()) {
+        assert!(interfaces <= 1 && !network.contains("eth"), "{network}");
+    } else {
+        skipped("this machine allows no network namespace");
+    }
+    assert_eq!(limits.lines().collect::<Vec<_>>(), ["60", "256", "524288", &*niceness]);
+}
+
+#[tokio::test]
+async fn program_that_takes_too_much_is_ended() {
+    let brief = RenderSettings { timeout: Duration::from_millis(300), ..settings() };
+    let error = run_script("/bin/sleep 600", brief).await.unwrap_err();
+    assert_eq!(error, "prod (kustomize build): kustomize did not finish within 300ms");
+    let error = run_script("/usr/bin/yes bomb", settings()).await.unwrap_err();
+    assert_eq!(error, "prod (kustomize build): kustomize printed more than 1 MiB");
+    let busy = RenderSettings { timeout: Duration::from_secs(60), ..settings() };
+    let error = run_script("ulimit -t 1; while :; do :; done", busy).await.unwrap_err();
+    assert!(error.contains("(signal: 9 (SIGKILL)") || error.contains("SIGXCPU"), "{error}");
+    let absent = RenderSettings { kustomize: "/absent/kustomize".into(), ..settings() };
+    let files = [("prod/kustomization.yaml", "")];
+    let error = render(absent, Tool::Kustomize, &ManifestProject::default(), &files).await;
+    assert_eq!(
+        error.unwrap_err(),
+        "kas has no kustomize, which prod needs: install kustomize beside kas, or set agent.gitops.render.kustomize to its path"
+    );
+}
+
+/// An agent that disconnects must not leave programs behind.
+#[tokio::test]
+async fn dropped_render_kills_the_program_with_its_children() {
+    let directory = TempDir::new().unwrap();
+    let pids = directory.path().join("pids");
+    let script = format!("/bin/sleep 600 & echo $! $$ > {}.new; /bin/mv {0}.new {0}; wait", pids.display());
+    let running = tokio::spawn(async move { run_script(&script, settings()).await });
+    let text = loop {
+        match fs::read_to_string(&pids) {
+            Ok(text) => break text,
+            Err(_) => tokio::task::yield_now().await,
+        }
+    };
+    running.abort();
+    assert!(running.await.unwrap_err().is_cancelled());
+    for pid in text.split_whitespace() {
+        let state = format!("/proc/{pid}/stat");
+        // It is gone, or nobody has read its exit status yet.
+        while fs::read_to_string(&state).is_ok_and(|stat| !stat.contains(") Z ")) {
+            tokio::task::yield_now().await;
+        }
+    }
+}

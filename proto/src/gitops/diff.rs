@@ -1,0 +1,161 @@
+//! What would change in a cluster, before anything is written.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{CommitInfo, ObjectError, ObjectId};
+use crate::agent_configuration::gitops::GitRef;
+
+/// The body of a request for a diff. An empty object is the project as it is configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DiffRequest {
+    /// Another version of the repository.
+    #[serde(rename = "ref", skip_serializing_if = "Option::is_none")]
+    pub reference: Option<GitRef>,
+    /// Another directory of the repository, instead of the paths of the project.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
+    /// Manifests, instead of those of the repository. They are a part of the project: nothing counts as deleted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<Vec<ManifestFile>>,
+}
+
+/// A file with manifests.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestFile {
+    /// The path, which errors name.
+    pub path: String,
+    /// The content: YAML or JSON.
+    pub content: String,
+}
+
+/// A line of the response.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiffLine {
+    /// An object that a sync would change, or would keep although it left Git.
+    Object(ObjectDiff),
+    /// What a sync would refuse.
+    Error(ObjectError),
+    /// The end. A response without it is incomplete.
+    End(DiffSummary),
+}
+
+/// The difference of one object.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ObjectDiff {
+    /// What a sync would do.
+    pub action: DiffAction,
+    /// The object.
+    pub object: ObjectId,
+    /// The file with its line, unless the object left Git.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub file: String,
+    /// A sentence about the action, if it needs one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
+    /// The fields that differ.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fields: Vec<FieldDiff>,
+}
+
+/// What a sync would do with an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiffAction {
+    /// Create it.
+    Create,
+    /// Change it.
+    Change,
+    /// Delete it and create it again.
+    Recreate,
+    /// Delete it, because it left Git.
+    Delete,
+    /// Keep it although it left Git.
+    Keep,
+}
+
+/// The difference of one field. The values of Secrets are masked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FieldDiff {
+    /// The path, such as `spec.template.spec.containers[name=web].image`; empty for the whole object.
+    pub path: String,
+    /// The value in the cluster, if the field is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Value>,
+    /// The value after a sync, if the field is there then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Value>,
+}
+
+/// The end of a diff.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiffSummary {
+    /// The version that was compared, such as `branch main`; empty for posted manifests.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reference: String,
+    /// The commit that was compared, unless manifests were posted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<CommitInfo>,
+    /// Objects that would be created.
+    pub create: u32,
+    /// Objects that would be changed.
+    pub change: u32,
+    /// Objects that would be deleted and created again.
+    pub recreate: u32,
+    /// Objects that would be deleted.
+    pub delete: u32,
+    /// Objects that left Git and would be kept.
+    pub keep: u32,
+    /// Objects that are as in Git.
+    pub unchanged: u32,
+    /// Errors, each of which stops a sync.
+    pub errors: u32,
+    /// Things that the diff could not look at.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// What agentk needs from kas for a diff.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreviewRequest {
+    /// The number by which kas answers.
+    pub number: u64,
+    /// The id of the project.
+    pub project: String,
+    /// Another version than that of the project.
+    #[serde(rename = "ref", default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<GitRef>,
+    /// Another directory than the paths of the project.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
+    /// Only the settings of the project are needed.
+    #[serde(default)]
+    pub settings_only: bool,
+}
+
+impl DiffSummary {
+    /// Counts a line.
+    pub fn count(&mut self, line: &DiffLine) {
+        let counter = match line {
+            DiffLine::Object(object) => match object.action {
+                DiffAction::Create => &mut self.create,
+                DiffAction::Change => &mut self.change,
+                DiffAction::Recreate => &mut self.recreate,
+                DiffAction::Delete => &mut self.delete,
+                DiffAction::Keep => &mut self.keep,
+            },
+            DiffLine::Error(_) => &mut self.errors,
+            DiffLine::End(_) => return,
+        };
+        *counter += 1;
+    }
+
+    /// Returns whether a sync would change anything.
+    pub fn has_changes(&self) -> bool {
+        self.create + self.change + self.recreate + self.delete > 0
+    }
+}
