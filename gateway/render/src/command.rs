@@ -88,6 +88,17 @@ pub(crate) fn error_text(stderr: &[u8], root: &Path) -> String {
     shown.escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'")
 }
 
+/// Returns whether a program of Go ended because it got no more memory. A new thread needs some, too.
+pub(crate) fn is_out_of_memory(stderr: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(stderr);
+    let words = ["out of memory", "cannot allocate memory", "pthread_create failed"];
+    text.lines()
+        .filter(|line| {
+            ["fatal error: ", "runtime: ", "runtime/cgo: "].iter().any(|start| line.starts_with(start))
+        })
+        .any(|line| words.iter().any(|words| line.contains(words)))
+}
+
 fn without_long_brackets(text: &str) -> String {
     let mut shown = String::new();
     let mut rest = text;
@@ -123,6 +134,18 @@ mod tests {
         assert_eq!(arguments.join(" ").replace(&*root.path().to_string_lossy(), "R"), expected);
         assert_eq!(std::fs::read_to_string(root.path().join(VALUES)).unwrap(), r#"{"replicas":3}"#);
         assert!(command.environment.iter().all(|(name, _)| *name != "PATH"));
+    }
+
+    #[test]
+    fn end_without_memory_is_recognized() {
+        for stderr in [
+            "fatal error: runtime: cannot allocate memory\nruntime stack:\n",
+            "runtime: out of memory: cannot allocate 4194304-byte block\nfatal error: out of memory\n",
+            "runtime/cgo: pthread_create failed: Resource temporarily unavailable\nSIGABRT: abort\n",
+        ] {
+            assert!(is_out_of_memory(stderr.as_bytes()), "{stderr}");
+        }
+        assert!(!is_out_of_memory(b"Error: the file out of memory does not exist\n"));
     }
 
     #[test]

@@ -121,6 +121,12 @@ impl Renderer {
         let output = run.map_err(|error| failed(format!("{name} {error}")))?;
         if !output.status.success() {
             let said = command::error_text(&output.stderr, directory.path());
+            if command::is_out_of_memory(&output.stderr) {
+                let mib = self.settings.max_memory >> 20;
+                return Err(failed(format!(
+                    "{name} needs more memory than {mib} MiB (agent.gitops.render.max_memory): {said}"
+                )));
+            }
             return Err(failed(format!("{name} failed ({}): {said}", output.status)));
         }
         let rendered = Bytes::from(output.stdout);
