@@ -107,6 +107,8 @@ pub struct Outcome {
     pub errors: Vec<ObjectError>,
     /// The deletions that wait for an approval.
     pub held: Option<HeldDeletions>,
+    /// The first objects that left Git and were not deleted, with the reasons.
+    pub kept: Vec<ObjectError>,
     /// Why the sync stopped early.
     pub stopped: Option<Stopped>,
 }

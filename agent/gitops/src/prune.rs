@@ -129,7 +129,7 @@ fn hold(deleted: usize, total: usize, empty: bool, project: &ManifestProject) ->
     }
     if empty {
         return Some(format!(
-            "Git has no object any more, and {deleted} would be deleted: approve it with kas gitops approve, or restore the files"
+            "the project has no object any more, and {deleted} would be deleted: approve it with kas gitops approve, or restore the files"
         ));
     }
     let percent = usize::from(project.max_prune_percent);

@@ -12,8 +12,11 @@ use bytes::Bytes;
 use clap::{Subcommand, ValueEnum};
 use http::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use proto::gitops::{CommitInfo, HeldDeletions, ObjectCounts, PROJECTS_PATH, ProjectStatus, SyncRecord};
+use proto::gitops::{
+    CommitInfo, HeldDeletions, ObjectCounts, PROJECTS_PATH, ProjectState, ProjectStatus, SyncRecord,
+};
 use serde::Deserialize;
+use tokio::time::sleep;
 
 use self::diff::DiffOptions;
 use crate::{
@@ -22,6 +25,11 @@ use crate::{
     print,
     table::{Table, age},
 };
+
+/// The time between two looks at a status.
+const WATCH_PERIOD: Duration = Duration::from_secs(1);
+/// The looks at a project that shall be pruned until its objects are known.
+const PRUNE_LOOKS: u32 = 30;
 
 /// Show and control the manifests from Git that an agent applies
 ///
@@ -49,24 +57,34 @@ enum Action {
     Resume(ProjectOptions),
     /// Let a commit that is held delete its objects
     Approve(ApproveOptions),
+    /// Delete the objects of a project that left the configuration, after an approval
+    Prune(ProjectOptions),
 }
 
 #[derive(Debug, clap::Args)]
 struct ListOptions {
     #[command(flatten)]
     agent: AgentOptions,
-    /// The format
-    #[arg(long, value_enum, default_value_t)]
-    output: Output,
+    #[command(flatten)]
+    view: ViewOptions,
 }
 
 #[derive(Debug, clap::Args)]
 struct ShowOptions {
     #[command(flatten)]
     project: ProjectOptions,
+    #[command(flatten)]
+    view: ViewOptions,
+}
+
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct ViewOptions {
     /// The format
     #[arg(long, value_enum, default_value_t)]
     output: Output,
+    /// Print it again whenever it changes, until Ctrl-C
+    #[arg(long)]
+    watch: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -114,6 +132,7 @@ Examples:
   export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
   kas gitops list --agent production
   kas gitops show --agent production group/shop
+  kas gitops show --agent production group/shop --watch
   kas gitops approve --agent production group/shop
   kas gitops diff --agent production group/shop --ref feature
 
@@ -143,23 +162,18 @@ impl Action {
     async fn run(self) -> Result<(String, u8), CliError> {
         let text = match self {
             Self::Diff(diff) => return diff.run().await,
-            Self::List(ListOptions { agent, output }) => {
-                let body = agent.send(Method::GET, "").await?;
-                match output {
-                    Output::Json => Ok(with_newline(&body)),
-                    Output::Text => {
-                        let Projects { projects } = parse(&body)?;
-                        Ok(table(&projects, SystemTime::now()))
-                    }
-                }
+            Self::List(ListOptions { agent, view }) => {
+                let text = |body: &[u8]| {
+                    let Projects { projects } = parse(body)?;
+                    Ok(table(&projects, SystemTime::now()))
+                };
+                view.run(|| agent.send(Method::GET, ""), text).await
             }
-            Self::Show(ShowOptions { project, output }) => {
-                let body = project.send(Method::GET, "").await?;
-                match output {
-                    Output::Json => Ok(with_newline(&body)),
-                    Output::Text => Ok(describe(&parse(&body)?, &project.agent.agent, SystemTime::now())),
-                }
+            Self::Show(ShowOptions { project, view }) => {
+                let text = |body: &[u8]| Ok(describe(&parse(body)?, &project.agent.agent, SystemTime::now()));
+                view.run(|| project.send(Method::GET, ""), text).await
             }
+            Self::Prune(project) => project.prune().await,
             Self::Sync(project) => project.command("sync", "will be synced now").await,
             Self::Suspend(project) => project.command("suspend", "is suspended").await,
             Self::Resume(project) => project.command("resume", "is synced again").await,
@@ -179,6 +193,32 @@ impl Action {
             }
         };
         text.map(|text| (text, 0))
+    }
+}
+
+impl ViewOptions {
+    /// Returns the text of a response. With `--watch` it prints each one that differs from the one before, and ends with an error only.
+    async fn run(
+        self,
+        get: impl AsyncFn() -> Result<Bytes, CliError>,
+        text: impl Fn(&[u8]) -> Result<String, CliError>,
+    ) -> Result<String, CliError> {
+        let text = |body: &[u8]| match self.output {
+            Output::Json => Ok(with_newline(body)),
+            Output::Text => text(body),
+        };
+        let mut body = get().await?;
+        if !self.watch {
+            return text(&body);
+        }
+        loop {
+            print(&text(&body)?)?;
+            let shown = body.clone();
+            while body == shown {
+                sleep(WATCH_PERIOD).await;
+                body = get().await?;
+            }
+        }
     }
 }
 
@@ -204,6 +244,26 @@ impl ProjectOptions {
         let project = utf8_percent_encode(&self.project, NON_ALPHANUMERIC);
         let path = self.agent.path(&format!("/{project}{path}"));
         self.agent.caller.post(&path, body, limit).await
+    }
+
+    /// Asks for the deletion of all objects, and shows those that wait for the approval.
+    async fn prune(&self) -> Result<String, CliError> {
+        self.send(Method::POST, "/prune").await?;
+        let mut status = None;
+        for _ in 0..PRUNE_LOOKS {
+            sleep(WATCH_PERIOD).await;
+            let Projects { projects } = parse(&self.agent.send(Method::GET, "").await?)?;
+            let found = projects.into_iter().find(|found| found.project == self.project);
+            let Some(found) = found else {
+                return Ok(format!("{} had no objects and is gone\n", printable(&self.project)));
+            };
+            let is_decided = matches!(found.state, ProjectState::Held | ProjectState::Failed);
+            status = Some(found);
+            if is_decided {
+                break;
+            }
+        }
+        Ok(status.map(|status| describe(&status, &self.agent.agent, SystemTime::now())).unwrap_or_default())
     }
 
     async fn command(&self, command: &str, done: &str) -> Result<String, CliError> {
@@ -276,6 +336,14 @@ fn describe(status: &ProjectStatus, agent: &str, now: SystemTime) -> String {
         let file = if error.file.is_empty() { String::new() } else { format!("{}: ", error.file) };
         line("Error", format!("{file}{object}{}", error.message));
     }
+    for kept in &status.kept {
+        let object = kept.object.as_ref().map(|id| format!("{id}: ")).unwrap_or_default();
+        line("Kept", format!("{object}{}", kept.message));
+    }
+    let more = (status.objects.kept as usize).saturating_sub(status.kept.len());
+    if more > 0 && !status.kept.is_empty() {
+        line("Kept", format!("and {more} more"));
+    }
     if let Some(HeldDeletions { code, count, objects }) = &status.held {
         for object in objects {
             line("Deletes", object.to_string());
@@ -320,7 +388,7 @@ fn printable(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use proto::gitops::{ObjectError, ObjectId, ProjectState};
+    use proto::gitops::{ObjectError, ObjectId};
 
     use super::*;
 
@@ -349,6 +417,12 @@ mod tests {
             message: "1 object failed; nothing was deleted".to_owned(),
             synced: None,
             attempted: Some(commit),
+            kept: vec![ObjectError {
+                object: Some(object.clone()),
+                file: String::new(),
+                message: "it belongs to another object (ownerReferences)".to_owned(),
+            }],
+            settings: None,
             held: Some(HeldDeletions { code: "0a1b".to_owned(), count: 2, objects: vec![object.clone()] }),
             revision: String::new(),
             answered: String::new(),
@@ -370,6 +444,7 @@ Synced:     nothing yet
 Attempted:  cccccccccccc Deploy?[2J (Ada)
 Objects:    3 in Git: 1 applied, 1 unchanged, 1 failed, 0 degraded, 0 starting; 0 deleted, 0 kept
 Error:      app.yaml:3: ConfigMap a: exceeded quota (403)
+Kept:       ConfigMap a: it belongs to another object (ownerReferences)
 Deletes:    ConfigMap a
 Deletes:    and 1 more
 Approve:    kas gitops approve --agent prod --code 0a1b group/shop

@@ -187,6 +187,42 @@ fn broken_commit_changes_nothing_and_mass_deletion_waits() {
     world.repository.commit("observability: {}\n");
     world.wait_for_state("orphaned");
     assert_eq!(world.config_maps(), "c0");
+
+    // It is pruned. It is back in the configuration before that is approved, and nothing is deleted.
+    let asked = String::from_utf8(world.gitops(&["prune", PROJECT]).stdout).unwrap();
+    assert!(asked.contains("Deletes:    ConfigMap gitops-guards") && asked.contains("c0"), "{asked}");
+    let code = world.status()["held"]["code"].as_str().unwrap().to_owned();
+    world.configure("", &[]);
+    world.wait_for_state("synced");
+    let refused = world.gitops(&["prune", PROJECT]);
+    let message = String::from_utf8_lossy(&refused.stderr);
+    assert!(message.contains("only a project that left the configuration"), "{message}");
+    assert!(!world.gitops(&["approve", PROJECT, "--code", &code]).status.success());
+
+    // An object that must stay keeps the project; without it, the project is gone.
+    let annotate = |value: &str| {
+        let keep = format!("config.kubernetes.io/lifecycle{value}");
+        world.namespace.kubectl.ok(&["annotate", "configmap", "c0", &keep]);
+    };
+    world.configure("", &[("manifests/app.yaml", Some(&config_maps(&["c0", "c1"])))]);
+    eventually("both are there", || world.config_maps() == "c0 c1");
+    world.repository.commit("observability: {}\n");
+    world.wait_for_state("orphaned");
+    annotate("=detach");
+    assert!(world.gitops(&["prune", PROJECT]).status.success());
+    assert!(world.gitops(&["approve", PROJECT]).status.success());
+    let status = world.wait_for_state("orphaned");
+    assert_eq!(
+        (&*world.config_maps(), &status["kept"][0]["object"]["name"]),
+        ("c0", &json!("c0")),
+        "{status}"
+    );
+    annotate("-");
+    assert!(world.gitops(&["prune", PROJECT]).status.success());
+    assert!(world.gitops(&["approve", PROJECT]).status.success());
+    eventually("the project is gone", || world.config_maps().is_empty() && world.status() == Value::Null);
+    let inventories = ["get", "configmap", "-l", "applyset.kubernetes.io/id", "-o", "name"];
+    assert_eq!(world.namespace.kubectl.ok(&inventories).trim(), "");
 }
 
 #[test]

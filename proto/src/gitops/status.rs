@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::CommitInfo;
+use crate::agent_configuration::gitops::ManifestProject;
 
 /// An object of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -117,6 +118,12 @@ pub struct ProjectStatus {
     /// The first errors of the last sync.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<ObjectError>,
+    /// The first objects that left Git and were not deleted, with the reasons.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<ObjectError>,
+    /// The settings with which the project was synced last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<Box<ManifestProject>>,
     /// The last syncs, the newest one first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<SyncRecord>,

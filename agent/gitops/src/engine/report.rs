@@ -9,12 +9,15 @@ use crate::Manifest;
 const MAX_MESSAGE: usize = 1000;
 /// The most errors that an outcome has.
 const MAX_ERRORS: usize = 20;
+/// The most objects whose reasons to stay an outcome has.
+const MAX_KEPT: usize = 10;
 
 /// Collects what happens.
 pub(super) struct Report<'a> {
     events: &'a (dyn Fn(SyncEvent) + Send + Sync),
     pub(super) objects: ObjectCounts,
     errors: Vec<ObjectError>,
+    kept: Vec<ObjectError>,
     /// The deletions that wait for an approval, and the reason.
     pub(super) held: Option<(HeldDeletions, String)>,
     /// Objects that somebody else has changed, and that were not healed.
@@ -23,7 +26,14 @@ pub(super) struct Report<'a> {
 
 impl<'a> Report<'a> {
     pub(super) fn new(events: &'a (dyn Fn(SyncEvent) + Send + Sync)) -> Self {
-        Self { events, objects: ObjectCounts::default(), errors: Vec::new(), held: None, drifted: 0 }
+        Self {
+            events,
+            objects: ObjectCounts::default(),
+            errors: Vec::new(),
+            kept: Vec::new(),
+            held: None,
+            drifted: 0,
+        }
     }
 
     pub(super) fn planned(&mut self, manifests: &[Manifest]) {
@@ -45,7 +55,15 @@ impl<'a> Report<'a> {
         if let Some(counter) = counter {
             *counter += 1;
         }
-        (self.events)(SyncEvent { event, object: Some(id.clone()), message: message.into() });
+        let message = message.into();
+        if event == EventKind::Kept && self.kept.len() < MAX_KEPT {
+            self.kept.push(ObjectError {
+                object: Some(id.clone()),
+                file: String::new(),
+                message: message.clone(),
+            });
+        }
+        (self.events)(SyncEvent { event, object: Some(id.clone()), message });
     }
 
     /// Adds a sentence to the errors of a sync that succeeds all the same.
@@ -99,8 +117,11 @@ impl<'a> Report<'a> {
                 (state, format!("stopped before the end: {reason}"))
             }
         };
-        let held = self.held.map(|(deletions, _)| deletions);
-        Outcome { state, message, objects: self.objects, errors: self.errors, held, stopped }
+        let (held, reason) = self.held.unzip();
+        // Those that wait for an approval have one reason, which is the message.
+        self.kept.retain(|kept| Some(&kept.message) != reason.as_ref());
+        let kept = self.kept;
+        Outcome { state, message, objects: self.objects, errors: self.errors, held, kept, stopped }
     }
 
     fn success(&self, input: &SyncInput) -> (ProjectState, String) {

@@ -1,6 +1,7 @@
 //! The requests of kas (`manifests`) and of callers (`gitops`).
 
 use std::{
+    collections::{BTreeMap, HashSet},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -32,7 +33,7 @@ use super::{
     Gitops, diff,
     project::Submitted,
     sources::QUEUE,
-    worker::{self, APPROVED, REQUESTED, SUSPENDED},
+    worker::{self, APPROVED, PRUNE, REQUESTED, SUSPENDED},
 };
 use crate::services::{RequestHandler, ServiceError};
 
@@ -40,6 +41,9 @@ use crate::services::{RequestHandler, ServiceError};
 const LIMITS: FrameLimits = FrameLimits { files: 20_000, bytes: 64 << 20 };
 /// The time for the body of a request for a diff.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// The message of an orphaned project.
+const ORPHANED: &str =
+    "the project is not in the configuration any more; its objects stay until kas gitops prune";
 /// The largest body of a request for a diff, in bytes.
 const MAX_DIFF: usize = 64 << 20;
 
@@ -104,17 +108,20 @@ impl ManifestsHandler {
         let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
         let stored = worker::statuses(&self.0).await;
         let stored = stored.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
-        for status in stored {
-            let listed = ids.contains(&&*status.project);
-            if listed {
-                self.0.project(&status.project).restore(status);
-                continue;
+        let mut pruned = HashSet::new();
+        for (status, commands) in stored {
+            let project = self.0.project(&status.project);
+            project.restore(status);
+            if commands.prunes {
+                pruned.insert(project.id.clone());
             }
-            if status.state != ProjectState::Orphaned {
-                let message = "the project is not in the configuration any more; its objects stay".to_owned();
-                let orphaned = ProjectStatus { state: ProjectState::Orphaned, message, ..status };
-                tracing::info!(project = orphaned.project, "project orphaned");
-                worker::write_status(&self.0, agent, &orphaned).await;
+        }
+        for &id in &ids {
+            self.0.project(id).adopt();
+            if pruned.contains(id) {
+                let clear = |commands: &mut BTreeMap<_, _>| drop(commands.insert(PRUNE, String::new()));
+                let cleared = worker::change_commands(&self.0, agent, id, clear).await;
+                cleared.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
             }
         }
         let dropped: Vec<_> = {
@@ -122,11 +129,14 @@ impl ManifestsHandler {
             projects.values().filter(|project| !ids.contains(&&*project.id)).cloned().collect()
         };
         for project in dropped {
-            project.orphan();
-            self.0.metrics.forget(&project.id);
-        }
-        for id in ids {
-            self.0.project(id);
+            let orphaned = project.orphan(ORPHANED);
+            if pruned.contains(&project.id) {
+                project.prune();
+            } else if let Some(status) = orphaned {
+                tracing::info!(project = project.id, "project orphaned");
+                worker::write_status(&self.0, agent, &status).await;
+                self.0.metrics.forget(&project.id);
+            }
         }
         Ok(no_content())
     }
@@ -228,7 +238,8 @@ impl RequestHandler for GitopsHandler {
 impl GitopsHandler {
     async fn statuses(&self) -> Result<Vec<ProjectStatus>, ServiceError> {
         let statuses = worker::statuses(&self.0).await;
-        let mut statuses = statuses.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
+        let statuses = statuses.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
+        let mut statuses: Vec<_> = statuses.into_iter().map(|(status, _)| status).collect();
         statuses.sort_by(|a, b| a.project.cmp(&b.project));
         Ok(statuses)
     }
@@ -265,10 +276,14 @@ impl GitopsHandler {
         let status = self.statuses().await?.into_iter().find(|status| status.project == id);
         let status = status.ok_or_else(|| unknown_project(id))?;
         let change = match command {
-            "sync" => None,
-            "suspend" => Some((SUSPENDED, "true".to_owned())),
-            "resume" => Some((SUSPENDED, String::new())),
-            "approve" => Some((APPROVED, approval(&status, query)?)),
+            "sync" => Vec::new(),
+            "suspend" => vec![(SUSPENDED, "true".to_owned())],
+            "resume" => vec![(SUSPENDED, String::new())],
+            "approve" => vec![(APPROVED, approval(&status, query)?)],
+            "prune" => {
+                check_orphaned(&status)?;
+                vec![(PRUNE, "true".to_owned()), (SUSPENDED, String::new())]
+            }
             _ => {
                 return Err(ServiceError::new(
                     Reason::UnknownPath,
@@ -285,7 +300,10 @@ impl GitopsHandler {
         });
         changed.await.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
         tracing::info!(project = id, command, "command about a project");
-        if let Some(project) = self.0.find_project(id) {
+        if let Some(project) = self.0.find_project(id).filter(|_| self.0.is_leading()) {
+            if command == "prune" {
+                project.prune();
+            }
             project.request();
         }
         self.0.sources.lock().want(id);
@@ -331,6 +349,19 @@ fn approval(status: &ProjectStatus, query: Option<&str>) -> Result<String, Servi
             "other objects of {project} would be deleted now: look at them with kas gitops show, and approve them again"
         ))),
         None => Err(bad_request("an approval needs ?code=<code>, which kas gitops show prints")),
+    }
+}
+
+/// Only the objects of a project that nobody wants any more are deleted without a commit.
+fn check_orphaned(status: &ProjectStatus) -> Result<(), ServiceError> {
+    let ProjectStatus { project, state, .. } = status;
+    match state {
+        ProjectState::Orphaned => Ok(()),
+        state => Err(bad_request(&format!(
+            "only a project that left the configuration can be pruned, and the state of {project} is {}: remove it from \
+             gitops.manifest_projects first",
+            state.as_str()
+        ))),
     }
 }
 

@@ -178,6 +178,7 @@ mod tests {
             objects: ObjectCounts { applied: 2, pruned: 1, ..ObjectCounts::default() },
             errors: Vec::new(),
             held: None,
+            kept: Vec::new(),
             stopped: None,
         };
         metrics.record("group/app", &outcome, Duration::from_millis(100), true);

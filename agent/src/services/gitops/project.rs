@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::SystemTime};
 use gitops_engine::{Outcome, SourceFile};
 use parking_lot::Mutex;
 use proto::{
-    agent_configuration::gitops::ManifestProject,
+    agent_configuration::gitops::{DryRunStrategy, ManifestProject},
     gitops::{ObjectId, ProjectState, ProjectStatus, SyncEvent, SyncHead, SyncRecord},
 };
 use sha2::{Digest as _, Sha256};
@@ -32,7 +32,7 @@ struct State {
     /// Somebody asked for a sync.
     requested: bool,
     /// The commands as they were seen last.
-    commands: Option<[Option<String>; 3]>,
+    commands: Option<[Option<String>; 4]>,
     /// The objects that were changed since the worker looked, with their fingerprints.
     changes: HashMap<ObjectId, Option<u64>>,
     status: ProjectStatus,
@@ -48,6 +48,8 @@ pub(super) struct Wanted {
     pub(super) files: Arc<[SourceFile]>,
     /// The digest of the commit and the settings, which survives a restart.
     pub(super) revision: String,
+    /// The project has left the configuration, and all of its objects shall go.
+    pub(super) prunes: bool,
 }
 
 /// The result of [`Project::submit`].
@@ -123,7 +125,11 @@ impl Project {
     }
 
     /// Notes the commands of the inventory, and wakes the worker if they have changed. Returns whether they have.
-    pub(super) fn note_commands(&self, commands: [Option<String>; 3]) -> bool {
+    pub(super) fn note_commands(&self, commands: [Option<String>; 4]) -> bool {
+        let [.., prune] = &commands;
+        if prune.as_deref() == Some("true") {
+            self.prune();
+        }
         let before = self.state.lock().commands.replace(commands.clone());
         let changed = before.is_some_and(|before| before != commands);
         if changed {
@@ -160,17 +166,63 @@ impl Project {
             .is_some_and(|[suspended, ..]| suspended.as_deref() == Some("true"))
     }
 
-    /// Forgets the commit: kas does not send this project any more.
-    pub(super) fn orphan(&self) {
-        {
-            let mut state = self.state.lock();
-            (state.wanted, state.problem) = (None, None);
-            state.next += 1;
-            state.status.state = ProjectState::Orphaned;
-            state.status.message =
-                "the project is not in the configuration any more; its objects stay".to_owned();
+    /// Forgets the commit, unless it is pruned: kas does not send this project any more. Returns the status if that changed anything.
+    pub(super) fn orphan(&self, message: &str) -> Option<ProjectStatus> {
+        let mut state = self.state.lock();
+        if state.wanted.as_ref().is_some_and(|wanted| wanted.prunes) {
+            return None;
         }
+        let before = state.shown();
+        state.forget_wanted();
+        state.status.state = ProjectState::Orphaned;
+        message.clone_into(&mut state.status.message);
+        let status = state.changed_since(&before);
+        drop(state);
         self.wake.notify_one();
+        status
+    }
+
+    /// Wants that all objects of an orphaned project go. Its settings are those of the last sync.
+    pub(super) fn prune(&self) {
+        let mut state = self.state.lock();
+        if state.status.state != ProjectState::Orphaned || state.wanted.is_some() {
+            return;
+        }
+        state.next += 1;
+        let status = &state.status;
+        let settings = status.settings.as_deref().cloned().unwrap_or_default();
+        let head = SyncHead {
+            project: self.id.clone(),
+            settings: ManifestProject {
+                prune: true,
+                suspend: false,
+                dry_run_strategy: DryRunStrategy::None,
+                ..settings
+            },
+            reference: status.reference.clone(),
+            commit: status.attempted.clone().unwrap_or_default(),
+        };
+        let wanted = Wanted { prunes: true, ..Wanted::new(state.next, head, Vec::new()) };
+        state.wanted = Some(Arc::new(wanted));
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Ends that the project is orphaned or pruned: it is in the configuration again.
+    pub(super) fn adopt(&self) {
+        let mut state = self.state.lock();
+        let is_pruned = state.wanted.as_ref().is_some_and(|wanted| wanted.prunes);
+        if is_pruned || state.status.state == ProjectState::Orphaned {
+            state.forget_wanted();
+            (state.status.state, state.status.held) = (ProjectState::Pending, None);
+            state.status.message.clear();
+        }
+    }
+
+    /// Ends that the project is pruned, because what could be deleted is gone.
+    pub(super) fn end_prune(&self, message: &str) -> Option<ProjectStatus> {
+        self.state.lock().forget_wanted();
+        self.orphan(message)
     }
 
     pub(super) fn status(&self) -> ProjectStatus {
@@ -226,6 +278,7 @@ impl Project {
         status.objects = outcome.objects;
         status.errors.clone_from(&outcome.errors);
         status.held.clone_from(&outcome.held);
+        status.kept.clone_from(&outcome.kept);
         if finished {
             let is_done = !matches!(outcome.state, ProjectState::Failed | ProjectState::Held);
             status.revision = if is_done { wanted.revision.clone() } else { String::new() };
@@ -240,6 +293,11 @@ impl Project {
 }
 
 impl State {
+    fn forget_wanted(&mut self) {
+        (self.wanted, self.problem) = (None, None);
+        self.next += 1;
+    }
+
     /// Returns the status as people see it.
     fn shown(&self) -> ProjectStatus {
         let status = self.status.clone();
@@ -262,10 +320,77 @@ impl Wanted {
         let what = serde_json::to_vec(&(&head.commit.id, &head.reference, &head.settings));
         let digest = Sha256::digest(what.expect("it has keys that are text"));
         let revision = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        Self { number, head, files: files.into(), revision }
+        Self { number, head, files: files.into(), revision, prunes: false }
     }
 
     pub(super) fn settings(&self) -> &ManifestProject {
         &self.head.settings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn project() -> Project {
+        let settings = ManifestProject { prune: false, suspend: true, ..ManifestProject::default() };
+        let status = ProjectStatus { settings: Some(Box::new(settings)), ..ProjectStatus::default() };
+        let project = Project::new("group/shop");
+        project.restore(status);
+        project
+    }
+
+    fn head() -> SyncHead {
+        SyncHead {
+            project: "group/shop".to_owned(),
+            settings: ManifestProject::default(),
+            reference: "branch main".to_owned(),
+            commit: proto::gitops::CommitInfo::default(),
+        }
+    }
+
+    #[test]
+    fn only_an_orphaned_project_is_pruned() {
+        let project = project();
+        project.prune();
+        assert!(project.wanted().is_none(), "it may be in the configuration");
+        project.submit(head(), Vec::new());
+        project.prune();
+        assert!(!project.wanted().unwrap().prunes, "it is in the configuration");
+
+        project.orphan("it left");
+        assert!(project.wanted().is_none());
+        let prune = [None, None, None, Some("true".to_owned())];
+        project.note_commands(prune);
+        let wanted = project.wanted().unwrap();
+        let settings = wanted.settings();
+        assert!(wanted.prunes && settings.prune && !settings.suspend, "a person has decided");
+        assert!(project.orphan("kas says it again").is_none() && project.wanted().is_some());
+    }
+
+    #[test]
+    fn project_that_is_listed_again_is_not_pruned() {
+        let project = project();
+        project.orphan("it left");
+        project.prune();
+        let number = project.wanted().unwrap().number;
+        project.adopt();
+        assert!(project.wanted().is_none() && !project.is_newest(number), "a running prune stops");
+        assert_eq!(project.status().state, ProjectState::Pending);
+
+        project.submit(head(), Vec::new());
+        let number = project.wanted().unwrap().number;
+        project.adopt();
+        assert!(project.is_newest(number), "a sync goes on when kas sends the list again");
+    }
+
+    #[test]
+    fn prune_ends_in_an_orphaned_project() {
+        let project = project();
+        project.orphan("it left");
+        project.prune();
+        let status = project.end_prune("others stay").unwrap();
+        assert_eq!((status.state, &*status.message), (ProjectState::Orphaned, "others stay"));
+        assert!(project.wanted().is_none());
     }
 }

@@ -9,7 +9,7 @@ use gitops_engine::{
 };
 use proto::{
     AgentId,
-    agent_configuration::gitops::{DryRunStrategy, SelfHeal},
+    agent_configuration::gitops::{DryRunStrategy, PropagationPolicy, SelfHeal},
     gitops::{EventKind, ObjectError, ObjectId, ProjectState, ProjectStatus, SyncEvent},
 };
 use serde_json::{Value, json};
@@ -40,6 +40,8 @@ pub(super) const SUSPENDED: &str = "agentk/suspended";
 pub(super) const APPROVED: &str = "agentk/approved";
 /// The annotation with the time at which somebody asked for a sync, in milliseconds since 1970.
 pub(super) const REQUESTED: &str = "agentk/requested";
+/// The annotation of an orphaned project whose objects shall go.
+pub(super) const PRUNE: &str = "agentk/prune";
 /// The most errors of objects without health that a status has.
 const MAX_UNHEALTHY: usize = 10;
 
@@ -52,11 +54,26 @@ struct WorkerFence<'a> {
 
 /// The commands about a project, which are annotations of its inventory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Commands {
+pub(super) struct Commands {
     suspended: bool,
     approved: Option<String>,
+    /// The objects of the project shall go, if it is not in the configuration.
+    pub(super) prunes: bool,
     /// The time of the last command. It differs from that in the status until a sync has answered it, also by another process.
     requested: String,
+}
+
+impl Commands {
+    /// Reads the annotations of an inventory.
+    fn read(inventory: &Value) -> Self {
+        let annotation = |key: &str| inventory["metadata"]["annotations"][key].as_str();
+        Self {
+            suspended: annotation(SUSPENDED) == Some("true"),
+            approved: annotation(APPROVED).filter(|code| !code.is_empty()).map(str::to_owned),
+            prunes: annotation(PRUNE) == Some("true"),
+            requested: annotation(REQUESTED).unwrap_or_default().to_owned(),
+        }
+    }
 }
 
 impl Fence for WorkerFence<'_> {
@@ -164,7 +181,7 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         if is_new {
             (schedule, tried) = (Schedule::new(Instant::now()), wanted.number);
             // A process before this one has applied it, and does not want to heal.
-            let applied = project.status().revision == wanted.revision;
+            let applied = !wanted.prunes && project.status().revision == wanted.revision;
             unfinished = !applied || wanted.settings().self_heal == SelfHeal::Heal;
         }
         let user = wanted.settings().service_account().map(|(namespace, name)| format!("{namespace}/{name}"));
@@ -209,6 +226,15 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
                 false => schedule.note_success(Instant::now(), reverted),
             }
             unfinished = failed || outcome.state == ProjectState::Held;
+            if wanted.prunes && outcome.state == ProjectState::Synced {
+                let fence = WorkerFence { gitops: &gitops, project: &project, number: wanted.number };
+                if let Err(error) = end_prune(&gitops, agent, &fence, &outcome).await {
+                    tracing::warn!(project = project.id, error, "the inventory of a pruned project stays");
+                    unfinished = true;
+                    schedule.note_failure(Instant::now());
+                }
+                continue;
+            }
             if commands.approved.is_some() && outcome.state == ProjectState::Synced {
                 // An approval is for one deletion.
                 let clear = |commands: &mut BTreeMap<_, _>| drop(commands.insert(APPROVED, String::new()));
@@ -244,7 +270,12 @@ async fn sync(
     if is_new {
         publish(gitops, agent, project, |status| {
             status.state = ProjectState::Syncing;
+            if wanted.prunes {
+                status.message = "all objects of the project shall be deleted".to_owned();
+                return;
+            }
             status.message = format!("commit {} is being applied", commit.get(..12).unwrap_or(commit));
+            status.settings = Some(Box::new(wanted.settings().clone()));
         })
         .await;
     }
@@ -264,7 +295,13 @@ async fn sync(
         let _ = project.events.send((wanted.number, event));
     };
     let started = Instant::now();
-    let outcome = engine.sync(&input, &fence, &events).await;
+    let mut outcome = engine.sync(&input, &fence, &events).await;
+    if let Some(held) = outcome.held.as_ref().filter(|_| wanted.prunes) {
+        outcome.message = format!(
+            "the project left the configuration, and {} of its objects would be deleted: approve it with kas gitops approve",
+            held.count
+        );
+    }
     if let Some(status) = project.record(wanted, &outcome, started.elapsed(), &commands.requested) {
         write_status(gitops, agent, &status).await;
     }
@@ -275,6 +312,46 @@ async fn sync(
         tracing::info!(project = project.id, commit, state, message, seconds, "project synced");
     }
     outcome
+}
+
+/// Ends that a project is pruned: its inventory goes, or it stays orphaned because guards have kept objects.
+async fn end_prune(
+    gitops: &Gitops,
+    agent: AgentId,
+    fence: &WorkerFence<'_>,
+    outcome: &Outcome,
+) -> Result<(), String> {
+    let project = fence.project;
+    if outcome.objects.kept > 0 || !outcome.errors.is_empty() {
+        let clear = |commands: &mut BTreeMap<_, _>| {
+            commands.extend([(PRUNE, String::new()), (APPROVED, String::new())]);
+        };
+        let cleared = change_commands(gitops, agent, &project.id, clear).await;
+        cleared.map_err(|error| error.to_string())?;
+        let message = format!(
+            "the project left the configuration; {} of its objects were deleted, and others stay",
+            outcome.objects.pruned
+        );
+        if let Some(status) = project.end_prune(&message) {
+            write_status(gitops, agent, &status).await;
+        }
+        gitops.metrics.forget(&project.id);
+        return Ok(());
+    }
+    let found = read_inventory(gitops, agent, &project.id).await.map_err(|error| error.to_string())?;
+    // Whoever lists the project again, or gives a command about it, changes the inventory.
+    fence.check().map_err(|stopped| stopped.to_string())?;
+    let text = |key: &str| found["metadata"][key].as_str();
+    if let Some(uid) = text("uid") {
+        let (kind, id) = inventory(gitops, agent, &project.id);
+        let version = text("resourceVersion");
+        let deleted = gitops.own.delete(&kind, &id, uid, version, PropagationPolicy::Background).await;
+        deleted.map_err(|error| error.to_string())?;
+    }
+    tracing::info!(project = project.id, deleted = outcome.objects.pruned, "project pruned");
+    project.forget();
+    gitops.metrics.forget(&project.id);
+    Ok(())
 }
 
 /// Looks at the health of the objects. Returns whether some are still starting.
@@ -372,7 +449,8 @@ async fn try_change_commands(
     let mut current = read_inventory(gitops, agent, project).await?;
     let metadata = &mut current["metadata"];
     let annotation = |key: &str| metadata["annotations"][key].as_str().unwrap_or_default().to_owned();
-    let mut commands = BTreeMap::from([SUSPENDED, APPROVED, REQUESTED].map(|key| (key, annotation(key))));
+    let mut commands =
+        BTreeMap::from([SUSPENDED, APPROVED, REQUESTED, PRUNE].map(|key| (key, annotation(key))));
     change(&mut commands);
     let version = metadata["resourceVersion"].take();
     let fields = json!({"metadata": {"annotations": commands, "resourceVersion": version}});
@@ -385,8 +463,8 @@ async fn read_inventory(gitops: &Gitops, agent: AgentId, project: &str) -> Resul
     gitops.own.get(&kind, &id).await.map(Option::unwrap_or_default)
 }
 
-/// Returns the statuses of all projects, as their inventories have them.
-pub(super) async fn statuses(gitops: &Gitops) -> Result<Vec<ProjectStatus>, ApiError> {
+/// Returns the statuses of all projects and the commands about them, as their inventories have them.
+pub(super) async fn statuses(gitops: &Gitops) -> Result<Vec<(ProjectStatus, Commands)>, ApiError> {
     // Without an agent, kas has sent no project yet.
     let Some(agent) = gitops.agent.get() else { return Ok(Vec::new()) };
     let (kind, _) = inventory(gitops, *agent, "");
@@ -396,18 +474,15 @@ pub(super) async fn statuses(gitops: &Gitops) -> Result<Vec<ProjectStatus>, ApiE
     let ours = listed
         .iter()
         .filter(|found| found["metadata"]["name"].as_str().is_some_and(|name| name.starts_with(&prefix)));
-    let parsed = ours.filter_map(|found| serde_json::from_str(found["data"]["status"].as_str()?).ok());
+    let parsed = ours.filter_map(|found| {
+        let status = serde_json::from_str(found["data"]["status"].as_str()?).ok()?;
+        Some((status, Commands::read(found)))
+    });
     Ok(parsed.collect())
 }
 
 async fn commands(gitops: &Gitops, agent: AgentId, project: &str) -> Result<Commands, ApiError> {
-    let found = read_inventory(gitops, agent, project).await?;
-    let annotation = |key: &str| found["metadata"]["annotations"][key].as_str();
-    Ok(Commands {
-        suspended: annotation(SUSPENDED) == Some("true"),
-        approved: annotation(APPROVED).filter(|code| !code.is_empty()).map(str::to_owned),
-        requested: annotation(REQUESTED).unwrap_or_default().to_owned(),
-    })
+    read_inventory(gitops, agent, project).await.map(|found| Commands::read(&found))
 }
 
 async fn apply_inventory(
