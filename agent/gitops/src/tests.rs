@@ -335,6 +335,8 @@ async fn drift_is_healed_or_reported() {
     project.heal = true;
     assert_eq!(project.sync(&text).await.objects.applied, 1);
     assert_eq!(project.cluster.object(&changed).unwrap()["data"]["k"], "v");
+    assert!(project.events(EventKind::Drifted)[0].contains("changed by kubectl-edit at"), "who did it");
+    assert_eq!(project.events(EventKind::Applied), ["ConfigMap default/a: changed back"]);
 }
 
 /// Test 59 of the attack list: an autoscaler's field is not in Git.

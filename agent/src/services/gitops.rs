@@ -14,6 +14,7 @@
 mod cluster;
 mod diff;
 mod drift;
+mod events;
 mod handlers;
 mod metrics;
 mod preview;

@@ -152,7 +152,9 @@ impl<C: Cluster> Engine<C> {
         Ok(match step {
             Step::Unchanged(seen) | Step::Drifted(seen, _) => (None, Some(seen.uid)),
             Step::Create => (Some(line(DiffAction::Create, manifest, None, tried, "")), None),
-            Step::Update(uid) => (Some(line(DiffAction::Change, manifest, live, tried, "")), Some(uid)),
+            Step::Update { uid, .. } => {
+                (Some(line(DiffAction::Change, manifest, live, tried, "")), Some(uid))
+            }
             Step::Adopt(uid, taken) => {
                 let note = match taken {
                     Some(_) => {

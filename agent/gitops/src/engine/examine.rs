@@ -60,7 +60,11 @@ pub(super) enum Step {
     Drifted(Seen, String),
     Create,
     /// It exists with this UID, and differs.
-    Update(String),
+    Update {
+        uid: String,
+        /// Who has changed it since the last apply, if it is not Git.
+        drift: Option<String>,
+    },
     /// It exists with this UID, and becomes a member. The patch hands the fields of other programs to agentk.
     Adopt(String, Option<Value>),
     /// It has to be deleted first, because a field cannot change.
@@ -118,7 +122,7 @@ impl<C: Cluster> Engine<C> {
         Ok(match step {
             Step::Unchanged(_) | Step::Drifted(..) => step,
             Step::Create => Step::Drifted(unseen(), "deleted by somebody else".to_owned()),
-            Step::Update(_) | Step::Adopt(..) | Step::Recreate { .. } => {
+            Step::Update { .. } | Step::Adopt(..) | Step::Recreate { .. } => {
                 Step::Drifted(unseen(), "created again by somebody else".to_owned())
             }
         })
@@ -162,7 +166,10 @@ impl<C: Cluster> Engine<C> {
             Some(tried) if without_server_fields(&live) == without_server_fields(tried) => {
                 Step::Unchanged(seen)
             }
-            Some(_) if sync.input.heal => Step::Update(seen.uid),
+            Some(_) if sync.input.heal => {
+                let known = self.known.get(id).is_some_and(|known| known.desired == hash(&manifest.object));
+                Step::Update { uid: seen.uid, drift: known.then(|| changed_by(&live)) }
+            }
             Some(_) => Step::Drifted(seen, changed_by(&live)),
         };
         Ok(Examined { step, live: Some(live), tried })

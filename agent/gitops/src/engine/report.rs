@@ -66,6 +66,11 @@ impl<'a> Report<'a> {
         (self.events)(SyncEvent { event, object: Some(id.clone()), message });
     }
 
+    /// Reports who has changed an object that was changed back.
+    pub(super) fn healed(&self, id: &ObjectId, message: String) {
+        (self.events)(SyncEvent { event: EventKind::Drifted, object: Some(id.clone()), message });
+    }
+
     /// Adds a sentence to the errors of a sync that succeeds all the same.
     pub(super) fn note(&mut self, message: String) {
         if self.errors.len() < MAX_ERRORS {

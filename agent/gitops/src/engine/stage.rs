@@ -218,7 +218,7 @@ impl<C: Cluster> Engine<C> {
             Step::Create => options.force = false,
             _ => {}
         }
-        if let Step::Update(uid) | Step::Adopt(uid, _) = step {
+        if let Step::Update { uid, .. } | Step::Adopt(uid, _) = step {
             // The API server refuses another object of the same name.
             object.to_mut()["metadata"]["uid"] = uid.as_str().into();
         }
@@ -262,7 +262,11 @@ fn report_step(report: &mut Report<'_>, id: &ObjectId, step: &Step) {
         Step::Unchanged(_) => report.object(EventKind::Unchanged, id, "as in Git"),
         Step::Drifted(_, by) => report.object(EventKind::Drifted, id, by.clone()),
         Step::Create => report.object(EventKind::Applied, id, "created"),
-        Step::Update(_) => report.object(EventKind::Applied, id, "changed"),
+        Step::Update { drift: None, .. } => report.object(EventKind::Applied, id, "changed"),
+        Step::Update { drift: Some(by), .. } => {
+            report.healed(id, by.clone());
+            report.object(EventKind::Applied, id, "changed back");
+        }
         Step::Adopt(..) => report.object(EventKind::Applied, id, "taken over"),
         Step::Recreate { .. } => report.object(EventKind::Applied, id, "deleted and created again"),
     }

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     Gitops,
+    events::{self, Notice, Notices},
     project::{Project, Wanted},
 };
 
@@ -89,6 +90,14 @@ impl Fence for WorkerFence<'_> {
     }
 }
 
+/// What syncs a project as one user of the cluster.
+struct Syncer {
+    /// The service account of the project, if it has one.
+    user: Option<String>,
+    engine: Engine<KubeCluster>,
+    notices: Notices,
+}
+
 /// When a worker looks at the cluster again.
 struct Schedule {
     /// The next sync.
@@ -140,7 +149,7 @@ impl Schedule {
 /// Works on a project for as long as agentk runs.
 pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
     let mut leadership = gitops.leadership.subscribe();
-    let mut engine: Option<(Option<String>, Engine<KubeCluster>)> = None;
+    let mut syncer: Option<Syncer> = None;
     let mut schedule = Schedule::new(Instant::now());
     // The number of the commit that was tried last, and whether that was not the end of it.
     let (mut tried, mut unfinished) = (0, true);
@@ -148,7 +157,7 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         let wanted = project.wanted().filter(|_| gitops.is_leading());
         let Some((wanted, agent)) = wanted.zip(gitops.agent.get().copied()) else {
             // Another process may write meanwhile, so that nothing is known about the objects.
-            (engine, tried) = (None, 0);
+            (syncer, tried) = (None, 0);
             tokio::select! {
                 () = project.wake.notified() => {}
                 _ = leadership.changed() => {}
@@ -157,7 +166,7 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         };
         let is_new = tried != wanted.number;
         let changes = project.take_changes();
-        let drifted = engine.as_ref().is_some_and(|(_, engine)| {
+        let drifted = syncer.as_ref().is_some_and(|Syncer { engine, .. }| {
             changes.iter().any(|(id, fingerprint)| !engine.is_as_applied(id, *fingerprint))
         });
         if drifted {
@@ -165,7 +174,8 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         }
         let requested = project.take_request();
         if !is_new && !requested && Instant::now() < schedule.next {
-            if let Some((_, engine)) = engine.as_ref().filter(|_| schedule.wake() <= Instant::now()) {
+            if let Some(Syncer { engine, .. }) = syncer.as_ref().filter(|_| schedule.wake() <= Instant::now())
+            {
                 let starting = watch_health(&gitops, agent, &project, &wanted, engine).await;
                 schedule.note_health(Instant::now(), starting);
                 continue;
@@ -185,9 +195,13 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
             unfinished = !applied || wanted.settings().self_heal == SelfHeal::Heal;
         }
         let user = wanted.settings().service_account().map(|(namespace, name)| format!("{namespace}/{name}"));
-        let engine = match &mut engine {
-            Some((of, engine)) if *of == user => engine,
-            engine => &mut engine.insert((user, new_engine(&gitops, &wanted))).1,
+        let syncer = match &mut syncer {
+            Some(syncer) if syncer.user == user => syncer,
+            syncer => syncer.insert(Syncer {
+                user,
+                engine: new_engine(&gitops, &wanted),
+                notices: Notices::default(),
+            }),
         };
         let commands = match commands(&gitops, agent, &project.id).await {
             Ok(commands) => commands,
@@ -216,8 +230,8 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         if unfinished || self_heal != SelfHeal::Ignore {
             let heal = unfinished || self_heal == SelfHeal::Heal;
             let began = Instant::now();
-            let outcome = sync(&gitops, agent, &project, &wanted, engine, (&commands, heal, is_new)).await;
-            gitops.watch_kinds(engine.objects().iter().map(|(_, kind)| kind));
+            let outcome = sync(&gitops, agent, &project, &wanted, syncer, (&commands, heal, is_new)).await;
+            gitops.watch_kinds(syncer.engine.objects().iter().map(|(_, kind)| kind));
             let failed = outcome.stopped.is_some() || outcome.state == ProjectState::Failed;
             let reverted = !unfinished && outcome.objects.applied > 0;
             gitops.metrics.record(&project.id, &outcome, began.elapsed(), reverted);
@@ -245,17 +259,21 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         } else {
             schedule.note_success(Instant::now(), false);
         }
-        let starting = watch_health(&gitops, agent, &project, &wanted, engine).await;
+        let starting = watch_health(&gitops, agent, &project, &wanted, &syncer.engine).await;
         schedule.note_health(Instant::now(), starting);
     }
 }
 
 fn new_engine(gitops: &Gitops, wanted: &Wanted) -> Engine<KubeCluster> {
-    let cluster = match wanted.settings().service_account() {
+    Engine::new(project_cluster(gitops, wanted), gitops.own.clone(), &gitops.namespace)
+}
+
+/// Returns the cluster with the identity of a project.
+pub(super) fn project_cluster(gitops: &Gitops, wanted: &Wanted) -> KubeCluster {
+    match wanted.settings().service_account() {
         Some((namespace, name)) => gitops.cluster.acting_as(namespace, name),
         None => gitops.cluster.clone(),
-    };
-    Engine::new(cluster, gitops.own.clone(), &gitops.namespace)
+    }
 }
 
 async fn sync(
@@ -263,7 +281,7 @@ async fn sync(
     agent: AgentId,
     project: &Project,
     wanted: &Wanted,
-    engine: &mut Engine<KubeCluster>,
+    Syncer { engine, notices, .. }: &mut Syncer,
     (commands, heal, is_new): (&Commands, bool, bool),
 ) -> Outcome {
     let commit = &wanted.head.commit.id;
@@ -289,12 +307,14 @@ async fn sync(
         inventories: Vec::new(),
     };
     let fence = WorkerFence { gitops, project, number: wanted.number };
+    let noted = &*notices;
     let events = |event: SyncEvent| {
         log(&project.id, &event);
+        noted.note(&event);
         // Fails if nobody listens.
         let _ = project.events.send((wanted.number, event));
     };
-    let started = Instant::now();
+    let (started, state) = (Instant::now(), project.status().state);
     let mut outcome = engine.sync(&input, &fence, &events).await;
     if let Some(held) = outcome.held.as_ref().filter(|_| wanted.prunes) {
         outcome.message = format!(
@@ -304,7 +324,11 @@ async fn sync(
     }
     if let Some(status) = project.record(wanted, &outcome, started.elapsed(), &commands.requested) {
         write_status(gitops, agent, &status).await;
+        if status.state != state {
+            events::write_for_project(gitops, agent, &status).await;
+        }
     }
+    events::write_for_objects(gitops, wanted, notices.take()).await;
     let objects = outcome.objects;
     if is_new || objects.applied + objects.pruned > 0 {
         let seconds = started.elapsed().as_secs_f64();
@@ -384,6 +408,14 @@ async fn watch_health(
             message: found.reason.clone(),
         })
         .collect();
+    let before = project.status().state;
+    let reasons = of(Health::Degraded).take(MAX_UNHEALTHY).map(|(id, found)| Notice {
+        object: id.clone(),
+        reason: "Degraded",
+        is_warning: true,
+        message: found.reason.clone(),
+    });
+    let notices: Vec<_> = reasons.collect();
     publish(gitops, agent, project, |status| {
         status.state = if degraded > 0 { ProjectState::Degraded } else { ProjectState::Synced };
         (status.objects.degraded, status.objects.progressing) = (degraded, progressing);
@@ -392,6 +424,11 @@ async fn watch_health(
         status.errors.extend(errors);
     })
     .await;
+    let now = project.status();
+    if now.state != before {
+        events::write_for_project(gitops, agent, &now).await;
+        events::write_for_objects(gitops, wanted, notices).await;
+    }
     progressing > 0
 }
 
