@@ -322,7 +322,10 @@ async fn discover(client: &Client) -> Result<Vec<KnownKind>, ApiError> {
     let mut kinds = Vec::new();
     if let Ok(discovery) = Discovery::new(client.clone()).run_aggregated().await {
         discovery.groups().for_each(|group| add_group(&mut kinds, group));
-        return Ok(kinds);
+        // An older API server answers with another list, in which kube-rs finds nothing.
+        if !kinds.is_empty() {
+            return Ok(kinds);
+        }
     }
     let core = Discovery::new(client.clone())
         .filter(&[discovery::ApiGroup::CORE_GROUP])

@@ -22,6 +22,7 @@ mod lease;
 mod manifest;
 pub mod order;
 pub mod parse;
+mod ports;
 pub mod prune;
 mod retry;
 #[cfg(test)]

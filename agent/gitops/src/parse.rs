@@ -6,7 +6,7 @@ use proto::gitops::{ObjectError, ObjectId};
 use serde_json::{Map, Value};
 use settings::{Budget, Spanned};
 
-use crate::{Manifest, SourceFile, SourceLine};
+use crate::{Manifest, SourceFile, SourceLine, ports};
 
 /// The most objects of a sync.
 pub const MAX_OBJECTS: usize = 20_000;
@@ -134,7 +134,9 @@ fn add_object(value: Value, source: &SourceLine, manifests: &mut Vec<Manifest>) 
     let id =
         ObjectId { group: group.to_owned(), kind, namespace: namespace.to_owned(), name: name.to_owned() };
     let version = version.to_owned();
-    manifests.push(Manifest { id, version, object: Value::Object(object), source: source.clone() });
+    let mut object = Value::Object(object);
+    ports::set_protocols(&id, &mut object);
+    manifests.push(Manifest { id, version, object, source: source.clone() });
     Ok(())
 }
 

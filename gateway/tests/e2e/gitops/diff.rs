@@ -179,10 +179,13 @@ fn cases() -> Vec<Case> {
         (with("env", env(&[("A", "1"), ("B", "2")])), with("env", env(&[("B", "2")]))),
         (with("args", json!(["a", "b"])), with("args", json!(["a", "c"]))),
         (with("args", json!(["a"])), plain()),
-        (with("ports", json!([{"containerPort": 80}])), with("ports", json!([{"containerPort": 81}]))),
         (
-            with("ports", json!([{"containerPort": 80, "name": "http"}])),
-            with("ports", json!([{"containerPort": 80, "name": "web"}])),
+            with("ports", json!([{"containerPort": 80, "protocol": "TCP"}])),
+            with("ports", json!([{"containerPort": 81, "protocol": "TCP"}])),
+        ),
+        (
+            with("ports", json!([{"containerPort": 80, "protocol": "TCP", "name": "http"}])),
+            with("ports", json!([{"containerPort": 80, "protocol": "TCP", "name": "web"}])),
         ),
         (
             with("resources", json!({"limits": {"cpu": "1"}})),
@@ -219,7 +222,7 @@ fn cases() -> Vec<Case> {
         }
     }
     for n in 0..20 {
-        let port = |port: i64, name: &str| json!({"port": port, "name": name, "targetPort": 8080});
+        let port = |port: i64, name: &str| json!({"port": port, "protocol": "TCP", "name": name, "targetPort": 8080});
         let of =
             |ports: Value, selector: &str| json!({"spec": {"ports": ports, "selector": {"app": selector}}});
         let before = of(json!([port(80, "http")]), "web");
