@@ -127,6 +127,12 @@ impl ApiError {
         self.status == 0 || self.status == 429 || (self.status >= 500 && self.status != 501)
     }
 
+    /// Returns whether the object has another version or another UID than the request says. A conflict with another field manager has
+    /// causes.
+    pub fn is_stale(&self) -> bool {
+        self.status == 409 && self.causes.is_empty()
+    }
+
     /// Returns whether fields that cannot change are all that is wrong, so that a new object would be accepted.
     pub fn is_immutable(&self) -> bool {
         let immutable = |message: &str| {

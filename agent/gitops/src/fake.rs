@@ -149,6 +149,13 @@ impl World {
         if uid.is_some_and(|uid| live.as_ref().is_none_or(|live| live["metadata"]["uid"] != uid)) {
             return Err(error(409, "Conflict", "the UID in the precondition does not match"));
         }
+        let version =
+            object["metadata"].as_object_mut().and_then(|metadata| metadata.remove("resourceVersion"));
+        if version.is_some_and(|version| {
+            live.as_ref().is_none_or(|live| live["metadata"]["resourceVersion"] != version)
+        }) {
+            return Err(error(409, "Conflict", "the object has been modified"));
+        }
         let object = &object;
         if let (Some(live), Some(wanted)) = (&live, object.pointer("/spec/immutable"))
             && live.pointer("/spec/immutable").is_some_and(|before| before != wanted)

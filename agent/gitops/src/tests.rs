@@ -4,7 +4,7 @@ mod diff;
 
 use std::sync::{
     Arc,
-    atomic::{AtomicUsize, Ordering::SeqCst},
+    atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
 };
 
 use parking_lot::Mutex;
@@ -34,6 +34,15 @@ impl Fence for ClosesAfter {
     fn check(&self) -> Result<Instant, Stopped> {
         let left = self.0.fetch_update(SeqCst, SeqCst, |left| Some(left.saturating_sub(1))).unwrap();
         if left == 0 { Err(Stopped::LostLease) } else { Ok(Instant::now() + HOUR) }
+    }
+}
+
+/// A fence that closes when this is true.
+struct ClosesOnSignal(Arc<AtomicBool>);
+
+impl Fence for ClosesOnSignal {
+    fn check(&self) -> Result<Instant, Stopped> {
+        if self.0.load(SeqCst) { Err(Stopped::LostLease) } else { Ok(Instant::now() + HOUR) }
     }
 }
 
@@ -467,6 +476,44 @@ async fn object_that_was_replaced_before_a_write_is_not_changed() {
     let outcome = project.sync(&config_map("a", "k: w")).await;
     assert_eq!(outcome.state, ProjectState::Failed, "{outcome:?}");
     assert_eq!(project.cluster.object(&id("ConfigMap", "default", "a")).unwrap()["data"]["k"], "v");
+}
+
+/// Test 55 of the attack list: the next leader writes while this process is frozen between two requests.
+#[tokio::test(start_paused = true)]
+async fn write_that_arrives_after_that_of_the_next_leader_changes_nothing() {
+    let mut project = Project::new();
+    project.sync(&config_map("a", "k: first")).await;
+    let object = id("ConfigMap", "default", "a");
+    let lost = Arc::new(AtomicBool::new(false));
+    let (fence, closes, changed) = (ClosesOnSignal(Arc::clone(&lost)), lost, object.clone());
+    project.cluster.set_intruder(move |objects, request| {
+        if request == "apply ConfigMap default/a" {
+            let live = objects.get_mut(&changed).unwrap();
+            live["data"]["k"] = "new".into();
+            live["metadata"]["resourceVersion"] = "of the next leader".into();
+            closes.store(true, SeqCst);
+        }
+    });
+    let outcome = project.sync_with(&config_map("a", "k: old"), &fence).await;
+    assert_eq!(outcome.stopped, Some(Stopped::LostLease), "{outcome:?}");
+    assert_eq!(project.cluster.object(&object).unwrap()["data"]["k"], "new");
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_changes_before_a_write_is_examined_again() {
+    let mut project = Project::new();
+    project.sync(&config_map("a", "k: first")).await;
+    let object = id("ConfigMap", "default", "a");
+    let (mut times, changed) = (0, object.clone());
+    project.cluster.set_intruder(move |objects, request| {
+        if request == "apply ConfigMap default/a" && times < 3 {
+            times += 1;
+            objects.get_mut(&changed).unwrap()["metadata"]["resourceVersion"] = format!("r{times}").into();
+        }
+    });
+    let outcome = project.sync(&config_map("a", "k: second")).await;
+    assert_eq!((outcome.state, outcome.objects.applied), (ProjectState::Synced, 1), "{outcome:?}");
+    assert_eq!(project.cluster.object(&object).unwrap()["data"]["k"], "second");
 }
 
 #[tokio::test(start_paused = true)]

@@ -62,6 +62,8 @@ pub(super) enum Step {
     /// It exists with this UID, and differs.
     Update {
         uid: String,
+        /// The version of the object that was examined.
+        version: String,
         /// Who has changed it since the last apply, if it is not Git.
         drift: Option<String>,
     },
@@ -168,7 +170,8 @@ impl<C: Cluster> Engine<C> {
             }
             Some(_) if sync.input.heal => {
                 let known = self.known.get(id).is_some_and(|known| known.desired == hash(&manifest.object));
-                Step::Update { uid: seen.uid, drift: known.then(|| changed_by(&live)) }
+                let version = version(&live).as_str().unwrap_or_default().to_owned();
+                Step::Update { uid: seen.uid, version, drift: known.then(|| changed_by(&live)) }
             }
             Some(_) => Step::Drifted(seen, changed_by(&live)),
         };

@@ -24,6 +24,8 @@ use crate::{
 const ESTABLISHED_TIMEOUT: Duration = Duration::from_secs(60);
 /// The time until a deleted object is gone, before it is created again.
 const RECREATE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The attempts to write an object that others change at the same time.
+const ATTEMPTS: u32 = 5;
 /// The first and the longest time between two looks at an object.
 const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
 
@@ -75,7 +77,7 @@ impl<C: Cluster> Engine<C> {
                     let result = match (&step, writes) {
                         (Step::Unchanged(seen) | Step::Drifted(seen, _), _) => Ok(seen.clone()),
                         (_, false) => Ok(Seen { uid: String::new(), fingerprint: 0 }),
-                        (step, true) => this.write(step, manifest, kind, sync).await,
+                        (step, true) => this.write_examined(step, manifest, kind, members, sync).await,
                     };
                     (manifest, kind, step, result)
                 }
@@ -200,6 +202,40 @@ impl<C: Cluster> Engine<C> {
         Ok(kinds)
     }
 
+    /// Writes an object as it was examined. If somebody has changed it since then, it is examined again: what a frozen process had
+    /// begun to send must not replace what the next leader has written meanwhile.
+    async fn write_examined(
+        &self,
+        step: &Step,
+        manifest: &Manifest,
+        kind: &Kind,
+        members: &Members,
+        sync: &SyncContext<'_>,
+    ) -> Result<Seen, CallError> {
+        let mut step = Cow::Borrowed(step);
+        for _ in 1..ATTEMPTS {
+            let stale = match self.write(&step, manifest, kind, sync).await {
+                Err(CallError::Api(error)) if error.is_stale() => error,
+                result => return result,
+            };
+            let examined = match self.try_apply(manifest, kind, members, sync).await {
+                Ok(examined) => examined.step,
+                Err(ExamineError::Object(_)) => return Err(stale.into()),
+                Err(ExamineError::Stopped(stopped)) => return Err(stopped.into()),
+            };
+            match (&*step, examined) {
+                (_, Step::Unchanged(seen)) => return Ok(seen),
+                (Step::Update { uid: before, .. }, Step::Update { uid, version, drift })
+                    if *before == uid =>
+                {
+                    step = Cow::Owned(Step::Update { uid, version, drift });
+                }
+                _ => return Err(stale.into()),
+            }
+        }
+        self.write(&step, manifest, kind, sync).await
+    }
+
     async fn write(
         &self,
         step: &Step,
@@ -221,6 +257,10 @@ impl<C: Cluster> Engine<C> {
         if let Step::Update { uid, .. } | Step::Adopt(uid, _) = step {
             // The API server refuses another object of the same name.
             object.to_mut()["metadata"]["uid"] = uid.as_str().into();
+        }
+        if let Step::Update { version, .. } = step {
+            // The API server refuses another version of the object.
+            object.to_mut()["metadata"]["resourceVersion"] = version.as_str().into();
         }
         let applied = with_retry(sync.fence, || self.cluster.apply(kind, id, &object, options)).await?;
         Ok(Seen::of(&applied.object))
