@@ -74,6 +74,9 @@ pub struct SyncHead {
     pub project: String,
     /// The settings of the project.
     pub settings: ManifestProject,
+    /// The id of the project in GitLab. Objects in the inventory that GitLab's agent has kept for it are taken over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gitlab_project: Option<u64>,
     /// The version that was asked for, such as `branch main`.
     pub reference: String,
     /// The commit of the files.

@@ -63,8 +63,8 @@ pub struct SyncInput {
     pub approved: Option<String>,
     /// Objects that somebody else has changed are applied again. Otherwise they are reported.
     pub heal: bool,
-    /// The values of `config.k8s.io/owning-inventory` that are those of this project: inventories of GitLab's agent.
-    pub inventories: Vec<String>,
+    /// The id of the project in GitLab. Objects in the inventory that GitLab's agent has kept for it are taken over.
+    pub gitlab_project: Option<u64>,
 }
 
 /// Says before each write whether it may happen.

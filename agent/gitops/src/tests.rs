@@ -85,7 +85,7 @@ impl Project {
             files: vec![SourceFile { path: "app.yaml".to_owned(), content: text.to_owned().into() }].into(),
             approved: self.approved.clone(),
             heal: self.heal,
-            inventories: vec!["7-3".to_owned()],
+            gitlab_project: Some(3),
         }
     }
 

@@ -12,6 +12,8 @@ use crate::gitaly::{GitalyServer, messages::RepositoryLocation};
 /// The repository of a project.
 #[derive(Clone, Debug)]
 pub struct ProjectInfo {
+    /// The id of the project.
+    pub id: u64,
     /// The Gitaly that holds the repository.
     pub gitaly: Arc<GitalyServer>,
     /// The repository.
@@ -22,6 +24,7 @@ pub struct ProjectInfo {
 
 #[derive(Deserialize)]
 struct Body {
+    project_id: u64,
     #[serde(default)]
     gitaly_info: serde_json::Value,
     gitaly_repository: Option<RepositoryLocation>,
@@ -41,12 +44,13 @@ impl GitLabClient {
     ) -> Result<Option<ProjectInfo>, GitLabError> {
         let found =
             self.try_get::<Body>(Endpoint::ProjectInfo, &[("id", project)], Credential::Agent(token)).await;
-        let Body { gitaly_info, gitaly_repository, default_branch } = match found {
+        let Body { project_id, gitaly_info, gitaly_repository, default_branch } = match found {
             Ok(body) => body,
             Err(error) if error.is_status(StatusCode::NOT_FOUND) => return Ok(None),
             Err(error) => return Err(error),
         };
         Ok(Some(ProjectInfo {
+            id: project_id,
             gitaly: self.gitaly_servers().get(gitaly_info)?,
             repository: gitaly_repository.unwrap_or_default(),
             default_branch: default_branch.unwrap_or_default(),
@@ -57,6 +61,7 @@ impl GitLabClient {
 impl From<&AgentInfo> for ProjectInfo {
     fn from(agent: &AgentInfo) -> Self {
         Self {
+            id: agent.project,
             gitaly: Arc::clone(&agent.gitaly),
             repository: agent.repository.clone(),
             default_branch: agent.default_branch.clone(),

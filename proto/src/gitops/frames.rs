@@ -238,6 +238,7 @@ mod tests {
         SyncHead {
             project: "group/app".to_owned(),
             settings: crate::agent_configuration::gitops::ManifestProject::default(),
+            gitlab_project: Some(3),
             reference: "branch main".to_owned(),
             commit,
         }

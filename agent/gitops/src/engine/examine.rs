@@ -236,9 +236,9 @@ fn check_owner(live: &Value, sync: &SyncContext<'_>) -> Result<bool, String> {
     }
     let inventory =
         metadata["annotations"][OWNING_INVENTORY].as_str().filter(|inventory| !inventory.is_empty());
-    if label.is_none()
-        && inventory.is_some_and(|inventory| sync.input.inventories.iter().any(|own| own == inventory))
-    {
+    let (agent, project) = (sync.input.agent, sync.input.gitlab_project);
+    let gitlab = project.map(|project| format!("{agent}-{project}"));
+    if label.is_none() && gitlab.is_some() && inventory == gitlab.as_deref() {
         return Ok(false);
     }
     match (sync.input.settings.inventory_policy, label.or(inventory)) {

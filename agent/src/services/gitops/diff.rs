@@ -80,7 +80,7 @@ pub(super) async fn run(
         files: files.into(),
         approved: None,
         heal: true,
-        inventories: Vec::new(),
+        gitlab_project: head.gitlab_project,
     };
     let (sender, receiver) = mpsc::channel(QUEUE);
     tokio::spawn(async move {

@@ -199,6 +199,7 @@ impl Project {
                 dry_run_strategy: DryRunStrategy::None,
                 ..settings
             },
+            gitlab_project: None,
             reference: status.reference.clone(),
             commit: status.attempted.clone().unwrap_or_default(),
         };
@@ -344,6 +345,7 @@ mod tests {
         SyncHead {
             project: "group/shop".to_owned(),
             settings: ManifestProject::default(),
+            gitlab_project: None,
             reference: "branch main".to_owned(),
             commit: proto::gitops::CommitInfo::default(),
         }

@@ -304,7 +304,7 @@ async fn sync(
         files: Arc::clone(&wanted.files),
         approved: commands.approved.clone(),
         heal,
-        inventories: Vec::new(),
+        gitlab_project: wanted.head.gitlab_project,
     };
     let fence = WorkerFence { gitops, project, number: wanted.number };
     let noted = &*notices;

@@ -284,6 +284,7 @@ impl GitopsFeed {
         let head = SyncHead {
             project: project.id.clone().unwrap_or_else(|| own.to_owned()),
             settings: project.clone(),
+            gitlab_project: followed.gitlab_project,
             reference,
             commit: CommitInfo { id: id.to_string(), subject: files.subject, author: files.author },
         };

@@ -106,6 +106,11 @@ impl GitalySource {
         Self { reference, ..self }
     }
 
+    /// Returns the id of the project in GitLab.
+    pub(super) fn project(&self) -> u64 {
+        self.project.id
+    }
+
     pub(super) fn open(&self) -> Arc<dyn Repository> {
         let ProjectInfo { gitaly, repository, .. } = &*self.project;
         let (server, location) = ((**gitaly).clone(), repository.clone());

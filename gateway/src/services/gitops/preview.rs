@@ -48,8 +48,8 @@ impl GitopsFeed {
         self.check_enabled().map_err(FeedError::into_message)?;
         if request.settings_only {
             let (project, settings) = (request.project.clone(), project);
-            let head =
-                SyncHead { project, settings, reference: String::new(), commit: CommitInfo::default() };
+            let (reference, commit) = (String::new(), CommitInfo::default());
+            let head = SyncHead { project, settings, gitlab_project: None, reference, commit };
             return Ok(sync_body(head, Vec::new()));
         }
         let agent = (&self.agent, &self.token);

@@ -50,6 +50,8 @@ type Lookup = (Instant, Result<Option<Commit>, RepositoryError>);
 #[derive(Debug)]
 pub(super) struct FollowedReference {
     pub(super) repository: Arc<dyn Repository>,
+    /// The id of the project in GitLab, if that is where the repository is.
+    pub(super) gitlab_project: Option<u64>,
     /// What the text of a commit without a configured version is: `branch`, or `artifact`.
     kind: &'static str,
     #[expect(
@@ -70,12 +72,12 @@ impl SourceSettings {
     }
 
     fn open(&self) -> Arc<FollowedReference> {
-        let (repository, kind): (Arc<dyn Repository>, _) = match self {
-            Self::Git(settings) => (git::open(settings), "branch"),
-            Self::Gitaly(source) => (source.open(), "branch"),
-            Self::Artifact(settings) => (Arc::new(OciRepository::new(settings.clone())), "artifact"),
+        let (repository, kind, gitlab_project): (Arc<dyn Repository>, _, _) = match self {
+            Self::Git(settings) => (git::open(settings), "branch", None),
+            Self::Gitaly(source) => (source.open(), "branch", Some(source.project())),
+            Self::Artifact(settings) => (Arc::new(OciRepository::new(settings.clone())), "artifact", None),
         };
-        Arc::new(FollowedReference { repository, kind, last: Default::default() })
+        Arc::new(FollowedReference { repository, gitlab_project, kind, last: Default::default() })
     }
 }
 

@@ -20,6 +20,14 @@ fn agent_of_gitlab_applies_its_project_and_those_that_it_may_read() {
         project("id: group/other,", "manifests"),
         project("id: group/secret, ", "manifests")
     );
+    // GitLab's agent has applied one object from the project with the id 7, and one from another project.
+    for (name, project) in [("own", 7), ("foreign", 99)] {
+        let mut object: Value = serde_saphyr::from_str(&config_map(name, "zero")).unwrap();
+        object["metadata"]["annotations"] =
+            json!({"config.k8s.io/owning-inventory": format!("{}-{project}", GitLab::AGENT)});
+        let apply = ["apply", "--server-side", "--field-manager=agentk", "--filename=-"];
+        namespace.kubectl.ok_with_stdin(&apply, &object.to_string());
+    }
     let own = gitlab.serve_project(&[
         (".gitlab/agents/gitlab/config.yaml", &configuration),
         ("manifests/a.yaml", &config_map("own", "one")),
@@ -36,7 +44,7 @@ fn agent_of_gitlab_applies_its_project_and_those_that_it_may_read() {
         let path = "jsonpath={range .items[*]}{.metadata.name}={.data.key} {end}";
         namespace.kubectl.ok(&["get", "configmap", "-l", "e2e=gitops", "-o", path]).trim().to_owned()
     };
-    eventually("both projects are applied", || values() == "other=one own=one");
+    eventually("both projects are applied", || values() == "foreign=zero other=one own=one");
     let commit = |gitaly: &testing::kas::gitaly::TestGitaly, name: &str| {
         let file = config_map(name, "two");
         let content = testing::kas::gitaly::TestFile::Content(file.as_bytes());
@@ -44,7 +52,7 @@ fn agent_of_gitlab_applies_its_project_and_those_that_it_may_read() {
     };
     commit(&own, "own");
     commit(&other, "other");
-    eventually("new commits of both are applied", || values() == "other=two own=two");
+    eventually("new commits of both are applied", || values() == "foreign=zero other=two own=two");
 
     // Callers of the identity file may not use agents of GitLab, so that the status is read in the cluster.
     let path = "jsonpath={.items[*].data.status}";
