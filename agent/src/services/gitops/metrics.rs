@@ -147,7 +147,7 @@ impl Collector for States {
             true => gitops.projects.lock().values().cloned().collect(),
             false => Vec::new(),
         };
-        for project in projects {
+        for project in projects.iter().filter(|project| !project.is_gone()) {
             let labels = [("project", &*project.id), ("state", project.status().state.as_str())];
             ConstGauge::new(1_i64).encode(states.encode_family(&labels)?)?;
         }

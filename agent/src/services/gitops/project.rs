@@ -36,6 +36,8 @@ struct State {
     /// The objects that were changed since the worker looked, with their fingerprints.
     changes: HashMap<ObjectId, Option<u64>>,
     status: ProjectStatus,
+    /// Nothing of the project is left, and kas does not send it.
+    gone: bool,
     /// The reason why kas has no files. It hides the state of the last sync.
     problem: Option<String>,
 }
@@ -157,6 +159,17 @@ impl Project {
         *state = State { next, status, ..State::default() };
     }
 
+    /// Forgets everything, because nothing of the project is left.
+    pub(super) fn end(&self) {
+        self.forget();
+        self.state.lock().gone = true;
+    }
+
+    /// Returns whether nothing of the project is left.
+    pub(super) fn is_gone(&self) -> bool {
+        self.state.lock().gone
+    }
+
     /// Returns whether a command has suspended the project.
     pub(super) fn is_suspended(&self) -> bool {
         self.state
@@ -169,7 +182,7 @@ impl Project {
     /// Forgets the commit, unless it is pruned: kas does not send this project any more. Returns the status if that changed anything.
     pub(super) fn orphan(&self, message: &str) -> Option<ProjectStatus> {
         let mut state = self.state.lock();
-        if state.wanted.as_ref().is_some_and(|wanted| wanted.prunes) {
+        if state.gone || state.wanted.as_ref().is_some_and(|wanted| wanted.prunes) {
             return None;
         }
         let before = state.shown();
@@ -212,6 +225,7 @@ impl Project {
     /// Ends that the project is orphaned or pruned: it is in the configuration again.
     pub(super) fn adopt(&self) {
         let mut state = self.state.lock();
+        state.gone = false;
         let is_pruned = state.wanted.as_ref().is_some_and(|wanted| wanted.prunes);
         if is_pruned || state.status.state == ProjectState::Orphaned {
             state.forget_wanted();
@@ -384,6 +398,18 @@ mod tests {
         let number = project.wanted().unwrap().number;
         project.adopt();
         assert!(project.is_newest(number), "a sync goes on when kas sends the list again");
+    }
+
+    #[test]
+    fn pruned_project_is_gone_until_it_is_listed_again() {
+        let project = project();
+        project.orphan("it left");
+        project.prune();
+        project.end();
+        assert!(project.is_gone() && project.wanted().is_none());
+        assert!(project.orphan("kas sends the list again").is_none(), "it is not shown again");
+        project.adopt();
+        assert!(!project.is_gone());
     }
 
     #[test]

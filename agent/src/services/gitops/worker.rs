@@ -373,7 +373,7 @@ async fn end_prune(
         deleted.map_err(|error| error.to_string())?;
     }
     tracing::info!(project = project.id, deleted = outcome.objects.pruned, "project pruned");
-    project.forget();
+    project.end();
     gitops.metrics.forget(&project.id);
     Ok(())
 }
