@@ -1,6 +1,8 @@
 //! `agentk check`: tries the connections to kas, to the cluster and to Prometheus step by step, and prints a remedy for the step
 //! that fails.
 
+mod gitops;
+
 use std::{
     collections::BTreeMap,
     fmt::Display,
@@ -9,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gitops_engine::KubeCluster;
 use http::Request;
 use parking_lot::Mutex;
 use proto::{Hello, InstanceId, ScopeSummary, ServiceName};
@@ -22,7 +25,10 @@ use crate::{
     cluster::{Cluster, KubeconfigOptions},
     connect::{self, KasHeader},
     policy::{PolicyEnforcer, PolicyMode},
-    services::{KubernetesService, PrometheusService, Services, prometheus::discovery::Discovery},
+    services::{
+        KubernetesService, PrometheusService, Services, gitops::cluster_client,
+        prometheus::discovery::Discovery,
+    },
 };
 
 /// The time limit of steps that take one round trip: to drain the tunnel, and a query.
@@ -57,6 +63,8 @@ pub struct CheckCommand {
     kubernetes: KubernetesService,
     prometheus: BTreeMap<ServiceName, PrometheusService>,
     discovery: Option<Discovery>,
+    /// The cluster for GitOps and the namespace of agentk, unless agentk applies no manifests.
+    gitops: Option<(KubeCluster, String)>,
     policy: Option<PolicyEnforcer>,
     scope: ScopeSummary,
     require_scope: bool,
@@ -90,6 +98,11 @@ impl CheckCommand {
 
         let kubernetes = KubernetesService::new(Arc::new(cluster));
         let namespaces = options.prometheus_discovery;
+        let namespace = options.pod_namespace.filter(|name| !name.is_empty());
+        let gitops = (!options.no_gitops).then(|| {
+            let cluster = cluster_client(kubernetes.clone(), None, None);
+            (cluster, namespace.unwrap_or_else(|| "default".to_owned()))
+        });
         Ok(Self {
             kas: options.kas_address,
             token,
@@ -97,6 +110,7 @@ impl CheckCommand {
             dialer,
             discovery: namespaces.map(|namespaces| Discovery::new(kubernetes.clone(), namespaces)),
             kubernetes,
+            gitops,
             prometheus,
             policy: policy.transpose()?,
             scope: ScopeSummary::new(options.namespaces.as_ref()),
@@ -106,12 +120,24 @@ impl CheckCommand {
 
     /// Writes a line for each step. Returns true if none failed.
     pub async fn run(&self, out: &mut impl Write) -> io::Result<bool> {
-        let mut report = CheckReport { out, subject: "kas".to_owned(), ok: true, written: Ok(()) };
+        let mut report = CheckReport {
+            out,
+            subject: "kas".to_owned(),
+            ok: true,
+            missing_roles: String::new(),
+            written: Ok(()),
+        };
         let result = self.check_kas(&mut report).await;
         report.end(result);
         report.subject = "cluster".to_owned();
         let result = self.check_cluster(&mut report).await;
+        let answers = result.is_ok();
         report.end(result);
+        if let Some((cluster, namespace)) = self.gitops.as_ref().filter(|_| answers) {
+            report.subject = "gitops".to_owned();
+            let result = check_gitops(cluster, namespace, &mut report).await;
+            report.end(result);
+        }
         for (service, prometheus) in &self.prometheus {
             report.subject = service.to_string();
             let result = query(prometheus, CONFIGURED_HINT, &mut report).await;
@@ -142,6 +168,7 @@ impl CheckCommand {
             report.ok("--require-scope", effect);
         }
 
+        report.roles();
         report.written.map(|()| report.ok)
     }
 
@@ -267,6 +294,41 @@ async fn discover(discovery: &Discovery, report: &mut CheckReport<impl Write>) -
     query(&discovery.service(), DISCOVERED_HINT, report).await
 }
 
+/// Looks at the rights for the projects that were synced before. Others are not known without kas.
+async fn check_gitops(
+    cluster: &KubeCluster,
+    namespace: &str,
+    report: &mut CheckReport<impl Write>,
+) -> Result<(), StepError> {
+    let own = gitops::own_rights(cluster, namespace).await.map_err(failed("rights", REVIEW_HINT))?;
+    if !own.is_empty() {
+        let what = format!(
+            "agentk may not {}, so that it applies no manifests from Git: set gitops.enabled of the chart, or start agentk with --no-gitops",
+            own.describe()
+        );
+        report.line("rights", "warning", what);
+        return Ok(());
+    }
+    report.ok("rights", format!("agentk may write its inventories and its Lease in {namespace}"));
+    let hint = "the inventories of projects are ConfigMaps in the namespace of agentk";
+    let projects = gitops::stored_projects(cluster, namespace).await.map_err(failed("projects", hint))?;
+    for project in projects {
+        let missing = project.rights(cluster).await.map_err(failed("projects", RUN_AS_HINT))?;
+        if missing.is_empty() {
+            report.ok(&project.id, project.describe());
+            continue;
+        }
+        report.ok = false;
+        let what = format!("{} may not {}", project.user(), missing.describe());
+        report.line(&project.id, "FAILED", what);
+        report.missing_roles += &missing.roles();
+    }
+    Ok(())
+}
+
+const RUN_AS_HINT: &str =
+    "agentk needs the right to impersonate the service accounts of run_as: see docs/gitops.md";
+
 const CONFIGURED_HINT: &str =
     "check --prometheus-url, its path included, and that agentk can reach Prometheus";
 const DISCOVERED_HINT: &str = "agentk must run in the cluster, and network policies must allow the connection; otherwise, name \
@@ -303,6 +365,8 @@ struct CheckReport<W> {
     subject: String,
     /// True until a step fails.
     ok: bool,
+    /// Roles that are printed at the end.
+    missing_roles: String,
     written: io::Result<()>,
 }
 
@@ -316,6 +380,18 @@ impl<W: Write> CheckReport<W> {
         if let Err(StepError { step, error, hint }) = result {
             self.ok = false;
             self.line(step, "FAILED", format_args!("{error}: {hint}"));
+        }
+    }
+
+    /// Writes the Roles that are missing.
+    fn roles(&mut self) {
+        if self.missing_roles.is_empty() {
+            return;
+        }
+        let head = "\nThese roles are missing. Bind them to the service account that is named above:";
+        let written = writeln!(self.out, "{head}\n{}", self.missing_roles);
+        if self.written.is_ok() {
+            self.written = written;
         }
     }
 

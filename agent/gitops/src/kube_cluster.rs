@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Request, StatusCode,
-    header::{ACCEPT, RETRY_AFTER},
+    header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER},
 };
 use http_body_util::{BodyExt as _, Limited};
 use kube::{
@@ -24,7 +24,7 @@ use kube::{
 use parking_lot::Mutex;
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId, impersonation};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, cluster::Cause};
 
@@ -95,6 +95,32 @@ impl KubeCluster {
         let named = request.iter().filter(|(name, _)| name.as_str().starts_with(impersonation::PREFIX));
         let identity: HeaderMap = named.map(|(name, value)| (name.clone(), value.clone())).collect();
         (!identity.is_empty()).then(|| Self { identity: Arc::new(identity), ..self.clone() })
+    }
+
+    /// Returns whether this identity may do something with the objects of a resource, such as `deployments`. `namespace` is empty for
+    /// all namespaces.
+    ///
+    /// # Errors
+    ///
+    /// The API server does not say.
+    pub async fn may(
+        &self,
+        verb: &str,
+        group: &str,
+        resource: &str,
+        namespace: &str,
+    ) -> Result<bool, ApiError> {
+        let attributes = json!({"verb": verb, "group": group, "resource": resource, "namespace": namespace});
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        });
+        let request = Request::post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews")
+            .header(CONTENT_TYPE, "application/json")
+            .body(review.to_string().into_bytes());
+        let (_, review) = self.json(request).await?;
+        Ok(review["status"]["allowed"] == true)
     }
 
     /// Returns a Lease (`coordination.k8s.io/v1`), if it exists.
@@ -267,7 +293,7 @@ impl Cluster for KubeCluster {
     async fn patch(&self, kind: &Kind, id: &ObjectId, patch: &Value) -> Result<(), ApiError> {
         let url = path(kind, &id.namespace).url_path;
         let request = Request::patch(format!("{url}/{}?fieldManager={FIELD_MANAGER}", id.name))
-            .header(http::header::CONTENT_TYPE, "application/json-patch+json")
+            .header(CONTENT_TYPE, "application/json-patch+json")
             .header(ACCEPT, "application/json")
             .body(patch.to_string().into_bytes());
         self.send(request).await.map(drop)

@@ -39,6 +39,7 @@ async fn cluster() -> u16 {
         let (status, text) = match &*path {
             "/version" => (200, r#"{"gitVersion": "v1.33.1"}"#),
             "/api/v1/query" => (200, "{}"),
+            "/api/v1/namespaces/default/configmaps" => (200, r#"{"items": []}"#),
             "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews" => match review.contains("secrets") {
                 true => (201, r#"{"status": {"allowed": false}}"#),
                 false => (201, r#"{"status": {"allowed": true}}"#),
@@ -139,6 +140,7 @@ async fn successful_check_has_a_line_for_each_step() {
             "cluster: API server ok",
             "cluster: permissions ok",
             "cluster: impersonation ok",
+            "gitops: rights ok",
             "prometheus: query ok",
             "policy: file ok",
             "scope: --require-scope ok",

@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::{Command, Output},
 };
 
 use super::{CurlResponse, Kas, Process, curl, kas::command_in_network};
@@ -47,6 +48,15 @@ pub(crate) struct Agent {
 impl Agent {
     /// Starts agentk, with its token in a file in the directory.
     pub(crate) fn start(directory: &Path, options: &AgentOptions) -> Self {
+        Self { process: Process::start("agentk", &mut Self::command(directory, options, &[])) }
+    }
+
+    /// Runs `agentk check` with the same options, to its end.
+    pub(crate) fn check(directory: &Path, options: &AgentOptions) -> Output {
+        Self::command(directory, options, &["check"]).output().unwrap()
+    }
+
+    fn command(directory: &Path, options: &AgentOptions, subcommand: &[&str]) -> Command {
         // That of this build, or of the version in `E2E_AGENTK`.
         let program = std::env::var_os("E2E_AGENTK").map(PathBuf::from);
         let program = program.unwrap_or_else(|| Kas::program().with_file_name("agentk"));
@@ -58,6 +68,7 @@ impl Agent {
         let token = directory.join("agent-token");
         fs::write(&token, &options.token).unwrap();
         let mut command = command_in_network(options.network.as_deref(), &program);
+        command.args(subcommand);
         command.args(["--kas-address", &options.kas, "--tunnels", &options.tunnels.to_string()]);
         command.arg("--token-file").arg(token).arg("--kubeconfig").arg(&options.kubeconfig);
         command.args(["--observability-listen-address", "127.0.0.1:0", "--log-format", "text"]);
@@ -85,7 +96,7 @@ impl Agent {
             command.arg("--otlp-token-file").arg(directory.join("collector-token"));
         }
         command.args(["--shutdown-grace-period", &format!("{}s", options.grace)]).env_remove("KUBECONFIG");
-        Self { process: Process::start("agentk", &mut command) }
+        command
     }
 
     /// Returns the response of `/readiness`.
