@@ -229,8 +229,22 @@ fn broken_commit_changes_nothing_and_mass_deletion_waits() {
     assert!(world.gitops(&["prune", PROJECT]).status.success());
     assert!(world.gitops(&["approve", PROJECT]).status.success());
     eventually("the project is gone", || world.config_maps().is_empty() && world.status() == Value::Null);
-    let inventories = ["get", "configmap", "-l", "applyset.kubernetes.io/id", "-o", "name"];
-    assert_eq!(world.namespace.kubectl.ok(&inventories).trim(), "");
+    let inventories = || {
+        world.namespace.kubectl.ok(&[
+            "get",
+            "configmap",
+            "-l",
+            "app.kubernetes.io/managed-by=agentk",
+            "-o",
+            "name",
+        ])
+    };
+    assert_eq!(inventories().trim(), "");
+    // The next list of projects does not bring it back.
+    let other = "gitops:\n  manifest_projects:\n  - {id: other, paths: [{glob: '/*.yaml'}]}\n";
+    world.repository.commit(other);
+    eventually("the other project is known", || inventories().contains("other"));
+    assert_eq!(inventories().lines().count(), 1, "{}", inventories());
 }
 
 #[test]
@@ -302,23 +316,154 @@ fn one_of_two_pods_leads_and_the_other_takes_over() {
     eventually("it applies the next commit", || world.config_maps() == "a b");
 }
 
-/// Test 54 of the attack list: after kill -9 at any point, the next process converges.
+/// A project acts as a service account. `agentk check` prints the Role that it lacks, with which the sync succeeds.
 #[test]
-fn killed_agent_converges() {
+fn check_prints_the_role_that_a_project_lacks() {
+    let Some(world) = World::or_skip("gitops-rights") else { return };
+    let kubectl = &world.namespace.kubectl;
+    kubectl.ok(&["create", "serviceaccount", "deployer"]);
+    let text = config_maps(&["a"]);
+    world.configure("run_as: {service_account: deployer}", &[("manifests/app.yaml", Some(&text))]);
+    let status = world.wait_for_state("failed");
+    assert!(status.to_string().contains("cannot patch resource"), "{status}");
+
+    let check = || {
+        let output = Agent::check(world.installation.directory(), &world.installation.agent_options);
+        (output.status.success(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (succeeded, printed) = check();
+    let line = format!("the service account {}/deployer may not create, delete, get,", world.namespace.name);
+    assert!(!succeeded && printed.contains(&line), "{printed}");
+    let (_, roles) = printed.split_once("---").unwrap();
+    kubectl.ok_with_stdin(&["apply", "--filename=-"], roles);
+    let account = format!("--serviceaccount={}:deployer", world.namespace.name);
+    let role = "--role=agentk-gitops-missing";
+    kubectl.ok(&["create", "rolebinding", "deployer", role, &account]);
+    let (succeeded, printed) = check();
+    assert!(
+        succeeded && printed.contains("deployer may write objects of 1 kind in 1 namespace"),
+        "{printed}"
+    );
+    assert!(world.gitops(&["sync", PROJECT]).status.success());
+    world.wait_for_state("synced");
+    assert_eq!(world.config_maps(), "a");
+}
+
+/// Objects that `kubectl apply`, Flux and Helm have applied become those of the project: what leaves Git leaves the cluster.
+#[test]
+fn objects_of_other_programs_are_taken_over() {
+    let Some(world) = World::or_skip("gitops-adopt") else { return };
+    let object = |name: &str, value: &str, extra: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}, labels: {{e2e: gitops}}}}\ndata: {{key: {value}{extra}}}\n"
+        )
+    };
+    let programs: [(&str, &[&str]); 3] = [
+        ("by-kubectl", &[]),
+        ("by-flux", &["--server-side", "--field-manager=kustomize-controller"]),
+        ("by-helm", &["--server-side", "--field-manager=helm"]),
+    ];
+    for (name, options) in programs {
+        let apply = [&["apply", "--filename=-"], options].concat();
+        world.namespace.kubectl.ok_with_stdin(&apply, &object(name, "theirs", ", extra: theirs"));
+    }
+    // Fields of programs that do not apply manifests stay.
+    let patch = ["patch", "configmap", "by-kubectl", "--patch", r#"{"data": {"hand": "kept"}}"#];
+    world.namespace.kubectl.ok(&patch);
+    let files = |value: &str, extra: &str| -> String {
+        programs.iter().map(|(name, _)| object(name, value, extra)).collect()
+    };
+    world.configure("", &[("manifests/app.yaml", Some(&files("ours", "")))]);
+    let status = world.wait_for_state("failed");
+    assert!(status.to_string().contains("inventory_policy: adopt_if_no_inventory"), "{status}");
+    assert_eq!(world.data("by-flux"), "theirs", "nothing is written");
+
+    world.configure("inventory_policy: adopt_if_no_inventory", &[]);
+    world.wait_for_state("synced");
+    for (name, _) in programs {
+        let path = ["get", "configmap", name, "-o", "jsonpath={.data}"];
+        let data: Value = serde_json::from_str(&world.namespace.kubectl.ok(&path)).unwrap();
+        let expected = match name {
+            "by-kubectl" => json!({"key": "ours", "hand": "kept"}),
+            _ => json!({"key": "ours"}),
+        };
+        assert_eq!(data, expected, "{name}: what Git does not have is gone");
+    }
+    world.configure(
+        "inventory_policy: adopt_if_no_inventory, max_prune: 9",
+        &[("manifests/app.yaml", Some(&object("by-kubectl", "ours", "")))],
+    );
+    eventually("the others are deleted", || world.config_maps() == "by-kubectl");
+}
+
+/// Test 55 of the attack list: a leader that freezes in a sync, and wakes up when another pod has applied a newer commit.
+#[test]
+fn leader_that_was_frozen_writes_nothing_old() {
+    let Some(world) = World::or_skip("gitops-frozen") else { return };
+    let names: Vec<String> = (0..40).map(|n| format!("c{n:02}")).collect();
+    let commit = |world: &World, value: &str| {
+        let text: String = names.iter().map(|name| config_map(name, value)).collect();
+        world.configure("", &[("manifests/app.yaml", Some(&text))]);
+    };
+    let values = |world: &World| {
+        let path = "jsonpath={.items[*].data.key}";
+        world.namespace.kubectl.ok(&["get", "configmap", "-l", "e2e=gitops", "-o", path])
+    };
+    let all = |value: &str| vec![value; names.len()].join(" ");
+    commit(&world, "first");
+    eventually("the objects are created", || values(&world).trim() == all("first"));
+    let directory = TempDir::new().unwrap();
+    let second = Agent::start(directory.path(), &world.installation.agent_options);
+    eventually("both pods have tunnels", || world.installation.kas.metric("kas_tunnels") == 4.0);
+
+    commit(&world, "old");
+    eventually("the sync has begun", || values(&world).contains("old"));
+    world.installation.agent.process.signal("STOP");
+    eventually("the other pod has taken over", || second.process.printed().contains("this pod leads GitOps"));
+    commit(&world, "new");
+    eventually("it applies the newer commit", || values(&world).trim() == all("new"));
+
+    world.installation.agent.process.signal("CONT");
+    eventually("the first pod knows that its time is over", || {
+        world.installation.agent.process.printed().contains("this pod does not lead GitOps any more")
+    });
+    assert_eq!(values(&world).trim(), all("new"));
+    commit(&world, "newest");
+    eventually("the second pod goes on", || values(&world).trim() == all("newest"));
+    assert_eq!(second.process.printed().matches("this pod leads GitOps").count(), 1);
+}
+
+/// Test 54 of the attack list: after kill -9 of agentk or kas at any point, the cluster becomes what is in Git. `E2E_KILLS` is the number
+/// of kills.
+#[test]
+fn killed_programs_converge() {
     let Some(mut world) = World::or_skip("gitops-kill") else { return };
+    let kills = std::env::var("E2E_KILLS").map_or(5, |kills| kills.parse().unwrap());
     let names: Vec<String> = (0..30).map(|n| format!("c{n:02}")).collect();
     let all: Vec<&str> = names.iter().map(String::as_str).collect();
     world.configure("max_prune_percent: 100", &[("manifests/app.yaml", Some(&config_maps(&all)))]);
     eventually("the objects are created", || world.config_maps() == all.join(" "));
-    for round in 0..4 {
+    for round in 0..kills {
         let kept = if round % 2 == 0 { &all[..10] } else { &all[..] };
         world.configure("max_prune_percent: 100", &[("manifests/app.yaml", Some(&config_maps(kept)))]);
         // The commit arrives after about 0.2 s, and takes about as long.
         std::thread::sleep(std::time::Duration::from_millis(200 + rand::random::<u64>() % 250));
-        world.installation.agent.process.kill();
-        world.namespace.kubectl.run(&["delete", "lease", "--all"]);
-        world.installation.restart_agent();
+        if round % 3 == 2 {
+            world.installation.kas.process.kill();
+            world.installation.restart_kas();
+        } else {
+            world.installation.agent.process.kill();
+            world.namespace.kubectl.run(&["delete", "lease", "--all"]);
+            world.installation.restart_agent();
+        }
         eventually("the cluster is as in Git", || world.config_maps() == kept.join(" "));
+        let members = "applyset.kubernetes.io/part-of";
+        let path = ["get", "configmap", "-l", members, "-o", "jsonpath={.items[*].metadata.name}"];
+        assert_eq!(
+            world.namespace.kubectl.ok(&path).trim(),
+            kept.join(" "),
+            "nobody else's, and none without it"
+        );
     }
     drop(world.cluster);
 }
