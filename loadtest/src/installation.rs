@@ -4,12 +4,14 @@
 //!   stack: processes of kas, agentk and Redis       agent_fleet: thousands of agents in this process
 //!        └─► failover, restarts, storm: kill parts, and count what callers and agents see
 //!        └─► directory: what idle agents cost Redis
+//!        └─► gitops: manifests from Git and a real cluster
 //! ```
 
 pub mod agent_fleet;
 mod callers;
 pub mod directory;
 pub mod failover;
+pub mod gitops;
 pub mod restarts;
 pub mod stack;
 pub mod storm;

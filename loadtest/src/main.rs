@@ -12,7 +12,9 @@ use loadtest::{
     demo::Demo,
     hol::HeadOfLine,
     http::{Bulk, Http, Upgrade},
-    installation::{directory::Directory, failover::Failover, restarts::Restarts, storm::Storm},
+    installation::{
+        directory::Directory, failover::Failover, gitops::Gitops, restarts::Restarts, storm::Storm,
+    },
     soak::Soak,
     stop_signal,
 };
@@ -41,6 +43,7 @@ enum Command {
     Storm(Storm),
     Directory(Directory),
     Failover(Failover),
+    Gitops(Gitops),
     Restarts(Restarts),
     Hol(HeadOfLine),
     Upgrade(Upgrade),
@@ -67,6 +70,7 @@ async fn main() -> ExitCode {
         Command::Agents(agents) => async { agents.run(stop_signal()?).await }.await,
         Command::Storm(storm) => async { storm.run(stop_signal()?).await }.await,
         Command::Directory(directory) => async { directory.run(stop_signal()?).await }.await,
+        Command::Gitops(gitops) => async { gitops.run(stop_signal()?).await }.await,
         Command::Failover(failover) => async { failover.run(stop_signal()?).await }.await,
         Command::Restarts(restarts) => async { restarts.run(stop_signal()?).await }.await,
         Command::Hol(hol) => async { hol.run(stop_signal()?).await }.await,

@@ -54,6 +54,8 @@ pub struct StackConfig {
     pub default_limits: bool,
     /// If true, kas has its default grace periods; if not, it stops at once.
     pub default_grace_periods: bool,
+    /// The section `agent.configuration` of kas.
+    pub configuration: Option<serde_json::Value>,
     /// Further sections of the configuration of kas.
     pub sections: String,
     /// Further callers of the identity file.
@@ -115,12 +117,16 @@ pub(super) fn config(setup: &StackConfig) -> String {
         (", listen_grace_period: 0s, shutdown_grace_period: 1s", ", listen_grace_period: 0s")
     };
     let level = if setup.debug { "debug" } else { "info" };
+    let configuration = match &setup.configuration {
+        Some(configuration) => format!("  configuration: {configuration}\n"),
+        None => String::new(),
+    };
     let mut config = format!(
         "agent:
   listen: {{address: \"127.0.0.1:{agent_port}\"{agent_tls}{limits}}}
   kubernetes_api:
     listen: {{address: \"127.0.0.1:{public_port}\"{public_tls}{public_grace}}}
-observability:
+{configuration}observability:
   listen: {{address: \"127.0.0.1:0\"}}
   logging: {{level: {level}}}
 identity: {{file: identity.yaml}}

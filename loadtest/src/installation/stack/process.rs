@@ -142,11 +142,20 @@ pub fn cpu(pid: u32) -> anyhow::Result<Duration> {
 
 /// Returns the resident memory of a process in KiB.
 pub fn resident(pid: u32) -> anyhow::Result<u64> {
+    memory(pid, "VmRSS:")
+}
+
+fn memory(pid: u32, field: &str) -> anyhow::Result<u64> {
     let status =
         fs::read_to_string(format!("/proc/{pid}/status")).with_context(|| format!("process {pid}"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
     let number = line.and_then(|line| line.split_whitespace().next()).and_then(|text| text.parse().ok());
     number.with_context(|| format!("process {pid} has no memory any more"))
+}
+
+/// Returns the most resident memory that a process has had, in KiB.
+pub fn peak(pid: u32) -> anyhow::Result<u64> {
+    memory(pid, "VmHWM:")
 }
 
 /// Returns the number of open file descriptors of a process.
@@ -170,6 +179,7 @@ mod tests {
         let pid = std::process::id();
         assert!(cpu(pid).unwrap() > Duration::ZERO);
         assert!(resident(pid).unwrap() > 100);
+        assert!(peak(pid).unwrap() >= resident(pid).unwrap() / 2);
         assert!(descriptors(pid).unwrap() > 2);
         assert!(cpu(0).is_err());
     }
