@@ -131,6 +131,8 @@ impl ServiceName {
     pub const CONTROL: &str = "control";
     /// The state of the manifests from Git, and commands about them.
     pub const GITOPS: &str = "gitops";
+    /// The objects of the agent's cluster, their relations and their health.
+    pub const GRAPH: &str = "graph";
     /// The Kubernetes API of the agent's cluster.
     pub const KUBERNETES: &str = "kubernetes";
     /// Manifests from Git, which kas sends to agentk. Callers cannot reach this service.
@@ -139,7 +141,7 @@ impl ServiceName {
     pub const PROMETHEUS: &str = "prometheus";
 
     /// The request types of callers that kas and agentk know. `prometheus.<name>` is one, too.
-    pub const OF_CALLERS: [&str; 3] = [Self::GITOPS, Self::KUBERNETES, Self::PROMETHEUS];
+    pub const OF_CALLERS: [&str; 4] = [Self::GITOPS, Self::GRAPH, Self::KUBERNETES, Self::PROMETHEUS];
 
     /// Returns the name as text.
     pub fn as_str(&self) -> &str {

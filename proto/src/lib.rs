@@ -22,6 +22,7 @@ pub mod control;
 mod delivery;
 mod error_chain;
 pub mod gitops;
+pub mod graph;
 pub mod header;
 mod hello;
 pub mod hop_by_hop;

@@ -12,10 +12,12 @@ use std::{
     sync::Arc,
 };
 
+use object_health::Assessment;
 use proto::{
     AgentId,
     agent_configuration::gitops::{DryRunStrategy, ManifestProject},
     gitops::{EventKind, HeldDeletions, ObjectCounts, ObjectError, ObjectId, ProjectState, SyncEvent},
+    graph::HealthState,
 };
 use serde_json::Value;
 use tokio::{task::spawn_blocking, time::Instant};
@@ -25,7 +27,6 @@ use self::{examine::Known, report::Report};
 use crate::{
     ApiError, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, Manifest, SourceFile,
     applyset::{ApplySet, PART_OF},
-    health::{self, Assessment},
     order, parse,
     retry::{CallError, with_retry},
     validate::{self, Scopes},
@@ -165,7 +166,11 @@ impl<C: Cluster> Engine<C> {
     ///
     /// A request failed.
     pub async fn health(&self) -> Result<Vec<(ObjectId, Assessment)>, ApiError> {
-        let objects = || self.objects.iter().filter(|(_, kind)| health::has_health(&kind.kind));
+        let objects = || {
+            self.objects
+                .iter()
+                .filter(|(_, kind)| object_health::has_health(&kind.kind.group, &kind.kind.kind))
+        };
         let mut places: Vec<(&Kind, &str)> = objects().map(|(id, kind)| (kind, &*id.namespace)).collect();
         places.sort_unstable_by(|a, b| (&a.0.kind, a.1).cmp(&(&b.0.kind, b.1)));
         places.dedup();
@@ -176,13 +181,12 @@ impl<C: Cluster> Engine<C> {
             for object in self.cluster.list(kind, namespace, PART_OF, false).await? {
                 let id = members::id_of(&kind.kind, &object);
                 if wanted.contains(&id) {
-                    health.push((id.clone(), health::assess(&object)));
+                    health.push((id.clone(), object_health::assess(&object)));
                     found.insert(id);
                 }
             }
         }
-        let missing =
-            Assessment { health: health::Health::Progressing, reason: "it does not exist".to_owned() };
+        let missing = Assessment { health: HealthState::Progressing, reason: "it does not exist".to_owned() };
         health.extend(
             objects().filter(|(id, _)| !found.contains(id)).map(|(id, _)| (id.clone(), missing.clone())),
         );

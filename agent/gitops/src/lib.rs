@@ -7,7 +7,7 @@
 //! ```
 //!
 //! [`Engine::sync`] is the whole way. What it decides is in modules without I/O: [`parse`], [`validate`], [`order`], [`applyset`],
-//! [`prune`], [`diff`] and [`health`]. The cluster is a trait, [`Cluster`], whose implementation for real clusters is [`KubeCluster`].
+//! [`prune`] and [`diff`], and in the crate `object-health`. The cluster is a trait, [`Cluster`], whose implementation for real clusters is [`KubeCluster`].
 #![warn(missing_docs)]
 
 pub mod applyset;
@@ -16,7 +16,6 @@ pub mod diff;
 mod engine;
 #[cfg(test)]
 mod fake;
-pub mod health;
 mod kube_cluster;
 mod lease;
 mod manifest;

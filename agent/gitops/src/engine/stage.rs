@@ -3,7 +3,10 @@
 use std::{borrow::Cow, collections::HashMap, time::Duration};
 
 use futures_util::{StreamExt as _, stream};
-use proto::gitops::{EventKind, ObjectError, ObjectId};
+use proto::{
+    gitops::{EventKind, ObjectError, ObjectId},
+    graph::HealthState,
+};
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -14,7 +17,6 @@ use super::{
 };
 use crate::{
     Cluster, GroupKind, Kind, Manifest,
-    health::{self, Health},
     order::Stage,
     retry::{CallError, with_retry},
     validate::DEFINITIONS,
@@ -149,8 +151,10 @@ impl<C: Cluster> Engine<C> {
             let object = with_retry(sync.fence, || self.cluster.get(kind, id)).await;
             let object =
                 object.map_err(|error| Failure::of_project(&format!("{id} cannot be read"), error))?;
-            let reason = match object.as_ref().map(health::assess) {
-                Some(assessment) if matches!(assessment.health, Health::Healthy | Health::Suspended) => {
+            let reason = match object.as_ref().map(object_health::assess) {
+                Some(assessment)
+                    if matches!(assessment.health, HealthState::Healthy | HealthState::Suspended) =>
+                {
                     return Ok(());
                 }
                 Some(assessment) => assessment.reason,

@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use gitops_engine::{
     ApiError, ApplyOptions, Cluster as _, Engine, Fence, Kind, KubeCluster, Outcome, Stopped, SyncInput,
     applyset::{ApplySet, PROJECT},
-    health::Health,
 };
 use proto::{
     AgentId,
     agent_configuration::gitops::{DryRunStrategy, PropagationPolicy, SelfHeal},
     gitops::{EventKind, ObjectError, ObjectId, ProjectState, ProjectStatus, SyncEvent},
+    graph::HealthState,
 };
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
@@ -397,10 +397,10 @@ async fn watch_health(
             return false;
         }
     };
-    let of = |wanted: Health| health.iter().filter(move |(_, found)| found.health == wanted);
-    let count = |wanted: Health| u32::try_from(of(wanted).count()).unwrap_or(u32::MAX);
-    let (degraded, progressing) = (count(Health::Degraded), count(Health::Progressing));
-    let reasons = of(Health::Degraded).chain(of(Health::Progressing)).take(MAX_UNHEALTHY);
+    let of = |wanted: HealthState| health.iter().filter(move |(_, found)| found.health == wanted);
+    let count = |wanted: HealthState| u32::try_from(of(wanted).count()).unwrap_or(u32::MAX);
+    let (degraded, progressing) = (count(HealthState::Degraded), count(HealthState::Progressing));
+    let reasons = of(HealthState::Degraded).chain(of(HealthState::Progressing)).take(MAX_UNHEALTHY);
     let errors: Vec<ObjectError> = reasons
         .map(|(id, found)| ObjectError {
             object: Some(id.clone()),
@@ -409,7 +409,7 @@ async fn watch_health(
         })
         .collect();
     let before = project.status().state;
-    let reasons = of(Health::Degraded).take(MAX_UNHEALTHY).map(|(id, found)| Notice {
+    let reasons = of(HealthState::Degraded).take(MAX_UNHEALTHY).map(|(id, found)| Notice {
         object: id.clone(),
         reason: "Degraded",
         is_warning: true,

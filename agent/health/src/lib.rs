@@ -3,29 +3,16 @@
 //! The rules are those of Argo CD 3.6 for the kinds of Kubernetes, without three of its defects: the status of a Job's conditions
 //! counts, a StatefulSet waits for its new revision, and init containers that fail are seen. Other kinds follow kstatus: deletion,
 //! `observedGeneration`, and the conditions `Reconciling`, `Stalled` and `Ready`.
+#![warn(missing_docs)]
 
+use proto::graph::HealthState;
 use serde_json::Value;
-
-use crate::GroupKind;
-
-/// Whether an object does its work. Ordered from the best to the worst.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Health {
-    /// It does.
-    Healthy,
-    /// Somebody has stopped it on purpose.
-    Suspended,
-    /// Not yet.
-    Progressing,
-    /// It does not, and will not without a change.
-    Degraded,
-}
 
 /// The health of an object with the reason, which is empty for healthy objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assessment {
     /// The health.
-    pub health: Health,
+    pub health: HealthState,
     /// One sentence, or nothing.
     pub reason: String,
 }
@@ -52,9 +39,9 @@ const WITHOUT_HEALTH: [&str; 12] = [
 ];
 
 /// Returns whether the health of a kind's objects can be anything but good.
-pub fn has_health(kind: &GroupKind) -> bool {
-    let built_in = !kind.group.contains('.') || kind.group.ends_with(".k8s.io");
-    !(built_in && WITHOUT_HEALTH.contains(&&*kind.kind))
+pub fn has_health(group: &str, kind: &str) -> bool {
+    let built_in = !group.contains('.') || group.ends_with(".k8s.io");
+    !(built_in && WITHOUT_HEALTH.contains(&kind))
 }
 
 /// Assesses an object as the API server returns it.
@@ -92,19 +79,19 @@ pub fn assess(object: &Value) -> Assessment {
 }
 
 fn healthy() -> Assessment {
-    Assessment { health: Health::Healthy, reason: String::new() }
+    Assessment { health: HealthState::Healthy, reason: String::new() }
 }
 
 fn progressing(reason: impl Into<String>) -> Assessment {
-    Assessment { health: Health::Progressing, reason: reason.into() }
+    Assessment { health: HealthState::Progressing, reason: reason.into() }
 }
 
 fn degraded(reason: impl Into<String>) -> Assessment {
-    Assessment { health: Health::Degraded, reason: reason.into() }
+    Assessment { health: HealthState::Degraded, reason: reason.into() }
 }
 
 fn suspended(reason: impl Into<String>) -> Assessment {
-    Assessment { health: Health::Suspended, reason: reason.into() }
+    Assessment { health: HealthState::Suspended, reason: reason.into() }
 }
 
 /// Returns a number of the object, or 0.

@@ -1,0 +1,127 @@
+//! The graph of a cluster with the tasks that keep it up to date.
+
+use std::{fmt, sync::Arc};
+
+use kube::Client;
+use parking_lot::Mutex;
+use proto::{
+    InstanceId,
+    graph::{GraphStatus, Token},
+};
+use tokio::sync::watch;
+
+use crate::{
+    access::Access,
+    graph::{Graph, GraphLimits},
+    loader,
+    query::Query,
+};
+
+/// What a cache needs.
+#[derive(Clone)]
+pub struct CacheConfig {
+    /// The client with which objects are loaded.
+    pub client: Client,
+    /// The namespaces to which agentk is limited.
+    pub namespaces: Option<Vec<String>>,
+    /// How much the graph may hold.
+    pub limits: GraphLimits,
+    /// The process.
+    pub instance: InstanceId,
+    /// The number of caches before this one in the process.
+    pub generation: u64,
+}
+
+/// The graph of a cluster, which [`Cache::run`] keeps up to date.
+#[derive(Debug)]
+pub struct Cache {
+    config: CacheConfig,
+    graph: Mutex<Graph>,
+    /// The number of the last change.
+    changes: watch::Sender<u64>,
+}
+
+impl Cache {
+    /// Returns an empty cache.
+    pub fn new(config: CacheConfig) -> Self {
+        let graph = Mutex::new(Graph::new(config.limits));
+        Self { config, graph, changes: watch::Sender::new(0) }
+    }
+
+    /// Loads all objects and follows their changes. The future never completes; the cache is not updated any more once it is dropped.
+    pub async fn run(self: &Arc<Self>) {
+        loader::run(self).await;
+    }
+
+    /// Waits until the first resources are loaded: those of workloads. The time limit is that of the caller.
+    pub async fn loaded(&self) {
+        let mut changes = self.changes.subscribe();
+        while !self.read(Graph::is_loaded) {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Reads the graph, which is locked meanwhile.
+    pub fn read<T>(&self, read: impl FnOnce(&Graph) -> T) -> T {
+        read(&self.graph.lock())
+    }
+
+    /// Changes the graph, and wakes readers.
+    pub(crate) fn write<T>(&self, write: impl FnOnce(&mut Graph) -> T) -> T {
+        let mut graph = self.graph.lock();
+        let result = write(&mut graph);
+        let position = graph.sequence() + graph.state_version();
+        drop(graph);
+        self.changes.send_if_modified(|known| std::mem::replace(known, position) != position);
+        result
+    }
+
+    /// Returns a receiver that is notified of each change.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Returns the position of a change.
+    pub fn token(&self, sequence: u64) -> Token {
+        let CacheConfig { instance, generation, .. } = self.config;
+        Token { instance, generation, sequence }
+    }
+
+    /// Returns whether a position is one of this cache.
+    pub fn is_own(&self, token: &Token) -> bool {
+        (token.instance, token.generation) == (self.config.instance, self.config.generation)
+    }
+
+    /// Returns the state of the cache as a caller sees it.
+    pub fn status(&self, access: &Access) -> GraphStatus {
+        self.read(|graph| {
+            let resources = graph.resource_statuses(access);
+            GraphStatus {
+                instance: self.config.instance,
+                token: self.token(graph.sequence()),
+                loaded: graph.is_loaded(),
+                objects: resources.iter().map(|resource| resource.objects).sum(),
+                resources,
+                partial: graph.partial(&Query::default(), access),
+            }
+        })
+    }
+
+    pub(crate) fn config(&self) -> &CacheConfig {
+        &self.config
+    }
+}
+
+impl fmt::Debug for CacheConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { client: _, namespaces, limits, instance, generation } = self;
+        f.debug_struct("CacheConfig")
+            .field("namespaces", namespaces)
+            .field("limits", limits)
+            .field("instance", instance)
+            .field("generation", generation)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,453 @@
+//! The objects that are known, in memory. It has no I/O.
+//!
+//! Each change has a number. Objects are in order of the number of their last change, and so are the last deletions: a reader that knows
+//! all changes up to a number asks for those above it, and gets each object once, however often it has changed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+};
+
+use kube::core::ApiResource;
+use proto::graph::ResourceState;
+use serde_json::Value;
+
+use crate::{
+    entry::{self, Entry, Facts, Text},
+    resources::ResourceKind,
+    text::Interner,
+    warnings::Warnings,
+};
+
+/// The deletions that are remembered for readers that continue.
+const TOMBSTONES: usize = 16_384;
+
+/// How much a graph may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphLimits {
+    /// Objects of all resources.
+    pub objects: usize,
+    /// Objects of one resource.
+    pub objects_per_resource: usize,
+    /// The estimated memory, in bytes.
+    pub bytes: usize,
+}
+
+impl Default for GraphLimits {
+    fn default() -> Self {
+        Self { objects: 200_000, objects_per_resource: 50_000, bytes: 256 << 20 }
+    }
+}
+
+/// The objects of a cluster.
+#[derive(Debug)]
+pub struct Graph {
+    limits: GraphLimits,
+    resources: Vec<Resource>,
+    /// An object keeps its place until it is deleted.
+    slots: Vec<Option<Box<Entry>>>,
+    free: Vec<u32>,
+    by_uid: HashMap<Text, u32>,
+    /// The objects in order of their last change.
+    changes: BTreeMap<u64, u32>,
+    tombstones: VecDeque<Tombstone>,
+    /// Deletions up to this number are forgotten.
+    forgotten: u64,
+    sequence: u64,
+    /// Objects that select Pods, by namespace.
+    selectors: HashMap<Text, BTreeSet<u32>>,
+    pods: HashMap<Text, BTreeSet<u32>>,
+    /// The number of the resource of Pods.
+    pod_resource: Option<usize>,
+    pub(crate) warnings: Warnings,
+    interner: Interner,
+    bytes: usize,
+    /// The number of changes of the states of resources.
+    state_version: u64,
+}
+
+/// A resource of the API server, and what is known of it.
+#[derive(Debug)]
+pub(crate) struct Resource {
+    pub(crate) kind: ResourceKind,
+    pub(crate) state: ResourceState,
+    /// The reason of the state in one sentence.
+    pub(crate) message: String,
+    /// The number of objects, also if they are only counted.
+    pub(crate) objects: usize,
+    /// The objects by `<namespace>/<name>`.
+    names: HashMap<Box<str>, u32>,
+    round: u64,
+}
+
+/// An object that was deleted.
+#[derive(Debug)]
+pub(crate) struct Tombstone {
+    pub(crate) sequence: u64,
+    pub(crate) slot: u32,
+    pub(crate) uid: Text,
+}
+
+/// A change for a reader.
+#[derive(Debug)]
+pub(crate) enum Change<'a> {
+    Object(u32, &'a Entry),
+    Deleted(&'a Tombstone),
+}
+
+impl Change<'_> {
+    pub(crate) fn sequence(&self) -> u64 {
+        match self {
+            Self::Object(_, entry) => entry.sequence,
+            Self::Deleted(tombstone) => tombstone.sequence,
+        }
+    }
+}
+
+/// The limit that an object would exceed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LimitExceeded(pub(crate) String);
+
+impl Graph {
+    /// Returns an empty graph.
+    pub fn new(limits: GraphLimits) -> Self {
+        Self {
+            limits,
+            resources: Vec::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_uid: HashMap::new(),
+            changes: BTreeMap::new(),
+            tombstones: VecDeque::new(),
+            forgotten: 0,
+            sequence: 0,
+            selectors: HashMap::new(),
+            pods: HashMap::new(),
+            pod_resource: None,
+            warnings: Warnings::default(),
+            interner: Interner::default(),
+            bytes: 0,
+            state_version: 0,
+        }
+    }
+
+    /// Adds a resource whose objects will be loaded. Returns its number. A resource that is there already keeps its objects.
+    pub(crate) fn add_resource(&mut self, kind: ResourceKind) -> usize {
+        let same =
+            |known: &Resource| known.kind.api.group == kind.api.group && known.kind.api.kind == kind.api.kind;
+        if let Some(place) = self.resources.iter().position(same) {
+            self.resources[place].kind = kind;
+            return place;
+        }
+        let number = self.resources.len();
+        if kind.api.group.is_empty() && kind.api.kind == "Pod" {
+            self.pod_resource = Some(number);
+        }
+        self.resources.push(Resource {
+            kind,
+            state: ResourceState::Loading,
+            message: String::new(),
+            objects: 0,
+            names: HashMap::new(),
+            round: 0,
+        });
+        self.state_version += 1;
+        number
+    }
+
+    /// Sets the state of a resource, with its reason.
+    pub(crate) fn set_state(&mut self, resource: usize, state: ResourceState, message: &str) {
+        let resource = &mut self.resources[resource];
+        if resource.state != state || resource.message != message {
+            resource.state = state;
+            message.clone_into(&mut resource.message);
+            self.state_version += 1;
+        }
+    }
+
+    /// Deletes the objects of a resource that has too many, and notes their number.
+    pub(crate) fn count_only(&mut self, resource: usize, objects: usize, message: &str) {
+        let round = self.begin_list(resource);
+        self.end_list(resource, "", round);
+        self.resources[resource].objects = objects;
+        self.set_state(resource, ResourceState::CountedOnly, message);
+    }
+
+    /// Adds or changes an object.
+    ///
+    /// # Errors
+    ///
+    /// A limit is exceeded; the object is not added.
+    pub(crate) fn apply(
+        &mut self,
+        resource: usize,
+        object: &mut Value,
+        now: i64,
+    ) -> Result<(), LimitExceeded> {
+        let api = &self.resources[resource].kind.api;
+        let Some((uid, facts)) = entry::read(api, object, &mut self.interner) else { return Ok(()) };
+        if let Some(&slot) = self.by_uid.get(&uid) {
+            self.change(slot, resource, facts, now);
+            return Ok(());
+        }
+        let size = facts.size();
+        self.check_limits(resource, size)?;
+        // Deleted and created again between two looks.
+        let name = full_name(&facts.namespace, &facts.name);
+        if let Some(&before) = self.resources[resource].names.get(&*name) {
+            self.remove(before);
+        }
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).expect("the limit of objects is lower")
+        });
+        let sequence = self.next();
+        let known = &mut self.resources[resource];
+        known.names.insert(name, slot);
+        known.objects += 1;
+        let round = known.round;
+        self.bytes += size;
+        self.by_uid.insert(Arc::clone(&uid), slot);
+        self.changes.insert(sequence, slot);
+        let since = if facts.created > 0 { facts.created.min(now) } else { now };
+        self.slots[slot as usize] =
+            Some(Box::new(Entry { uid, resource, facts, since, sequence, round, size }));
+        self.index(slot);
+        Ok(())
+    }
+
+    /// Deletes an object, if it is known.
+    pub(crate) fn delete(&mut self, resource: usize, object: &Value) {
+        let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
+        if let Some(&slot) = self.by_uid.get(uid)
+            && self.slots[slot as usize].as_ref().is_some_and(|entry| entry.resource == resource)
+        {
+            self.remove(slot);
+        }
+    }
+
+    /// Begins a list of a resource. Returns its number.
+    pub(crate) fn begin_list(&mut self, resource: usize) -> u64 {
+        let round = &mut self.resources[resource].round;
+        *round += 1;
+        *round
+    }
+
+    /// Deletes the objects of a resource in a namespace that were not shown since a list began. An empty namespace is all of them.
+    pub(crate) fn end_list(&mut self, resource: usize, namespace: &str, round: u64) {
+        let is_gone = |slot: &u32| {
+            self.slots[*slot as usize].as_ref().is_some_and(|entry| {
+                entry.round < round && (namespace.is_empty() || *entry.facts.namespace == *namespace)
+            })
+        };
+        let gone: Vec<u32> = self.resources[resource].names.values().copied().filter(is_gone).collect();
+        gone.into_iter().for_each(|slot| self.remove(slot));
+    }
+
+    /// Returns the number of the last change.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Returns the number of changes of the states of resources.
+    pub(crate) fn state_version(&self) -> u64 {
+        self.state_version
+    }
+
+    /// Returns the number of objects.
+    pub fn len(&self) -> usize {
+        self.by_uid.len()
+    }
+
+    /// Returns whether there is no object.
+    pub fn is_empty(&self) -> bool {
+        self.by_uid.is_empty()
+    }
+
+    /// Returns the estimated memory of all objects in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns whether no resource is being loaded.
+    pub fn is_loaded(&self) -> bool {
+        !self.resources.is_empty()
+            && self.resources.iter().all(|resource| resource.state != ResourceState::Loading)
+    }
+
+    pub(crate) fn resources(&self) -> &[Resource] {
+        &self.resources
+    }
+
+    /// Returns all objects with their places, in no order.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (u32, &Entry)> {
+        self.changes.values().map(|&slot| (slot, self.entry(slot)))
+    }
+
+    /// Returns the object at a place.
+    pub(crate) fn entry(&self, slot: u32) -> &Entry {
+        self.slots[slot as usize].as_ref().expect("a place in an index has an object")
+    }
+
+    pub(crate) fn api(&self, entry: &Entry) -> &ApiResource {
+        &self.resources[entry.resource].kind.api
+    }
+
+    /// Returns the object with a UID.
+    pub(crate) fn by_uid(&self, uid: &str) -> Option<u32> {
+        self.by_uid.get(uid).copied()
+    }
+
+    /// Returns the object with a name.
+    pub(crate) fn by_name(&self, group: &str, kind: &str, namespace: &str, name: &str) -> Option<u32> {
+        let of_kind = |known: &&Resource| known.kind.api.group == group && known.kind.api.kind == kind;
+        self.resources.iter().find(of_kind)?.names.get(&*full_name(namespace, name)).copied()
+    }
+
+    /// Returns the Pods of a namespace.
+    pub(crate) fn pods(&self, namespace: &str) -> impl Iterator<Item = (u32, &Entry)> {
+        self.pods.get(namespace).into_iter().flatten().map(|&slot| (slot, self.entry(slot)))
+    }
+
+    /// Returns whether all deletions after a number are remembered.
+    pub(crate) fn remembers(&self, sequence: u64) -> bool {
+        sequence >= self.forgotten
+    }
+
+    /// Returns the first changes after a number, in their order.
+    pub(crate) fn changes_after(&self, sequence: u64, limit: usize) -> Vec<Change<'_>> {
+        let first = self.tombstones.partition_point(|tombstone| tombstone.sequence <= sequence);
+        let mut deleted = self.tombstones.range(first..).peekable();
+        let mut all = Vec::new();
+        for (&number, &slot) in self.changes.range(sequence + 1..) {
+            while let Some(tombstone) = deleted.next_if(|tombstone| tombstone.sequence < number) {
+                all.push(Change::Deleted(tombstone));
+            }
+            all.push(Change::Object(slot, self.entry(slot)));
+            if all.len() >= limit {
+                return all;
+            }
+        }
+        all.extend(deleted.map(Change::Deleted));
+        all
+    }
+
+    fn check_limits(&self, resource: usize, size: usize) -> Result<(), LimitExceeded> {
+        let GraphLimits { objects, objects_per_resource, bytes } = self.limits;
+        let known = &self.resources[resource];
+        let exceeded = if known.objects >= objects_per_resource {
+            format!("it has more than {objects_per_resource} objects")
+        } else if self.len() >= objects {
+            format!("all resources together have more than {objects} objects")
+        } else if self.bytes + size > bytes {
+            format!("all objects together take more than {} MiB", bytes >> 20)
+        } else {
+            return Ok(());
+        };
+        Err(LimitExceeded(exceeded))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
+
+    fn change(&mut self, slot: u32, resource: usize, facts: Facts, now: i64) {
+        let round = self.resources[resource].round;
+        let entry = self.slots[slot as usize].as_mut().expect("a place in an index has an object");
+        if entry.resource != resource {
+            // Two resources show the same object, such as an old and a new group. The first one keeps it.
+            return;
+        }
+        entry.round = round;
+        if entry.facts == facts {
+            return;
+        }
+        self.unindex(slot);
+        let sequence = self.next();
+        let size = facts.size();
+        let entry = self.slots[slot as usize].as_mut().expect("a place in an index has an object");
+        if entry.facts.health != facts.health {
+            entry.since = now;
+        }
+        self.bytes = self.bytes + size - entry.size;
+        entry.size = size;
+        entry.facts = facts;
+        self.changes.remove(&entry.sequence);
+        entry.sequence = sequence;
+        self.changes.insert(sequence, slot);
+        self.index(slot);
+    }
+
+    fn remove(&mut self, slot: u32) {
+        self.unindex(slot);
+        let sequence = self.next();
+        let Some(entry) = self.slots[slot as usize].take() else { return };
+        self.free.push(slot);
+        self.by_uid.remove(&entry.uid);
+        self.changes.remove(&entry.sequence);
+        self.bytes -= entry.size;
+        let resource = &mut self.resources[entry.resource];
+        resource.objects -= 1;
+        resource.names.remove(&*full_name(&entry.facts.namespace, &entry.facts.name));
+        if self.tombstones.len() == TOMBSTONES
+            && let Some(forgotten) = self.tombstones.pop_front()
+        {
+            self.forgotten = forgotten.sequence;
+        }
+        self.tombstones.push_back(Tombstone { sequence, slot, uid: entry.uid });
+    }
+
+    /// Adds an object to the indexes, and marks the objects that select it as changed.
+    fn index(&mut self, slot: u32) {
+        let entry = self.entry(slot);
+        let namespace = Arc::clone(&entry.facts.namespace);
+        if entry.facts.selector.is_some() {
+            self.selectors.entry(namespace).or_default().insert(slot);
+        } else if Some(entry.resource) == self.pod_resource {
+            self.pods.entry(Arc::clone(&namespace)).or_default().insert(slot);
+            self.touch_selectors(slot, &namespace);
+        }
+    }
+
+    fn unindex(&mut self, slot: u32) {
+        let entry = self.entry(slot);
+        let namespace = Arc::clone(&entry.facts.namespace);
+        if entry.facts.selector.is_some() {
+            remove_from(&mut self.selectors, &namespace, slot);
+        } else if Some(entry.resource) == self.pod_resource {
+            self.touch_selectors(slot, &namespace);
+            remove_from(&mut self.pods, &namespace, slot);
+        }
+    }
+
+    /// Marks the objects that select a Pod as changed, because their relations have changed.
+    fn touch_selectors(&mut self, pod: u32, namespace: &str) {
+        let entry = self.entry(pod);
+        let selects = |slot: &u32| {
+            let selector = self.entry(*slot).facts.selector.as_deref();
+            selector.is_some_and(|selector| selector.labels.matches(|key| entry.facts.label(key)))
+        };
+        let touched = self.selectors.get(namespace).into_iter().flatten().copied().filter(selects);
+        for slot in touched.collect::<Vec<_>>() {
+            let sequence = self.next();
+            let entry = self.slots[slot as usize].as_mut().expect("a place in an index has an object");
+            self.changes.remove(&entry.sequence);
+            entry.sequence = sequence;
+            self.changes.insert(sequence, slot);
+        }
+    }
+}
+
+fn remove_from(index: &mut HashMap<Text, BTreeSet<u32>>, namespace: &Text, slot: u32) {
+    if let Some(slots) = index.get_mut(namespace) {
+        slots.remove(&slot);
+        if slots.is_empty() {
+            index.remove(namespace);
+        }
+    }
+}
+
+fn full_name(namespace: &str, name: &str) -> Box<str> {
+    format!("{namespace}/{name}").into()
+}

@@ -1,0 +1,48 @@
+//! The objects of a cluster, their relations, groups and health, kept up to date in memory.
+//!
+//! ```text
+//!   API server ─► loader ─► mask ─► entry ─► graph ─► view, tree, rollup, components ─► callers
+//!                 (watches)                    └────► viewer: what a caller that follows is sent next
+//!   API server ◄─ reviews: what may this caller see?
+//! ```
+//!
+//! Only `loader`, `reviews`, `pace` and `cache` do I/O. What they know is in [`Graph`], which is plain data.
+#![warn(missing_docs)]
+
+mod access;
+mod cache;
+mod components;
+mod entry;
+mod graph;
+mod groups;
+mod loader;
+mod mask;
+mod object;
+mod ownership;
+mod pace;
+mod query;
+mod references;
+mod resources;
+mod reviews;
+mod rollup;
+mod selector;
+mod summary;
+#[cfg(test)]
+mod tests;
+mod text;
+mod time;
+mod tree;
+mod view;
+mod viewer;
+mod warnings;
+
+pub use self::{
+    access::Access,
+    cache::{Cache, CacheConfig},
+    graph::{Graph, GraphLimits},
+    pace::Paced,
+    query::{Query, QueryError},
+    reviews::{Identity, ReviewError, Reviews},
+    selector::{InvalidSelector, LabelSelector},
+    viewer::Viewer,
+};

@@ -1,0 +1,391 @@
+//! Loads the objects of all resources, and follows their changes.
+//!
+//! A list of one object is the truth about a permission. Then the watcher of kube-rs lists pages and watches, or has both in one stream
+//! where the API server can do that. After an error it continues where it was, or lists again, and objects that are not shown then are
+//! deleted.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use kube::{
+    Api, Client,
+    api::ListParams,
+    core::{ApiResource, ObjectList, discovery::Scope},
+    discovery::{self, Discovery},
+    runtime::watcher::{self, Event, InitialListStrategy, watcher},
+};
+use proto::graph::ResourceState;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{sleep, timeout},
+};
+
+use crate::{
+    cache::Cache,
+    graph::LimitExceeded,
+    object::TrimmedObject,
+    resources::{ResourceKind, tier},
+    time,
+};
+
+/// The resources that are listed at the same time.
+const LISTS: usize = 4;
+/// The objects of one page.
+const PAGE: u32 = 250;
+/// The time between two looks at resources that cannot be listed, and at the kinds that exist.
+const LOOK_AGAIN: Duration = Duration::from_secs(300);
+/// The first and the longest wait after an error.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// The shortest and the longest time of one watch, in seconds. kube-rs allows less than 295.
+const WATCH_SECONDS: std::ops::Range<u32> = 200..290;
+/// The first minor version of Kubernetes 1 whose API servers send the initial list in a watch (KEP-3157).
+const STREAMING_SINCE: u32 = 34;
+/// The longest wait for the kinds of the API server.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What the loads of one cache share.
+struct Loader<'a> {
+    cache: &'a Arc<Cache>,
+    lists: Arc<Semaphore>,
+    streaming: bool,
+}
+
+/// One list and watch: a resource in all namespaces, or in one.
+struct Load<'a> {
+    loader: &'a Loader<'a>,
+    resource: usize,
+    api: ApiResource,
+    /// Empty for all namespaces.
+    namespace: String,
+    states: Arc<parking_lot::Mutex<BTreeMap<String, LoadState>>>,
+}
+
+/// The state of one load.
+type LoadState = (ResourceState, String);
+
+/// Why a load cannot go on at once.
+enum Interrupted {
+    /// The API server does not let agentk list the objects.
+    Denied(String),
+    /// The API server does not know the resource any more.
+    Missing(String),
+    /// There are too many objects.
+    TooMany(LimitExceeded),
+    /// The API server does not respond, or responds with an error.
+    Failed(String),
+}
+
+/// Loads all resources. The future never completes.
+pub(crate) async fn run(cache: &Arc<Cache>) {
+    let client = &cache.config().client;
+    let version = timeout(DISCOVERY_TIMEOUT, client.apiserver_version()).await;
+    let minor = version.ok().and_then(Result::ok).and_then(|version| {
+        version.minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse::<u32>().ok()
+    });
+    let streaming = minor.is_some_and(|minor| minor >= STREAMING_SINCE);
+    let loader = Loader { cache, lists: Arc::new(Semaphore::new(LISTS)), streaming };
+    let mut known = HashSet::new();
+    let mut loads: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
+    let mut wait = BACKOFF.0;
+    loop {
+        match timeout(DISCOVERY_TIMEOUT, discover(client)).await {
+            Ok(Ok(kinds)) => {
+                wait = LOOK_AGAIN;
+                let new = kinds
+                    .into_iter()
+                    .filter(|kind| known.insert((kind.api.group.clone(), kind.api.kind.clone())));
+                for kind in new {
+                    loads.push(loader.load(kind).boxed());
+                }
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "the kinds of the API server are not known");
+                wait = (wait * 2).min(BACKOFF.1);
+            }
+            Err(_) => wait = (wait * 2).min(BACKOFF.1),
+        }
+        let mut look_again = pin!(sleep(wait));
+        loop {
+            tokio::select! {
+                Some(()) = loads.next(), if !loads.is_empty() => {}
+                () = &mut look_again => break,
+            }
+        }
+    }
+}
+
+impl<'a> Loader<'a> {
+    /// Loads one resource, in the namespaces to which agentk is limited. The future never completes.
+    fn load(&'a self, kind: ResourceKind) -> impl Future<Output = ()> + Send + use<'a> {
+        let limited = self.cache.config().namespaces.clone().filter(|_| kind.namespaced);
+        let namespaces = limited.unwrap_or_else(|| vec![String::new()]);
+        let api = kind.api.clone();
+        let resource = self.cache.write(|graph| graph.add_resource(kind));
+        let states = namespaces.iter().map(|name| (name.clone(), (ResourceState::Loading, String::new())));
+        let states = Arc::new(parking_lot::Mutex::new(states.collect::<BTreeMap<_, _>>()));
+        let loads = namespaces.into_iter().map(|namespace| {
+            let load =
+                Load { loader: self, resource, api: api.clone(), namespace, states: Arc::clone(&states) };
+            async move { load.run().await }
+        });
+        futures_util::future::join_all(loads.collect::<Vec<_>>()).map(drop)
+    }
+}
+
+impl Load<'_> {
+    /// Lists and watches. The future never completes.
+    async fn run(&self) {
+        let mut wait = BACKOFF.0;
+        loop {
+            let synced_before = self.state() == ResourceState::Synced;
+            let interrupted = self.follow().await;
+            if synced_before {
+                wait = BACKOFF.0;
+            }
+            match interrupted {
+                Interrupted::Denied(message) | Interrupted::Missing(message) => {
+                    self.forget();
+                    self.set_state(ResourceState::Denied, &message);
+                    sleep(LOOK_AGAIN).await;
+                }
+                Interrupted::TooMany(LimitExceeded(message)) => {
+                    let objects = self.count().await;
+                    self.loader.cache.write(|graph| graph.count_only(self.resource, objects, &message));
+                    self.set_state(ResourceState::CountedOnly, &message);
+                    sleep(LOOK_AGAIN).await;
+                }
+                Interrupted::Failed(message) => {
+                    self.set_state(ResourceState::Failing, &message);
+                    sleep(wait.mul_f64(rand::random_range(0.8..1.2))).await;
+                    wait = (wait * 2).min(BACKOFF.1);
+                }
+            }
+        }
+    }
+
+    /// Follows the resource until something is in the way.
+    async fn follow(&self) -> Interrupted {
+        // Held until the first list is complete, so that few pages are in memory.
+        let mut permit = Some(self.acquire().await);
+        if let Err(interrupted) = self.probe().await {
+            return interrupted;
+        }
+        let mut stream = pin!(watcher(self.objects(), self.watch_config()));
+        let mut round = 0;
+        let is_event = self.api.kind == "Event";
+        while let Some(event) = stream.next().await {
+            let now = time::now();
+            match event {
+                Ok(Event::Init) => {
+                    round = self.loader.cache.write(|graph| graph.begin_list(self.resource));
+                }
+                Ok(Event::InitApply(mut object) | Event::Apply(mut object)) => {
+                    let applied = self.loader.cache.write(|graph| {
+                        if is_event {
+                            graph.warnings.apply(&object.object);
+                            return Ok(());
+                        }
+                        graph.apply(self.resource, &mut object.object, now)
+                    });
+                    if let Err(exceeded) = applied {
+                        return Interrupted::TooMany(exceeded);
+                    }
+                }
+                Ok(Event::Delete(object)) => self.loader.cache.write(|graph| {
+                    if is_event {
+                        graph.warnings.delete(&object.object);
+                    } else {
+                        graph.delete(self.resource, &object.object);
+                    }
+                }),
+                Ok(Event::InitDone) => {
+                    permit = None;
+                    self.loader.cache.write(|graph| graph.end_list(self.resource, &self.namespace, round));
+                    self.set_state(ResourceState::Synced, "");
+                }
+                Err(error) => {
+                    let denied = status_of(&error).is_some_and(|code| code == 403);
+                    let message = describe(&error);
+                    if denied {
+                        return Interrupted::Denied(message);
+                    }
+                    if permit.is_some() {
+                        return Interrupted::Failed(message);
+                    }
+                    // The watcher continues by itself. A watch that ends now and then is no failure.
+                    tracing::debug!(
+                        kind = self.api.kind,
+                        error = message,
+                        "a watch of the graph was interrupted"
+                    );
+                    if status_of(&error) != Some(410) {
+                        sleep(BACKOFF.0.mul_f64(rand::random_range(0.5..1.5))).await;
+                        if let Err(interrupted) = self.probe().await {
+                            return interrupted;
+                        }
+                    }
+                }
+            }
+        }
+        Interrupted::Failed("the watch has ended".to_owned())
+    }
+
+    /// Lists one object, which is the truth about what agentk may list.
+    async fn probe(&self) -> Result<(), Interrupted> {
+        let list = self.objects().list(&ListParams::default().limit(1)).await;
+        match list {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) => Err(match status.code {
+                401 | 403 => Interrupted::Denied(status.message.clone()),
+                404 | 405 => Interrupted::Missing("the API server does not list them any more".to_owned()),
+                _ => Interrupted::Failed(status.message.clone()),
+            }),
+            Err(error) => Err(Interrupted::Failed(error.to_string())),
+        }
+    }
+
+    /// Returns the number of objects that the API server has.
+    async fn count(&self) -> usize {
+        let list = self.objects().list(&ListParams::default().limit(1)).await;
+        let number = |list: ObjectList<TrimmedObject>| {
+            let remaining = list.metadata.remaining_item_count.unwrap_or(0);
+            list.items.len() + usize::try_from(remaining).unwrap_or(0)
+        };
+        list.map(number).unwrap_or(0)
+    }
+
+    fn objects(&self) -> Api<TrimmedObject> {
+        let client = self.loader.cache.config().client.clone();
+        match &*self.namespace {
+            "" => Api::all_with(client, &self.api),
+            namespace => Api::namespaced_with(client, namespace, &self.api),
+        }
+    }
+
+    fn watch_config(&self) -> watcher::Config {
+        let mut config =
+            watcher::Config::default().page_size(PAGE).timeout(rand::random_range(WATCH_SECONDS));
+        if self.loader.streaming {
+            config.initial_list_strategy = InitialListStrategy::StreamingList;
+        }
+        if self.api.kind == "Event" { config.fields("type=Warning") } else { config }
+    }
+
+    async fn acquire(&self) -> OwnedSemaphorePermit {
+        let lists = Arc::clone(&self.loader.lists);
+        lists.acquire_owned().await.expect("the semaphore is never closed")
+    }
+
+    fn state(&self) -> ResourceState {
+        self.states.lock().get(&self.namespace).map_or(ResourceState::Loading, |state| state.0)
+    }
+
+    /// Deletes all objects of the load, because agentk may not see them any more.
+    fn forget(&self) {
+        self.loader.cache.write(|graph| {
+            let round = graph.begin_list(self.resource);
+            graph.end_list(self.resource, &self.namespace, round);
+        });
+    }
+
+    /// Sets the state of the load, and that of the resource, which has one load for each namespace.
+    fn set_state(&self, state: ResourceState, message: &str) {
+        let (state, message) = {
+            let mut states = self.states.lock();
+            states.insert(self.namespace.clone(), (state, message.to_owned()));
+            combine(&states)
+        };
+        self.loader.cache.write(|graph| graph.set_state(self.resource, state, &message));
+    }
+}
+
+/// The state of a resource from those of its namespaces.
+fn combine(states: &BTreeMap<String, LoadState>) -> LoadState {
+    let worst = [ResourceState::Loading, ResourceState::CountedOnly, ResourceState::Failing];
+    for state in worst {
+        if let Some(found) = states.values().find(|known| known.0 == state) {
+            return found.clone();
+        }
+    }
+    if let Some(all) = states.get("") {
+        return all.clone();
+    }
+    let synced = |known: &&LoadState| known.0 == ResourceState::Synced;
+    if !states.values().any(|known| synced(&known)) {
+        let first = states.values().next().map_or("", |known| &known.1);
+        return (ResourceState::Denied, first.to_owned());
+    }
+    let names = states.iter().filter(|(_, known)| synced(known)).map(|(name, _)| name.as_str());
+    let names: Vec<&str> = names.take(10).collect();
+    (ResourceState::DeniedInSome, format!("agentk may list them in {}", names.join(", ")))
+}
+
+/// Returns the kinds that are loaded, in their order.
+async fn discover(client: &Client) -> Result<Vec<ResourceKind>, kube::Error> {
+    let mut kinds = Vec::new();
+    if let Ok(found) = Discovery::new(client.clone()).run_aggregated().await {
+        found.groups().for_each(|group| add_group(&mut kinds, group));
+    }
+    // API servers before Kubernetes 1.26 answer with another list, in which kube-rs finds nothing.
+    if kinds.is_empty() {
+        let core = Discovery::new(client.clone()).filter(&[discovery::ApiGroup::CORE_GROUP]).run().await?;
+        core.groups().for_each(|group| add_group(&mut kinds, group));
+        for group in client.list_api_groups().await?.groups {
+            // A group whose server is down is found later.
+            if let Ok(group) = discovery::group(client, &group.name).await {
+                add_group(&mut kinds, &group);
+            }
+        }
+    }
+    kinds.sort_by_key(|(place, kind)| (kind.tier, *place));
+    Ok(kinds.into_iter().map(|(_, kind)| kind).collect())
+}
+
+fn add_group(kinds: &mut Vec<(usize, ResourceKind)>, group: &discovery::ApiGroup) {
+    let preferred = group.preferred_version_or_latest();
+    let mut versions: Vec<&str> = group.versions().collect();
+    versions.sort_by_key(|version| *version != preferred);
+    let mut seen = HashSet::new();
+    for version in versions {
+        for (api, capabilities) in group.versioned_resources(version) {
+            let Some((tier, place)) = tier(&api.group, &api.kind) else { continue };
+            let listed = capabilities.supports_operation("list") && capabilities.supports_operation("watch");
+            if listed && seen.insert(api.kind.clone()) {
+                kinds.push((
+                    place,
+                    ResourceKind { api, namespaced: capabilities.scope == Scope::Namespaced, tier },
+                ));
+            }
+        }
+    }
+}
+
+fn status_of(error: &watcher::Error) -> Option<u16> {
+    use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
+    match error {
+        InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error) => match error {
+            kube::Error::Api(status) => Some(status.code),
+            _ => None,
+        },
+        WatchError(status) => Some(status.code),
+        NoResourceVersion => None,
+    }
+}
+
+/// Returns the words of the API server, or those of kube-rs.
+fn describe(error: &watcher::Error) -> String {
+    use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
+    match error {
+        InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error) => match error {
+            kube::Error::Api(status) => status.message.clone(),
+            error => error.to_string(),
+        },
+        WatchError(status) => status.message.clone(),
+        NoResourceVersion => error.to_string(),
+    }
+}

@@ -1,0 +1,202 @@
+//! Groups: which objects belong together, and how they are.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
+
+use proto::graph::{Attention, Group, GroupHealth, GroupList, HealthReport, HealthState};
+
+use crate::{
+    access::Access,
+    entry::{Entry, Text},
+    graph::Graph,
+    groups,
+    ownership::MAX_DEPTH,
+    query::Query,
+    time,
+};
+
+/// The most groups of one object, those of its owners included.
+const MAX_GROUPS: usize = 8;
+/// The most objects that are listed because they need attention.
+const MAX_ATTENTION: usize = 10;
+/// The most namespaces of a group that are listed.
+const MAX_NAMESPACES: usize = 32;
+
+/// The groups of all visible objects.
+struct Memberships<'a> {
+    graph: &'a Graph,
+    access: &'a Access,
+    /// The projects of GitOps by the ids of their ApplySets.
+    projects: HashMap<Text, Text>,
+    /// Applications of `app.k8s.io`, by namespace.
+    applications: HashMap<Text, Vec<&'a Entry>>,
+    known: HashMap<u32, Arc<[Text]>>,
+}
+
+impl Graph {
+    /// Returns all groups, with their health.
+    pub fn groups(&self, query: &Query, access: &Access, now: i64) -> GroupList {
+        let mut members: BTreeMap<Text, Vec<u32>> = BTreeMap::new();
+        let mut memberships = Memberships::new(self, access);
+        for (slot, entry) in self.entries() {
+            if !access.sees_entry(entry) || query.excludes_namespace(&entry.facts.namespace) {
+                continue;
+            }
+            for id in memberships.of(slot).iter() {
+                members.entry(Arc::clone(id)).or_default().push(slot);
+            }
+        }
+        let groups = members.into_iter().map(|(id, slots)| self.group(&id, &slots, query, access, now));
+        GroupList { groups: groups.collect(), partial: self.partial(query, access) }
+    }
+
+    /// Returns the members of one group.
+    pub(crate) fn members(&self, id: &str, access: &Access) -> HashSet<u32> {
+        let mut memberships = Memberships::new(self, access);
+        let visible = self.entries().filter(|(_, entry)| access.sees_entry(entry));
+        visible
+            .map(|(slot, _)| slot)
+            .filter(|&slot| memberships.of(slot).iter().any(|of| **of == *id))
+            .collect()
+    }
+
+    /// Returns the health of the objects that a query selects.
+    pub fn health(&self, query: &Query, labels: &str, access: &Access, now: i64) -> HealthReport {
+        let selected = self.select(query, access);
+        let mut health = self.group_health(&selected, query, access, now);
+        let mut partial = self.partial(query, access);
+        if selected.is_empty() {
+            health.health = HealthState::Unknown;
+            let what = query.describe(labels);
+            partial.insert(0, format!("no object was found {what}; do the objects have these labels?"));
+        }
+        let uids: HashSet<&str> = selected.iter().map(|&slot| &*self.entry(slot).uid).collect();
+        let events = self.resources().iter().position(|resource| resource.kind.api.kind == "Event");
+        let warnings = self.warnings.newest(|event| {
+            events.is_some_and(|events| access.sees(events, &event.namespace))
+                && uids.contains(&*event.object)
+        });
+        HealthReport { health, warnings, partial }
+    }
+
+    fn group(&self, id: &str, slots: &[u32], query: &Query, access: &Access, now: i64) -> Group {
+        let namespaces: BTreeSet<&str> =
+            slots.iter().map(|&slot| &*self.entry(slot).facts.namespace).collect();
+        let namespaces = namespaces.into_iter().filter(|name| !name.is_empty());
+        Group {
+            id: id.to_owned(),
+            found_by: groups::found_by(id).to_owned(),
+            namespaces: namespaces.take(MAX_NAMESPACES).map(str::to_owned).collect(),
+            health: self.group_health(slots, query, access, now),
+        }
+    }
+
+    /// Returns the health of several objects: that of the worst one that no other of them owns.
+    fn group_health(&self, slots: &[u32], query: &Query, access: &Access, now: i64) -> GroupHealth {
+        let patience = i64::try_from(query.degraded_after.as_secs()).unwrap_or(i64::MAX);
+        let lasting = |entry: &Entry| {
+            let fresh = now.saturating_sub(entry.since) < patience;
+            let health = entry.facts.health;
+            if fresh && health > HealthState::Suspended { HealthState::Healthy } else { health }
+        };
+        let set: HashSet<u32> = slots.iter().copied().collect();
+        let mut counts = BTreeMap::new();
+        let (mut worst, mut bad) = (HealthState::Healthy, Vec::new());
+        for &slot in slots {
+            let entry = self.entry(slot);
+            let health = lasting(entry);
+            *counts.entry(health).or_default() += 1;
+            if health == HealthState::Healthy {
+                continue;
+            }
+            if health > HealthState::Suspended {
+                bad.push((health, entry));
+            }
+            if health > worst && !self.has_ancestor(slot, &set, access) {
+                worst = health;
+            }
+        }
+        bad.sort_by(|(a, first), (b, second)| {
+            b.cmp(a).then(first.since.cmp(&second.since)).then_with(|| first.uid.cmp(&second.uid))
+        });
+        let attention = bad.into_iter().take(MAX_ATTENTION).map(|(health, entry)| Attention {
+            uid: entry.uid.to_string(),
+            kind: self.api(entry).kind.clone(),
+            namespace: entry.facts.namespace.to_string(),
+            name: entry.facts.name.to_string(),
+            health,
+            message: entry.facts.message.to_string(),
+            since: time::text(entry.since),
+        });
+        GroupHealth { health: worst, counts, attention: attention.collect() }
+    }
+}
+
+impl<'a> Memberships<'a> {
+    fn new(graph: &'a Graph, access: &'a Access) -> Self {
+        let (mut projects, mut applications) = (HashMap::new(), HashMap::<_, Vec<_>>::new());
+        for (_, entry) in graph.entries().filter(|(_, entry)| access.sees_entry(entry)) {
+            let facts = &entry.facts;
+            if let Some(project) = facts.details.iter().find(|detail| detail.0 == "project") {
+                let set = facts.labels.iter().find(|label| &*label.0 == "applyset.kubernetes.io/id");
+                projects.extend(set.map(|set| (Arc::clone(&set.1), Arc::clone(&project.1))));
+            }
+            if facts.application.as_ref().is_some_and(|labels| !labels.is_empty()) {
+                applications.entry(Arc::clone(&facts.namespace)).or_default().push(entry);
+            }
+        }
+        Self { graph, access, projects, applications, known: HashMap::new() }
+    }
+
+    /// Returns the groups of an object: its own and those of its owners.
+    fn of(&mut self, slot: u32) -> Arc<[Text]> {
+        self.at_depth(slot, 0)
+    }
+
+    fn at_depth(&mut self, slot: u32, depth: usize) -> Arc<[Text]> {
+        if let Some(known) = self.known.get(&slot) {
+            return Arc::clone(known);
+        }
+        // A cycle ends here: its objects have no groups of owners.
+        self.known.insert(slot, Arc::default());
+        let entry = self.graph.entry(slot);
+        let mut all = self.own(entry);
+        if depth < MAX_DEPTH {
+            for owner in self.graph.owners(entry) {
+                if self.access.sees_entry(self.graph.entry(owner)) {
+                    all.extend(self.at_depth(owner, depth + 1).iter().cloned());
+                }
+            }
+        }
+        all.sort_unstable();
+        all.dedup();
+        all.truncate(MAX_GROUPS);
+        let all: Arc<[Text]> = all.into();
+        self.known.insert(slot, Arc::clone(&all));
+        all
+    }
+
+    fn own(&self, entry: &Entry) -> Vec<Text> {
+        let facts = &entry.facts;
+        let renamed = facts.groups.iter().map(|id| {
+            let project = id.strip_prefix("applyset:").and_then(|set| self.projects.get(set));
+            project.map_or_else(|| Arc::clone(id), |project| format!("gitops:{project}").into())
+        });
+        let mut all: Vec<Text> = renamed.collect();
+        let applications = self.applications.get(&facts.namespace).into_iter().flatten();
+        for application in applications {
+            let labels = application.facts.application.iter().flatten();
+            let mut labels = labels.map(|(key, value)| facts.label(key) == Some(&**value));
+            if labels.all(|has| has) {
+                let Entry { facts: application, .. } = application;
+                all.push(format!("application:{}/{}", application.namespace, application.name).into());
+            }
+        }
+        if !facts.namespace.is_empty() {
+            all.push(format!("namespace:{}", facts.namespace).into());
+        }
+        all
+    }
+}

@@ -1,0 +1,141 @@
+//! Groups and their health.
+
+use proto::graph::HealthState;
+use serde_json::{Value, json};
+
+use super::{NOW, World, object, owned, query_of};
+use crate::access::Access;
+
+fn failing_pod(name: &str, owner: Option<(&str, &str, &str)>) -> Value {
+    let mut pod = match owner {
+        Some(owner) => owned("v1", "Pod", name, owner),
+        None => object("v1", "Pod", name, &json!({})),
+    };
+    pod["status"] = json!({"phase": "Running", "containerStatuses": [{"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}}]});
+    pod["spec"] = json!({"restartPolicy": "Always"});
+    pod
+}
+
+fn groups(world: &World) -> Vec<String> {
+    let list = world.graph.groups(&query_of(""), &Access::of_agent(), NOW);
+    let show = |group: &proto::graph::Group| {
+        format!("{} {} {}", group.id, group.health.health, group.health.counts.values().sum::<u64>())
+    };
+    list.groups.iter().map(show).collect()
+}
+
+#[test]
+fn objects_are_in_the_groups_of_their_owners() {
+    let mut world = World::new();
+    world.add_deployment("web");
+    world.add_deployment("other");
+    world.apply(object(
+        "apps/v1",
+        "Deployment",
+        "web",
+        &json!({"metadata": {
+            "labels": {"app.kubernetes.io/managed-by": "Helm"},
+            "annotations": {"meta.helm.sh/release-name": "shop", "meta.helm.sh/release-namespace": "a"},
+        }}),
+    ));
+    assert_eq!(groups(&world), ["helm:a/shop healthy 3", "namespace:a healthy 6"]);
+    let group = &world.graph.groups(&query_of(""), &Access::of_agent(), NOW).groups[0];
+    assert_eq!((&*group.found_by, &*group.namespaces), ("the annotations of Helm", &["a".to_owned()][..]));
+}
+
+#[test]
+fn group_is_as_healthy_as_its_worst_object_without_an_owner() {
+    let mut world = World::new();
+    world.add_deployment("web");
+    // The Deployment has replaced this Pod already, and is healthy.
+    world.apply(failing_pod("web-1-old", Some(("apps/v1", "ReplicaSet", "web-1"))));
+    let report = |world: &World| world.graph.health(&query_of("namespace=a"), "", &Access::of_agent(), NOW);
+    let health = report(&world).health;
+    assert_eq!(health.health, HealthState::Healthy);
+    assert_eq!(health.counts, [(HealthState::Healthy, 3), (HealthState::Degraded, 1)].into());
+    assert_eq!(
+        (&*health.attention[0].name, health.attention[0].health),
+        ("web-1-old", HealthState::Degraded)
+    );
+
+    world.apply(failing_pod("alone", None));
+    assert_eq!(report(&world).health.health, HealthState::Degraded);
+}
+
+#[test]
+fn short_dip_is_hidden() {
+    let mut world = World::new();
+    world.apply(object(
+        "v1",
+        "Pod",
+        "p",
+        &json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Succeeded"}}),
+    ));
+    world.apply(failing_pod("p", None));
+    let health = |now: i64| {
+        let query = query_of("degraded_after=60s");
+        world.graph.health(&query, "", &Access::of_agent(), now).health.health
+    };
+    assert_eq!(
+        (health(NOW), health(NOW + 59), health(NOW + 60)),
+        (HealthState::Healthy, HealthState::Healthy, HealthState::Degraded)
+    );
+}
+
+#[test]
+fn empty_selection_is_unknown_with_what_was_looked_for() {
+    let mut world = World::new();
+    world.add_deployment("web");
+    let report =
+        world.graph.health(&query_of("namespace=b&label=app=web"), "app=web", &Access::of_agent(), NOW);
+    assert_eq!(report.health.health, HealthState::Unknown);
+    assert_eq!(
+        report.partial,
+        ["no object was found in the namespace b with the labels app=web; do the objects have these labels?"]
+    );
+}
+
+#[test]
+fn applications_and_projects_of_gitops_are_groups() {
+    let mut world = World::new();
+    world.add_deployment("web");
+    world.apply(object(
+        "app.k8s.io/v1beta1",
+        "Application",
+        "shop",
+        &json!({"spec": {"selector": {"matchLabels": {"part": "shop"}}}}),
+    ));
+    world.apply(object(
+        "v1",
+        "Service",
+        "web",
+        &json!({"metadata": {"labels": {"part": "shop", "applyset.kubernetes.io/part-of": "applyset-1-v1"}}}),
+    ));
+    world.apply(object("v1", "ConfigMap", "gitops-1", &json!({"metadata": {
+        "labels": {"applyset.kubernetes.io/id": "applyset-1-v1"}, "annotations": {"agentk/project": "group/shop"},
+    }})));
+    assert_eq!(
+        groups(&world),
+        ["application:a/shop healthy 1", "gitops:group/shop healthy 1", "namespace:a healthy 6"]
+    );
+}
+
+#[test]
+fn components_are_recognized_by_their_images() {
+    let mut world = World::new();
+    let image = |image: &str| json!({"metadata": {"namespace": "cert-manager"}, "spec": {"template": {"spec": {"containers": [{"image": image}]}}}});
+    world.apply(object(
+        "apps/v1",
+        "Deployment",
+        "cert-manager",
+        &image("quay.io/jetstack/cert-manager-controller:v1.15.0"),
+    ));
+    world.apply(object("apps/v1", "Deployment", "fake", &image("example.com/my-cert-manager-controller:v9")));
+    let components = world.graph.components(&Access::of_agent()).components;
+    let [found] = &*components else { panic!("{components:?}") };
+    assert_eq!(
+        (&*found.id, found.version.as_deref(), &*found.namespaces),
+        ("cert-manager", Some("v1.15.0"), &["cert-manager".to_owned()][..])
+    );
+    assert_eq!(found.evidence, ["Deployment cert-manager/cert-manager"]);
+}

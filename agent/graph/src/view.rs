@@ -1,0 +1,238 @@
+//! What a caller sees of the graph: objects, the state of resources, and the reasons why something may be missing.
+
+use std::fmt::Write as _;
+
+use proto::graph::{Edge, GraphEvent, Node, ObjectList, Owner, Relation, ResourceState, ResourceStatus};
+
+use crate::{
+    access::{Access, VisibleNamespaces},
+    entry::Entry,
+    graph::{Graph, Resource},
+    query::Query,
+    time,
+};
+
+/// The most relations of one object that are sent.
+const MAX_EDGES: usize = 256;
+/// The most sentences about what may be missing.
+const MAX_REASONS: usize = 20;
+
+impl Graph {
+    /// Returns an object as a caller sees it.
+    pub(crate) fn node(&self, slot: u32, access: &Access) -> Node {
+        let entry = self.entry(slot);
+        let (api, facts) = (self.api(entry), &entry.facts);
+        let own = |text: &str| text.to_owned();
+        let mut owners: Vec<Owner> = facts
+            .owners
+            .iter()
+            .filter(|owner| !owner.uid.is_empty())
+            .map(|owner| Owner { uid: own(&owner.uid), kind: own(&owner.kind), name: own(&owner.name) })
+            .collect();
+        if owners.is_empty() {
+            // Owners that are known by their names only.
+            let found = self.owners(entry).into_iter().map(|slot| self.entry(slot));
+            owners.extend(found.filter(|owner| access.sees_entry(owner)).map(|owner| Owner {
+                uid: own(&owner.uid),
+                kind: self.api(owner).kind.clone(),
+                name: own(&owner.facts.name),
+            }));
+        }
+        Node {
+            uid: own(&entry.uid),
+            group: api.group.clone(),
+            version: api.version.clone(),
+            kind: api.kind.clone(),
+            namespace: own(&facts.namespace),
+            name: own(&facts.name),
+            created: time::text(facts.created),
+            deleted: facts.deleted.map(time::text).unwrap_or_default(),
+            owners,
+            labels: facts.labels.iter().map(|(key, value)| (own(key), own(value))).collect(),
+            status: own(&facts.status),
+            ready: facts.ready,
+            restarts: facts.restarts,
+            images: facts.images.iter().map(|image| own(image)).collect(),
+            details: facts.details.iter().map(|(key, value)| (own(key), own(value))).collect(),
+            health: facts.health,
+            message: own(&facts.message),
+            since: time::text(entry.since),
+            groups: facts.groups.iter().map(|id| own(id)).collect(),
+            edges: self.edges(entry, access),
+            sequence: entry.sequence,
+        }
+    }
+
+    /// Returns the relations of an object. A selected object that the caller may not see is one relation without a name.
+    fn edges(&self, entry: &Entry, access: &Access) -> Vec<Edge> {
+        let named = entry.facts.references.iter().map(|reference| {
+            let target =
+                self.by_name(&reference.group, &reference.kind, &reference.namespace, &reference.name);
+            let target = target.map(|slot| self.entry(slot)).filter(|target| access.sees_entry(target));
+            Edge {
+                relation: reference.relation,
+                group: reference.group.to_string(),
+                kind: reference.kind.to_string(),
+                namespace: reference.namespace.to_string(),
+                name: reference.name.to_string(),
+                uid: target.map(|target| target.uid.to_string()).unwrap_or_default(),
+            }
+        });
+        let mut edges: Vec<Edge> = named.collect();
+        let Some(selector) = entry.facts.selector.as_deref() else { return edges };
+        let selected = self.pods(&entry.facts.namespace).map(|(_, pod)| pod);
+        let selected = selected.filter(|pod| selector.labels.matches(|key| pod.facts.label(key)));
+        let mut hidden = false;
+        for pod in selected {
+            let visible = access.sees_entry(pod);
+            if edges.len() == MAX_EDGES || (!visible && hidden) {
+                continue;
+            }
+            hidden |= !visible;
+            edges.push(pod_edge(selector.relation, visible.then_some(pod)));
+        }
+        edges
+    }
+
+    /// Returns the objects that a query selects, in order of namespace, kind and name.
+    pub(crate) fn select(&self, query: &Query, access: &Access) -> Vec<u32> {
+        let members = query.group.as_ref().map(|id| self.members(id, access));
+        let candidates = self.entries().filter(|(slot, entry)| {
+            members.as_ref().is_none_or(|members| members.contains(slot))
+                && access.sees_entry(entry)
+                && query.selects(self, entry)
+        });
+        let mut selected: Vec<u32> = candidates.map(|(slot, _)| slot).collect();
+        selected.sort_by_cached_key(|&slot| self.sort_key(slot));
+        selected
+    }
+
+    /// Returns the place of an object in lists.
+    pub(crate) fn sort_key(&self, slot: u32) -> (String, String, String, String) {
+        let entry = self.entry(slot);
+        let api = self.api(entry);
+        let (namespace, name) = (entry.facts.namespace.to_string(), entry.facts.name.to_string());
+        (namespace, api.kind.clone(), name, api.group.clone())
+    }
+
+    /// Returns a page of the objects that a query selects. `after` is the UID of the last object of the page before.
+    pub fn objects(&self, query: &Query, access: &Access, limit: usize, after: Option<&str>) -> ObjectList {
+        let selected = self.select(query, access);
+        let last = after.and_then(|uid| self.by_uid(uid)).map(|slot| self.sort_key(slot));
+        let begin = last.map_or(0, |last| selected.partition_point(|&slot| self.sort_key(slot) <= last));
+        let page: Vec<u32> = selected.iter().skip(begin).take(limit).copied().collect();
+        let more = begin + page.len() < selected.len();
+        ObjectList {
+            next: page.last().filter(|_| more).map(|&slot| self.entry(slot).uid.to_string()),
+            objects: page.into_iter().map(|slot| self.node(slot, access)).collect(),
+            partial: self.partial(query, access),
+        }
+    }
+
+    /// Returns the states of the resources as a caller sees them.
+    pub(crate) fn resource_statuses(&self, access: &Access) -> Vec<ResourceStatus> {
+        let mut counts = vec![0_u64; self.resources().len()];
+        for (_, entry) in self.entries().filter(|(_, entry)| access.sees_entry(entry)) {
+            counts[entry.resource] += 1;
+        }
+        let status = |(number, resource): (usize, &Resource)| {
+            let api = &resource.kind.api;
+            let (state, message) = match access.namespaces(number) {
+                _ if resource.state != ResourceState::Synced => (resource.state, resource.message.clone()),
+                Some(VisibleNamespaces::All) => (resource.state, resource.message.clone()),
+                Some(VisibleNamespaces::Some(names)) => {
+                    let mut message = "you may list them in ".to_owned();
+                    let shown: Vec<&str> = names.iter().take(10).map(String::as_str).collect();
+                    message += &shown.join(", ");
+                    (ResourceState::DeniedInSome, message)
+                }
+                None => (ResourceState::Denied, "you may not list and watch them".to_owned()),
+            };
+            let counted = access.namespaces(number) == Some(&VisibleNamespaces::All);
+            let objects = if state == ResourceState::CountedOnly && counted {
+                resource.objects as u64
+            } else {
+                counts[number]
+            };
+            ResourceStatus {
+                group: api.group.clone(),
+                version: api.version.clone(),
+                kind: api.kind.clone(),
+                state,
+                objects,
+                message,
+            }
+        };
+        self.resources().iter().enumerate().map(status).collect()
+    }
+
+    /// Returns the reasons why something may be missing from the result of a query, one sentence each.
+    pub(crate) fn partial(&self, query: &Query, access: &Access) -> Vec<String> {
+        let mut reasons = Vec::new();
+        let mut hidden: Vec<&str> = Vec::new();
+        for (number, resource) in self.resources().iter().enumerate() {
+            let api = &resource.kind.api;
+            if !query.concerns(api) {
+                continue;
+            }
+            let kind = &api.kind;
+            let why = &resource.message;
+            match resource.state {
+                ResourceState::Synced => {}
+                ResourceState::Loading => reasons.push(format!("{kind}: the objects are being loaded")),
+                ResourceState::Denied => reasons.push(format!("{kind}: agentk may not list them: {why}")),
+                ResourceState::DeniedInSome => {
+                    reasons.push(format!("{kind}: agentk may list them in some namespaces only: {why}"));
+                }
+                ResourceState::CountedOnly => reasons
+                    .push(format!("{kind}: {} objects are only counted, because {why}", resource.objects)),
+                ResourceState::Failing => {
+                    reasons.push(format!("{kind}: the objects may be outdated: {why}"));
+                }
+            }
+            let visible = match access.namespaces(number) {
+                Some(VisibleNamespaces::All) => true,
+                Some(VisibleNamespaces::Some(names)) => !resource.kind.namespaced || query.is_within(names),
+                None => false,
+            };
+            if !visible && resource.state != ResourceState::Denied {
+                hidden.push(kind);
+            }
+        }
+        if !hidden.is_empty() {
+            let mut text = String::from("you may not list and watch all objects of ");
+            let _ = write!(text, "{}", hidden[..hidden.len().min(MAX_REASONS)].join(", "));
+            if hidden.len() > MAX_REASONS {
+                let _ = write!(text, " and {} more", hidden.len() - MAX_REASONS);
+            }
+            reasons.push(text);
+        }
+        let more = reasons.len().saturating_sub(MAX_REASONS);
+        reasons.truncate(MAX_REASONS);
+        if more > 0 {
+            reasons.push(format!("there are {more} more reasons: see the status"));
+        }
+        reasons
+    }
+
+    /// Returns the line about the states of the resources.
+    pub(crate) fn state_event(&self, query: &Query, access: &Access) -> GraphEvent {
+        GraphEvent::State {
+            loaded: self.is_loaded(),
+            resources: self.resource_statuses(access),
+            partial: self.partial(query, access),
+        }
+    }
+}
+
+fn pod_edge(relation: Relation, pod: Option<&Entry>) -> Edge {
+    let text = |of: fn(&Entry) -> &str| pod.map(of).unwrap_or_default().to_owned();
+    Edge {
+        relation,
+        group: String::new(),
+        kind: "Pod".to_owned(),
+        namespace: text(|pod| &pod.facts.namespace),
+        name: text(|pod| &pod.facts.name),
+        uid: text(|pod| &pod.uid),
+    }
+}
