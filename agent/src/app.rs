@@ -38,6 +38,8 @@ use crate::{
         ConfigurationService, KubernetesService,
         configuration::LogLevelSetting,
         gitops::{Gitops, GitopsHandler, GitopsMetrics, GitopsTasks, ManifestsHandler, cluster_client},
+        graph::{GraphHandler, GraphMetrics, GraphService},
+        kube_client::Restrictions,
         prometheus::discovery::Discovery,
     },
     session::FORCED_CLOSE_TIMEOUT,
@@ -65,6 +67,7 @@ pub struct App {
     discovery: Option<Discovery>,
     scope: Arc<ScopeEnforcer>,
     gitops: Option<GitopsTasks>,
+    graph: Option<Arc<GraphService>>,
     observability: Observability,
     registry: Registry,
     followers: FileFollowers,
@@ -118,7 +121,9 @@ impl App {
         let mut services = Services::of_callers(kubernetes.clone(), prometheus, discovery.as_ref());
         if let Some(file) = options.policy_file {
             let mut served = services.names();
-            served.extend((!options.no_gitops).then(|| ServiceName::GITOPS.parse().expect("a service name")));
+            let own = [(options.no_gitops, ServiceName::GITOPS), (options.no_graph, ServiceName::GRAPH)];
+            let own = own.into_iter().filter(|(disabled, _)| !disabled);
+            served.extend(own.map(|(_, name)| name.parse().expect("a service name")));
             let enforcer = PolicyEnforcer::load(file, served, observability.metrics.clone())?;
             let enforcer = Arc::new(enforcer);
             services = services.with_policy(&enforcer);
@@ -133,13 +138,14 @@ impl App {
             services = services.with_scope(&scope);
         }
         let instance = InstanceId::random();
+        let restrictions = Restrictions { scope: limited.then(|| Arc::clone(&scope)), policy };
         let gitops = (!options.no_gitops).then(|| {
-            let restricted = cluster_client(kubernetes.clone(), limited.then_some(&scope), policy.as_ref());
+            let restricted = cluster_client(kubernetes.clone(), &restrictions);
             let namespace = options.pod_namespace.clone().filter(|name| !name.is_empty());
             let namespace = namespace.unwrap_or_else(|| "default".to_owned());
             let pod = options.pod_name.as_deref().unwrap_or("agentk");
             let identity = format!("{pod}-{instance}");
-            let own = cluster_client(kubernetes.clone(), None, None);
+            let own = cluster_client(kubernetes.clone(), &Restrictions::default());
             let metrics = GitopsMetrics::register(&mut registry);
             let (gitops, tasks) = Gitops::new(restricted, own, namespace, identity, metrics);
             GitopsMetrics::register_states(&mut registry, &gitops);
@@ -152,6 +158,14 @@ impl App {
                 .with_handler(ServiceName::GITOPS, handlers.0)
                 .with_handler(ServiceName::MANIFESTS, handlers.1);
             tasks
+        });
+        let graph = (!options.no_graph).then(|| {
+            let graph = GraphService::new(kubernetes.clone(), restrictions, instance);
+            GraphMetrics::register(&mut registry, &graph);
+            // Added after the policy: what it loads, and what callers see, passes it.
+            let handler = GraphHandler::new(Arc::clone(&graph));
+            services = std::mem::take(&mut services).with_handler(ServiceName::GRAPH, handler);
+            graph
         });
         if !options.no_remote_configuration {
             let log = log.map(|filter| LogLevelSetting { filter, default: log_filter(&options.log_level) });
@@ -197,6 +211,7 @@ impl App {
             discovery,
             scope,
             gitops,
+            graph,
             observability,
             registry,
             followers,
@@ -234,6 +249,9 @@ impl App {
         let gitops_ended = self.gitops.as_ref().map(GitopsTasks::ended);
         if let Some(gitops) = self.gitops {
             background.spawn(gitops.run(shutdown.clone()));
+        }
+        if let Some(graph) = self.graph {
+            background.spawn(async move { graph.run().await });
         }
         if let Some(discovery) = self.discovery {
             background.spawn(async move { match discovery.run().await {} });

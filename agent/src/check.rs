@@ -26,7 +26,7 @@ use crate::{
     connect::{self, KasHeader},
     policy::{PolicyEnforcer, PolicyMode},
     services::{
-        KubernetesService, PrometheusService, Services, gitops::cluster_client,
+        KubernetesService, PrometheusService, Services, gitops::cluster_client, kube_client::Restrictions,
         prometheus::discovery::Discovery,
     },
 };
@@ -92,6 +92,7 @@ impl CheckCommand {
             &prometheus,
             options.prometheus_discovery.is_some(),
             !options.no_gitops,
+            !options.no_graph,
         );
         let policy =
             options.policy_file.map(|file| PolicyEnforcer::load(file, served, AgentMetrics::default()));
@@ -100,7 +101,7 @@ impl CheckCommand {
         let namespaces = options.prometheus_discovery;
         let namespace = options.pod_namespace.filter(|name| !name.is_empty());
         let gitops = (!options.no_gitops).then(|| {
-            let cluster = cluster_client(kubernetes.clone(), None, None);
+            let cluster = cluster_client(kubernetes.clone(), &Restrictions::default());
             (cluster, namespace.unwrap_or_else(|| "default".to_owned()))
         });
         Ok(Self {

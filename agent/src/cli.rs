@@ -185,6 +185,13 @@ pub struct RunOptions {
     #[arg(long, env = "AGENTK_NO_GITOPS", help_heading = "Cluster")]
     pub no_gitops: bool,
 
+    /// Do not show the graph of the cluster's objects
+    ///
+    /// With the service graph, callers see the objects that they may list, their relations and their health. Nothing is loaded while
+    /// nobody looks. The policy file limits it (service graph). See docs/graph.md.
+    #[arg(long, env = "AGENTK_NO_GRAPH", help_heading = "Cluster")]
+    pub no_graph: bool,
+
     /// OpenTelemetry collector that traces are sent to, as OTLP over HTTP: http(s)://host[:port][/path]
     ///
     /// The default path is /v1/traces. The environment variables OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and

@@ -106,7 +106,7 @@ impl Policy {
     }
 
     /// Decides about a request to a service. Only requests for the API of the cluster are evaluated by more than the name: those of
-    /// `kubernetes`, and those that `gitops` sends.
+    /// `kubernetes`, and those that `gitops` and `graph` send.
     pub fn evaluate<B>(&self, service: &str, request: &Request<B>) -> PolicyDecision {
         if !is_of_cluster(service) {
             return self.decide(|rule| rule.has_service(service));
@@ -144,7 +144,7 @@ impl Policy {
 
 /// Returns whether the requests of a service are those for the API of the cluster.
 fn is_of_cluster(service: &str) -> bool {
-    matches!(service, ServiceName::KUBERNETES | ServiceName::GITOPS)
+    matches!(service, ServiceName::KUBERNETES | ServiceName::GITOPS | ServiceName::GRAPH)
 }
 
 /// Returns a description of a request for messages. It costs more than a decision, and most decisions need none.

@@ -6,9 +6,12 @@ pub mod configuration;
 pub(crate) mod control;
 mod error;
 pub(crate) mod gitops;
+pub(crate) mod graph;
 pub mod headers;
+pub(crate) mod kube_client;
 pub mod kubernetes;
 pub mod prometheus;
+mod response;
 
 use std::{collections::BTreeMap, convert::Infallible, fmt, sync::Arc};
 
@@ -70,11 +73,13 @@ impl Services {
         prometheus: &BTreeMap<ServiceName, PrometheusService>,
         discovery: bool,
         gitops: bool,
+        graph: bool,
     ) -> Vec<ServiceName> {
         let name = |text: &str| text.parse().expect("a constant that is a service name");
         let mut names = vec![name(ServiceName::KUBERNETES)];
         names.extend(prometheus.keys().cloned());
         names.extend(gitops.then(|| name(ServiceName::GITOPS)));
+        names.extend(graph.then(|| name(ServiceName::GRAPH)));
         names.extend(discovery.then(|| name(ServiceName::PROMETHEUS)));
         names
     }

@@ -103,6 +103,12 @@ impl PolicyEnforcer {
         Err(refusal(&active.stats[index].name, decision.source, &described))
     }
 
+    /// Returns whether a request would be permitted. It is neither counted nor logged, because nobody sends it.
+    pub(crate) fn permits<B>(&self, service: &str, request: &Request<B>) -> bool {
+        let policy = &self.active.load().policy;
+        policy.mode() != PolicyMode::Enforce || policy.evaluate(service, request).allowed
+    }
+
     /// Checks a request that an earlier version permitted. Only a refusal is counted, and logged.
     pub(super) fn check_again<B>(&self, service: &str, request: &Request<B>) -> Result<(), ServiceError> {
         let active = self.active.load();
@@ -123,7 +129,7 @@ impl PolicyEnforcer {
     }
 
     /// Returns a receiver of each version that comes into force after this call.
-    pub(super) fn changes(&self) -> watch::Receiver<()> {
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }
 

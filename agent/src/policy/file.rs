@@ -134,7 +134,7 @@ impl RuleParser<'_> {
                 .into_iter()
                 .any(Option::is_some);
         if restricted && !services.iter().all(|service| super::is_of_cluster(service)) {
-            let what = "the rule has keys that apply to Kubernetes only: write services: [kubernetes] or [gitops], and \
+            let what = "the rule has keys that apply to Kubernetes only: write services: [kubernetes], [gitops] or [graph], and \
                         another rule for other services";
             return Err(self.error("services", &entry.services, what));
         }

@@ -38,9 +38,9 @@ pub(super) fn service(word: &str) -> Option<&'static str> {
             Some("the policy of what manifests may change is that of the service gitops")
         }
         _ if is_named_prometheus(word) => None,
-        _ => {
-            Some("not the name of a service: write kubernetes, gitops, prometheus, prometheus.<name> or '*'")
-        }
+        _ => Some(
+            "not the name of a service: write kubernetes, gitops, graph, prometheus, prometheus.<name> or '*'",
+        ),
     }
 }
 

@@ -6,12 +6,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use bytes::Bytes;
 use futures_util::stream;
 use gitops_engine::SourceFile;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE};
-use http_body::Frame;
-use http_body_util::{BodyExt as _, Limited, StreamBody};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
 use percent_encoding::percent_decode_str;
 use proto::{
     AgentId, Reason,
@@ -21,7 +19,7 @@ use proto::{
         SyncEvent, SyncFrame, SyncHead,
     },
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::{
     sync::{broadcast::error::RecvError, mpsc},
@@ -35,7 +33,10 @@ use super::{
     sources::QUEUE,
     worker::{self, APPROVED, PRUNE, REQUESTED, SUSPENDED},
 };
-use crate::services::{RequestHandler, ServiceError};
+use crate::services::{
+    RequestHandler, ServiceError,
+    response::{JSON_LINES, bad_request, json_response, line, stream_response, wrong_method},
+};
 
 /// The largest sync that agentk accepts. The limits of kas are lower by default.
 const LIMITS: FrameLimits = FrameLimits { files: 20_000, bytes: 64 << 20 };
@@ -98,7 +99,7 @@ impl ManifestsHandler {
             let notice = receiver.recv().await?;
             Some((line(&notice), (receiver, subscription)))
         });
-        Ok(stream_response(lines))
+        Ok(stream_response(JSON_LINES, lines))
     }
 
     async fn set_projects(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
@@ -169,7 +170,7 @@ impl ManifestsHandler {
         if !is_new {
             let message = "agentk has this version already".to_owned();
             let event = SyncEvent { event: EventKind::Finished, object: None, message };
-            return Ok(stream_response(stream::iter([line(&event)])));
+            return Ok(stream_response(JSON_LINES, stream::iter([line(&event)])));
         }
         let lines = stream::unfold(Some((events, project)), move |state| async move {
             let (mut events, project) = state?;
@@ -186,7 +187,7 @@ impl ManifestsHandler {
                 }
             }
         });
-        Ok(stream_response(lines))
+        Ok(stream_response(JSON_LINES, lines))
     }
 
     /// Hands the files for a diff, or the reason why there are none, to the diff.
@@ -261,10 +262,13 @@ impl GitopsHandler {
         let wanted: DiffRequest =
             read.map_err(|_| bad_request("the manifests were not received in time"))??;
         let lines = diff::run(Arc::clone(&self.0), project, wanted, &caller, permit).await?;
-        Ok(stream_response(stream::unfold(lines, async |mut lines| {
-            let next = lines.recv().await?;
-            Some((line(&next), lines))
-        })))
+        Ok(stream_response(
+            JSON_LINES,
+            stream::unfold(lines, async |mut lines| {
+                let next = lines.recv().await?;
+                Some((line(&next), lines))
+            }),
+        ))
     }
 
     async fn command(
@@ -371,36 +375,10 @@ async fn read_json<T: DeserializeOwned>(request: Request<Body>, max_bytes: usize
     serde_json::from_slice(&body).map_err(|error| bad_request(&error.to_string()))
 }
 
-fn line(value: &impl Serialize) -> Bytes {
-    let mut line = serde_json::to_vec(value).expect("it has keys that are text");
-    line.push(b'\n');
-    line.into()
-}
-
-fn stream_response(lines: impl stream::Stream<Item = Bytes> + Send + 'static) -> Response<Body> {
-    use futures_util::StreamExt as _;
-
-    let frames = lines.map(|line| Ok::<_, std::convert::Infallible>(Frame::data(line)));
-    let mut response = Response::new(Body::new(StreamBody::new(frames)));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
-    response
-}
-
-fn json_response(value: &impl Serialize) -> Response<Body> {
-    let text = serde_json::to_string(value).expect("it has keys that are text");
-    let mut response = Response::new(Body::from(text));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
-}
-
 fn no_content() -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     response
-}
-
-fn bad_request(what: &str) -> ServiceError {
-    ServiceError::new(Reason::BadRequest, what)
 }
 
 fn unknown_path(path: &str) -> ServiceError {
@@ -410,9 +388,4 @@ fn unknown_path(path: &str) -> ServiceError {
 fn unknown_project(id: &str) -> ServiceError {
     let what = format!("this agent has no project {id:?}: kas gitops list shows its projects");
     ServiceError::new(Reason::UnknownPath, what)
-}
-
-fn wrong_method(path: &str, methods: &'static str) -> ServiceError {
-    ServiceError::new(Reason::MethodNotAllowed, format!("the method of {path} is {methods}"))
-        .with_allow(methods)
 }

@@ -82,6 +82,10 @@ env:
   - name: AGENTK_NO_GITOPS
     value: "true"
   {{- end }}
+  {{- if not .Values.graph.enabled }}
+  - name: AGENTK_NO_GRAPH
+    value: "true"
+  {{- end }}
   {{- if .Values.requireScope }}
   - name: AGENTK_REQUIRE_SCOPE
     value: "true"

@@ -1,0 +1,276 @@
+//! The service `graph`: the objects of the cluster, their relations and their health.
+//!
+//! Nothing is loaded while nobody looks. The first request starts the cache, which is dropped half an hour after the last one. What agentk
+//! loads passes the scope and the policy of the cluster's owner, as the service `graph`; what a caller sees is what the API server lets
+//! the identity of the caller list and watch.
+
+mod metrics;
+mod parameters;
+mod stream;
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use http::{Method, Request, Response};
+use kube::Client;
+use parking_lot::Mutex;
+use proto::{
+    InstanceId, Reason, ServiceName,
+    graph::{COMPONENTS_PATH, GROUPS_PATH, HEALTH_PATH, OBJECTS_PATH, STATUS_PATH, TREE_PATH, WATCH_PATH},
+    impersonation,
+};
+use resource_graph::{Access, Cache, CacheConfig, GraphLimits, Identity, Paced, Query, Reviews};
+use tokio::{
+    sync::Semaphore,
+    task::AbortHandle,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tunnel::Body;
+
+pub(crate) use self::metrics::GraphMetrics;
+use self::parameters::Parameters;
+use super::{
+    KubernetesService, RequestHandler, ServiceError,
+    kube_client::{Restrictions, kube_service},
+    response::{bad_request, json_response, wrong_method},
+};
+
+/// How long the cache stays after the last request.
+const IDLE: Duration = Duration::from_secs(30 * 60);
+/// The time between two looks at idle caches.
+const LOOK: Duration = Duration::from_secs(60);
+/// The longest wait of a request until the objects are loaded. Then the response says what is missing.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// The most callers that follow the graph at the same time.
+const MAX_VIEWERS: usize = 64;
+
+/// Serves callers. Clones share their state.
+#[derive(Clone, Debug)]
+pub(crate) struct GraphHandler(Arc<GraphService>);
+
+/// The cache while somebody looks, and the questions about callers.
+pub(crate) struct GraphService {
+    kubernetes: KubernetesService,
+    restrictions: Restrictions,
+    instance: InstanceId,
+    running: Mutex<Running>,
+    viewers: Arc<Semaphore>,
+}
+
+#[derive(Debug, Default)]
+struct Running {
+    current: Option<CurrentCache>,
+    /// The number of caches before the next one.
+    generation: u64,
+}
+
+/// A cache, and the task that keeps it up to date.
+#[derive(Debug)]
+struct CurrentCache {
+    cache: Arc<Cache>,
+    reviews: Reviews,
+    /// The namespaces to which agentk was limited when the cache began.
+    namespaces: Option<Vec<String>>,
+    used: Instant,
+    task: AbortHandle,
+    /// Cancels [`View::ended`] when the cache is dropped.
+    _ended: DropGuard,
+    ended: CancellationToken,
+}
+
+/// What one request works with.
+#[derive(Clone, Debug)]
+struct View {
+    cache: Arc<Cache>,
+    reviews: Reviews,
+    /// Cancelled when the cache is not updated any more.
+    ended: CancellationToken,
+}
+
+impl Drop for CurrentCache {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl GraphService {
+    /// Returns the service, which loads nothing yet.
+    pub(crate) fn new(
+        kubernetes: KubernetesService,
+        restrictions: Restrictions,
+        instance: InstanceId,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            kubernetes,
+            restrictions,
+            instance,
+            running: Mutex::default(),
+            viewers: Arc::new(Semaphore::new(MAX_VIEWERS)),
+        })
+    }
+
+    /// Drops the cache when nobody has looked for half an hour, and at once when the scope changes. The future never completes.
+    pub(crate) async fn run(&self) {
+        let mut scope = self.restrictions.scope.as_ref().map(|scope| scope.changes());
+        loop {
+            tokio::select! {
+                () = sleep(LOOK) => {}
+                () = changed(&mut scope) => {}
+            }
+            let namespaces = self.namespaces();
+            let mut running = self.running.lock();
+            let busy = self.viewers.available_permits() < MAX_VIEWERS;
+            let is_over = |current: &CurrentCache| {
+                current.namespaces != namespaces || (!busy && current.used.elapsed() >= IDLE)
+            };
+            if running.current.as_ref().is_some_and(is_over) {
+                tracing::info!("graph of the cluster dropped");
+                running.current = None;
+            }
+        }
+    }
+
+    /// Returns the cache, which begins to load if there is none.
+    fn view(&self) -> View {
+        let namespaces = self.namespaces();
+        let mut running = self.running.lock();
+        let running = &mut *running;
+        let current = running.current.take().filter(|current| current.namespaces == namespaces);
+        let current = running.current.insert(current.unwrap_or_else(|| {
+            running.generation += 1;
+            self.start(namespaces, running.generation)
+        }));
+        current.used = Instant::now();
+        let CurrentCache { cache, reviews, ended, .. } = current;
+        View { cache: Arc::clone(cache), reviews: reviews.clone(), ended: ended.clone() }
+    }
+
+    fn start(&self, namespaces: Option<Vec<String>>, generation: u64) -> CurrentCache {
+        tracing::info!("loading the graph of the cluster");
+        let service = kube_service(ServiceName::GRAPH, self.kubernetes.clone(), &self.restrictions);
+        let cache = Arc::new(Cache::new(CacheConfig {
+            client: Client::new(Paced::new(service), "default"),
+            namespaces: namespaces.clone(),
+            limits: GraphLimits::default(),
+            instance: self.instance,
+            generation,
+        }));
+        let own = kube_service(ServiceName::GRAPH, self.kubernetes.clone(), &Restrictions::default());
+        let mut reviews = Reviews::new(Client::new(own, "default"));
+        if let Some(policy) = self.restrictions.policy.clone() {
+            reviews = reviews.with_restriction(move |request| policy.permits(ServiceName::GRAPH, request));
+        }
+        let loading = Arc::clone(&cache);
+        let task = tokio::spawn(async move { loading.run().await }).abort_handle();
+        let ended = CancellationToken::new();
+        CurrentCache {
+            cache,
+            reviews,
+            namespaces,
+            used: Instant::now(),
+            task,
+            _ended: ended.clone().drop_guard(),
+            ended,
+        }
+    }
+
+    /// Returns the namespaces to which agentk is limited now.
+    fn namespaces(&self) -> Option<Vec<String>> {
+        let scope = self.restrictions.scope.as_ref()?.in_force()?;
+        Some(scope.namespaces)
+    }
+
+    /// Returns the cache while there is one, for metrics.
+    fn current(&self) -> Option<Arc<Cache>> {
+        self.running.lock().current.as_ref().map(|current| Arc::clone(&current.cache))
+    }
+}
+
+impl View {
+    /// Returns what a caller may see.
+    async fn access(&self, identity: &Identity, query: &Query) -> Result<Access, ServiceError> {
+        let access = self.reviews.access(&self.cache, identity, query).await;
+        access.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))
+    }
+}
+
+impl GraphHandler {
+    /// Returns a handler of a service.
+    pub(crate) fn new(service: Arc<GraphService>) -> Self {
+        Self(service)
+    }
+}
+
+impl RequestHandler for GraphHandler {
+    async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
+        let path = request.uri().path();
+        let known =
+            [STATUS_PATH, OBJECTS_PATH, TREE_PATH, GROUPS_PATH, HEALTH_PATH, COMPONENTS_PATH, WATCH_PATH];
+        if !known.contains(&path) {
+            let what = format!("agentk has no path {path} for the graph; it has {}", known.join(", "));
+            return Err(ServiceError::new(Reason::UnknownPath, what));
+        }
+        if request.method() != Method::GET {
+            return Err(wrong_method(path, "GET"));
+        }
+        let parameters = Parameters::parse(path, request.uri().query().unwrap_or_default())
+            .map_err(|error| bad_request(&error.to_string()))?;
+        let identity = Identity::of_request(request.headers(), impersonation::PREFIX);
+        let view = self.0.view();
+        if path == WATCH_PATH {
+            return stream::respond(
+                &self.0.viewers,
+                self.0.restrictions.policy.as_ref(),
+                view,
+                identity,
+                parameters,
+                request.headers(),
+            )
+            .await;
+        }
+        // After this time, the response says which objects are missing.
+        let _ = timeout(LOAD_TIMEOUT, view.cache.loaded()).await;
+        let Parameters { query, labels, limit, after, .. } = &parameters;
+        let access = view.access(&identity, query).await?;
+        if path == STATUS_PATH {
+            return Ok(json_response(&view.cache.status(&access)));
+        }
+        view.cache.read(|graph| {
+            query.check(graph).map_err(|error| bad_request(&error.to_string()))?;
+            Ok(match path {
+                OBJECTS_PATH => json_response(&graph.objects(query, &access, *limit, after.as_deref())),
+                TREE_PATH => json_response(&graph.tree(query, &access)),
+                GROUPS_PATH => json_response(&graph.groups(query, &access, now())),
+                HEALTH_PATH => json_response(&graph.health(query, labels, &access, now())),
+                _ => json_response(&graph.components(&access)),
+            })
+        })
+    }
+}
+
+/// Waits for a change. The future never completes without a receiver.
+async fn changed(receiver: &mut Option<tokio::sync::watch::Receiver<()>>) {
+    let closed = match receiver {
+        Some(receiver) => receiver.changed().await.is_err(),
+        None => true,
+    };
+    if closed {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Returns the time in seconds since 1970.
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_secs().try_into().unwrap_or(i64::MAX)
+}
+
+impl fmt::Debug for GraphService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraphService").field("running", &self.running).finish_non_exhaustive()
+    }
+}

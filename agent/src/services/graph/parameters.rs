@@ -1,0 +1,148 @@
+//! The parameters of a request.
+
+use percent_encoding::percent_decode_str;
+use proto::graph::{Token, WATCH_PATH};
+use resource_graph::{Query, QueryError};
+
+/// The default and the largest number of objects of a page.
+const LIMIT: (usize, usize) = (500, 5000);
+/// The longest query, in bytes.
+const MAX_QUERY: usize = 8192;
+
+/// The parameters of a request.
+#[derive(Debug)]
+pub(super) struct Parameters {
+    pub(super) query: Query,
+    /// The selector of labels as it was written.
+    pub(super) labels: String,
+    /// The objects of a page.
+    pub(super) limit: usize,
+    /// The UID of the last object of the page before.
+    pub(super) after: Option<String>,
+    /// The position from which a watch continues.
+    pub(super) since: Option<Token>,
+    /// A watch sends groups in place of objects.
+    pub(super) groups: bool,
+}
+
+/// A parameter that is unknown or wrong.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ParameterError {
+    #[error(transparent)]
+    Query(#[from] QueryError),
+    #[error("the query is longer than {MAX_QUERY} bytes")]
+    TooLong,
+    #[error("the value of {0} is no UTF-8")]
+    NoText(String),
+    #[error("limit={0}: write a number from 1 to {max}", max = LIMIT.1)]
+    Limit(String),
+    #[error("since: {0}")]
+    Since(proto::graph::InvalidToken),
+    #[error("groups={0}: the only value is all; a parameter group=<id> selects one group")]
+    Groups(String),
+    #[error("there is no parameter {0:?}; the parameters are {1}")]
+    Unknown(String, &'static str),
+}
+
+impl Parameters {
+    /// Parses the query of a request.
+    pub(super) fn parse(path: &str, text: &str) -> Result<Self, ParameterError> {
+        if text.len() > MAX_QUERY {
+            return Err(ParameterError::TooLong);
+        }
+        let mut parameters = Self {
+            query: Query::default(),
+            labels: String::new(),
+            limit: LIMIT.0,
+            after: None,
+            since: None,
+            groups: false,
+        };
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = percent_decode_str(value).decode_utf8();
+            let value = value.map_err(|_| ParameterError::NoText(key.chars().take(100).collect()))?;
+            parameters.set(path, key, &value)?;
+        }
+        Ok(parameters)
+    }
+
+    fn set(&mut self, path: &str, key: &str, value: &str) -> Result<(), ParameterError> {
+        let is_watch = path == WATCH_PATH;
+        if self.query.set(key, value)? {
+            if key == "label" {
+                value.clone_into(&mut self.labels);
+            }
+            return Ok(());
+        }
+        match key {
+            "limit" if !is_watch => {
+                let limit = value.parse().ok().filter(|limit| (1..=LIMIT.1).contains(limit));
+                self.limit = limit.ok_or_else(|| ParameterError::Limit(value.to_owned()))?;
+            }
+            "continue" if !is_watch => self.after = Some(value.to_owned()),
+            "since" if is_watch && !value.is_empty() => {
+                self.since = Some(value.parse().map_err(ParameterError::Since)?);
+            }
+            "since" if is_watch => {}
+            "groups" if is_watch => {
+                if value != "all" {
+                    return Err(ParameterError::Groups(value.to_owned()));
+                }
+                self.groups = true;
+            }
+            _ => {
+                let known = if is_watch {
+                    "kind, namespace, name, label, health, group, degraded_after, groups and since"
+                } else {
+                    "kind, namespace, name, label, health, group, degraded_after, limit and continue"
+                };
+                return Err(ParameterError::Unknown(key.chars().take(100).collect(), known));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::graph::OBJECTS_PATH;
+
+    use super::*;
+
+    #[test]
+    fn parameters_are_decoded() {
+        let text =
+            "kind=Pod,deployments.apps&namespace=a&label=app%3Dweb,tier&health=degraded&limit=7&continue=uid";
+        let parameters = Parameters::parse(OBJECTS_PATH, text).unwrap();
+        assert_eq!(
+            (parameters.limit, parameters.after.as_deref(), &*parameters.labels),
+            (7, Some("uid"), "app=web,tier")
+        );
+        let token = "07070707070707070707070707070707.2.41";
+        let watch = Parameters::parse(WATCH_PATH, &format!("groups=all&since={token}")).unwrap();
+        assert_eq!((watch.since.unwrap().to_string(), watch.groups), (token.to_owned(), true));
+        assert!(Parameters::parse(WATCH_PATH, "since=").unwrap().since.is_none());
+    }
+
+    #[test]
+    fn wrong_parameter_is_an_error_that_names_it() {
+        for (path, text, expected) in [
+            (OBJECTS_PATH, "kinds=Pod", "there is no parameter \"kinds\""),
+            (OBJECTS_PATH, "limit=0", "limit=0"),
+            (OBJECTS_PATH, "limit=5001", "from 1 to 5000"),
+            (OBJECTS_PATH, "since=1", "there is no parameter \"since\""),
+            (OBJECTS_PATH, "health=good", "use healthy, suspended"),
+            (OBJECTS_PATH, "label=a%20b", "write key=value"),
+            (OBJECTS_PATH, "degraded_after=soon", "degraded_after=soon"),
+            (OBJECTS_PATH, "name=%ff", "no UTF-8"),
+            (WATCH_PATH, "limit=1", "there is no parameter \"limit\""),
+            (WATCH_PATH, "since=1", "since: the token"),
+            (WATCH_PATH, "groups=some", "groups=some"),
+        ] {
+            let error = Parameters::parse(path, text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        assert!(Parameters::parse(OBJECTS_PATH, &"x".repeat(MAX_QUERY + 1)).is_err());
+    }
+}

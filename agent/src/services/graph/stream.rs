@@ -1,0 +1,156 @@
+//! The response to a caller that follows the graph.
+
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::stream;
+use http::{HeaderMap, Response, header::ACCEPT};
+use proto::{Reason, graph::GraphEvent};
+use resource_graph::{Identity, QueryError, Viewer};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tunnel::Body;
+
+use super::{LOAD_TIMEOUT, MAX_VIEWERS, Parameters, View, changed, now};
+use crate::{
+    policy::PolicyEnforcer,
+    services::{
+        ServiceError,
+        response::{JSON_LINES, bad_request, stream_response},
+    },
+};
+
+/// Changes within this time are sent together.
+const COALESCE: Duration = Duration::from_millis(50);
+/// The same for groups, which are computed from all objects.
+const COALESCE_GROUPS: Duration = Duration::from_millis(500);
+/// The time between two questions about what the caller may see.
+const REVIEW: Duration = Duration::from_secs(30);
+/// The time after which a line says that nothing has happened.
+const ALIVE: Duration = Duration::from_secs(15);
+
+/// A caller that follows the graph.
+struct Follower {
+    view: View,
+    viewer: Viewer,
+    identity: Identity,
+    parameters: Parameters,
+    changes: watch::Receiver<u64>,
+    policy: Option<watch::Receiver<()>>,
+    review: Instant,
+    /// Lines that are sent before all others.
+    first: Vec<GraphEvent>,
+    /// The lines are events of `text/event-stream`.
+    sse: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Returns the response, whose body never ends by itself while the cache is there.
+pub(super) async fn respond(
+    viewers: &Arc<Semaphore>,
+    policy: Option<&Arc<PolicyEnforcer>>,
+    view: View,
+    identity: Identity,
+    parameters: Parameters,
+    headers: &HeaderMap,
+) -> Result<Response<Body>, ServiceError> {
+    let permit = Arc::clone(viewers).try_acquire_owned().map_err(|_| {
+        let what = format!("{MAX_VIEWERS} callers follow the graph at this pod of agentk, which is the most");
+        ServiceError::new(Reason::TooManyRequests, what)
+    })?;
+    // Subscribed first, so that no change is missed.
+    let (changes, policy) = (view.cache.changes(), policy.map(|policy| policy.changes()));
+    let _ = timeout(LOAD_TIMEOUT, view.cache.loaded()).await;
+    let access = view.access(&identity, &parameters.query).await?;
+    let view = View { reviews: view.reviews.for_stream(), ..view };
+    let since = parameters.since.map(|token| (token, view.cache.is_own(&token)));
+    let created = view.cache.read(|graph| {
+        parameters.query.check(graph)?;
+        Ok(Viewer::new(graph, parameters.query.clone(), parameters.groups, access, since))
+    });
+    let (viewer, begin) = created.map_err(|error: QueryError| bad_request(&error.to_string()))?;
+    let sse = headers.get(ACCEPT).is_some_and(|accept| accept == "text/event-stream");
+    let follower = Follower {
+        view,
+        viewer,
+        identity,
+        parameters,
+        changes,
+        policy,
+        review: Instant::now() + REVIEW,
+        first: vec![begin],
+        sse,
+        _permit: permit,
+    };
+    let lines = stream::unfold(follower, async |mut follower| match follower.next().await {
+        ControlFlow::Continue(lines) => Some((lines, follower)),
+        ControlFlow::Break(()) => None,
+    });
+    Ok(stream_response(if sse { "text/event-stream" } else { JSON_LINES }, lines))
+}
+
+impl Follower {
+    /// Returns the next lines, once there are some.
+    async fn next(&mut self) -> ControlFlow<(), Bytes> {
+        let alive = Instant::now() + ALIVE;
+        loop {
+            if self.view.ended.is_cancelled() {
+                // The caller connects again, and gets a new snapshot.
+                return ControlFlow::Break(());
+            }
+            self.changes.mark_unchanged();
+            let cache = &self.view.cache;
+            let viewer = &mut self.viewer;
+            let mut events = std::mem::take(&mut self.first);
+            events.extend(cache.read(|graph| viewer.next(graph, |sequence| cache.token(sequence), now())));
+            if !events.is_empty() {
+                return ControlFlow::Continue(self.encode(&events));
+            }
+            tokio::select! {
+                _ = self.changes.changed() => {
+                    let computed = self.parameters.groups || self.parameters.query.group.is_some();
+                    sleep(if computed { COALESCE_GROUPS } else { COALESCE }).await;
+                }
+                () = sleep_until(self.review) => self.review().await?,
+                () = changed(&mut self.policy) => self.review().await?,
+                () = self.view.ended.cancelled() => {}
+                () = sleep_until(alive) => {
+                    return ControlFlow::Continue(self.encode(&[GraphEvent::Alive {}]));
+                }
+            }
+        }
+    }
+
+    /// Asks again what the caller may see. Without an answer the stream ends, because an error is no permission.
+    async fn review(&mut self) -> ControlFlow<()> {
+        self.review = Instant::now() + REVIEW;
+        match self.view.access(&self.identity, &self.parameters.query).await {
+            Ok(access) => {
+                let viewer = &mut self.viewer;
+                self.first = self.view.cache.read(|graph| viewer.set_access(graph, access));
+                ControlFlow::Continue(())
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a stream of the graph ends, because the rights of its caller are not known");
+                ControlFlow::Break(())
+            }
+        }
+    }
+
+    fn encode(&self, events: &[GraphEvent]) -> Bytes {
+        let mut lines = BytesMut::new().writer();
+        for event in events {
+            let text = serde_json::to_string(event).expect("it has keys that are text");
+            // The id lets a browser continue with Last-Event-ID.
+            let id = match event {
+                GraphEvent::Commit { token } if self.sse => format!("id: {token}\n"),
+                _ => String::new(),
+            };
+            let line = if self.sse { format!("{id}data: {text}\n\n") } else { text + "\n" };
+            lines.get_mut().put_slice(line.as_bytes());
+        }
+        lines.into_inner().freeze()
+    }
+}
