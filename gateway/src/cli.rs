@@ -14,7 +14,10 @@ use render::limits::Limits;
 use secrecy::ExposeSecret as _;
 
 use crate::config;
-use cli::{CliError, CommandResult, GitopsCommand, Login, Logout, manual, print};
+use cli::{
+    CliError, CommandResult, GitopsCommand, GroupsCommand, HealthCommand, Login, Logout, TreeCommand, manual,
+    print,
+};
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
 ///
@@ -36,6 +39,9 @@ enum Command {
     Disable(disable::Disable),
     Enable(disable::Enable),
     Gitops(GitopsCommand),
+    Tree(TreeCommand),
+    Groups(GroupsCommand),
+    Health(HealthCommand),
     Login(Login),
     Logout(Logout),
     Token(Token),
@@ -168,6 +174,9 @@ impl Cli {
             Command::Disable(disable) => disable.run(),
             Command::Enable(enable) => enable.run(),
             Command::Gitops(gitops) => return finish(gitops.run()),
+            Command::Tree(tree) => return finish(tree.run()),
+            Command::Groups(groups) => return finish(groups.run()),
+            Command::Health(health) => return finish(health.run()),
             Command::Login(login) => login.run(),
             Command::Logout(logout) => logout.run(),
             Command::Token(Token { command: TokenCommand::New { holder } }) => new_token(holder),

@@ -5,6 +5,7 @@
 
 pub(crate) mod configuration;
 pub(crate) mod gitops;
+mod graph;
 mod kubernetes;
 mod prometheus;
 
@@ -25,12 +26,13 @@ use tunnel::Tunnel;
 use self::{
     configuration::{AgentConfigurationConfig, ConfigurationPusher, ConfigurationService},
     gitops::{GitopsConfig, GitopsFeed, GitopsService, GitopsType},
+    graph::Graph,
     kubernetes::Kubernetes,
     prometheus::Prometheus,
 };
 
 /// The request types that kas knows.
-static REQUEST_TYPES: [&dyn RequestType; 3] = [&GitopsType, &Kubernetes, &Prometheus];
+static REQUEST_TYPES: [&dyn RequestType; 4] = [&GitopsType, &Graph, &Kubernetes, &Prometheus];
 
 /// The part of kas in a request type that callers use. The defaults are those of types that kas does not know.
 pub(crate) trait RequestType: Sync {
@@ -202,6 +204,8 @@ mod tests {
             ("/k8s-proxy/api/v1/namespaces/a/pods/b/log?follow=true", RequestClass::Streaming),
             ("/agents/a/prometheus/api/v1/notifications/live", RequestClass::Streaming),
             ("/agents/a/prometheus/api/v1/notifications", RequestClass::Short),
+            ("/agents/a/graph/v1/watch?kind=Pod", RequestClass::Streaming),
+            ("/agents/a/graph/v1/tree", RequestClass::Short),
             ("/k8s-proxy/api/v1/pods?watch", RequestClass::Streaming),
             ("/k8s-proxy/api/v1/pods?watch=yes", RequestClass::Streaming),
             ("/k8s-proxy/api/v1/pods?w%61tch=1", RequestClass::Streaming),

@@ -23,7 +23,7 @@ use crate::{
     CliError,
     caller::CallerOptions,
     print,
-    table::{Table, age},
+    table::{Table, age, printable},
 };
 
 /// The time between two looks at a status.
@@ -379,11 +379,6 @@ fn short(commit: &CommitInfo) -> String {
 fn ago(record: &SyncRecord, now: SystemTime) -> String {
     let ended = SystemTime::UNIX_EPOCH + Duration::from_millis(record.ended);
     age(now.duration_since(ended).unwrap_or_default())
-}
-
-/// Replaces control characters, which could move the cursor.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[cfg(test)]

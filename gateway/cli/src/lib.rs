@@ -1,6 +1,7 @@
 //! The parts of the command line of kas that know nothing of a replica.
 //!
 //! * [`GitopsCommand`] shows and controls manifests, as a caller of kas.
+//! * [`TreeCommand`], [`GroupsCommand`] and [`HealthCommand`] show what runs in a cluster, as a caller of kas.
 //! * [`Login`] and [`Logout`] are whole commands: the login of a person at an OIDC issuer, for kubectl.
 //! * A command returns a [`CommandResult`]; a [`CliError`] is one line and an exit code.
 //! * [`table`] aligns columns, and [`manual`] writes the manual and completion scripts.
@@ -9,6 +10,7 @@
 mod caller;
 mod error;
 mod gitops;
+mod graph;
 mod login;
 pub mod manual;
 pub mod table;
@@ -16,5 +18,6 @@ pub mod table;
 pub use self::{
     error::{CliError, CommandResult, print, warn},
     gitops::GitopsCommand,
+    graph::{GroupsCommand, HealthCommand, TreeCommand},
     login::{Login, Logout},
 };

@@ -18,6 +18,12 @@ impl Table {
         debug_assert_eq!(N, self.rows[0].len());
         self.rows.push(cells.into_iter().map(cell).collect());
     }
+
+    /// Adds a row whose cells are for people only: they may contain spaces.
+    pub(crate) fn row_for_people<const N: usize>(&mut self, cells: [String; N]) {
+        debug_assert_eq!(N, self.rows[0].len());
+        self.rows.push(cells.iter().map(|text| printable(text)).collect());
+    }
 }
 
 impl std::fmt::Display for Table {
@@ -50,6 +56,11 @@ pub fn age(duration: Duration) -> String {
 /// Formats milliseconds with one decimal below 10.
 pub fn milliseconds(value: f64) -> String {
     if value < 10.0 { format!("{value:.1}ms") } else { format!("{value:.0}ms") }
+}
+
+/// Replaces control characters, which could move the cursor.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// Replaces control characters, which could move the cursor, and whitespace, which would look like two columns.

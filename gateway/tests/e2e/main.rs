@@ -34,6 +34,7 @@ mod fleet_shutdown;
 mod gitlab;
 mod gitops;
 mod grafana;
+mod graph;
 mod hosts;
 mod impersonation;
 mod large;

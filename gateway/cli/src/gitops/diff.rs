@@ -18,8 +18,8 @@ use serde::Serialize;
 use serde_json::Value;
 use similar::{ChangeTag, TextDiff};
 
-use super::{ProjectOptions, printable, short};
-use crate::CliError;
+use super::{ProjectOptions, short};
+use crate::{CliError, table::printable};
 
 /// The time for a diff of thousands of objects.
 const TIMEOUT: Duration = Duration::from_secs(330);

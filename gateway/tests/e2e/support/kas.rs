@@ -101,7 +101,7 @@ impl Tokens {
             ],
             "callers": [
                 {"name": "ops", "tokens": [hash(&self.ops)], "agents": ["*"], "services": ["*"]},
-                {"name": "alice", "tokens": [hash(&self.alice)], "agents": [AGENT], "services": ["kubernetes", "gitops"],
+                {"name": "alice", "tokens": [hash(&self.alice)], "agents": [AGENT], "services": ["kubernetes", "gitops", "graph"],
                  "access_as": impersonate},
             ],
         });

@@ -1,0 +1,500 @@
+//! The commands `kas tree`, `kas groups` and `kas health`: what runs in the cluster of an agent.
+
+use std::{
+    fmt::Write as _,
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use clap::ValueEnum;
+use http::Method;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use proto::graph::{
+    Branch, GROUPS_PATH, Group, GroupList, HEALTH_PATH, HealthReport, HealthState, Ready, TREE_PATH, Tree,
+};
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    CliError,
+    caller::CallerOptions,
+    print,
+    table::{Table, age, printable},
+};
+
+/// The time between two looks.
+const WATCH_PERIOD: Duration = Duration::from_secs(2);
+/// The exit code for something that is not healthy.
+const NOT_HEALTHY: u8 = 1;
+
+/// Show the objects of a cluster with the objects that they own
+///
+/// The caller needs the service graph, and sees the objects that the API server lets the caller list.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  export KAS_SERVER=https://kas.example.com:8154 KAS_TOKEN_FILE=token
+  kas tree production --namespace shop
+  kas tree production --namespace shop deployment/web")]
+pub struct TreeCommand {
+    #[command(flatten)]
+    place: Place,
+    /// One object, such as deployment/web [default: all objects]
+    #[arg(value_name = "KIND/NAME")]
+    object: Option<String>,
+    /// Also show old ReplicaSets, completed Jobs, and what has no health, such as ConfigMaps
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    view: View,
+}
+
+/// Show what belongs together in a cluster, and how it is
+///
+/// Groups are found by the labels and annotations of GitLab, GitOps, Helm, Flux and Argo CD, and by namespaces.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  kas groups production")]
+pub struct GroupsCommand {
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    view: View,
+}
+
+/// Check the health of objects, for people and for CI jobs after a deployment
+///
+/// The health is that of the worst object that no other one of them owns.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  kas health production --namespace shop
+  kas health production --namespace shop --label app=web --wait 5m
+  kas health production --group helm:shop/web
+
+Exit codes:
+  0   healthy, or suspended on purpose
+  1   not healthy, or nothing was found
+  64  the command line is invalid, or kas refuses the request
+  69  kas or the agent does not answer")]
+pub struct HealthCommand {
+    #[command(flatten)]
+    place: Place,
+    /// The id of a group, which kas groups prints
+    #[arg(long, value_name = "ID")]
+    group: Option<String>,
+    /// Wait until everything is healthy, at most this long
+    #[arg(long, value_name = "DURATION", value_parser = settings::duration::parse)]
+    wait: Option<Duration>,
+    /// Count objects as unhealthy only after this time
+    #[arg(long, value_name = "DURATION", value_parser = settings::duration::parse)]
+    degraded_after: Option<Duration>,
+    /// The format
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// Where to look.
+#[derive(Debug, clap::Args)]
+struct Place {
+    #[command(flatten)]
+    caller: CallerOptions,
+    /// The agent, by its name or id
+    #[arg(value_name = "AGENT")]
+    agent: String,
+    /// Only this namespace; may be repeated
+    #[arg(long, short, value_name = "NAMESPACE")]
+    namespace: Vec<String>,
+    /// Only objects with these labels, as for kubectl --selector
+    #[arg(long, short = 'l', value_name = "SELECTOR")]
+    label: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct View {
+    /// The format
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
+    /// Print it again whenever it changes, until Ctrl-C
+    #[arg(long)]
+    watch: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people
+    #[default]
+    Text,
+    /// For programs
+    Json,
+}
+
+impl TreeCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    ///
+    /// kas or the agent refuses the request or does not answer.
+    pub fn run(self) -> Result<ExitCode, CliError> {
+        let mut parameters = self.place.parameters();
+        if let Some(object) = &self.object {
+            let (kind, name) = object.split_once('/').ok_or_else(|| {
+                CliError::usage(format!("{object}: write KIND/NAME, such as deployment/web"))
+            })?;
+            parameters.extend([("kind", kind.to_owned()), ("name", name.to_owned())]);
+        }
+        let all = self.all || self.object.is_some();
+        let text = move |body: &[u8]| Ok(show_tree(&parse(body)?, all, SystemTime::now()));
+        block_on(self.view.run(|| self.place.get(TREE_PATH, &parameters), text))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl GroupsCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    ///
+    /// kas or the agent refuses the request or does not answer.
+    pub fn run(self) -> Result<ExitCode, CliError> {
+        let parameters = self.place.parameters();
+        let text = |body: &[u8]| Ok(show_groups(&parse(body)?));
+        block_on(self.view.run(|| self.place.get(GROUPS_PATH, &parameters), text))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl HealthCommand {
+    /// Runs the command. The exit code says whether everything is healthy.
+    ///
+    /// # Errors
+    ///
+    /// kas or the agent refuses the request or does not answer.
+    pub fn run(self) -> Result<ExitCode, CliError> {
+        let mut parameters = self.place.parameters();
+        parameters.extend(self.group.clone().map(|id| ("group", id)));
+        let patience = self.degraded_after.map(|after| format!("{}s", after.as_secs()));
+        parameters.extend(patience.map(|after| ("degraded_after", after)));
+        block_on(async {
+            let end = self.wait.map(|wait| Instant::now() + wait);
+            loop {
+                let body = self.place.get(HEALTH_PATH, &parameters).await?;
+                let report: HealthReport = parse(&body)?;
+                let healthy = report.health.health <= HealthState::Suspended;
+                if healthy || end.is_none_or(|end| Instant::now() >= end) {
+                    print(&match self.output {
+                        Output::Json => with_newline(&body),
+                        Output::Text => show_health(&report, SystemTime::now()),
+                    })?;
+                    return Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::from(NOT_HEALTHY) });
+                }
+                sleep(WATCH_PERIOD).await;
+            }
+        })
+    }
+}
+
+impl Place {
+    fn parameters(&self) -> Vec<(&'static str, String)> {
+        let namespaces = self.namespace.iter().map(|name| ("namespace", name.clone()));
+        namespaces.chain(self.label.clone().map(|label| ("label", label))).collect()
+    }
+
+    async fn get(&self, path: &str, parameters: &[(&str, String)]) -> Result<Bytes, CliError> {
+        let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+        let pairs: Vec<String> =
+            parameters.iter().map(|(key, value)| format!("{key}={}", encode(value))).collect();
+        let path = format!("/agents/{}/graph{path}?{}", encode(&self.agent), pairs.join("&"));
+        self.caller.send(Method::GET, path.trim_end_matches('?')).await
+    }
+}
+
+impl View {
+    /// Prints a response. With `--watch` it prints each one that differs from the one before, and ends with an error only.
+    async fn run(
+        self,
+        get: impl AsyncFn() -> Result<Bytes, CliError>,
+        text: impl Fn(&[u8]) -> Result<String, CliError>,
+    ) -> Result<(), CliError> {
+        let mut shown = String::new();
+        loop {
+            let body = get().await?;
+            let next = match self.output {
+                Output::Json => with_newline(&body),
+                Output::Text => text(&body)?,
+            };
+            if next != shown {
+                print(&next)?;
+            }
+            if !self.watch {
+                return Ok(());
+            }
+            shown = next;
+            sleep(WATCH_PERIOD).await;
+        }
+    }
+}
+
+fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| CliError::unavailable(format!("no runtime: {error}")))?;
+    runtime.block_on(work)
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, CliError> {
+    serde_json::from_slice(body)
+        .map_err(|error| CliError::unavailable(format!("the response of the agent is invalid: {error}")))
+}
+
+fn with_newline(body: &[u8]) -> String {
+    format!("{}\n", String::from_utf8_lossy(body).trim_end())
+}
+
+/// Shows a tree. All texts come from the agent.
+fn show_tree(tree: &Tree, all: bool, now: SystemTime) -> String {
+    let mut lines = Vec::new();
+    let roots: Vec<&Branch> = tree.roots.iter().filter(|branch| all || is_shown(branch)).collect();
+    for branch in &roots {
+        add_branch(branch, String::new(), "", all, now, &mut lines);
+    }
+    if lines.is_empty() {
+        return format!("Nothing was found.\n{}", reasons(&tree.partial));
+    }
+    let mut table = Table::new(&["NAMESPACE", "OBJECT", "STATUS", "HEALTH", "AGE"]);
+    let mut messages = String::new();
+    for line in lines {
+        if !line.message.is_empty() {
+            let _ = writeln!(messages, "{}: {}", line.name, printable(&line.message));
+        }
+        table.row_for_people([line.namespace, line.object, line.status, line.health, line.age]);
+    }
+    let mut text = table.to_string();
+    if !messages.is_empty() {
+        let _ = write!(text, "\n{messages}");
+    }
+    if tree.omitted > 0 {
+        let _ =
+            writeln!(text, "\n{} more objects were left out: name a namespace or an object", tree.omitted);
+    }
+    text + &reasons(&tree.partial)
+}
+
+/// One line of a tree.
+struct Line {
+    namespace: String,
+    object: String,
+    name: String,
+    status: String,
+    health: String,
+    message: String,
+    age: String,
+}
+
+fn add_branch(
+    branch: &Branch,
+    indent: String,
+    connector: &str,
+    all: bool,
+    now: SystemTime,
+    lines: &mut Vec<Line>,
+) {
+    let node = &branch.node;
+    let created = humantime::parse_rfc3339(&node.created).ok();
+    let name = format!("{}/{}", node.kind, node.name);
+    let ready = node.ready.map(|Ready { ready, desired }| format!("{ready}/{desired}"));
+    let status = match ready {
+        Some(ready) if ready != node.status => format!("{} {ready}", node.status).trim().to_owned(),
+        _ => node.status.clone(),
+    };
+    lines.push(Line {
+        namespace: node.namespace.clone(),
+        object: format!("{indent}{connector}{name}"),
+        name,
+        status,
+        health: node.health.as_str().to_owned(),
+        message: node.message.clone(),
+        age: created.map(|time| age(now.duration_since(time).unwrap_or_default())).unwrap_or_default(),
+    });
+    let children: Vec<&Branch> = branch.children.iter().filter(|branch| all || is_shown(branch)).collect();
+    let below = match connector {
+        "" => indent,
+        "└─" => format!("{indent}  "),
+        _ => format!("{indent}│ "),
+    };
+    for (place, child) in children.iter().enumerate() {
+        let connector = if place + 1 == children.len() { "└─" } else { "├─" };
+        add_branch(child, below.clone(), connector, all, now, lines);
+    }
+}
+
+/// Returns whether people want to see an object at first: it is not healthy, or it runs or routes something.
+fn is_shown(branch: &Branch) -> bool {
+    const QUIET: [&str; 9] = [
+        "ConfigMap",
+        "EndpointSlice",
+        "ServiceAccount",
+        "RoleBinding",
+        "ClusterRoleBinding",
+        "Namespace",
+        "CustomResourceDefinition",
+        "APIService",
+        "StorageClass",
+    ];
+    let node = &branch.node;
+    if node.health > HealthState::Suspended {
+        return true;
+    }
+    let is_over = match &*node.kind {
+        "ReplicaSet" => node.ready.is_some_and(|ready| ready.desired == 0),
+        "Job" => node.status == "Complete",
+        kind => QUIET.contains(&kind),
+    };
+    !is_over || branch.children.iter().any(|child| child.node.health > HealthState::Suspended)
+}
+
+fn show_groups(list: &GroupList) -> String {
+    if list.groups.is_empty() {
+        return format!("The cluster has no groups.\n{}", reasons(&list.partial));
+    }
+    let mut table = Table::new(&["GROUP", "HEALTH", "OBJECTS", "UNHEALTHY", "NAMESPACES"]);
+    for Group { id, namespaces, health, .. } in &list.groups {
+        let total: u64 = health.counts.values().sum();
+        let bad = health.counts.iter().filter(|(state, _)| **state > HealthState::Suspended);
+        let bad: u64 = bad.map(|(_, count)| count).sum();
+        table.row([
+            id.clone(),
+            health.health.as_str().to_owned(),
+            total.to_string(),
+            bad.to_string(),
+            namespaces.join(","),
+        ]);
+    }
+    table.to_string() + &reasons(&list.partial)
+}
+
+fn show_health(report: &HealthReport, now: SystemTime) -> String {
+    let HealthReport { health, warnings, partial } = report;
+    let counts: Vec<String> =
+        health.counts.iter().map(|(state, count)| format!("{count} {}", state.as_str())).collect();
+    let mut text = format!("Health:   {}\nObjects:  {}\n", health.health.as_str(), counts.join(", "));
+    let name = |namespace: &str, kind: &str, name: &str| match namespace {
+        "" => format!("{kind}/{name}"),
+        namespace => format!("{kind} {namespace}/{name}"),
+    };
+    for bad in &health.attention {
+        let since = humantime::parse_rfc3339(&bad.since).ok();
+        let since = since.map(|time| format!(" (for {})", age(now.duration_since(time).unwrap_or_default())));
+        let line = format!(
+            "{}: {}: {}{}",
+            bad.health.as_str(),
+            name(&bad.namespace, &bad.kind, &bad.name),
+            bad.message,
+            since.unwrap_or_default()
+        );
+        let _ = writeln!(text, "{}", printable(&line));
+    }
+    for warning in warnings {
+        let object = name(&warning.namespace, &warning.kind, &warning.name);
+        let line = format!("warning: {object}: {}: {} (×{})", warning.reason, warning.message, warning.count);
+        let _ = writeln!(text, "{}", printable(&line));
+    }
+    text + &reasons(partial)
+}
+
+/// The reasons why something may be missing, one in each line.
+fn reasons(partial: &[String]) -> String {
+    partial.iter().fold(String::new(), |text, reason| format!("{text}Note: {}\n", printable(reason)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::graph::{Attention, GroupHealth, Node};
+
+    use super::*;
+
+    fn branch(kind: &str, name: &str, status: &str, children: Vec<Branch>) -> Branch {
+        let node = Node {
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+            namespace: "shop".to_owned(),
+            status: status.to_owned(),
+            created: "1970-01-01T00:15:00Z".to_owned(),
+            ..Node::default()
+        };
+        Branch { node, children }
+    }
+
+    fn now() -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1000)
+    }
+
+    #[test]
+    fn tree_is_shown_without_what_is_over() {
+        let mut pod = branch("Pod", "web-2-x", "CrashLoopBackOff", Vec::new());
+        (pod.node.health, pod.node.message) = (HealthState::Degraded, "back-off\u{1b}[2J".to_owned());
+        let mut old = branch("ReplicaSet", "web-1", "0/0", Vec::new());
+        old.node.ready = Some(Ready::default());
+        let web =
+            branch("Deployment", "web", "0/1", vec![old, branch("ReplicaSet", "web-2", "0/1", vec![pod])]);
+        let tree = Tree {
+            roots: vec![branch("ConfigMap", "settings", "", Vec::new()), web],
+            omitted: 0,
+            partial: vec!["Node: agentk may not list them".to_owned()],
+        };
+        let expected = "\
+NAMESPACE  OBJECT              STATUS            HEALTH    AGE
+shop       Deployment/web      0/1               healthy   1m40s
+shop       └─ReplicaSet/web-2  0/1               healthy   1m40s
+shop         └─Pod/web-2-x     CrashLoopBackOff  degraded  1m40s
+
+Pod/web-2-x: back-off?[2J
+Note: Node: agentk may not list them
+";
+        assert_eq!(show_tree(&tree, false, now()), expected);
+        assert!(show_tree(&tree, true, now()).contains("ConfigMap/settings"));
+        assert_eq!(show_tree(&Tree::default(), false, now()), "Nothing was found.\n");
+    }
+
+    #[test]
+    fn health_is_shown_with_the_worst_objects() {
+        let report = HealthReport {
+            health: GroupHealth {
+                health: HealthState::Degraded,
+                counts: [(HealthState::Healthy, 2), (HealthState::Degraded, 1)].into(),
+                attention: vec![Attention {
+                    uid: "u".to_owned(),
+                    kind: "Pod".to_owned(),
+                    namespace: "shop".to_owned(),
+                    name: "web".to_owned(),
+                    health: HealthState::Degraded,
+                    message: "back-off".to_owned(),
+                    since: "1970-01-01T00:15:00Z".to_owned(),
+                }],
+            },
+            warnings: Vec::new(),
+            partial: Vec::new(),
+        };
+        let expected = "Health:   degraded\nObjects:  2 healthy, 1 degraded\ndegraded: Pod shop/web: back-off (for 1m40s)\n";
+        assert_eq!(show_health(&report, now()), expected);
+    }
+
+    #[test]
+    fn groups_are_a_table() {
+        let health = GroupHealth {
+            counts: [(HealthState::Healthy, 3), (HealthState::Progressing, 1)].into(),
+            ..GroupHealth::default()
+        };
+        let group = Group {
+            id: "helm:shop/web".to_owned(),
+            namespaces: vec!["shop".to_owned()],
+            health,
+            ..Group::default()
+        };
+        let text = show_groups(&GroupList { groups: vec![group], partial: Vec::new() });
+        assert_eq!(
+            text,
+            "GROUP          HEALTH   OBJECTS  UNHEALTHY  NAMESPACES\nhelm:shop/web  healthy  4        1          shop\n"
+        );
+        assert_eq!(show_groups(&GroupList::default()), "The cluster has no groups.\n");
+    }
+}

@@ -1,0 +1,19 @@
+//! The part of kas in the service `graph`, which agentk serves.
+
+use proto::{ServiceName, graph::WATCH_PATH};
+
+use super::RequestType;
+
+/// The type of the service `graph`.
+#[derive(Debug)]
+pub(super) struct Graph;
+
+impl RequestType for Graph {
+    fn name(&self) -> &'static str {
+        ServiceName::GRAPH
+    }
+
+    fn is_streaming(&self, path: &str, _query: &str) -> bool {
+        path == WATCH_PATH
+    }
+}

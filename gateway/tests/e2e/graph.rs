@@ -1,0 +1,348 @@
+//! The graph of a real cluster.
+
+use std::{
+    collections::BTreeSet,
+    process::{Command, Output},
+};
+
+use access::token::TokenHash;
+use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::{Value, json};
+
+use crate::support::{AGENT, Cluster, Installation, Kas, Namespace, Process, eventually};
+
+struct World {
+    cluster: Cluster,
+    namespace: Namespace,
+    installation: Installation,
+}
+
+impl World {
+    fn or_skip(topic: &str) -> Option<Self> {
+        let cluster = Cluster::or_skip()?;
+        let namespace = cluster.namespace(topic);
+        let installation = Installation::start(&cluster.kubeconfig, |_, _| {});
+        Some(Self { cluster, namespace, installation })
+    }
+
+    /// Runs a command of kas about the graph of the namespace, as the caller with all services.
+    fn kas(&self, command: &str, arguments: &[&str]) -> Output {
+        let token = self.installation.directory().join("ops-token");
+        std::fs::write(&token, self.installation.tokens.ops.expose_secret()).unwrap();
+        let mut kas = Kas::command();
+        kas.args([command, AGENT, "--namespace", &self.namespace.name]).args(arguments);
+        kas.args(["--server", &self.installation.kas.url("")]).arg("--token-file").arg(token);
+        kas.output().unwrap()
+    }
+
+    fn get(&self, token: &SecretString, path: &str) -> Value {
+        let response = self.installation.curl_as(token, &format!("/agents/{AGENT}/graph/v1/{path}"), &[]);
+        assert_eq!(response.status, 200, "{path}: {}", response.text());
+        response.json()
+    }
+
+    /// Follows the graph with curl, which prints the lines.
+    fn follow(&self, token: &SecretString, query: &str) -> Process {
+        let url = self.installation.kas.url(&format!("/agents/{AGENT}/graph/v1/watch?{query}"));
+        let authorization = format!("Authorization: Bearer {}", token.expose_secret());
+        Process::start("curl", Command::new("curl").args(["-sSN", "--header", &authorization, &url]))
+    }
+
+    fn apply(&self, manifest: &Value) {
+        self.namespace.kubectl.ok_with_stdin(&["apply", "--filename=-"], &manifest.to_string());
+    }
+}
+
+fn deployment(name: &str, image: &str) -> Value {
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "selector": {"matchLabels": {"app": name}},
+            "template": {
+                "metadata": {"labels": {"app": name}},
+                "spec": {"terminationGracePeriodSeconds": 0, "containers": [
+                    {"name": "c", "image": image, "imagePullPolicy": "Never", "command": ["sleep", "infinity"]},
+                ]},
+            },
+        },
+    })
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn deployment_is_shown_as_a_tree_with_its_health() {
+    let Some(world) = World::or_skip("graph-tree") else { return };
+    let found = world.kas("health", &[]);
+    assert_eq!(found.status.code(), Some(0), "{}", text(&found));
+    world.apply(&deployment("web", "busybox:1.35"));
+    world.apply(&json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+        "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "protocol": "TCP"}]},
+    }));
+    let follower =
+        world.follow(&world.installation.tokens.ops, &format!("namespace={}", world.namespace.name));
+    let healthy = world.kas("health", &["--label", "app=web", "--wait", "60s"]);
+    assert_eq!(healthy.status.code(), Some(0), "{}", text(&healthy));
+
+    let tree = text(&world.kas("tree", &[]));
+    let pod = world.namespace.kubectl.ok(&["get", "pods", "-o", "jsonpath={.items[0].metadata.name}"]);
+    for line in
+        ["Deployment/web ", "└─ReplicaSet/web-", &format!("  └─Pod/{pod} "), "Running 1/1", "Service/web "]
+    {
+        assert!(tree.contains(line), "{line}: {tree}");
+    }
+    let service = world.get(
+        &world.installation.tokens.ops,
+        &format!("objects?kind=Service&namespace={}", world.namespace.name),
+    );
+    assert_eq!(service["objects"][0]["edges"][0]["name"], pod, "{service}");
+    let groups = text(&world.kas("groups", &[]));
+    assert!(groups.contains(&format!("namespace:{}  healthy", world.namespace.name)), "{groups}");
+
+    // A new version does not start.
+    world.apply(&deployment("web", "does-not-exist:1"));
+    eventually("the new Pod is degraded", || text(&world.kas("health", &[])).contains("degraded: Pod"));
+    let report = world.kas("health", &["--label", "app=web"]);
+    assert_eq!(report.status.code(), Some(1), "{}", text(&report));
+    assert!(text(&report).contains("ErrImageNeverPull"), "{}", text(&report));
+
+    world.namespace.kubectl.ok(&["delete", "deployment", "web"]);
+    eventually("the follower sees that the Pod is gone", || {
+        let printed = follower.printed();
+        printed.contains("\"event\":\"gone\"") && printed.contains("\"reason\":\"deleted\"")
+    });
+    let printed = follower.printed();
+    assert!(printed.starts_with("{\"event\":\"begin\",\"mode\":\"snapshot\"}"), "{printed}");
+    assert!(printed.contains("\"status\":\"Running\"") && printed.contains("ErrImageNeverPull"), "{printed}");
+    eventually("nothing is left", || world.kas("health", &["--label", "app=web"]).status.code() == Some(1));
+    let report = text(&world.kas("health", &["--label", "app=web"]));
+    assert!(report.contains("do the objects have these labels?"), "{report}");
+}
+
+#[test]
+fn wrong_requests_say_what_is_right() {
+    let Some(world) = World::or_skip("graph-errors") else { return };
+    let get = |path: &str| {
+        let path = format!("/agents/{AGENT}/graph/v1/{path}");
+        let response = world.installation.curl_as(&world.installation.tokens.ops, &path, &[]);
+        (response.status, response.text())
+    };
+    for (path, status, message) in [
+        ("trees", 404, "/v1/tree"),
+        ("objects?kinds=Pod", 400, "the parameters are kind, namespace"),
+        ("objects?kind=Podd", 400, "the graph has"),
+        ("objects?health=good", 400, "use healthy"),
+        ("watch?since=1", 400, "the token is not one of a watch"),
+    ] {
+        let (found, text) = get(path);
+        assert!(found == status && text.contains(message), "{path}: {found} {text}");
+    }
+    let status = world.get(&world.installation.tokens.ops, "status");
+    let pods =
+        status["resources"].as_array().unwrap().iter().find(|resource| resource["kind"] == "Pod").unwrap();
+    assert_eq!((&pods["state"], &status["loaded"]), (&json!("synced"), &json!(true)), "{status}");
+    assert!(status["resources"].as_array().unwrap().iter().all(|resource| resource["kind"] != "Secret"));
+}
+
+/// A caller and what RBAC lets it do.
+struct Person {
+    name: &'static str,
+    token: SecretString,
+    follower: Option<Process>,
+}
+
+/// Each caller sees exactly the objects that `kubectl get --as` shows, also in a stream that began before.
+#[test]
+fn callers_see_what_kubectl_shows_them() {
+    let Some(world) = World::or_skip("graph-rights") else { return };
+    let (first, second) = (&world.namespace, world.cluster.namespace("graph-other"));
+    let mut people: Vec<Person> =
+        ["nobody", "one", "two", "list-only", "services", "everything", "reader", "group"]
+            .map(|name| Person {
+                name,
+                token: SecretString::from(format!("{name}-{}", "x".repeat(40))),
+                follower: None,
+            })
+            .into();
+    let user = |name: &str| format!("{}-{name}", first.name);
+    let callers: Vec<Value> = people.iter().map(|person| json!({
+        "name": person.name, "tokens": [TokenHash::of(&person.token).to_string()], "agents": [AGENT], "services": ["graph"],
+        "access_as": {"impersonate": {"username": user(person.name), "groups": [user("painters")]}},
+    })).collect();
+    let hash = TokenHash::of(&world.installation.tokens.agent).to_string();
+    let identity = json!({"agents": [{"id": 7, "name": AGENT, "tokens": [hash]}], "callers": callers});
+    let file = world.installation.directory().join("identity.yaml");
+    std::fs::write(file.with_extension("new"), identity.to_string()).unwrap();
+    std::fs::rename(file.with_extension("new"), file).unwrap();
+    eventually("kas knows the callers", || {
+        let path = format!("/agents/{AGENT}/graph/v1/status");
+        world.installation.curl_as(&people[0].token, &path, &[]).status == 200
+    });
+
+    for namespace in [first, &second] {
+        for name in ["a", "b"] {
+            namespace.kubectl.ok(&["create", "configmap", name]);
+            namespace.kubectl.ok(&["create", "service", "clusterip", name, "--tcp=80"]);
+        }
+    }
+    let bind = |namespace: &Namespace, name: &str, verbs: &str, resources: &str| {
+        namespace.kubectl.ok(&[
+            "create",
+            "role",
+            name,
+            &format!("--verb={verbs}"),
+            &format!("--resource={resources}"),
+        ]);
+        namespace.kubectl.ok(&[
+            "create",
+            "rolebinding",
+            name,
+            &format!("--role={name}"),
+            &format!("--user={}", user(name)),
+        ]);
+    };
+    bind(first, "one", "list,watch", "configmaps");
+    bind(first, "two", "list,watch", "configmaps,services");
+    bind(&second, "two", "list,watch", "configmaps");
+    bind(first, "list-only", "list", "configmaps");
+    bind(first, "services", "get,list,watch", "services");
+    first.kubectl.ok(&[
+        "create",
+        "rolebinding",
+        "reader",
+        "--clusterrole=view",
+        &format!("--user={}", user("reader")),
+    ]);
+    second.kubectl.ok(&[
+        "create",
+        "rolebinding",
+        "group",
+        "--clusterrole=view",
+        &format!("--group={}", user("painters")),
+    ]);
+    let cluster_wide = format!("{}-everything", first.name);
+    let everything = user("everything");
+    let grant = [
+        "create",
+        "clusterrolebinding",
+        &cluster_wide,
+        "--clusterrole=cluster-admin",
+        &format!("--user={everything}"),
+    ];
+    world.cluster.kubectl.ok(&grant);
+
+    // What kubectl may list and watch, as `kind namespace/name`.
+    let expected = |person: &str| {
+        let mut all = BTreeSet::new();
+        for namespace in [first, &second] {
+            for (resource, kind) in
+                [("configmaps", "ConfigMap"), ("services", "Service"), ("serviceaccounts", "ServiceAccount")]
+            {
+                let identity = [format!("--as={}", user(person)), format!("--as-group={}", user("painters"))];
+                let identity = [&*identity[0], &identity[1]];
+                let may = |verb: &str| {
+                    let question = [&["auth", "can-i", verb, resource], &identity[..]].concat();
+                    namespace.kubectl.run(&question).code == 0
+                };
+                if !(may("list") && may("watch")) {
+                    continue;
+                }
+                let list = ["get", resource, "-o", "jsonpath={.items[*].metadata.name}"];
+                let names = namespace.kubectl.ok(&[&list, &identity[..]].concat());
+                all.extend(names.split_whitespace().map(|name| format!("{kind} {}/{name}", namespace.name)));
+            }
+        }
+        all
+    };
+    let query = format!("kind=ConfigMap,Service,ServiceAccount&namespace={},{}", first.name, second.name);
+    let seen = |token: &SecretString| {
+        let list = world.get(token, &format!("objects?{query}"));
+        let name = |node: &Value| {
+            let field = |key: &str| node[key].as_str().unwrap().to_owned();
+            format!("{} {}/{}", field("kind"), field("namespace"), field("name"))
+        };
+        list["objects"].as_array().unwrap().iter().map(name).collect::<BTreeSet<_>>()
+    };
+    for person in &mut people {
+        let wanted = expected(person.name);
+        // The answers that agentk has from before count for 10 s.
+        eventually(&format!("{} sees what kubectl shows", person.name), || seen(&person.token) == wanted);
+        person.follower = Some(world.follow(&person.token, &query));
+    }
+    assert!(
+        expected("list-only").is_subset(&expected("group")),
+        "a caller who may not watch sees nothing more"
+    );
+
+    // A new object reaches exactly the streams of those who may see it.
+    first.kubectl.ok(&["create", "configmap", "new"]);
+    for person in &people {
+        let follower = person.follower.as_ref().unwrap();
+        let may_see = expected(person.name).contains(&format!("ConfigMap {}/new", first.name));
+        if may_see {
+            eventually(&format!("the stream of {} has it", person.name), || {
+                follower.printed().contains("\"name\":\"new\"")
+            });
+        }
+    }
+    for person in &people {
+        let printed = person.follower.as_ref().unwrap().printed();
+        let names: BTreeSet<String> = printed
+            .lines()
+            .filter_map(|line| {
+                let event: Value = serde_json::from_str(line).ok()?;
+                let node = &event["node"];
+                Some(format!(
+                    "{} {}/{}",
+                    node["kind"].as_str()?,
+                    node["namespace"].as_str()?,
+                    node["name"].as_str()?
+                ))
+            })
+            .collect();
+        assert_eq!(names, expected(person.name), "{}", person.name);
+    }
+
+    // Lost rights take the objects out of an open stream.
+    let before = expected("one");
+    first.kubectl.ok(&["delete", "rolebinding", "one"]);
+    let lost = before.len() - expected("one").len();
+    assert!(lost >= 3, "{before:?}");
+    let one = people.iter().find(|person| person.name == "one").unwrap();
+    eventually("the objects are gone", || {
+        one.follower.as_ref().unwrap().printed().matches("\"reason\":\"permission\"").count() == lost
+    });
+    world.cluster.kubectl.ok(&["delete", "clusterrolebinding", &cluster_wide]);
+}
+
+#[test]
+fn policy_limits_the_graph() {
+    let Some(mut world) = World::or_skip("graph-policy") else { return };
+    world.namespace.kubectl.ok(&["create", "configmap", "hidden"]);
+    let follower =
+        world.follow(&world.installation.tokens.ops, &format!("namespace={}", world.namespace.name));
+    eventually("the ConfigMap is shown", || follower.printed().contains("\"name\":\"hidden\""));
+    drop(follower);
+    world.installation.put_policy(
+        "rules:\n- {name: pods, action: allow, services: [graph], verbs: [list, watch], resources: [pods, services]}\n\
+         - {name: discovery, action: allow, services: [graph], verbs: [get], nonResourceURLs: [/version, /api, \"/api/*\", /apis, \"/apis/*\"]}\n",
+    );
+    world.installation.agent.process.terminate();
+    world.installation.agent.process.exit_code();
+    world.installation.restart_agent();
+    let status = world.get(&world.installation.tokens.ops, "status");
+    let state = |kind: &str| {
+        let resources = status["resources"].as_array().unwrap();
+        let found = resources.iter().find(|resource| resource["kind"] == kind).unwrap();
+        (found["state"].clone(), found["message"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!(state("Pod").0, "synced", "{status}");
+    let (denied, message) = state("ConfigMap");
+    assert!(
+        denied == "denied" && message.contains("the policy of this cluster does not allow this"),
+        "{message}"
+    );
+}
