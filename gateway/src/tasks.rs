@@ -44,8 +44,9 @@ impl TaskGroup {
 
     /// Spawns one of many tasks on a core. Its panic does not affect the others. It is dropped when the group is cut.
     pub fn spawn_on(&self, slot: CoreSlot, task: impl Future<Output = ()> + Send + 'static) {
-        // Each task has its own token: tasks on several cores would contend for the lock of a shared one.
-        slot.spawn(&self.tasks, Self::until_cut(self.cut.child_token(), task));
+        // Boxed, because each future around it has room for it twice. Each task has its own token: tasks on several cores
+        // would contend for the lock of a shared one.
+        slot.spawn(&self.tasks, Self::until_cut(self.cut.child_token(), Box::pin(task)));
     }
 
     async fn until_cut(cut: CancellationToken, task: impl Future<Output = ()>) {
