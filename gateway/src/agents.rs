@@ -147,10 +147,8 @@ impl AgentServer {
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let service = service_fn(|request| {
-            let response = self.handle::<T>(request, peer);
-            async { Ok::<_, Infallible>(response.await) }
-        });
+        // `map`, because an async block would have room for the future twice.
+        let service = service_fn(|request| self.handle::<T>(request, peer).map(Ok::<_, Infallible>));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.handshake_timeout)

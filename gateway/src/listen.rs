@@ -109,6 +109,8 @@ impl Listener {
         F: Future<Output = ()> + Send + 'static,
     {
         let Self { name, socket, permits, handshake } = self;
+        // Shared: a clone has a reference to each of some seventy metrics.
+        let metrics = Arc::new(metrics);
         let socket = TcpListener::from_std(socket).expect("the system has resources for a listener");
         let handshake = Arc::new(handshake);
         let strangers = Arc::new(Strangers::default());
@@ -154,7 +156,7 @@ impl Listener {
                     continue;
                 }
             };
-            let (handshake, handle, metrics) = (Arc::clone(&handshake), handle.clone(), metrics.clone());
+            let (handshake, handle, metrics) = (Arc::clone(&handshake), handle.clone(), Arc::clone(&metrics));
             let log_limit = Arc::clone(&log_limit);
             let stranger = strangers.insert(peer.ip());
             connections.spawn_on(cores.reserve(), async move {

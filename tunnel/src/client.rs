@@ -65,39 +65,43 @@ pub struct Driver<S: AsyncRead + AsyncWrite + Unpin> {
 /// # Errors
 ///
 /// If the preface cannot be written.
-pub async fn open<T>(
+pub fn open<T>(
     socket: WebSocket<T>,
     config: &TunnelConfig,
-) -> io::Result<(Tunnel, Driver<WebSocket<T>>)>
+) -> impl Future<Output = io::Result<(Tunnel, Driver<WebSocket<T>>)>>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let (keepalive_state, overhead) = (socket.keepalive_state(), socket.overhead());
-    start(socket, keepalive_state, overhead, config).await
+    start(socket, keepalive_state, overhead, config)
 }
 
 /// Starts HTTP/2 on a byte stream that counts the received bytes in `keepalive_state`, and those without effect in `overhead`.
-pub(crate) async fn start<S>(
+pub(crate) fn start<S>(
     stream: S,
     keepalive_state: Arc<KeepaliveState>,
     overhead: OverheadCounter,
     config: &TunnelConfig,
-) -> io::Result<(Tunnel, Driver<S>)>
+) -> impl Future<Output = io::Result<(Tunnel, Driver<S>)>>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let started = config.client().handshake(stream).await;
-    let (sender, connection) =
-        started.map_err(|error| error.into_io().unwrap_or_else(|| io::ErrorKind::InvalidData.into()))?;
-    let closing = CancellationToken::new();
-    let tunnel = Tunnel {
-        sender,
-        keepalive_state: Arc::clone(&keepalive_state),
-        overhead: overhead.clone(),
-        closing: closing.clone(),
-        stalls: config.stalls.clone(),
-    };
-    Ok((tunnel, Driver { connection, keepalive: config.keepalive, keepalive_state, overhead, closing }))
+    // Outside of the future, which would have room for the stream twice.
+    let handshake = config.client().handshake(stream);
+    async move {
+        let started = handshake.await;
+        let (sender, connection) =
+            started.map_err(|error| error.into_io().unwrap_or_else(|| io::ErrorKind::InvalidData.into()))?;
+        let closing = CancellationToken::new();
+        let tunnel = Tunnel {
+            sender,
+            keepalive_state: Arc::clone(&keepalive_state),
+            overhead: overhead.clone(),
+            closing: closing.clone(),
+            stalls: config.stalls.clone(),
+        };
+        Ok((tunnel, Driver { connection, keepalive: config.keepalive, keepalive_state, overhead, closing }))
+    }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Driver<S> {
