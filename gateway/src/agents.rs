@@ -187,8 +187,7 @@ impl AgentServer {
             },
         };
         let upgrade = hyper::upgrade::on(&mut request);
-        let server = Arc::clone(self);
-        self.connections.tasks.spawn(async move { server.run::<T>(upgrade, agent).await });
+        self.connections.tasks.spawn(Arc::clone(self).run::<T>(upgrade, agent));
 
         headers.insert(header::WELCOME, welcome.encode().expect("ids and numbers are ASCII"));
         let mut response = Response::new(Body::empty());
@@ -204,20 +203,20 @@ impl AgentServer {
     }
 
     /// Runs a tunnel from its upgrade to its end.
-    async fn run<T>(&self, upgrade: OnUpgrade, agent: AuthenticatedAgent)
+    async fn run<T>(self: Arc<Self>, upgrade: OnUpgrade, agent: AuthenticatedAgent)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         // Boxed, like other short phases of a tunnel: the memory of this future is that of its largest phase, for as long
         // as the tunnel lives.
-        let opened = match Box::pin(self.open::<T>(upgrade, &agent)).await {
-            Ok(opened) => opened,
-            Err(error) => {
-                self.metrics.count_handshake("incomplete");
-                return tracing::debug!(peer = agent.client.text, error, "tunnel not opened");
-            }
-        };
-        let OpenTunnel { tunnel, driving, session } = opened;
+        let OpenTunnel { tunnel, driving, mut session } =
+            match Box::pin(self.open::<T>(upgrade, &agent)).await {
+                Ok(opened) => opened,
+                Err(error) => {
+                    self.metrics.count_handshake("incomplete");
+                    return tracing::debug!(peer = agent.client.text, error, "tunnel not opened");
+                }
+            };
         let registered = self.register(&agent, &tunnel);
         let supervisor = poll_on_wake(self.supervise(&agent, &tunnel, &registered));
         let reporter = poll_on_wake(kill_switch::report(
@@ -225,20 +224,20 @@ impl AgentServer {
             (agent.identity.id, &agent.identity.name),
             (agent.tunnel, &tunnel),
         ));
-        let session = poll_on_wake(session.run(tunnel.clone(), registered.draining.clone()));
+        let services = poll_on_wake(session.run(&tunnel, &registered.draining));
         let serving = async {
             tokio::select! {
                 biased;
                 ended = driving => ended,
                 ended = supervisor => ended,
                 never = reporter => match never {},
-                () = session => CloseReason::LocallyClosed,
+                () = services => CloseReason::LocallyClosed,
             }
         };
         // The state of the tunnel is not used again after a panic. The cleanup below must run in any case.
         let ended = AssertUnwindSafe(serving).catch_unwind().await.unwrap_or(CloseReason::LocallyClosed);
         let duration = registered.since.elapsed();
-        drop(registered);
+        drop((session, registered));
         self.withdraw(agent.identity.id).await;
         self.observe_end(&agent, &ended, duration);
     }
@@ -336,7 +335,7 @@ impl AgentServer {
                 }
             }
         });
-        let supervised = Supervised {
+        let supervised = &Supervised {
             agent: &agent.identity,
             id: agent.tunnel,
             tunnel,

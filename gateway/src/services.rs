@@ -185,8 +185,8 @@ impl TunnelSession {
 
     /// Serves the tunnel until it ends. The future never completes.
     /// `draining` is cancelled when the tunnel should not be used any more: long streams of kas itself end then.
-    pub(crate) async fn run(self, tunnel: Tunnel, draining: CancellationToken) {
-        tokio::join!(self.configuration.run(tunnel.clone()), self.gitops.run(tunnel, draining));
+    pub(crate) async fn run(&mut self, tunnel: &Tunnel, draining: &CancellationToken) {
+        tokio::join!(self.configuration.run(tunnel), self.gitops.run(tunnel, draining));
     }
 }
 

@@ -42,7 +42,7 @@ pub(super) struct Supervised<'a> {
 ///
 /// The future completes only if the group is cut: otherwise the driver of the tunnel reports the end.
 pub(super) async fn supervise(
-    supervised: Supervised<'_>,
+    supervised: &Supervised<'_>,
     revoked: impl Future<Output = &'static str>,
     on_drain: impl Fn(),
     withdraw: impl Future<Output = ()>,
@@ -57,7 +57,7 @@ pub(super) async fn supervise(
         () = &mut age => DrainReason::MaxAge,
         () = supervised.connections.draining.cancelled() => DrainReason::Shutdown,
         () = supervised.move_requested.cancelled() => DrainReason::Rebalance,
-        message = &mut revoked => return close_revoked(&supervised, message).await,
+        message = &mut revoked => return close_revoked(supervised, message).await,
     };
     on_drain();
     let drained = async {
@@ -75,7 +75,7 @@ pub(super) async fn supervise(
             withdraw.await;
         }
         let message = revoked.await;
-        close_revoked(&supervised, message).await
+        close_revoked(supervised, message).await
     };
     tokio::select! {
         ended = drained => ended,

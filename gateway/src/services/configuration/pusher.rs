@@ -76,13 +76,13 @@ impl ConfigurationPusher {
     }
 
     /// Sends each version of the configuration through the tunnel. The future never completes.
-    pub async fn run(mut self, tunnel: Tunnel) {
+    pub async fn run(&mut self, tunnel: &Tunnel) {
         let mut pause = FIRST_PAUSE;
         while self.accepted && self.state.changed().await.is_ok() {
             let update = self.state.borrow_and_update().update();
             let Some(update) = update else { continue };
             let name = &self.poller.agent().name;
-            match Box::pin(push(&tunnel, &update)).await {
+            match Box::pin(push(tunnel, &update)).await {
                 PushResult::Accepted => {
                     self.metrics.count_push("ok");
                     pause = FIRST_PAUSE;

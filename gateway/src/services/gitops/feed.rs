@@ -85,9 +85,9 @@ pub(super) enum FeedError {
 
 impl GitopsFeed {
     /// Serves the tunnel until it ends. The future never completes.
-    pub(crate) async fn run(self, tunnel: Tunnel, draining: CancellationToken) {
+    pub(crate) async fn run(&self, tunnel: &Tunnel, draining: &CancellationToken) {
         if self.accepted {
-            draining.run_until_cancelled(self.follow_subscriptions(&tunnel)).await;
+            draining.run_until_cancelled(self.follow_subscriptions(tunnel)).await;
         }
         pending().await
     }
