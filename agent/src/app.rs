@@ -140,13 +140,13 @@ impl App {
         let instance = InstanceId::random();
         let restrictions = Restrictions { scope: limited.then(|| Arc::clone(&scope)), policy };
         let gitops = (!options.no_gitops).then(|| {
-            let restricted = cluster_client(kubernetes.clone(), &restrictions);
+            let metrics = GitopsMetrics::register(&mut registry);
+            let restricted = cluster_client(kubernetes.clone(), &restrictions, metrics.clone());
             let namespace = options.pod_namespace.clone().filter(|name| !name.is_empty());
             let namespace = namespace.unwrap_or_else(|| "default".to_owned());
             let pod = options.pod_name.as_deref().unwrap_or("agentk");
             let identity = format!("{pod}-{instance}");
-            let own = cluster_client(kubernetes.clone(), &Restrictions::default());
-            let metrics = GitopsMetrics::register(&mut registry);
+            let own = cluster_client(kubernetes.clone(), &Restrictions::default(), metrics.clone());
             let (gitops, tasks) = Gitops::new(restricted, own, namespace, identity, metrics);
             GitopsMetrics::register_states(&mut registry, &gitops);
             (gitops, tasks)

@@ -26,7 +26,9 @@ use crate::{
     connect::{self, KasHeader},
     policy::{PolicyEnforcer, PolicyMode},
     services::{
-        KubernetesService, PrometheusService, Services, gitops::cluster_client, kube_client::Restrictions,
+        KubernetesService, PrometheusService, Services,
+        gitops::{GitopsMetrics, cluster_client},
+        kube_client::Restrictions,
         prometheus::discovery::Discovery,
     },
 };
@@ -101,7 +103,8 @@ impl CheckCommand {
         let namespaces = options.prometheus_discovery;
         let namespace = options.pod_namespace.filter(|name| !name.is_empty());
         let gitops = (!options.no_gitops).then(|| {
-            let cluster = cluster_client(kubernetes.clone(), &Restrictions::default());
+            let metrics = GitopsMetrics::default();
+            let cluster = cluster_client(kubernetes.clone(), &Restrictions::default(), metrics);
             (cluster, namespace.unwrap_or_else(|| "default".to_owned()))
         });
         Ok(Self {

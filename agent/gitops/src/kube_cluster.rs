@@ -24,12 +24,14 @@ use kube::{
 use parking_lot::Mutex;
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId, impersonation};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Value, json, value::RawValue};
 
 use crate::{ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, cluster::Cause};
 
 /// The objects of one page of a list.
 const PAGE: u32 = 500;
+/// The same for metadata, which is about a kilobyte for each object.
+const METADATA_PAGE: u32 = 2000;
 /// The largest response, in bytes. A page of large objects has tens of megabytes.
 const MAX_RESPONSE: usize = 256 << 20;
 /// The header with the user that a request acts as.
@@ -53,6 +55,22 @@ struct KnownKind {
     /// It is the version that the group prefers.
     preferred: bool,
     listable: bool,
+}
+
+/// A page of a list. Its items are parsed one by one: as values, a whole page needs many times its bytes.
+#[derive(Deserialize)]
+struct Page<'a> {
+    /// An empty list may have `null`.
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
+    #[serde(default)]
+    metadata: PageMetadata,
+}
+
+#[derive(Default, Deserialize)]
+struct PageMetadata {
+    #[serde(rename = "continue")]
+    continue_token: Option<String>,
 }
 
 /// The part of a `Status` that people need.
@@ -181,11 +199,7 @@ impl KubeCluster {
         request: Result<Request<Vec<u8>>, impl fmt::Display>,
     ) -> Result<(StatusCode, Value), ApiError> {
         let (status, body) = self.send(request).await?;
-        let value = serde_json::from_slice(&body);
-        Ok((
-            status,
-            value.map_err(|error| lost(format!("the response of the API server is not JSON: {error}")))?,
-        ))
+        Ok((status, from_json(&body)?))
     }
 
     async fn kinds(&self) -> Result<Arc<Vec<KnownKind>>, ApiError> {
@@ -245,29 +259,32 @@ impl Cluster for KubeCluster {
         only_metadata: bool,
     ) -> Result<Vec<Value>, ApiError> {
         let path = path(kind, namespace);
-        let mut all = Vec::new();
-        let mut params = ListParams::default().labels(selector).limit(PAGE);
+        let api_version = match &*kind.kind.group {
+            "" => kind.version.clone(),
+            group => format!("{group}/{}", kind.version),
+        };
+        let limit = if only_metadata { METADATA_PAGE } else { PAGE };
+        let (mut all, mut params) = (Vec::new(), ListParams::default().labels(selector).limit(limit));
         loop {
             let request = if only_metadata { path.list_metadata(&params) } else { path.list(&params) };
-            let (_, mut page) = self.json(request).await?;
-            if let Some(items) = page["items"].as_array_mut() {
-                let api_version = if kind.kind.group.is_empty() {
-                    kind.version.clone()
-                } else {
-                    format!("{}/{}", kind.kind.group, kind.version)
-                };
-                all.extend(std::mem::take(items).into_iter().map(|mut item| {
-                    // Items of lists have neither.
-                    item["apiVersion"] = api_version.clone().into();
-                    item["kind"] = kind.kind.kind.clone().into();
-                    item
-                }));
-            }
-            match page["metadata"]["continue"].as_str().filter(|token| !token.is_empty()) {
-                Some(token) => {
-                    params = ListParams::default().labels(selector).limit(PAGE).continue_token(token)
+            let (_, body) = self.send(request).await?;
+            let page: Page<'_> = from_json(&body)?;
+            for item in page.items.into_iter().flatten() {
+                let mut item: Value = from_json(item.get().as_bytes())?;
+                // Items of lists have neither.
+                item["apiVersion"] = api_version.clone().into();
+                item["kind"] = kind.kind.kind.clone().into();
+                if let Some(metadata) = item["metadata"].as_object_mut() {
+                    // They are the most of it, and a list is never asked for the managers of fields.
+                    metadata.remove("managedFields");
                 }
-                None => return Ok(all),
+                all.push(item);
+            }
+            match page.metadata.continue_token {
+                Some(token) if !token.is_empty() => {
+                    params = ListParams::default().labels(selector).limit(limit).continue_token(&token);
+                }
+                _ => return Ok(all),
             }
         }
     }
@@ -403,6 +420,11 @@ fn api_error(status: StatusCode, body: &[u8], retry_after: Option<u64>) -> ApiEr
         causes: details.causes,
         retry_after: seconds.map(Duration::from_secs),
     }
+}
+
+fn from_json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body)
+        .map_err(|error| lost(format!("the response of the API server is not JSON: {error}")))
 }
 
 /// Returns the error of a request without a response.

@@ -35,6 +35,8 @@ use crate::load::{
 
 /// The timeout for the start of a program.
 pub const START: Duration = Duration::from_secs(30);
+/// The text in the log of agentk before its observability address.
+const AGENTK_LISTENS: &str = "serving /liveness, /readiness and /metrics address=";
 /// The polling interval.
 pub const POLL: Duration = Duration::from_millis(50);
 
@@ -205,6 +207,23 @@ impl KasProcess {
         let (agentk, _) = ChildProcess::start(command, &log, None, START).await?;
         Ok(agentk)
     }
+
+    /// Returns the observability address of an agentk, which is in its log once it listens.
+    pub async fn agentk_observability(&self, name: &str) -> anyhow::Result<SocketAddr> {
+        let log = self.directory.join(name).with_extension("log");
+        let began = Instant::now();
+        loop {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let address = text.lines().find_map(|line| line.split_once(AGENTK_LISTENS)?.1.parse().ok());
+            if let Some(address) = address {
+                return Ok(address);
+            }
+            if began.elapsed() > START {
+                bail!("{name} did not log its observability address");
+            }
+            sleep(POLL).await;
+        }
+    }
 }
 
 /// Prepares a directory for [`KasProcess::start`]: its owner alone can read it, and earlier tokens are not used again.
@@ -247,6 +266,18 @@ pub async fn get(address: SocketAddr, path: &str) -> anyhow::Result<String> {
     let text = timeout(START, exchange).await.context("no response in time")??;
     let (_, body) = text.split_once("\r\n\r\n").context("the response has no body")?;
     Ok(body.to_owned())
+}
+
+/// Returns the sum of a metric over its labels.
+pub fn sum(metrics: &str, name: &str) -> u64 {
+    let values = metrics.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        let value = rest
+            .strip_prefix(' ')
+            .or_else(|| rest.strip_prefix('{')?.split_once("} ").map(|(_, value)| value))?;
+        value.parse::<u64>().ok()
+    });
+    values.sum()
 }
 
 /// Waits until a request succeeds with a status below 400, for at most 30 s.
@@ -295,4 +326,16 @@ pub fn write_file(directory: &Path, name: impl AsRef<Path>, text: &str) -> anyho
     let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path);
     let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
     written.with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metric_is_summed_over_its_labels() {
+        let text = "# TYPE kas_tunnels gauge\nkas_tunnels 2\nkas_in_flight{service=\"a\"} 3\n\
+                    kas_in_flight{service=\"b\"} 4\nkas_in_flight_bytes 5\n";
+        assert_eq!([sum(text, "kas_tunnels"), sum(text, "kas_in_flight"), sum(text, "other")], [2, 7, 0]);
+    }
 }

@@ -172,28 +172,5 @@ async fn sample(kas: &KasProcess, agentk: &ChildProcess) -> anyhow::Result<Vec<u
 /// Returns the sum of a metric of kas over its labels.
 async fn metric(kas: &KasProcess, name: &str) -> anyhow::Result<u64> {
     let text = stack::get(kas.observability, "/metrics").await.context("the metrics of kas")?;
-    Ok(sum(&text, name))
-}
-
-fn sum(metrics: &str, name: &str) -> u64 {
-    let values = metrics.lines().filter_map(|line| {
-        let rest = line.strip_prefix(name)?;
-        let value = rest
-            .strip_prefix(' ')
-            .or_else(|| rest.strip_prefix('{')?.split_once("} ").map(|(_, value)| value))?;
-        value.parse::<u64>().ok()
-    });
-    values.sum()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn metric_is_summed_over_its_labels() {
-        let text = "# TYPE kas_tunnels gauge\nkas_tunnels 2\nkas_in_flight{service=\"a\"} 3\n\
-                    kas_in_flight{service=\"b\"} 4\nkas_in_flight_bytes 5\n";
-        assert_eq!([sum(text, "kas_tunnels"), sum(text, "kas_in_flight"), sum(text, "other")], [2, 7, 0]);
-    }
+    Ok(stack::sum(&text, name))
 }

@@ -142,7 +142,9 @@ impl SyncDecoder {
             let State::Content { path, .. } = std::mem::replace(&mut self.state, State::Line) else {
                 unreachable!("it was matched above")
             };
-            let content = self.buffer.split_to(bytes).freeze();
+            // A part of the buffer would keep the whole buffer, for as long as the file is kept.
+            let content = Bytes::copy_from_slice(&self.buffer[..bytes]);
+            self.buffer.advance(bytes);
             self.digest.update(&content);
             return Ok(Some(SyncFrame::File { path, content }));
         }

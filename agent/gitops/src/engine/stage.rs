@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, collections::HashMap, time::Duration};
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, stream::FuturesOrdered};
 use proto::{
     gitops::{EventKind, ObjectError, ObjectId},
     graph::HealthState,
@@ -45,17 +45,12 @@ impl<C: Cluster> Engine<C> {
         report: &mut Report<'_>,
     ) -> Result<Vec<AppliedObject>, Failure> {
         let kinds = self.kinds(stage, manifests, sync).await?;
-        let of = |index: &usize| (&manifests[*index], &kinds[&key(&manifests[*index])]);
-        // Collected first: a closure inside of the stream would have to work for all lifetimes.
-        let examining: Vec<_> = stage
-            .objects
-            .iter()
-            .map(|index| {
-                let (manifest, kind) = of(index);
-                self.examine(manifest, kind, members, sync)
-            })
-            .collect();
-        let examined: Vec<_> = stream::iter(examining).buffered(CONCURRENCY).collect().await;
+        let of = |index: usize| (&manifests[index], &kinds[&key(&manifests[index])]);
+        let examining = stage.objects.iter().copied().map(|index| {
+            let (manifest, kind) = of(index);
+            self.examine(manifest, kind, members, sync)
+        });
+        let examined = run_all(examining).await;
         let mut steps = Vec::with_capacity(examined.len());
         let mut refused = Vec::new();
         for (index, step) in stage.objects.iter().zip(examined) {
@@ -71,21 +66,18 @@ impl<C: Cluster> Engine<C> {
 
         let writes = sync.writes() && sync.input.heal;
         let this = &*self;
-        let writing: Vec<_> = steps
-            .into_iter()
-            .map(|(index, step)| {
-                let (manifest, kind) = of(&index);
-                async move {
-                    let result = match (&step, writes) {
-                        (Step::Unchanged(seen) | Step::Drifted(seen, _), _) => Ok(seen.clone()),
-                        (_, false) => Ok(Seen { uid: String::new(), fingerprint: 0 }),
-                        (step, true) => this.write_examined(step, manifest, kind, members, sync).await,
-                    };
-                    (manifest, kind, step, result)
-                }
-            })
-            .collect();
-        let written: Vec<_> = stream::iter(writing).buffered(CONCURRENCY).collect().await;
+        let writing = steps.into_iter().map(|(index, step)| {
+            let (manifest, kind) = of(index);
+            async move {
+                let result = match (&step, writes) {
+                    (Step::Unchanged(seen) | Step::Drifted(seen, _), _) => Ok(seen.clone()),
+                    (_, false) => Ok(Seen { uid: String::new(), fingerprint: 0 }),
+                    (step, true) => this.write_examined(step, manifest, kind, members, sync).await,
+                };
+                (manifest, kind, step, result)
+            }
+        });
+        let written = run_all(writing).await;
         let mut applied = Vec::with_capacity(written.len());
         let mut stopped = None;
         for (manifest, kind, step, result) in written {
@@ -295,6 +287,22 @@ impl<C: Cluster> Engine<C> {
         }
         Ok(())
     }
+}
+
+/// Runs futures, some of them at the same time, and returns their results in their order. Each is made when its turn comes: those of
+/// thousands of objects would need more memory than the objects.
+async fn run_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let (mut running, mut results) = (FuturesOrdered::new(), Vec::new());
+    for future in futures {
+        if running.len() == CONCURRENCY {
+            results.extend(running.next().await);
+        }
+        running.push_back(future);
+    }
+    while let Some(result) = running.next().await {
+        results.push(result);
+    }
+    results
 }
 
 fn key(manifest: &Manifest) -> (GroupKind, String) {

@@ -1,15 +1,28 @@
 //! The cluster as GitOps uses it.
 
 use gitops_engine::KubeCluster;
+use http::Request;
+use kube::client::Body as KubeBody;
 use proto::ServiceName;
+use tower::ServiceExt as _;
 
+use super::GitopsMetrics;
 use crate::services::{
     KubernetesService,
     kube_client::{Restrictions, kube_service},
 };
 
-/// Returns the cluster as the scope and the policy allow it. Without them, it is the cluster as agentk uses it itself.
-pub(crate) fn cluster_client(kubernetes: KubernetesService, restrictions: &Restrictions) -> KubeCluster {
+/// Returns the cluster as the scope and the policy allow it. Without them, it is the cluster as agentk uses it itself. Requests are
+/// counted.
+pub(crate) fn cluster_client(
+    kubernetes: KubernetesService,
+    restrictions: &Restrictions,
+    metrics: GitopsMetrics,
+) -> KubeCluster {
     let service = kube_service(ServiceName::GITOPS, kubernetes, restrictions);
-    KubeCluster::new(move || kube::Client::new(service, "default"))
+    let counted = service.map_request(move |request: Request<KubeBody>| {
+        metrics.count_request(&request);
+        request
+    });
+    KubeCluster::new(move || kube::Client::new(counted, "default"))
 }

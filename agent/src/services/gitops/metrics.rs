@@ -7,12 +7,14 @@ use std::{
 };
 
 use gitops_engine::Outcome;
+use http::Request;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
     metrics::{MetricType, counter::Counter, family::Family, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
+use request_info::{DecodedPath, RequestInfo};
 use telemetry::DurationHistogram;
 
 use super::Gitops;
@@ -31,6 +33,7 @@ pub(crate) struct GitopsMetrics {
     durations: Family<ProjectLabel, DurationHistogram>,
     objects: Family<ObjectLabels, Counter>,
     reverts: Family<ProjectLabel, Counter>,
+    requests: Family<ClusterRequestLabels, Counter>,
 }
 
 /// The number of label values is bounded by that of projects, which is 100.
@@ -49,6 +52,12 @@ struct SyncLabels {
 struct ObjectLabels {
     project: String,
     action: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClusterRequestLabels {
+    verb: &'static str,
+    dry_run: &'static str,
 }
 
 /// Reads the states of the projects at each scrape.
@@ -75,12 +84,29 @@ impl GitopsMetrics {
             "Syncs that reverted changes by others",
             metrics.reverts.clone(),
         );
+        registry.register(
+            "agentk_gitops_requests",
+            "Requests of GitOps to the API of the cluster, each attempt and each page of a list",
+            metrics.requests.clone(),
+        );
         metrics
     }
 
     /// Registers the states of the projects.
     pub(crate) fn register_states(registry: &mut Registry, gitops: &Arc<Gitops>) {
         registry.register_collector(Box::new(States(Arc::downgrade(gitops))));
+    }
+
+    /// Counts a request to the API of the cluster.
+    pub(super) fn count_request<B>(&self, request: &Request<B>) {
+        let query = request.uri().query();
+        let decoded = DecodedPath::new(request.uri());
+        let info =
+            decoded.as_ref().ok().and_then(|path| RequestInfo::new(request.method(), path, query).ok());
+        let tries = query.is_some_and(|query| query.split('&').any(|pair| pair.starts_with("dryRun=")));
+        let verb = info.map_or("unknown", |info| info.verb);
+        let labels = ClusterRequestLabels { verb, dry_run: if tries { "true" } else { "false" } };
+        self.requests.get_or_create(&labels).inc();
     }
 
     /// Records a sync.
@@ -129,6 +155,7 @@ impl Default for GitopsMetrics {
             durations: Family::new_with_constructor(|| DurationHistogram::new(&SYNC_TIMES)),
             objects: Family::default(),
             reverts: Family::default(),
+            requests: Family::default(),
         }
     }
 }
@@ -194,5 +221,31 @@ mod tests {
         }
         metrics.forget("group/app");
         assert!(!render(&registry).contains("group/app"));
+    }
+
+    #[test]
+    fn requests_are_counted_by_their_verbs() {
+        let mut registry = Registry::default();
+        let metrics = GitopsMetrics::register(&mut registry);
+        for (method, uri) in [
+            ("GET", "/api/v1/configmaps?labelSelector=a&limit=500"),
+            ("GET", "/api/v1/configmaps?watch=true"),
+            ("GET", "/api/v1/namespaces/shop/configmaps/a"),
+            ("PATCH", "/api/v1/namespaces/shop/configmaps/a?dryRun=All&force=true"),
+            ("PATCH", "/api/v1/namespaces/shop/configmaps/a?force=true"),
+            ("PATCH", "/api/v1/namespaces/shop/configmaps/b?force=true"),
+        ] {
+            metrics.count_request(&Request::builder().method(method).uri(uri).body(()).unwrap());
+        }
+        let text = render(&registry);
+        for expected in [
+            r#"agentk_gitops_requests_total{verb="list",dry_run="false"} 1"#,
+            r#"agentk_gitops_requests_total{verb="watch",dry_run="false"} 1"#,
+            r#"agentk_gitops_requests_total{verb="get",dry_run="false"} 1"#,
+            r#"agentk_gitops_requests_total{verb="patch",dry_run="true"} 1"#,
+            r#"agentk_gitops_requests_total{verb="patch",dry_run="false"} 2"#,
+        ] {
+            assert!(text.contains(expected), "{text}");
+        }
     }
 }

@@ -56,6 +56,8 @@ pub struct StackConfig {
     pub default_grace_periods: bool,
     /// The section `agent.configuration` of kas.
     pub configuration: Option<serde_json::Value>,
+    /// The section `agent.gitops` of kas.
+    pub gitops: Option<serde_json::Value>,
     /// Further sections of the configuration of kas.
     pub sections: String,
     /// Further callers of the identity file.
@@ -117,10 +119,10 @@ pub(super) fn config(setup: &StackConfig) -> String {
         (", listen_grace_period: 0s, shutdown_grace_period: 1s", ", listen_grace_period: 0s")
     };
     let level = if setup.debug { "debug" } else { "info" };
-    let configuration = match &setup.configuration {
-        Some(configuration) => format!("  configuration: {configuration}\n"),
-        None => String::new(),
+    let section = |name: &str, section: &Option<serde_json::Value>| {
+        section.as_ref().map(|section| format!("  {name}: {section}\n")).unwrap_or_default()
     };
+    let configuration = section("configuration", &setup.configuration) + &section("gitops", &setup.gitops);
     let mut config = format!(
         "agent:
   listen: {{address: \"127.0.0.1:{agent_port}\"{agent_tls}{limits}}}
