@@ -62,7 +62,7 @@ pub struct GroupsCommand {
     view: View,
 }
 
-/// Check the health of objects, for people and for CI jobs after a deployment
+/// Check the health of objects, also in CI jobs after a deployment
 ///
 /// The health is that of the worst object that no other one of them owns.
 #[derive(Debug, clap::Args)]
