@@ -9,15 +9,15 @@ use crate::GroupKind;
 
 /// A cluster. Every call is one request or a list in pages; the engine repeats what may be repeated.
 pub trait Cluster: Clone + Send + Sync + 'static {
-    /// Returns a kind that the cluster has, in this version or in the preferred one. The cluster may remember kinds.
+    /// Looks a kind up in this version or in the preferred one. The cluster may remember kinds.
     fn resolve(
         &self,
         kind: &GroupKind,
         version: Option<&str>,
-    ) -> impl Future<Output = Result<Option<Kind>, ApiError>> + Send;
+    ) -> impl Future<Output = Result<KindLookup, ApiError>> + Send;
 
-    /// Returns the namespaced kinds that can be listed.
-    fn namespaced_kinds(&self) -> impl Future<Output = Result<Vec<Kind>, ApiError>> + Send;
+    /// Returns the namespaced kinds that can be listed, and the API groups whose kinds are not known now.
+    fn namespaced_kinds(&self) -> impl Future<Output = Result<(Vec<Kind>, Vec<String>), ApiError>> + Send;
 
     /// Forgets the kinds, because a definition was applied.
     fn forget_kinds(&self);
@@ -76,6 +76,17 @@ pub struct Kind {
     pub namespaced: bool,
 }
 
+/// Whether a cluster has a kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KindLookup {
+    /// It has.
+    Found(Kind),
+    /// It does not.
+    Missing,
+    /// The server of its API group, such as an aggregated API, does not respond. The kind may exist.
+    Unavailable,
+}
+
 /// How an object is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ApplyOptions {
@@ -94,6 +105,16 @@ pub struct Applied {
     pub created: bool,
     /// The object.
     pub object: Value,
+}
+
+impl KindLookup {
+    /// Returns the kind, if the cluster has it.
+    pub fn found(self) -> Option<Kind> {
+        match self {
+            Self::Found(kind) => Some(kind),
+            Self::Missing | Self::Unavailable => None,
+        }
+    }
 }
 
 /// A field that the API server refuses.

@@ -25,7 +25,7 @@ use tokio::{task::spawn_blocking, time::Instant};
 pub(crate) use self::members::fingerprint;
 use self::{examine::Known, report::Report};
 use crate::{
-    ApiError, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, Manifest, SourceFile,
+    ApiError, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, KindLookup, Manifest, SourceFile,
     applyset::{ApplySet, PART_OF},
     order, parse,
     retry::{CallError, with_retry},
@@ -278,21 +278,21 @@ impl<C: Cluster> Engine<C> {
         let mut forgotten = false;
         for (kind, version) in kinds {
             let mut found = self.resolve(&kind, Some(version), fence).await?;
-            if found.is_none() && !forgotten && !defined.iter().any(|(defined, _)| *defined == kind) {
+            let is_missing = found == KindLookup::Missing;
+            if is_missing && !forgotten && !defined.iter().any(|(defined, _)| *defined == kind) {
                 // It may have been installed since the cluster was asked.
                 self.cluster.forget_kinds();
                 forgotten = true;
                 found = self.resolve(&kind, Some(version), fence).await?;
             }
-            if let Some(found) = found {
-                scopes.insert(kind, found.namespaced);
+            match found {
+                KindLookup::Found(found) => scopes.insert(kind, found.namespaced),
+                KindLookup::Unavailable => scopes.set_unavailable(&kind.group),
+                KindLookup::Missing => {}
             }
         }
         for (kind, namespaced) in defined {
-            // A definition in Git must not say another scope of a kind that the cluster has: limits of the project depend on it.
-            if scopes.is_namespaced(&kind).is_none() {
-                scopes.insert(kind, namespaced);
-            }
+            scopes.define(kind, namespaced);
         }
         Ok(scopes)
     }
@@ -302,7 +302,7 @@ impl<C: Cluster> Engine<C> {
         kind: &GroupKind,
         version: Option<&str>,
         fence: &dyn Fence,
-    ) -> Result<Option<Kind>, Failure> {
+    ) -> Result<KindLookup, Failure> {
         let found = with_retry(fence, || self.cluster.resolve(kind, version)).await;
         found.map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))
     }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId};
 use serde_json::{Map, Value, json};
 
-use crate::{ApiError, Applied, ApplyOptions, Cluster, GroupKind, Kind};
+use crate::{ApiError, Applied, ApplyOptions, Cluster, GroupKind, Kind, KindLookup};
 
 /// A cluster. Clones share it.
 #[derive(Clone, Default)]
@@ -24,6 +24,8 @@ struct World {
     /// What each manager has applied.
     applied: HashMap<(ObjectId, &'static str), Value>,
     kinds: Vec<Kind>,
+    /// An API group whose server does not respond to the discovery.
+    unavailable: Option<String>,
     /// All requests, such as `apply ConfigMap shop/a`.
     requests: Vec<String>,
     fault: Option<Fault>,
@@ -47,7 +49,7 @@ impl FakeCluster {
         cluster
     }
 
-    fn add_kind(&self, group: &str, version: &str, kind: &str, plural: &str, namespaced: bool) {
+    pub(crate) fn add_kind(&self, group: &str, version: &str, kind: &str, plural: &str, namespaced: bool) {
         let text = str::to_owned;
         let kind = GroupKind { group: text(group), kind: text(kind) };
         self.0.lock().kinds.push(Kind { kind, version: text(version), plural: text(plural), namespaced });
@@ -92,6 +94,11 @@ impl FakeCluster {
             change(objects, request);
             None
         }));
+    }
+
+    /// Sets the API group whose server does not respond to the discovery.
+    pub(crate) fn set_unavailable(&self, group: Option<&str>) {
+        self.0.lock().unavailable = group.map(str::to_owned);
     }
 
     pub(crate) fn clear_fault(&self) {
@@ -214,17 +221,22 @@ impl World {
 }
 
 impl Cluster for FakeCluster {
-    async fn resolve(&self, kind: &GroupKind, version: Option<&str>) -> Result<Option<Kind>, ApiError> {
+    async fn resolve(&self, kind: &GroupKind, version: Option<&str>) -> Result<KindLookup, ApiError> {
         let world = self.0.lock();
-        let found = world
-            .kinds
-            .iter()
-            .find(|found| found.kind == *kind && version.is_none_or(|v| v == found.version));
-        Ok(found.cloned())
+        if world.unavailable.as_ref() == Some(&kind.group) {
+            return Ok(KindLookup::Unavailable);
+        }
+        let is_wanted = |found: &&Kind| found.kind == *kind && version.is_none_or(|v| v == found.version);
+        let found = world.kinds.iter().find(is_wanted).cloned();
+        Ok(found.map_or(KindLookup::Missing, KindLookup::Found))
     }
 
-    async fn namespaced_kinds(&self) -> Result<Vec<Kind>, ApiError> {
-        Ok(self.0.lock().kinds.iter().filter(|kind| kind.namespaced).cloned().collect())
+    async fn namespaced_kinds(&self) -> Result<(Vec<Kind>, Vec<String>), ApiError> {
+        let world = self.0.lock();
+        let unavailable = world.unavailable.clone();
+        let is_known = |kind: &&Kind| kind.namespaced && unavailable.as_ref() != Some(&kind.kind.group);
+        let known = world.kinds.iter().filter(is_known).cloned().collect();
+        Ok((known, unavailable.into_iter().collect()))
     }
 
     fn forget_kinds(&self) {}

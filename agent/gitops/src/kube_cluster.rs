@@ -1,6 +1,7 @@
 //! A real cluster, through the client of kube-rs over connections of agentk.
 
 use std::{
+    collections::{BTreeSet, HashSet},
     fmt,
     sync::{Arc, LazyLock},
     time::Duration,
@@ -18,15 +19,21 @@ use kube::{
         DeleteParams, DynamicObject, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions,
     },
     client::Body,
-    core::{ApiResource, GroupVersionKind, discovery::Scope},
+    core::{
+        ApiResource, GroupVersionKind,
+        discovery::{Scope, v2::APIGroupDiscovery},
+    },
     discovery::{self, Discovery},
 };
 use parking_lot::Mutex;
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId, impersonation};
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
+use tokio::time::Instant;
 
-use crate::{ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, cluster::Cause};
+use crate::{
+    ApiError, Applied, ApplyOptions, Cluster, FIELD_MANAGER, GroupKind, Kind, KindLookup, cluster::Cause,
+};
 
 /// The objects of one page of a list.
 const PAGE: u32 = 500;
@@ -34,6 +41,10 @@ const PAGE: u32 = 500;
 const METADATA_PAGE: u32 = 2000;
 /// The largest response, in bytes. A page of large objects has tens of megabytes.
 const MAX_RESPONSE: usize = 256 << 20;
+/// The freshness of a version of an API group whose server does not respond (`apidiscovery.k8s.io/v2`).
+const STALE: &str = "Stale";
+/// The shortest time between two looks for a group that does not respond.
+const UNAVAILABLE_PERIOD: Duration = Duration::from_secs(10);
 /// The header with the user that a request acts as.
 const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
 
@@ -43,11 +54,20 @@ pub struct KubeCluster {
     client: Arc<LazyClient>,
     /// The headers with the identity, if it is not that of agentk.
     identity: Arc<HeaderMap>,
-    kinds: Arc<Mutex<Option<Arc<Vec<KnownKind>>>>>,
+    kinds: Arc<Mutex<Option<Arc<KnownKinds>>>>,
 }
 
 type BuildClient = Box<dyn FnOnce() -> Client + Send>;
 type LazyClient = LazyLock<Client, BuildClient>;
+
+/// The kinds of a cluster at a time.
+#[derive(Debug)]
+struct KnownKinds {
+    kinds: Vec<KnownKind>,
+    /// The API groups whose servers did not respond. Some of their kinds may be known.
+    unavailable: BTreeSet<String>,
+    since: Instant,
+}
 
 #[derive(Debug)]
 struct KnownKind {
@@ -202,7 +222,7 @@ impl KubeCluster {
         Ok((status, from_json(&body)?))
     }
 
-    async fn kinds(&self) -> Result<Arc<Vec<KnownKind>>, ApiError> {
+    async fn kinds(&self) -> Result<Arc<KnownKinds>, ApiError> {
         let known = self.kinds.lock().clone();
         if let Some(known) = known {
             return Ok(known);
@@ -214,29 +234,21 @@ impl KubeCluster {
 }
 
 impl Cluster for KubeCluster {
-    async fn resolve(&self, kind: &GroupKind, version: Option<&str>) -> Result<Option<Kind>, ApiError> {
-        let kinds = self.kinds().await?;
-        let mut found = kinds.iter().filter(|known| known.kind.kind == *kind);
-        let found = match version {
-            Some(version) => found.find(|known| known.kind.version == version),
-            None => found.find(|known| known.preferred),
-        };
-        Ok(found.map(|known| known.kind.clone()))
+    async fn resolve(&self, kind: &GroupKind, version: Option<&str>) -> Result<KindLookup, ApiError> {
+        let known = self.kinds().await?;
+        let found = known.lookup(kind, version);
+        if found != KindLookup::Unavailable || known.since.elapsed() < UNAVAILABLE_PERIOD {
+            return Ok(found);
+        }
+        self.forget_kinds();
+        Ok(self.kinds().await?.lookup(kind, version))
     }
 
-    async fn namespaced_kinds(&self) -> Result<Vec<Kind>, ApiError> {
-        let kinds = self.kinds().await?;
-        let groups = self.client.list_api_groups().await;
-        let groups =
-            groups.map_err(|error| lost(format!("the discovery of the API server failed: {error}")))?.groups;
-        // The discovery leaves out the kinds of a group whose server is down.
-        let silent =
-            groups.iter().find(|group| !kinds.iter().any(|known| known.kind.kind.group == group.name));
-        if let Some(group) = silent {
-            return Err(lost(format!("the API group {} does not say which kinds it has", group.name)));
-        }
-        let listed = kinds.iter().filter(|known| known.preferred && known.listable && known.kind.namespaced);
-        Ok(listed.map(|known| known.kind.clone()).collect())
+    async fn namespaced_kinds(&self) -> Result<(Vec<Kind>, Vec<String>), ApiError> {
+        let known = self.kinds().await?;
+        let listed =
+            known.kinds.iter().filter(|known| known.preferred && known.listable && known.kind.namespaced);
+        Ok((listed.map(|known| known.kind.clone()).collect(), known.unavailable.iter().cloned().collect()))
     }
 
     fn forget_kinds(&self) {
@@ -359,15 +371,17 @@ pub(crate) fn path(kind: &Kind, namespace: &str) -> kube::core::Request {
 }
 
 /// Asks for all kinds: in two requests where the API server can do that (Kubernetes 1.26), and otherwise in one for each group. A
-/// group whose server is down has no kinds then, and does not hinder the others.
-async fn discover(client: &Client) -> Result<Vec<KnownKind>, ApiError> {
+/// group whose server is down does not hinder the others.
+async fn discover(client: &Client) -> Result<KnownKinds, ApiError> {
     let error = |error: kube::Error| lost(format!("the discovery of the API server failed: {error}"));
-    let mut kinds = Vec::new();
-    if let Ok(discovery) = Discovery::new(client.clone()).run_aggregated().await {
-        discovery.groups().for_each(|group| add_group(&mut kinds, group));
-        // An older API server answers with another list, in which kube-rs finds nothing.
-        if !kinds.is_empty() {
-            return Ok(kinds);
+    let mut known = KnownKinds { kinds: Vec::new(), unavailable: BTreeSet::new(), since: Instant::now() };
+    if let Ok(core) = client.list_core_api_versions_aggregated().await {
+        core.items.into_iter().for_each(|group| known.add_discovery(group));
+        // An older API server answers with another list, in which nothing is found.
+        if !known.kinds.is_empty() {
+            let groups = client.list_api_groups_aggregated().await.map_err(error)?;
+            groups.items.into_iter().for_each(|group| known.add_discovery(group));
+            return Ok(known);
         }
     }
     let core = Discovery::new(client.clone())
@@ -375,37 +389,78 @@ async fn discover(client: &Client) -> Result<Vec<KnownKind>, ApiError> {
         .run()
         .await
         .map_err(error)?;
-    core.groups().for_each(|group| add_group(&mut kinds, group));
+    core.groups().for_each(|group| known.add_group(group));
     for group in client.list_api_groups().await.map_err(error)?.groups {
         match discovery::group(client, &group.name).await {
-            Ok(group) => add_group(&mut kinds, &group),
+            Ok(group) => known.add_group(&group),
             Err(error) => {
-                tracing::debug!(group = group.name, %error, "the kinds of an API group are not known")
+                tracing::debug!(group = group.name, %error, "the kinds of an API group are not known");
+                known.unavailable.insert(group.name);
             }
         }
     }
-    Ok(kinds)
+    Ok(known)
 }
 
-fn add_group(kinds: &mut Vec<KnownKind>, group: &discovery::ApiGroup) {
-    let preferred = group.preferred_version_or_latest();
-    let mut versions: Vec<&str> = group.versions().collect();
-    // The kinds of the preferred version come first, so that a kind that only an older version has is found, too.
-    versions.sort_by_key(|version| *version != preferred);
-    let mut seen = std::collections::HashSet::new();
-    for version in versions {
-        for (resource, capabilities) in group.versioned_resources(version) {
-            let group_kind = GroupKind { group: resource.group, kind: resource.kind };
-            kinds.push(KnownKind {
-                preferred: seen.insert(group_kind.clone()),
-                listable: capabilities.supports_operation("list"),
-                kind: Kind {
-                    kind: group_kind,
-                    version: resource.version,
-                    plural: resource.plural,
-                    namespaced: capabilities.scope == Scope::Namespaced,
-                },
-            });
+impl KnownKinds {
+    fn lookup(&self, kind: &GroupKind, version: Option<&str>) -> KindLookup {
+        let mut found = self.kinds.iter().filter(|known| known.kind.kind == *kind);
+        let found = match version {
+            Some(version) => found.find(|known| known.kind.version == version),
+            None => found.find(|known| known.preferred),
+        };
+        match found {
+            Some(known) => KindLookup::Found(known.kind.clone()),
+            None if self.unavailable.contains(&kind.group) => KindLookup::Unavailable,
+            None => KindLookup::Missing,
+        }
+    }
+
+    /// Adds a group of an aggregated discovery, whose first version is the preferred one.
+    fn add_discovery(&mut self, group: APIGroupDiscovery) {
+        let name = group.metadata.and_then(|metadata| metadata.name).unwrap_or_default();
+        let mut seen = HashSet::new();
+        for version in group.versions {
+            if version.freshness.as_deref() == Some(STALE) {
+                self.unavailable.insert(name.clone());
+            }
+            for resource in version.resources {
+                let kind = resource.response_kind.and_then(|kind| kind.kind).unwrap_or_default();
+                let kind = GroupKind { group: name.clone(), kind };
+                self.kinds.push(KnownKind {
+                    preferred: seen.insert(kind.clone()),
+                    listable: resource.verbs.iter().any(|verb| verb == "list"),
+                    kind: Kind {
+                        kind,
+                        version: version.version.clone().unwrap_or_default(),
+                        plural: resource.resource.unwrap_or_default(),
+                        namespaced: resource.scope.as_deref() == Some("Namespaced"),
+                    },
+                });
+            }
+        }
+    }
+
+    fn add_group(&mut self, group: &discovery::ApiGroup) {
+        let preferred = group.preferred_version_or_latest();
+        let mut versions: Vec<&str> = group.versions().collect();
+        // The kinds of the preferred version come first, so that a kind that only an older version has is found, too.
+        versions.sort_by_key(|version| *version != preferred);
+        let mut seen = HashSet::new();
+        for version in versions {
+            for (resource, capabilities) in group.versioned_resources(version) {
+                let group_kind = GroupKind { group: resource.group, kind: resource.kind };
+                self.kinds.push(KnownKind {
+                    preferred: seen.insert(group_kind.clone()),
+                    listable: capabilities.supports_operation("list"),
+                    kind: Kind {
+                        kind: group_kind,
+                        version: resource.version,
+                        plural: resource.plural,
+                        namespaced: capabilities.scope == Scope::Namespaced,
+                    },
+                });
+            }
         }
     }
 }
@@ -430,4 +485,86 @@ fn from_json<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, ApiError> {
 /// Returns the error of a request without a response.
 pub(crate) fn lost(message: String) -> ApiError {
     ApiError { message, ..ApiError::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::Response;
+    use http_body_util::Full;
+    use tower::service_fn;
+
+    use super::*;
+
+    /// Returns a cluster whose API server has these answers. All other paths are those of a server that is down.
+    fn cluster(answer: fn(&str) -> Value) -> KubeCluster {
+        let service = service_fn(move |request: Request<Body>| async move {
+            let answer = answer(request.uri().path());
+            let status = if answer.is_null() { 503 } else { 200 };
+            let body = Full::new(Bytes::from(answer.to_string()));
+            Ok::<_, Infallible>(Response::builder().status(status).body(body).expect("a valid response"))
+        });
+        KubeCluster::new(move || Client::new(service, "default"))
+    }
+
+    async fn check_groups(cluster: KubeCluster) {
+        let lookup = async |group: &str, kind: &str| {
+            let kind = GroupKind { group: group.to_owned(), kind: kind.to_owned() };
+            cluster.resolve(&kind, None).await.unwrap()
+        };
+        assert_eq!(lookup("", "ConfigMap").await.found().unwrap().plural, "configmaps");
+        assert_eq!(lookup("apps", "Deployment").await.found().unwrap().version, "v1");
+        assert_eq!(lookup("apps", "Toy").await, KindLookup::Missing);
+        assert_eq!(lookup("metrics.example.com", "Toy").await, KindLookup::Unavailable);
+        let (kinds, unavailable) = cluster.namespaced_kinds().await.unwrap();
+        assert_eq!((kinds.len(), unavailable), (2, vec!["metrics.example.com".to_owned()]));
+    }
+
+    #[tokio::test]
+    async fn kinds_of_a_group_that_is_down_are_not_missing() {
+        let answer = |path: &str| {
+            let group = |name: &str, freshness: &str, resources: Value| {
+                let version = json!({"version": "v1", "freshness": freshness, "resources": resources});
+                json!({"metadata": {"name": name}, "versions": [version]})
+            };
+            let resource = |name: &str, kind: &str| json!([{"resource": name, "responseKind": {"kind": kind}, "scope": "Namespaced", "verbs": ["list"]}]);
+            match path {
+                "/api" => json!({"items": [group("", "Current", resource("configmaps", "ConfigMap"))]}),
+                "/apis" => json!({"items": [
+                    group("apps", "Current", resource("deployments", "Deployment")),
+                    group("metrics.example.com", "Stale", json!([])),
+                ]}),
+                _ => Value::Null,
+            }
+        };
+        check_groups(cluster(answer)).await;
+    }
+
+    /// Kubernetes before 1.26 has one list for each group.
+    #[tokio::test]
+    async fn kinds_of_a_group_that_is_down_are_not_missing_in_an_old_cluster() {
+        let answer = |path: &str| {
+            let list = |version: &str, name: &str, kind: &str| {
+                let resource = json!({"name": name, "singularName": "", "kind": kind, "namespaced": true, "verbs": ["list"]});
+                json!({"kind": "APIResourceList", "groupVersion": version, "resources": [resource]})
+            };
+            let group = |name: &str| {
+                let version = json!({"groupVersion": format!("{name}/v1"), "version": "v1"});
+                json!({"name": name, "versions": [version], "preferredVersion": version})
+            };
+            match path {
+                "/api" => {
+                    json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})
+                }
+                "/api/v1" => list("v1", "configmaps", "ConfigMap"),
+                "/apis" => {
+                    json!({"kind": "APIGroupList", "groups": [group("apps"), group("metrics.example.com")]})
+                }
+                "/apis/apps/v1" => list("apps/v1", "deployments", "Deployment"),
+                _ => Value::Null,
+            }
+        };
+        check_groups(cluster(answer)).await;
+    }
 }

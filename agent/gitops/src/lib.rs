@@ -30,7 +30,7 @@ pub mod validate;
 mod watch;
 
 pub use self::{
-    cluster::{ApiError, Applied, ApplyOptions, Cause, Cluster, Kind},
+    cluster::{ApiError, Applied, ApplyOptions, Cause, Cluster, Kind, KindLookup},
     engine::{Engine, Fence, Outcome, Stopped, SyncInput},
     kube_cluster::KubeCluster,
     lease::{Candidate, Leadership},

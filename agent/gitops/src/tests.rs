@@ -673,3 +673,46 @@ async fn definition_that_leaves_git_is_kept_with_the_objects_of_its_kind() {
     assert_eq!((outcome.objects.kept, outcome.objects.pruned), (1, 0), "{outcome:?}");
     assert!(project.events(EventKind::Kept)[0].contains("delete it with kubectl"));
 }
+
+fn toy(name: &str) -> String {
+    format!("---\napiVersion: example.com/v1\nkind: Toy\nmetadata: {{name: {name}}}\n")
+}
+
+#[tokio::test(start_paused = true)]
+async fn kinds_of_an_api_group_that_is_down_are_not_absent() {
+    let mut project = Project::new();
+    project.cluster.add_kind("example.com", "v1", "Toy", "toys", true);
+    project.sync(&(config_maps(&["a", "b"]) + &namespace("shop") + &toy("t"))).await;
+    project.cluster.set_unavailable(Some("example.com"));
+
+    let outcome = project.sync(&(config_maps(&["a", "b"]) + &namespace("shop") + &toy("t"))).await;
+    assert_eq!(outcome.state, ProjectState::Failed);
+    assert!(outcome.errors[0].message.contains("the API group example.com does not respond"), "{outcome:?}");
+
+    // Other groups go on. A namespace might have objects of this group.
+    let outcome = project.sync(&config_map("a", "a: c")).await;
+    assert_eq!((outcome.state, outcome.objects.applied), (ProjectState::Synced, 1), "{outcome:?}");
+    assert_eq!((outcome.objects.pruned, outcome.objects.kept), (1, 1), "{outcome:?}");
+    assert!(project.events(EventKind::Kept)[0].contains("example.com does not respond"), "{outcome:?}");
+    assert!(outcome.errors[0].message.contains("kind Toy.example.com that left Git"), "{outcome:?}");
+    assert_eq!(project.cluster.ids(), ["ConfigMap default/a", "Namespace shop", "Toy.example.com default/t"]);
+
+    project.cluster.set_unavailable(None);
+    assert_eq!(project.sync(&config_map("a", "a: c")).await.objects.pruned, 2, "the inventory has both");
+}
+
+#[tokio::test(start_paused = true)]
+async fn kind_whose_server_is_down_is_not_deleted_and_hinders_nothing() {
+    let mut project = Project::new();
+    project.cluster.add_kind("example.com", "v1", "Toy", "toys", true);
+    project.sync(&(config_maps(&["a", "b"]) + &toy("t"))).await;
+    // The kinds are known from an earlier discovery.
+    project.cluster.set_fault(|request| {
+        request.contains("Toy").then(|| error(503, "ServiceUnavailable", "the server is currently unable"))
+    });
+    let outcome = project.sync(&config_maps(&["a"])).await;
+    assert_eq!((outcome.state, outcome.objects.pruned), (ProjectState::Synced, 1), "{outcome:?}");
+    assert!(project.cluster.ids().contains(&"Toy.example.com default/t".to_owned()));
+    project.cluster.clear_fault();
+    assert_eq!(project.sync(&config_maps(&["a"])).await.objects.pruned, 1);
+}

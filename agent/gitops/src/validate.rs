@@ -1,6 +1,6 @@
 //! What can be said about all objects before the first request that writes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use proto::{
     agent_configuration::gitops::ManifestProject,
@@ -15,17 +15,35 @@ pub const DEFINITIONS: (&str, &str) = ("apiextensions.k8s.io", "CustomResourceDe
 
 /// The scopes of kinds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Scopes(HashMap<GroupKind, bool>);
+pub struct Scopes {
+    namespaced: HashMap<GroupKind, bool>,
+    /// The API groups whose kinds are not known now.
+    unavailable: HashSet<String>,
+    /// The kinds that definitions among the objects bring.
+    defined: HashSet<GroupKind>,
+}
 
 impl Scopes {
     /// Sets whether the objects of a kind are namespaced.
     pub fn insert(&mut self, kind: GroupKind, namespaced: bool) {
-        self.0.insert(kind, namespaced);
+        self.namespaced.insert(kind, namespaced);
+    }
+
+    /// Adds a kind that a definition among the objects brings. It must not say another scope of a kind that the cluster has: limits of
+    /// the project depend on it.
+    pub fn define(&mut self, kind: GroupKind, namespaced: bool) {
+        self.namespaced.entry(kind.clone()).or_insert(namespaced);
+        self.defined.insert(kind);
+    }
+
+    /// Notes that the kinds of an API group are not known, because its server does not respond.
+    pub fn set_unavailable(&mut self, group: &str) {
+        self.unavailable.insert(group.to_owned());
     }
 
     /// Returns whether the objects of a kind are namespaced, or `None` if that is not known.
     pub fn is_namespaced(&self, kind: &GroupKind) -> Option<bool> {
-        self.0.get(kind).copied()
+        self.namespaced.get(kind).copied()
     }
 }
 
@@ -73,6 +91,13 @@ fn validate_one(manifest: &mut Manifest, scopes: &Scopes, project: &ManifestProj
         ));
     }
     let Some(namespaced) = scopes.is_namespaced(&kind) else {
+        if scopes.unavailable.contains(&kind.group) {
+            return Err(format!(
+                "the API group {} does not respond, so that the kind {kind} is not known now: look at its APIService; the sync is tried \
+                 again",
+                kind.group
+            ));
+        }
         let version = &manifest.version;
         return Err(format!(
             "the cluster does not have the kind {kind} in version {version}: install its CustomResourceDefinition, or add it to the \
@@ -127,7 +152,7 @@ mod tests {
             scopes.insert(kind(group, name), namespaced);
         }
         for (kind, namespaced) in defined_kinds(&manifests) {
-            scopes.insert(kind, namespaced);
+            scopes.define(kind, namespaced);
         }
         let checked = validate(&mut manifests, &scopes, &project);
         let shown = |error: ObjectError| format!("{}: {}", error.file, error.message);

@@ -91,7 +91,7 @@ impl StoredProject {
         let mut missing = Missing::default();
         for kind in &self.kinds {
             // Its definition may have gone.
-            let Some(kind) = own.resolve(kind, None).await? else { continue };
+            let Some(kind) = own.resolve(kind, None).await?.found() else { continue };
             let place = |namespace: &str| Place {
                 namespace: namespace.to_owned(),
                 group: kind.kind.group.clone(),

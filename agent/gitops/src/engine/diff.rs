@@ -139,10 +139,8 @@ impl<C: Cluster> Engine<C> {
         if new_namespaces.contains(&manifest.id.namespace) {
             return Ok(unchecked("its namespace"));
         }
-        let Some(kind) = self.resolve(&manifest.group_kind(), Some(&manifest.version), sync.fence).await?
-        else {
-            return Ok(unchecked("its kind"));
-        };
+        let kind = self.resolve(&manifest.group_kind(), Some(&manifest.version), sync.fence).await?.found();
+        let Some(kind) = kind else { return Ok(unchecked("its kind")) };
         let Examined { step, live, tried } = match self.try_apply(manifest, &kind, members, sync).await {
             Ok(examined) => examined,
             Err(ExamineError::Object(error)) => return Ok((Some(DiffLine::Error(error)), None)),

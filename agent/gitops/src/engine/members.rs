@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Engine, Failure, SyncContext};
 use crate::{
-    ApiError, Cluster, GroupKind, Kind,
+    ApiError, Cluster, GroupKind, Kind, KindLookup,
     applyset::{ApplySet, PART_OF},
     prune::Member,
     retry::{CallError, with_retry},
@@ -34,9 +34,17 @@ impl<C: Cluster> Engine<C> {
     pub(super) async fn members(&self, set: &ApplySet, sync: &SyncContext<'_>) -> Result<Members, Failure> {
         let mut members = Members::default();
         for group_kind in &set.kinds {
-            let Some(kind) = self.resolve(group_kind, None, sync.fence).await? else {
-                members.unknown.push((group_kind.clone(), "the cluster does not have it now".to_owned()));
-                continue;
+            let kind = match self.resolve(group_kind, None, sync.fence).await? {
+                KindLookup::Found(kind) => kind,
+                KindLookup::Missing => {
+                    members.unknown.push((group_kind.clone(), "the cluster does not have it now".to_owned()));
+                    continue;
+                }
+                KindLookup::Unavailable => {
+                    let reason = format!("the API group {} does not respond", group_kind.group);
+                    members.unknown.push((group_kind.clone(), reason));
+                    continue;
+                }
             };
             let listed = match self.list_members(&kind, set, sync).await? {
                 Ok(listed) => listed,
@@ -60,7 +68,7 @@ impl<C: Cluster> Engine<C> {
     }
 
     /// Lists the members of one kind: in one request if that is allowed, and otherwise in one for each namespace. The inner error says
-    /// that the kind has gone (404), or that the project may not list it (403).
+    /// that the kind has gone (404), that the project may not list it (403), or that the server of its API group is down (503).
     async fn list_members(
         &self,
         kind: &Kind,
@@ -72,7 +80,7 @@ impl<C: Cluster> Engine<C> {
             let listed = with_retry(sync.fence, || self.cluster.list(kind, namespace, &selector, true)).await;
             match listed {
                 Ok(listed) => Ok(Ok(listed)),
-                Err(CallError::Api(error)) if matches!(error.status, 403 | 404) => Ok(Err(error)),
+                Err(CallError::Api(error)) if matches!(error.status, 403 | 404 | 503) => Ok(Err(error)),
                 Err(error) => Err(Failure::of_project(
                     &format!("the {} of this project cannot be listed", kind.plural),
                     error,

@@ -209,8 +209,13 @@ impl<C: Cluster> Engine<C> {
         // A kind that was installed since the last look may have objects there.
         self.cluster.forget_kinds();
         let kinds = with_retry(sync.fence, || self.cluster.namespaced_kinds()).await;
-        let kinds =
+        let (kinds, unavailable) =
             kinds.map_err(|error| Failure::of_project("the kinds of the cluster cannot be read", error))?;
+        if let Some(group) = unavailable.first() {
+            return Ok(Err(format!(
+                "agentk cannot see whether the namespace is in use: the API group {group} does not respond"
+            )));
+        }
         let (mut uids, mut foreign) = (HashSet::new(), Vec::new());
         for kind in kinds.iter().filter(|kind| !RECORDS.contains(&&*kind.kind.kind)) {
             let listed = match with_retry(sync.fence, || self.cluster.list(kind, name, "", true)).await {

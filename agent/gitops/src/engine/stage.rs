@@ -181,7 +181,7 @@ impl<C: Cluster> Engine<C> {
             if kinds.contains_key(&key) {
                 continue;
             }
-            let Some(kind) = self.resolve(&key.0, Some(&key.1), sync.fence).await? else {
+            let Some(kind) = self.resolve(&key.0, Some(&key.1), sync.fence).await?.found() else {
                 let what = match sync.writes() {
                     true => format!("the cluster does not serve the kind {} in version {}", key.0, key.1),
                     false => format!("a dry run cannot check it: its kind {} is in the same commit", key.0),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use gitops_engine::{ApiError, ApplyOptions, Cluster, GroupKind, Kind};
+use gitops_engine::{ApiError, ApplyOptions, Cluster, GroupKind, Kind, KindLookup};
 use parking_lot::Mutex;
 use proto::{
     AgentId,
@@ -75,7 +75,7 @@ pub(super) async fn write_for_objects(gitops: &Gitops, wanted: &Wanted, notices:
     let write = async {
         for notice in notices {
             let kind = cluster.resolve(&GroupKind::of(&notice.object), None).await;
-            let Ok(Some(kind)) = kind else { continue };
+            let Ok(KindLookup::Found(kind)) = kind else { continue };
             if let Err(error) = write(&cluster, &kind, &notice).await {
                 tracing::debug!(object = %notice.object, %error, "an Event cannot be written");
             }
