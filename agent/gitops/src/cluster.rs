@@ -44,6 +44,14 @@ pub trait Cluster: Clone + Send + Sync + 'static {
         options: ApplyOptions,
     ) -> impl Future<Output = Result<Applied, ApiError>> + Send;
 
+    /// Tries to create an object, without a write. An object with the same name may exist: it does not count.
+    fn try_create(
+        &self,
+        kind: &Kind,
+        id: &ObjectId,
+        object: &Value,
+    ) -> impl Future<Output = Result<(), ApiError>> + Send;
+
     /// Changes an object with a JSON patch (RFC 6902).
     fn patch(
         &self,
@@ -154,7 +162,8 @@ impl ApiError {
         self.status == 409 && self.causes.is_empty()
     }
 
-    /// Returns whether fields that cannot change are all that is wrong, so that a new object would be accepted.
+    /// Returns whether fields that cannot change are all that is wrong, so that a new object may be accepted. Values of fields are in the
+    /// messages, so that only a try to create it shows that.
     pub fn is_immutable(&self) -> bool {
         let immutable = |message: &str| {
             ["immutable", "Forbidden: updates to", "may not change"]
@@ -195,3 +204,28 @@ impl fmt::Display for ApiError {
 }
 
 impl std::error::Error for ApiError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_is_about_immutable_fields_if_all_causes_are() {
+        let error = |status: u16, message: &str, causes: &[&str]| {
+            let cause = |message: &&str| Cause { field: "spec".to_owned(), message: (*message).to_owned() };
+            let causes = causes.iter().map(cause).collect();
+            ApiError { status, message: message.to_owned(), causes, ..ApiError::default() }
+        };
+        let immutable = "Invalid value: {\"app\": \"web\"}: field is immutable";
+        let stateful_set =
+            "Forbidden: updates to statefulset spec for fields other than 'replicas' are forbidden";
+        assert!(error(422, "is invalid", &[immutable]).is_immutable());
+        assert!(error(422, "is invalid", &[immutable, stateful_set]).is_immutable());
+        assert!(error(422, "spec.clusterIP: Invalid value: may not change once set", &[]).is_immutable());
+        assert!(
+            !error(422, "is invalid", &[immutable, "Invalid value: -1: must be non-negative"]).is_immutable()
+        );
+        assert!(!error(422, "image is required", &[]).is_immutable());
+        assert!(!error(403, immutable, &[]).is_immutable(), "a webhook may say so");
+    }
+}

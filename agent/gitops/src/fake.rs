@@ -277,8 +277,23 @@ impl Cluster for FakeCluster {
         self.0.lock().apply(id, object, options)
     }
 
-    async fn patch(&self, _: &Kind, id: &ObjectId, _: &Value) -> Result<(), ApiError> {
-        self.request("patch", &id.to_string())
+    async fn try_create(&self, _: &Kind, id: &ObjectId, _: &Value) -> Result<(), ApiError> {
+        self.request("try-create", &id.to_string())
+    }
+
+    async fn patch(&self, _: &Kind, id: &ObjectId, patch: &Value) -> Result<(), ApiError> {
+        self.request("patch", &id.to_string())?;
+        let mut world = self.0.lock();
+        let counter = world.counter + 1;
+        let object = world.objects.get_mut(id).ok_or_else(|| error(404, "NotFound", "not found"))?;
+        let mut patched = object.clone();
+        for operation in patch.as_array().expect("a list of operations") {
+            apply_operation(&mut patched, operation)?;
+        }
+        patched["metadata"]["resourceVersion"] = counter.to_string().into();
+        *object = patched;
+        world.counter = counter;
+        Ok(())
     }
 
     async fn delete(
@@ -310,6 +325,25 @@ impl Cluster for FakeCluster {
 
 pub(crate) fn error(status: u16, reason: &str, message: &str) -> ApiError {
     ApiError { status, reason: reason.to_owned(), message: message.to_owned(), ..ApiError::default() }
+}
+
+/// Applies one operation of a JSON patch (RFC 6902) on members of objects.
+fn apply_operation(object: &mut Value, operation: &Value) -> Result<(), ApiError> {
+    let (parent, key) = operation["path"].as_str().and_then(|path| path.rsplit_once('/')).expect("a path");
+    let key = key.replace("~1", "/");
+    let parent = object.pointer_mut(parent).and_then(Value::as_object_mut);
+    let parent = parent.ok_or_else(|| error(422, "Invalid", "the path does not exist"))?;
+    let value = operation["value"].clone();
+    match operation["op"].as_str() {
+        Some("test") if parent.get(&key) != Some(&value) => {
+            return Err(error(422, "Invalid", "the test of the patch failed"));
+        }
+        Some("test") => {}
+        Some("add" | "replace") => drop(parent.insert(key, value)),
+        Some("remove") => drop(parent.remove(&key)),
+        other => panic!("{other:?} is not an operation of the tests"),
+    }
+    Ok(())
 }
 
 /// Removes what the manager has applied before and does not apply any more.

@@ -319,6 +319,16 @@ impl Cluster for KubeCluster {
         Ok(Applied { created: status == StatusCode::CREATED, object })
     }
 
+    async fn try_create(&self, kind: &Kind, id: &ObjectId, object: &Value) -> Result<(), ApiError> {
+        let params = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.to_owned()) };
+        let request = path(kind, &id.namespace).create(&params, object.to_string().into_bytes());
+        match self.json(request).await {
+            // The API server validates an object before it looks for one of the same name.
+            Err(error) if error.status == 409 && error.reason == "AlreadyExists" => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
     async fn patch(&self, kind: &Kind, id: &ObjectId, patch: &Value) -> Result<(), ApiError> {
         let url = path(kind, &id.namespace).url_path;
         let request = Request::patch(format!("{url}/{}?fieldManager={FIELD_MANAGER}", id.name))

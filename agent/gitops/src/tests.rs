@@ -716,3 +716,35 @@ async fn kind_whose_server_is_down_is_not_deleted_and_hinders_nothing() {
     project.cluster.clear_fault();
     assert_eq!(project.sync(&config_maps(&["a"])).await.objects.pruned, 1);
 }
+
+/// A change of an immutable field together with another error: the object must not be deleted for a new one that is refused.
+#[tokio::test(start_paused = true)]
+async fn object_that_could_not_be_created_is_not_deleted() {
+    let object = |value: u8| {
+        format!(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: a, annotations: {{agentk/recreate: 'true'}}}}\nspec: {{immutable: {value}}}\n"
+        )
+    };
+    let mut project = Project::new();
+    project.sync(&object(1)).await;
+    let before = project.cluster.object(&id("ConfigMap", "default", "a"));
+    project.cluster.take_requests();
+    project.cluster.set_fault(|request| {
+        request.starts_with("try-create").then(|| error(422, "Invalid", "spec.immutable: must be odd"))
+    });
+    let outcome = project.sync(&object(2)).await;
+    assert!(outcome.errors[0].message.contains("must be odd"), "{outcome:?}");
+    assert_eq!(writes(&project.cluster.take_requests()), [""; 0]);
+    assert_eq!(project.cluster.object(&id("ConfigMap", "default", "a")), before);
+
+    // One of two causes is not about immutability.
+    project.cluster.set_fault(|request| {
+        let cause = |message: &str| Cause { field: "spec".to_owned(), message: message.to_owned() };
+        let causes = vec![cause("field is immutable"), cause("Invalid value: 2: must be odd")];
+        let error = error(422, "Invalid", "ConfigMap is invalid: field is immutable, must be odd");
+        request.starts_with("try ").then_some(crate::ApiError { causes, ..error })
+    });
+    let outcome = project.sync(&object(2)).await;
+    assert!(outcome.errors[0].message.contains("must be odd"), "{outcome:?}");
+    assert_eq!(writes(&project.cluster.take_requests()), [""; 0]);
+}

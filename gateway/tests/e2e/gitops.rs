@@ -396,6 +396,33 @@ fn objects_of_other_programs_are_taken_over() {
     eventually("the others are deleted", || world.config_maps() == "by-kubectl");
 }
 
+/// The API server says which fields cannot change, and whether it would create the object.
+#[test]
+fn object_with_an_immutable_field_is_created_again_only_if_it_can_be() {
+    let Some(world) = World::or_skip("gitops-recreate") else { return };
+    let object = |annotation: &str, value: &str, key: &str| {
+        format!(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: a, labels: {{e2e: gitops}}, annotations: {{agentk/recreate: \
+             '{annotation}'}}}}\nimmutable: true\ndata: {{key: {value}, '{key}': x}}\n"
+        )
+    };
+    let uid = || world.namespace.kubectl.ok(&["get", "configmap", "a", "-o", "jsonpath={.metadata.uid}"]);
+    world.configure("", &[("manifests/app.yaml", Some(&object("false", "one", "other")))]);
+    eventually("the object is created", || world.data("a") == "one");
+    let before = uid();
+    // It cannot change; it could not be created either.
+    for (annotation, key, reason) in
+        [("false", "other", "immutable"), ("true", "not a key", "a valid config key")]
+    {
+        world.repository.commit_files(&[("manifests/app.yaml", Some(&object(annotation, "two", key)))]);
+        eventually(reason, || world.status()["errors"][0]["message"].to_string().contains(reason));
+        assert_eq!((uid(), world.data("a")), (before.clone(), "one".to_owned()), "{reason}");
+    }
+    world.repository.commit_files(&[("manifests/app.yaml", Some(&object("true", "two", "other")))]);
+    eventually("the object is created again", || world.data("a") == "two");
+    assert_ne!(uid(), before);
+}
+
 /// Test 55 of the attack list: a leader that freezes in a sync, and wakes up when another pod has applied a newer commit.
 #[test]
 fn leader_that_was_frozen_writes_nothing_old() {

@@ -158,7 +158,13 @@ impl<C: Cluster> Engine<C> {
         let ours = check_owner(&live, sync).map_err(|what| ExamineError::Object(manifest.error(what)))?;
         let seen = Seen::of(&live);
         let step = match &tried {
-            None if ours => Step::Recreate { uid: seen.uid },
+            None if ours => {
+                // What the API server would not create must not be deleted.
+                let created =
+                    with_retry(sync.fence, || self.cluster.try_create(kind, id, &manifest.object)).await;
+                created.map_err(failed)?;
+                Step::Recreate { uid: seen.uid }
+            }
             None => {
                 let what =
                     "a field cannot change, and only an object of this project is deleted and created again";
