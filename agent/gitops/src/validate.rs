@@ -13,6 +13,22 @@ use crate::{GroupKind, Manifest};
 /// The kind of definitions of further kinds.
 pub const DEFINITIONS: (&str, &str) = ("apiextensions.k8s.io", "CustomResourceDefinition");
 
+/// API groups of Kubernetes whose objects have names of DNS. Those of RBAC and of aggregated APIs may have others.
+const DNS_GROUPS: [&str; 12] = [
+    "",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "apps",
+    "autoscaling",
+    "batch",
+    "coordination.k8s.io",
+    "gateway.networking.k8s.io",
+    "networking.k8s.io",
+    "policy",
+    "scheduling.k8s.io",
+    "storage.k8s.io",
+];
+
 /// The scopes of kinds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scopes {
@@ -104,6 +120,7 @@ fn validate_one(manifest: &mut Manifest, scopes: &Scopes, project: &ManifestProj
              project"
         ));
     };
+    check_name(&manifest.id, scopes.defined.contains(&kind))?;
     if !namespaced {
         if !manifest.id.namespace.is_empty() {
             // As kubectl: the API server ignores the namespace of such an object.
@@ -123,6 +140,9 @@ fn validate_one(manifest: &mut Manifest, scopes: &Scopes, project: &ManifestProj
         manifest.id.namespace.clone_from(&project.default_namespace);
         manifest.object["metadata"]["namespace"] = Value::from(project.default_namespace.as_str());
     }
+    if !is_dns_label(&manifest.id.namespace) {
+        return Err(format!("{:?} cannot be the name of a namespace: {LABEL}", manifest.id.namespace));
+    }
     match project.allows_namespace(&manifest.id.namespace) {
         true => Ok(()),
         false => Err(format!(
@@ -130,6 +150,40 @@ fn validate_one(manifest: &mut Manifest, scopes: &Scopes, project: &ManifestProj
             manifest.id.namespace
         )),
     }
+}
+
+const LABEL: &str = "the API server takes lower-case letters, digits and `-`, up to 63 characters";
+const SUBDOMAIN: &str = "the API server takes lower-case letters, digits, `-` and `.`, up to 253 characters";
+
+/// Checks the name of an object as the API server does. It would refuse the name only when the stages before are written, or the
+/// definition of the kind.
+fn check_name(id: &ObjectId, is_defined: bool) -> Result<(), String> {
+    let rule = match (&*id.group, &*id.kind) {
+        ("", "Namespace" | "Service") => (!is_dns_label(&id.name)).then_some(LABEL),
+        // Its name is an address.
+        ("networking.k8s.io", "IPAddress") => None,
+        (group, _) if is_defined || DNS_GROUPS.contains(&group) => {
+            (!is_dns_subdomain(&id.name)).then_some(SUBDOMAIN)
+        }
+        _ => None,
+    };
+    rule.map_or(Ok(()), |rule| Err(format!("{:?} cannot be the name of a {}: {rule}", id.name, id.kind)))
+}
+
+/// Returns whether this is a label of DNS in lower case (RFC 1123).
+fn is_dns_label(text: &str) -> bool {
+    text.len() <= 63 && is_dns_part(text)
+}
+
+fn is_dns_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_dns_part)
+}
+
+fn is_dns_part(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let edge = |byte: Option<&u8>| byte.is_some_and(|byte| allowed(*byte));
+    let bytes = text.as_bytes();
+    edge(bytes.first()) && edge(bytes.last()) && bytes.iter().all(|byte| allowed(*byte) || *byte == b'-')
 }
 
 #[cfg(test)]
@@ -146,7 +200,9 @@ mod tests {
         for (group, name, namespaced) in [
             ("", "ConfigMap", true),
             ("", "Namespace", false),
+            ("", "Service", true),
             ("apps", "Deployment", true),
+            ("rbac.authorization.k8s.io", "Role", true),
             ("apiextensions.k8s.io", "CustomResourceDefinition", false),
         ] {
             scopes.insert(kind(group, name), namespaced);
@@ -223,5 +279,34 @@ mod tests {
             object("v1", "ConfigMap", "name: a") + &object("v1", "ConfigMap", "name: a, namespace: default");
         let errors = check(&text, "{}").unwrap_err();
         assert_eq!(errors, ["a.yaml:6: ConfigMap default/a is also in a.yaml:2: keep one of the two"]);
+    }
+
+    #[test]
+    fn name_that_the_api_server_refuses_is_found_before_the_first_write() {
+        let definition = "---\napiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: toys.example.com}\n\
+                          spec: {group: example.com, names: {kind: Toy}, scope: Namespaced}\n";
+        let long = format!("name: {}", "a".repeat(64));
+        for (api, kind, metadata, accepted) in [
+            ("v1", "ConfigMap", "name: kube-root-ca.crt", true),
+            ("v1", "ConfigMap", &*long, true),
+            ("v1", "ConfigMap", "name: Upper", false),
+            ("v1", "ConfigMap", "name: under_score", false),
+            ("v1", "ConfigMap", "name: -a", false),
+            ("v1", "ConfigMap", "name: a..b", false),
+            ("v1", "ConfigMap", "name: a, namespace: a.b", false),
+            ("v1", "ConfigMap", "name: a, namespace: Shop", false),
+            ("v1", "Namespace", "name: shop.example", false),
+            ("v1", "Service", &*long, false),
+            ("apps/v1", "Deployment", "name: web-", false),
+            ("example.com/v1", "Toy", "name: a_b", false),
+            ("example.com/v1", "Toy", "name: a.b", true),
+            ("rbac.authorization.k8s.io/v1", "Role", "name: 'system:Reader_1'", true),
+        ] {
+            let checked = check(&(object(api, kind, metadata) + definition), "{}");
+            assert_eq!(checked.is_ok(), accepted, "{kind} {metadata}: {checked:?}");
+            let shown =
+                |errors: Vec<String>| errors.iter().all(|error| error.contains("cannot be the name of a"));
+            assert!(checked.err().is_none_or(shown));
+        }
     }
 }
