@@ -41,6 +41,8 @@ pub struct ApplySet {
     pub kinds: BTreeSet<GroupKind>,
     /// The namespaces with members.
     pub namespaces: BTreeSet<String>,
+    /// The version of the parent that was read. It is written only if it still has this version.
+    pub version: Option<String>,
 }
 
 /// A parent that agentk must not use.
@@ -92,6 +94,7 @@ impl ApplySet {
             GroupKind { group: group.to_owned(), kind: kind.to_owned() }
         }));
         self.namespaces.extend(list(NAMESPACES).map(str::to_owned));
+        self.version = parent["metadata"]["resourceVersion"].as_str().map(str::to_owned);
         Ok(())
     }
 
@@ -120,7 +123,7 @@ impl ApplySet {
         let kinds: Vec<_> = self.kinds.iter().map(ToString::to_string).collect();
         // That of the parent is among them if it has members, so that nothing is listed where the project has no rights.
         let namespaces: Vec<_> = self.namespaces.iter().map(String::as_str).collect();
-        json!({
+        let mut parent = json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {
@@ -134,7 +137,11 @@ impl ApplySet {
                     PROJECT: self.project,
                 },
             },
-        })
+        });
+        if let Some(version) = &self.version {
+            parent["metadata"]["resourceVersion"] = version.as_str().into();
+        }
+        parent
     }
 }
 

@@ -8,7 +8,7 @@ mod report;
 mod stage;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -34,6 +34,9 @@ use crate::{
 
 /// The requests for one stage that are in flight at the same time.
 const CONCURRENCY: usize = 8;
+
+/// The attempts to write the inventory while others write to it.
+const ATTEMPTS: u32 = 5;
 
 /// Syncs one project. It remembers what it has applied, so that objects that nobody has changed cost no request.
 #[derive(Debug)]
@@ -231,7 +234,7 @@ impl<C: Cluster> Engine<C> {
         let mut members = self.members(&set, &sync).await?;
         let grown = manifests.iter().fold(false, |grown, manifest| set.add(&manifest.id) | grown);
         if writes && (grown || !exists) {
-            self.write_parent(&set, fence).await?;
+            self.write_parent(&mut set, fence).await?;
         }
 
         let mut objects = Vec::with_capacity(manifests.len());
@@ -316,12 +319,24 @@ impl<C: Cluster> Engine<C> {
         Ok(true)
     }
 
-    async fn write_parent(&self, set: &ApplySet, fence: &dyn Fence) -> Result<(), Failure> {
+    /// Writes the parent before the first object that needs it. What another writer has added meanwhile stays.
+    async fn write_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<(), Failure> {
+        for _ in 1..ATTEMPTS {
+            match self.try_write_parent(set, fence).await {
+                Err(CallError::Api(error)) if error.is_stale() => drop(self.read_parent(set, fence).await?),
+                written => return written.map_err(cannot_write),
+            }
+        }
+        self.try_write_parent(set, fence).await.map_err(cannot_write)
+    }
+
+    /// Writes the parent, unless somebody has changed it since it was read: the write of a former leader that arrives late must not
+    /// remove what the next leader has added.
+    async fn try_write_parent(&self, set: &ApplySet, fence: &dyn Fence) -> Result<(), CallError> {
         let (kind, id) = set.parent_id();
         let object = set.parent();
         let options = ApplyOptions { manager: FIELD_MANAGER, dry_run: false, force: true };
-        let written = with_retry(fence, || self.own.apply(&kind, &id, &object, options)).await;
-        written.map(drop).map_err(|error| Failure::of_project("the inventory cannot be written", error))
+        with_retry(fence, || self.own.apply(&kind, &id, &object, options)).await.map(drop)
     }
 
     /// Removes kinds and namespaces without members from the parent.
@@ -338,8 +353,20 @@ impl<C: Cluster> Engine<C> {
         if (&set.kinds, &set.namespaces) == (&before.0, &before.1) {
             return Ok(());
         }
-        self.write_parent(&set, fence).await
+        // The status may have been written since the beginning.
+        let mut now = ApplySet { kinds: BTreeSet::new(), namespaces: BTreeSet::new(), ..set.clone() };
+        self.read_parent(&mut now, fence).await?;
+        set.version = now.version;
+        match self.try_write_parent(&set, fence).await {
+            // The next sync does it.
+            Err(CallError::Api(error)) if error.is_stale() => Ok(()),
+            written => written.map_err(cannot_write),
+        }
     }
+}
+
+fn cannot_write(error: CallError) -> Failure {
+    Failure::of_project("the inventory cannot be written", error)
 }
 
 impl SyncContext<'_> {

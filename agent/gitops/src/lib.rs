@@ -35,6 +35,7 @@ pub use self::{
     kube_cluster::KubeCluster,
     lease::{Candidate, Leadership},
     manifest::{GroupKind, Manifest, SourceFile, SourceLine},
+    retry::while_open,
     watch::Change,
 };
 

@@ -748,3 +748,60 @@ async fn object_that_could_not_be_created_is_not_deleted() {
     assert!(outcome.errors[0].message.contains("must be odd"), "{outcome:?}");
     assert_eq!(writes(&project.cluster.take_requests()), [""; 0]);
 }
+
+/// The inventory is written before the first object: what a process creates before it is killed is found, also if Git has changed
+/// meanwhile.
+#[tokio::test(start_paused = true)]
+async fn objects_of_a_killed_sync_leave_with_their_commit() {
+    let before = config_maps(&["a"]);
+    let secret = "---\napiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: shop}\n";
+    let after = before.clone() + &namespace("shop") + secret;
+    for steps in 1.. {
+        let mut project = Project::new();
+        project.sync(&before).await;
+        let outcome = project.sync_with(&after, &ClosesAfter(AtomicUsize::new(steps))).await;
+        // Another process, after a revert in Git.
+        let mut next = Project::of(project.cluster.clone());
+        assert_eq!(next.sync(&before).await.state, ProjectState::Synced, "after {steps} steps");
+        assert_eq!(next.cluster.ids(), ["ConfigMap default/a"], "after {steps} steps");
+        if outcome.stopped.is_none() {
+            assert!(steps > 8, "the sync was stopped at {steps} places");
+            break;
+        }
+    }
+}
+
+/// Test 55 of the attack list: the last write of a former leader arrives when the next one has created objects of another kind.
+#[tokio::test(start_paused = true)]
+async fn inventory_of_the_next_leader_is_not_replaced() {
+    const KINDS: &str = "applyset.kubernetes.io/contains-group-kinds";
+    let secret = "---\napiVersion: v1\nkind: Secret\nmetadata: {name: s}\n";
+    let mut project = Project::new();
+    project.sync(&(config_maps(&["a"]) + secret)).await;
+    project.cluster.set_intruder(|objects, request| {
+        if request.starts_with(&format!("apply {PARENT}")) {
+            let parent = objects.iter_mut().find(|(id, _)| id.name.starts_with("gitops-")).unwrap().1;
+            parent["metadata"]["annotations"][KINDS] = "ConfigMap,Deployment.apps,Secret".into();
+            parent["metadata"]["resourceVersion"] = "of the next leader".into();
+        }
+    });
+    let outcome = project.sync(&config_maps(&["a"])).await;
+    assert_eq!((outcome.state, outcome.objects.pruned), (ProjectState::Synced, 1), "{outcome:?}");
+    assert_eq!(
+        project.cluster.parent()["metadata"]["annotations"][KINDS],
+        "ConfigMap,Deployment.apps,Secret"
+    );
+
+    // What has to be added is added to it.
+    let mut once = true;
+    project.cluster.set_intruder(move |objects, request| {
+        if request.starts_with(&format!("apply {PARENT}")) && std::mem::take(&mut once) {
+            let parent = objects.iter_mut().find(|(id, _)| id.name.starts_with("gitops-")).unwrap().1;
+            parent["metadata"]["resourceVersion"] = "of a command".into();
+        }
+    });
+    let outcome = project.sync(&(config_maps(&["a"]) + &namespace("shop"))).await;
+    assert_eq!(outcome.state, ProjectState::Synced, "{outcome:?}");
+    let kinds = project.cluster.parent()["metadata"]["annotations"][KINDS].clone();
+    assert!(kinds.as_str().unwrap().contains("Namespace"), "{kinds}");
+}

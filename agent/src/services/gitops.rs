@@ -27,12 +27,16 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use gitops_engine::{Candidate, GroupKind, Kind, KubeCluster, Leadership, applyset::ApplySet};
+use gitops_engine::{
+    ApiError, Candidate, Fence, GroupKind, Kind, KubeCluster, Leadership, Stopped, applyset::ApplySet,
+    while_open,
+};
 use parking_lot::Mutex;
 use proto::AgentId;
 use tokio::{
     sync::{Notify, Semaphore, mpsc, watch},
     task::JoinSet,
+    time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -118,6 +122,15 @@ impl Gitops {
         self.leadership.borrow().is_held()
     }
 
+    /// Sends a request of the leader. It is dropped when the Lease ends, so that it replaces nothing that the next leader writes.
+    async fn while_leading<T>(
+        &self,
+        request: impl Future<Output = Result<T, ApiError>> + Send,
+    ) -> Result<T, ApiError> {
+        let ended = while_open(self, request).await;
+        ended.unwrap_or_else(|stopped| Err(ApiError { message: stopped.to_string(), ..ApiError::default() }))
+    }
+
     /// Watches the objects of more kinds for changes.
     fn watch_kinds<'a>(&self, kinds: impl Iterator<Item = &'a Kind>) {
         self.kinds.send_if_modified(|watched| {
@@ -154,6 +167,12 @@ impl Gitops {
     /// Returns the project with an id, if it exists.
     fn find_project(&self, id: &str) -> Option<Arc<Project>> {
         self.projects.lock().get(id).cloned()
+    }
+}
+
+impl Fence for Gitops {
+    fn check(&self) -> Result<Instant, Stopped> {
+        self.leadership.borrow().until().ok_or(Stopped::LostLease)
     }
 }
 

@@ -76,7 +76,7 @@ pub(super) async fn write_for_objects(gitops: &Gitops, wanted: &Wanted, notices:
         for notice in notices {
             let kind = cluster.resolve(&GroupKind::of(&notice.object), None).await;
             let Ok(KindLookup::Found(kind)) = kind else { continue };
-            if let Err(error) = write(&cluster, &kind, &notice).await {
+            if let Err(error) = gitops.while_leading(write(&cluster, &kind, &notice)).await {
                 tracing::debug!(object = %notice.object, %error, "an Event cannot be written");
             }
         }
@@ -99,7 +99,9 @@ pub(super) async fn write_for_project(gitops: &Gitops, agent: AgentId, status: &
     let (kind, object) = inventory(gitops, agent, &status.project);
     let message = format!("{}: {}", status.project, status.message);
     let notice = Notice { object, reason, is_warning, message };
-    if let Ok(Err(error)) = timeout(TIME_LIMIT, write(&gitops.own, &kind, &notice)).await {
+    if let Ok(Err(error)) =
+        timeout(TIME_LIMIT, gitops.while_leading(write(&gitops.own, &kind, &notice))).await
+    {
         tracing::debug!(project = status.project, %error, "an Event cannot be written");
     }
 }

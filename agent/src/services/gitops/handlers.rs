@@ -121,7 +121,7 @@ impl ManifestsHandler {
             self.0.project(id).adopt();
             if pruned.contains(id) {
                 let clear = |commands: &mut BTreeMap<_, _>| drop(commands.insert(PRUNE, String::new()));
-                let cleared = worker::change_commands(&self.0, agent, id, clear).await;
+                let cleared = self.0.while_leading(worker::change_commands(&self.0, agent, id, clear)).await;
                 cleared.map_err(|error| ServiceError::new(Reason::ClusterMisbehaved, error))?;
             }
         }

@@ -79,7 +79,7 @@ impl Commands {
 
 impl Fence for WorkerFence<'_> {
     fn check(&self) -> Result<Instant, Stopped> {
-        let until = self.gitops.leadership.borrow().until().ok_or(Stopped::LostLease)?;
+        let until = self.gitops.check()?;
         if self.project.is_suspended() {
             return Err(Stopped::Suspended);
         }
