@@ -771,6 +771,42 @@ async fn objects_of_a_killed_sync_leave_with_their_commit() {
     }
 }
 
+/// All objects of a wave are healthy at the same time before the next one begins.
+#[tokio::test(start_paused = true)]
+async fn wave_waits_for_an_object_that_is_unhealthy_again() {
+    let deployment = |name: &str| {
+        format!(
+            "---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: {name}, generation: 1}}\nspec: {{replicas: 1}}\n"
+        )
+    };
+    let late = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: late, annotations: {argocd.argoproj.io/sync-wave: '1'}}\n";
+    let text = deployment("first") + &deployment("second") + late;
+    let mut project = Project::new();
+    let (mut first, mut second) = (0, 0);
+    project.cluster.set_intruder(move |objects, request| {
+        let available = |replicas: u8| {
+            json!({"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "availableReplicas": replicas})
+        };
+        first += u8::from(request == "get Deployment.apps default/first");
+        second += u8::from(request == "get Deployment.apps default/second");
+        for (id, object) in objects.iter_mut().filter(|(id, _)| id.kind == "Deployment") {
+            // The first one fails while the second one starts, and recovers later.
+            let healthy = match &*id.name {
+                "first" => second == 0 || first > 3,
+                _ => second > 2,
+            };
+            object["status"] = available(u8::from(healthy));
+        }
+        if request == "apply ConfigMap default/late" {
+            let healthy = |(id, object): (&ObjectId, &serde_json::Value)| {
+                id.kind != "Deployment" || object["status"]["availableReplicas"] == 1
+            };
+            assert!(objects.iter().all(healthy), "{objects:?}");
+        }
+    });
+    assert_eq!(project.sync(&text).await.state, ProjectState::Synced);
+}
+
 /// Test 55 of the attack list: the last write of a former leader arrives when the next one has created objects of another kind.
 #[tokio::test(start_paused = true)]
 async fn inventory_of_the_next_leader_is_not_replaced() {

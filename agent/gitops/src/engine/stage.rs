@@ -116,19 +116,27 @@ impl<C: Cluster> Engine<C> {
         let definitions = stage.objects.iter().filter(|index| stage.established && is_definition(index));
         let timeout = sync.input.settings.reconcile_timeout;
         let healthy = stage.healthy.iter().filter(|_| !timeout.is_zero());
-        let (mut defined, start) = (false, Instant::now());
-        let awaited = definitions.map(|index| (index, ESTABLISHED_TIMEOUT));
-        for (index, timeout) in awaited.chain(healthy.map(|index| (index, timeout))) {
-            let Some((id, kind)) = kinds.get_key_value(&manifests[*index].id) else { continue };
-            self.wait_for(id, kind, start + timeout, sync, report).await?;
-            defined |= is_definition(&index);
+        let start = Instant::now();
+        let awaited: Vec<_> = definitions
+            .map(|index| (index, start + ESTABLISHED_TIMEOUT))
+            .chain(healthy.map(|index| (index, start + timeout)))
+            .collect();
+        // One may become unhealthy while another one is waited for, so that all are looked at until none needs a wait.
+        let mut waited = true;
+        while std::mem::take(&mut waited) {
+            for (index, deadline) in &awaited {
+                let Some((id, kind)) = kinds.get_key_value(&manifests[**index].id) else { continue };
+                waited |= self.wait_for(id, kind, *deadline, sync, report).await?;
+            }
         }
+        let defined = awaited.iter().any(|(index, _)| is_definition(index));
         if defined {
             self.cluster.forget_kinds();
         }
         Ok(())
     }
 
+    /// Waits until an object is healthy. Returns whether it was not at the first look.
     async fn wait_for(
         &self,
         id: &ObjectId,
@@ -136,7 +144,7 @@ impl<C: Cluster> Engine<C> {
         deadline: Instant,
         sync: &SyncContext<'_>,
         report: &mut Report<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         let (mut look, longest) = LOOK;
         let mut told = false;
         loop {
@@ -147,7 +155,7 @@ impl<C: Cluster> Engine<C> {
                 Some(assessment)
                     if matches!(assessment.health, HealthState::Healthy | HealthState::Suspended) =>
                 {
-                    return Ok(());
+                    return Ok(told);
                 }
                 Some(assessment) => assessment.reason,
                 None => "it does not exist any more".to_owned(),
