@@ -2,6 +2,7 @@
 
 mod diff;
 mod examine;
+mod gitlab;
 mod members;
 mod pruning;
 mod report;
@@ -50,6 +51,8 @@ pub struct Engine<C> {
     known: HashMap<ObjectId, Known>,
     /// The objects of the last sync, with their kinds.
     objects: Vec<(ObjectId, Kind)>,
+    /// There is no inventory of GitLab's agent any more.
+    taken_over: bool,
 }
 
 /// The wanted objects of a project, and how they are applied.
@@ -141,7 +144,7 @@ impl<C: Cluster> Engine<C> {
     /// agentk. `namespace` is that of agentk.
     pub fn new(cluster: C, own: C, namespace: &str) -> Self {
         let namespace = namespace.to_owned();
-        Self { cluster, own, namespace, known: HashMap::new(), objects: Vec::new() }
+        Self { cluster, own, namespace, known: HashMap::new(), objects: Vec::new(), taken_over: false }
     }
 
     /// Makes the cluster what the files say.
@@ -250,6 +253,7 @@ impl<C: Cluster> Engine<C> {
         let desired: HashSet<ObjectId> = manifests.into_iter().map(|manifest| manifest.id).collect();
         self.known.retain(|id, _| desired.contains(id));
         if writes {
+            self.take_over_inventory(&mut set, &mut members, &desired, &sync, report).await?;
             // The members of a kind that cannot be listed may be in any namespace of the inventory.
             let complete = members.unknown.is_empty();
             let left = self.prune(members, &desired, &sync, report).await?;

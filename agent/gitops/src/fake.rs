@@ -83,6 +83,13 @@ impl FakeCluster {
         object["metadata"]["managedFields"].as_array_mut().expect("managed fields").push(entry);
     }
 
+    /// Deletes an object as another program would.
+    pub(crate) fn remove(&self, id: &ObjectId) {
+        let mut world = self.0.lock();
+        world.objects.remove(id);
+        world.applied.retain(|(applied, _), _| applied != id);
+    }
+
     /// Sets what fails: a function of the request.
     pub(crate) fn set_fault(&self, mut fault: impl FnMut(&str) -> Option<ApiError> + Send + 'static) {
         self.0.lock().fault = Some(Box::new(move |_, request| fault(request)));

@@ -1,6 +1,7 @@
 //! Whole syncs against a cluster in memory.
 
 mod diff;
+mod gitlab;
 
 use std::sync::{
     Arc,

@@ -122,6 +122,9 @@ impl<C: Cluster> Engine<C> {
             return Ok(());
         }
         let desired = manifests.into_iter().map(|manifest| manifest.id).collect();
+        if let Some(old) = self.old_inventory(&mut members, &desired, &sync).await? {
+            old.add_to(&mut members);
+        }
         self.compare_deletions(members, &desired, &sync, lines).await
     }
 

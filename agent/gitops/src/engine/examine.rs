@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Engine, SyncContext,
+    gitlab::{OWNING_INVENTORY, inventory_id},
     members::{Members, fingerprint},
     without_server_fields,
 };
@@ -16,8 +17,6 @@ use crate::{
     retry::{CallError, with_retry},
 };
 
-/// The annotation with the inventory of GitLab's agent and of cli-utils.
-const OWNING_INVENTORY: &str = "config.k8s.io/owning-inventory";
 /// The annotation in which `kubectl apply` keeps the manifest that it has applied last.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Annotations with which the owner of an object allows that it is deleted and created again.
@@ -242,8 +241,7 @@ fn check_owner(live: &Value, sync: &SyncContext<'_>) -> Result<bool, String> {
     }
     let inventory =
         metadata["annotations"][OWNING_INVENTORY].as_str().filter(|inventory| !inventory.is_empty());
-    let (agent, project) = (sync.input.agent, sync.input.gitlab_project);
-    let gitlab = project.map(|project| format!("{agent}-{project}"));
+    let gitlab = inventory_id(sync.input);
     if label.is_none() && gitlab.is_some() && inventory == gitlab.as_deref() {
         return Ok(false);
     }

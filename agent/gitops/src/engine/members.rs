@@ -29,6 +29,13 @@ pub(super) struct Members {
     pub(super) unknown: Vec<(GroupKind, String)>,
 }
 
+impl Members {
+    /// Adds a member with the fingerprint of its metadata.
+    pub(super) fn add(&mut self, member: Member, fingerprint: u64) {
+        self.by_id.insert(member.id.clone(), (member, fingerprint));
+    }
+}
+
 impl<C: Cluster> Engine<C> {
     /// Lists the members by their label.
     pub(super) async fn members(&self, set: &ApplySet, sync: &SyncContext<'_>) -> Result<Members, Failure> {
@@ -59,8 +66,7 @@ impl<C: Cluster> Engine<C> {
             };
             for object in listed {
                 let (id, metadata) = (id_of(group_kind, &object), &object["metadata"]);
-                let member = Member::new(id.clone(), kind.version.clone(), metadata);
-                members.by_id.insert(id, (member, fingerprint(metadata)));
+                members.add(Member::new(id, kind.version.clone(), metadata), fingerprint(metadata));
             }
             members.kinds.insert(group_kind.clone(), kind);
         }

@@ -7,7 +7,7 @@ use super::*;
 
 impl Project {
     /// Returns the lines of a diff, each as `action object (note): fields`, and the summary.
-    async fn diff(&self, text: &str) -> (Vec<String>, DiffSummary) {
+    pub(super) async fn diff(&self, text: &str) -> (Vec<String>, DiffSummary) {
         self.diff_of(text, false).await
     }
 

@@ -20,14 +20,26 @@ fn agent_of_gitlab_applies_its_project_and_those_that_it_may_read() {
         project("id: group/other,", "manifests"),
         project("id: group/secret, ", "manifests")
     );
-    // GitLab's agent has applied one object from the project with the id 7, and one from another project.
-    for (name, project) in [("own", 7), ("foreign", 99)] {
+    // GitLab's agent has applied two objects from the project with the id 7, one of which left Git, and one from another project.
+    for (name, project) in [("own", 7), ("left", 7), ("foreign", 99)] {
         let mut object: Value = serde_saphyr::from_str(&config_map(name, "zero")).unwrap();
         object["metadata"]["annotations"] =
             json!({"config.k8s.io/owning-inventory": format!("{}-{project}", GitLab::AGENT)});
         let apply = ["apply", "--server-side", "--field-manager=agentk", "--filename=-"];
         namespace.kubectl.ok_with_stdin(&apply, &object.to_string());
     }
+    let inventory = format!("inventory-{}-7", GitLab::AGENT);
+    let keys = ["own", "left", "foreign"].map(|name| (format!("{}_{name}__ConfigMap", namespace.name), ""));
+    let object = json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": inventory,
+            "labels": {"cli-utils.sigs.k8s.io/inventory-id": format!("{}-7", GitLab::AGENT)},
+        },
+        "data": std::collections::BTreeMap::from(keys),
+    });
+    namespace.kubectl.ok_with_stdin(&["create", "--filename=-"], &object.to_string());
     let own = gitlab.serve_project(&[
         (".gitlab/agents/gitlab/config.yaml", &configuration),
         ("manifests/a.yaml", &config_map("own", "one")),
@@ -45,6 +57,9 @@ fn agent_of_gitlab_applies_its_project_and_those_that_it_may_read() {
         namespace.kubectl.ok(&["get", "configmap", "-l", "e2e=gitops", "-o", path]).trim().to_owned()
     };
     eventually("both projects are applied", || values() == "foreign=zero other=one own=one");
+    eventually("the inventory of GitLab's agent is taken over", || {
+        namespace.kubectl.run(&["get", "configmap", &inventory]).code != 0
+    });
     let commit = |gitaly: &testing::kas::gitaly::TestGitaly, name: &str| {
         let file = config_map(name, "two");
         let content = testing::kas::gitaly::TestFile::Content(file.as_bytes());

@@ -1,0 +1,296 @@
+//! The inventory of GitLab's agent, which is read until all of its objects are taken over.
+//!
+//! GitLab's agent kept a ConfigMap for each project, whose keys name the objects that it had applied (cli-utils, `object.ObjMetadata`).
+//! What left Git before the take-over is only there. Whoever may write ConfigMaps in the namespace can change it, so that an object
+//! counts only if it has the annotation of this inventory itself.
+
+use std::collections::HashSet;
+
+use futures_util::{StreamExt as _, stream};
+use proto::gitops::{EventKind, ObjectId};
+use serde_json::{Value, json};
+
+use super::{
+    CONCURRENCY, Engine, Failure, SyncContext, SyncInput,
+    members::{Members, fingerprint},
+    report::Report,
+};
+use crate::{
+    ApiError, Cluster, GroupKind, Kind, KindLookup,
+    applyset::{ApplySet, PART_OF},
+    parse::MAX_OBJECTS,
+    prune::Member,
+    retry::{CallError, with_retry},
+};
+
+/// The annotation with the inventory of GitLab's agent and of cli-utils.
+pub(super) const OWNING_INVENTORY: &str = "config.k8s.io/owning-inventory";
+/// The label of inventories of cli-utils.
+const INVENTORY_ID: &str = "cli-utils.sigs.k8s.io/inventory-id";
+
+/// An inventory of GitLab's agent.
+pub(super) struct OldInventory {
+    id: ObjectId,
+    /// It is in the namespace of agentk, and not in that of the project.
+    is_own: bool,
+    uid: String,
+    version: String,
+    /// The objects that left Git and are still there.
+    left: Vec<OldObject>,
+    /// The first reason why objects are not known now.
+    unknown: Option<String>,
+}
+
+/// An object that left Git before it was taken over.
+pub(super) struct OldObject {
+    id: ObjectId,
+    kind: Kind,
+    metadata: Value,
+}
+
+impl OldInventory {
+    /// Makes the objects that left Git members, as a take-over would, without a write.
+    pub(super) fn add_to(self, members: &mut Members) {
+        for OldObject { id, kind, metadata } in self.left {
+            let member = Member::new(id, kind.version.clone(), &metadata);
+            members.kinds.insert(kind.kind.clone(), kind);
+            members.add(member, fingerprint(&metadata));
+        }
+    }
+}
+
+/// Returns the id of the inventory that GitLab's agent has kept for a project.
+pub(super) fn inventory_id(input: &SyncInput) -> Option<String> {
+    input.gitlab_project.map(|project| format!("{}-{project}", input.agent))
+}
+
+impl<C: Cluster> Engine<C> {
+    /// Reads the inventory of GitLab's agent, if there is one, without a write. Its objects that are in Git become members.
+    pub(super) async fn old_inventory(
+        &self,
+        members: &mut Members,
+        desired: &HashSet<ObjectId>,
+        sync: &SyncContext<'_>,
+    ) -> Result<Option<OldInventory>, Failure> {
+        let Some(inventory) = inventory_id(sync.input).filter(|_| !self.taken_over) else { return Ok(None) };
+        let of_project = (&self.cluster, &*sync.input.settings.default_namespace, false);
+        let of_agentk = (&self.own, &*self.namespace, true);
+        for (cluster, namespace, is_own) in [of_project, of_agentk] {
+            let (kind, id) = config_map(namespace, format!("inventory-{inventory}"));
+            let found = match with_retry(sync.fence, || cluster.get(&kind, &id)).await {
+                Ok(found) => found,
+                // The project may not read it. Most projects have none.
+                Err(CallError::Api(error)) if error.status == 403 => None,
+                Err(error) => {
+                    return Err(Failure::of_project("the inventory of GitLab's agent cannot be read", error));
+                }
+            };
+            let Some(found) = found.filter(|found| found["metadata"]["labels"][INVENTORY_ID] == *inventory)
+            else {
+                continue;
+            };
+            let text = |key: &str| found["metadata"][key].as_str().unwrap_or_default().to_owned();
+            let (uid, version) = (text("uid"), text("resourceVersion"));
+            let keys = found["data"].as_object().into_iter().flatten().take(MAX_OBJECTS);
+            let mut wanted = Vec::new();
+            for id in keys.filter_map(|(key, _)| parse_key(key)) {
+                if members.by_id.contains_key(&id) {
+                    continue;
+                }
+                match desired.contains(&id) {
+                    // It was just taken over, and counts for max_prune_percent.
+                    true => members.add(Member::new(id, String::new(), &Value::Null), 0),
+                    false => wanted.push(id),
+                }
+            }
+            let (left, unknown) = self.old_objects(wanted, &inventory, members, sync).await?;
+            return Ok(Some(OldInventory { id, is_own, uid, version, left, unknown }));
+        }
+        Ok(None)
+    }
+
+    /// Returns those of these objects that exist and belong to the inventory, and why others are not known.
+    async fn old_objects(
+        &self,
+        ids: Vec<ObjectId>,
+        inventory: &str,
+        members: &Members,
+        sync: &SyncContext<'_>,
+    ) -> Result<(Vec<OldObject>, Option<String>), Failure> {
+        let reading: Vec<_> = ids.into_iter().map(|id| self.old_object(id, sync)).collect();
+        let read: Vec<_> = stream::iter(reading).buffered(CONCURRENCY).collect().await;
+        let (mut left, mut unknown) = (Vec::new(), None);
+        for found in read {
+            match found? {
+                Ok(Some(object)) => left.push(object),
+                Ok(None) => {}
+                Err(error) => unknown = unknown.or_else(|| Some(error.to_string())),
+            }
+        }
+        left.retain(|OldObject { metadata, .. }| {
+            let label = &metadata["labels"][PART_OF];
+            let is_free = label.is_null() || *label == *sync.set;
+            let uid = metadata["uid"].as_str().unwrap_or_default();
+            // The same object can have two names, in two API groups.
+            is_free
+                && metadata["annotations"][OWNING_INVENTORY] == *inventory
+                && !members.applied.contains(uid)
+        });
+        Ok((left, unknown))
+    }
+
+    async fn old_object(
+        &self,
+        id: ObjectId,
+        sync: &SyncContext<'_>,
+    ) -> Result<Result<Option<OldObject>, ApiError>, Failure> {
+        let kind = match self.resolve(&GroupKind::of(&id), None, sync.fence).await? {
+            KindLookup::Found(kind) if kind.namespaced != id.namespace.is_empty() => kind,
+            KindLookup::Found(_) | KindLookup::Missing => return Ok(Ok(None)),
+            KindLookup::Unavailable => {
+                let message = format!("the API group {} does not respond", id.group);
+                return Ok(Err(ApiError { message, ..ApiError::default() }));
+            }
+        };
+        match with_retry(sync.fence, || self.cluster.get(&kind, &id)).await {
+            Ok(found) => {
+                Ok(Ok(found.map(|mut live| OldObject { metadata: live["metadata"].take(), id, kind })))
+            }
+            Err(CallError::Api(error)) => Ok(Err(error)),
+            Err(CallError::Stopped(stopped)) => Err(stopped.into()),
+        }
+    }
+
+    /// Makes the objects of the inventory of GitLab's agent members, and deletes the inventory once all are. An object that left Git gets
+    /// the label of members, so that it is found by it from now on.
+    pub(super) async fn take_over_inventory(
+        &mut self,
+        set: &mut ApplySet,
+        members: &mut Members,
+        desired: &HashSet<ObjectId>,
+        sync: &SyncContext<'_>,
+        report: &mut Report<'_>,
+    ) -> Result<(), Failure> {
+        let Some(OldInventory { id, is_own, uid, version, left, unknown }) =
+            self.old_inventory(members, desired, sync).await?
+        else {
+            self.taken_over = true;
+            return Ok(());
+        };
+        let settings = &sync.input.settings;
+        let (left, foreign): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|OldObject { id, kind, .. }| {
+                let place = match kind.namespaced {
+                    true => settings.allows_namespace(&id.namespace),
+                    false => settings.allows_cluster_scoped(),
+                };
+                place && settings.allows_kind(&id.group, &id.kind)
+            });
+        for OldObject { id, .. } in foreign {
+            let reason = "GitLab's agent has applied it, and the project may not have such objects any more";
+            report.object(EventKind::Kept, &id, reason);
+        }
+        // As for all members: the inventory has the kinds and the namespaces before the label.
+        if left.iter().fold(false, |grown, object| set.add(&object.id) | grown) {
+            self.write_parent(set, sync.fence).await?;
+        }
+        let mut failure = unknown;
+        for OldObject { id, kind, metadata } in left {
+            let patch = label(&metadata, &sync.set);
+            match with_retry(sync.fence, || self.cluster.patch(&kind, &id, &patch)).await {
+                Ok(()) => {
+                    let member = Member::new(id, kind.version.clone(), &metadata);
+                    members.kinds.insert(kind.kind.clone(), kind);
+                    members.add(member, fingerprint(&metadata));
+                }
+                Err(CallError::Api(error)) => failure = failure.or_else(|| Some(error.describe(&id))),
+                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+            }
+        }
+        if failure.is_none() {
+            let cluster = if is_own { &self.own } else { &self.cluster };
+            let (kind, _) = config_map("", String::new());
+            let policy = proto::agent_configuration::gitops::PropagationPolicy::Background;
+            match with_retry(sync.fence, || cluster.delete(&kind, &id, &uid, Some(&version), policy)).await {
+                // The next sync looks for another one.
+                Ok(()) => {}
+                Err(CallError::Api(error)) if error.status == 404 => {}
+                Err(CallError::Api(error)) => failure = Some(error.to_string()),
+                Err(CallError::Stopped(stopped)) => return Err(stopped.into()),
+            }
+        }
+        if let Some(failure) = failure {
+            report.note(format!(
+                "{id} of GitLab's agent stays, because not all of its objects were taken over, and the next sync goes on: {failure}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Returns the kind of ConfigMaps, and the id of one.
+fn config_map(namespace: &str, name: String) -> (Kind, ObjectId) {
+    let text = str::to_owned;
+    let kind = GroupKind { group: String::new(), kind: text("ConfigMap") };
+    let id = ObjectId { group: String::new(), kind: text("ConfigMap"), namespace: text(namespace), name };
+    (Kind { kind, version: text("v1"), plural: text("configmaps"), namespaced: true }, id)
+}
+
+/// Reads a key of an inventory: `<namespace>_<name>_<group>_<kind>`, where `__` in the name stands for `:`.
+fn parse_key(key: &str) -> Option<ObjectId> {
+    let (namespace, rest) = key.split_once('_')?;
+    let (rest, kind) = rest.rsplit_once('_')?;
+    let (name, group) = rest.rsplit_once('_')?;
+    let name = name.replace("__", ":");
+    // These become a path.
+    let is_safe = |text: &str| {
+        text.len() <= 253 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.:".contains(&byte))
+    };
+    let is_safe = [namespace, &*name, group, kind].into_iter().all(is_safe);
+    let text = str::to_owned;
+    (is_safe && !matches!(&*name, "" | "." | "..") && !kind.is_empty()).then(|| ObjectId {
+        group: text(group),
+        kind: text(kind),
+        namespace: text(namespace),
+        name,
+    })
+}
+
+/// Returns a patch that makes an object a member, unless it has changed since it was read.
+fn label(metadata: &Value, set: &str) -> Value {
+    let (path, value) = match metadata["labels"].is_object() {
+        true => (format!("/metadata/labels/{}", PART_OF.replace('/', "~1")), json!(set)),
+        false => ("/metadata/labels".to_owned(), json!({PART_OF: set})),
+    };
+    json!([
+        {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+        {"op": "add", "path": path, "value": value},
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_those_of_cli_utils() {
+        let read = |key: &str| parse_key(key).map(|id| id.to_string());
+        assert_eq!(read("shop_web_apps_Deployment").as_deref(), Some("Deployment.apps shop/web"));
+        assert_eq!(read("shop_settings__ConfigMap").as_deref(), Some("ConfigMap shop/settings"));
+        assert_eq!(read("_shop__Namespace").as_deref(), Some("Namespace shop"));
+        let role = "_system__reader_rbac.authorization.k8s.io_ClusterRole";
+        assert_eq!(read(role).as_deref(), Some("ClusterRole.rbac.authorization.k8s.io system:reader"));
+        for broken in [
+            "",
+            "a_b",
+            "shop___ConfigMap",
+            "shop_a/../b__ConfigMap",
+            "shop_..__ConfigMap",
+            "shop_a_b__",
+            "s?p_a__Pod",
+        ] {
+            assert_eq!(read(broken), None, "{broken}");
+        }
+    }
+}
