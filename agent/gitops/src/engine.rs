@@ -116,6 +116,8 @@ pub struct Outcome {
     pub held: Option<HeldDeletions>,
     /// The first objects that left Git and were not deleted, with the reasons.
     pub kept: Vec<ObjectError>,
+    /// The objects that somebody else had changed or deleted since this engine applied them, and that were written again.
+    pub reverted: u32,
     /// Why the sync stopped early.
     pub stopped: Option<Stopped>,
 }

@@ -675,6 +675,30 @@ async fn definition_that_leaves_git_is_kept_with_the_objects_of_its_kind() {
     assert!(project.events(EventKind::Kept)[0].contains("delete it with kubectl"));
 }
 
+/// The worker waits longer and longer before it reverts a change that comes back.
+#[tokio::test(start_paused = true)]
+async fn objects_that_others_changed_or_deleted_are_counted_as_reverted() {
+    let mut project = Project::new();
+    let text = config_map("a", "k: v") + &config_map("b", "k: v") + &config_map("c", "k: v");
+    assert_eq!(project.sync(&text).await.reverted, 0);
+    let (changed, deleted) = (id("ConfigMap", "default", "a"), id("ConfigMap", "default", "b"));
+    project.cluster.edit(&changed, "kubectl-edit", |object| object["data"]["k"] = "drift".into());
+    project.cluster.remove(&deleted);
+    let outcome = project.sync(&text).await;
+    assert_eq!((outcome.reverted, outcome.objects.applied), (2, 2), "{outcome:?}");
+    assert_eq!(project.events(EventKind::Drifted)[1], "ConfigMap default/b: deleted by somebody else");
+
+    // A commit is no revert, and neither is what fails meanwhile.
+    assert_eq!(project.sync(&text.replace("k: v", "k: w")).await.reverted, 0);
+    project.cluster.edit(&changed, "kubectl-edit", |object| object["data"]["k"] = "drift".into());
+    project.cluster.edit(&deleted, "kubectl-edit", |object| object["data"]["k"] = "drift".into());
+    project.cluster.set_fault(|request| {
+        (request == "apply ConfigMap default/b").then(|| error(403, "Forbidden", "denied"))
+    });
+    let outcome = project.sync(&text.replace("k: v", "k: w")).await;
+    assert_eq!((outcome.state, outcome.reverted), (ProjectState::Failed, 1), "{outcome:?}");
+}
+
 fn toy(name: &str) -> String {
     format!("---\napiVersion: example.com/v1\nkind: Toy\nmetadata: {{name: {name}}}\n")
 }

@@ -19,6 +19,7 @@ mod handlers;
 mod metrics;
 mod preview;
 mod project;
+mod schedule;
 mod sources;
 mod worker;
 

@@ -315,6 +315,9 @@ fn describe(status: &ProjectStatus, agent: &str, now: SystemTime) -> String {
     line("Project", status.project.clone());
     line("State", status.state.as_str().to_owned());
     line("Message", status.message.clone());
+    if !status.problem.is_empty() && status.problem != status.message {
+        line("Source", status.problem.clone());
+    }
     line("Follows", status.reference.clone());
     line("Synced", status.synced.as_ref().map_or_else(|| "nothing yet".to_owned(), commit));
     if status.attempted != status.synced
@@ -410,6 +413,7 @@ mod tests {
             reference: "branch main".to_owned(),
             state: ProjectState::Failed,
             message: "1 object failed; nothing was deleted".to_owned(),
+            problem: "the repository does not answer".to_owned(),
             synced: None,
             attempted: Some(commit),
             kept: vec![ObjectError {
@@ -434,6 +438,7 @@ mod tests {
 Project:    group/shop
 State:      failed
 Message:    1 object failed; nothing was deleted
+Source:     the repository does not answer
 Follows:    branch main
 Synced:     nothing yet
 Attempted:  cccccccccccc Deploy?[2J (Ada)

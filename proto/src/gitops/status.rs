@@ -98,6 +98,9 @@ pub struct ProjectStatus {
     pub state: ProjectState,
     /// One sentence about the state.
     pub message: String,
+    /// The reason why kas has no files of the project now, or nothing. What was applied before stays.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub problem: String,
     /// The commit that was synced last without an error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub synced: Option<CommitInfo>,

@@ -22,6 +22,8 @@ pub(super) struct Report<'a> {
     pub(super) held: Option<(HeldDeletions, String)>,
     /// Objects that somebody else has changed, and that were not healed.
     pub(super) drifted: u32,
+    /// Objects that somebody else has changed or deleted, and that were written again.
+    reverted: u32,
 }
 
 impl<'a> Report<'a> {
@@ -33,6 +35,7 @@ impl<'a> Report<'a> {
             kept: Vec::new(),
             held: None,
             drifted: 0,
+            reverted: 0,
         }
     }
 
@@ -66,8 +69,9 @@ impl<'a> Report<'a> {
         (self.events)(SyncEvent { event, object: Some(id.clone()), message });
     }
 
-    /// Reports who has changed an object that was changed back.
-    pub(super) fn healed(&self, id: &ObjectId, message: String) {
+    /// Reports who has changed or deleted an object that was written again.
+    pub(super) fn reverted(&mut self, id: &ObjectId, message: String) {
+        self.reverted += 1;
         (self.events)(SyncEvent { event: EventKind::Drifted, object: Some(id.clone()), message });
     }
 
@@ -125,8 +129,8 @@ impl<'a> Report<'a> {
         let (held, reason) = self.held.unzip();
         // Those that wait for an approval have one reason, which is the message.
         self.kept.retain(|kept| Some(&kept.message) != reason.as_ref());
-        let kept = self.kept;
-        Outcome { state, message, objects: self.objects, errors: self.errors, held, kept, stopped }
+        let Self { objects, errors, kept, reverted, .. } = self;
+        Outcome { state, message, objects, errors, held, kept, reverted, stopped }
     }
 
     fn success(&self, input: &SyncInput) -> (ProjectState, String) {

@@ -83,11 +83,11 @@ impl<C: Cluster> Engine<C> {
         for (manifest, kind, step, result) in written {
             match result {
                 Ok(seen) => {
-                    let id = manifest.id.clone();
-                    report_step(report, &id, &step);
+                    let (id, desired) = (manifest.id.clone(), hash(&manifest.object));
+                    let known = self.known.get(&id);
+                    report_step(report, &id, &step, known.is_some_and(|known| known.desired == desired));
                     if !matches!(step, Step::Drifted(..)) {
-                        let known = Known { desired: hash(&manifest.object), live: seen.fingerprint };
-                        self.known.insert(id.clone(), known);
+                        self.known.insert(id.clone(), Known { desired, live: seen.fingerprint });
                     }
                     applied.push((id, kind.clone(), seen.uid));
                 }
@@ -317,14 +317,19 @@ fn key(manifest: &Manifest) -> (GroupKind, String) {
     (manifest.group_kind(), manifest.version.clone())
 }
 
-fn report_step(report: &mut Report<'_>, id: &ObjectId, step: &Step) {
+/// Reports a step. `again` says that the same manifest was applied before.
+fn report_step(report: &mut Report<'_>, id: &ObjectId, step: &Step, again: bool) {
     match step {
         Step::Unchanged(_) => report.object(EventKind::Unchanged, id, "as in Git"),
         Step::Drifted(_, by) => report.object(EventKind::Drifted, id, by.clone()),
+        Step::Create if again => {
+            report.reverted(id, "deleted by somebody else".to_owned());
+            report.object(EventKind::Applied, id, "created again");
+        }
         Step::Create => report.object(EventKind::Applied, id, "created"),
         Step::Update { drift: None, .. } => report.object(EventKind::Applied, id, "changed"),
         Step::Update { drift: Some(by), .. } => {
-            report.healed(id, by.clone());
+            report.reverted(id, by.clone());
             report.object(EventKind::Applied, id, "changed back");
         }
         Step::Adopt(..) => report.object(EventKind::Applied, id, "taken over"),

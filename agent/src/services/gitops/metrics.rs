@@ -110,7 +110,7 @@ impl GitopsMetrics {
     }
 
     /// Records a sync.
-    pub(super) fn record(&self, project: &str, outcome: &Outcome, took: Duration, reverted: bool) {
+    pub(super) fn record(&self, project: &str, outcome: &Outcome, took: Duration) {
         use proto::gitops::ProjectState;
 
         let result = match (outcome.stopped, outcome.state) {
@@ -125,7 +125,7 @@ impl GitopsMetrics {
         }
         let label = ProjectLabel { project: project.to_owned() };
         self.durations.get_or_create(&label).observe(took);
-        self.reverts.get_or_create(&label).inc_by(u64::from(reverted));
+        self.reverts.get_or_create(&label).inc_by(u64::from(outcome.reverted > 0));
         let objects = outcome.objects;
         let counts = [objects.applied, objects.pruned, objects.kept, objects.failed];
         for (action, count) in ACTIONS.into_iter().zip(counts) {
@@ -206,9 +206,10 @@ mod tests {
             errors: Vec::new(),
             held: None,
             kept: Vec::new(),
+            reverted: 1,
             stopped: None,
         };
-        metrics.record("group/app", &outcome, Duration::from_millis(100), true);
+        metrics.record("group/app", &outcome, Duration::from_millis(100));
         let text = render(&registry);
         for expected in [
             r#"agentk_gitops_syncs_total{project="group/app",result="ok"} 1"#,

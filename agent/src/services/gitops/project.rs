@@ -38,7 +38,7 @@ struct State {
     status: ProjectStatus,
     /// Nothing of the project is left, and kas does not send it.
     gone: bool,
-    /// The reason why kas has no files. It hides the state of the last sync.
+    /// The reason why kas has no files.
     problem: Option<String>,
 }
 
@@ -128,12 +128,17 @@ impl Project {
 
     /// Notes the commands of the inventory, and wakes the worker if they have changed. Returns whether they have.
     pub(super) fn note_commands(&self, commands: [Option<String>; 4]) -> bool {
-        let [.., prune] = &commands;
+        let [.., requested, prune] = &commands;
         if prune.as_deref() == Some("true") {
             self.prune();
         }
-        let before = self.state.lock().commands.replace(commands.clone());
-        let changed = before.is_some_and(|before| before != commands);
+        let mut state = self.state.lock();
+        let changed = match state.commands.replace(commands.clone()) {
+            Some(before) => before != commands,
+            // They are seen for the first time: the last one may be newer than the last sync.
+            None => requested.as_deref().unwrap_or_default() != state.status.answered,
+        };
+        drop(state);
         if changed {
             self.request();
         }
@@ -244,11 +249,16 @@ impl Project {
         self.state.lock().shown()
     }
 
+    /// Returns the state after the last sync, also if kas has no files now.
+    pub(super) fn synced_state(&self) -> ProjectState {
+        self.state.lock().status.state
+    }
+
     /// Takes a status over that another process has written.
     pub(super) fn restore(&self, status: ProjectStatus) {
         let mut state = self.state.lock();
         if state.status.history.is_empty() {
-            state.status = ProjectStatus { project: self.id.clone(), ..status };
+            state.status = ProjectStatus { project: self.id.clone(), problem: String::new(), ..status };
         }
     }
 
@@ -260,13 +270,15 @@ impl Project {
         state.changed_since(&before)
     }
 
-    /// Notes the outcome of a sync, which has answered a command. Returns the status if that changed anything.
+    /// Notes the outcome of a sync, which has answered a command. `wrote` says that it was not only a look. Returns the status if that
+    /// changed anything.
     pub(super) fn record(
         &self,
         wanted: &Wanted,
         outcome: &Outcome,
         took: std::time::Duration,
         answered: &str,
+        wrote: bool,
     ) -> Option<ProjectStatus> {
         let mut state = self.state.lock();
         let before = state.shown();
@@ -295,8 +307,12 @@ impl Project {
         status.held.clone_from(&outcome.held);
         status.kept.clone_from(&outcome.kept);
         if finished {
-            let is_done = !matches!(outcome.state, ProjectState::Failed | ProjectState::Held);
-            status.revision = if is_done { wanted.revision.clone() } else { String::new() };
+            match outcome.state {
+                ProjectState::Failed if wrote => status.revision.clear(),
+                // A look that fails changes nothing about the commit.
+                ProjectState::Failed => {}
+                _ => status.revision.clone_from(&wanted.revision),
+            }
             answered.clone_into(&mut status.answered);
             status.attempted = Some(wanted.head.commit.clone());
             if outcome.state != ProjectState::Failed {
@@ -313,14 +329,16 @@ impl State {
         self.next += 1;
     }
 
-    /// Returns the status as people see it.
+    /// Returns the status as people see it. Without files, a project is never in order, and other trouble stays visible.
     fn shown(&self) -> ProjectStatus {
         let status = self.status.clone();
-        match &self.problem {
-            Some(problem) => {
-                ProjectStatus { state: ProjectState::Failed, message: problem.clone(), ..status }
+        let Some(problem) = &self.problem else { return status };
+        let problem = problem.clone();
+        match status.state {
+            ProjectState::Pending | ProjectState::Syncing | ProjectState::Synced => {
+                ProjectStatus { state: ProjectState::Failed, message: problem.clone(), problem, ..status }
             }
-            None => status,
+            _ => ProjectStatus { problem, ..status },
         }
     }
 
@@ -420,5 +438,87 @@ mod tests {
         let status = project.end_prune("others stay").unwrap();
         assert_eq!((status.state, &*status.message), (ProjectState::Orphaned, "others stay"));
         assert!(project.wanted().is_none());
+    }
+
+    fn outcome(state: ProjectState, message: &str) -> Outcome {
+        Outcome {
+            state,
+            message: message.to_owned(),
+            objects: Default::default(),
+            errors: Vec::new(),
+            held: None,
+            kept: Vec::new(),
+            reverted: 0,
+            stopped: None,
+        }
+    }
+
+    /// Records a sync of the wanted commit, and returns the status.
+    fn record(project: &Project, state: ProjectState, wrote: bool) -> ProjectStatus {
+        let wanted = project.wanted().unwrap();
+        project.record(&wanted, &outcome(state, state.as_str()), Default::default(), "", wrote);
+        project.status()
+    }
+
+    #[test]
+    fn commit_counts_as_applied_until_a_write_of_it_fails() {
+        let project = project();
+        project.submit(head(), Vec::new());
+        let revision = project.wanted().unwrap().revision.clone();
+        for (state, wrote, applied) in [
+            (ProjectState::Failed, true, false),
+            (ProjectState::Synced, true, true),
+            (ProjectState::Failed, false, true),
+            (ProjectState::OutOfSync, false, true),
+            (ProjectState::Failed, true, false),
+            (ProjectState::Held, true, true),
+        ] {
+            assert_eq!(record(&project, state, wrote).revision == revision, applied, "{state:?}, {wrote}");
+        }
+        let number = project.wanted().unwrap().number;
+        project.submit(head(), Vec::new());
+        assert_eq!(project.wanted().unwrap().number, number, "a lost tunnel brings no new commit");
+    }
+
+    #[test]
+    fn problem_of_the_source_stays_and_hides_no_trouble_of_the_cluster() {
+        let project = project();
+        project.submit(head(), Vec::new());
+        record(&project, ProjectState::Synced, true);
+        project.set_problem("Git does not answer".to_owned());
+        let shown = |status: ProjectStatus| (status.state, status.message, status.problem);
+        let text = str::to_owned;
+        let problem = || text("Git does not answer");
+        assert_eq!(shown(project.status()), (ProjectState::Failed, problem(), problem()));
+        assert_eq!(project.synced_state(), ProjectState::Synced, "health is still looked at");
+        // The next looks at the cluster.
+        let status = record(&project, ProjectState::Synced, false);
+        assert_eq!(shown(status), (ProjectState::Failed, problem(), problem()));
+        let status = record(&project, ProjectState::OutOfSync, false);
+        assert_eq!(shown(status), (ProjectState::OutOfSync, text("out-of-sync"), problem()));
+        let stored = project.status();
+        project.submit(head(), Vec::new());
+        assert_eq!(shown(project.status()), (ProjectState::OutOfSync, text("out-of-sync"), String::new()));
+
+        let next = Project::new("group/shop");
+        next.restore(stored);
+        assert_eq!(next.status().problem, "", "the next leader asks kas again");
+    }
+
+    /// A command reaches the leader through another pod, just after it has begun to lead.
+    #[test]
+    fn command_that_is_newer_than_the_last_sync_wakes_a_new_leader() {
+        let commands = |requested: &str| [None, None, Some(requested.to_owned()), None];
+        let project = project();
+        project.submit(head(), Vec::new());
+        let wanted = project.wanted().unwrap();
+        project.record(&wanted, &outcome(ProjectState::Synced, ""), Default::default(), "1000", true);
+        assert!(!project.note_commands(commands("1000")) && !project.take_request(), "it was answered");
+        assert!(project.note_commands(commands("2000")) && project.take_request());
+        assert!(!project.note_commands(commands("2000")), "the status was written");
+
+        let next = Project::new("group/shop");
+        next.restore(project.status());
+        assert!(next.note_commands(commands("2000")) && next.take_request());
     }
 }

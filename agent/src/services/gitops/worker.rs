@@ -8,29 +8,24 @@ use gitops_engine::{
 };
 use proto::{
     AgentId,
-    agent_configuration::gitops::{DryRunStrategy, PropagationPolicy, SelfHeal},
+    agent_configuration::gitops::{DryRunStrategy, PropagationPolicy},
     gitops::{EventKind, ObjectError, ObjectId, ProjectState, ProjectStatus, SyncEvent},
     graph::HealthState,
 };
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
     Gitops,
     events::{self, Notice, Notices},
     project::{Project, Wanted},
+    schedule::{Action, Progress, Schedule},
 };
 
-/// The time between two looks for drift.
-const CHECK_PERIOD: Duration = Duration::from_secs(30);
-/// The time between two looks at objects that are not healthy yet.
-const HEALTH_PERIOD: Duration = Duration::from_secs(3);
-/// The waits after a sync that failed.
-const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
-/// The attempts to change commands that somebody else changes, too.
-const ATTEMPTS: u32 = 5;
-/// The shortest and the longest time between two syncs that heal.
-const REVERT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(300));
+/// The attempts to change an inventory that others change, too.
+const ATTEMPTS: u32 = 8;
+/// The pause between two of them.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(50);
 /// The field manager of statuses.
 const STATUS_MANAGER: &str = "agentk-status";
 /// The field manager of commands.
@@ -98,73 +93,24 @@ struct Syncer {
     notices: Notices,
 }
 
-/// When a worker looks at the cluster again.
-struct Schedule {
-    /// The next sync.
-    next: Instant,
-    /// The next look at the health of the objects, if some are still starting.
-    health: Option<Instant>,
-    /// The wait after the next failure.
-    backoff: Duration,
-    /// The earliest time to revert a change by others, and the wait after it.
-    revert: (Instant, Duration),
-}
-
-impl Schedule {
-    fn new(now: Instant) -> Self {
-        Self { next: now, health: None, backoff: BACKOFF.0, revert: (now, REVERT.0) }
-    }
-
-    /// Somebody else has changed an object.
-    fn note_drift(&mut self, now: Instant) {
-        self.next = self.next.min(self.revert.0.max(now));
-    }
-
-    /// A sync failed, or cannot be tried now.
-    fn note_failure(&mut self, now: Instant) {
-        self.next = now + self.backoff;
-        self.revert.0 = self.revert.0.max(self.next);
-        self.backoff = (self.backoff * 2).min(BACKOFF.1);
-    }
-
-    /// A sync succeeded. Somebody whose change is reverted again and again is answered less and less often, until it is quiet.
-    fn note_success(&mut self, now: Instant, reverted: bool) {
-        let (shortest, longest) = REVERT;
-        let wait = if reverted { self.revert.1 * 2 } else { self.revert.1 / 2 }.clamp(shortest, longest);
-        let next = now + CHECK_PERIOD.max(wait);
-        *self = Self { next, health: None, backoff: BACKOFF.0, revert: (now + wait, wait) };
-    }
-
-    /// Notes whether some objects are still starting.
-    fn note_health(&mut self, now: Instant, starting: bool) {
-        self.health = starting.then(|| now + HEALTH_PERIOD);
-    }
-
-    /// Returns the time of the next sync or look.
-    fn wake(&self) -> Instant {
-        self.health.map_or(self.next, |health| health.min(self.next))
-    }
-}
-
 /// Works on a project for as long as agentk runs.
 pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
     let mut leadership = gitops.leadership.subscribe();
     let mut syncer: Option<Syncer> = None;
     let mut schedule = Schedule::new(Instant::now());
-    // The number of the commit that was tried last, and whether that was not the end of it.
-    let (mut tried, mut unfinished) = (0, true);
+    let mut progress = Progress::default();
     loop {
         let wanted = project.wanted().filter(|_| gitops.is_leading());
         let Some((wanted, agent)) = wanted.zip(gitops.agent.get().copied()) else {
             // Another process may write meanwhile, so that nothing is known about the objects.
-            (syncer, tried) = (None, 0);
+            (syncer, progress) = (None, Progress::default());
             tokio::select! {
                 () = project.wake.notified() => {}
                 _ = leadership.changed() => {}
             }
             continue;
         };
-        let is_new = tried != wanted.number;
+        let is_new = progress.is_new(wanted.number);
         let changes = project.take_changes();
         let drifted = syncer.as_ref().is_some_and(|Syncer { engine, .. }| {
             changes.iter().any(|(id, fingerprint)| !engine.is_as_applied(id, *fingerprint))
@@ -189,10 +135,8 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
         }
 
         if is_new {
-            (schedule, tried) = (Schedule::new(Instant::now()), wanted.number);
-            // A process before this one has applied it, and does not want to heal.
-            let applied = !wanted.prunes && project.status().revision == wanted.revision;
-            unfinished = !applied || wanted.settings().self_heal == SelfHeal::Heal;
+            schedule = Schedule::new(Instant::now());
+            progress.begin(wanted.number, !wanted.prunes && project.status().revision == wanted.revision);
         }
         let user = wanted.settings().service_account().map(|(namespace, name)| format!("{namespace}/{name}"));
         let syncer = match &mut syncer {
@@ -207,7 +151,7 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
             Ok(commands) => commands,
             Err(error) => {
                 tracing::warn!(project = project.id, %error, "the inventory of a project cannot be read");
-                schedule.note_failure(Instant::now());
+                schedule.note_failure(Instant::now(), false);
                 continue;
             }
         };
@@ -220,39 +164,48 @@ pub(super) async fn run(gitops: Arc<Gitops>, project: Arc<Project>) {
                 (status.state, status.message) = (ProjectState::Suspended, why.to_owned());
             })
             .await;
-            unfinished = true;
-            schedule.next = Instant::now() + CHECK_PERIOD;
+            progress.note_command();
+            schedule.note_suspension(Instant::now());
             continue;
         }
 
-        unfinished |= project.status().answered != commands.requested;
-        let self_heal = wanted.settings().self_heal;
-        if unfinished || self_heal != SelfHeal::Ignore {
-            let heal = unfinished || self_heal == SelfHeal::Heal;
+        let status = project.status();
+        if status.answered != commands.requested {
+            progress.note_command();
+        }
+        let action = progress.action(wanted.settings().self_heal, status.held.is_some());
+        if action != Action::Wait {
+            let heal = action == Action::Write;
             let began = Instant::now();
             let outcome = sync(&gitops, agent, &project, &wanted, syncer, (&commands, heal, is_new)).await;
             gitops.watch_kinds(syncer.engine.objects().iter().map(|(_, kind)| kind));
-            let failed = outcome.stopped.is_some() || outcome.state == ProjectState::Failed;
-            let reverted = !unfinished && outcome.objects.applied > 0;
-            gitops.metrics.record(&project.id, &outcome, began.elapsed(), reverted);
-            match failed {
-                true => schedule.note_failure(Instant::now()),
+            progress.note_outcome(&outcome);
+            gitops.metrics.record(&project.id, &outcome, began.elapsed());
+            let reverted = outcome.reverted > 0;
+            match outcome.stopped.is_some() || outcome.state == ProjectState::Failed {
+                true => schedule.note_failure(Instant::now(), reverted),
                 false => schedule.note_success(Instant::now(), reverted),
             }
-            unfinished = failed || outcome.state == ProjectState::Held;
             if wanted.prunes && outcome.state == ProjectState::Synced {
                 let fence = WorkerFence { gitops: &gitops, project: &project, number: wanted.number };
                 if let Err(error) = end_prune(&gitops, agent, &fence, &outcome).await {
                     tracing::warn!(project = project.id, error, "the inventory of a pruned project stays");
-                    unfinished = true;
-                    schedule.note_failure(Instant::now());
+                    progress.note_command();
+                    schedule.note_failure(Instant::now(), false);
                 }
                 continue;
             }
-            if commands.approved.is_some() && outcome.state == ProjectState::Synced {
-                // An approval is for one deletion.
-                let clear = |commands: &mut BTreeMap<_, _>| drop(commands.insert(APPROVED, String::new()));
-                if let Err(error) = change_commands(&gitops, agent, &project.id, clear).await {
+            if let Some(approved) = commands.approved.filter(|_| outcome.state == ProjectState::Synced) {
+                // An approval is for one deletion. Another one may have arrived meanwhile.
+                let clear = |commands: &mut BTreeMap<&'static str, String>| {
+                    commands
+                        .get_mut(APPROVED)
+                        .filter(|code| **code == approved)
+                        .into_iter()
+                        .for_each(String::clear);
+                };
+                let cleared = gitops.while_leading(change_commands(&gitops, agent, &project.id, clear)).await;
+                if let Err(error) = cleared {
                     tracing::warn!(project = project.id, %error, "an approval cannot be removed");
                 }
             }
@@ -293,6 +246,10 @@ async fn sync(
                 return;
             }
             status.message = format!("commit {} is being applied", commit.get(..12).unwrap_or(commit));
+            if heal {
+                // Until it is complete, no process may take it for applied.
+                status.revision.clear();
+            }
             status.settings = Some(Box::new(wanted.settings().clone()));
         })
         .await;
@@ -322,7 +279,7 @@ async fn sync(
             held.count
         );
     }
-    if let Some(status) = project.record(wanted, &outcome, started.elapsed(), &commands.requested) {
+    if let Some(status) = project.record(wanted, &outcome, started.elapsed(), &commands.requested, heal) {
         write_status(gitops, agent, &status).await;
         if status.state != state {
             events::write_for_project(gitops, agent, &status).await;
@@ -350,7 +307,7 @@ async fn end_prune(
         let clear = |commands: &mut BTreeMap<_, _>| {
             commands.extend([(PRUNE, String::new()), (APPROVED, String::new())]);
         };
-        let cleared = change_commands(gitops, agent, &project.id, clear).await;
+        let cleared = gitops.while_leading(change_commands(gitops, agent, &project.id, clear)).await;
         cleared.map_err(|error| error.to_string())?;
         let message = format!(
             "the project left the configuration; {} of its objects were deleted, and others stay",
@@ -369,8 +326,8 @@ async fn end_prune(
     if let Some(uid) = text("uid") {
         let (kind, id) = inventory(gitops, agent, &project.id);
         let version = text("resourceVersion");
-        let deleted = gitops.own.delete(&kind, &id, uid, version, PropagationPolicy::Background).await;
-        deleted.map_err(|error| error.to_string())?;
+        let deleting = gitops.own.delete(&kind, &id, uid, version, PropagationPolicy::Background);
+        gitops.while_leading(deleting).await.map_err(|error| error.to_string())?;
     }
     tracing::info!(project = project.id, deleted = outcome.objects.pruned, "project pruned");
     project.end();
@@ -386,7 +343,7 @@ async fn watch_health(
     wanted: &Wanted,
     engine: &Engine<KubeCluster>,
 ) -> bool {
-    let applied = [ProjectState::Synced, ProjectState::Degraded].contains(&project.status().state);
+    let applied = [ProjectState::Synced, ProjectState::Degraded].contains(&project.synced_state());
     if !applied || wanted.settings().dry_run_strategy != DryRunStrategy::None {
         return false;
     }
@@ -447,51 +404,64 @@ async fn publish(
 /// Writes a status into the inventory of its project, where each pod of agentk and `kubectl` can read it.
 pub(super) async fn write_status(gitops: &Gitops, agent: AgentId, status: &ProjectStatus) {
     let text = serde_json::to_string(status).expect("a status has keys that are text");
-    let fields = json!({
-        "metadata": {
-            "labels": {"app.kubernetes.io/managed-by": "agentk"},
-            "annotations": {PROJECT: status.project},
-        },
-        "data": {"status": text},
-    });
-    let written = apply_inventory(gitops, agent, &status.project, fields, STATUS_MANAGER).await;
-    if let Err(error) = written {
+    let fields = |_: &Value| {
+        json!({
+            "metadata": {
+                "labels": {"app.kubernetes.io/managed-by": "agentk"},
+                "annotations": {PROJECT: status.project},
+            },
+            "data": {"status": text},
+        })
+    };
+    let writing = change_inventory(gitops, agent, &status.project, STATUS_MANAGER, fields);
+    if let Err(error) = gitops.while_leading(writing).await {
         tracing::warn!(project = status.project, %error, "the status of a project cannot be written");
     }
 }
 
-/// Changes the annotations that are the commands about a project. Two changes at the same time both take place.
+/// Changes the annotations that are the commands about a project.
 pub(super) async fn change_commands(
     gitops: &Gitops,
     agent: AgentId,
     project: &str,
-    change: impl Fn(&mut BTreeMap<&'static str, String>),
+    change: impl Fn(&mut BTreeMap<&'static str, String>) + Send + Sync,
 ) -> Result<(), ApiError> {
-    for _ in 1..ATTEMPTS {
-        match try_change_commands(gitops, agent, project, &change).await {
-            Err(error) if error.status == 409 => {}
-            result => return result,
-        }
-    }
-    try_change_commands(gitops, agent, project, &change).await
+    let fields = |current: &Value| {
+        let annotation =
+            |key: &str| current["metadata"]["annotations"][key].as_str().unwrap_or_default().to_owned();
+        let mut commands =
+            BTreeMap::from([SUSPENDED, APPROVED, REQUESTED, PRUNE].map(|key| (key, annotation(key))));
+        change(&mut commands);
+        json!({"metadata": {"annotations": commands}})
+    };
+    change_inventory(gitops, agent, project, COMMAND_MANAGER, fields).await
 }
 
-/// Changes the commands, unless somebody else has changed the inventory since it was read (409).
-async fn try_change_commands(
+/// Changes fields of an inventory, if it is still as it was read. Two changes at the same time both take place, and one that a former
+/// leader has sent does not arrive after those of the next one.
+async fn change_inventory(
     gitops: &Gitops,
     agent: AgentId,
     project: &str,
-    change: &impl Fn(&mut BTreeMap<&'static str, String>),
+    manager: &'static str,
+    fields: impl Fn(&Value) -> Value + Send + Sync,
 ) -> Result<(), ApiError> {
-    let mut current = read_inventory(gitops, agent, project).await?;
-    let metadata = &mut current["metadata"];
-    let annotation = |key: &str| metadata["annotations"][key].as_str().unwrap_or_default().to_owned();
-    let mut commands =
-        BTreeMap::from([SUSPENDED, APPROVED, REQUESTED, PRUNE].map(|key| (key, annotation(key))));
-    change(&mut commands);
-    let version = metadata["resourceVersion"].take();
-    let fields = json!({"metadata": {"annotations": commands, "resourceVersion": version}});
-    apply_inventory(gitops, agent, project, fields, COMMAND_MANAGER).await
+    let try_change = async || {
+        let current = read_inventory(gitops, agent, project).await?;
+        let mut object = fields(&current);
+        object["metadata"]["resourceVersion"] = current["metadata"]["resourceVersion"].clone();
+        apply_inventory(gitops, agent, project, object, manager).await
+    };
+    for _ in 1..ATTEMPTS {
+        match try_change().await {
+            // Somebody else has changed it since then.
+            Err(error) if error.status == 409 => {
+                sleep(CONFLICT_PAUSE.mul_f64(rand::random_range(0.5..1.5))).await
+            }
+            result => return result,
+        }
+    }
+    try_change().await
 }
 
 /// Returns the inventory of a project, which is null if it does not exist.
@@ -511,11 +481,17 @@ pub(super) async fn statuses(gitops: &Gitops) -> Result<Vec<(ProjectStatus, Comm
     let ours = listed
         .iter()
         .filter(|found| found["metadata"]["name"].as_str().is_some_and(|name| name.starts_with(&prefix)));
-    let parsed = ours.filter_map(|found| {
-        let status = serde_json::from_str(found["data"]["status"].as_str()?).ok()?;
-        Some((status, Commands::read(found)))
-    });
-    Ok(parsed.collect())
+    Ok(ours.filter_map(|found| Some((stored_status(found)?, Commands::read(found)))).collect())
+}
+
+/// Returns the status that an inventory has. agentk may have ended before it wrote one, or another version has written it: the project
+/// exists all the same.
+fn stored_status(inventory: &Value) -> Option<ProjectStatus> {
+    let stored = inventory["data"]["status"].as_str().and_then(|text| serde_json::from_str(text).ok());
+    stored.or_else(|| {
+        let project = inventory["metadata"]["annotations"][PROJECT].as_str()?.to_owned();
+        Some(ProjectStatus { project, ..ProjectStatus::default() })
+    })
 }
 
 async fn commands(gitops: &Gitops, agent: AgentId, project: &str) -> Result<Commands, ApiError> {
@@ -562,62 +538,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn change_by_others_is_reverted_at_once_and_then_less_and_less_often() {
-        let start = Instant::now();
-        let at = |millis| start + Duration::from_millis(millis);
-        let mut schedule = Schedule::new(start);
-        schedule.note_success(start, false);
-        assert_eq!(schedule.next, start + CHECK_PERIOD);
-        schedule.note_drift(at(5000));
-        assert_eq!(schedule.next, at(5000), "at once");
-        schedule.note_success(at(5000), true);
-        schedule.note_drift(at(5001));
-        assert_eq!(schedule.next, at(6000), "a second later");
-        for _ in 0..20 {
-            schedule.note_success(at(6000), true);
+    fn project_without_a_stored_status_is_a_project() {
+        let inventory =
+            |data: Value| json!({"metadata": {"annotations": {PROJECT: "group/shop"}}, "data": data});
+        for data in [Value::Null, json!({}), json!({"status": ""}), json!({"status": "{\"state\": \"new\"}"})]
+        {
+            let status = stored_status(&inventory(data)).unwrap();
+            assert_eq!((&*status.project, status.state), ("group/shop", ProjectState::Pending));
         }
-        schedule.note_drift(at(6000));
-        assert_eq!(schedule.next, at(6000) + REVERT.1, "neither the notice nor the periodic look is earlier");
-        for _ in 0..10 {
-            schedule.note_success(at(6000), false);
-        }
-        schedule.note_drift(at(7000));
-        assert_eq!(schedule.next, at(7000), "it was quiet for a long time");
-    }
-
-    #[test]
-    fn change_by_others_does_not_hasten_a_sync_that_fails() {
-        let start = Instant::now();
-        let mut schedule = Schedule::new(start);
-        schedule.note_failure(start);
-        schedule.note_drift(start + Duration::from_secs(1));
-        assert_eq!(schedule.next, start + BACKOFF.0);
-    }
-
-    #[test]
-    fn objects_that_start_are_looked_at_without_a_sync() {
-        let start = Instant::now();
-        let mut schedule = Schedule::new(start);
-        schedule.note_success(start, false);
-        schedule.note_health(start, true);
-        assert_eq!((schedule.wake(), schedule.next), (start + HEALTH_PERIOD, start + CHECK_PERIOD));
-        schedule.note_health(start, false);
-        assert_eq!(schedule.wake(), schedule.next);
-    }
-
-    #[test]
-    fn failure_is_tried_again_with_longer_and_longer_waits() {
-        let start = Instant::now();
-        let mut schedule = Schedule::new(start);
-        let waits: Vec<u64> = (0..5)
-            .map(|_| {
-                schedule.note_failure(start);
-                (schedule.next - start).as_secs()
-            })
-            .collect();
-        assert_eq!(waits, [10, 20, 40, 60, 60]);
-        schedule.note_success(start, false);
-        schedule.note_failure(start);
-        assert_eq!((schedule.next - start).as_secs(), 10);
+        let stored = ProjectStatus { project: "group/shop".to_owned(), ..ProjectStatus::default() };
+        let text = serde_json::to_string(&ProjectStatus { state: ProjectState::Held, ..stored }).unwrap();
+        assert_eq!(stored_status(&inventory(json!({"status": text}))).unwrap().state, ProjectState::Held);
+        assert!(
+            stored_status(&json!({"metadata": {"name": "gitops-7-other"}})).is_none(),
+            "it is no inventory"
+        );
     }
 }

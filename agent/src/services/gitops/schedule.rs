@@ -1,0 +1,283 @@
+//! When the worker of a project looks at the cluster again, and whether it may write then.
+
+use std::time::Duration;
+
+use gitops_engine::Outcome;
+use proto::{agent_configuration::gitops::SelfHeal, gitops::ProjectState};
+use tokio::time::Instant;
+
+/// The time between two looks for drift.
+pub(super) const CHECK_PERIOD: Duration = Duration::from_secs(30);
+/// The time between two looks at objects that are not healthy yet.
+const HEALTH_PERIOD: Duration = Duration::from_secs(3);
+/// The waits after a sync that failed.
+const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
+/// The shortest and the longest time between two syncs that revert changes.
+const REVERT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(300));
+
+/// When a worker looks at the cluster again.
+pub(super) struct Schedule {
+    /// The next sync.
+    pub(super) next: Instant,
+    /// The next look at the health of the objects.
+    health: Instant,
+    /// The wait after the next failure.
+    backoff: Duration,
+    /// The earliest time to revert a change by others, and the wait after it.
+    revert: (Instant, Duration),
+}
+
+impl Schedule {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { next: now, health: now + CHECK_PERIOD, backoff: BACKOFF.0, revert: (now, REVERT.0) }
+    }
+
+    /// Somebody else has changed an object.
+    pub(super) fn note_drift(&mut self, now: Instant) {
+        self.next = self.next.min(self.revert.0.max(now));
+    }
+
+    /// A sync failed, or cannot be tried now. It may have reverted changes before.
+    pub(super) fn note_failure(&mut self, now: Instant, reverted: bool) {
+        if reverted {
+            self.note_revert(now, true);
+        }
+        self.next = now + self.backoff;
+        if reverted {
+            self.next = self.next.max(self.revert.0);
+        }
+        self.revert.0 = self.revert.0.max(self.next);
+        self.backoff = (self.backoff * 2).min(BACKOFF.1);
+    }
+
+    /// A sync succeeded.
+    pub(super) fn note_success(&mut self, now: Instant, reverted: bool) {
+        self.note_revert(now, reverted);
+        self.next = (now + CHECK_PERIOD).max(self.revert.0);
+        self.backoff = BACKOFF.0;
+    }
+
+    /// The syncs are suspended.
+    pub(super) fn note_suspension(&mut self, now: Instant) {
+        self.next = now + CHECK_PERIOD;
+    }
+
+    /// A change that comes back again and again is reverted less and less often, until it is quiet.
+    fn note_revert(&mut self, now: Instant, reverted: bool) {
+        let (shortest, longest) = REVERT;
+        let wait = if reverted { self.revert.1 * 2 } else { self.revert.1 / 2 }.clamp(shortest, longest);
+        self.revert = (now + wait, wait);
+    }
+
+    /// The worker has looked at the health of the objects. Some may be starting.
+    pub(super) fn note_health(&mut self, now: Instant, starting: bool) {
+        self.health = now + if starting { HEALTH_PERIOD } else { CHECK_PERIOD };
+    }
+
+    /// Returns the time of the next sync or look.
+    pub(super) fn wake(&self) -> Instant {
+        self.health.min(self.next)
+    }
+}
+
+/// What a worker does when its time has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// It makes the cluster what is in Git.
+    Write,
+    /// It reports what others have changed.
+    Report,
+    /// It waits for a commit or a command.
+    Wait,
+}
+
+/// How far a worker is with a commit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// The number of the commit that was tried last, or 0.
+    tried: u64,
+    /// The commit was not applied yet, or a command was not answered yet.
+    unfinished: bool,
+}
+
+impl Progress {
+    /// Returns whether a commit was not tried by this process.
+    pub(super) fn is_new(self, number: u64) -> bool {
+        self.tried != number
+    }
+
+    /// Begins with a commit. A process before this one may have applied it: a restart or a lost tunnel is no reason to write.
+    pub(super) fn begin(&mut self, number: u64, is_applied: bool) {
+        *self = Self { tried: number, unfinished: !is_applied };
+    }
+
+    /// Somebody has given a command, or the project was suspended: the next sync writes.
+    pub(super) fn note_command(&mut self) {
+        self.unfinished = true;
+    }
+
+    /// Notes how a sync ended. One that only looked leaves nothing unfinished, however it ended.
+    pub(super) fn note_outcome(&mut self, outcome: &Outcome) {
+        let failed = outcome.stopped.is_some() || outcome.state == ProjectState::Failed;
+        self.unfinished &= failed;
+    }
+
+    /// Returns what to do. `held` says that deletions wait for an approval: they are not planned again before a command or a commit.
+    pub(super) fn action(self, self_heal: SelfHeal, held: bool) -> Action {
+        match self_heal {
+            SelfHeal::Heal => Action::Write,
+            SelfHeal::Report | SelfHeal::Ignore if self.unfinished => Action::Write,
+            SelfHeal::Report if !held => Action::Report,
+            SelfHeal::Report | SelfHeal::Ignore => Action::Wait,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gitops_engine::Stopped;
+
+    use super::*;
+
+    fn outcome(state: ProjectState, stopped: Option<Stopped>) -> Outcome {
+        Outcome {
+            state,
+            message: String::new(),
+            objects: Default::default(),
+            errors: Vec::new(),
+            held: None,
+            kept: Vec::new(),
+            reverted: 0,
+            stopped,
+        }
+    }
+
+    #[test]
+    fn change_by_others_is_reverted_at_once_and_then_less_and_less_often() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut schedule = Schedule::new(start);
+        schedule.note_success(start, false);
+        assert_eq!(schedule.next, start + CHECK_PERIOD);
+        schedule.note_drift(at(5000));
+        assert_eq!(schedule.next, at(5000), "at once");
+        schedule.note_success(at(5000), true);
+        schedule.note_drift(at(5001));
+        assert_eq!(schedule.next, at(6000), "a second later");
+        for _ in 0..20 {
+            schedule.note_success(at(6000), true);
+        }
+        schedule.note_drift(at(6000));
+        assert_eq!(schedule.next, at(6000) + REVERT.1, "neither the notice nor the periodic look is earlier");
+        for _ in 0..10 {
+            schedule.note_success(at(6000), false);
+        }
+        schedule.note_drift(at(7000));
+        assert_eq!(schedule.next, at(7000), "it was quiet for a long time");
+    }
+
+    /// Somebody who changes an object while it is written lets some syncs fail.
+    #[test]
+    fn failure_between_two_reverts_does_not_shorten_the_wait() {
+        let (mut schedule, mut now) = (Schedule::new(Instant::now()), Instant::now());
+        let waits: Vec<u64> = (0..14)
+            .map(|round| {
+                match round % 2 {
+                    0 => schedule.note_success(now, true),
+                    _ => schedule.note_failure(now, true),
+                }
+                schedule.note_drift(now);
+                let wait = schedule.next - now;
+                now = schedule.next;
+                wait.as_secs()
+            })
+            .collect();
+        assert_eq!(waits, [1, 10, 4, 10, 16, 32, 64, 128, 256, 300, 300, 300, 300, 300]);
+    }
+
+    #[test]
+    fn change_by_others_does_not_hasten_a_sync_that_fails() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start);
+        schedule.note_failure(start, false);
+        schedule.note_drift(start + Duration::from_secs(1));
+        assert_eq!(schedule.next, start + BACKOFF.0);
+    }
+
+    #[test]
+    fn objects_that_start_are_looked_at_without_a_sync() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start);
+        schedule.note_success(start, false);
+        schedule.note_health(start, true);
+        assert_eq!((schedule.wake(), schedule.next), (start + HEALTH_PERIOD, start + CHECK_PERIOD));
+        schedule.note_health(start, false);
+        assert_eq!(schedule.wake(), schedule.next);
+    }
+
+    #[test]
+    fn health_is_looked_at_while_reverts_wait() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start);
+        (0..20).for_each(|_| schedule.note_success(start, true));
+        schedule.note_health(start, false);
+        assert_eq!((schedule.wake(), schedule.next), (start + CHECK_PERIOD, start + REVERT.1));
+    }
+
+    #[test]
+    fn failure_is_tried_again_with_longer_and_longer_waits() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start);
+        let waits: Vec<u64> = (0..5)
+            .map(|_| {
+                schedule.note_failure(start, false);
+                (schedule.next - start).as_secs()
+            })
+            .collect();
+        assert_eq!(waits, [10, 20, 40, 60, 60]);
+        schedule.note_success(start, false);
+        schedule.note_failure(start, false);
+        assert_eq!((schedule.next - start).as_secs(), 10);
+    }
+
+    #[test]
+    fn commit_is_written_until_it_is_applied_and_then_only_reported() {
+        let mut progress = Progress::default();
+        progress.begin(1, false);
+        progress.note_outcome(&outcome(ProjectState::Failed, None));
+        assert_eq!(progress.action(SelfHeal::Report, false), Action::Write);
+        progress.note_outcome(&outcome(ProjectState::Syncing, Some(Stopped::LostLease)));
+        assert_eq!(progress.action(SelfHeal::Ignore, false), Action::Write);
+        progress.note_outcome(&outcome(ProjectState::Synced, None));
+        assert_eq!(progress.action(SelfHeal::Report, false), Action::Report);
+        assert_eq!(progress.action(SelfHeal::Ignore, false), Action::Wait);
+        assert_eq!(progress.action(SelfHeal::Heal, false), Action::Write);
+    }
+
+    #[test]
+    fn restart_and_lost_connections_revert_nothing_that_is_only_reported() {
+        let mut progress = Progress::default();
+        progress.begin(1, true);
+        assert_eq!(
+            progress.action(SelfHeal::Report, false),
+            Action::Report,
+            "another process has applied it"
+        );
+        // The API server does not respond for a while.
+        progress.note_outcome(&outcome(ProjectState::Failed, None));
+        progress.note_outcome(&outcome(ProjectState::Syncing, Some(Stopped::LostLease)));
+        assert_eq!(progress.action(SelfHeal::Report, false), Action::Report);
+        assert!(!progress.is_new(1), "kas sends the same commit again");
+    }
+
+    #[test]
+    fn deletions_that_wait_for_an_approval_revert_nothing() {
+        let mut progress = Progress::default();
+        progress.begin(1, false);
+        progress.note_outcome(&outcome(ProjectState::Held, None));
+        assert_eq!(progress.action(SelfHeal::Report, true), Action::Wait);
+        assert_eq!(progress.action(SelfHeal::Heal, true), Action::Write);
+        progress.note_command();
+        assert_eq!(progress.action(SelfHeal::Report, true), Action::Write, "somebody has approved them");
+    }
+}
