@@ -91,9 +91,9 @@ struct ViewOptions {
 struct ApproveOptions {
     #[command(flatten)]
     project: ProjectOptions,
-    /// The code that `show` prints, which is for exactly the deletions that it shows [default: those that wait now]
+    /// The code that `show` prints, which is for exactly the deletions that it shows
     #[arg(long)]
-    code: Option<String>,
+    code: String,
 }
 
 #[derive(Debug, clap::Args)]
@@ -133,7 +133,7 @@ Examples:
   kas gitops list --agent production
   kas gitops show --agent production group/shop
   kas gitops show --agent production group/shop --watch
-  kas gitops approve --agent production group/shop
+  kas gitops approve --agent production --code 9a1c2f6f0b7d4e35 group/shop
   kas gitops diff --agent production group/shop --ref feature
 
 Exit codes:
@@ -178,14 +178,6 @@ impl Action {
             Self::Suspend(project) => project.command("suspend", "is suspended").await,
             Self::Resume(project) => project.command("resume", "is synced again").await,
             Self::Approve(ApproveOptions { project, code }) => {
-                let code = match code {
-                    Some(code) => code,
-                    None => {
-                        let status: ProjectStatus = parse(&project.send(Method::GET, "").await?)?;
-                        // Without deletions that wait, the agent says so.
-                        status.held.map(|held| held.code).unwrap_or_default()
-                    }
-                };
                 let code = utf8_percent_encode(&code, NON_ALPHANUMERIC);
                 project
                     .command(&format!("approve?code={code}"), "may delete the objects that it has shown")
