@@ -2,7 +2,9 @@
 
 mod diff;
 mod gitlab;
+mod partition;
 mod render;
+mod tasks;
 
 use std::{process::Output, time::SystemTime};
 
@@ -294,6 +296,58 @@ fn policy_of_the_cluster_limits_manifests() {
     assert_eq!(world.config_maps(), "", "the stage has written nothing: {status}");
     world.configure("", &[("manifests/app.yaml", Some(&config_maps(&["a"])))]);
     eventually("what the policy allows is applied", || world.config_maps() == "a");
+}
+
+/// Commands reach the leader through the other pod, too, and none replaces another one.
+#[test]
+fn commands_through_two_pods_at_the_same_time_are_all_answered() {
+    let Some(world) = World::or_skip("gitops-commands") else { return };
+    // Without a command, kas looks at the repository every hour.
+    let configuration = |settings: &str| {
+        format!(
+            "gitops:\n  manifest_projects:\n  - {{paths: [{{glob: '/manifests/**/*.yaml'}}], default_namespace: {}, interval: 1h{settings}}}\n",
+            world.namespace.name
+        )
+    };
+    let commit = |names: &[&str], value: &str| {
+        let text: String = names.iter().map(|name| config_map(name, value)).collect();
+        world.repository.commit_files(&[("manifests/app.yaml", Some(&text))]);
+    };
+    let names = ["a", "b", "c", "d", "e"];
+    commit(&names, "zero");
+    world.repository.commit_files(&[(CONFIGURATION, Some(&configuration("")))]);
+    eventually("the objects are created", || world.config_maps() == names.join(" "));
+    let directory = TempDir::new().unwrap();
+    let _second = Agent::start(directory.path(), &world.installation.agent_options);
+    eventually("both pods have tunnels", || world.installation.kas.metric("kas_tunnels") == 4.0);
+
+    // Requests of callers go to the least loaded tunnels, and so to both pods.
+    for value in ["one", "two", "three", "four"] {
+        commit(&names, value);
+        assert!(world.gitops(&["sync", PROJECT]).status.success());
+        eventually("kas has looked at the repository at once", || world.data("a") == value);
+    }
+    commit(&names[..1], "four");
+    assert!(world.gitops(&["sync", PROJECT]).status.success());
+    let code = world.wait_for_state("held")["held"]["code"].as_str().unwrap().to_owned();
+    let approve = ["approve", PROJECT, "--code", &*code];
+    let commands: [&[&str]; 6] = [
+        &["sync", PROJECT],
+        &["resume", PROJECT],
+        &approve,
+        &["sync", PROJECT],
+        &["resume", PROJECT],
+        &["sync", PROJECT],
+    ];
+    std::thread::scope(|scope| {
+        let running = commands.map(|command| scope.spawn(|| world.gitops(command)));
+        for output in running.map(|running| running.join().unwrap()) {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+    });
+    eventually("the approval was not lost", || world.config_maps() == "a");
+    assert!(world.gitops(&["suspend", PROJECT]).status.success());
+    world.wait_for_state("suspended");
 }
 
 /// Test 55 of the attack list: two pods of agentk, one of which leads. Commands reach it through either, and the other one goes on

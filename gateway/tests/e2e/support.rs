@@ -43,7 +43,7 @@ pub(crate) use self::{
     proxy::{Proxy, ProxyHost},
     recorder::RecordingServer,
     redis::{Redis, Sentinel, socket_section},
-    relay::{LoadBalancer, start_delayed_socket},
+    relay::{Link, LoadBalancer, start_delayed_socket},
     simulator::Simulator,
     stop_guard::StopGuard,
     tls::Certificates,

@@ -1,11 +1,14 @@
-//! TCP relays between two programs: a load balancer, and a socket with a delay.
+//! TCP relays between two programs: a load balancer, a link that fails, and a socket with a delay.
 
 use std::{
     io::{self, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
     thread,
     time::Duration,
 };
@@ -43,6 +46,73 @@ impl LoadBalancer {
     /// Replaces the servers for new connections.
     pub(crate) fn set_servers(&self, servers: Vec<SocketAddr>) {
         *self.servers.lock() = servers;
+    }
+}
+
+/// A link to a server. It can stop forwarding, as a network that loses all packets: connections stay open, and bytes that were sent
+/// meanwhile arrive later.
+pub(crate) struct Link {
+    /// The address of the near end.
+    pub(crate) address: SocketAddr,
+    state: Arc<LinkState>,
+}
+
+#[derive(Default)]
+struct LinkState {
+    is_cut: AtomicBool,
+    delay_millis: AtomicU64,
+}
+
+impl Link {
+    /// Starts a link to a server.
+    pub(crate) fn start(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let link = Self { address: listener.local_addr().unwrap(), state: Arc::default() };
+        let state = Arc::clone(&link.state);
+        thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                let Ok(far) = TcpStream::connect(server) else { continue };
+                for [from, to] in [[&near, &far], [&far, &near]] {
+                    let [from, to] = [from, to].map(|stream| stream.try_clone().unwrap());
+                    let state = Arc::clone(&state);
+                    let writer = LinkWriter { to, state };
+                    thread::spawn(move || {
+                        copy_until_closed(&from, writer, |writer| writer.to.shutdown(Shutdown::Write))
+                    });
+                }
+            }
+        });
+        link
+    }
+
+    /// Stops or begins to forward.
+    pub(crate) fn set_cut(&self, is_cut: bool) {
+        self.state.is_cut.store(is_cut, Relaxed);
+    }
+
+    /// Sets the delay of each write in each direction.
+    pub(crate) fn set_delay(&self, delay: Duration) {
+        self.state.delay_millis.store(delay.as_millis().try_into().unwrap(), Relaxed);
+    }
+}
+
+/// Writes when the link forwards.
+struct LinkWriter {
+    to: TcpStream,
+    state: Arc<LinkState>,
+}
+
+impl Write for LinkWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        thread::sleep(Duration::from_millis(self.state.delay_millis.load(Relaxed)));
+        while self.state.is_cut.load(Relaxed) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.to.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
     }
 }
 
