@@ -20,8 +20,12 @@ use parking_lot::Mutex;
 use super::{objects::invalid, remote::GitConnection};
 use crate::{Location, RepositoryError};
 
-/// The most bytes of an error of `ssh` that are shown.
-const MAX_ERROR: u64 = 500;
+/// The most bytes of the messages of `ssh` that are read.
+const MAX_MESSAGES: u64 = 16 << 10;
+/// The last lines of them are shown, because the reason is at the end: a changed host key has a banner of ten lines before it.
+const LAST_LINES: usize = 3;
+/// The most characters of an error of `ssh` that are shown.
+const MAX_ERROR: usize = 500;
 
 /// Starts the program `ssh`. Its output has at most `max_bytes` bytes.
 pub(super) fn connect(
@@ -140,11 +144,12 @@ fn error_output(child: &Mutex<Child>) -> String {
     let mut text = Vec::new();
     if let Some(stderr) = stderr {
         // The guard ends the program, and with it this read.
-        let _ = stderr.take(MAX_ERROR).read_to_end(&mut text);
+        let _ = stderr.take(MAX_MESSAGES).read_to_end(&mut text);
     }
     let text = String::from_utf8_lossy(&text);
     let text: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    text.join("; ").escape_debug().to_string()
+    let last = text.len().saturating_sub(LAST_LINES);
+    text[last..].join("; ").escape_debug().take(MAX_ERROR).collect()
 }
 
 /// Kills the program.

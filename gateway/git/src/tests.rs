@@ -418,6 +418,11 @@ async fn server_that_fails_is_reported_with_its_error() {
     let Some(fixture) = Fixture::with_agent() else { return };
     for (script, expected) in [
         ("echo 'Permission denied (publickey).' >&2; exit 255", "ssh failed: Permission denied (publickey)."),
+        (
+            "for line in 1 2 3 4 5 6 7 8 9; do echo @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@; done >&2; \
+             echo 'Host key verification failed.' >&2; exit 255",
+            "Host key verification failed.",
+        ),
         ("echo hello", "git@example.com:"),
         ("printf '000eversion 1\\n0000'", "git@example.com:"),
         ("for last; do :; done; GIT_PROTOCOL=version=0 exec sh -c \"$last\"", "version 2 of Git's protocol"),
