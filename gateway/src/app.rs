@@ -150,6 +150,7 @@ impl App {
             configuration: &config.agent.configuration,
             gitops: &config.agent.gitops,
             kill_switch: &shared.kill_switch,
+            redis: shared.redis.as_ref(),
             registry: &mut registry,
         });
         let agents = Arc::new(shared.agent_server(gitlab.as_ref(), services, &config, &mut registry));

@@ -18,7 +18,7 @@ use http::{Method, Uri};
 use percent_encoding::percent_decode_str;
 use prometheus_client::registry::Registry;
 use proto::{Hello, ServiceName};
-use router::RequestClass;
+use router::{RequestClass, redis::RedisStore};
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
 use tunnel::Tunnel;
@@ -152,6 +152,8 @@ pub(crate) struct ServiceContext<'a> {
     pub(crate) configuration: &'a AgentConfigurationConfig,
     pub(crate) gitops: &'a GitopsConfig,
     pub(crate) kill_switch: &'a Arc<KillSwitch>,
+    /// The store that replicas share, if there are several.
+    pub(crate) redis: Option<&'a RedisStore>,
     pub(crate) registry: &'a mut Registry,
 }
 
@@ -164,8 +166,8 @@ pub(crate) struct TunnelSession {
 
 impl TunnelServices {
     /// Builds the services of a replica.
-    pub(crate) fn new(context: ServiceContext<'_>) -> Self {
-        let gitops = GitopsService::of_replica(&context);
+    pub(crate) fn new(mut context: ServiceContext<'_>) -> Self {
+        let gitops = GitopsService::of_replica(&mut context);
         Self { configuration: ConfigurationService::of_replica(context), gitops }
     }
 

@@ -26,6 +26,7 @@
 //! | `lookup` | reads the routes of other replicas, and removes the records of dead ones |
 //! | `cache` | keeps lookups, and invalidates them at events |
 //! | `disabled` | the record of the kill switch: reads it, keeps it, writes it back |
+//! | `looks` | looks at repositories, which replicas share |
 //! | `projects` | reads the agents of projects at other replicas |
 //! | `client`, `settings` | connect to a server, to Sentinels or to a Cluster |
 //! | `wire`, `keys` | values, keys and Lua scripts in Redis; [`SCHEMA`] lists the keys and their cost |
@@ -36,6 +37,7 @@ mod check;
 mod client;
 mod disabled;
 mod keys;
+mod looks;
 mod lookup;
 mod members;
 mod projects;
@@ -82,6 +84,7 @@ use crate::{
 pub use self::check::{RedisCheck, RedisReport};
 pub use self::disabled::{DisabledEditor, DisabledRecord};
 pub use self::keys::SCHEMA;
+pub use self::looks::SharedLook;
 pub use self::settings::{RedisAddress, RedisAddressError, RedisServers, RedisSettings, RedisTlsFiles};
 pub use self::sync::SyncTask;
 pub use self::url_mac::UrlAuthenticator;

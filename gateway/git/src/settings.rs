@@ -114,6 +114,15 @@ impl RepositorySettings {
         Some(path.strip_suffix(".git").unwrap_or(path))
     }
 
+    /// Returns the host of the server, with its port if the URL has one, or `None` for a repository of this machine.
+    pub fn server(&self) -> Option<&str> {
+        match &self.location {
+            Location::Local(_) => None,
+            Location::Https { url, .. } => url.strip_prefix("https://")?.split('/').next(),
+            Location::Ssh { destination, .. } => destination.rsplit('@').next(),
+        }
+    }
+
     /// Returns the location for messages. It has no credentials.
     pub fn name(&self) -> String {
         match &self.location {
@@ -260,6 +269,9 @@ mod tests {
         };
         let settings = parse("{url: 'https://host/a/b.git', password_file: /p}").unwrap();
         assert_eq!((settings.project(), &*settings.directory), (Some("a/b"), ".gitlab/agents"));
+        assert_eq!(settings.server(), Some("host"));
+        assert_eq!(parse("{url: 'me@host.example.com:a/b'}").unwrap().server(), Some("host.example.com"));
+        assert_eq!(parse("{url: /a}").unwrap().server(), None);
         assert_eq!(parse("{url: /a, directory: /agents/}").unwrap().directory, "agents");
         for (text, expected) in [
             (

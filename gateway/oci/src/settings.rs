@@ -99,6 +99,11 @@ impl OciSettings {
         Ok(Self { version, ..self.clone() })
     }
 
+    /// Returns the host of the registry, with its port if the URL has one.
+    pub fn server(&self) -> &str {
+        &self.registry
+    }
+
     /// Returns the artifact for messages. It has no credentials.
     pub fn name(&self) -> String {
         let Self { registry, repository, .. } = self;

@@ -7,18 +7,22 @@
 //! ```
 //!
 //! Each replica keeps a subscription open in each tunnel, and agentk chooses one of them as its source. All agents at a replica that
-//! follow the same reference of a repository share one look at it.
+//! follow the same reference of a repository share one look at it, and with Redis all replicas do (`looks`).
 
 mod commit;
 mod config;
 mod feed;
 mod gitlab;
+mod looks;
+mod metrics;
+mod pace;
 mod preview;
 mod sources;
 
 use std::{sync::Arc, time::Duration};
 
 use access::{AgentIdentity, ErrorDialect};
+use parking_lot::Mutex;
 use proto::{Hello, ServiceName};
 use router::GitPush;
 use secrecy::SecretString;
@@ -29,7 +33,12 @@ use tokio::sync::{
 
 pub use self::config::GitopsConfig;
 pub(crate) use self::feed::GitopsFeed;
-use self::{commit::CommitReader, gitlab::GitLabProjects, sources::Sources};
+use self::{
+    commit::CommitReader,
+    gitlab::GitLabProjects,
+    metrics::GitopsMetrics,
+    sources::{LookContext, Sources},
+};
 use crate::kill_switch::KillSwitch;
 
 use super::{RequestType, ServiceContext, configuration::ConfigurationState};
@@ -67,12 +76,19 @@ struct Pushes(broadcast::Receiver<GitPush>);
 
 impl GitopsService {
     /// Builds the service of a replica.
-    pub(super) fn of_replica(context: &ServiceContext<'_>) -> Self {
+    pub(super) fn of_replica(context: &mut ServiceContext<'_>) -> Self {
         let (gitops, default) = (context.gitops, context.configuration.settings.clone());
         let gitlab = context.gitlab.cloned();
         let gitlab = gitlab.map(|gitlab| GitLabProjects::new(gitlab, context.gitaly.clone()));
+        let looks = LookContext {
+            redis: context.redis.cloned(),
+            metrics: GitopsMetrics::register(context.registry),
+            polls_per_second: gitops.polls_per_server_per_second,
+            paces: Mutex::default(),
+        };
+        let (identities, configured) = (context.identities.clone(), Arc::clone(&gitops.sources));
         Self(Arc::new(Shared {
-            sources: Sources::new(context.identities.clone(), default, Arc::clone(&gitops.sources), gitlab),
+            sources: Sources::new(identities, default, configured, gitlab, looks),
             poll_period: gitops.poll_period,
             min_interval: gitops.min_interval,
             commits: CommitReader { limits: gitops.limits(), renderer: gitops.renderer() },

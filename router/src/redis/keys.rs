@@ -17,6 +17,11 @@ pub(super) const HEARTBEATS_PER_AUDIT: u64 = 3;
 /// The TTL of the times when agents disconnected.
 pub(super) const GONE_TTL: Duration = Duration::from_secs(7 * 86_400);
 
+/// The TTL of the record of a look at a repository. No replica uses an older one.
+pub(super) const LOOK_TTL: Duration = Duration::from_secs(600);
+/// The time for which a replica claims a look. A replica that dies meanwhile delays the others for so long.
+pub(super) const LOOK_CLAIM_TTL: Duration = Duration::from_secs(5);
+
 /// The TTL of the list of deployments.
 pub(super) const DEPLOYMENTS_TTL: Duration = Duration::from_secs(30 * 86_400);
 
@@ -35,6 +40,7 @@ pub const SCHEMA: &str = "\
 | `{kas}:disabled` | string | rules of the [kill switch](operations.md#kill-switch) for all replicas: `[1,version,{rules:[…]}]` | none | by `kas disable --fleet` and `kas enable --fleet`; by a replica, if Redis has lost it | at most 64 KiB |
 | `{kas}:deployments` | list | the newest jobs with an environment that were allowed to use an agent, in JSON; at most 1000 | 30 d | when such a job sends its first request to an agent | 250 bytes per job |
 | `kas:unknown:<digest>` | string | mark of an agent token that GitLab does not know; the digest is a hash of the token's hash | `agent.info_cache_error_ttl` | when an agent with such a token connects | 80 bytes per token |
+| `kas:look:<digest>` | string | last look of a replica at a version of a repository with [manifests](gitops.md): `[1,time,\"result\"]`; the time is in milliseconds since 1970, the result is a hash of the commit, `0` after a failure, and empty while a replica looks; the digest is a hash of URL, version and names of credentials | 10 min, or 5 s while a replica looks | when a replica looks | 120 bytes per version |
 | `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or disabled or left}]` | | every 5 s per replica; when an agent connects or disconnects; when GitLab reports a push; when the rules of the fleet change | |
 ";
 
@@ -100,6 +106,10 @@ impl Keys {
         format!("{}:unknown:{digest}", self.prefix)
     }
 
+    pub(super) fn look(&self, digest: &str) -> String {
+        format!("{}:look:{digest}", self.prefix)
+    }
+
     pub(super) fn events(&self) -> String {
         format!("{}:events", self.prefix)
     }
@@ -121,7 +131,7 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit check cleanup deployments disabled heartbeat instances join leave lookup members notify project projects publish stage unknown }
+scripts! { admit check cleanup deployments disabled heartbeat instances join leave look lookup members notify project projects publish stage unknown }
 
 #[cfg(test)]
 mod tests {
@@ -143,6 +153,7 @@ mod tests {
             keys.disabled(),
             keys.deployments(),
             keys.unknown("<digest>"),
+            keys.look("<digest>"),
             keys.events(),
         ] {
             let key = key.replace(&id.to_string(), "<id>");
@@ -153,10 +164,12 @@ mod tests {
             ("routes:<id>", ROUTES_TTL),
             ("gone", GONE_TTL),
             ("deployments", DEPLOYMENTS_TTL),
+            ("look:<digest>", LOOK_TTL),
         ] {
             let row = SCHEMA.lines().find(|row| row.contains(&format!(":{key}`"))).unwrap();
             let ttl = match ttl.as_secs() {
-                seconds @ 0..3600 => format!("| {seconds} s |"),
+                seconds @ 0..60 => format!("| {seconds} s |"),
+                seconds @ 60..3600 => format!("| {} min, or {} s ", seconds / 60, LOOK_CLAIM_TTL.as_secs()),
                 seconds @ 3600..86_400 => format!("| {} h |", seconds / 3600),
                 seconds => format!("| {} d |", seconds / 86_400),
             };

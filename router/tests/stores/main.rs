@@ -9,6 +9,7 @@ mod contract;
 mod cost;
 mod disabled;
 mod fleets;
+mod looks;
 mod outages;
 mod proxy;
 mod races;

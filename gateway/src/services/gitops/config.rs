@@ -12,7 +12,7 @@ use proto::AgentName;
 use render::{RenderSettings, Renderer};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use settings::{ConfigError, Spanned, Timeout, Within};
+use settings::{ConfigError, Rate, Spanned, Timeout, Within};
 
 use super::sources::SourceSettings;
 
@@ -26,6 +26,9 @@ pub struct GitopsConfig {
     /// The shortest `interval` that a project may set.
     #[serde(with = "Timeout")]
     pub min_interval: Duration,
+    /// The most looks per second at one server, by each replica. Further ones wait.
+    #[serde(with = "Rate")]
+    pub polls_per_server_per_second: u32,
     /// The largest file, in bytes.
     #[serde(with = "Within::<1, { 64 << 20 }>")]
     pub max_manifest_file_size: usize,
@@ -87,6 +90,7 @@ impl Default for GitopsConfig {
         Self {
             poll_period: Duration::from_secs(20),
             min_interval: Duration::from_secs(5),
+            polls_per_server_per_second: 100,
             max_manifest_file_size: 5 << 20,
             max_total_manifest_file_size: 20 << 20,
             max_number_of_files: 1000,

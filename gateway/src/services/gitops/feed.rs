@@ -36,7 +36,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tunnel::{Body, Tunnel};
 
-use super::{GitopsService, sources::FollowedReference};
+use super::{GitopsService, looks::FollowedReference};
 use crate::{kill_switch::RequestAttributes, services::configuration::ConfigurationState};
 
 /// The time that agentk may take for the response to a small request.

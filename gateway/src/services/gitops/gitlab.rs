@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     hash::{Hash, Hasher},
     sync::Arc,
     time::Duration,
@@ -111,6 +112,11 @@ impl GitalySource {
         self.project.id
     }
 
+    /// Returns the address of the server.
+    pub(super) fn server(&self) -> &str {
+        &self.project.gitaly.address
+    }
+
     pub(super) fn open(&self) -> Arc<dyn Repository> {
         let ProjectInfo { gitaly, repository, .. } = &*self.project;
         let (server, location) = ((**gitaly).clone(), repository.clone());
@@ -120,6 +126,15 @@ impl GitalySource {
     fn key(&self) -> impl Hash + Eq {
         let ProjectInfo { gitaly, repository, .. } = &*self.project;
         (&gitaly.address, self.credential, repository, &self.reference)
+    }
+}
+
+/// The repository, the version and the digest of the credential.
+impl fmt::Display for GitalySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ProjectInfo { gitaly, repository, .. } = &*self.project;
+        let Self { credential, reference, .. } = self;
+        write!(f, "gitaly {} {credential:?} {repository:?} {reference}", gitaly.address)
     }
 }
 

@@ -1,18 +1,22 @@
 //! Which repository a project is, and the newest commits of repositories.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use access::{AgentIdentity, ConfigurationLocation, Identities};
-use git::{Commit, Reference, Repository, RepositoryError, RepositorySettings};
+use git::{Reference, Repository, RepositorySettings};
 use oci::{OciRepository, OciSettings};
 use parking_lot::Mutex;
 use proto::agent_configuration::gitops::{GitRef, ManifestProject};
+use router::redis::RedisStore;
 use secrecy::SecretString;
 use tokio::time::Instant;
 
 use super::{
     config::GitopsSource,
     gitlab::{GitLabProjects, GitalySource},
+    looks::{FollowedReference, SharedLooks},
+    metrics::GitopsMetrics,
+    pace::ServerPace,
 };
 
 /// The time after which what nobody follows any more is forgotten, with its cache.
@@ -27,6 +31,7 @@ pub(super) struct Sources {
     configured: Arc<Vec<GitopsSource>>,
     gitlab: Option<GitLabProjects>,
     followed: Mutex<HashMap<SourceSettings, Entry>>,
+    context: LookContext,
 }
 
 /// A repository or an artifact, with its version and its credentials. Equal settings share one cache.
@@ -43,22 +48,22 @@ struct Entry {
     used: Instant,
 }
 
-/// The last look at a reference, and when it ended.
-type Lookup = (Instant, Result<Option<Commit>, RepositoryError>);
-
-/// A reference of a repository, which all agents look up together.
+/// What all sources of a replica share.
 #[derive(Debug)]
-pub(super) struct FollowedReference {
-    pub(super) repository: Arc<dyn Repository>,
-    /// The id of the project in GitLab, if that is where the repository is.
-    pub(super) gitlab_project: Option<u64>,
-    /// What the text of a commit without a configured version is: `branch`, or `artifact`.
-    kind: &'static str,
-    #[expect(
-        clippy::disallowed_types,
-        reason = "agents that look at the same time wait for one exchange, which has a time limit"
-    )]
-    last: tokio::sync::Mutex<Option<Lookup>>,
+pub(super) struct LookContext {
+    /// The looks of all replicas, if there are several.
+    pub(super) redis: Option<RedisStore>,
+    pub(super) metrics: GitopsMetrics,
+    /// The most looks per second at one server.
+    pub(super) polls_per_second: u32,
+    pub(super) paces: Mutex<HashMap<String, Arc<ServerPace>>>,
+}
+
+impl LookContext {
+    fn pace(&self, server: String) -> Arc<ServerPace> {
+        let new = || Arc::new(ServerPace::new(self.polls_per_second));
+        Arc::clone(self.paces.lock().entry(server).or_insert_with(new))
+    }
 }
 
 impl SourceSettings {
@@ -71,13 +76,46 @@ impl SourceSettings {
         })
     }
 
-    fn open(&self) -> Arc<FollowedReference> {
+    /// Opens the source. Its looks are shared with other replicas if `is_shared`.
+    fn open(&self, context: &LookContext, is_shared: bool) -> Arc<FollowedReference> {
         let (repository, kind, gitlab_project): (Arc<dyn Repository>, _, _) = match self {
             Self::Git(settings) => (git::open(settings), "branch", None),
             Self::Gitaly(source) => (source.open(), "branch", Some(source.project())),
             Self::Artifact(settings) => (Arc::new(OciRepository::new(settings.clone())), "artifact", None),
         };
-        Arc::new(FollowedReference { repository, gitlab_project, kind, last: Default::default() })
+        let remote = self.server().map(|server| (context.pace(server), self.to_string()));
+        let redis = context.redis.clone().filter(|_| is_shared);
+        Arc::new(FollowedReference {
+            repository,
+            gitlab_project,
+            kind,
+            shared: remote.as_ref().zip(redis).map(|((_, name), redis)| SharedLooks::new(redis, name)),
+            pace: remote.map(|(pace, _)| pace),
+            metrics: context.metrics.clone(),
+            last: Default::default(),
+        })
+    }
+
+    /// Returns the server, or `None` for a repository of this machine.
+    fn server(&self) -> Option<String> {
+        match self {
+            Self::Git(settings) => settings.server().map(str::to_owned),
+            Self::Gitaly(source) => Some(source.server().to_owned()),
+            Self::Artifact(settings) => Some(settings.server().to_owned()),
+        }
+    }
+}
+
+/// The source with its version and the names of its credentials: the same text at each replica with the same settings.
+impl fmt::Display for SourceSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Git(RepositorySettings { location, reference, .. }) => {
+                write!(f, "git {location:?} {reference}")
+            }
+            Self::Gitaly(source) => write!(f, "{source}"),
+            Self::Artifact(settings) => write!(f, "oci {settings:?}"),
+        }
     }
 }
 
@@ -87,8 +125,9 @@ impl Sources {
         default: Option<Arc<RepositorySettings>>,
         configured: Arc<Vec<GitopsSource>>,
         gitlab: Option<GitLabProjects>,
+        context: LookContext,
     ) -> Self {
-        Self { identities, default, configured, gitlab, followed: Mutex::default() }
+        Self { identities, default, configured, gitlab, followed: Mutex::default(), context }
     }
 
     /// Returns what a project follows, if the agent with this token may read it now. `own` is the id of the project with the agent's
@@ -113,7 +152,7 @@ impl Sources {
         project: &ManifestProject,
         own: &str,
     ) -> Result<Arc<FollowedReference>, String> {
-        self.settings(agent, project, own).await.map(|settings| settings.open())
+        self.settings(agent, project, own).await.map(|settings| settings.open(&self.context, false))
     }
 
     async fn settings(
@@ -171,34 +210,9 @@ impl Sources {
             return Arc::clone(&entry.followed);
         }
         all.retain(|_, entry| now.duration_since(entry.used) < IDLE);
-        let followed = settings.open();
+        let followed = settings.open(&self.context, true);
         all.insert(settings, Entry { followed: Arc::clone(&followed), used: now });
         followed
-    }
-}
-
-impl FollowedReference {
-    /// Describes the version that is followed without a configured one.
-    pub(super) fn describe(&self, branch: &str) -> String {
-        format!("{} {branch}", self.kind)
-    }
-
-    /// Returns the newest commit, as it was at most `age` ago.
-    ///
-    /// # Errors
-    ///
-    /// The repository cannot be reached, or does not have the reference.
-    pub(super) async fn newest(&self, age: Duration) -> Result<Option<Commit>, RepositoryError> {
-        let asked = Instant::now();
-        let mut last = self.last.lock().await;
-        if let Some((at, found)) = &*last
-            && *at + age >= asked
-        {
-            return found.clone();
-        }
-        let found = self.repository.resolve().await;
-        *last = Some((Instant::now(), found.clone()));
-        found
     }
 }
 
@@ -212,6 +226,15 @@ mod tests {
     use super::*;
     use crate::services::gitops::GitopsConfig;
 
+    fn context() -> LookContext {
+        LookContext {
+            redis: None,
+            metrics: GitopsMetrics::default(),
+            polls_per_second: 1,
+            paces: Mutex::default(),
+        }
+    }
+
     #[tokio::test]
     async fn agents_that_follow_the_same_version_share_its_looks() {
         let file = Path::new("kas.yaml");
@@ -220,7 +243,8 @@ mod tests {
         let mut config: GitopsConfig = settings::parse(file, text).unwrap();
         config.validate(file).unwrap();
         let identity = Identity::parse(Path::new("identity.yaml"), "agents: []\ncallers: []\n").unwrap();
-        let sources = Sources::new(Identities::new(identity), None, Arc::clone(&config.sources), None);
+        let sources =
+            Sources::new(Identities::new(identity), None, Arc::clone(&config.sources), None, context());
         let follow = async |agent: &str, project: &str| {
             let agent = AgentIdentity { id: AgentId(1), name: agent.parse().unwrap(), project: None };
             let project = serde_saphyr::from_str(project).unwrap();

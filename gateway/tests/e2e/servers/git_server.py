@@ -1,10 +1,12 @@
 """A Git server with TLS and a password, which runs `git http-backend`. Clients may push.
 
-Usage: git_server.py DIRECTORY CERTIFICATE KEY USER:PASSWORD. It prints its port.
+Usage: git_server.py DIRECTORY CERTIFICATE KEY USER:PASSWORD. It prints its port, and the
+command of each request of Git's protocol.
 """
 
 import base64
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -27,6 +29,8 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         url = urlsplit(self.path)
+        if command := re.search(rb"command=([a-z-]+)", body):
+            print("command", command[1].decode(), flush=True)
         environment = {
             **os.environ, "GIT_PROJECT_ROOT": DIRECTORY, "GIT_HTTP_EXPORT_ALL": "1", "REQUEST_METHOD": self.command,
             "PATH_INFO": url.path, "QUERY_STRING": url.query, "REMOTE_USER": CREDENTIAL.split(":")[0],

@@ -29,7 +29,7 @@ pub(crate) struct GitServer {
     pub(crate) url: String,
     password: String,
     authority: PathBuf,
-    _process: Process,
+    process: Process,
 }
 
 impl GitRepository {
@@ -73,6 +73,13 @@ impl GitRepository {
         git(&self.path, &["checkout", "--quiet", "main"]);
     }
 
+    /// Returns the id of the commit of a branch.
+    pub(crate) fn commit_id(&self, branch: &str) -> String {
+        let mut git = Command::new("git");
+        let output = run(git.current_dir(&self.path).args(["rev-parse", branch]), b"");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
     /// Pushes the branch to a server.
     pub(crate) fn push(&self, server: &GitServer) {
         let url = server.url.replace("https://", &format!("https://{USER}:{}@", server.password));
@@ -89,6 +96,8 @@ impl GitServer {
         }
         let bare = directory.join("served/agents.git");
         git(directory, &["init", "--quiet", "--bare", "--initial-branch=main", path_argument(&bare)]);
+        // As servers of GitLab and GitHub do.
+        git(&bare, &["config", "uploadpack.allowFilter", "true"]);
         let mut python = Command::new("python3");
         python.arg(SERVER).arg(bare.parent().unwrap());
         python.args([&certificates.certificate, &certificates.key]).arg(format!("{USER}:{password}"));
@@ -98,8 +107,14 @@ impl GitServer {
             url: format!("https://127.0.0.1:{}/agents.git", &port["port ".len()..]),
             password: password.to_owned(),
             authority: certificates.authority.clone(),
-            _process: process,
+            process,
         })
+    }
+
+    /// Returns how often clients have sent a command of Git's protocol, such as `ls-refs` or `fetch`.
+    pub(crate) fn commands(&self, command: &str) -> usize {
+        let line = format!("command {command}");
+        self.process.printed().lines().filter(|printed| *printed == line).count()
     }
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct KasOptions {
     pub(crate) membership: Option<Membership>,
     /// The section `agent.configuration`.
     pub(crate) configuration: Option<Value>,
+    /// Additional keys of `agent.gitops`.
+    pub(crate) gitops: Vec<(&'static str, Value)>,
     /// The patterns of `agent.kubernetes_api.hosts`.
     pub(crate) hosts: Vec<String>,
     /// Additional sections of the configuration.
@@ -239,6 +241,9 @@ impl KasOptions {
             if let Some(program) = testing::skip::go_program(tool) {
                 config["agent"]["gitops"]["render"][tool] = json!(program);
             }
+        }
+        for (key, value) in &self.gitops {
+            config["agent"]["gitops"][key] = value.clone();
         }
         if let Some(configuration) = &self.configuration {
             config["agent"]["configuration"] = configuration.clone();

@@ -1,0 +1,45 @@
+//! The metrics of manifests from Git. Labels have few values: repositories and agents are not among them.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+
+/// The values of the label `result` of `kas_gitops_looks_total`.
+const LOOK_RESULTS: [&str; 4] = ["changed", "unchanged", "shared", "failed"];
+
+/// The metrics. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(super) struct GitopsMetrics {
+    looks: Family<ResultLabel, Counter>,
+    /// Looks that waited because of the limit of their server.
+    pub(super) delayed_looks: Counter,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+impl GitopsMetrics {
+    /// Returns registered metrics.
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        // All exist from the start: the rate of a series misses the event with which it begins.
+        for result in LOOK_RESULTS {
+            drop(metrics.looks.get_or_create(&ResultLabel { result }));
+        }
+        let help = "Looks at repositories with manifests, by result";
+        registry.register("kas_gitops_looks", help, metrics.looks.clone());
+        let help = "Looks at repositories that waited because of the limit of their server";
+        registry.register("kas_gitops_delayed_looks", help, metrics.delayed_looks.clone());
+        metrics
+    }
+
+    /// Counts a look at a repository.
+    pub(super) fn count_look(&self, result: &'static str) {
+        debug_assert!(LOOK_RESULTS.contains(&result), "{result} has no series from the start");
+        self.looks.get_or_create(&ResultLabel { result }).inc();
+    }
+}

@@ -1,0 +1,90 @@
+//! The limit of looks at one server. Looks above it wait, and none fails.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+/// The burst, as time at the steady rate.
+const BURST: Duration = Duration::from_secs(1);
+
+/// Spaces the looks at a server.
+#[derive(Debug)]
+pub(super) struct ServerPace {
+    #[expect(
+        clippy::disallowed_types,
+        reason = "looks wait in the order of their arrival, and one that is cancelled has taken nothing"
+    )]
+    pace: tokio::sync::Mutex<Pace>,
+}
+
+/// Admits a burst of one second, and then a steady rate (GCRA).
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    interval: Duration,
+    /// The theoretical arrival time of the next look.
+    arrival: Instant,
+}
+
+impl ServerPace {
+    pub(super) fn new(per_second: u32) -> Self {
+        Self { pace: Pace::new(per_second, Instant::now()).into() }
+    }
+
+    /// Waits until the server may be looked at. Returns whether that was not at once.
+    pub(super) async fn wait(&self) -> bool {
+        let queued = self.pace.try_lock().is_err();
+        let mut pace = self.pace.lock().await;
+        let wait = pace.wait(Instant::now());
+        sleep(wait).await;
+        pace.take(Instant::now());
+        queued || !wait.is_zero()
+    }
+}
+
+impl Pace {
+    fn new(per_second: u32, now: Instant) -> Self {
+        Self { interval: Duration::from_secs(1) / per_second.max(1), arrival: now }
+    }
+
+    /// Returns how long a look has to wait.
+    fn wait(&self, now: Instant) -> Duration {
+        (self.arrival + self.interval).saturating_duration_since(now + BURST)
+    }
+
+    fn take(&mut self, now: Instant) {
+        self.arrival = self.arrival.max(now) + self.interval;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn burst_then_steady_rate_in_the_order_of_arrival() {
+        let (pace, start) = (Arc::new(ServerPace::new(10)), Instant::now());
+        let looks = join_all((0..30).map(async |_| (pace.wait().await, start.elapsed()))).await;
+        let at: Vec<u128> = looks.iter().map(|(_, at)| at.as_millis()).collect();
+        assert_eq!(at[..10], [0; 10], "a burst of one second");
+        assert!(at.is_sorted(), "{at:?}");
+        assert!((1900..=2100).contains(at.last().unwrap()), "{at:?}");
+        assert_eq!(looks.iter().filter(|(delayed, _)| *delayed).count(), 20);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn look_that_is_cancelled_has_taken_nothing() {
+        let pace = ServerPace::new(1);
+        assert!(!pace.wait().await);
+        for _ in 0..100 {
+            let cancelled = tokio::time::timeout(Duration::from_millis(1), pace.wait()).await;
+            assert!(cancelled.is_err());
+        }
+        let start = Instant::now();
+        assert!(pace.wait().await);
+        assert!(start.elapsed() <= Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+}
