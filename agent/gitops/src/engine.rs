@@ -163,8 +163,11 @@ impl<C: Cluster> Engine<C> {
         let mut report = Report::new(events);
         let result = self.run(input, fence, &mut report).await;
         let outcome = report.finish(result, input);
-        let (event, message) = (EventKind::Finished, outcome.message.clone());
-        events(SyncEvent { event, object: None, message });
+        events(SyncEvent {
+            state: outcome.stopped.is_none().then_some(outcome.state),
+            error: outcome.errors.first().cloned(),
+            ..SyncEvent::new(EventKind::Finished, None, &*outcome.message)
+        });
         outcome
     }
 

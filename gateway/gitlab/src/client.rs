@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -62,6 +63,7 @@ const KAS_REQUEST: HeaderName = HeaderName::from_static("gitlab-kas-api-request"
 pub struct GitLabClient {
     inner: Arc<Inner>,
     share: BudgetShare,
+    status_token_file: Option<Arc<Path>>,
 }
 
 struct Inner {
@@ -106,12 +108,22 @@ impl GitLabClient {
             gitaly: GitalyServers::default(),
             legacy_agent_info: AtomicBool::new(false),
         };
-        Self { inner: Arc::new(inner), share: BudgetShare::Agents }
+        Self { inner: Arc::new(inner), share: BudgetShare::Agents, status_token_file: None }
     }
 
     /// Returns a client whose requests have another share of the limits. Those of a new client are of agents.
     pub fn with_share(&self, share: BudgetShare) -> Self {
         Self { share, ..self.clone() }
+    }
+
+    /// Returns a client that may set the statuses of commits, with the token of this file.
+    pub fn with_status_token_file(self, file: Option<&Path>) -> Self {
+        Self { status_token_file: file.map(Arc::from), ..self }
+    }
+
+    /// Returns the file of the token that sets the statuses of commits.
+    pub fn status_token_file(&self) -> Option<&Path> {
+        self.status_token_file.as_deref()
     }
 
     /// Sends a GET request with these query parameters, and parses the JSON of a 2xx response. An empty body is `()`.
@@ -138,18 +150,30 @@ impl GitLabClient {
         query: &[(&str, &str)],
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
-        self.send(Method::GET, (endpoint, ""), query, Bytes::new(), credential).await
+        self.send(Method::GET, (endpoint, ("", "")), query, Bytes::new(), credential).await
     }
 
-    /// Sends a GET request to the public endpoint of an object, whose id is percent-encoded.
+    /// Sends a GET request to the public endpoint of an object. `ids` are those of the project and of the commit, percent-encoded.
     pub(super) async fn get_at<T: DeserializeOwned>(
         &self,
         endpoint: Endpoint,
-        id: &str,
+        ids: (&str, &str),
         query: &[(&str, &str)],
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
-        self.send(Method::GET, (endpoint, id), query, Bytes::new(), credential).await
+        self.send(Method::GET, (endpoint, ids), query, Bytes::new(), credential).await
+    }
+
+    /// Sends a POST request to the public endpoint of an object. `ids` are as in [`Self::get_at`].
+    pub(super) async fn post_at<B: Serialize, T: DeserializeOwned>(
+        &self,
+        endpoint: Endpoint,
+        ids: (&str, &str),
+        body: &B,
+        credential: Credential<'_>,
+    ) -> Result<T, GitLabError> {
+        let body = serde_json::to_vec(body).expect("the bodies are serializable");
+        self.send(Method::POST, (endpoint, ids), &[], body.into(), credential).await
     }
 
     /// Sends a POST request with this body as JSON, and parses the JSON of a 2xx response. An empty body is `()`.
@@ -166,7 +190,7 @@ impl GitLabClient {
         credential: Credential<'_>,
     ) -> Result<T, GitLabError> {
         let body = serde_json::to_vec(body).expect("the bodies are serializable");
-        let result = self.send(Method::POST, (endpoint, ""), &[], body.into(), credential).await;
+        let result = self.send(Method::POST, (endpoint, ("", "")), &[], body.into(), credential).await;
         self.check_switch(endpoint, result)
     }
 
@@ -218,7 +242,7 @@ impl GitLabClient {
     async fn send<T: DeserializeOwned>(
         &self,
         method: Method,
-        (endpoint, id): (Endpoint, &str),
+        (endpoint, (project, commit)): (Endpoint, (&str, &str)),
         query: &[(&str, &str)],
         body: Bytes,
         credential: Credential<'_>,
@@ -234,7 +258,8 @@ impl GitLabClient {
             message: "not sent: the token has characters that no header may have".to_owned(),
         })?;
         headers.extend(credential);
-        let url = self.inner.address.url(&endpoint.path().replace(":id", id), &encode(query));
+        let path = endpoint.path().replace(":id", project).replace(":sha", commit);
+        let url = self.inner.address.url(&path, &encode(query));
         let prepared = Prepared { method, endpoint, url, headers, body };
 
         let deadline = Instant::now() + TOTAL_TIMEOUT;

@@ -28,6 +28,10 @@ pub struct GitLabConfig {
     #[serde(default)]
     #[schemars(with = "Option<PathBuf>")]
     pub ca_certificate_file: Option<Spanned<PathBuf>>,
+    /// A token that sets the statuses of commits with manifests: scope `api`, role Developer.
+    #[serde(default)]
+    #[schemars(with = "Option<PathBuf>")]
+    pub commit_status_token_file: Option<Spanned<PathBuf>>,
     /// The limit of requests to GitLab.
     #[serde(default)]
     pub api_rate_limit: ApiRateLimit,
@@ -48,7 +52,8 @@ pub struct ApiRateLimit {
 impl GitLabConfig {
     /// Iterates over the paths of the section.
     pub fn paths(&mut self) -> impl Iterator<Item = &mut Spanned<PathBuf>> {
-        [&mut self.authentication_secret_file].into_iter().chain(&mut self.ca_certificate_file)
+        let optional = [&mut self.ca_certificate_file, &mut self.commit_status_token_file];
+        [&mut self.authentication_secret_file].into_iter().chain(optional.into_iter().flatten())
     }
 }
 

@@ -30,6 +30,10 @@ pub enum Endpoint {
     AllowedAgents,
     /// GET: the environments of a project.
     ProjectEnvironments,
+    /// GET: the statuses of a commit.
+    CommitStatuses,
+    /// POST: a status of a commit.
+    SetCommitStatus,
 }
 
 /// The credential of a request, besides the JWT of kas.
@@ -46,7 +50,7 @@ pub enum Credential<'a> {
 }
 
 impl Endpoint {
-    /// Returns the path, in which `:id` stands for an id.
+    /// Returns the path, in which `:id` stands for the id of a project and `:sha` for that of a commit.
     pub fn path(self) -> &'static str {
         match self {
             Self::AgentInfo => "/api/v4/internal/agents/agentk/agent_info",
@@ -59,6 +63,8 @@ impl Endpoint {
             Self::AgentEvents => "/api/v4/internal/kubernetes/agent_events",
             Self::AllowedAgents => "/api/v4/job/allowed_agents",
             Self::ProjectEnvironments => "/api/v4/projects/:id/environments",
+            Self::CommitStatuses => "/api/v4/projects/:id/repository/commits/:sha/statuses",
+            Self::SetCommitStatus => "/api/v4/projects/:id/statuses/:sha",
         }
     }
 
@@ -75,6 +81,8 @@ impl Endpoint {
             Self::AgentEvents => "agent_events",
             Self::AllowedAgents => "allowed_agents",
             Self::ProjectEnvironments => "project_environments",
+            Self::CommitStatuses => "commit_statuses",
+            Self::SetCommitStatus => "set_commit_status",
         }
     }
 
@@ -92,7 +100,7 @@ impl Endpoint {
 
     /// Returns whether everyone may use the endpoint, so that requests have no JWT of kas.
     pub(super) fn is_public(self) -> bool {
-        self == Self::ProjectEnvironments
+        matches!(self, Self::ProjectEnvironments | Self::CommitStatuses | Self::SetCommitStatus)
     }
 }
 

@@ -34,6 +34,7 @@ mod api_token;
 mod budget;
 mod callers;
 mod client;
+mod commit_status;
 mod config;
 mod configurations;
 pub mod deployments;
@@ -62,6 +63,7 @@ pub use self::{
     budget::BudgetShare,
     callers::{CallerValidity, GitLabAuthorizer},
     client::GitLabClient,
+    commit_status::{CommitState, CommitStatus, MAX_DESCRIPTION, StatusPlace},
     config::{ApiRateLimit, GitLabConfig},
     configurations::GitLabSource,
     endpoint::{Credential, Endpoint},

@@ -16,6 +16,8 @@ use crate::config::GitLabConfig;
 
 /// The key of the additional authority.
 const AUTHORITY_KEY: &str = "gitlab.ca_certificate_file";
+/// The key of the token that sets the statuses of commits.
+const STATUS_TOKEN_KEY: &str = "gitlab.commit_status_token_file";
 
 /// The section `gitlab` with its files, which are read again when they change. Clones are cheap.
 #[derive(Clone, Debug)]
@@ -35,6 +37,17 @@ impl GitLabSetup {
             "gitlab.authentication_secret_file",
             &section.authentication_secret_file,
         )?;
+        if let Some(file) = &section.commit_status_token_file {
+            let read = files::read_text(&file.value).map_err(|error| unreadable(&error));
+            let token = read.and_then(|text| match text.trim().is_empty() {
+                true => Err("it is empty".to_owned()),
+                false => Ok(text),
+            });
+            token.map_err(|what| {
+                let what = format!("{}: {what}", file.value.display());
+                ConfigError::new(config, file.referenced, STATUS_TOKEN_KEY, what)
+            })?;
+        }
         let tls = match section.address.is_secure() {
             true => Some(Arc::new(ArcSwap::new(load(config, section)?))),
             false => None,
@@ -50,7 +63,10 @@ impl GitLabSetup {
             (Some(tls), None) => Transport::tls(Arc::clone(tls)),
             (None, None) => Transport::tcp(),
         };
-        GitLabClient::new(address, self.secret.secret().clone(), transport, &self.section.api_rate_limit)
+        let secret = self.secret.secret().clone();
+        let token = self.section.commit_status_token_file.as_ref().map(|file| &*file.value);
+        GitLabClient::new(address, secret, transport, &self.section.api_rate_limit)
+            .with_status_token_file(token)
     }
 
     /// Returns the present TLS configuration, if connections to GitLab use one. It trusts the additional authority.

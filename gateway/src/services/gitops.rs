@@ -10,6 +10,7 @@
 //! follow the same reference of a repository share one look at it, and with Redis all replicas do (`looks`).
 
 mod commit;
+mod commit_status;
 mod config;
 mod feed;
 mod gitlab;
@@ -35,6 +36,7 @@ pub use self::config::GitopsConfig;
 pub(crate) use self::feed::GitopsFeed;
 use self::{
     commit::CommitReader,
+    commit_status::CommitStatuses,
     gitlab::GitLabProjects,
     metrics::GitopsMetrics,
     sources::{LookContext, Sources},
@@ -69,6 +71,8 @@ struct Shared {
     commits: CommitReader,
     kill_switch: Arc<KillSwitch>,
     pushes: broadcast::Sender<GitPush>,
+    /// The statuses of commits in GitLab, if the operator wants them.
+    statuses: Option<CommitStatuses>,
 }
 
 /// Receives the paths of projects that were pushed to.
@@ -80,9 +84,11 @@ impl GitopsService {
         let (gitops, default) = (context.gitops, context.configuration.settings.clone());
         let gitlab = context.gitlab.cloned();
         let gitlab = gitlab.map(|gitlab| GitLabProjects::new(gitlab, context.gitaly.clone()));
+        let metrics = GitopsMetrics::register(context.registry);
+        let statuses = context.gitlab.and_then(|(client, _)| CommitStatuses::new(client, metrics.clone()));
         let looks = LookContext {
             redis: context.redis.cloned(),
-            metrics: GitopsMetrics::register(context.registry),
+            metrics,
             polls_per_second: gitops.polls_per_server_per_second,
             paces: Mutex::default(),
         };
@@ -94,6 +100,7 @@ impl GitopsService {
             commits: CommitReader { limits: gitops.limits(), renderer: gitops.renderer() },
             kill_switch: Arc::clone(context.kill_switch),
             pushes: broadcast::Sender::new(64),
+            statuses,
         }))
     }
 
@@ -120,6 +127,14 @@ impl GitopsService {
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => std::future::pending().await,
             }
+        }
+    }
+
+    /// Sets the statuses of commits in GitLab. The future never completes.
+    pub async fn report_statuses(&self) {
+        match &self.0.statuses {
+            Some(statuses) => statuses.run().await,
+            None => std::future::pending().await,
         }
     }
 

@@ -32,6 +32,12 @@ pub struct SyncEvent {
     pub object: Option<ObjectId>,
     /// One sentence for people. It contains no values of secrets.
     pub message: String,
+    /// The state of the project: of `Planned`, and of `Finished` unless the sync was stopped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<ProjectState>,
+    /// The first error of a sync that has failed, of `Finished`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<ObjectError>,
 }
 
 /// What happened.
@@ -191,6 +197,22 @@ pub struct SyncRecord {
     pub state: ProjectState,
     /// What happened to the objects.
     pub objects: ObjectCounts,
+}
+
+impl SyncEvent {
+    /// Creates an event without a state.
+    pub fn new(event: EventKind, object: Option<ObjectId>, message: impl Into<String>) -> Self {
+        Self { event, object, message: message.into(), state: None, error: None }
+    }
+
+    /// Returns whether no further event of the commit follows. A sync that failed, or waits for an approval, is tried again.
+    pub fn is_last(&self) -> bool {
+        let done = matches!(
+            self.state,
+            Some(ProjectState::Synced | ProjectState::Degraded | ProjectState::OutOfSync)
+        );
+        self.event == EventKind::Finished && done
+    }
 }
 
 impl ProjectState {

@@ -42,7 +42,8 @@ impl<'a> Report<'a> {
     pub(super) fn planned(&mut self, manifests: &[Manifest]) {
         self.objects.total = u32::try_from(manifests.len()).unwrap_or(u32::MAX);
         let message = format!("the files are valid and have {} objects", manifests.len());
-        (self.events)(SyncEvent { event: EventKind::Planned, object: None, message });
+        let planned = SyncEvent::new(EventKind::Planned, None, message);
+        (self.events)(SyncEvent { state: Some(ProjectState::Syncing), ..planned });
     }
 
     /// Reports what happened to an object.
@@ -66,13 +67,13 @@ impl<'a> Report<'a> {
                 message: message.clone(),
             });
         }
-        (self.events)(SyncEvent { event, object: Some(id.clone()), message });
+        (self.events)(SyncEvent::new(event, Some(id.clone()), message));
     }
 
     /// Reports who has changed or deleted an object that was written again.
     pub(super) fn reverted(&mut self, id: &ObjectId, message: String) {
         self.reverted += 1;
-        (self.events)(SyncEvent { event: EventKind::Drifted, object: Some(id.clone()), message });
+        (self.events)(SyncEvent::new(EventKind::Drifted, Some(id.clone()), message));
     }
 
     /// Adds a sentence to the errors of a sync that succeeds all the same.
@@ -93,7 +94,7 @@ impl<'a> Report<'a> {
             true => error.message.clone(),
             false => format!("{}: {}", error.file, error.message),
         };
-        (self.events)(SyncEvent { event: EventKind::Failed, object: error.object.clone(), message });
+        (self.events)(SyncEvent::new(EventKind::Failed, error.object.clone(), message));
         if self.errors.len() < MAX_ERRORS {
             self.errors.push(error);
         }

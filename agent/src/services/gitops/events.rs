@@ -239,7 +239,7 @@ mod tests {
     fn only_what_people_should_see_becomes_an_event() {
         let mut notices = Notices::default();
         let note = |event, object: Option<ObjectId>| {
-            notices.note(&SyncEvent { event, object, message: "m".to_owned() });
+            notices.note(&SyncEvent::new(event, object, "m"));
         };
         for kind in [EventKind::Applied, EventKind::Unchanged, EventKind::Kept, EventKind::Waiting] {
             note(kind, Some(notice().object));
@@ -258,7 +258,7 @@ mod tests {
         let mut notices = Notices::default();
         let fail = |notices: &Notices| {
             let (object, message) = (Some(notice().object), "quota".to_owned());
-            notices.note(&SyncEvent { event: EventKind::Failed, object, message });
+            notices.note(&SyncEvent::new(EventKind::Failed, object, message));
         };
         fail(&notices);
         assert_eq!(notices.take().len(), 1);

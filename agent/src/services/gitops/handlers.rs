@@ -14,9 +14,8 @@ use percent_encoding::percent_decode_str;
 use proto::{
     AgentId, Reason,
     gitops::{
-        DiffRequest, EventKind, FrameLimits, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH,
-        ProjectList, ProjectState, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SyncDecoder,
-        SyncEvent, SyncFrame, SyncHead,
+        DiffRequest, FrameLimits, MAX_PROJECT_LIST, PREVIEW_PATH, PROBLEM_PATH, PROJECTS_PATH, ProjectList,
+        ProjectState, ProjectStatus, SOURCE_PATH, SYNC_PATH, SourceProblem, SyncDecoder, SyncFrame, SyncHead,
     },
 };
 use serde::de::DeserializeOwned;
@@ -162,14 +161,12 @@ impl ManifestsHandler {
         self.check_leading()?;
         let project = self.0.project(&head.project);
         let events = project.events.subscribe();
-        let Submitted { number, is_new, status } = project.submit(head, files);
+        let Submitted { number, status } = project.submit(head, files);
         if let Some(status) = status {
             let agent = self.0.agent.get().copied().unwrap_or(AgentId(0));
             worker::write_status(&self.0, agent, &status).await;
         }
-        if !is_new {
-            let message = "agentk has this version already".to_owned();
-            let event = SyncEvent { event: EventKind::Finished, object: None, message };
+        if let Some(event) = project.finished() {
             return Ok(stream_response(JSON_LINES, stream::iter([line(&event)])));
         }
         let lines = stream::unfold(Some((events, project)), move |state| async move {
@@ -177,8 +174,8 @@ impl ManifestsHandler {
             loop {
                 match events.recv().await {
                     Ok((of, event)) if of == number => {
-                        let ended = event.event == EventKind::Finished;
-                        return Some((line(&event), (!ended).then_some((events, project))));
+                        let is_last = event.is_last();
+                        return Some((line(&event), (!is_last).then_some((events, project))));
                     }
                     // A newer commit has replaced this one.
                     Ok((of, _)) if of > number => return None,

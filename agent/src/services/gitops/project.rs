@@ -6,7 +6,7 @@ use gitops_engine::{Outcome, SourceFile};
 use parking_lot::Mutex;
 use proto::{
     agent_configuration::gitops::{DryRunStrategy, ManifestProject},
-    gitops::{ObjectId, ProjectState, ProjectStatus, SyncEvent, SyncHead, SyncRecord},
+    gitops::{EventKind, ObjectId, ProjectState, ProjectStatus, SyncEvent, SyncHead, SyncRecord},
 };
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Notify, broadcast};
@@ -58,8 +58,6 @@ pub(super) struct Wanted {
 pub(super) struct Submitted {
     /// The number of the commit.
     pub(super) number: u64,
-    /// It differs from the commit before it.
-    pub(super) is_new: bool,
     /// The status, if it has changed.
     pub(super) status: Option<ProjectStatus>,
 }
@@ -81,20 +79,20 @@ impl Project {
         let before = state.shown();
         state.problem = None;
         let same = state.wanted.as_ref().filter(|wanted| wanted.head == head && *wanted.files == *files);
-        let (number, is_new) = match same {
-            Some(wanted) => (wanted.number, false),
+        let number = match same {
+            Some(wanted) => wanted.number,
             None => {
                 state.next += 1;
                 state.status.reference.clone_from(&head.reference);
                 let number = state.next;
                 state.wanted = Some(Arc::new(Wanted::new(number, head, files)));
-                (number, true)
+                number
             }
         };
         let status = state.changed_since(&before);
         drop(state);
         self.wake.notify_one();
-        Submitted { number, is_new, status }
+        Submitted { number, status }
     }
 
     /// Notes why kas has no files. Returns the status if that changed anything.
@@ -243,6 +241,15 @@ impl Project {
     pub(super) fn end_prune(&self, message: &str) -> Option<ProjectStatus> {
         self.state.lock().forget_wanted();
         self.orphan(message)
+    }
+
+    /// Returns the event with which the sync of the wanted commit has ended, if it has succeeded.
+    pub(super) fn finished(&self) -> Option<SyncEvent> {
+        let state = self.state.lock();
+        let wanted = state.wanted.as_ref().filter(|wanted| wanted.revision == state.status.revision)?;
+        let message = format!("agentk has applied {} already", wanted.head.reference);
+        let event = SyncEvent::new(EventKind::Finished, None, message);
+        Some(SyncEvent { state: Some(ProjectState::Synced), ..event })
     }
 
     pub(super) fn status(&self) -> ProjectStatus {

@@ -36,7 +36,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tunnel::{Body, Tunnel};
 
-use super::{GitopsService, looks::FollowedReference};
+use super::{
+    GitopsService,
+    commit_status::{CommitStatuses, StatusTarget},
+    looks::FollowedReference,
+};
 use crate::{kill_switch::RequestAttributes, services::configuration::ConfigurationState};
 
 /// The time that agentk may take for the response to a small request.
@@ -73,6 +77,8 @@ struct Sent {
     problem: Option<String>,
     /// The events of the last sync, while it runs.
     events: Option<Lines<Body>>,
+    /// The commit whose status in GitLab the events are about.
+    target: Option<StatusTarget>,
 }
 
 /// Why a project was not sent.
@@ -228,7 +234,7 @@ impl GitopsFeed {
                         sent.commit = None;
                     }
                 }
-                () = drain(&mut sent.events) => {}
+                () = self.drain(&mut sent) => {}
             }
         }
     }
@@ -258,8 +264,14 @@ impl GitopsFeed {
         if sent.commit.as_ref() == Some(&id) && sent.problem.is_none() {
             return Ok(());
         }
+        let target = self.status_target(&followed, project, own, &id);
         let read = self.read_commit(&followed, project, own, &id, &branch).await;
-        let (head, files) = read.map_err(FeedError::Source)?;
+        let (head, files) = read.map_err(|error| {
+            if let Some((statuses, target)) = self.statuses().zip(target.as_ref()) {
+                statuses.fail(target, &error);
+            }
+            FeedError::Source(error)
+        })?;
         let request = Request::post(SYNC_PATH)
             .header(header::SERVICE, ServiceName::MANIFESTS)
             .body(sync_body(head, files));
@@ -267,7 +279,47 @@ impl GitopsFeed {
         let response = response.map_err(|_| FeedError::Tunnel("no response in time".to_owned()))?;
         sent.events = Some(Lines::new(response.map_err(FeedError::Tunnel)?.into_body()));
         sent.commit = Some(id);
+        self.set_target(target, sent);
         Ok(())
+    }
+
+    fn statuses(&self) -> Option<&CommitStatuses> {
+        self.service.0.statuses.as_ref()
+    }
+
+    /// Returns the commit as one that has a status in GitLab: if it is of the project with the configuration of the agent.
+    fn status_target(
+        &self,
+        followed: &FollowedReference,
+        project: &ManifestProject,
+        own: &str,
+        commit: &CommitId,
+    ) -> Option<StatusTarget> {
+        let is_own = project.id.as_deref().is_none_or(|id| id == own);
+        let id = followed.gitlab_project.filter(|_| is_own && self.statuses().is_some())?;
+        Some(StatusTarget { agent: self.agent.name.clone(), project: id, commit: commit.clone() })
+    }
+
+    /// Notes which commit is applied now. The one before it is not applied any more.
+    fn set_target(&self, target: Option<StatusTarget>, sent: &mut Sent) {
+        let before = std::mem::replace(&mut sent.target, target);
+        if let Some((statuses, before)) =
+            self.statuses().zip(before.filter(|before| Some(before) != sent.target.as_ref()))
+        {
+            statuses.supersede(&before);
+        }
+    }
+
+    /// Reads the events of a sync until it ends. Without a sync, the future never completes.
+    async fn drain(&self, Sent { events, target, .. }: &mut Sent) {
+        let Some(lines) = events else { return pending().await };
+        while let Ok(Some(event)) = lines.next::<SyncEvent>().await {
+            tracing::trace!(event = ?event.event, message = event.message, "event of a sync");
+            if let Some((statuses, target)) = self.statuses().zip(target.as_ref()) {
+                statuses.note(target, &event);
+            }
+        }
+        *events = None;
     }
 
     /// Reads the manifests of a project at a commit.
@@ -368,15 +420,6 @@ async fn changed(configuration: &mut watch::Receiver<ConfigurationState>) {
     if configuration.changed().await.is_err() {
         pending().await
     }
-}
-
-/// Reads the events of a sync until it ends. Without a sync, the future never completes.
-async fn drain(events: &mut Option<Lines<Body>>) {
-    let Some(lines) = events else { return pending().await };
-    while let Ok(Some(event)) = lines.next::<SyncEvent>().await {
-        tracing::trace!(event = ?event.event, message = event.message, "event of a sync");
-    }
-    *events = None;
 }
 
 pub(super) async fn put(tunnel: &Tunnel, path: &str, value: &impl Serialize) -> Result<(), String> {

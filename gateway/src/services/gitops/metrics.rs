@@ -9,10 +9,14 @@ use prometheus_client::{
 /// The values of the label `result` of `kas_gitops_looks_total`.
 const LOOK_RESULTS: [&str; 4] = ["changed", "unchanged", "shared", "failed"];
 
+/// The values of the label `result` of `kas_gitops_commit_statuses_total`.
+const STATUS_RESULTS: [&str; 4] = ["sent", "refused", "failed", "dropped"];
+
 /// The metrics. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GitopsMetrics {
     looks: Family<ResultLabel, Counter>,
+    commit_statuses: Family<ResultLabel, Counter>,
     /// Looks that waited because of the limit of their server.
     pub(super) delayed_looks: Counter,
 }
@@ -30,11 +34,22 @@ impl GitopsMetrics {
         for result in LOOK_RESULTS {
             drop(metrics.looks.get_or_create(&ResultLabel { result }));
         }
+        for result in STATUS_RESULTS {
+            drop(metrics.commit_statuses.get_or_create(&ResultLabel { result }));
+        }
+        let help = "Statuses of commits for GitLab, by result";
+        registry.register("kas_gitops_commit_statuses", help, metrics.commit_statuses.clone());
         let help = "Looks at repositories with manifests, by result";
         registry.register("kas_gitops_looks", help, metrics.looks.clone());
         let help = "Looks at repositories that waited because of the limit of their server";
         registry.register("kas_gitops_delayed_looks", help, metrics.delayed_looks.clone());
         metrics
+    }
+
+    /// Counts a status of a commit.
+    pub(super) fn count_commit_status(&self, result: &'static str) {
+        debug_assert!(STATUS_RESULTS.contains(&result), "{result} has no series from the start");
+        self.commit_statuses.get_or_create(&ResultLabel { result }).inc();
     }
 
     /// Counts a look at a repository.

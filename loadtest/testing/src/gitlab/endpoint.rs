@@ -25,6 +25,12 @@ pub enum Endpoint {
     AllowedAgents,
     /// `GET /projects/:id/environments`
     ProjectEnvironments,
+    /// `GET /projects/:id/repository/commits/:sha/statuses`
+    CommitStatuses,
+    /// `POST /projects/:id/statuses/:sha`
+    SetCommitStatus,
+    /// `POST /projects/:id/merge_requests/:iid/notes`, which jobs send and not kas.
+    Notes,
 }
 
 /// The headers that identify the subject of a request.
@@ -56,9 +62,14 @@ impl Endpoint {
     /// Returns the endpoint at a path.
     pub(crate) fn at(path: &str) -> Option<Self> {
         let path = path.strip_prefix("/api/v4")?;
-        let id = path.strip_prefix("/projects/").and_then(|path| path.strip_suffix("/environments"));
-        if id.is_some_and(|id| !id.is_empty() && !id.contains('/')) {
-            return Some(Self::ProjectEnvironments);
+        if let Some(path) = path.strip_prefix("/projects/") {
+            return match *path.split('/').collect::<Vec<_>>() {
+                [_, "environments"] => Some(Self::ProjectEnvironments),
+                [_, "repository", "commits", _, "statuses"] => Some(Self::CommitStatuses),
+                [_, "statuses", _] => Some(Self::SetCommitStatus),
+                [_, "merge_requests", _, "notes"] => Some(Self::Notes),
+                _ => None,
+            };
         }
         Self::ALL.into_iter().find(|endpoint| endpoint.path() == path)
     }
@@ -74,14 +85,16 @@ impl Endpoint {
             Self::UsageMetrics => "/internal/kubernetes/usage_metrics",
             Self::AgentEvents => "/internal/kubernetes/agent_events",
             Self::AllowedAgents => "/job/allowed_agents",
-            Self::ProjectEnvironments => unreachable!("it is not in ALL"),
+            Self::ProjectEnvironments | Self::CommitStatuses | Self::SetCommitStatus | Self::Notes => {
+                unreachable!("they are not in ALL")
+            }
         }
     }
 
     pub(crate) fn method(self) -> Method {
-        match self.subject() {
-            Subject::Agent | Subject::Job | Subject::Caller => Method::GET,
-            Subject::Body => Method::POST,
+        match (self, self.subject()) {
+            (Self::SetCommitStatus | Self::Notes, _) | (_, Subject::Body) => Method::POST,
+            (_, Subject::Agent | Subject::Job | Subject::Caller) => Method::GET,
         }
     }
 
@@ -91,7 +104,9 @@ impl Endpoint {
                 Subject::Agent
             }
             Self::AllowedAgents => Subject::Job,
-            Self::ProjectEnvironments => Subject::Caller,
+            Self::ProjectEnvironments | Self::CommitStatuses | Self::SetCommitStatus | Self::Notes => {
+                Subject::Caller
+            }
             Self::AgentConfiguration | Self::AuthorizeProxyUser | Self::UsageMetrics | Self::AgentEvents => {
                 Subject::Body
             }

@@ -113,6 +113,9 @@ fn answer(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> 
         Endpoint::AuthorizeProxyUser => authorize_proxy_user(state, &parse(&request.body)?),
         Endpoint::AgentConfiguration => agent_configuration(state, parse(&request.body)?),
         Endpoint::ProjectEnvironments => public::environments(state, request),
+        Endpoint::CommitStatuses => public::commit_statuses(state, request),
+        Endpoint::SetCommitStatus => public::set_commit_status(state, request),
+        Endpoint::Notes => public::add_note(state, request),
         Endpoint::UsageMetrics => usage_metrics(state, &request.body),
         Endpoint::AgentEvents => agent_events(state, &request.body),
     }

@@ -1,4 +1,4 @@
-//! The public API: the environments of a project.
+//! The public API: the environments of a project, the statuses of its commits, and notes of merge requests.
 
 use http::{HeaderMap, header::AUTHORIZATION};
 use percent_encoding::percent_decode_str;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::gitlab::{
     handlers::{Answer, message, unauthorized},
-    request::{KasRequest, Violation, single, violation},
+    request::{KasRequest, Violation, parse, single, violation},
     state::{Project, ProjectEnvironment, State},
 };
 
@@ -60,6 +60,85 @@ pub(crate) fn environments(state: &State, request: &KasRequest) -> Result<Answer
     };
     let found = found.into_iter().map(|environment| rest_environment(project, environment));
     Ok((200, found.collect()))
+}
+
+/// Returns the id of the project of a request whose token may write to it, or the answer to one whose token may not.
+fn writable_project(state: &State, request: &KasRequest) -> Result<u64, Answer> {
+    match state.writer(&request.token) {
+        None => return Err(unauthorized()),
+        Some(false) => return Err((403, json!({"error": "insufficient_scope"}))),
+        Some(true) => {}
+    }
+    let project = state.visible_project(&request.token, &request.id).map(|project| project.id);
+    project.ok_or_else(|| (404, message("404 Project Not Found")))
+}
+
+/// Answers `GET /projects/:id/repository/commits/:sha/statuses`.
+pub(crate) fn commit_statuses(state: &State, request: &KasRequest) -> Result<Answer, Violation> {
+    let project = match writable_project(state, request) {
+        Ok(project) => project,
+        Err(answer) => return Ok(answer),
+    };
+    let name = request.query.strip_prefix("name=").and_then(|rest| rest.strip_suffix("&per_page=1"));
+    let name = name.ok_or_else(|| violation(400, format!("the query is {:?}", request.query)))?;
+    let name = percent_decode_str(name).decode_utf8_lossy();
+    let of_commit = |(of, commit, body): &&(u64, String, Value)| {
+        *of == project && *commit == request.part && body["name"] == *name
+    };
+    let newest = state.commit_statuses.iter().rev().find(of_commit).map(
+        |(_, _, body)| json!({"status": body["state"], "name": body["name"], "description": body["description"]}),
+    );
+    Ok((200, newest.into_iter().collect()))
+}
+
+/// Answers `POST /projects/:id/statuses/:sha`.
+pub(crate) fn set_commit_status(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> {
+    let project = match writable_project(state, request) {
+        Ok(project) => project,
+        Err(answer) => return Ok(answer),
+    };
+    let body: Value = parse(&request.body)?;
+    let length = |key: &str| body[key].as_str().unwrap_or_default().chars().count();
+    if !["pending", "running", "success", "failed", "canceled"]
+        .contains(&body["state"].as_str().unwrap_or(""))
+    {
+        return Err(violation(400, "state does not have a valid value"));
+    }
+    if length("name") == 0 || length("description") > 255 || length("target_url") > 255 {
+        return Err(violation(400, "name, description or target_url has a wrong length"));
+    }
+    let sha = request.part.len() == 40 && request.part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !sha {
+        return Ok((404, message("404 Commit Not Found")));
+    }
+    let last =
+        state.commit_statuses.iter().rev().find(|(of, commit, last)| {
+            *of == project && *commit == request.part && last["name"] == body["name"]
+        });
+    // A status that has ended is replaced by a new one; a pending one cannot become pending.
+    if last.is_some_and(|(_, _, last)| last["state"] == "pending" && body["state"] == "pending") {
+        let text = "Cannot transition status via :enqueue from :pending (Reason(s): Status cannot transition via \"enqueue\")";
+        return Ok((400, message(text)));
+    }
+    let answer = json!({"id": state.commit_statuses.len(), "status": body["state"], "name": body["name"]});
+    state.commit_statuses.push((project, request.part.clone(), body));
+    Ok((201, answer))
+}
+
+/// Answers `POST /projects/:id/merge_requests/:iid/notes` with a form, as curl sends it.
+pub(crate) fn add_note(state: &mut State, request: &KasRequest) -> Result<Answer, Violation> {
+    let project = match writable_project(state, request) {
+        Ok(project) => project,
+        Err(answer) => return Ok(answer),
+    };
+    let form = str::from_utf8(&request.body).ok().and_then(|form| form.strip_prefix("body="));
+    let form = form.ok_or_else(|| violation(400, "body is missing"))?.replace('+', " ");
+    let text = percent_decode_str(&form).decode_utf8_lossy().into_owned();
+    if text.is_empty() || text.chars().count() > 1_000_000 {
+        return Err(violation(400, "body is empty or too long"));
+    }
+    state.notes.push((project, request.part.clone(), text));
+    Ok((201, json!({"id": state.notes.len()})))
 }
 
 fn rest_environment(project: &Project, environment: &ProjectEnvironment) -> Value {

@@ -36,7 +36,9 @@ pub(crate) struct KasRequest {
     pub(crate) token: String,
     /// The query parameter `id`, or the id of the path, decoded.
     pub(crate) id: String,
-    /// The query of the environments of a project.
+    /// The commit or the merge request in the path of the public API.
+    pub(crate) part: String,
+    /// The query of the public API.
     pub(crate) query: String,
     pub(crate) body: Bytes,
 }
@@ -101,6 +103,10 @@ pub(crate) fn check(
     }
 
     let check_headers = || -> Result<(), String> {
+        // curl in a job sends it.
+        if endpoint == Endpoint::Notes {
+            return Ok(());
+        }
         let agent = single(headers, USER_AGENT.as_str())?.unwrap_or_default();
         if !agent.starts_with("gitlab-kas/") || agent.matches('/').count() < 2 {
             return Err(format!("User-Agent {agent:?} is not gitlab-kas/<version>/<commit>"));
@@ -119,18 +125,23 @@ pub(crate) fn check(
     };
     check_headers().map_err(|rule| violation(400, rule))?;
     let token = subject_token(endpoint, headers).map_err(|rule| violation(401, rule))?;
-    let mut query = String::new();
-    let id = if endpoint == Endpoint::ProjectEnvironments {
+    let (mut query, mut part) = (String::new(), String::new());
+    let id = if endpoint.subject() == Subject::Caller {
         query.extend(uri.query());
-        path_id(uri.path()).map_err(|rule| violation(400, rule))?
+        let (id, found) = path_ids(uri.path()).map_err(|rule| violation(400, rule))?;
+        part = found;
+        id
     } else {
         query_id(endpoint, uri.query()).map_err(|rule| violation(400, rule))?
     };
-    Ok(KasRequest { endpoint, token, id, query, body })
+    Ok(KasRequest { endpoint, token, id, part, query, body })
 }
 
 /// Returns the token of the agent or the job. Headers of another subject are a violation.
 fn subject_token(endpoint: Endpoint, headers: &HeaderMap) -> Result<String, String> {
+    if endpoint == Endpoint::Notes {
+        return single(headers, "private-token")?.ok_or_else(|| "PRIVATE-TOKEN is missing".to_owned());
+    }
     if endpoint.subject() == Subject::Caller {
         return public::token(headers);
     }
@@ -170,10 +181,17 @@ fn query_id(endpoint: Endpoint, query: Option<&str>) -> Result<String, String> {
     }
 }
 
-/// Returns the id in the path of the environments of a project.
-fn path_id(path: &str) -> Result<String, String> {
-    let id = path.trim_start_matches("/api/v4/projects/").trim_end_matches("/environments");
-    percent_decode_str(id).decode_utf8().map(Into::into).map_err(|error| error.to_string())
+/// Returns the id of the project in a path of the public API, and the commit or the merge request.
+fn path_ids(path: &str) -> Result<(String, String), String> {
+    let decode =
+        |id: &str| percent_decode_str(id).decode_utf8().map(Into::into).map_err(|error| error.to_string());
+    match *path.trim_start_matches("/api/v4/projects/").split('/').collect::<Vec<_>>() {
+        [id, "repository", "commits", part, _] | [id, "statuses" | "merge_requests", part, ..] => {
+            Ok((decode(id)?, decode(part)?))
+        }
+        [id, ..] => Ok((decode(id)?, String::new())),
+        [] => Err("there is no id".to_owned()),
+    }
 }
 
 /// Parses a body.

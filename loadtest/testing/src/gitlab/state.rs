@@ -24,6 +24,10 @@ pub struct State {
     pub usage_metrics: Vec<Value>,
     /// The bodies of `agent_events`.
     pub agent_events: Vec<Value>,
+    /// The statuses of commits in the order in which they were set: project, commit, and the body.
+    pub commit_statuses: Vec<(u64, String, Value)>,
+    /// The notes of merge requests: project, number, and the text.
+    pub notes: Vec<(u64, String, String)>,
     /// The id of the agent in answers about users, in place of the one in the request: a defect of GitLab.
     pub wrong_agent: Option<u64>,
     /// How often each token of an agent was used. GitLab shows an agent as connected by it.
@@ -211,6 +215,13 @@ impl State {
             .find(|project| project.path == id_or_path || project.id.to_string() == id_or_path)
     }
 
+    /// Returns whether a token of the public API may write, or `None` for an unknown token.
+    pub(crate) fn writer(&self, token: &str) -> Option<bool> {
+        let mut tokens = self.users.iter().flat_map(|user| &user.tokens);
+        let token = tokens.find(|known| known.token == token)?;
+        Some(token.scopes.iter().any(|scope| scope == "api"))
+    }
+
     /// Returns whether a token of the public API, as `public::token` returns it, may read, or `None` for an unknown token.
     pub(crate) fn reader(&self, token: &str) -> Option<bool> {
         match token.strip_prefix("job:") {
@@ -344,6 +355,13 @@ impl User {
     pub fn with_project(mut self, token: &str, project: u64) -> Self {
         let scopes = ["k8s_proxy", "read_api"].map(str::to_owned).to_vec();
         self.tokens.push(AccessToken { token: token.to_owned(), scopes });
+        self.projects.push(project);
+        self
+    }
+
+    /// Adds a personal access token with the scope `api`, and lets the user write to a project.
+    pub fn with_api_token(mut self, token: &str, project: u64) -> Self {
+        self.tokens.push(AccessToken { token: token.to_owned(), scopes: vec!["api".to_owned()] });
         self.projects.push(project);
         self
     }
