@@ -1,5 +1,6 @@
 //! GitOps: commits of a real repository become objects of a real cluster.
 
+mod comment;
 mod diff;
 mod fleet;
 mod gitlab;
@@ -12,7 +13,7 @@ use std::{process::Output, time::SystemTime};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{AGENT, Agent, Cluster, GitRepository, Installation, Namespace, eventually};
+use crate::support::{AGENT, Agent, Cluster, GitRepository, Installation, KasOptions, Namespace, eventually};
 
 /// The file of the agent's configuration.
 const CONFIGURATION: &str = ".gitlab/agents/prod/config.yaml";
@@ -30,6 +31,11 @@ struct World {
 
 impl World {
     fn or_skip(topic: &str) -> Option<Self> {
+        Self::start_or_skip(topic, |_, _| {})
+    }
+
+    /// Starts kas with options that may use the repository.
+    fn start_or_skip(topic: &str, configure: impl FnOnce(&mut KasOptions, &GitRepository)) -> Option<Self> {
         let cluster = Cluster::or_skip()?;
         let directory = TempDir::new().unwrap();
         let repository = GitRepository::or_skip(directory.path())?;
@@ -37,6 +43,7 @@ impl World {
         let configuration = json!({"poll_period": "1s", "repository": {"url": repository.path}});
         let mut installation = Installation::start(&cluster.kubeconfig, |options, _| {
             options.configuration = Some(configuration);
+            configure(options, &repository);
         });
         installation.agent_options.pod_namespace = Some(namespace.name.clone());
         installation.agent.process.terminate();
@@ -82,7 +89,11 @@ impl World {
     }
 
     fn status(&self) -> Value {
-        let output = self.gitops(&["show", PROJECT, "--output", "json"]);
+        self.status_of(PROJECT)
+    }
+
+    fn status_of(&self, project: &str) -> Value {
+        let output = self.gitops(&["show", project, "--output", "json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_default()
     }
 

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tunnel::Body;
 
 use super::*;
-use crate::support::{Certificates, Fleet, GitServer, Kas, KasOptions, Redis};
+use crate::support::{Certificates, Fleet, GitServer, Kas, Redis};
 
 const AGENTS: usize = 100;
 /// The interval of the project. kas looks after 0.8 of it at the earliest.
