@@ -6,6 +6,7 @@ mod fleet;
 mod gitlab;
 mod partition;
 mod render;
+mod servers;
 mod tasks;
 
 use std::{process::Output, time::SystemTime};
@@ -26,6 +27,8 @@ struct World {
     namespace: Namespace,
     repository: GitRepository,
     installation: Installation,
+    /// The id of the project with the configuration.
+    project: String,
     _directory: TempDir,
 }
 
@@ -49,7 +52,8 @@ impl World {
         installation.agent.process.terminate();
         installation.agent.process.exit_code();
         installation.restart_agent();
-        Some(Self { cluster, namespace, repository, installation, _directory: directory })
+        let project = PROJECT.to_owned();
+        Some(Self { cluster, namespace, repository, installation, project, _directory: directory })
     }
 
     /// Commits the configuration with settings of the project, and files.
@@ -89,7 +93,7 @@ impl World {
     }
 
     fn status(&self) -> Value {
-        self.status_of(PROJECT)
+        self.status_of(&self.project)
     }
 
     fn status_of(&self, project: &str) -> Value {

@@ -32,7 +32,7 @@ pub(crate) use self::{
     cluster::{Cluster, Namespace, path_argument, pod_manifest},
     curl::{CurlResponse, curl, curl_in},
     fleet::{Fleet, run_under_load, write_secret},
-    git::{GitRepository, GitServer},
+    git::{GitRepository, GitServer, SshServer, new_ssh_key},
     gitlab::GitLab,
     installation::{AGENT, Installation, kubeconfig_of},
     kas::{Kas, KasOptions, Tokens, command_in_network},

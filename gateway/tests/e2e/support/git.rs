@@ -1,9 +1,12 @@
-//! A Git repository with the configuration of the agent, and a server of it.
+//! A Git repository with the configuration of the agent, and servers of it.
 
 use std::{
     fs,
+    net::TcpListener,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
+    thread,
 };
 
 use testing::skip::{installed, skipped};
@@ -80,10 +83,20 @@ impl GitRepository {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
-    /// Pushes the branch to a server.
+    /// Pushes the branch `main` to a server.
     pub(crate) fn push(&self, server: &GitServer) {
+        self.push_refspec(server, "main");
+    }
+
+    /// Pushes to a server what a refspec names, such as `main:release`, or `:release` to delete a branch.
+    pub(crate) fn push_refspec(&self, server: &GitServer, refspec: &str) {
         let url = server.url.replace("https://", &format!("https://{USER}:{}@", server.password));
-        git_with(&self.path, &["push", "--quiet", &url, "main"], &[("GIT_SSL_CAINFO", &server.authority)]);
+        git_with(&self.path, &["push", "--quiet", &url, refspec], &[("GIT_SSL_CAINFO", &server.authority)]);
+    }
+
+    /// Pushes to a bare repository of this machine what a refspec names.
+    pub(crate) fn push_to(&self, bare: &Path, refspec: &str) {
+        git(&self.path, &["push", "--quiet", path_argument(bare), refspec]);
     }
 }
 
@@ -116,6 +129,76 @@ impl GitServer {
         let line = format!("command {command}");
         self.process.printed().lines().filter(|printed| *printed == line).count()
     }
+}
+
+/// A bare repository behind the sshd of OpenSSH, at a free port of loopback.
+pub(crate) struct SshServer {
+    /// The URL of the repository.
+    pub(crate) url: String,
+    /// The repository.
+    pub(crate) bare: PathBuf,
+    /// The private key of the client.
+    pub(crate) client_key: PathBuf,
+    /// The line of the server in a file of known hosts.
+    pub(crate) known_host: String,
+}
+
+/// The program, which is in no `PATH` of a user.
+const SSHD: &str = "/usr/sbin/sshd";
+
+impl SshServer {
+    /// Starts a server of a new repository in a directory, or skips the test without OpenSSH.
+    pub(crate) fn or_skip(directory: &Path) -> Option<Self> {
+        if !Path::new(SSHD).is_file() || !installed("ssh-keygen") {
+            skipped("there is no sshd: .ci/install-tools installs it");
+            return None;
+        }
+        let bare = directory.join("served.git");
+        git(directory, &["init", "--quiet", "--bare", "--initial-branch=main", path_argument(&bare)]);
+        let (host_key, client_key) = (new_ssh_key(directory, "host"), new_ssh_key(directory, "client"));
+        let authorized = directory.join("authorized_keys");
+        fs::copy(client_key.with_extension("pub"), &authorized).unwrap();
+        let config = directory.join("sshd_config");
+        let (host, keys) = (host_key.display(), authorized.display());
+        let text = format!(
+            "HostKey {host}\nAuthorizedKeysFile {keys}\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n\
+             KbdInteractiveAuthentication no\nAcceptEnv GIT_PROTOCOL\nPidFile none\n"
+        );
+        fs::write(&config, text).unwrap();
+        // Its directory for the separation of privileges, which the service creates otherwise. Without root it needs none.
+        let _ = fs::create_dir_all("/run/sshd");
+        let user =
+            String::from_utf8(run(Command::new("id").arg("--user").arg("--name"), b"").stdout).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // Each connection has a process of its own, which ends with it.
+        thread::spawn(move || {
+            for connection in listener.incoming().map_while(Result::ok) {
+                let output = OwnedFd::from(connection.try_clone().unwrap());
+                let mut sshd = Command::new(SSHD);
+                sshd.args(["-i", "-e", "-f"]).arg(&config).stderr(Stdio::null());
+                let child = sshd.stdin(OwnedFd::from(connection)).stdout(output).spawn();
+                thread::spawn(move || child.unwrap().wait());
+            }
+        });
+        let public = fs::read_to_string(host_key.with_extension("pub")).unwrap();
+        Some(Self {
+            url: format!("ssh://{}@127.0.0.1:{port}{}", user.trim(), bare.display()),
+            bare,
+            client_key,
+            known_host: format!("[127.0.0.1]:{port} {public}"),
+        })
+    }
+}
+
+/// Generates a key without a passphrase, and returns the path of the private one.
+pub(crate) fn new_ssh_key(directory: &Path, name: &str) -> PathBuf {
+    let file = directory.join(name);
+    let mut keygen = Command::new("ssh-keygen");
+    keygen.args(["-q", "-t", "ed25519", "-N", "", "-C", name, "-f"]).arg(&file);
+    let output = run(&mut keygen, b"");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    file
 }
 
 /// Runs git without the configuration of the user.
