@@ -243,13 +243,16 @@ impl Project {
         self.orphan(message)
     }
 
-    /// Returns the event with which the sync of the wanted commit has ended, if it has succeeded.
+    /// Returns the event with which the sync of the wanted commit has ended, unless it has failed.
     pub(super) fn finished(&self) -> Option<SyncEvent> {
         let state = self.state.lock();
         let wanted = state.wanted.as_ref().filter(|wanted| wanted.revision == state.status.revision)?;
-        let message = format!("agentk has applied {} already", wanted.head.reference);
+        let (ended, message) = match state.status.state {
+            ProjectState::Held => (ProjectState::Held, state.status.message.clone()),
+            _ => (ProjectState::Synced, format!("agentk has applied {} already", wanted.head.reference)),
+        };
         let event = SyncEvent::new(EventKind::Finished, None, message);
-        Some(SyncEvent { state: Some(ProjectState::Synced), ..event })
+        Some(SyncEvent { state: Some(ended), ..event })
     }
 
     pub(super) fn status(&self) -> ProjectStatus {
