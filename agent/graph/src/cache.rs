@@ -1,6 +1,6 @@
-//! The graph of a cluster with the tasks that keep it up to date.
+//! The graph of a cluster whose readers are woken by changes.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 use kube::Client;
 use parking_lot::Mutex;
@@ -13,7 +13,6 @@ use tokio::sync::watch;
 use crate::{
     access::Access,
     graph::{Graph, GraphLimits},
-    loader,
     query::Query,
 };
 
@@ -32,7 +31,7 @@ pub struct CacheConfig {
     pub generation: u64,
 }
 
-/// The graph of a cluster, which [`Cache::run`] keeps up to date.
+/// The graph of a cluster, which [`keep_loaded`](crate::keep_loaded) keeps up to date.
 #[derive(Debug)]
 pub struct Cache {
     config: CacheConfig,
@@ -46,11 +45,6 @@ impl Cache {
     pub fn new(config: CacheConfig) -> Self {
         let graph = Mutex::new(Graph::new(config.limits));
         Self { config, graph, changes: watch::Sender::new(0) }
-    }
-
-    /// Loads all objects and follows their changes. The future never completes; the cache is not updated any more once it is dropped.
-    pub async fn run(self: &Arc<Self>) {
-        loader::run(self).await;
     }
 
     /// Waits until the first resources are loaded: those of workloads. The time limit is that of the caller.

@@ -40,6 +40,7 @@ pub use self::{
     access::Access,
     cache::{Cache, CacheConfig},
     graph::{Graph, GraphLimits},
+    loader::keep_loaded,
     pace::Paced,
     query::{Query, QueryError},
     reviews::{Identity, ReviewError, Reviews},

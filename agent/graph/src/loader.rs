@@ -80,8 +80,9 @@ enum Interrupted {
     Failed(String),
 }
 
-/// Loads all resources. The future never completes.
-pub(crate) async fn run(cache: &Arc<Cache>) {
+/// Loads all objects into a cache and follows their changes. The future never completes; the cache is not updated any more once it is
+/// dropped.
+pub async fn keep_loaded(cache: &Arc<Cache>) {
     let client = &cache.config().client;
     let version = timeout(DISCOVERY_TIMEOUT, client.apiserver_version()).await;
     let minor = version.ok().and_then(Result::ok).and_then(|version| {

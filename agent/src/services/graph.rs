@@ -165,7 +165,7 @@ impl GraphService {
             reviews = reviews.with_restriction(move |request| policy.permits(ServiceName::GRAPH, request));
         }
         let loading = Arc::clone(&cache);
-        let task = tokio::spawn(async move { loading.run().await }).abort_handle();
+        let task = tokio::spawn(async move { resource_graph::keep_loaded(&loading).await }).abort_handle();
         let ended = CancellationToken::new();
         CurrentCache {
             cache,
