@@ -28,7 +28,7 @@ use kube::{
 use parking_lot::Mutex;
 use proto::{agent_configuration::gitops::PropagationPolicy, gitops::ObjectId, impersonation};
 use serde::Deserialize;
-use serde_json::{Value, json, value::RawValue};
+use serde_json::{Map, Value, json, value::RawValue};
 use tokio::time::Instant;
 
 use crate::{
@@ -282,13 +282,15 @@ impl Cluster for KubeCluster {
             let (_, body) = self.send(request).await?;
             let page: Page<'_> = from_json(&body)?;
             for item in page.items.into_iter().flatten() {
-                let mut item: Value = from_json(item.get().as_bytes())?;
+                let mut item: Map<String, Value> = from_json(item.get().as_bytes())?;
                 // Items of lists have neither.
-                item["apiVersion"] = api_version.clone().into();
-                item["kind"] = kind.kind.kind.clone().into();
-                if let Some(metadata) = item["metadata"].as_object_mut() {
-                    // They are the most of it, and a list is never asked for the managers of fields.
-                    metadata.remove("managedFields");
+                item.insert("apiVersion".to_owned(), api_version.clone().into());
+                item.insert("kind".to_owned(), kind.kind.kind.clone().into());
+                let mut item = Value::Object(item);
+                // A list is asked for the managers, and never for their fields, which are the most of an object's metadata.
+                let managers = item.pointer_mut("/metadata/managedFields").and_then(Value::as_array_mut);
+                for manager in managers.into_iter().flatten().filter_map(Value::as_object_mut) {
+                    manager.remove("fieldsV1");
                 }
                 all.push(item);
             }
@@ -516,6 +518,29 @@ mod tests {
             Ok::<_, Infallible>(Response::builder().status(status).body(body).expect("a valid response"))
         });
         KubeCluster::new(move || Client::new(service, "default"))
+    }
+
+    #[tokio::test]
+    async fn items_of_a_list_keep_their_managers_and_not_the_fields() {
+        let cluster = cluster(|_| {
+            let manager = json!({"manager": "agentk", "operation": "Apply", "fieldsV1": {"f:data": {}}});
+            json!({"items": [{"metadata": {"name": "a", "managedFields": [manager]}}]})
+        });
+        let kind = GroupKind { group: "apps".to_owned(), kind: "Deployment".to_owned() };
+        let kind =
+            Kind { kind, version: "v1".to_owned(), plural: "deployments".to_owned(), namespaced: true };
+        let listed = cluster.list(&kind, "default", "", true).await.unwrap();
+        let managers = json!([{"manager": "agentk", "operation": "Apply"}]);
+        let whole = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a", "managedFields": managers}});
+        assert_eq!(listed, [whole]);
+    }
+
+    #[tokio::test]
+    async fn items_that_are_no_objects_are_an_error() {
+        let kind = GroupKind { group: String::new(), kind: "ConfigMap".to_owned() };
+        let kind = Kind { kind, version: "v1".to_owned(), plural: "configmaps".to_owned(), namespaced: true };
+        let error = cluster(|_| json!({"items": ["a"]})).list(&kind, "default", "", true).await.unwrap_err();
+        assert!(error.message.contains("is not JSON"), "{error:?}");
     }
 
     async fn check_groups(cluster: KubeCluster) {
