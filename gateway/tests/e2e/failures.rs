@@ -137,9 +137,9 @@ fn raw_path_without_agent_gets_an_explanation() {
 #[test]
 fn unknown_service_gets_404_with_its_name() {
     let world = without_cluster();
-    let response = world.curl(&format!("/agents/{AGENT}/graph/state"), &[]);
+    let response = world.curl(&format!("/agents/{AGENT}/logs/today"), &[]);
     assert_eq!((response.status, response.header("kas-error")), (404, Some("unknown-service")));
-    assert!(response.text().contains("does not serve graph; it serves: "), "{}", response.text());
+    assert!(response.text().contains("does not serve logs; it serves: "), "{}", response.text());
 }
 
 #[test]
