@@ -5,6 +5,7 @@
 //! `GET /api/v1/environments` and `GET /api/v1/deployments`. Clients need the secret of `api.listen`. The shapes are documented in
 //! `docs/api.md`. One page needs one lookup in the route store for up to 500 agents.
 
+mod environment_health;
 mod environments;
 pub(crate) mod grpc;
 mod query;
@@ -29,6 +30,7 @@ use proto::{AgentId, ReplicaId};
 use router::RouteStore;
 use tonic::Status;
 
+pub use self::environment_health::HealthInquiry;
 use self::environments::{list_deployments, list_environments};
 pub use self::query::Query;
 use self::query::QueryError;
@@ -57,6 +59,7 @@ pub struct ApiServer {
     configuration: ConfigurationService,
     replica: ReplicaId,
     environments: EnvironmentSources,
+    health: HealthInquiry,
     deployments: Deployments,
     gitaly: GitalyClient,
     metrics: Metrics,
@@ -72,6 +75,7 @@ impl ApiServer {
         verifier: Verifier,
         addresses: AddressRules,
         environments: EnvironmentSources,
+        health: HealthInquiry,
         deployments: Deployments,
     ) -> Self {
         Self {
@@ -82,6 +86,7 @@ impl ApiServer {
             configuration: agents.services.configuration.clone(),
             replica: agents.replica,
             environments,
+            health,
             deployments,
             gitaly,
             metrics: agents.metrics.clone(),

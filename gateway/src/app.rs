@@ -38,7 +38,7 @@ use self::{
 use crate::{
     admin::{AdminServer, Readiness},
     agents::{AgentServer, Rebalancer},
-    api::ApiServer,
+    api::{ApiServer, HealthInquiry},
     config::Config,
     kill_switch::fleet,
     metrics::{Metrics, certificate::CertificateExpirations},
@@ -259,7 +259,8 @@ impl App {
         });
         let environments = EnvironmentSources(file.into_iter().chain(gitlab).collect());
         let (gitaly, deployments) = (self.gitaly.clone(), self.deployments.clone());
-        ApiServer::new(&self.agents, gitaly, verifier, addresses, environments, deployments)
+        let health = HealthInquiry::new(&self.callers);
+        ApiServer::new(&self.agents, gitaly, verifier, addresses, environments, health, deployments)
     }
 
     /// Spawns a heartbeat on each core, which ends with the core.

@@ -63,7 +63,7 @@ pub mod test_support {
     pub use crate::{
         addresses::AddressRules,
         agents::Rebalancer,
-        api::{ApiServer, Query, grpc::messages as api_messages},
+        api::{ApiServer, HealthInquiry, Query, grpc::messages as api_messages},
         cli::serve::log_filter,
         destination::Destination,
         headers::{ForwardedFor, PeerAddress, ProxyHeaders, to_agent, to_caller},

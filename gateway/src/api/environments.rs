@@ -8,7 +8,7 @@ use axum::{
 };
 use gitlab::{
     deployments::{Deployment, DeploymentQuery},
-    environments::{Environment, EnvironmentQuery, GitLabToken, Tier},
+    environments::{EnvironmentQuery, GitLabToken, Tier},
 };
 use http::{HeaderMap, HeaderName};
 use percent_encoding::percent_decode_str;
@@ -18,6 +18,7 @@ use settings::rfc3339;
 
 use super::{
     ApiServer,
+    environment_health::EnvironmentStatus,
     query::{DEFAULT_LIMIT, MAX_LENGTH, QueryError, limit, number, set_once},
     response::{ApiError, ok},
 };
@@ -33,7 +34,7 @@ pub(super) struct EnvironmentList {
     #[serde(with = "rfc3339")]
     time: SystemTime,
     /// The environments, in order of their ids.
-    environments: Vec<Environment>,
+    environments: Vec<EnvironmentStatus>,
 }
 
 /// The deployments that a query selects.
@@ -65,9 +66,13 @@ pub(super) async fn list_environments(
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Result<EnvironmentList, ApiError> {
-    let query = parse(query.as_deref().unwrap_or_default())?;
+    let (query, with_health) = parse(query.as_deref().unwrap_or_default())?;
     let token = gitlab_token(&headers)?;
     let environments = api.environments.list(&query, token.as_ref()).await?;
+    let environments = match with_health {
+        true => api.health.complete(environments, &api.lookup).await?,
+        false => environments.into_iter().map(EnvironmentStatus::without_health).collect(),
+    };
     Ok(EnvironmentList { replica: api.replica, time: SystemTime::now(), environments })
 }
 
@@ -114,11 +119,12 @@ fn parse_deployments(text: &str) -> Result<(DeploymentQuery, usize), QueryError>
     Ok((query, most.unwrap_or(DEFAULT_LIMIT)))
 }
 
-fn parse(text: &str) -> Result<EnvironmentQuery, QueryError> {
+/// Parses the query of environments. Returns it with whether their health is asked for.
+fn parse(text: &str) -> Result<(EnvironmentQuery, bool), QueryError> {
     if text.len() > MAX_LENGTH {
         return Err(QueryError::TooLong);
     }
-    let mut query = EnvironmentQuery::default();
+    let (mut query, mut health) = (EnvironmentQuery::default(), None);
     for pair in text.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         let value = percent_decode_str(value).decode_utf8_lossy().into_owned();
@@ -128,8 +134,9 @@ fn parse(text: &str) -> Result<EnvironmentQuery, QueryError> {
             "group" => ("group", query.group.replace(value).is_some()),
             "agent" => ("agent", query.agent.replace(value).is_some()),
             "tier" => ("tier", query.tier.replace(tier(&value)?).is_some()),
+            "health" => ("health", health.replace(boolean("health", &value)?).is_some()),
             _ => {
-                let known = "project, slug, tier, group and agent";
+                let known = "project, slug, tier, group, agent and health";
                 return Err(QueryError::Unknown(key.chars().take(100).collect(), known));
             }
         };
@@ -137,7 +144,11 @@ fn parse(text: &str) -> Result<EnvironmentQuery, QueryError> {
             return Err(QueryError::Twice(key));
         }
     }
-    Ok(query)
+    Ok((query, health.unwrap_or_default()))
+}
+
+fn boolean(key: &'static str, value: &str) -> Result<bool, QueryError> {
+    value.parse().map_err(|_| QueryError::Value(key, value.chars().take(100).collect(), "true or false"))
 }
 
 /// Returns the token with which the caller sees environments of GitLab.
@@ -170,7 +181,7 @@ mod tests {
 
     #[test]
     fn query_is_parsed_and_decoded() {
-        let query = parse("project=g%2Fapp&slug=s&tier=staging&group=g&agent=7").unwrap();
+        let (query, with_health) = parse("project=g%2Fapp&slug=s&tier=staging&group=g&agent=7").unwrap();
         let text = |text: &str| Some(text.to_owned());
         let expected = EnvironmentQuery {
             project: text("g/app"),
@@ -179,9 +190,10 @@ mod tests {
             group: text("g"),
             agent: text("7"),
         };
-        assert_eq!(query, expected);
-        assert_eq!(parse("project=g/app&").unwrap().project, text("g/app"));
-        assert_eq!(parse("").unwrap(), EnvironmentQuery::default());
+        assert_eq!((query, with_health), (expected, false));
+        assert_eq!(parse("project=g/app&").unwrap().0.project, text("g/app"));
+        assert_eq!(parse("").unwrap(), (EnvironmentQuery::default(), false));
+        assert!(parse("health=true").unwrap().1 && !parse("health=false").unwrap().1);
     }
 
     #[test]
@@ -225,8 +237,10 @@ mod tests {
         for (query, expected) in [
             (
                 "name=x",
-                "\"name\" is not a parameter: the parameters are project, slug, tier, group and agent",
+                "\"name\" is not a parameter: the parameters are project, slug, tier, group, agent and health",
             ),
+            ("health=1", "health: \"1\" is not true or false"),
+            ("health=true&health=true", "health is given twice"),
             ("tier=prod", "tier: \"prod\" is not production, staging"),
             ("slug=a&slug=b", "slug is given twice"),
             (&"&".repeat(9000), "longer than 8192 bytes"),

@@ -201,6 +201,10 @@ mod tests {
     use serde::de::DeserializeOwned;
 
     use super::*;
+    use crate::api::{
+        environment_health::EnvironmentHealth,
+        environments::{DeploymentList, EnvironmentList},
+    };
 
     fn reads_back<T: Serialize + DeserializeOwned>(example: &str) {
         let documented: serde_json::Value = serde_json::from_str(example).unwrap();
@@ -214,5 +218,8 @@ mod tests {
         let mut examples = text.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap());
         reads_back::<AgentPage>(examples.next().unwrap());
         reads_back::<AgentResponse>(examples.next().unwrap());
+        reads_back::<EnvironmentList>(examples.next().unwrap());
+        reads_back::<EnvironmentHealth>(examples.next().unwrap());
+        reads_back::<DeploymentList>(examples.next().unwrap());
     }
 }

@@ -11,6 +11,7 @@ mod configuration;
 mod disabled;
 mod disabled_names;
 mod drain;
+mod environment_health;
 mod fidelity;
 mod gitaly;
 mod gitlab_agents;

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, future::ready, sync::Arc, time::SystemTime};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use gateway::test_support::{AddressRules, ApiServer};
+use gateway::test_support::{AddressRules, ApiServer, HealthInquiry};
 use gitlab::{Verifier, environments::EnvironmentSources};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{Request, Response, Uri, header::AUTHORIZATION, uri::PathAndQuery};
@@ -61,6 +61,7 @@ fn open(world: &World, environments: EnvironmentSources, addresses: AddressRules
         Verifier::new(secret(1), None),
         addresses,
         environments,
+        HealthInquiry::new(&world.kas.callers),
         world.kas.deployments.clone(),
     ));
     tokio::spawn(api.server().serve(far, CALLER));

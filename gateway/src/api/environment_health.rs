@@ -1,0 +1,215 @@
+//! The health of environments, for which kas asks the agents of their places.
+
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
+
+use access::RequestError;
+use futures_util::{StreamExt as _, stream};
+use gitlab::environments::{Environment, EnvironmentAgent};
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Limited};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use proto::{
+    ServiceName,
+    graph::{HEALTH_PATH, HealthReport, HealthState},
+    header,
+};
+use router::RequestClass;
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
+use tunnel::Body;
+
+use super::ApiError;
+use crate::{
+    agent_locations::AgentLookup,
+    destination::Destination,
+    forward::{ForwardedResponse, Forwarder},
+    kill_switch::{KillSwitch, RequestAttributes},
+    proxy::ProxyServer,
+};
+
+/// The most places of one request.
+const MAX_PLACES: usize = 500;
+/// The places that are asked at the same time.
+const AT_ONCE: usize = 64;
+/// The time for one place. An agent waits up to ten seconds until the objects of its cluster are loaded.
+const DEADLINE: Duration = Duration::from_secs(12);
+/// The largest report of an agent, in bytes: it has at most ten objects and ten events of 512 bytes each.
+const MAX_REPORT: usize = 128 << 10;
+
+/// An environment with its health.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct EnvironmentStatus {
+    #[serde(flatten)]
+    environment: Environment,
+    /// Present if the query asks for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    health: Option<EnvironmentHealth>,
+}
+
+/// The health of an environment.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct EnvironmentHealth {
+    /// The health of its worst place; unknown without a place.
+    health: HealthState,
+    /// The places, in the order of the environment.
+    places: Vec<PlaceHealth>,
+}
+
+/// The health of a namespace of an agent.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct PlaceHealth {
+    agent: String,
+    namespace: String,
+    /// The reason why the agent has no report. Then the health is unknown.
+    missing: Option<String>,
+    #[serde(flatten)]
+    report: HealthReport,
+}
+
+/// Asks agents for the health of places.
+#[derive(Debug)]
+pub struct HealthInquiry {
+    forwarder: Forwarder,
+    kill_switch: Arc<KillSwitch>,
+}
+
+impl HealthInquiry {
+    /// Returns an inquiry that sends requests as the server of callers does. It does not wait for agents that are away.
+    pub fn new(callers: &ProxyServer) -> Self {
+        let forwarder = Forwarder { reconnect_wait: Duration::ZERO, ..callers.forwarder.clone() };
+        Self { forwarder, kill_switch: Arc::clone(&callers.kill_switch) }
+    }
+
+    /// Adds the health to environments. The places are asked at the same time, each one with its own deadline.
+    pub(super) async fn complete(
+        &self,
+        environments: Vec<Environment>,
+        agents: &AgentLookup,
+    ) -> Result<Vec<EnvironmentStatus>, ApiError> {
+        let places: Vec<EnvironmentAgent> =
+            environments.iter().flat_map(|environment| environment.agents.clone()).collect();
+        if places.len() > MAX_PLACES {
+            return Err(ApiError::BadRequest(format!(
+                "these environments have {} places, and the health of at most {MAX_PLACES} is asked for at once: select with \
+                 project, slug, tier, group or agent",
+                places.len()
+            )));
+        }
+        let reports = stream::iter(places).map(|place| self.place(place, agents)).buffered(AT_ONCE);
+        let mut reports = reports.collect::<Vec<_>>().await.into_iter();
+        let statuses = environments.into_iter().map(|environment| {
+            let places: Vec<_> = reports.by_ref().take(environment.agents.len()).collect();
+            let worst = places.iter().map(|place| place.report.health.health).max();
+            let health = EnvironmentHealth { health: worst.unwrap_or(HealthState::Unknown), places };
+            EnvironmentStatus { environment, health: Some(health) }
+        });
+        Ok(statuses.collect())
+    }
+
+    async fn place(&self, place: EnvironmentAgent, agents: &AgentLookup) -> PlaceHealth {
+        let asked = timeout(DEADLINE, self.ask(&place, agents)).await;
+        let asked = asked
+            .unwrap_or_else(|_| Err(format!("the agent did not respond within {} s", DEADLINE.as_secs())));
+        let EnvironmentAgent { agent, namespace, .. } = place;
+        let (report, missing) = match asked {
+            Ok(report) => (report, None),
+            Err(error) => {
+                let mut report = HealthReport::default();
+                report.health.health = HealthState::Unknown;
+                (report, Some(error))
+            }
+        };
+        PlaceHealth { agent, namespace, missing, report }
+    }
+
+    async fn ask(&self, place: &EnvironmentAgent, agents: &AgentLookup) -> Result<HealthReport, String> {
+        let agent =
+            agents.find(&place.agent).await.ok_or("kas knows no such agent, or it is not connected")?;
+        let service: ServiceName = ServiceName::GRAPH.parse().expect("a constant that is a service name");
+        let text = |error: RequestError| error.message;
+        let disabled = self.kill_switch.disabled(RequestAttributes {
+            // Rules about addresses are about callers.
+            address: Ipv4Addr::UNSPECIFIED.into(),
+            service: &service,
+            agent: Some((agent.id, Some(&agent.name))),
+            caller: None,
+            user: None,
+        });
+        let destination = Destination {
+            agent: agent.id,
+            name: Some(agent.name.clone()),
+            service: service.clone(),
+            class: RequestClass::Short,
+        };
+        let request = Request::get(path(place))
+            .header(header::SERVICE, ServiceName::GRAPH)
+            .body(Body::empty())
+            .expect("an encoded path");
+        let asked = async {
+            // The permit counts the request in its tunnel until the body has ended.
+            let ForwardedResponse { response, request_permit: _permit, .. } =
+                self.forwarder.forward(&destination, request).await.map_err(text)?;
+            read(response).await
+        };
+        tokio::select! {
+            biased;
+            error = disabled => Err(text(error)),
+            asked = asked => asked,
+        }
+    }
+}
+
+impl EnvironmentStatus {
+    /// Returns an environment whose health nobody has asked for.
+    pub(super) fn without_health(environment: Environment) -> Self {
+        Self { environment, health: None }
+    }
+}
+
+/// Returns the path with which agentk is asked for a place.
+fn path(place: &EnvironmentAgent) -> String {
+    let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+    let mut path = format!("{HEALTH_PATH}?namespace={}", encode(&place.namespace));
+    if !place.labels.is_empty() {
+        let labels = place.labels.iter().map(|(key, value)| format!("{key}={value}"));
+        path += &format!("&label={}", encode(&labels.collect::<Vec<_>>().join(",")));
+    }
+    path
+}
+
+/// Reads a report of an agent, which is not trusted.
+async fn read(response: Response<Body>) -> Result<HealthReport, String> {
+    let (head, body) = response.into_parts();
+    if !head.status.is_success() {
+        let message = head.headers.get(&header::ERROR_MESSAGE).and_then(|message| message.to_str().ok());
+        let message: String = message.unwrap_or_default().chars().take(300).collect();
+        return Err(format!("the agent responds {}: {message}", head.status));
+    }
+    let body = Limited::new(body, MAX_REPORT).collect().await;
+    let body = body.map_err(|error| format!("the response of the agent ended early: {error}"))?;
+    serde_json::from_slice(&body.to_bytes())
+        .map_err(|error| format!("the response of the agent is not a report: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn path_of_a_place_is_encoded() {
+        let place = |labels: &[(&str, &str)]| EnvironmentAgent {
+            agent: "prod".to_owned(),
+            namespace: "a&b".to_owned(),
+            labels: labels
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect::<BTreeMap<_, _>>(),
+        };
+        assert_eq!(path(&place(&[])), "/v1/health?namespace=a%26b");
+        let labels = [("app", "web"), ("example.com/tier", "x")];
+        let encoded = "/v1/health?namespace=a%26b&label=app%3Dweb%2Cexample%2Ecom%2Ftier%3Dx";
+        assert_eq!(path(&place(&labels)), encoded);
+    }
+}
