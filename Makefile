@@ -55,10 +55,10 @@ e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is
 	cargo nextest run -p gateway --test e2e --test-threads 3 --success-output immediate
 
 .PHONY: differential
-differential: ## Hundreds of kubectl, helm and curl commands with and without the tunnel, and GitOps; prints what differs
+differential: ## Hundreds of kubectl, helm and curl commands with and without the tunnel, GitOps, the graph; prints what differs
 	cargo build --workspace --bins
 	rm -rf target/differential
-	cargo nextest run -p gateway --test e2e -E 'test(/^differential::differential_/) | test(/^gitops::/)'; code=$$?; \
+	cargo nextest run -p gateway --test e2e -E 'test(/^differential::differential_/) | test(/^gitops::/) | test(/^graph::/)'; code=$$?; \
 	  cat target/differential/report.md; exit $$code
 
 # The Python of the tests of client libraries has the YAML library where the system's does not.

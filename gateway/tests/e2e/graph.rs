@@ -117,9 +117,10 @@ fn deployment_is_shown_as_a_tree_with_its_health() {
     let printed = follower.printed();
     assert!(printed.starts_with("{\"event\":\"begin\",\"mode\":\"snapshot\"}"), "{printed}");
     assert!(printed.contains("\"status\":\"Running\"") && printed.contains("ErrImageNeverPull"), "{printed}");
-    eventually("nothing is left", || world.kas("health", &["--label", "app=web"]).status.code() == Some(1));
-    let report = text(&world.kas("health", &["--label", "app=web"]));
-    assert!(report.contains("do the objects have these labels?"), "{report}");
+    eventually("nothing is left, and the report says so", || {
+        let report = world.kas("health", &["--label", "app=web"]);
+        report.status.code() == Some(1) && text(&report).contains("do the objects have these labels?")
+    });
 }
 
 #[test]
