@@ -25,6 +25,7 @@ pub const WATCH_PATH: &str = "/v1/watch";
 
 /// Whether an object does its work. Ordered from the best to the worst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum HealthState {
     /// It does, or its kind has no health.
@@ -65,6 +66,7 @@ impl fmt::Display for HealthState {
 
 /// An object of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Node {
     /// The UID.
     pub uid: String,
@@ -127,6 +129,7 @@ pub struct Node {
 
 /// Replicas or containers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Ready {
     /// The number that is ready.
     pub ready: u32,
@@ -136,6 +139,7 @@ pub struct Ready {
 
 /// The owner of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Owner {
     /// The UID.
     pub uid: String,
@@ -147,6 +151,7 @@ pub struct Owner {
 
 /// A relation of an object to another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Edge {
     /// The relation.
     pub relation: Relation,
@@ -168,6 +173,7 @@ pub struct Edge {
 
 /// A relation of an object to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Relation {
     /// It owns the other one.
@@ -190,10 +196,13 @@ pub enum Relation {
 
 /// The state of the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GraphStatus {
     /// The process of agentk that responds.
+    #[cfg_attr(test, schemars(with = "String"))]
     pub instance: InstanceId,
     /// The position of the newest change.
+    #[cfg_attr(test, schemars(with = "String"))]
     pub token: Token,
     /// Whether all resources are loaded.
     pub loaded: bool,
@@ -208,6 +217,7 @@ pub struct GraphStatus {
 
 /// The state of a resource of the API server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ResourceStatus {
     /// The API group; empty for the core group.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -227,6 +237,7 @@ pub struct ResourceStatus {
 
 /// Whether the objects of a resource are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum ResourceState {
     /// They are being loaded.
@@ -246,6 +257,7 @@ pub enum ResourceState {
 
 /// Objects that a query selects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ObjectList {
     /// The objects of this page, in order of namespace, kind and name.
     pub objects: Vec<Node>,
@@ -259,6 +271,7 @@ pub struct ObjectList {
 
 /// Objects and the objects that they own.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Tree {
     /// The objects without a visible owner, with all that they own.
     pub roots: Vec<Branch>,
@@ -272,6 +285,7 @@ pub struct Tree {
 
 /// An object and the objects that it owns.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Branch {
     /// The object.
     #[serde(flatten)]
@@ -283,6 +297,7 @@ pub struct Branch {
 
 /// The groups of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GroupList {
     /// The groups, in order of their ids.
     pub groups: Vec<Group>,
@@ -293,6 +308,7 @@ pub struct GroupList {
 
 /// Objects that belong together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Group {
     /// The id, such as `helm:shop/web`. Its first part says by what the objects were found.
     pub id: String,
@@ -306,6 +322,7 @@ pub struct Group {
 
 /// The health of several objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct GroupHealth {
     /// The health of the worst object that no other object of the group owns.
     pub health: HealthState,
@@ -318,6 +335,7 @@ pub struct GroupHealth {
 
 /// An object that does not do its work.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Attention {
     /// The UID.
     pub uid: String,
@@ -339,6 +357,7 @@ pub struct Attention {
 
 /// The health of the objects that a query selects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HealthReport {
     /// The health.
     #[serde(flatten)]
@@ -353,6 +372,7 @@ pub struct HealthReport {
 
 /// A Warning event of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Warning {
     /// The kind of the object.
     pub kind: String,
@@ -373,6 +393,7 @@ pub struct Warning {
 
 /// Programs that run in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ComponentList {
     /// The components, in order of their ids.
     pub components: Vec<Component>,
@@ -383,6 +404,7 @@ pub struct ComponentList {
 
 /// A program that runs in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Component {
     /// The id, such as `cert-manager`.
     pub id: String,
@@ -405,6 +427,7 @@ pub struct Component {
 /// A watch begins with [`GraphEvent::Begin`] and the objects of the snapshot, or those that have changed since the token of the caller.
 /// [`GraphEvent::Commit`] ends the snapshot, and later each batch of changes: a caller that has read it may continue from its token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum GraphEvent {
     /// The first line.
@@ -443,6 +466,7 @@ pub enum GraphEvent {
     /// All changes up to this position have been sent.
     Commit {
         /// The position.
+        #[cfg_attr(test, schemars(with = "String"))]
         token: Token,
     },
     /// Nothing has happened for 15 s.
@@ -451,6 +475,7 @@ pub enum GraphEvent {
 
 /// How a watch begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum WatchMode {
     /// All objects follow, because the caller has no token.
@@ -463,6 +488,7 @@ pub enum WatchMode {
 
 /// The reason why an object is not in a view any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum GoneReason {
     /// It was deleted.
@@ -530,6 +556,9 @@ fn is_zero(number: &u32) -> bool {
 fn is_zero_u64(number: &u64) -> bool {
     *number == 0
 }
+
+#[cfg(test)]
+mod openapi;
 
 #[cfg(test)]
 mod tests {

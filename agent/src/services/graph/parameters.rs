@@ -92,15 +92,19 @@ impl Parameters {
                 self.groups = true;
             }
             _ => {
-                let known = if is_watch {
-                    "kind, namespace, name, label, health, group, degraded_after, groups and since"
-                } else {
-                    "kind, namespace, name, label, health, group, degraded_after, limit and continue"
-                };
+                let known = known(path);
                 return Err(ParameterError::Unknown(key.chars().take(100).collect(), known));
             }
         }
         Ok(())
+    }
+}
+
+/// Returns the parameters of a path, for people.
+fn known(path: &str) -> &'static str {
+    match path {
+        WATCH_PATH => "kind, namespace, name, label, health, group, degraded_after, groups and since",
+        _ => "kind, namespace, name, label, health, group, degraded_after, limit and continue",
     }
 }
 
@@ -123,6 +127,24 @@ mod tests {
         let watch = Parameters::parse(WATCH_PATH, &format!("groups=all&since={token}")).unwrap();
         assert_eq!((watch.since.unwrap().to_string(), watch.groups), (token.to_owned(), true));
         assert!(Parameters::parse(WATCH_PATH, "since=").unwrap().since.is_none());
+    }
+
+    #[test]
+    fn parameters_are_those_of_the_openapi_document() {
+        let document = include_str!("../../../../docs/graph.openapi.json");
+        let document: serde_json::Value = serde_json::from_str(document).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        assert_eq!(paths.len(), 7);
+        for (path, description) in paths {
+            let parameters = description["get"]["parameters"].as_array().unwrap().iter();
+            let names: Vec<&str> = parameters.map(|parameter| parameter["name"].as_str().unwrap()).collect();
+            let (last, others) = names.split_last().unwrap();
+            assert_eq!(known(path), format!("{} and {last}", others.join(", ")), "{path}");
+            for name in names {
+                let unknown = Parameters::parse(path, &format!("{name}=1"));
+                assert!(!matches!(unknown, Err(ParameterError::Unknown(..))), "{path}: {name}");
+            }
+        }
     }
 
     #[test]
