@@ -4,6 +4,7 @@
 //! loads passes the scope and the policy of the cluster's owner, as the service `graph`; what a caller sees is what the API server lets
 //! the identity of the caller list and watch.
 
+mod gzip;
 mod metrics;
 mod parameters;
 mod stream;
@@ -14,7 +15,10 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use http::{Method, Request, Response};
+use http::{
+    HeaderValue, Method, Request, Response,
+    header::{CONTENT_ENCODING, VARY},
+};
 use kube::Client;
 use parking_lot::Mutex;
 use proto::{
@@ -36,7 +40,7 @@ use self::parameters::Parameters;
 use super::{
     KubernetesService, RequestHandler, ServiceError,
     kube_client::{Restrictions, kube_service},
-    response::{bad_request, json_response, wrong_method},
+    response::{bad_request, json, json_response, json_text, wrong_method},
 };
 
 /// How long the cache stays after the last request.
@@ -239,17 +243,33 @@ impl RequestHandler for GraphHandler {
         if path == STATUS_PATH {
             return Ok(json_response(&view.cache.status(&access)));
         }
-        view.cache.read(|graph| {
+        let text = view.cache.read(|graph| {
             query.check(graph).map_err(|error| bad_request(&error.to_string()))?;
-            Ok(match path {
-                OBJECTS_PATH => json_response(&graph.objects(query, &access, *limit, after.as_deref())),
-                TREE_PATH => json_response(&graph.tree(query, &access)),
-                GROUPS_PATH => json_response(&graph.groups(query, &access, now())),
-                HEALTH_PATH => json_response(&graph.health(query, labels, &access, now())),
-                _ => json_response(&graph.components(&access)),
+            Ok::<_, ServiceError>(match path {
+                OBJECTS_PATH => json(&graph.objects(query, &access, *limit, after.as_deref())),
+                TREE_PATH => json(&graph.tree(query, &access)),
+                GROUPS_PATH => json(&graph.groups(query, &access, now())),
+                HEALTH_PATH => json(&graph.health(query, labels, &access, now())),
+                _ => json(&graph.components(&access)),
             })
-        })
+        })?;
+        if !gzip::is_accepted(request.headers()) {
+            return Ok(vary(json_text(text)));
+        }
+        Ok(vary(gzip_response(json_text(gzip::compress(text).await))))
     }
+}
+
+/// Says that a response depends on what the caller accepts.
+fn vary(mut response: Response<Body>) -> Response<Body> {
+    response.headers_mut().insert(VARY, HeaderValue::from_static("accept-encoding"));
+    response
+}
+
+/// Says that the body of a response is compressed.
+fn gzip_response(mut response: Response<Body>) -> Response<Body> {
+    response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    response
 }
 
 /// Waits for a change. The future never completes without a receiver.

@@ -34,10 +34,19 @@ pub(crate) fn stream_response(
     response
 }
 
-/// Returns a response with a JSON object.
+/// Returns a value as JSON.
+pub(crate) fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("it has keys that are text")
+}
+
+/// Returns a response with a value as JSON.
 pub(crate) fn json_response(value: &impl Serialize) -> Response<Body> {
-    let text = serde_json::to_string(value).expect("it has keys that are text");
-    let mut response = Response::new(Body::from(text));
+    json_text(json(value))
+}
+
+/// Returns a response with a JSON text, which may be compressed.
+pub(crate) fn json_text(text: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Body::from(text.into()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

@@ -13,7 +13,11 @@ use tokio::{
 };
 use tunnel::Body;
 
-use super::{LOAD_TIMEOUT, MAX_VIEWERS, Parameters, View, changed, now};
+use super::{
+    LOAD_TIMEOUT, MAX_VIEWERS, Parameters, View, changed,
+    gzip::{self, GzipStream},
+    gzip_response, now, vary,
+};
 use crate::{
     policy::PolicyEnforcer,
     services::{
@@ -44,6 +48,8 @@ struct Follower {
     first: Vec<GraphEvent>,
     /// The lines are events of `text/event-stream`.
     sse: bool,
+    /// Compresses the lines, if the caller accepts that.
+    gzip: Option<GzipStream>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -82,13 +88,16 @@ pub(super) async fn respond(
         review: Instant::now() + REVIEW,
         first: vec![begin],
         sse,
+        gzip: gzip::is_accepted(headers).then(GzipStream::new),
         _permit: permit,
     };
+    let is_compressed = follower.gzip.is_some();
     let lines = stream::unfold(follower, async |mut follower| match follower.next().await {
         ControlFlow::Continue(lines) => Some((lines, follower)),
         ControlFlow::Break(()) => None,
     });
-    Ok(stream_response(if sse { "text/event-stream" } else { JSON_LINES }, lines))
+    let response = vary(stream_response(if sse { "text/event-stream" } else { JSON_LINES }, lines));
+    Ok(if is_compressed { gzip_response(response) } else { response })
 }
 
 impl Follower {
@@ -139,7 +148,7 @@ impl Follower {
         }
     }
 
-    fn encode(&self, events: &[GraphEvent]) -> Bytes {
+    fn encode(&mut self, events: &[GraphEvent]) -> Bytes {
         let mut lines = BytesMut::new().writer();
         for event in events {
             let text = serde_json::to_string(event).expect("it has keys that are text");
@@ -151,6 +160,10 @@ impl Follower {
             let line = if self.sse { format!("{id}data: {text}\n\n") } else { text + "\n" };
             lines.get_mut().put_slice(line.as_bytes());
         }
-        lines.into_inner().freeze()
+        let lines = lines.into_inner();
+        match &mut self.gzip {
+            Some(gzip) => gzip.add(&lines),
+            None => lines.freeze(),
+        }
     }
 }
