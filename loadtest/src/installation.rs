@@ -5,6 +5,7 @@
 //!        └─► failover, restarts, storm: kill parts, and count what callers and agents see
 //!        └─► directory: what idle agents cost Redis
 //!        └─► gitops: manifests from Git and a real cluster
+//!        └─► graph: what runs in a simulated cluster with many objects
 //! ```
 
 pub mod agent_fleet;
@@ -12,6 +13,7 @@ mod callers;
 pub mod directory;
 pub mod failover;
 pub mod gitops;
+pub mod graph;
 pub mod restarts;
 pub mod stack;
 pub mod storm;

@@ -10,6 +10,7 @@ mod cluster;
 mod controller;
 mod discovery;
 mod exec;
+mod fill;
 mod objects;
 mod patch;
 mod pods;
@@ -33,6 +34,7 @@ use tokio::{
     sync::watch,
 };
 
+pub use self::fill::LABEL;
 use self::{
     cluster::Cluster,
     controller::Controller,
