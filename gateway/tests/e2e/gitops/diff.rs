@@ -293,7 +293,9 @@ fn compared_by_kubectl(directory: &Path) -> BTreeMap<String, Leaves> {
     for (side, by) in [("live", -1), ("merged", 1)] {
         for entry in fs::read_dir(directory.join(side)).unwrap() {
             let text = fs::read_to_string(entry.unwrap().path()).unwrap();
-            let Ok(object @ Value::Object(_)) = serde_saphyr::from_str::<Value>(&text) else { continue };
+            let Ok(mut object @ Value::Object(_)) = serde_saphyr::from_str::<Value>(&text) else { continue };
+            // kubectl 1.20 compares them too, and each write changes their time.
+            object["metadata"].as_object_mut().unwrap().remove("managedFields");
             let name = format!(
                 "{} {}",
                 object["kind"].as_str().unwrap(),
