@@ -25,6 +25,8 @@ impl KubectlVersion {
     const RAW_KEEPS_SERVER_PATH: Self = Self(1, 34);
     /// The first version whose proxy sends the host of the server.
     pub(crate) const PROXY_SENDS_SERVER_HOST: Self = Self(1, 23);
+    /// A version whose diff masks the values of Secrets, which that of 1.20 shows.
+    pub(crate) const DIFF_MASKS_SECRETS: Self = Self(1, 22);
     /// The first version with `kubectl wait --for=jsonpath`.
     pub(crate) const WAIT_FOR_JSONPATH: Self = Self(1, 23);
 
