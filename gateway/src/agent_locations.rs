@@ -1,6 +1,10 @@
 //! The replicas that hold tunnels of an agent, for the internal API and for `GET /agents`.
 
-use std::{collections::HashMap, sync::Arc, time::SystemTime};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::SystemTime,
+};
 
 use access::Identities;
 use proto::{AgentId, AgentName, InstanceId, ReplicaId};
@@ -133,13 +137,40 @@ impl AgentLookup {
 
     /// Returns the agent with this id, or the agent of the identity file with this name.
     pub(crate) async fn find(&self, id_or_name: &str) -> Option<KnownAgent> {
-        let identity = self.identities.load_full();
-        if let Some(id) = identity.find(id_or_name) {
-            let name = identity.name(id)?.clone();
-            return Some(KnownAgent { id, name, project: identity.project(id) });
+        if let Some(known) = self.find_in_file(id_or_name) {
+            return Some(known);
         }
         let id: AgentId = id_or_name.parse().ok()?;
         self.list(None).await.agents.into_iter().find(|agent| agent.id == id)
+    }
+
+    /// Returns what [`Self::find`] does for each of these, with at most one list of the agents of GitLab. The error is the reason why
+    /// agents of other replicas may be missing.
+    pub(crate) async fn find_all<'a>(
+        &self,
+        ids_or_names: impl IntoIterator<Item = &'a str>,
+    ) -> (HashMap<String, KnownAgent>, Option<String>) {
+        let (mut found, mut others) = (HashMap::new(), HashSet::new());
+        for name in ids_or_names {
+            match self.find_in_file(name) {
+                Some(known) => drop(found.insert(name.to_owned(), known)),
+                None => others.extend(name.parse::<AgentId>()),
+            }
+        }
+        if others.is_empty() || !self.has_gitlab {
+            return (found, None);
+        }
+        let KnownAgents { agents, missing } = self.list(None).await;
+        let others = agents.into_iter().filter(|agent| others.contains(&agent.id));
+        found.extend(others.map(|agent| (agent.id.to_string(), agent)));
+        (found, missing)
+    }
+
+    fn find_in_file(&self, id_or_name: &str) -> Option<KnownAgent> {
+        let identity = self.identities.load_full();
+        let id = identity.find(id_or_name)?;
+        let name = identity.name(id)?.clone();
+        Some(KnownAgent { id, name, project: identity.project(id) })
     }
 }
 

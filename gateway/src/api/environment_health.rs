@@ -1,8 +1,8 @@
 //! The health of environments, for which kas asks the agents of their places.
 
-use std::{net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{collections::HashMap, net::Ipv4Addr, sync::Arc, time::Duration};
 
-use access::RequestError;
+use access::{RequestError, SourceUnavailable};
 use futures_util::{StreamExt as _, stream};
 use gitlab::environments::{Environment, EnvironmentAgent};
 use http::{Request, Response};
@@ -10,17 +10,20 @@ use http_body_util::{BodyExt as _, Limited};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use proto::{
     ServiceName,
-    graph::{HEALTH_PATH, HealthReport, HealthState},
+    graph::{Attention, GroupHealth, HEALTH_PATH, HealthReport, HealthState, Warning},
     header,
 };
 use router::RequestClass;
 use serde::{Deserialize, Serialize};
-use tokio::time::timeout;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout_at},
+};
 use tunnel::Body;
 
 use super::ApiError;
 use crate::{
-    agent_locations::AgentLookup,
+    agent_locations::{AgentLookup, KnownAgent},
     destination::Destination,
     forward::{ForwardedResponse, Forwarder},
     kill_switch::{KillSwitch, RequestAttributes},
@@ -31,10 +34,15 @@ use crate::{
 const MAX_PLACES: usize = 500;
 /// The places that are asked at the same time.
 const AT_ONCE: usize = 64;
-/// The time for one place. An agent waits up to ten seconds until the objects of its cluster are loaded.
+/// The requests that are answered at the same time.
+const MAX_REQUESTS: usize = 2;
+/// The time for all places. An agent waits up to ten seconds until the objects of its cluster are loaded.
 const DEADLINE: Duration = Duration::from_secs(12);
-/// The largest report of an agent, in bytes: it has at most ten objects and ten events of 512 bytes each.
-const MAX_REPORT: usize = 128 << 10;
+/// The largest report of an agent, in bytes: that of an honest one has ten objects and ten events of 512 bytes each.
+const MAX_REPORT: usize = 64 << 10;
+/// The most objects, events and sentences of a report, and the longest text in bytes.
+const MAX_ENTRIES: usize = 32;
+const MAX_TEXT: usize = 1024;
 
 /// An environment with its health.
 #[derive(Debug, Serialize, Deserialize)]
@@ -71,16 +79,18 @@ struct PlaceHealth {
 pub struct HealthInquiry {
     forwarder: Forwarder,
     kill_switch: Arc<KillSwitch>,
+    requests: Semaphore,
 }
 
 impl HealthInquiry {
     /// Returns an inquiry that sends requests as the server of callers does. It does not wait for agents that are away.
     pub fn new(callers: &ProxyServer) -> Self {
         let forwarder = Forwarder { reconnect_wait: Duration::ZERO, ..callers.forwarder.clone() };
-        Self { forwarder, kill_switch: Arc::clone(&callers.kill_switch) }
+        let requests = Semaphore::new(MAX_REQUESTS);
+        Self { forwarder, kill_switch: Arc::clone(&callers.kill_switch), requests }
     }
 
-    /// Adds the health to environments. The places are asked at the same time, each one with its own deadline.
+    /// Adds the health to environments. A place that has not answered at the deadline has none.
     pub(super) async fn complete(
         &self,
         environments: Vec<Environment>,
@@ -95,7 +105,28 @@ impl HealthInquiry {
                 places.len()
             )));
         }
-        let reports = stream::iter(places).map(|place| self.place(place, agents)).buffered(AT_ONCE);
+        let busy = || SourceUnavailable {
+            message: format!("{MAX_REQUESTS} requests for the health of environments are being answered"),
+            retry_after: Duration::from_secs(1),
+        };
+        let _permit = self.requests.try_acquire().map_err(|_| busy())?;
+        let end = Instant::now() + DEADLINE;
+        let names = places.iter().map(|place| &*place.agent);
+        let known = timeout_at(end, agents.find_all(names)).await;
+        let (known, missing) =
+            known.unwrap_or_else(|_| (HashMap::new(), Some("Redis does not respond".to_owned())));
+        let unknown = match missing {
+            Some(error) => format!("the agents of other replicas are not known: {error}"),
+            None => "kas knows no such agent, or it is not connected".to_owned(),
+        };
+        let reports = stream::iter(places).map(async |place| {
+            let asked = match known.get(&place.agent) {
+                Some(agent) => timeout_at(end, self.ask(&place, agent)).await,
+                None => Ok(Err(unknown.clone())),
+            };
+            PlaceHealth::new(place, asked.unwrap_or_else(|_| Err(late())))
+        });
+        let reports = reports.buffered(AT_ONCE);
         let mut reports = reports.collect::<Vec<_>>().await.into_iter();
         let statuses = environments.into_iter().map(|environment| {
             let places: Vec<_> = reports.by_ref().take(environment.agents.len()).collect();
@@ -106,25 +137,7 @@ impl HealthInquiry {
         Ok(statuses.collect())
     }
 
-    async fn place(&self, place: EnvironmentAgent, agents: &AgentLookup) -> PlaceHealth {
-        let asked = timeout(DEADLINE, self.ask(&place, agents)).await;
-        let asked = asked
-            .unwrap_or_else(|_| Err(format!("the agent did not respond within {} s", DEADLINE.as_secs())));
-        let EnvironmentAgent { agent, namespace, .. } = place;
-        let (report, missing) = match asked {
-            Ok(report) => (report, None),
-            Err(error) => {
-                let mut report = HealthReport::default();
-                report.health.health = HealthState::Unknown;
-                (report, Some(error))
-            }
-        };
-        PlaceHealth { agent, namespace, missing, report }
-    }
-
-    async fn ask(&self, place: &EnvironmentAgent, agents: &AgentLookup) -> Result<HealthReport, String> {
-        let agent =
-            agents.find(&place.agent).await.ok_or("kas knows no such agent, or it is not connected")?;
+    async fn ask(&self, place: &EnvironmentAgent, agent: &KnownAgent) -> Result<HealthReport, String> {
         let service: ServiceName = ServiceName::GRAPH.parse().expect("a constant that is a service name");
         let text = |error: RequestError| error.message;
         let disabled = self.kill_switch.disabled(RequestAttributes {
@@ -144,7 +157,7 @@ impl HealthInquiry {
         let request = Request::get(path(place))
             .header(header::SERVICE, ServiceName::GRAPH)
             .body(Body::empty())
-            .expect("an encoded path");
+            .map_err(|_| "the labels of this place are too long".to_owned())?;
         let asked = async {
             // The permit counts the request in its tunnel until the body has ended.
             let ForwardedResponse { response, request_permit: _permit, .. } =
@@ -159,8 +172,22 @@ impl HealthInquiry {
     }
 }
 
+impl PlaceHealth {
+    fn new(place: EnvironmentAgent, asked: Result<HealthReport, String>) -> Self {
+        let EnvironmentAgent { agent, namespace, .. } = place;
+        let (report, missing) = match asked {
+            Ok(report) => (report, None),
+            Err(error) => {
+                let health = GroupHealth { health: HealthState::Unknown, ..GroupHealth::default() };
+                (HealthReport { health, ..HealthReport::default() }, Some(error))
+            }
+        };
+        Self { agent, namespace, missing, report }
+    }
+}
+
 impl EnvironmentStatus {
-    /// Returns an environment whose health nobody has asked for.
+    /// Returns an environment without its health.
     pub(super) fn without_health(environment: Environment) -> Self {
         Self { environment, health: None }
     }
@@ -187,8 +214,37 @@ async fn read(response: Response<Body>) -> Result<HealthReport, String> {
     }
     let body = Limited::new(body, MAX_REPORT).collect().await;
     let body = body.map_err(|error| format!("the response of the agent ended early: {error}"))?;
-    serde_json::from_slice(&body.to_bytes())
-        .map_err(|error| format!("the response of the agent is not a report: {error}"))
+    let report: HealthReport = serde_json::from_slice(&body.to_bytes())
+        .map_err(|error| format!("the response of the agent is not a report: {error}"))?;
+    Ok(bounded(report))
+}
+
+/// Cuts what is longer than in any report of agentk: the reports of all places are kept until the last one is there.
+fn bounded(mut report: HealthReport) -> HealthReport {
+    let cut = |text: &mut String| {
+        text.truncate(text.floor_char_boundary(MAX_TEXT));
+        text.shrink_to_fit();
+    };
+    let HealthReport { health: GroupHealth { health: _, counts: _, attention }, warnings, partial } =
+        &mut report;
+    attention.truncate(MAX_ENTRIES);
+    attention.shrink_to_fit();
+    for Attention { uid, kind, namespace, name, health: _, message, since } in attention {
+        [uid, kind, namespace, name, message, since].into_iter().for_each(cut);
+    }
+    warnings.truncate(MAX_ENTRIES);
+    warnings.shrink_to_fit();
+    for Warning { kind, namespace, name, reason, message, count: _, time } in warnings {
+        [kind, namespace, name, reason, message, time].into_iter().for_each(cut);
+    }
+    partial.truncate(MAX_ENTRIES);
+    partial.shrink_to_fit();
+    partial.iter_mut().for_each(cut);
+    report
+}
+
+fn late() -> String {
+    format!("the agent did not respond within {} s", DEADLINE.as_secs())
 }
 
 #[cfg(test)]
@@ -196,6 +252,16 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    #[test]
+    fn long_report_is_cut() {
+        let attention = vec![Attention { message: "é".repeat(MAX_TEXT), ..Attention::default() }; 100];
+        let health = GroupHealth { attention, ..GroupHealth::default() };
+        let report = HealthReport { health, warnings: Vec::new(), partial: vec![String::new(); 20_000] };
+        let report = bounded(report);
+        assert_eq!((report.health.attention.len(), report.partial.capacity()), (MAX_ENTRIES, MAX_ENTRIES));
+        assert!(report.health.attention.iter().all(|object| object.message.len() <= MAX_TEXT));
+    }
 
     #[test]
     fn path_of_a_place_is_encoded() {

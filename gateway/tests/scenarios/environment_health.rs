@@ -118,7 +118,8 @@ async fn agent_that_is_away_is_named_at_once_and_hides_no_other_one() {
 #[tokio::test(start_paused = true)]
 async fn agent_that_misbehaves_has_no_report_and_is_bounded() {
     let environments = Environments::new(&[("live", &["good"])]);
-    let cases: [(fn() -> Response<Body>, &str); 5] = [
+    type Answer = fn() -> Response<Body>;
+    let cases: [(Answer, &str); 5] = [
         (|| Response::new(endless("{")), "did not respond within 12 s"),
         (|| Response::new(Body::from("x".repeat(200 << 10))), "length limit exceeded"),
         (|| Response::new(Body::from("[]")), "is not a report"),
