@@ -287,7 +287,7 @@ impl Cluster for KubeCluster {
                 item.insert("apiVersion".to_owned(), api_version.clone().into());
                 item.insert("kind".to_owned(), kind.kind.kind.clone().into());
                 let mut item = Value::Object(item);
-                // A list is asked for the managers, and never for their fields, which are the most of an object's metadata.
+                // Callers read the managers, and not their fields, which are the most of the metadata.
                 let managers = item.pointer_mut("/metadata/managedFields").and_then(Value::as_array_mut);
                 for manager in managers.into_iter().flatten().filter_map(Value::as_object_mut) {
                     manager.remove("fieldsV1");

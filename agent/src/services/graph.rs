@@ -40,7 +40,7 @@ use self::parameters::Parameters;
 use super::{
     KubernetesService, RequestHandler, ServiceError,
     kube_client::{Restrictions, kube_service},
-    response::{bad_request, json, json_response, json_text, wrong_method},
+    response::{bad_request, json, json_text, wrong_method},
 };
 
 /// How long the cache stays after the last request.
@@ -240,12 +240,11 @@ impl RequestHandler for GraphHandler {
         let _ = timeout(LOAD_TIMEOUT, view.cache.loaded()).await;
         let Parameters { query, labels, limit, after, .. } = &parameters;
         let access = view.access(&identity, query).await?;
-        if path == STATUS_PATH {
-            return Ok(json_response(&view.cache.status(&access)));
-        }
+        let status = (path == STATUS_PATH).then(|| view.cache.status(&access));
         let text = view.cache.read(|graph| {
             query.check(graph).map_err(|error| bad_request(&error.to_string()))?;
             Ok::<_, ServiceError>(match path {
+                STATUS_PATH => json(&status),
                 OBJECTS_PATH => json(&graph.objects(query, &access, *limit, after.as_deref())),
                 TREE_PATH => json(&graph.tree(query, &access)),
                 GROUPS_PATH => json(&graph.groups(query, &access, now())),
@@ -254,19 +253,21 @@ impl RequestHandler for GraphHandler {
             })
         })?;
         if !gzip::is_accepted(request.headers()) {
-            return Ok(vary(json_text(text)));
+            return Ok(vary(json_text(text), "accept-encoding"));
         }
-        Ok(vary(gzip_response(json_text(gzip::compress(text).await))))
+        let stopping = || ServiceError::new(Reason::Internal, "agentk stops");
+        let compressed = gzip::compress(text).await.ok_or_else(stopping)?;
+        Ok(vary(gzip_response(json_text(compressed)), "accept-encoding"))
     }
 }
 
-/// Says that a response depends on what the caller accepts.
-fn vary(mut response: Response<Body>) -> Response<Body> {
-    response.headers_mut().insert(VARY, HeaderValue::from_static("accept-encoding"));
+/// Adds `Vary`.
+fn vary(mut response: Response<Body>, headers: &'static str) -> Response<Body> {
+    response.headers_mut().insert(VARY, HeaderValue::from_static(headers));
     response
 }
 
-/// Says that the body of a response is compressed.
+/// Adds `Content-Encoding: gzip`.
 fn gzip_response(mut response: Response<Body>) -> Response<Body> {
     response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     response

@@ -6,10 +6,13 @@ use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 use http::{HeaderMap, header::ACCEPT_ENCODING};
 use proto::header::tokens;
-use tokio::task::spawn_blocking;
+use tokio::{sync::Semaphore, task::spawn_blocking};
 
 /// Texts of at most this size are compressed at once, and larger ones beside the other tasks.
 const SMALL: usize = 32 << 10;
+/// The larger ones that are compressed at the same time.
+static COMPRESSIONS: Semaphore = Semaphore::const_new(2);
+const NEVER_FAILS: &str = "a vector takes all bytes";
 
 /// Compresses parts of a stream, each of which can be read as soon as it has arrived.
 #[derive(Debug)]
@@ -20,23 +23,46 @@ impl GzipStream {
         Self(GzEncoder::new(Vec::new(), Compression::fast()))
     }
 
-    /// Compresses the next part.
-    pub(super) fn add(&mut self, part: &[u8]) -> Bytes {
-        self.0.write_all(part).expect("a vector takes all bytes");
-        self.0.flush().expect("a vector takes all bytes");
-        std::mem::take(self.0.get_mut()).into()
+    /// Compresses the next part. `None` if the process stops.
+    pub(super) async fn add(mut self, part: Bytes) -> Option<(Self, Bytes)> {
+        let size = part.len();
+        let compress = move || {
+            self.0.write_all(&part).expect(NEVER_FAILS);
+            self.0.flush().expect(NEVER_FAILS);
+            let compressed = std::mem::take(self.0.get_mut()).into();
+            (self, compressed)
+        };
+        run(size, compress).await
+    }
+
+    /// Returns the end of the stream, without which a decoder takes it for a broken one.
+    pub(super) fn finish(self) -> Bytes {
+        self.0.finish().expect(NEVER_FAILS).into()
     }
 }
 
-/// Compresses a whole text.
-pub(super) async fn compress(text: String) -> Bytes {
-    let is_small = text.len() <= SMALL;
+/// Compresses a whole text. `None` if the process stops.
+pub(super) async fn compress(text: String) -> Option<Bytes> {
+    let size = text.len();
     let compress = move || {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-        encoder.write_all(text.as_bytes()).expect("a vector takes all bytes");
-        Bytes::from(encoder.finish().expect("a vector takes all bytes"))
+        encoder.write_all(text.as_bytes()).expect(NEVER_FAILS);
+        Bytes::from(encoder.finish().expect(NEVER_FAILS))
     };
-    if is_small { compress() } else { spawn_blocking(compress).await.expect("it does not panic") }
+    run(size, compress).await
+}
+
+/// Compresses so many bytes, beside the other tasks if they are many. A caller that leaves while it waits costs nothing more.
+async fn run<T: Send + 'static>(size: usize, compress: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    if size <= SMALL {
+        return Some(compress());
+    }
+    let permit = COMPRESSIONS.acquire().await.ok()?;
+    let compress = move || {
+        let _permit = permit;
+        compress()
+    };
+    spawn_blocking(compress).await.ok()
 }
 
 /// Returns whether a caller accepts gzip (RFC 9110 section 12.5.3).
@@ -45,7 +71,8 @@ pub(super) fn is_accepted(headers: &HeaderMap) -> bool {
         let mut parts = coding.split(';').map(str::trim);
         let is_gzip = parts.next().is_some_and(|name| name.eq_ignore_ascii_case("gzip"));
         let refused = |weight: &str| weight.bytes().all(|byte| matches!(byte, b'0' | b'.'));
-        let is_refused = parts.filter_map(|part| part.strip_prefix("q=")).any(refused);
+        let mut weights = parts.filter_map(|part| part.split_once('='));
+        let is_refused = weights.any(|(name, weight)| name.eq_ignore_ascii_case("q") && refused(weight));
         is_gzip && !is_refused
     })
 }
@@ -54,7 +81,7 @@ pub(super) fn is_accepted(headers: &HeaderMap) -> bool {
 mod tests {
     use std::io::Read as _;
 
-    use flate2::read::MultiGzDecoder;
+    use flate2::read::GzDecoder;
 
     use super::*;
 
@@ -67,7 +94,7 @@ mod tests {
         for value in ["gzip", "br, GZIP", "gzip;q=0.5", "gzip; q=1.0, identity"] {
             assert!(accepted(value), "{value}");
         }
-        for value in ["", "identity", "br", "gzip;q=0", "gzip; q=0.000", "xgzip", "*"] {
+        for value in ["", "identity", "br", "gzip;q=0", "gzip;Q=0", "gzip; q=0.000", "xgzip", "*"] {
             assert!(!accepted(value), "{value}");
         }
         assert!(!is_accepted(&HeaderMap::new()));
@@ -77,23 +104,29 @@ mod tests {
     async fn text_is_read_back() {
         for text in ["short".to_owned(), "long ".repeat(SMALL)] {
             let mut read = String::new();
-            MultiGzDecoder::new(&*compress(text.clone()).await).read_to_string(&mut read).unwrap();
+            GzDecoder::new(&*compress(text.clone()).await.unwrap()).read_to_string(&mut read).unwrap();
             assert_eq!(read, text);
         }
     }
 
     /// The decoder of a browser shows what has arrived, although the stream has no end yet.
-    #[test]
-    fn each_part_of_a_stream_can_be_read_when_it_arrives() {
+    #[tokio::test]
+    async fn each_part_of_a_stream_can_be_read_when_it_arrives() {
         let mut stream = GzipStream::new();
         let mut sent = Vec::new();
         let mut expected = String::new();
-        for part in ["one\n", "two\n", "three\n"] {
-            sent.extend_from_slice(&stream.add(part.as_bytes()));
-            expected += part;
+        for part in ["one\n".to_owned(), "two\n".repeat(SMALL), "three\n".to_owned()] {
+            expected += &part;
+            let compressed;
+            (stream, compressed) = stream.add(part.into()).await.unwrap();
+            sent.extend_from_slice(&compressed);
             let mut read = vec![0; expected.len()];
-            flate2::read::GzDecoder::new(&*sent).read_exact(&mut read).unwrap();
+            GzDecoder::new(&*sent).read_exact(&mut read).unwrap();
             assert_eq!(String::from_utf8(read).unwrap(), expected);
         }
+        sent.extend_from_slice(&stream.finish());
+        let mut read = String::new();
+        GzDecoder::new(&*sent).read_to_string(&mut read).unwrap();
+        assert_eq!(read, expected);
     }
 }

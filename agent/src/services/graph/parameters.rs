@@ -1,7 +1,7 @@
 //! The parameters of a request.
 
 use percent_encoding::percent_decode_str;
-use proto::graph::{Token, WATCH_PATH};
+use proto::graph::{OBJECTS_PATH, Token, WATCH_PATH};
 use resource_graph::{Query, QueryError};
 
 /// The default and the largest number of objects of a page.
@@ -68,7 +68,7 @@ impl Parameters {
     }
 
     fn set(&mut self, path: &str, key: &str, value: &str) -> Result<(), ParameterError> {
-        let is_watch = path == WATCH_PATH;
+        let (is_watch, has_pages) = (path == WATCH_PATH, path == OBJECTS_PATH);
         if self.query.set(key, value)? {
             if key == "label" {
                 value.clone_into(&mut self.labels);
@@ -76,11 +76,11 @@ impl Parameters {
             return Ok(());
         }
         match key {
-            "limit" if !is_watch => {
+            "limit" if has_pages => {
                 let limit = value.parse().ok().filter(|limit| (1..=LIMIT.1).contains(limit));
                 self.limit = limit.ok_or_else(|| ParameterError::Limit(value.to_owned()))?;
             }
-            "continue" if !is_watch => self.after = Some(value.to_owned()),
+            "continue" if has_pages => self.after = Some(value.to_owned()),
             "since" if is_watch && !value.is_empty() => {
                 self.since = Some(value.parse().map_err(ParameterError::Since)?);
             }
@@ -104,13 +104,14 @@ impl Parameters {
 fn known(path: &str) -> &'static str {
     match path {
         WATCH_PATH => "kind, namespace, name, label, health, group, degraded_after, groups and since",
-        _ => "kind, namespace, name, label, health, group, degraded_after, limit and continue",
+        OBJECTS_PATH => "kind, namespace, name, label, health, group, degraded_after, limit and continue",
+        _ => "kind, namespace, name, label, health, group and degraded_after",
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proto::graph::OBJECTS_PATH;
+    use proto::graph::TREE_PATH;
 
     use super::*;
 
@@ -158,6 +159,7 @@ mod tests {
             (OBJECTS_PATH, "label=a%20b", "write key=value"),
             (OBJECTS_PATH, "degraded_after=soon", "degraded_after=soon"),
             (OBJECTS_PATH, "name=%ff", "no UTF-8"),
+            (TREE_PATH, "limit=1", "group and degraded_after"),
             (WATCH_PATH, "limit=1", "there is no parameter \"limit\""),
             (WATCH_PATH, "since=1", "since: the token"),
             (WATCH_PATH, "groups=some", "groups=some"),

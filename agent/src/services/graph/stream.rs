@@ -92,11 +92,15 @@ pub(super) async fn respond(
         _permit: permit,
     };
     let is_compressed = follower.gzip.is_some();
-    let lines = stream::unfold(follower, async |mut follower| match follower.next().await {
-        ControlFlow::Continue(lines) => Some((lines, follower)),
-        ControlFlow::Break(()) => None,
+    let lines = stream::unfold(Some(follower), async |follower| {
+        let mut follower = follower?;
+        match follower.next().await {
+            ControlFlow::Continue(lines) => Some((lines, Some(follower))),
+            ControlFlow::Break(()) => Some((follower.gzip.take()?.finish(), None)),
+        }
     });
-    let response = vary(stream_response(if sse { "text/event-stream" } else { JSON_LINES }, lines));
+    let response = stream_response(if sse { "text/event-stream" } else { JSON_LINES }, lines);
+    let response = vary(response, "accept, accept-encoding");
     Ok(if is_compressed { gzip_response(response) } else { response })
 }
 
@@ -115,7 +119,7 @@ impl Follower {
             let mut events = std::mem::take(&mut self.first);
             events.extend(cache.read(|graph| viewer.next(graph, |sequence| cache.token(sequence), now())));
             if !events.is_empty() {
-                return ControlFlow::Continue(self.encode(&events));
+                return self.encode(&events).await;
             }
             tokio::select! {
                 _ = self.changes.changed() => {
@@ -126,7 +130,7 @@ impl Follower {
                 () = changed(&mut self.policy) => self.review().await?,
                 () = self.view.ended.cancelled() => {}
                 () = sleep_until(alive) => {
-                    return ControlFlow::Continue(self.encode(&[GraphEvent::Alive {}]));
+                    return self.encode(&[GraphEvent::Alive {}]).await;
                 }
             }
         }
@@ -148,7 +152,7 @@ impl Follower {
         }
     }
 
-    fn encode(&mut self, events: &[GraphEvent]) -> Bytes {
+    async fn encode(&mut self, events: &[GraphEvent]) -> ControlFlow<(), Bytes> {
         let mut lines = BytesMut::new().writer();
         for event in events {
             let text = serde_json::to_string(event).expect("it has keys that are text");
@@ -160,10 +164,10 @@ impl Follower {
             let line = if self.sse { format!("{id}data: {text}\n\n") } else { text + "\n" };
             lines.get_mut().put_slice(line.as_bytes());
         }
-        let lines = lines.into_inner();
-        match &mut self.gzip {
-            Some(gzip) => gzip.add(&lines),
-            None => lines.freeze(),
-        }
+        let lines = lines.into_inner().freeze();
+        let Some(gzip) = self.gzip.take() else { return ControlFlow::Continue(lines) };
+        let Some((gzip, compressed)) = gzip.add(lines).await else { return ControlFlow::Break(()) };
+        self.gzip = Some(gzip);
+        ControlFlow::Continue(compressed)
     }
 }
