@@ -424,8 +424,8 @@ pub struct Component {
 
 /// A line of a watch.
 ///
-/// A watch begins with [`GraphEvent::Begin`] and the objects of the snapshot, or those that have changed since the token of the caller.
-/// [`GraphEvent::Commit`] ends the snapshot, and later each batch of changes: a caller that has read it may continue from its token.
+/// A watch begins with `begin` and the objects of the snapshot, or those that have changed since the token of the caller.
+/// `commit` ends the snapshot, and later each batch of changes: a caller that has read it may continue from its token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "event", rename_all = "kebab-case")]

@@ -21,34 +21,42 @@ const SELECTION: [(&str, &str); 7] = [
     ),
 ];
 
-const PAGE: [(&str, &str); 2] = [
-    ("limit", "The objects of a page: 1 to 5000, by default 500"),
-    ("continue", "The value of the page before"),
-];
+const PAGE: [(&str, &str); 2] =
+    [("limit", "The objects of a page"), ("continue", "The value of the page before")];
 
 const WATCH: [(&str, &str); 2] = [
     ("groups", "`all`: groups are sent in place of objects"),
     ("since", "The token of the last commit that the caller has read: only later changes are sent"),
 ];
 
+/// Returns the type of a parameter.
+fn schema_of(parameter: &str) -> Value {
+    match parameter {
+        "limit" => json!({"type": "integer", "minimum": 1, "maximum": 5000, "default": 500}),
+        "groups" => json!({"type": "string", "enum": ["all"]}),
+        _ => json!({"type": "string"}),
+    }
+}
+
 /// Returns the description of a path, whose responses have this type.
 fn path<T: JsonSchema>(
     generator: &mut SchemaGenerator,
     summary: &str,
     more: &[(&str, &str)],
-    content_type: &str,
+    content_types: &[&str],
 ) -> Value {
-    let parameters = SELECTION.iter().chain(more).map(|(name, text)| {
-        json!({"name": name, "in": "query", "description": text, "schema": {"type": "string"}})
-    });
+    let parameters = SELECTION.iter().chain(more).map(
+        |(name, text)| json!({"name": name, "in": "query", "description": text, "schema": schema_of(name)}),
+    );
     let schema = generator.subschema_for::<T>();
-    let error = json!({"$ref": "#/components/responses/error"});
+    let content: BTreeMap<_, _> =
+        content_types.iter().map(|name| (*name, json!({"schema": schema}))).collect();
     json!({"get": {
         "summary": summary,
         "parameters": parameters.collect::<Vec<_>>(),
         "responses": {
-            "200": {"description": "The answer", "content": {content_type: {"schema": schema}}},
-            "400": error, "401": error, "403": error, "404": error, "429": error, "502": error, "503": error,
+            "200": {"description": "The answer", "content": content},
+            "default": {"$ref": "#/components/responses/error"},
         },
     }})
 }
@@ -57,16 +65,16 @@ fn document() -> Value {
     let mut generator = SchemaSettings::draft2020_12()
         .with(|settings| settings.definitions_path = "/components/schemas".into())
         .into_generator();
-    let json_type = "application/json";
+    let json_type = &["application/json"][..];
     let generator_ref = &mut generator;
     let paths = json!({
-        STATUS_PATH: path::<GraphStatus>(generator_ref, "The resources with their states", &PAGE, json_type),
+        STATUS_PATH: path::<GraphStatus>(generator_ref, "The resources with their states", &[], json_type),
         OBJECTS_PATH: path::<ObjectList>(generator_ref, "Objects, in order of namespace, kind and name", &PAGE, json_type),
-        TREE_PATH: path::<Tree>(generator_ref, "Objects with the objects that they own", &PAGE, json_type),
-        GROUPS_PATH: path::<GroupList>(generator_ref, "Groups with their health", &PAGE, json_type),
-        HEALTH_PATH: path::<HealthReport>(generator_ref, "The health of the selected objects", &PAGE, json_type),
-        COMPONENTS_PATH: path::<ComponentList>(generator_ref, "Well-known programs", &PAGE, json_type),
-        WATCH_PATH: path::<GraphEvent>(generator_ref, "A stream with an event in each line", &WATCH, "application/x-ndjson"),
+        TREE_PATH: path::<Tree>(generator_ref, "Objects with the objects that they own", &[], json_type),
+        GROUPS_PATH: path::<GroupList>(generator_ref, "Groups with their health", &[], json_type),
+        HEALTH_PATH: path::<HealthReport>(generator_ref, "The health of the selected objects", &[], json_type),
+        COMPONENTS_PATH: path::<ComponentList>(generator_ref, "Well-known programs", &[], json_type),
+        WATCH_PATH: path::<GraphEvent>(generator_ref, "A stream with an event in each line", &WATCH, &["application/x-ndjson", "text/event-stream"]),
     });
     let schemas = generator.take_definitions(true);
     json!({
