@@ -123,7 +123,7 @@ struct Workplace<'a> {
 
 /// A caller that follows all pods, and notes when it sees the changes.
 struct Viewer {
-    _curl: Child,
+    curl: Child,
     _reader: AbortOnDropHandle<()>,
     /// The times at which labels were seen.
     seen: Arc<Mutex<HashMap<String, Instant>>>,
@@ -241,9 +241,12 @@ impl Workplace<'_> {
         report.seen = latencies.len();
 
         let others = (1..self.options.viewers).map(|_| self.viewer());
-        let _others = others.collect::<anyhow::Result<Vec<Viewer>>>()?;
+        let mut others = others.collect::<anyhow::Result<Vec<Viewer>>>()?;
         sleep(SETTLE * 2).await;
         (_, report.many_viewers_cpu) = self.change("many").await?;
+        for viewer in &mut others {
+            ensure!(viewer.curl.try_wait()?.is_none(), "a viewer has lost its stream");
+        }
         Ok(())
     }
 
@@ -261,8 +264,9 @@ impl Workplace<'_> {
             self.simulator.label_pod(change % self.options.pods as usize, &label);
             change += 1;
         }
+        let share = cpu(self.agentk)?.saturating_sub(used).as_secs_f64() / began.elapsed().as_secs_f64();
+        // The last changes arrive.
         sleep(Duration::from_secs(2)).await;
-        let share = (cpu(self.agentk)? - used).as_secs_f64() / began.elapsed().as_secs_f64();
         Ok((written, share))
     }
 
@@ -282,11 +286,11 @@ impl Workplace<'_> {
                 }
             }
         });
-        Ok(Viewer { _curl: curl, _reader: AbortOnDropHandle::new(reader), seen })
+        Ok(Viewer { curl, _reader: AbortOnDropHandle::new(reader), seen })
     }
 
     async fn get(&self, path: &str) -> anyhow::Result<Vec<u8>> {
-        let output = self.curl(path).arg("--fail-with-body").output().await.context("cannot run curl")?;
+        let output = self.curl(path).output().await.context("cannot run curl")?;
         let body = String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.success(), "{path}: {body}{}", String::from_utf8_lossy(&output.stderr));
         Ok(output.stdout)
@@ -295,7 +299,7 @@ impl Workplace<'_> {
     /// Measures a response.
     async fn transfer(&self, path: &str, compressed: bool) -> anyhow::Result<Transfer> {
         let mut command = self.curl(path);
-        command.args(["--fail", "--output", "/dev/null", "--write-out", "%{time_total} %{size_download}"]);
+        command.args(["--output", "/dev/null", "--write-out", "%{time_total} %{size_download}"]);
         if compressed {
             command.args(["--header", "Accept-Encoding: gzip"]);
         }
@@ -309,7 +313,13 @@ impl Workplace<'_> {
     fn curl(&self, path: &str) -> Command {
         let mut command = Command::new("curl");
         command
-            .args(["--silent", "--show-error", "--header", &format!("@{}", self.header.display())])
+            .args([
+                "--silent",
+                "--show-error",
+                "--fail-with-body",
+                "--header",
+                &format!("@{}", self.header.display()),
+            ])
             .arg(format!("http://{}/agents/{AGENT}/{path}", self.kas.public))
             .stdin(Stdio::null())
             .kill_on_drop(true);
