@@ -4,13 +4,13 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use agent::Services;
-use gateway::kill_switch::file;
+use gateway::{kill_switch::file, test_support::AddressRules};
 use gitlab::environments::{EnvironmentFile, EnvironmentSources};
 use http::{Request, Response, StatusCode};
 use serde_json::{Value, json};
 use testing::kas::{
     fleet::TestFleet,
-    internal_api::{connect_with, send_over, valid_request},
+    internal_api::{self, connect_with, send_over, valid_request},
     world::{World, endless, text},
 };
 use tokio::time::Instant;
@@ -151,6 +151,23 @@ async fn kill_switch_disables_the_question() {
     world.kas.callers.kill_switch.set_file(rules);
     let health = environments.health(&world).await;
     assert!(health[0].1[0].contains("incident 7"), "{health:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn third_request_at_the_same_time_is_refused() {
+    let world = World::new();
+    let _agent = world.agent(answering(|| Response::new(endless("{")))).await;
+    let environments = Environments::new(&[("live", &["good"])]);
+    let api = internal_api::server(&world, environments.sources.clone(), AddressRules::default());
+    let get = async || {
+        let io = internal_api::connect_to(&api);
+        send_over(io, valid_request("/api/v1/environments?health=true")).await.status().as_u16()
+    };
+    let (first, second, third) = tokio::join!(get(), get(), get());
+    let mut statuses = [first, second, third];
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 200, 503]);
+    assert_eq!(get().await, 200, "the others have ended");
 }
 
 #[tokio::test(start_paused = true)]

@@ -54,8 +54,19 @@ pub fn connect_with_addresses(world: &World, addresses: AddressRules) -> DuplexS
 }
 
 fn open(world: &World, environments: EnvironmentSources, addresses: AddressRules) -> DuplexStream {
+    connect_to(&server(world, environments, addresses))
+}
+
+/// Connects to an internal API.
+pub fn connect_to(api: &Arc<ApiServer>) -> DuplexStream {
     let (near, far) = tokio::io::duplex(64 << 10);
-    let api = Arc::new(ApiServer::new(
+    tokio::spawn(Arc::clone(api).server().serve(far, CALLER));
+    near
+}
+
+/// Returns the internal API of a replica, for several connections.
+pub fn server(world: &World, environments: EnvironmentSources, addresses: AddressRules) -> Arc<ApiServer> {
+    Arc::new(ApiServer::new(
         &world.kas.agents,
         world.kas.gitaly.clone(),
         Verifier::new(secret(1), None),
@@ -63,9 +74,7 @@ fn open(world: &World, environments: EnvironmentSources, addresses: AddressRules
         environments,
         HealthInquiry::new(&world.kas.callers),
         world.kas.deployments.clone(),
-    ));
-    tokio::spawn(api.server().serve(far, CALLER));
-    near
+    ))
 }
 
 /// Sends a request to the internal API on a new connection.
