@@ -241,7 +241,7 @@ mod tests {
     }
 
     fn request<'a>(service: &'a ServiceName, name: &'a AgentName) -> RequestAttributes<'a> {
-        let address = "192.0.2.1".parse().unwrap();
+        let address = Some("192.0.2.1".parse().unwrap());
         RequestAttributes {
             address,
             service,

@@ -91,7 +91,8 @@ async fn check_access(context: &RequestContext, head: &Request<()>) -> Result<Ac
     }
     let target = context.route.target(&path, &context.server.url_path_prefix)?;
     let (switch, service) = (&context.server.kill_switch, &target.service);
-    let mut request = RequestAttributes { address: client, service, agent: None, caller: None, user: None };
+    let mut request =
+        RequestAttributes { address: Some(client), service, agent: None, caller: None, user: None };
     // Before the authorization, which may depend on a server that is down, or that must be spared.
     switch.check(&request)?;
     let AuthorizedCaller { grant, agent, name, login } =

@@ -1,6 +1,6 @@
 //! The health of environments, for which kas asks the agents of their places.
 
-use std::{collections::HashMap, net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use access::{RequestError, SourceUnavailable};
 use futures_util::{StreamExt as _, stream};
@@ -142,7 +142,7 @@ impl HealthInquiry {
         let text = |error: RequestError| error.message;
         let disabled = self.kill_switch.disabled(RequestAttributes {
             // Rules about addresses are about callers.
-            address: Ipv4Addr::UNSPECIFIED.into(),
+            address: None,
             service: &service,
             agent: Some((agent.id, Some(&agent.name))),
             caller: None,

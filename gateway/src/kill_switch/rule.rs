@@ -47,8 +47,8 @@ pub struct Selector {
 /// The attributes of a request that rules select by. Before the request is authorized, its agent and its caller are unknown.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestAttributes<'a> {
-    /// The address of the caller.
-    pub address: IpAddr,
+    /// The address of the caller, or `None` for a request of kas itself.
+    pub address: Option<IpAddr>,
     /// The service of the agent.
     pub service: &'a ServiceName,
     /// The agent, once the request is authorized, with its name if it is known.
@@ -93,7 +93,9 @@ impl Selector {
                 .is_none_or(|agent| request.agent.is_some_and(|(id, name)| is_agent(agent, id, name)))
             && self.caller.as_ref().is_none_or(|caller| request.caller == Some(&**caller))
             && self.user.as_ref().is_none_or(|user| request.user == Some(&**user))
-            && self.address.is_none_or(|network| network.contains(&request.address))
+            && self
+                .address
+                .is_none_or(|network| request.address.is_some_and(|address| network.contains(&address)))
     }
 
     /// Returns whether the selector selects requests of all callers to the agent, or to one of its services.
@@ -187,7 +189,7 @@ mod tests {
     fn matches(selector: &Selector, service: &str) -> bool {
         let (service, name) = (service.parse().unwrap(), "prod".parse().unwrap());
         selector.matches(&RequestAttributes {
-            address: "192.0.2.7".parse().unwrap(),
+            address: Some("192.0.2.7".parse().unwrap()),
             service: &service,
             agent: Some((AgentId(7), Some(&name))),
             caller: Some("ci"),
@@ -220,6 +222,15 @@ mod tests {
     }
 
     #[test]
+    fn rules_about_addresses_do_not_concern_requests_of_kas_itself() {
+        let service = "graph".parse().unwrap();
+        let request =
+            RequestAttributes { address: None, service: &service, agent: None, caller: None, user: None };
+        assert!(!selector("", "", "", "0.0.0.0/0").matches(&request));
+        assert!(selector("graph", "", "", "").matches(&request));
+    }
+
+    #[test]
     fn prometheus_includes_its_named_servers_and_no_other_service_does() {
         let named = "prometheus.thanos";
         assert!(matches(&selector("prometheus", "", "", ""), named));
@@ -232,7 +243,7 @@ mod tests {
     #[test]
     fn unknown_attribute_does_not_match() {
         let service = "kubernetes".parse().unwrap();
-        let address = "192.0.2.7".parse().unwrap();
+        let address = Some("192.0.2.7".parse().unwrap());
         let request = RequestAttributes { address, service: &service, agent: None, caller: None, user: None };
         assert!(Selector::default().matches(&request));
         assert!(selector("kubernetes", "", "", "192.0.2.0/24").matches(&request));
@@ -259,7 +270,7 @@ mod tests {
     #[test]
     fn agent_without_a_known_name_is_selected_by_each_name_and_by_its_id_only() {
         let (service, reason) = ("kubernetes".parse().unwrap(), "incident 4711".to_owned());
-        let address = "192.0.2.7".parse().unwrap();
+        let address = Some("192.0.2.7".parse().unwrap());
         let request = RequestAttributes {
             address,
             service: &service,
@@ -298,7 +309,7 @@ mod tests {
             let until = left.map(|left| now + Duration::from_secs(left));
             let selector = selector("kubernetes", "prod", "ci", "192.0.2.7/32");
             let service = "kubernetes".parse().unwrap();
-            let address = "192.0.2.7".parse().unwrap();
+            let address = Some("192.0.2.7".parse().unwrap());
             let request =
                 RequestAttributes { address, service: &service, agent: None, caller: None, user: None };
             DisableRule { selector, reason: "drill".to_owned(), until }.error(&request, now)

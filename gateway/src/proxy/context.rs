@@ -170,7 +170,7 @@ impl Access {
             (Arc::clone(&self.grant), self.destination.clone());
         Box::pin(async move {
             let request = RequestAttributes {
-                address: client,
+                address: Some(client),
                 service: &service,
                 agent: Some((agent, name.as_ref())),
                 caller: Some(grant.caller.name()),

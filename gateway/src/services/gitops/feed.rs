@@ -2,7 +2,6 @@
 
 use std::{
     convert::Infallible,
-    net::Ipv4Addr,
     pin::{Pin, pin},
     time::Duration,
 };
@@ -361,8 +360,7 @@ impl GitopsFeed {
         let service = ServiceName::GITOPS.parse().expect("a constant that is a service name");
         let agent = Some((self.agent.id, Some(&self.agent.name)));
         // Rules for addresses and callers are about requests of callers.
-        let address = Ipv4Addr::UNSPECIFIED.into();
-        let request = RequestAttributes { address, service: &service, agent, caller: None, user: None };
+        let request = RequestAttributes { address: None, service: &service, agent, caller: None, user: None };
         self.service.0.kill_switch.check(&request).map_err(|error| FeedError::Source(error.to_string()))
     }
 
