@@ -169,8 +169,11 @@ impl App {
         });
         if !options.no_remote_configuration {
             let log = log.map(|filter| LogLevelSetting { filter, default: log_filter(&options.log_level) });
-            let configuration =
+            let mut configuration =
                 ConfigurationService::new(Arc::clone(&scope), log, observability.metrics.clone());
+            if let Some(graph) = &graph {
+                configuration = configuration.with_graph(Arc::clone(graph));
+            }
             // Added after the policy, which restricts callers and not kas.
             services = services.with_handler(ServiceName::CONFIGURATION, configuration);
         }

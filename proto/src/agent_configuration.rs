@@ -5,6 +5,7 @@
 
 mod access;
 pub mod gitops;
+pub mod graph;
 mod update;
 
 use std::path::Path;
@@ -46,6 +47,9 @@ pub struct AgentConfiguration {
     /// The manifests in Git that agentk applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gitops: Option<gitops::Gitops>,
+    /// The graph of what runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<graph::GraphSection>,
     /// A feature of GitLab that does not exist here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_scanning: Option<Value>,
@@ -128,6 +132,7 @@ impl AgentConfiguration {
             scope.validate().map_err(|what| ("scope.namespaces".to_owned(), what))?;
         }
         self.gitops.iter().try_for_each(gitops::Gitops::validate)?;
+        self.graph.iter().try_for_each(graph::GraphSection::validate)?;
         self.ci_access.iter().try_for_each(CiAccess::validate)?;
         self.user_access.iter().try_for_each(UserAccess::validate)
     }
@@ -276,6 +281,7 @@ remote_development: {enabled: true, partial_sync_interval: 10s}
     fn example_has_every_section_with_an_effect() {
         let parsed = parse(include_str!("../../deploy/agent-configuration.example.yaml")).unwrap();
         assert!(parsed.scope.is_some() && parsed.ci_access.is_some() && parsed.user_access.is_some());
+        assert_eq!(parsed.graph.as_ref().unwrap().limits, graph::GraphLimits::default());
         assert_eq!((parsed.log_level(), parsed.warnings()), (Some(LogLevel::Info), Vec::<String>::new()));
     }
 

@@ -2,10 +2,13 @@
 //!
 //! Readers ignore fields and values that they do not know. Optional fields are left out where they are empty.
 
+mod kind;
+
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+pub use self::kind::KindName;
 use crate::InstanceId;
 
 /// The path of [`GraphStatus`].
@@ -20,6 +23,8 @@ pub const GROUPS_PATH: &str = "/v1/groups";
 pub const HEALTH_PATH: &str = "/v1/health";
 /// The path of [`ComponentList`].
 pub const COMPONENTS_PATH: &str = "/v1/components";
+/// The path of [`ViewList`].
+pub const VIEWS_PATH: &str = "/v1/views";
 /// The path of the lines of [`GraphEvent`].
 pub const WATCH_PATH: &str = "/v1/watch";
 
@@ -422,6 +427,36 @@ pub struct Component {
     pub evidence: Vec<String>,
 }
 
+/// The views that the configuration of the agent defines.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ViewList {
+    /// The views, in the order of the configuration.
+    pub views: Vec<View>,
+}
+
+/// A count or a table of objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct View {
+    /// The name in the configuration of the agent.
+    pub name: String,
+    /// The number of objects.
+    pub count: u64,
+    /// The names of the columns. The last column of a count is `count`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub columns: Vec<String>,
+    /// The rows, each with a text for each column, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<Vec<String>>,
+    /// The number of rows that were left out, because there are too many.
+    #[serde(default, skip_serializing_if = "is_zero_u64")]
+    pub omitted: u64,
+    /// The reasons why something may be missing, one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub partial: Vec<String>,
+}
+
 /// A line of a watch.
 ///
 /// A watch begins with `begin` and the objects of the snapshot, or those that have changed since the token of the caller.
@@ -453,6 +488,11 @@ pub enum GraphEvent {
         changed: Vec<Group>,
         /// The ids of those that do not exist any more.
         gone: Vec<String>,
+    },
+    /// The views, with `views=all`, each time that one of them has changed.
+    Views {
+        /// All views.
+        views: Vec<View>,
     },
     /// The state of the resources, each time that one of them has changed.
     State {

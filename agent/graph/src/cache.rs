@@ -1,20 +1,17 @@
 //! The graph of a cluster whose readers are woken by changes.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use kube::Client;
 use parking_lot::Mutex;
 use proto::{
     InstanceId,
+    agent_configuration::graph::GraphSection,
     graph::{GraphStatus, Token},
 };
 use tokio::sync::watch;
 
-use crate::{
-    access::Access,
-    graph::{Graph, GraphLimits},
-    query::Query,
-};
+use crate::{access::Access, graph::Graph, query::Query};
 
 /// What a cache needs.
 #[derive(Clone)]
@@ -23,8 +20,8 @@ pub struct CacheConfig {
     pub client: Client,
     /// The namespaces to which agentk is limited.
     pub namespaces: Option<Vec<String>>,
-    /// How much the graph may hold.
-    pub limits: GraphLimits,
+    /// What is loaded, how much of it, and how objects are judged.
+    pub section: Arc<GraphSection>,
     /// The process.
     pub instance: InstanceId,
     /// The number of caches before this one in the process.
@@ -43,7 +40,7 @@ pub struct Cache {
 impl Cache {
     /// Returns an empty cache.
     pub fn new(config: CacheConfig) -> Self {
-        let graph = Mutex::new(Graph::new(config.limits));
+        let graph = Mutex::new(Graph::new(config.section.limits.into()));
         Self { config, graph, changes: watch::Sender::new(0) }
     }
 
@@ -70,6 +67,11 @@ impl Cache {
         drop(graph);
         self.changes.send_if_modified(|known| std::mem::replace(known, position) != position);
         result
+    }
+
+    /// Returns what is loaded, and which views are computed.
+    pub fn section(&self) -> &Arc<GraphSection> {
+        &self.config.section
     }
 
     /// Returns a receiver that is notified of each change.
@@ -110,10 +112,10 @@ impl Cache {
 
 impl fmt::Debug for CacheConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { client: _, namespaces, limits, instance, generation } = self;
+        let Self { client: _, namespaces, section, instance, generation } = self;
         f.debug_struct("CacheConfig")
             .field("namespaces", namespaces)
-            .field("limits", limits)
+            .field("section", section)
             .field("instance", instance)
             .field("generation", generation)
             .finish_non_exhaustive()

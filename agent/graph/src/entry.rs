@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use kube::core::ApiResource;
 use object_health::Assessment;
 use proto::graph::{HealthState, Ready, Relation};
 use serde_json::Value;
@@ -10,6 +9,7 @@ use serde_json::Value;
 use crate::{
     groups,
     references::{self, PodSelector},
+    resources::ResourceKind,
     summary::{Summary, summarize},
     text::{Interner, MAX_MESSAGE, MAX_NAME, cut},
     time,
@@ -88,7 +88,12 @@ pub(crate) struct EntryReference {
 }
 
 /// Reads the facts of an object. Returns them with its UID, or `None` for an object without a UID or a name.
-pub(crate) fn read(api: &ApiResource, object: &mut Value, interner: &mut Interner) -> Option<(Text, Facts)> {
+pub(crate) fn read(
+    resource: &ResourceKind,
+    object: &mut Value,
+    interner: &mut Interner,
+) -> Option<(Text, Facts)> {
+    let api = &resource.api;
     let (group, kind) = (&*api.group, &*api.kind);
     // Items of lists have neither, and the health depends on them.
     let fields = object.as_object_mut()?;
@@ -101,7 +106,10 @@ pub(crate) fn read(api: &ApiResource, object: &mut Value, interner: &mut Interne
         return None;
     }
     let time = |key: &str| metadata[key].as_str().and_then(time::seconds);
-    let Assessment { health, reason } = object_health::assess(object);
+    let Assessment { health, reason } = match &resource.rule {
+        Some(rule) => object_health::assess_by_rule(object, rule),
+        None => object_health::assess(object),
+    };
     let Summary { status, ready, restarts, images, details } = summarize(group, kind, object);
     let mut intern = |text: &str| interner.get(text);
     let labels = metadata["labels"].as_object().into_iter().flatten();

@@ -9,7 +9,7 @@ use std::{
 };
 
 use kube::core::ApiResource;
-use proto::graph::ResourceState;
+use proto::{agent_configuration::graph, graph::ResourceState};
 use serde_json::Value;
 
 use crate::{
@@ -33,9 +33,45 @@ pub struct GraphLimits {
     pub bytes: usize,
 }
 
+/// A limit of [`GraphLimits`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Limit {
+    /// Objects of all resources.
+    Objects,
+    /// Objects of one resource.
+    ObjectsPerResource,
+    /// The memory.
+    Bytes,
+}
+
+impl Limit {
+    /// All limits.
+    pub const ALL: [Self; 3] = [Self::Objects, Self::ObjectsPerResource, Self::Bytes];
+
+    /// Returns the value of the label `limit` of metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Objects => "objects",
+            Self::ObjectsPerResource => "objects_per_resource",
+            Self::Bytes => "bytes",
+        }
+    }
+}
+
+impl From<graph::GraphLimits> for GraphLimits {
+    fn from(configured: graph::GraphLimits) -> Self {
+        let graph::GraphLimits { objects, objects_per_resource, memory_mib } = configured;
+        Self {
+            objects: objects as usize,
+            objects_per_resource: objects_per_resource as usize,
+            bytes: (memory_mib as usize) << 20,
+        }
+    }
+}
+
 impl Default for GraphLimits {
     fn default() -> Self {
-        Self { objects: 200_000, objects_per_resource: 50_000, bytes: 256 << 20 }
+        graph::GraphLimits::default().into()
     }
 }
 
@@ -73,6 +109,8 @@ pub(crate) struct Resource {
     pub(crate) state: ResourceState,
     /// The reason of the state in one sentence.
     pub(crate) message: String,
+    /// The limit because of which the objects were last only counted.
+    exceeded: Option<Limit>,
     /// The number of objects, also if they are only counted.
     pub(crate) objects: usize,
     /// The objects by `<namespace>/<name>`.
@@ -106,7 +144,11 @@ impl Change<'_> {
 
 /// The limit that an object would exceed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LimitExceeded(pub(crate) String);
+pub(crate) struct LimitExceeded {
+    pub(crate) limit: Limit,
+    /// The limit in words.
+    pub(crate) message: String,
+}
 
 impl Graph {
     /// Returns an empty graph.
@@ -147,6 +189,7 @@ impl Graph {
             kind,
             state: ResourceState::Loading,
             message: String::new(),
+            exceeded: None,
             objects: 0,
             names: HashMap::new(),
             round: 0,
@@ -166,11 +209,25 @@ impl Graph {
     }
 
     /// Deletes the objects of a resource that has too many, and notes their number.
-    pub(crate) fn count_only(&mut self, resource: usize, objects: usize, message: &str) {
+    pub(crate) fn count_only(&mut self, resource: usize, objects: usize, exceeded: &LimitExceeded) {
         let round = self.begin_list(resource);
         self.end_list(resource, "", round);
         self.resources[resource].objects = objects;
-        self.set_state(resource, ResourceState::CountedOnly, message);
+        self.set_state(resource, ResourceState::CountedOnly, &exceeded.message);
+        self.resources[resource].exceeded = Some(exceeded.limit);
+    }
+
+    /// Returns the number of resources that are only counted because of a limit.
+    pub fn over_limit(&self, limit: Limit) -> usize {
+        let is_over = |resource: &&Resource| {
+            resource.state == ResourceState::CountedOnly && resource.exceeded == Some(limit)
+        };
+        self.resources.iter().filter(is_over).count()
+    }
+
+    /// Returns how much the graph may hold.
+    pub fn limits(&self) -> GraphLimits {
+        self.limits
     }
 
     /// Adds or changes an object.
@@ -184,8 +241,8 @@ impl Graph {
         object: &mut Value,
         now: i64,
     ) -> Result<(), LimitExceeded> {
-        let api = &self.resources[resource].kind.api;
-        let Some((uid, facts)) = entry::read(api, object, &mut self.interner) else { return Ok(()) };
+        let kind = &self.resources[resource].kind;
+        let Some((uid, facts)) = entry::read(kind, object, &mut self.interner) else { return Ok(()) };
         if let Some(&slot) = self.by_uid.get(&uid) {
             self.change(slot, resource, facts, now);
             return Ok(());
@@ -335,16 +392,16 @@ impl Graph {
     fn check_limits(&self, resource: usize, size: usize) -> Result<(), LimitExceeded> {
         let GraphLimits { objects, objects_per_resource, bytes } = self.limits;
         let known = &self.resources[resource];
-        let exceeded = if known.objects >= objects_per_resource {
-            format!("it has more than {objects_per_resource} objects")
+        let (limit, message) = if known.objects >= objects_per_resource {
+            (Limit::ObjectsPerResource, format!("it has more than {objects_per_resource} objects"))
         } else if self.len() >= objects {
-            format!("all resources together have more than {objects} objects")
+            (Limit::Objects, format!("all resources together have more than {objects} objects"))
         } else if self.bytes + size > bytes {
-            format!("all objects together take more than {} MiB", bytes >> 20)
+            (Limit::Bytes, format!("all objects together take more than {} MiB", bytes >> 20))
         } else {
             return Ok(());
         };
-        Err(LimitExceeded(exceeded))
+        Err(LimitExceeded { limit, message })
     }
 
     fn next(&mut self) -> u64 {

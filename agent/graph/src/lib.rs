@@ -34,16 +34,17 @@ mod time;
 mod tree;
 mod view;
 mod viewer;
+mod views;
 mod warnings;
 
 pub use self::{
     access::Access,
     cache::{Cache, CacheConfig},
-    graph::{Graph, GraphLimits},
+    graph::{Graph, GraphLimits, Limit},
     loader::keep_loaded,
     pace::Paced,
     query::{Query, QueryError},
     reviews::{Identity, ReviewError, Reviews},
     selector::{InvalidSelector, LabelSelector},
-    viewer::Viewer,
+    viewer::{Shown, Viewer},
 };

@@ -11,15 +11,20 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use futures_util::{
+    FutureExt as _, StreamExt as _, TryStreamExt as _,
+    future::BoxFuture,
+    stream::{BoxStream, FuturesUnordered},
+};
 use kube::{
     Api, Client,
     api::ListParams,
-    core::{ApiResource, ObjectList, discovery::Scope},
+    core::{ApiResource, DynamicResourceScope, ObjectList, PartialObjectMeta, discovery::Scope},
     discovery::{self, Discovery},
     runtime::watcher::{self, Event, InitialListStrategy, watcher},
 };
-use proto::graph::ResourceState;
+use proto::{agent_configuration::graph::GraphSection, graph::ResourceState};
+use serde_json::Value;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{sleep, timeout},
@@ -28,8 +33,8 @@ use tokio::{
 use crate::{
     cache::Cache,
     graph::LimitExceeded,
-    object::TrimmedObject,
-    resources::{ResourceKind, tier},
+    object::{self, TrimmedObject, WholeObject},
+    resources::{Contents, ResourceKind},
     time,
 };
 
@@ -60,6 +65,7 @@ struct Load<'a> {
     loader: &'a Loader<'a>,
     resource: usize,
     api: ApiResource,
+    contents: Contents,
     /// Empty for all namespaces.
     namespace: String,
     states: Arc<parking_lot::Mutex<BTreeMap<String, LoadState>>>,
@@ -94,7 +100,7 @@ pub async fn keep_loaded(cache: &Arc<Cache>) {
     let mut loads: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
     let mut wait = BACKOFF.0;
     loop {
-        match timeout(DISCOVERY_TIMEOUT, discover(client)).await {
+        match timeout(DISCOVERY_TIMEOUT, discover(client, cache.section())).await {
             Ok(Ok(kinds)) => {
                 wait = LOOK_AGAIN;
                 let new = kinds
@@ -125,13 +131,13 @@ impl<'a> Loader<'a> {
     fn load(&'a self, kind: ResourceKind) -> impl Future<Output = ()> + Send + use<'a> {
         let limited = self.cache.config().namespaces.clone().filter(|_| kind.namespaced);
         let namespaces = limited.unwrap_or_else(|| vec![String::new()]);
-        let api = kind.api.clone();
+        let (api, contents) = (kind.api.clone(), kind.contents());
         let resource = self.cache.write(|graph| graph.add_resource(kind));
         let states = namespaces.iter().map(|name| (name.clone(), (ResourceState::Loading, String::new())));
         let states = Arc::new(parking_lot::Mutex::new(states.collect::<BTreeMap<_, _>>()));
         let loads = namespaces.into_iter().map(|namespace| {
-            let load =
-                Load { loader: self, resource, api: api.clone(), namespace, states: Arc::clone(&states) };
+            let (api, states) = (api.clone(), Arc::clone(&states));
+            let load = Load { loader: self, resource, api, contents, namespace, states };
             async move { load.run().await }
         });
         futures_util::future::join_all(loads.collect::<Vec<_>>()).map(drop)
@@ -154,10 +160,10 @@ impl Load<'_> {
                     self.set_state(ResourceState::Denied, &message);
                     sleep(LOOK_AGAIN).await;
                 }
-                Interrupted::TooMany(LimitExceeded(message)) => {
+                Interrupted::TooMany(exceeded) => {
                     let objects = self.count().await;
-                    self.loader.cache.write(|graph| graph.count_only(self.resource, objects, &message));
-                    self.set_state(ResourceState::CountedOnly, &message);
+                    self.loader.cache.write(|graph| graph.count_only(self.resource, objects, &exceeded));
+                    self.set_state(ResourceState::CountedOnly, &exceeded.message);
                     sleep(LOOK_AGAIN).await;
                 }
                 Interrupted::Failed(message) => {
@@ -176,7 +182,7 @@ impl Load<'_> {
         if let Err(interrupted) = self.probe().await {
             return interrupted;
         }
-        let mut stream = pin!(watcher(self.objects(), self.watch_config()));
+        let mut stream = self.events();
         let mut round = 0;
         let is_event = self.api.kind == "Event";
         while let Some(event) = stream.next().await {
@@ -188,10 +194,10 @@ impl Load<'_> {
                 Ok(Event::InitApply(mut object) | Event::Apply(mut object)) => {
                     let applied = self.loader.cache.write(|graph| {
                         if is_event {
-                            graph.warnings.apply(&object.object);
+                            graph.warnings.apply(&object);
                             return Ok(());
                         }
-                        graph.apply(self.resource, &mut object.object, now)
+                        graph.apply(self.resource, &mut object, now)
                     });
                     if let Err(exceeded) = applied {
                         return Interrupted::TooMany(exceeded);
@@ -199,9 +205,9 @@ impl Load<'_> {
                 }
                 Ok(Event::Delete(object)) => self.loader.cache.write(|graph| {
                     if is_event {
-                        graph.warnings.delete(&object.object);
+                        graph.warnings.delete(&object);
                     } else {
-                        graph.delete(self.resource, &object.object);
+                        graph.delete(self.resource, &object);
                     }
                 }),
                 Ok(Event::InitDone) => {
@@ -238,8 +244,7 @@ impl Load<'_> {
 
     /// Lists one object, which is the truth about what agentk may list.
     async fn probe(&self) -> Result<(), Interrupted> {
-        let list = self.objects().list(&ListParams::default().limit(1)).await;
-        match list {
+        match self.first().await {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) => Err(match status.code {
                 401 | 403 => Interrupted::Denied(status.message.clone()),
@@ -252,15 +257,49 @@ impl Load<'_> {
 
     /// Returns the number of objects that the API server has.
     async fn count(&self) -> usize {
-        let list = self.objects().list(&ListParams::default().limit(1)).await;
-        let number = |list: ObjectList<TrimmedObject>| {
-            let remaining = list.metadata.remaining_item_count.unwrap_or(0);
-            list.items.len() + usize::try_from(remaining).unwrap_or(0)
-        };
-        list.map(number).unwrap_or(0)
+        self.first().await.unwrap_or(0)
     }
 
-    fn objects(&self) -> Api<TrimmedObject> {
+    /// Lists one object. Returns the number of all.
+    async fn first(&self) -> Result<usize, kube::Error> {
+        fn number<K: Clone>(list: ObjectList<K>) -> usize {
+            let remaining = list.metadata.remaining_item_count.unwrap_or(0);
+            list.items.len() + usize::try_from(remaining).unwrap_or(0)
+        }
+        let one = ListParams::default().limit(1);
+        match self.contents {
+            Contents::Metadata => {
+                self.objects::<PartialObjectMeta<TrimmedObject>>().list(&one).await.map(number)
+            }
+            Contents::KnownFields | Contents::AllFields => {
+                self.objects::<TrimmedObject>().list(&one).await.map(number)
+            }
+        }
+    }
+
+    /// Lists and watches the objects.
+    fn events(&self) -> BoxStream<'static, Result<Event<Value>, watcher::Error>> {
+        let config = self.watch_config();
+        match self.contents {
+            Contents::KnownFields => {
+                let events = watcher(self.objects::<TrimmedObject>(), config);
+                events.map_ok(|event| each(event, |object| object.object)).boxed()
+            }
+            Contents::AllFields => {
+                let events = watcher(self.objects::<WholeObject>(), config);
+                events.map_ok(|event| each(event, |object| object.0.object)).boxed()
+            }
+            Contents::Metadata => {
+                let events = watcher(self.objects::<PartialObjectMeta<TrimmedObject>>(), config);
+                events.map_ok(|event| each(event, |object| object::of_metadata(&object.metadata))).boxed()
+            }
+        }
+    }
+
+    fn objects<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
+    {
         let client = self.loader.cache.config().client.clone();
         match &*self.namespace {
             "" => Api::all_with(client, &self.api),
@@ -305,6 +344,16 @@ impl Load<'_> {
     }
 }
 
+fn each<K>(event: Event<K>, object: impl FnOnce(K) -> Value) -> Event<Value> {
+    match event {
+        Event::Apply(found) => Event::Apply(object(found)),
+        Event::Delete(found) => Event::Delete(object(found)),
+        Event::Init => Event::Init,
+        Event::InitApply(found) => Event::InitApply(object(found)),
+        Event::InitDone => Event::InitDone,
+    }
+}
+
 /// The state of a resource from those of its namespaces.
 fn combine(states: &BTreeMap<String, LoadState>) -> LoadState {
     let worst = [ResourceState::Loading, ResourceState::CountedOnly, ResourceState::Failing];
@@ -327,19 +376,19 @@ fn combine(states: &BTreeMap<String, LoadState>) -> LoadState {
 }
 
 /// Returns the kinds that are loaded, in their order.
-async fn discover(client: &Client) -> Result<Vec<ResourceKind>, kube::Error> {
+async fn discover(client: &Client, section: &GraphSection) -> Result<Vec<ResourceKind>, kube::Error> {
     let mut kinds = Vec::new();
     if let Ok(found) = Discovery::new(client.clone()).run_aggregated().await {
-        found.groups().for_each(|group| add_group(&mut kinds, group));
+        found.groups().for_each(|group| add_group(&mut kinds, group, section));
     }
     // API servers before Kubernetes 1.26 answer with another list, in which kube-rs finds nothing.
     if kinds.is_empty() {
         let core = Discovery::new(client.clone()).filter(&[discovery::ApiGroup::CORE_GROUP]).run().await?;
-        core.groups().for_each(|group| add_group(&mut kinds, group));
+        core.groups().for_each(|group| add_group(&mut kinds, group, section));
         for group in client.list_api_groups().await?.groups {
             // A group whose server is down is found later.
             if let Ok(group) = discovery::group(client, &group.name).await {
-                add_group(&mut kinds, &group);
+                add_group(&mut kinds, &group, section);
             }
         }
     }
@@ -347,20 +396,21 @@ async fn discover(client: &Client) -> Result<Vec<ResourceKind>, kube::Error> {
     Ok(kinds.into_iter().map(|(_, kind)| kind).collect())
 }
 
-fn add_group(kinds: &mut Vec<(usize, ResourceKind)>, group: &discovery::ApiGroup) {
+fn add_group(kinds: &mut Vec<(usize, ResourceKind)>, group: &discovery::ApiGroup, section: &GraphSection) {
     let preferred = group.preferred_version_or_latest();
     let mut versions: Vec<&str> = group.versions().collect();
     versions.sort_by_key(|version| *version != preferred);
     let mut seen = HashSet::new();
     for version in versions {
         for (api, capabilities) in group.versioned_resources(version) {
-            let Some((tier, place)) = tier(&api.group, &api.kind) else { continue };
             let listed = capabilities.supports_operation("list") && capabilities.supports_operation("watch");
-            if listed && seen.insert(api.kind.clone()) {
-                kinds.push((
-                    place,
-                    ResourceKind { api, namespaced: capabilities.scope == Scope::Namespaced, tier },
-                ));
+            if !listed || seen.contains(&api.kind) {
+                continue;
+            }
+            let namespaced = capabilities.scope == Scope::Namespaced;
+            if let Some((kind, place)) = ResourceKind::new(api, namespaced, section) {
+                seen.insert(kind.api.kind.clone());
+                kinds.push((place, kind));
             }
         }
     }

@@ -7,7 +7,7 @@ use kube::{
     core::{ApiResource, DynamicResourceScope, ObjectMeta},
 };
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::mask;
 
@@ -20,12 +20,67 @@ pub(crate) struct TrimmedObject {
     pub(crate) object: Value,
 }
 
-impl<'de> Deserialize<'de> for TrimmedObject {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut object = mask::read(deserializer)?;
+/// An object with all of its fields, for a rule of the user.
+#[derive(Clone, Debug)]
+pub(crate) struct WholeObject(pub(crate) TrimmedObject);
+
+impl TrimmedObject {
+    fn new(mut object: Value) -> Self {
         let version = object.pointer_mut("/metadata/resourceVersion").map(Value::take);
         let resource_version = version.and_then(|version| version.as_str().map(str::to_owned));
-        Ok(Self { metadata: ObjectMeta { resource_version, ..ObjectMeta::default() }, object })
+        Self { metadata: ObjectMeta { resource_version, ..ObjectMeta::default() }, object }
+    }
+}
+
+impl<'de> Deserialize<'de> for TrimmedObject {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        mask::read(deserializer).map(Self::new)
+    }
+}
+
+impl<'de> Deserialize<'de> for WholeObject {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Value::deserialize(deserializer).map(TrimmedObject::new).map(Self)
+    }
+}
+
+/// Returns an object of which only the metadata is known.
+pub(crate) fn of_metadata(metadata: &ObjectMeta) -> Value {
+    let whole = json!({"metadata": metadata});
+    // Annotations may have what the object has, such as the manifest that was applied last.
+    mask::read(&whole).unwrap_or_default()
+}
+
+impl Resource for WholeObject {
+    type DynamicType = ApiResource;
+    type Scope = DynamicResourceScope;
+
+    fn kind(dt: &ApiResource) -> Cow<'_, str> {
+        TrimmedObject::kind(dt)
+    }
+
+    fn group(dt: &ApiResource) -> Cow<'_, str> {
+        TrimmedObject::group(dt)
+    }
+
+    fn version(dt: &ApiResource) -> Cow<'_, str> {
+        TrimmedObject::version(dt)
+    }
+
+    fn api_version(dt: &ApiResource) -> Cow<'_, str> {
+        TrimmedObject::api_version(dt)
+    }
+
+    fn plural(dt: &ApiResource) -> Cow<'_, str> {
+        TrimmedObject::plural(dt)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        self.0.meta()
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        self.0.meta_mut()
     }
 }
 
@@ -59,5 +114,37 @@ impl Resource for TrimmedObject {
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         &mut self.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_of_a_secret_has_none_of_its_contents() {
+        let metadata: ObjectMeta = serde_json::from_value(json!({
+            "name": "db", "namespace": "a", "uid": "u", "labels": {"app": "x"},
+            "annotations": {
+                "kubectl.kubernetes.io/last-applied-configuration": "{\"data\":{\"password\":\"c2VjcmV0\"}}",
+                "meta.helm.sh/release-name": "web",
+            },
+        }))
+        .unwrap();
+        let expected = json!({"metadata": {
+            "name": "db", "namespace": "a", "uid": "u", "labels": {"app": "x"},
+            "annotations": {"meta.helm.sh/release-name": "web"},
+        }});
+        assert_eq!(of_metadata(&metadata), expected);
+    }
+
+    #[test]
+    fn rule_reads_fields_that_others_do_not() {
+        let text = r#"{"metadata": {"name": "db", "resourceVersion": "7"}, "status": {"own": 1}}"#;
+        let whole: WholeObject = serde_json::from_str(text).unwrap();
+        assert_eq!(whole.meta().resource_version.as_deref(), Some("7"));
+        assert_eq!(whole.0.object["status"]["own"], 1);
+        let trimmed: TrimmedObject = serde_json::from_str(text).unwrap();
+        assert_eq!(trimmed.object["status"], json!({}));
     }
 }

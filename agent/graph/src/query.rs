@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use kube::core::ApiResource;
-use proto::graph::HealthState;
+use proto::{
+    agent_configuration::graph::ViewDefinition,
+    graph::{HealthState, KindName},
+};
 
 use crate::{entry::Entry, graph::Graph, selector::LabelSelector};
 
@@ -24,19 +27,23 @@ pub struct Query {
     pub degraded_after: Duration,
 }
 
-/// A kind, with or without its group: `Pod`, `deployments.apps`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct KindName {
-    kind: String,
-    group: Option<String>,
-}
-
 /// A parameter that is unknown or wrong.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct QueryError(String);
 
 impl Query {
+    /// Returns what a view selects.
+    pub(crate) fn of_view(definition: &ViewDefinition) -> Self {
+        Self {
+            kinds: definition.kind().into_iter().cloned().collect(),
+            namespaces: definition.namespaces.clone(),
+            labels: LabelSelector::of_labels(&definition.labels),
+            health: definition.health.clone(),
+            ..Self::default()
+        }
+    }
+
     /// Adds a parameter. Returns false if it is none of a query.
     ///
     /// # Errors
@@ -44,7 +51,9 @@ impl Query {
     /// The value is wrong.
     pub fn set(&mut self, key: &str, value: &str) -> Result<bool, QueryError> {
         match key {
-            "kind" => add(key, &mut self.kinds, value, |text| Ok(KindName::parse(text)))?,
+            "kind" => add(key, &mut self.kinds, value, |text| {
+                Ok(text.parse().unwrap_or_else(|error| match error {}))
+            })?,
             "namespace" => add(key, &mut self.namespaces, value, |text| Ok(text.to_owned()))?,
             "name" => add(key, &mut self.names, value, |text| Ok(text.to_owned()))?,
             "health" => add(key, &mut self.health, value, |text| {
@@ -80,12 +89,12 @@ impl Query {
             return Ok(());
         }
         for wanted in &self.kinds {
-            if !graph.resources().iter().any(|known| wanted.is(&known.kind.api)) {
+            if !graph.resources().iter().any(|known| is(wanted, &known.kind.api)) {
                 let mut kinds: Vec<&str> =
                     graph.resources().iter().map(|known| &*known.kind.api.kind).collect();
                 kinds.sort_unstable();
                 kinds.dedup();
-                let kind = &wanted.kind;
+                let kind = wanted.kind();
                 return Err(QueryError(format!(
                     "kind={kind}: no such kind is loaded; the graph has {}",
                     kinds.join(", ")
@@ -99,7 +108,7 @@ impl Query {
     pub(crate) fn selects(&self, graph: &Graph, entry: &Entry) -> bool {
         let facts = &entry.facts;
         (self.namespaces.is_empty() || self.namespaces.iter().any(|name| **name == *facts.namespace))
-            && (self.kinds.is_empty() || self.kinds.iter().any(|kind| kind.is(graph.api(entry))))
+            && (self.kinds.is_empty() || self.kinds.iter().any(|kind| is(kind, graph.api(entry))))
             && (self.names.is_empty() || self.names.iter().any(|name| **name == *facts.name))
             && (self.health.is_empty() || self.health.contains(&facts.health))
             && self.labels.matches(|key| facts.label(key))
@@ -107,7 +116,7 @@ impl Query {
 
     /// Returns whether the query may select objects of a resource.
     pub(crate) fn concerns(&self, api: &ApiResource) -> bool {
-        self.kinds.is_empty() || self.kinds.iter().any(|kind| kind.is(api))
+        self.kinds.is_empty() || self.kinds.iter().any(|kind| is(kind, api))
     }
 
     /// Returns whether the query selects objects of these namespaces only.
@@ -133,19 +142,8 @@ impl Query {
     }
 }
 
-impl KindName {
-    fn parse(text: &str) -> Self {
-        match text.split_once('.') {
-            Some((kind, group)) => Self { kind: kind.to_owned(), group: Some(group.to_owned()) },
-            None => Self { kind: text.to_owned(), group: None },
-        }
-    }
-
-    /// Returns whether a resource has this kind or this plural, in any case.
-    fn is(&self, api: &ApiResource) -> bool {
-        let same = |name: &str| self.kind.eq_ignore_ascii_case(name);
-        (same(&api.kind) || same(&api.plural)) && self.group.as_ref().is_none_or(|group| *group == api.group)
-    }
+fn is(kind: &KindName, api: &ApiResource) -> bool {
+    kind.is(&api.group, &api.kind, &api.plural)
 }
 
 fn add<T>(

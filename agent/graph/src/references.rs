@@ -116,7 +116,7 @@ pub(crate) fn pod_selector(group: &str, kind: &str, object: &Value) -> Option<Po
             let labels = object.pointer("/spec/selector")?.as_object().filter(|labels| !labels.is_empty())?;
             return Some(PodSelector {
                 relation: Relation::Selects,
-                labels: LabelSelector::of_labels(labels),
+                labels: LabelSelector::of_match_labels(labels),
             });
         }
         ("policy", "PodDisruptionBudget") => (Relation::Protects, object.pointer("/spec/selector")?),

@@ -1,9 +1,15 @@
 //! The resources of the API server that are loaded, and in which order.
 
+use std::sync::Arc;
+
 use kube::core::ApiResource;
+use proto::{
+    agent_configuration::graph::{GraphSection, HealthRule, Secrets},
+    graph::KindName,
+};
 
 /// A resource of the API server, in one version.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct ResourceKind {
     /// Group, version, kind and plural.
     pub(crate) api: ApiResource,
@@ -11,6 +17,19 @@ pub(crate) struct ResourceKind {
     pub(crate) namespaced: bool,
     /// Resources of a lower tier are loaded first.
     pub(crate) tier: Tier,
+    /// How the health of its objects is found, in place of the rules of agentk.
+    pub(crate) rule: Option<Arc<HealthRule>>,
+}
+
+/// What is read of the objects of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Contents {
+    /// The fields that nodes are made of.
+    KnownFields,
+    /// All fields, because a rule may need them.
+    AllFields,
+    /// The API server sends the metadata only.
+    Metadata,
 }
 
 /// The order in which resources are loaded.
@@ -100,6 +119,42 @@ const NOISE: &[(&str, &str)] = &[
     ("acme.cert-manager.io", "Challenge"),
 ];
 
+impl ResourceKind {
+    /// Returns a resource as the configuration wants it, with its place within its tier, or `None` if its objects are not loaded.
+    pub(crate) fn new(api: ApiResource, namespaced: bool, section: &GraphSection) -> Option<(Self, usize)> {
+        let is = |kind: &&KindName| kind.is(&api.group, &api.kind, &api.plural);
+        let rule = section.health_rules.iter().find(|rule| is(&&rule.kind)).cloned().map(Arc::new);
+        let last = (Tier::Custom, BUILT_IN.len());
+        let (tier, place) = match (&*api.group, &*api.kind) {
+            ("", "Secret") => (section.secrets == Secrets::Metadata).then_some(last)?,
+            (group, kind) if is_never_loaded(group, kind) => return None,
+            (group, kind) => {
+                tier(group, kind).or_else(|| section.kinds().any(|kind| is(&kind)).then_some(last))?
+            }
+        };
+        Some((Self { api, namespaced, tier, rule }, place))
+    }
+
+    /// Returns what is read of the objects.
+    pub(crate) fn contents(&self) -> Contents {
+        match (&*self.api.group, &*self.api.kind) {
+            ("", "Secret") => Contents::Metadata,
+            _ if self.rule.is_some() => Contents::AllFields,
+            _ => Contents::KnownFields,
+        }
+    }
+}
+
+/// Returns whether the objects of a kind are never loaded: they change all the time, or are questions and not objects. Events of the core
+/// group are loaded as warnings.
+fn is_never_loaded(group: &str, kind: &str) -> bool {
+    matches!(
+        (group, kind),
+        ("coordination.k8s.io" | "authentication.k8s.io" | "authorization.k8s.io" | "certificates.k8s.io", _)
+            | ("events.k8s.io", "Event")
+    )
+}
+
 /// Returns the tier of a kind with its place within the tier, or `None` if its objects are not loaded.
 pub(crate) fn tier(group: &str, kind: &str) -> Option<(Tier, usize)> {
     let built_in = BUILT_IN.iter().position(|known| (known.0, known.1) == (group, kind));
@@ -115,7 +170,51 @@ pub(crate) fn tier(group: &str, kind: &str) -> Option<(Tier, usize)> {
 
 #[cfg(test)]
 mod tests {
+    use kube::core::GroupVersionKind;
+    use serde_json::{Value, json};
+
     use super::*;
+
+    fn resource(group: &str, kind: &str, section: &Value) -> Option<ResourceKind> {
+        let section: GraphSection = serde_json::from_value(section.clone()).unwrap();
+        let api = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
+        ResourceKind::new(api, true, &section).map(|(resource, _)| resource)
+    }
+
+    #[test]
+    fn configuration_adds_kinds() {
+        let none = json!({});
+        let rule = json!({"health_rules": [
+            {"kind": "Database.example.com", "health": "'healthy'"},
+            {"kind": "deployments.apps", "health": "'healthy'"},
+        ]});
+        assert!(resource("example.com", "Database", &none).is_none());
+        let database = resource("example.com", "Database", &rule).unwrap();
+        assert_eq!((database.tier, database.contents()), (Tier::Custom, Contents::AllFields));
+        let deployment = resource("apps", "Deployment", &rule).unwrap();
+        assert_eq!((deployment.tier, deployment.contents()), (Tier::Workloads, Contents::AllFields));
+        assert_eq!(resource("", "Pod", &rule).unwrap().contents(), Contents::KnownFields);
+        let view = json!({"views": [{"name": "a", "count": "Database"}]});
+        assert_eq!(resource("example.com", "Database", &view).unwrap().contents(), Contents::KnownFields);
+
+        assert!(resource("", "Secret", &rule).is_none());
+        let secrets = json!({"secrets": "metadata"});
+        assert_eq!(resource("", "Secret", &secrets).unwrap().contents(), Contents::Metadata);
+        assert!(resource("", "ConfigMap", &secrets).unwrap().contents() == Contents::KnownFields);
+    }
+
+    #[test]
+    fn no_configuration_loads_leases_and_reviews() {
+        for (group, kind) in [
+            ("coordination.k8s.io", "Lease"),
+            ("certificates.k8s.io", "CertificateSigningRequest"),
+            ("authorization.k8s.io", "SubjectAccessReview"),
+            ("events.k8s.io", "Event"),
+        ] {
+            let view = json!({"views": [{"name": "a", "count": format!("{kind}.{group}")}]});
+            assert!(resource(group, kind, &view).is_none(), "{kind}");
+        }
+    }
 
     #[test]
     fn kinds_have_their_tier() {

@@ -1,6 +1,6 @@
 //! Selectors of labels, as `spec.selector` of objects and as `kubectl --selector` writes them.
 
-use std::str::FromStr;
+use std::{collections::BTreeMap, str::FromStr};
 
 use serde_json::{Map, Value};
 
@@ -30,7 +30,13 @@ pub struct InvalidSelector(String);
 
 impl LabelSelector {
     /// Returns a selector of objects that have all these labels.
-    pub(crate) fn of_labels(labels: &Map<String, Value>) -> Self {
+    pub(crate) fn of_labels(labels: &BTreeMap<String, String>) -> Self {
+        let equals = |(key, value): (&String, &String)| Requirement::In(key.clone(), vec![value.clone()]);
+        Self(labels.iter().map(equals).collect())
+    }
+
+    /// Returns the same for labels as an object has them.
+    pub(crate) fn of_match_labels(labels: &Map<String, Value>) -> Self {
         let equals = |(key, value): (&String, &Value)| match value.as_str() {
             Some(value) => Requirement::In(key.clone(), vec![value.to_owned()]),
             None => Requirement::Never,
@@ -41,7 +47,7 @@ impl LabelSelector {
     /// Reads a LabelSelector of Kubernetes.
     pub(crate) fn of_json(selector: &Value) -> Self {
         let labels = selector["matchLabels"].as_object();
-        let mut requirements = labels.map(Self::of_labels).unwrap_or_default().0;
+        let mut requirements = labels.map(Self::of_match_labels).unwrap_or_default().0;
         let expressions = selector["matchExpressions"].as_array().into_iter().flatten();
         for expression in expressions.take(MAX_REQUIREMENTS) {
             let key = expression["key"].as_str().unwrap_or_default().to_owned();

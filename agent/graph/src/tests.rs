@@ -1,5 +1,6 @@
 //! Scenarios of the graph without a cluster.
 
+mod configured;
 mod following;
 mod groups;
 
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::{
     access::{Access, VisibleNamespaces},
-    graph::{Graph, GraphLimits},
+    graph::{Graph, GraphLimits, Limit, LimitExceeded},
     query::Query,
     resources::{ResourceKind, tier},
 };
@@ -36,7 +37,7 @@ impl World {
         let api = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
         let namespaced = !["Node", "PersistentVolume", "Namespace", "StorageClass"].contains(&kind);
         let tier = tier(group, kind).map_or(crate::resources::Tier::Custom, |(tier, _)| tier);
-        let number = self.graph.add_resource(ResourceKind { api, namespaced, tier });
+        let number = self.graph.add_resource(ResourceKind { api, namespaced, tier, rule: None });
         self.graph.set_state(number, proto::graph::ResourceState::Synced, "");
         number
     }
@@ -271,13 +272,16 @@ fn limits_are_exact_and_named() {
     let mut refused = |kind: &str, name: &str| {
         let resource = world.resource("v1", kind);
         let mut object = object("v1", kind, name, &json!({"metadata": {"uid": name}}));
-        world.graph.apply(resource, &mut object, NOW).err().map(|error| error.0)
+        world.graph.apply(resource, &mut object, NOW).err().map(|error| error.message)
     };
     assert_eq!(refused("ConfigMap", "c").unwrap(), "it has more than 2 objects");
     assert_eq!(refused("Pod", "d"), None);
     assert_eq!(refused("Pod", "e").unwrap(), "all resources together have more than 3 objects");
     let resource = world.resource("v1", "ConfigMap");
-    world.graph.count_only(resource, 70_000, "it has more than 2 objects");
+    let exceeded =
+        LimitExceeded { limit: Limit::ObjectsPerResource, message: "it has more than 2 objects".to_owned() };
+    world.graph.count_only(resource, 70_000, &exceeded);
+    assert_eq!(Limit::ALL.map(|limit| world.graph.over_limit(limit)), [0, 1, 0]);
     assert_eq!(world.graph.len(), 1);
     let page = world.graph.objects(&Query::default(), &Access::of_agent(), 10, None);
     assert_eq!(
@@ -289,7 +293,7 @@ fn limits_are_exact_and_named() {
     let resource = small.resource("v1", "Pod");
     let mut pod = object("v1", "Pod", "p", &json!({"metadata": {"uid": "p"}}));
     let error = small.graph.apply(resource, &mut pod, NOW).unwrap_err();
-    assert!(error.0.contains("take more than 0 MiB"), "{}", error.0);
+    assert!(error.message.contains("take more than 0 MiB"), "{}", error.message);
 }
 
 #[test]

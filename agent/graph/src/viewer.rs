@@ -3,9 +3,12 @@
 //! A reader owns no queue: it has a position in the order of changes, and a bit for each object that it was sent. However slow it is, it
 //! delays nobody and takes no more memory.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
-use proto::graph::{GoneReason, GraphEvent, Group, Token, WatchMode};
+use proto::{
+    agent_configuration::graph::GraphSection,
+    graph::{GoneReason, GraphEvent, Group, Token, View, WatchMode},
+};
 
 use crate::{
     access::Access,
@@ -21,8 +24,7 @@ const BATCH: usize = 500;
 pub struct Viewer {
     query: Query,
     access: Access,
-    /// Groups are sent instead of objects.
-    groups: bool,
+    shown: Shown,
     /// The changes up to this number were sent.
     cursor: u64,
     /// Deletions up to this number do not matter: the objects were never sent.
@@ -31,10 +33,22 @@ pub struct Viewer {
     /// The states of resources that were sent.
     state_version: Option<u64>,
     sent_groups: HashMap<String, Group>,
-    /// The changes up to this number are in `sent_groups`.
-    groups_cursor: Option<u64>,
+    sent_views: Option<Vec<View>>,
+    /// The number of the last change, and of the last state, that groups or views were computed from.
+    computed: Option<(u64, u64)>,
     /// A commit is due once all changes were sent.
     uncommitted: bool,
+}
+
+/// What a reader is sent.
+#[derive(Clone, Debug)]
+pub enum Shown {
+    /// Objects.
+    Objects,
+    /// Groups, in place of objects.
+    Groups,
+    /// The views of a configuration, in place of objects.
+    Views(Arc<GraphSection>),
 }
 
 /// The objects that a reader was sent, as one bit for each place.
@@ -46,20 +60,21 @@ impl Viewer {
     pub fn new(
         graph: &Graph,
         query: Query,
-        groups: bool,
+        shown: Shown,
         access: Access,
         since: Option<(Token, bool)>,
     ) -> (Self, GraphEvent) {
         let mut viewer = Self {
             query,
             access,
-            groups,
+            shown,
             cursor: 0,
             began: graph.sequence(),
             sent: SentObjects::default(),
             state_version: None,
             sent_groups: HashMap::new(),
-            groups_cursor: None,
+            sent_views: None,
+            computed: None,
             uncommitted: true,
         };
         let mode = match since {
@@ -74,7 +89,7 @@ impl Viewer {
     fn resume(&mut self, graph: &Graph, sequence: u64) -> bool {
         let known = sequence <= graph.sequence() && graph.remembers(sequence);
         // An object may have joined or left a group without a change of its own.
-        if !known || self.groups || self.query.group.is_some() {
+        if !known || !matches!(self.shown, Shown::Objects) || self.query.group.is_some() {
             return false;
         }
         (self.cursor, self.began) = (sequence, sequence);
@@ -97,20 +112,17 @@ impl Viewer {
     /// Returns the next lines. They are empty if the reader knows everything. Call this again until they are.
     pub fn next(&mut self, graph: &Graph, token: impl Fn(u64) -> Token, now: i64) -> Vec<GraphEvent> {
         let mut events = Vec::new();
-        if self.state_version != Some(graph.state_version()) {
+        let has_states = !matches!(self.shown, Shown::Views(_));
+        if has_states && self.state_version != Some(graph.state_version()) {
             self.state_version = Some(graph.state_version());
             events.push(graph.state_event(&self.query, &self.access));
         }
         let before = self.cursor;
-        if self.groups {
-            self.next_groups(graph, now, &mut events);
-            self.cursor = graph.sequence();
-        } else if self.query.group.is_some() {
-            if self.cursor != graph.sequence() || self.uncommitted {
-                self.compare(graph, GoneReason::Filter, &mut events);
-            }
-        } else {
-            self.next_objects(graph, &mut events);
+        match &self.shown {
+            Shown::Objects if self.query.group.is_none() => self.next_objects(graph, &mut events),
+            Shown::Objects if self.cursor == graph.sequence() && !self.uncommitted => {}
+            Shown::Objects => self.compare(graph, GoneReason::Filter, &mut events),
+            Shown::Groups | Shown::Views(_) => self.next_computed(graph, now, &mut events),
         }
         self.uncommitted |= !events.is_empty() || before != self.cursor;
         if self.uncommitted && self.cursor >= graph.sequence() {
@@ -129,11 +141,11 @@ impl Viewer {
         self.access = access;
         // The sentences about what is hidden change, too.
         self.state_version = None;
-        if self.groups {
-            self.groups_cursor = None;
-        } else {
+        if let Shown::Objects = self.shown {
             self.compare(graph, GoneReason::Permission, &mut events);
             self.uncommitted = true;
+        } else {
+            self.computed = None;
         }
         events
     }
@@ -199,11 +211,23 @@ impl Viewer {
         self.cursor = graph.sequence();
     }
 
-    fn next_groups(&mut self, graph: &Graph, now: i64, events: &mut Vec<GraphEvent>) {
-        if self.groups_cursor == Some(graph.sequence()) {
+    /// Computes groups or views, if something has changed.
+    fn next_computed(&mut self, graph: &Graph, now: i64, events: &mut Vec<GraphEvent>) {
+        self.cursor = graph.sequence();
+        let position = Some((graph.sequence(), graph.state_version()));
+        if self.computed == position {
             return;
         }
-        self.groups_cursor = Some(graph.sequence());
+        self.computed = position;
+        let Shown::Views(section) = &self.shown else { return self.next_groups(graph, now, events) };
+        let views = graph.views(&section.views, &self.access);
+        if self.sent_views.as_ref() != Some(&views) {
+            self.sent_views = Some(views.clone());
+            events.push(GraphEvent::Views { views });
+        }
+    }
+
+    fn next_groups(&mut self, graph: &Graph, now: i64, events: &mut Vec<GraphEvent>) {
         let groups = graph.groups(&self.query, &self.access, now).groups;
         let mut known = std::mem::take(&mut self.sent_groups);
         let mut changed = Vec::new();

@@ -2,10 +2,10 @@
 //!
 //! The rules are those of Argo CD 3.6 for the kinds of Kubernetes, without three of its defects: the status of a Job's conditions
 //! counts, a StatefulSet waits for its new revision, and init containers that fail are seen. Other kinds follow kstatus: deletion,
-//! `observedGeneration`, and the conditions `Reconciling`, `Stalled` and `Ready`.
+//! `observedGeneration`, and the conditions `Reconciling`, `Stalled` and `Ready`. A rule of the user replaces those of a kind.
 #![warn(missing_docs)]
 
-use proto::graph::HealthState;
+use proto::{agent_configuration::graph::HealthRule, graph::HealthState};
 use serde_json::Value;
 
 /// The health of an object with the reason, which is empty for healthy objects.
@@ -46,13 +46,43 @@ pub fn has_health(group: &str, kind: &str) -> bool {
 
 /// Assesses an object as the API server returns it.
 pub fn assess(object: &Value) -> Assessment {
+    without_rules(object).unwrap_or_else(|| of_kind(object))
+}
+
+/// Assesses an object by a rule of the user.
+pub fn assess_by_rule(object: &Value, rule: &HealthRule) -> Assessment {
+    without_rules(object).unwrap_or_else(|| by_rule(object, rule))
+}
+
+/// Returns the health of an object that is not assessed: it is being deleted, or somebody has excluded it.
+fn without_rules(object: &Value) -> Option<Assessment> {
     let metadata = &object["metadata"];
     if metadata["annotations"][IGNORE] == "true" {
-        return healthy();
+        return Some(healthy());
     }
-    if metadata.get("deletionTimestamp").is_some() {
-        return progressing("it is being deleted");
-    }
+    metadata.get("deletionTimestamp").map(|_| progressing("it is being deleted"))
+}
+
+fn by_rule(object: &Value, rule: &HealthRule) -> Assessment {
+    let unknown = |what: String| Assessment {
+        health: HealthState::Unknown,
+        reason: format!("graph.health_rules: {what}"),
+    };
+    let name = match rule.health.text(object) {
+        Ok(name) => name,
+        Err(error) => return unknown(format!("the rule of {} fails: {error}", rule.kind)),
+    };
+    let Some(health) = HealthState::ALL.into_iter().find(|known| known.as_str() == name) else {
+        let names = HealthState::ALL.map(HealthState::as_str).join(", ");
+        return unknown(format!("the rule of {} has the value {name:?}, and not one of {names}", rule.kind));
+    };
+    let message = rule.message.as_ref().filter(|_| health != HealthState::Healthy);
+    // A message that cannot be computed does not change the health.
+    let reason = message.map(|message| message.text(object).unwrap_or_default()).unwrap_or_default();
+    Assessment { health, reason }
+}
+
+fn of_kind(object: &Value) -> Assessment {
     let api = object["apiVersion"].as_str().unwrap_or_default();
     let group = api.split_once('/').map_or("", |(group, _)| group);
     match (group, object["kind"].as_str().unwrap_or_default()) {

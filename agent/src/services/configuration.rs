@@ -15,12 +15,15 @@ use proto::{
 use tracing_subscriber::EnvFilter;
 use tunnel::Body;
 
-use super::{RequestHandler, ServiceError};
+use super::{RequestHandler, ServiceError, graph::GraphService};
 use crate::{log_filter::log_filter, metrics::AgentMetrics, policy::ScopeEnforcer};
 
 /// Applies the configuration that kas sends. Clones share their state.
 #[derive(Clone, Debug)]
-pub struct ConfigurationService(Arc<Inner>);
+pub struct ConfigurationService {
+    inner: Arc<Inner>,
+    graph: Option<Arc<GraphService>>,
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -46,12 +49,22 @@ struct ConfigurationState {
     version: Option<String>,
     error: Option<String>,
     level: Option<LogLevel>,
+    /// The reason why the section of the graph has no effect.
+    graph_error: Option<String>,
 }
 
 impl ConfigurationService {
     /// Returns a service that sets this scope and, if there is one, the level of this log.
     pub fn new(scope: Arc<ScopeEnforcer>, log: Option<LogLevelSetting>, metrics: AgentMetrics) -> Self {
-        Self(Arc::new(Inner { scope, log, metrics, state: Mutex::default() }))
+        let inner = Arc::new(Inner { scope, log, metrics, state: Mutex::default() });
+        Self { inner, graph: None }
+    }
+
+    /// Returns a service that configures the graph, too.
+    #[must_use]
+    pub(crate) fn with_graph(mut self, graph: Arc<GraphService>) -> Self {
+        self.graph = Some(graph);
+        self
     }
 
     /// Applies an update, unless a newer one was applied before.
@@ -61,7 +74,7 @@ impl ConfigurationService {
     /// A key has an invalid value. The configuration before stays in force.
     fn apply(&self, update: ConfigurationUpdate) -> Result<(), String> {
         let keys = update.configuration.as_ref().map(AppliedKeys::new).transpose()?;
-        let Inner { scope, log, metrics, state } = &*self.0;
+        let Inner { scope, log, metrics, state } = &*self.inner;
         let mut state = state.lock();
         if update.observed < state.observed {
             // Another replica of kas has read the configuration later.
@@ -78,6 +91,15 @@ impl ConfigurationService {
         }
         let Some(keys) = keys else { return Ok(()) };
         scope.set(keys.scope);
+        if let Some(graph) = &self.graph {
+            graph.set_section(keys.graph);
+        }
+        if keys.graph_error != state.graph_error {
+            if let Some(error) = &keys.graph_error {
+                tracing::warn!(error, "the graph does not use its configuration");
+            }
+            state.graph_error = keys.graph_error;
+        }
         if keys.log_level != state.level {
             if let Some(log) = log {
                 log.set(keys.log_level);
@@ -116,7 +138,7 @@ impl RequestHandler for ConfigurationService {
             return Err(error.with_allow("PUT"));
         }
         let refused = |what: String| {
-            self.0.metrics.record_configuration_update(false);
+            self.inner.metrics.record_configuration_update(false);
             tracing::warn!(error = what, "configuration of kas refused");
             ServiceError::new(Reason::BadRequest, format!("invalid configuration: {what}"))
         };
@@ -124,7 +146,7 @@ impl RequestHandler for ConfigurationService {
         let body = body.map_err(|error| refused(error.to_string()))?.to_bytes();
         let update = serde_json::from_slice(&body).map_err(|error| refused(error.to_string()))?;
         self.apply(update).map_err(refused)?;
-        self.0.metrics.record_configuration_update(true);
+        self.inner.metrics.record_configuration_update(true);
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::NO_CONTENT;
         Ok(response)

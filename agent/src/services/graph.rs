@@ -23,12 +23,16 @@ use kube::Client;
 use parking_lot::Mutex;
 use proto::{
     InstanceId, Reason, ServiceName,
-    graph::{COMPONENTS_PATH, GROUPS_PATH, HEALTH_PATH, OBJECTS_PATH, STATUS_PATH, TREE_PATH, WATCH_PATH},
+    agent_configuration::graph::GraphSection,
+    graph::{
+        COMPONENTS_PATH, GROUPS_PATH, HEALTH_PATH, OBJECTS_PATH, STATUS_PATH, TREE_PATH, VIEWS_PATH,
+        ViewList, WATCH_PATH,
+    },
     impersonation,
 };
-use resource_graph::{Access, Cache, CacheConfig, GraphLimits, Identity, Paced, Query, Reviews};
+use resource_graph::{Access, Cache, CacheConfig, Identity, Paced, Query, Reviews};
 use tokio::{
-    sync::Semaphore,
+    sync::{Semaphore, watch},
     task::AbortHandle,
     time::{Instant, sleep, timeout},
 };
@@ -61,6 +65,8 @@ pub(crate) struct GraphService {
     kubernetes: KubernetesService,
     restrictions: Restrictions,
     instance: InstanceId,
+    /// Section `graph` of the agent's configuration.
+    section: watch::Sender<Arc<GraphSection>>,
     running: Mutex<Running>,
     viewers: Arc<Semaphore>,
 }
@@ -77,13 +83,20 @@ struct Running {
 struct CurrentCache {
     cache: Arc<Cache>,
     reviews: Reviews,
-    /// The namespaces to which agentk was limited when the cache began.
-    namespaces: Option<Vec<String>>,
+    basis: Basis,
     used: Instant,
     task: AbortHandle,
     /// Cancels [`View::ended`] when the cache is dropped.
     _ended: DropGuard,
     ended: CancellationToken,
+}
+
+/// What a cache is made from. With another basis, there has to be another cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Basis {
+    /// The namespaces to which agentk is limited.
+    namespaces: Option<Vec<String>>,
+    section: Arc<GraphSection>,
 }
 
 /// What one request works with.
@@ -112,25 +125,39 @@ impl GraphService {
             kubernetes,
             restrictions,
             instance,
+            section: watch::Sender::default(),
             running: Mutex::default(),
             viewers: Arc::new(Semaphore::new(MAX_VIEWERS)),
         })
     }
 
-    /// Drops the cache when nobody has looked for half an hour, and at once when the scope changes. The future never completes.
+    /// Applies the section of the agent's configuration. With another section the cache is loaded again.
+    pub(crate) fn set_section(&self, section: GraphSection) {
+        self.section.send_if_modified(|known| {
+            let is_new = **known != section;
+            if is_new {
+                *known = Arc::new(section);
+            }
+            is_new
+        });
+    }
+
+    /// Drops the cache when nobody has looked for half an hour, and at once when the scope or the configuration changes. The future never
+    /// completes.
     pub(crate) async fn run(&self) {
         let mut scope = self.restrictions.scope.as_ref().map(|scope| scope.changes());
+        let mut section = Some(self.section.subscribe());
         loop {
             tokio::select! {
                 () = sleep(LOOK) => {}
                 () = changed(&mut scope) => {}
+                () = changed(&mut section) => {}
             }
-            let namespaces = self.namespaces();
+            let basis = self.basis();
             let mut running = self.running.lock();
             let busy = self.viewers.available_permits() < MAX_VIEWERS;
-            let is_over = |current: &CurrentCache| {
-                current.namespaces != namespaces || (!busy && current.used.elapsed() >= IDLE)
-            };
+            let is_over =
+                |current: &CurrentCache| current.basis != basis || (!busy && current.used.elapsed() >= IDLE);
             if running.current.as_ref().is_some_and(is_over) {
                 tracing::info!("graph of the cluster dropped");
                 running.current = None;
@@ -140,26 +167,26 @@ impl GraphService {
 
     /// Returns the cache, which begins to load if there is none.
     fn view(&self) -> View {
-        let namespaces = self.namespaces();
+        let basis = self.basis();
         let mut running = self.running.lock();
         let running = &mut *running;
-        let current = running.current.take().filter(|current| current.namespaces == namespaces);
+        let current = running.current.take().filter(|current| current.basis == basis);
         let current = running.current.insert(current.unwrap_or_else(|| {
             running.generation += 1;
-            self.start(namespaces, running.generation)
+            self.start(basis, running.generation)
         }));
         current.used = Instant::now();
         let CurrentCache { cache, reviews, ended, .. } = current;
         View { cache: Arc::clone(cache), reviews: reviews.clone(), ended: ended.clone() }
     }
 
-    fn start(&self, namespaces: Option<Vec<String>>, generation: u64) -> CurrentCache {
+    fn start(&self, basis: Basis, generation: u64) -> CurrentCache {
         tracing::info!("loading the graph of the cluster");
         let service = kube_service(ServiceName::GRAPH, self.kubernetes.clone(), &self.restrictions);
         let cache = Arc::new(Cache::new(CacheConfig {
             client: Client::new(Paced::new(service), "default"),
-            namespaces: namespaces.clone(),
-            limits: GraphLimits::default(),
+            namespaces: basis.namespaces.clone(),
+            section: Arc::clone(&basis.section),
             instance: self.instance,
             generation,
         }));
@@ -174,7 +201,7 @@ impl GraphService {
         CurrentCache {
             cache,
             reviews,
-            namespaces,
+            basis,
             used: Instant::now(),
             task,
             _ended: ended.clone().drop_guard(),
@@ -182,10 +209,10 @@ impl GraphService {
         }
     }
 
-    /// Returns the namespaces to which agentk is limited now.
-    fn namespaces(&self) -> Option<Vec<String>> {
-        let scope = self.restrictions.scope.as_ref()?.in_force()?;
-        Some(scope.namespaces)
+    /// Returns what a cache is made from now.
+    fn basis(&self) -> Basis {
+        let scope = self.restrictions.scope.as_ref().and_then(|scope| scope.in_force());
+        Basis { namespaces: scope.map(|scope| scope.namespaces), section: Arc::clone(&self.section.borrow()) }
     }
 
     /// Returns the cache while there is one, for metrics.
@@ -212,8 +239,16 @@ impl GraphHandler {
 impl RequestHandler for GraphHandler {
     async fn handle(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
         let path = request.uri().path();
-        let known =
-            [STATUS_PATH, OBJECTS_PATH, TREE_PATH, GROUPS_PATH, HEALTH_PATH, COMPONENTS_PATH, WATCH_PATH];
+        let known = [
+            STATUS_PATH,
+            OBJECTS_PATH,
+            TREE_PATH,
+            GROUPS_PATH,
+            HEALTH_PATH,
+            COMPONENTS_PATH,
+            VIEWS_PATH,
+            WATCH_PATH,
+        ];
         if !known.contains(&path) {
             let what = format!("agentk has no path {path} for the graph; it has {}", known.join(", "));
             return Err(ServiceError::new(Reason::UnknownPath, what));
@@ -249,7 +284,8 @@ impl RequestHandler for GraphHandler {
                 TREE_PATH => json(&graph.tree(query, &access)),
                 GROUPS_PATH => json(&graph.groups(query, &access, now())),
                 HEALTH_PATH => json(&graph.health(query, labels, &access, now())),
-                _ => json(&graph.components(&access)),
+                COMPONENTS_PATH => json(&graph.components(&access)),
+                _ => json(&ViewList { views: graph.views(&view.cache.section().views, &access) }),
             })
         })?;
         if !gzip::is_accepted(request.headers()) {
@@ -274,7 +310,7 @@ fn gzip_response(mut response: Response<Body>) -> Response<Body> {
 }
 
 /// Waits for a change. The future never completes without a receiver.
-async fn changed(receiver: &mut Option<tokio::sync::watch::Receiver<()>>) {
+async fn changed<T>(receiver: &mut Option<watch::Receiver<T>>) {
     let closed = match receiver {
         Some(receiver) => receiver.changed().await.is_err(),
         None => true,

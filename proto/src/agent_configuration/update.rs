@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::{LogLevel, Scope};
+use super::{LogLevel, Scope, graph::GraphSection};
 
 /// The path of the request. Its method is PUT.
 pub const CONFIGURATION_PATH: &str = "/v1/configuration";
@@ -29,13 +29,17 @@ pub struct ConfigurationUpdate {
 /// The keys of the file that agentk applies.
 ///
 /// A newer kas may send keys that this agentk does not have. Those of [`Scope`] restrict requests, so an unknown one is an
-/// error.
+/// error. Without its section, the graph works as by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AppliedKeys {
     /// The level of agentk's log.
     pub log_level: Option<LogLevel>,
     /// The part of the cluster that requests may reach.
     pub scope: Option<Scope>,
+    /// The graph of what runs.
+    pub graph: GraphSection,
+    /// The reason why the section of the graph has no effect.
+    pub graph_error: Option<String>,
 }
 
 impl AppliedKeys {
@@ -47,7 +51,17 @@ impl AppliedKeys {
     pub fn new(configuration: &Value) -> Result<Self, String> {
         let scope: Option<Scope> = value(configuration, "/scope")?;
         scope.iter().try_for_each(Scope::validate).map_err(|what| format!("scope.namespaces: {what}"))?;
-        Ok(Self { log_level: value(configuration, "/observability/logging/level")?, scope })
+        let graph: Result<Option<GraphSection>, String> = value(configuration, "/graph");
+        let graph = graph.and_then(|section| {
+            let section = section.unwrap_or_default();
+            section.validate().map_err(|(key, what)| format!("{key}: {what}")).map(|()| section)
+        });
+        let (graph, graph_error) = match graph {
+            Ok(section) => (section, None),
+            Err(error) => (GraphSection::default(), Some(error)),
+        };
+        let log_level = value(configuration, "/observability/logging/level")?;
+        Ok(Self { log_level, scope, graph, graph_error })
     }
 }
 
@@ -73,6 +87,19 @@ mod tests {
         assert_eq!(keys.log_level, Some(LogLevel::Warn));
         assert_eq!(keys.scope.unwrap().namespaces, ["a"]);
         assert_eq!(AppliedKeys::new(&json!({})).unwrap(), AppliedKeys::default());
+    }
+
+    #[test]
+    fn unknown_key_of_the_graph_does_not_harm_the_scope() {
+        let keys = AppliedKeys::new(&json!({
+            "scope": {"namespaces": ["a"]},
+            "graph": {"limits": {"objects": 7}, "feature_of_a_later_kas": {}},
+        }));
+        let keys = keys.unwrap();
+        assert_eq!((keys.scope.unwrap().namespaces.len(), keys.graph), (1, GraphSection::default()));
+        assert!(keys.graph_error.unwrap().starts_with("graph: unknown field"));
+        let keys = AppliedKeys::new(&json!({"graph": {"limits": {"objects": 7}}})).unwrap();
+        assert_eq!((keys.graph.limits.objects, keys.graph_error), (7, None));
     }
 
     #[test]

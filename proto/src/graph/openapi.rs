@@ -24,8 +24,9 @@ const SELECTION: [(&str, &str); 7] = [
 const PAGE: [(&str, &str); 2] =
     [("limit", "The objects of a page"), ("continue", "The value of the page before")];
 
-const WATCH: [(&str, &str); 2] = [
+const WATCH: [(&str, &str); 3] = [
     ("groups", "`all`: groups are sent in place of objects"),
+    ("views", "`all`: views are sent in place of objects"),
     ("since", "The token of the last commit that the caller has read: only later changes are sent"),
 ];
 
@@ -33,7 +34,7 @@ const WATCH: [(&str, &str); 2] = [
 fn schema_of(parameter: &str) -> Value {
     match parameter {
         "limit" => json!({"type": "integer", "minimum": 1, "maximum": 5000, "default": 500}),
-        "groups" => json!({"type": "string", "enum": ["all"]}),
+        "groups" | "views" => json!({"type": "string", "enum": ["all"]}),
         _ => json!({"type": "string"}),
     }
 }
@@ -74,6 +75,7 @@ fn document() -> Value {
         GROUPS_PATH: path::<GroupList>(generator_ref, "Groups with their health", &[], json_type),
         HEALTH_PATH: path::<HealthReport>(generator_ref, "The health of the selected objects", &[], json_type),
         COMPONENTS_PATH: path::<ComponentList>(generator_ref, "Well-known programs", &[], json_type),
+        VIEWS_PATH: path::<ViewList>(generator_ref, "The views that the configuration of the agent defines", &[], json_type),
         WATCH_PATH: path::<GraphEvent>(generator_ref, "A stream with an event in each line", &WATCH, &["application/x-ndjson", "text/event-stream"]),
     });
     let schemas = generator.take_definitions(true);

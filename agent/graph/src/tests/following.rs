@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{NOW, World, object, owned, query_of};
 use crate::{
     access::{Access, VisibleNamespaces},
-    viewer::Viewer,
+    viewer::{Shown, Viewer},
 };
 
 /// A caller, with what it knows from the lines that it has read.
@@ -33,7 +33,7 @@ impl Reader {
     }
 
     fn since(world: &World, query: &str, access: Access, since: Option<(Token, bool)>) -> Self {
-        let (viewer, begin) = Viewer::new(&world.graph, query_of(query), false, access, since);
+        let (viewer, begin) = Viewer::new(&world.graph, query_of(query), Shown::Objects, access, since);
         let mut reader =
             Self { viewer, known: BTreeMap::new(), gone: Vec::new(), token: None, modes: Vec::new() };
         reader.read(vec![begin]);
@@ -55,7 +55,10 @@ impl Reader {
                     self.gone.push((uid, reason));
                 }
                 GraphEvent::Commit { token } => self.token = Some(token),
-                GraphEvent::State { .. } | GraphEvent::Groups { .. } | GraphEvent::Alive {} => {}
+                GraphEvent::State { .. }
+                | GraphEvent::Groups { .. }
+                | GraphEvent::Views { .. }
+                | GraphEvent::Alive {} => {}
             }
         }
     }

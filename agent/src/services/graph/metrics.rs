@@ -12,6 +12,8 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use resource_graph::{GraphLimits, Limit};
+
 use super::{GraphService, MAX_VIEWERS};
 
 /// Reads the cache at each scrape.
@@ -27,10 +29,9 @@ impl GraphMetrics {
 impl Collector for GraphMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some(service) = self.0.upgrade() else { return Ok(()) };
-        let (objects, bytes) = match service.current() {
-            Some(cache) => cache.read(|graph| (graph.len(), graph.bytes())),
-            None => (0, 0),
-        };
+        let current = service.current();
+        let (objects, bytes) =
+            current.as_ref().map_or((0, 0), |cache| cache.read(|graph| (graph.len(), graph.bytes())));
         let viewers = MAX_VIEWERS - service.viewers.available_permits();
         for (name, help, value) in [
             (
@@ -43,6 +44,31 @@ impl Collector for GraphMetrics {
         ] {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+        }
+        let limits = GraphLimits::from(service.section.borrow().limits);
+        let over = |limit| current.as_ref().map_or(0, |cache| cache.read(|graph| graph.over_limit(limit)));
+        let limit_of = |limit| match limit {
+            Limit::Objects => limits.objects,
+            Limit::ObjectsPerResource => limits.objects_per_resource,
+            Limit::Bytes => limits.bytes,
+        };
+        for (name, help, value) in [
+            (
+                "agentk_graph_limit",
+                "How much the graph may hold: graph.limits of the agent's configuration",
+                &limit_of as &dyn Fn(Limit) -> usize,
+            ),
+            (
+                "agentk_graph_resources_over_limit",
+                "Resources of the API server whose objects are only counted because of a limit",
+                &over,
+            ),
+        ] {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for limit in Limit::ALL {
+                let gauge = ConstGauge::new(i64::try_from(value(limit)).unwrap_or(i64::MAX));
+                gauge.encode(family.encode_family(&[("limit", limit.as_str())])?)?;
+            }
         }
         Ok(())
     }

@@ -21,8 +21,17 @@ pub(super) struct Parameters {
     pub(super) after: Option<String>,
     /// The position from which a watch continues.
     pub(super) since: Option<Token>,
-    /// A watch sends groups in place of objects.
-    pub(super) groups: bool,
+    /// What a watch sends.
+    pub(super) watched: Watched,
+}
+
+/// What a watch sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Watched {
+    #[default]
+    Objects,
+    Groups,
+    Views,
 }
 
 /// A parameter that is unknown or wrong.
@@ -40,6 +49,8 @@ pub(super) enum ParameterError {
     Since(proto::graph::InvalidToken),
     #[error("groups={0}: the only value is all; a parameter group=<id> selects one group")]
     Groups(String),
+    #[error("views={0}: the only value is all, without groups")]
+    Views(String),
     #[error("there is no parameter {0:?}; the parameters are {1}")]
     Unknown(String, &'static str),
 }
@@ -56,7 +67,7 @@ impl Parameters {
             limit: LIMIT.0,
             after: None,
             since: None,
-            groups: false,
+            watched: Watched::Objects,
         };
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -89,7 +100,13 @@ impl Parameters {
                 if value != "all" {
                     return Err(ParameterError::Groups(value.to_owned()));
                 }
-                self.groups = true;
+                self.watched = Watched::Groups;
+            }
+            "views" if is_watch => {
+                if value != "all" || self.watched == Watched::Groups {
+                    return Err(ParameterError::Views(value.to_owned()));
+                }
+                self.watched = Watched::Views;
             }
             _ => {
                 let known = known(path);
@@ -103,7 +120,7 @@ impl Parameters {
 /// Returns the parameters of a path, for people.
 fn known(path: &str) -> &'static str {
     match path {
-        WATCH_PATH => "kind, namespace, name, label, health, group, degraded_after, groups and since",
+        WATCH_PATH => "kind, namespace, name, label, health, group, degraded_after, groups, views and since",
         OBJECTS_PATH => "kind, namespace, name, label, health, group, degraded_after, limit and continue",
         _ => "kind, namespace, name, label, health, group and degraded_after",
     }
@@ -126,7 +143,7 @@ mod tests {
         );
         let token = "07070707070707070707070707070707.2.41";
         let watch = Parameters::parse(WATCH_PATH, &format!("groups=all&since={token}")).unwrap();
-        assert_eq!((watch.since.unwrap().to_string(), watch.groups), (token.to_owned(), true));
+        assert_eq!((watch.since.unwrap().to_string(), watch.watched), (token.to_owned(), Watched::Groups));
         assert!(Parameters::parse(WATCH_PATH, "since=").unwrap().since.is_none());
     }
 
@@ -135,7 +152,7 @@ mod tests {
         let document = include_str!("../../../../docs/graph.openapi.json");
         let document: serde_json::Value = serde_json::from_str(document).unwrap();
         let paths = document["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 7);
+        assert_eq!(paths.len(), 8);
         for (path, description) in paths {
             let parameters = description["get"]["parameters"].as_array().unwrap().iter();
             let names: Vec<&str> = parameters.map(|parameter| parameter["name"].as_str().unwrap()).collect();
@@ -163,6 +180,8 @@ mod tests {
             (WATCH_PATH, "limit=1", "there is no parameter \"limit\""),
             (WATCH_PATH, "since=1", "since: the token"),
             (WATCH_PATH, "groups=some", "groups=some"),
+            (WATCH_PATH, "views=some", "views=some"),
+            (WATCH_PATH, "groups=all&views=all", "without groups"),
         ] {
             let error = Parameters::parse(path, text).unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");

@@ -6,7 +6,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::stream;
 use http::{HeaderMap, Response, header::ACCEPT};
 use proto::{Reason, graph::GraphEvent};
-use resource_graph::{Identity, QueryError, Viewer};
+use resource_graph::{Identity, QueryError, Shown, Viewer};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep, sleep_until, timeout},
@@ -16,7 +16,9 @@ use tunnel::Body;
 use super::{
     LOAD_TIMEOUT, MAX_VIEWERS, Parameters, View, changed,
     gzip::{self, GzipStream},
-    gzip_response, now, vary,
+    gzip_response, now,
+    parameters::Watched,
+    vary,
 };
 use crate::{
     policy::PolicyEnforcer,
@@ -30,6 +32,8 @@ use crate::{
 const COALESCE: Duration = Duration::from_millis(50);
 /// The same for groups, which are computed from all objects.
 const COALESCE_GROUPS: Duration = Duration::from_millis(500);
+/// The same for views, which kas may follow all the time.
+const COALESCE_VIEWS: Duration = Duration::from_secs(2);
 /// The time between two questions about what the caller may see.
 const REVIEW: Duration = Duration::from_secs(30);
 /// The time after which a line says that nothing has happened.
@@ -72,9 +76,14 @@ pub(super) async fn respond(
     let access = view.access(&identity, &parameters.query).await?;
     let view = View { reviews: view.reviews.for_stream(), ..view };
     let since = parameters.since.map(|token| (token, view.cache.is_own(&token)));
+    let shown = match parameters.watched {
+        Watched::Objects => Shown::Objects,
+        Watched::Groups => Shown::Groups,
+        Watched::Views => Shown::Views(Arc::clone(view.cache.section())),
+    };
     let created = view.cache.read(|graph| {
         parameters.query.check(graph)?;
-        Ok(Viewer::new(graph, parameters.query.clone(), parameters.groups, access, since))
+        Ok(Viewer::new(graph, parameters.query.clone(), shown, access, since))
     });
     let (viewer, begin) = created.map_err(|error: QueryError| bad_request(&error.to_string()))?;
     let sse = headers.get(ACCEPT).is_some_and(|accept| accept == "text/event-stream");
@@ -123,8 +132,12 @@ impl Follower {
             }
             tokio::select! {
                 _ = self.changes.changed() => {
-                    let computed = self.parameters.groups || self.parameters.query.group.is_some();
-                    sleep(if computed { COALESCE_GROUPS } else { COALESCE }).await;
+                    sleep(match self.parameters.watched {
+                        Watched::Objects if self.parameters.query.group.is_none() => COALESCE,
+                        Watched::Objects | Watched::Groups => COALESCE_GROUPS,
+                        Watched::Views => COALESCE_VIEWS,
+                    })
+                    .await;
                 }
                 () = sleep_until(self.review) => self.review().await?,
                 () = changed(&mut self.policy) => self.review().await?,

@@ -1,0 +1,300 @@
+//! Expressions in the Common Expression Language (CEL), which read an object of the cluster.
+//!
+//! Objects are untrusted, and an expression runs for each change of one. So the time and the memory of an expression are bounded by what it
+//! may contain: no `map`, which lets values grow in a chain, and no macro inside another one. There are no regular expressions.
+
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+    thread,
+};
+
+use cel::{
+    Context, Env, Program, Value,
+    common::ast::{Expr, IdedExpr, operators},
+};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// The longest expression, in bytes.
+const MAX_LENGTH: usize = 1024;
+/// The variable that is the object.
+const OBJECT: &str = "object";
+/// The most additions. Each may copy a text of the object.
+const MAX_ADDITIONS: usize = 8;
+/// The most levels. The interpreter calls itself for each one.
+const MAX_DEPTH: usize = 32;
+/// The stack of the parser, of which the longest text needs a fraction.
+const PARSER_STACK: usize = 32 << 20;
+/// The functions, apart from operators and macros.
+const FUNCTIONS: [&str; 12] = [
+    "bool",
+    "contains",
+    "double",
+    "endsWith",
+    "hasValue",
+    "int",
+    "or",
+    "orValue",
+    "size",
+    "startsWith",
+    "string",
+    "value",
+];
+
+static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
+
+/// An expression of CEL with the variable `object`.
+#[derive(Clone)]
+pub struct Expression {
+    text: String,
+    program: Arc<Program>,
+}
+
+impl Expression {
+    /// Parses an expression.
+    ///
+    /// # Errors
+    ///
+    /// The text is no expression, is longer than 1,024 bytes, has a variable other than `object`, or could need too much time or memory.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > MAX_LENGTH {
+            return Err(format!("an expression has at most {MAX_LENGTH} bytes"));
+        }
+        // The parser calls itself for each level of the text, and overflows the stack of a usual thread.
+        let parsed = thread::scope(|scope| {
+            let parser =
+                thread::Builder::new().stack_size(PARSER_STACK).spawn_scoped(scope, || compile(text));
+            parser
+                .map_err(|error| error.to_string())?
+                .join()
+                .map_err(|_| "it is no expression of CEL".to_owned())?
+        });
+        Ok(Self { text: text.to_owned(), program: Arc::new(parsed?) })
+    }
+
+    /// Evaluates the expression, whose value must be a text.
+    ///
+    /// # Errors
+    ///
+    /// The object does not have a field that the expression reads, or the value is no text.
+    pub fn text(&self, object: &serde_json::Value) -> Result<String, String> {
+        let mut context = Context::with_env(Arc::clone(&ENVIRONMENT));
+        context.add_variable(OBJECT, object).map_err(|error| error.to_string())?;
+        match self.program.execute(&context).map_err(|error| error.to_string())? {
+            Value::String(text) => Ok(text.to_string()),
+            other => Err(format!("the value is of the type {}, and not a text", other.type_of())),
+        }
+    }
+}
+
+fn compile(text: &str) -> Result<Program, String> {
+    let program = ENVIRONMENT.compile(text).map_err(|errors| {
+        let text = errors.to_string();
+        text.lines().find(|line| !line.is_empty()).unwrap_or("it is no expression of CEL").to_owned()
+    })?;
+    check(program.expression(), Place::Outside, &mut Counts::default())?;
+    Ok(program)
+}
+
+/// What is counted of an expression.
+#[derive(Default)]
+struct Counts {
+    additions: usize,
+    depth: usize,
+}
+
+/// What is around a part of an expression.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    Outside,
+    /// In the loop of a macro with these variables: that of each element, and that of the result.
+    Loop([&'a str; 2]),
+}
+
+/// Checks an expression.
+fn check(expression: &IdedExpr, place: Place<'_>, counts: &mut Counts) -> Result<(), String> {
+    counts.depth += 1;
+    if counts.depth > MAX_DEPTH {
+        return Err(format!("an expression has at most {MAX_DEPTH} levels"));
+    }
+    let parts: Vec<&IdedExpr> = match &expression.expr {
+        Expr::Literal(_) => Vec::new(),
+        Expr::Ident(name) => {
+            let known = matches!(place, Place::Loop(variables) if variables.contains(&&**name));
+            if !known && name != OBJECT {
+                return Err(format!("there is no variable {name}: the only one is {OBJECT}"));
+            }
+            Vec::new()
+        }
+        Expr::Call(call) => {
+            let name = &*call.func_name;
+            let is_operator = name.contains(|c: char| !c.is_alphanumeric());
+            if !is_operator && !FUNCTIONS.contains(&name) {
+                return Err(format!("there is no function {name}: there are {}", FUNCTIONS.join(", ")));
+            }
+            counts.additions += usize::from(name == operators::ADD);
+            if counts.additions > MAX_ADDITIONS {
+                return Err(format!("an expression has at most {MAX_ADDITIONS} additions"));
+            }
+            if let (Place::Loop([element, result]), operators::ADD, [accumulated, added]) =
+                (place, name, &*call.args)
+                && matches!(&accumulated.expr, Expr::Ident(name) if name == result)
+                && let Expr::List(added) = &added.expr
+                && !matches!(&*added.elements, [IdedExpr { expr: Expr::Ident(name), .. }] if name == element)
+            {
+                return Err("the macro map cannot be used here".to_owned());
+            }
+            call.target.as_deref().into_iter().chain(&call.args).collect()
+        }
+        Expr::List(list) => list.elements.iter().collect(),
+        Expr::Select(select) => vec![&select.operand],
+        Expr::Comprehension(found) => {
+            if let Place::Loop(_) = place {
+                return Err("all, exists, exists_one and filter cannot be used inside one another".to_owned());
+            }
+            let inner = Place::Loop([&found.iter_var, &found.accu_var]);
+            for part in [&found.accu_init, &found.loop_cond, &found.loop_step, &found.result] {
+                check(part, inner, counts)?;
+            }
+            vec![&found.iter_range]
+        }
+        Expr::Unspecified | Expr::Map(_) | Expr::Struct(_) => {
+            return Err("an expression has no maps and no messages".to_owned());
+        }
+    };
+    parts.into_iter().try_for_each(|part| check(part, place, counts))?;
+    counts.depth -= 1;
+    Ok(())
+}
+
+impl fmt::Debug for Expression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.text, f)
+    }
+}
+
+impl PartialEq for Expression {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Expression {}
+
+impl Serialize for Expression {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.text)
+    }
+}
+
+impl<'de> Deserialize<'de> for Expression {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn text(expression: &str) -> Result<String, String> {
+        let object = json!({
+            "metadata": {"name": "db"},
+            "spec": {"replicas": 3},
+            "status": {"phase": "Ready", "ready": 2, "conditions": [
+                {"type": "Backup", "status": "False", "message": "no disk"},
+                {"type": "Ready", "status": "True", "message": ""},
+            ]},
+        });
+        Expression::parse(expression).unwrap_or_else(|error| panic!("{expression}: {error}")).text(&object)
+    }
+
+    #[test]
+    fn expression_reads_the_object() {
+        for (expression, expected) in [
+            ("'healthy'", "healthy"),
+            ("object.status.phase == 'Ready' ? 'healthy' : 'degraded'", "healthy"),
+            ("object.status.ready < object.spec.replicas ? 'progressing' : 'healthy'", "progressing"),
+            ("has(object.status.nothing) ? 'healthy' : 'unknown'", "unknown"),
+            ("object.?status.?nothing.orValue('none')", "none"),
+            ("object.status.conditions.exists(c, c.type == 'Ready' && c.status == 'True') ? 'a' : 'b'", "a"),
+            ("object.status.conditions.filter(c, c.type == 'Backup')[0].message", "no disk"),
+            ("object.status.conditions.exists_one(c, c.status == 'True') ? 'a' : 'b'", "a"),
+            ("string(object.status.ready) + ' of ' + string(object.spec.replicas)", "2 of 3"),
+            ("object.metadata.name.startsWith('d') && size(object.status) == 3 ? 'a' : 'b'", "a"),
+        ] {
+            assert_eq!(text(expression).as_deref(), Ok(expected), "{expression}");
+        }
+    }
+
+    #[test]
+    fn missing_field_and_other_type_are_errors() {
+        for (expression, expected) in [
+            ("object.status.nothing", "nothing"),
+            ("object.status.ready", "int"),
+            ("object.status.conditions[7].type", "7"),
+            ("object.metadata.name + 1", ""),
+            ("string(object.spec.replicas * 9223372036854775807)", ""),
+        ] {
+            let error = text(expression).unwrap_err();
+            assert!(error.contains(expected), "{expression}: {error}");
+        }
+    }
+
+    #[test]
+    fn costly_and_wrong_expressions_are_refused() {
+        let long = format!("'{}'", "x".repeat(MAX_LENGTH));
+        let deep = format!("{}1{}", "(".repeat(400), ")".repeat(400));
+        let grows = format!("'a'{}", " + object.a".repeat(9));
+        for (expression, expected) in [
+            ("object.a.map(x, x)[0] == '' ? 'a' : 'b'", ""),
+            ("object.a.map(x, x + x).map(x, x + x)[0]", "map cannot be used"),
+            ("object.a.map(x, has(x.b), [x])[0]", "map cannot be used"),
+            ("object.a.all(x, object.a.all(y, x == y)) ? 'a' : 'b'", "inside one another"),
+            ("object.a.filter(x, x.filter(y, y == 1) == [])[0]", "inside one another"),
+            ("pod.name", "no variable pod"),
+            ("object.name.matches('a*') ? 'a' : 'b'", "no function matches"),
+            ("object.name.lowerAscii()", "no function lowerAscii"),
+            ("{'a': object}.a", "no maps"),
+            ("object.status.phase ==", ""),
+            ("", ""),
+            (&long, "at most 1024 bytes"),
+            (&deep, ""),
+            (&grows, "at most 8 additions"),
+        ] {
+            match Expression::parse(expression) {
+                Err(error) => {
+                    assert!(error.contains(expected) && !error.contains('\n'), "{expression}: {error}")
+                }
+                // The identity copies nothing.
+                Ok(_) => assert_eq!(expected, "", "{expression}"),
+            }
+        }
+        for expression in ["object.status.phase ==", "", &*deep] {
+            assert!(Expression::parse(expression).is_err(), "{expression}");
+        }
+    }
+
+    /// The parser and the interpreter call themselves for each level.
+    #[test]
+    fn deep_expressions_do_not_overflow_the_stack() {
+        for (open, close) in
+            [("(", ")"), ("[", "]"), ("!", ""), ("-", ""), ("true ? 1 : ", ""), ("{1:", "}"), ("1+", "")]
+        {
+            let times = MAX_LENGTH / (open.len() + close.len()) - 4;
+            let text = format!("{}1{}", open.repeat(times), close.repeat(times));
+            if let Ok(expression) = Expression::parse(&text) {
+                let _ = expression.text(&json!({}));
+            }
+        }
+        for part in [".a", "[0]", "==1", "&&true", ".size()"] {
+            let text = format!("object{}", part.repeat((MAX_LENGTH - 6) / part.len()));
+            if let Ok(expression) = Expression::parse(&text) {
+                let _ = expression.text(&json!({}));
+            }
+        }
+    }
+}
