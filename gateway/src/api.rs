@@ -2,7 +2,7 @@
 //! GitLab calls.
 //!
 //! GitLab uses gRPC: see `grpc`. Other programs use HTTP: `GET /api/v1/agents`, `GET /api/v1/agents/<id or name>`,
-//! `GET /api/v1/environments` and `GET /api/v1/deployments`. Clients need the secret of `api.listen`. The shapes are documented in
+//! `GET /api/v1/agents/<id or name>/views`, `GET /api/v1/environments` and `GET /api/v1/deployments`. Clients need the secret of `api.listen`. The shapes are documented in
 //! `docs/api.md`. One page needs one lookup in the route store for up to 500 agents.
 
 mod environment_health;
@@ -10,6 +10,7 @@ mod environments;
 pub(crate) mod grpc;
 mod query;
 mod response;
+mod views;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -35,6 +36,7 @@ use self::environments::{list_deployments, list_environments};
 pub use self::query::Query;
 use self::query::QueryError;
 use self::response::{AgentInfo, AgentPage, AgentResponse, ApiError};
+use self::views::get_views;
 use crate::{
     addresses::AddressRules,
     agent_locations::{AgentLocations, AgentLookup, AgentState, KnownAgent},
@@ -42,7 +44,7 @@ use crate::{
     http_server::HttpServer,
     listen::LOG_PERIOD,
     metrics::Metrics,
-    services::configuration::ConfigurationService,
+    services::{configuration::ConfigurationService, views::ViewsService},
 };
 use gitlab::{Verifier, deployments::Deployments, environments::EnvironmentSources, gitaly::GitalyClient};
 
@@ -57,6 +59,7 @@ pub struct ApiServer {
     lookup: AgentLookup,
     store: Arc<dyn RouteStore>,
     configuration: ConfigurationService,
+    views: ViewsService,
     replica: ReplicaId,
     environments: EnvironmentSources,
     health: HealthInquiry,
@@ -84,6 +87,7 @@ impl ApiServer {
             lookup: AgentLookup::new(agents),
             store: Arc::clone(&agents.store),
             configuration: agents.services.configuration.clone(),
+            views: agents.services.views.clone(),
             replica: agents.replica,
             environments,
             health,
@@ -99,6 +103,7 @@ impl ApiServer {
         let routes = Router::new()
             .route("/api/v1/agents", get_only(get(list_agents)))
             .route("/api/v1/agents/{agent}", get_only(get(get_agent)))
+            .route("/api/v1/agents/{agent}/views", get_only(get(get_views)))
             .route("/api/v1/environments", get_only(get(list_environments)))
             .route("/api/v1/deployments", get_only(get(list_deployments)))
             .method_not_allowed_fallback(async || ApiError::Method)

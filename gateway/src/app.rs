@@ -144,6 +144,7 @@ impl App {
         let peers = PeerClient::new(replica.id, connector, secret.clone(), shared.metrics.peers.clone());
         let peer_server = Arc::new(shared.peer_server(replica, secret, peers.clone(), &config));
         let services = TunnelServices::new(ServiceContext {
+            replica: shared.replica,
             identities: &shared.identities,
             gitlab: gitlab.as_ref(),
             gitaly: &gitaly,

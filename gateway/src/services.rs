@@ -7,7 +7,9 @@ pub(crate) mod configuration;
 pub(crate) mod gitops;
 mod graph;
 mod kubernetes;
+mod lines;
 mod prometheus;
+pub(crate) mod views;
 
 use std::sync::Arc;
 
@@ -17,7 +19,7 @@ use gitlab::{GitLabAgents, GitLabClient, gitaly::GitalyClient};
 use http::{Method, Uri};
 use percent_encoding::percent_decode_str;
 use prometheus_client::registry::Registry;
-use proto::{Hello, ServiceName};
+use proto::{Hello, ReplicaId, ServiceName};
 use router::{RequestClass, redis::RedisStore};
 use secrecy::SecretString;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +31,7 @@ use self::{
     graph::Graph,
     kubernetes::Kubernetes,
     prometheus::Prometheus,
+    views::{ViewsFeed, ViewsService},
 };
 
 /// The request types that kas knows.
@@ -140,11 +143,14 @@ pub struct TunnelServices {
     pub configuration: ConfigurationService,
     /// Sends each agent the manifests of its projects.
     pub gitops: GitopsService,
+    /// Keeps the last values of the views of each agent.
+    pub views: ViewsService,
 }
 
 /// The parts of a replica from which the services are built.
 #[derive(Debug)]
 pub(crate) struct ServiceContext<'a> {
+    pub(crate) replica: ReplicaId,
     pub(crate) identities: &'a Identities,
     /// The client of a GitLab, and its agents.
     pub(crate) gitlab: Option<&'a (GitLabClient, GitLabAgents)>,
@@ -162,20 +168,23 @@ pub(crate) struct ServiceContext<'a> {
 pub(crate) struct TunnelSession {
     configuration: ConfigurationPusher,
     gitops: GitopsFeed,
+    views: ViewsFeed,
 }
 
 impl TunnelServices {
     /// Builds the services of a replica.
     pub(crate) fn new(mut context: ServiceContext<'_>) -> Self {
         let gitops = GitopsService::of_replica(&mut context);
-        Self { configuration: ConfigurationService::of_replica(context), gitops }
+        let views = ViewsService::of_replica(&context);
+        Self { configuration: ConfigurationService::of_replica(context), gitops, views }
     }
 
     /// Prepares the services of a new tunnel.
     pub(crate) fn attach(&self, agent: &AgentIdentity, token: &SecretString, hello: &Hello) -> TunnelSession {
         let configuration = self.configuration.subscribe(agent, hello);
         let gitops = self.gitops.attach(agent, token, hello, configuration.state());
-        TunnelSession { configuration, gitops }
+        let views = self.views.attach(agent, hello, configuration.state());
+        TunnelSession { configuration, gitops, views }
     }
 }
 
@@ -188,7 +197,8 @@ impl TunnelSession {
     /// Serves the tunnel until it ends. The future never completes.
     /// `draining` is cancelled when the tunnel should not be used any more: long streams of kas itself end then.
     pub(crate) async fn run(&mut self, tunnel: &Tunnel, draining: &CancellationToken) {
-        tokio::join!(self.configuration.run(tunnel), self.gitops.run(tunnel, draining));
+        let Self { configuration, gitops, views } = self;
+        tokio::join!(configuration.run(tunnel), gitops.run(tunnel, draining), views.run(tunnel, draining));
     }
 }
 

@@ -27,6 +27,7 @@
 //! | `cache` | keeps lookups, and invalidates them at events |
 //! | `disabled` | the record of the kill switch: reads it, keeps it, writes it back |
 //! | `looks` | looks at repositories, which replicas share |
+//! | `views` | the last values of the views of agents |
 //! | `projects` | reads the agents of projects at other replicas |
 //! | `client`, `settings` | connect to a server, to Sentinels or to a Cluster |
 //! | `wire`, `keys` | values, keys and Lua scripts in Redis; [`SCHEMA`] lists the keys and their cost |
@@ -45,6 +46,7 @@ mod routes;
 mod settings;
 mod sync;
 mod url_mac;
+mod views;
 pub mod wire;
 
 use std::{

@@ -44,6 +44,7 @@ pub(super) fn routes(api: Arc<ApiServer>) -> Router {
             "/gitlab.agent.configuration_project.rpc.ConfigurationProject/ListAgentConfigFiles",
             unary(services::list_agent_config_files),
         )
+        .route("/kas.agent_views.rpc.AgentViews/GetAgentViews", unary(services::get_agent_views))
         .route("/gitlab.agent.notifications.rpc.Notifications/GitPushEvent", unary(services::git_push_event))
         .method_not_allowed_fallback(async || refuse(Status::internal("the method of gRPC is POST")))
         .fallback(async || refuse(Status::unimplemented("this kas has no such method")))

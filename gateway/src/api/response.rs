@@ -106,7 +106,7 @@ impl ApiError {
         let path: String = path.chars().take(100).collect();
         Self::NotFound(format!(
             "there is nothing at {path}: the paths are /api/v1/agents, /api/v1/agents/<id or name>, \
-             /api/v1/environments and /api/v1/deployments"
+             /api/v1/agents/<id or name>/views, /api/v1/environments and /api/v1/deployments"
         ))
     }
 
@@ -204,6 +204,7 @@ mod tests {
     use crate::api::{
         environment_health::EnvironmentHealth,
         environments::{DeploymentList, EnvironmentList},
+        views::ViewsResponse,
     };
 
     fn reads_back<T: Serialize + DeserializeOwned>(example: &str) {
@@ -218,6 +219,7 @@ mod tests {
         let mut examples = text.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap());
         reads_back::<AgentPage>(examples.next().unwrap());
         reads_back::<AgentResponse>(examples.next().unwrap());
+        reads_back::<ViewsResponse>(examples.next().unwrap());
         reads_back::<EnvironmentList>(examples.next().unwrap());
         reads_back::<EnvironmentHealth>(examples.next().unwrap());
         reads_back::<DeploymentList>(examples.next().unwrap());

@@ -1,7 +1,11 @@
 //! The graph of a real cluster.
 
+mod configured;
+mod fleet;
+
 use std::{
     collections::BTreeSet,
+    path::Path,
     process::{Command, Output},
 };
 
@@ -64,6 +68,27 @@ fn deployment(name: &str, image: &str) -> Value {
                     {"name": "c", "image": image, "imagePullPolicy": "Never", "command": ["sleep", "infinity"]},
                 ]},
             },
+        },
+    })
+}
+
+/// Returns the section `api` of the configuration of kas, whose secret the tests know.
+fn api_section(directory: &Path) -> (&'static str, Value) {
+    let secret = directory.join("api-secret");
+    std::fs::write(&secret, "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=").unwrap();
+    ("api", json!({"listen": {"address": "127.0.0.1:0", "authentication_secret_file": secret}}))
+}
+
+/// Returns the definition of the kind Widget in a group.
+fn definition(group: &str) -> Value {
+    let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("widgets.{group}")},
+        "spec": {
+            "group": group, "scope": "Namespaced",
+            "names": {"kind": "Widget", "plural": "widgets", "singular": "widget"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}}],
         },
     })
 }

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::support::{AGENT, Installation, Kas, KasOptions, Redis, Tokens, curl, eventually, run};
+use crate::support::{AGENT, Installation, Kas, KasOptions, Redis, Tokens, eventually, run};
 
 /// Returns the options of a replica that uses this Redis.
 fn replica_options(redis: &Redis, directory: &Path, wait_at_start: bool) -> KasOptions {
@@ -111,14 +111,6 @@ fn live_config_check_runs_beside_replicas() {
     assert!(code == Some(69) && stdout.contains("redis: FAILED: Redis refuses connections"), "{stdout}");
 }
 
-/// Returns the response of the internal API to a request with a valid token.
-fn get_api(kas: &Kas, path: &str) -> Value {
-    let token = format!("Authorization: Bearer {}", testing::kas::internal_api::valid_token());
-    let response = curl(&["--header", &token, &format!("http://{}{path}", kas.api())]);
-    assert_eq!(response.status, 200, "{response:?}");
-    response.json()
-}
-
 #[test]
 fn api_lists_agents_of_all_live_replicas() {
     let Some(redis) = Redis::or_skip() else { return };
@@ -128,7 +120,7 @@ fn api_lists_agents_of_all_live_replicas() {
     world.tokens.write_identity(directory.path(), false);
     let other = Kas::start(directory.path(), &options);
 
-    let agents = |kas: &Kas| get_api(kas, "/api/v1/agents")["agents"].clone();
+    let agents = |kas: &Kas| kas.get_api("/api/v1/agents")["agents"].clone();
     eventually("both list the agent", || {
         let (here, there) = (agents(&world.kas), agents(&other));
         here[0]["name"] == AGENT && here == there
@@ -136,10 +128,10 @@ fn api_lists_agents_of_all_live_replicas() {
     let listed = agents(&other);
     assert_eq!(listed[0]["replicas"].as_array().unwrap().len(), 1, "only the owner is listed: {listed}");
     assert_eq!(listed[0]["replicas"][0]["instances"][0]["tunnels"], 2);
-    assert_eq!(get_api(&other, "/api/v1/agents/absent")["agent"]["state"], "never");
+    assert_eq!(other.get_api("/api/v1/agents/absent")["agent"]["state"], "never");
 
     world.kas.process.kill();
-    let absent = || get_api(&other, &format!("/api/v1/agents/{AGENT}"))["agent"].clone();
+    let absent = || other.get_api(&format!("/api/v1/agents/{AGENT}"))["agent"].clone();
     eventually("the agent of the killed replica is away", || {
         absent()["state"] == "away" && absent()["since"].is_string()
     });

@@ -38,4 +38,5 @@ mod rebalance;
 mod tenants;
 mod topologies;
 mod tracing;
+mod views;
 mod watches;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use proto::ReplicaId;
+use proto::{AgentId, ReplicaId};
 use redis::Script;
 
 /// The time between two heartbeats of a replica. They are all that an idle replica sends, so this is the load on Redis.
@@ -21,6 +21,9 @@ pub(super) const GONE_TTL: Duration = Duration::from_secs(7 * 86_400);
 pub(super) const LOOK_TTL: Duration = Duration::from_secs(600);
 /// The time for which a replica claims a look. A replica that dies meanwhile delays the others for so long.
 pub(super) const LOOK_CLAIM_TTL: Duration = Duration::from_secs(5);
+
+/// The TTL of the last values of the views of an agent.
+pub(super) const VIEWS_TTL: Duration = Duration::from_secs(7 * 86_400);
 
 /// The TTL of the list of deployments.
 pub(super) const DEPLOYMENTS_TTL: Duration = Duration::from_secs(30 * 86_400);
@@ -41,6 +44,7 @@ pub const SCHEMA: &str = "\
 | `{kas}:deployments` | list | the newest jobs with an environment that were allowed to use an agent, in JSON; at most 1000 | 30 d | when such a job sends its first request to an agent | 250 bytes per job |
 | `kas:unknown:<digest>` | string | mark of an agent token that GitLab does not know; the digest is a hash of the token's hash | `agent.info_cache_error_ttl` | when an agent with such a token connects | 80 bytes per token |
 | `kas:look:<digest>` | string | last look of a replica at a version of a repository with [manifests](gitops.md): `[1,time,\"result\"]`; the time is in milliseconds since 1970, the result is a hash of the commit, `0` after a failure, and empty while a replica looks; the digest is a hash of URL, version and names of credentials | 10 min, or 5 s while a replica looks | when a replica looks | 120 bytes per version |
+| `kas:views:<agent id>` | string | the last values of the [views](graph.md#views) of the agent, in JSON, with their time and the replica that follows them | 7 d | when a value changes, and every 15 s, while the configuration of the agent has views | at most 256 KiB per agent |
 | `kas:events` | channel | events of replicas: `[1,id,generation,sequence,{beat or changed or pushed or disabled or left}]` | | every 5 s per replica; when an agent connects or disconnects; when GitLab reports a push; when the rules of the fleet change | |
 ";
 
@@ -110,6 +114,10 @@ impl Keys {
         format!("{}:look:{digest}", self.prefix)
     }
 
+    pub(super) fn views(&self, agent: AgentId) -> String {
+        format!("{}:views:{agent}", self.prefix)
+    }
+
     pub(super) fn events(&self) -> String {
         format!("{}:events", self.prefix)
     }
@@ -131,7 +139,7 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit check cleanup deployments disabled heartbeat instances join leave look lookup members notify project projects publish stage unknown }
+scripts! { admit check cleanup deployments disabled heartbeat instances join leave look lookup members notify project projects publish stage unknown views }
 
 #[cfg(test)]
 mod tests {
@@ -154,9 +162,10 @@ mod tests {
             keys.deployments(),
             keys.unknown("<digest>"),
             keys.look("<digest>"),
+            keys.views(AgentId(7)),
             keys.events(),
         ] {
-            let key = key.replace(&id.to_string(), "<id>");
+            let key = key.replace(&id.to_string(), "<id>").replace(":7", ":<agent id>");
             assert!(SCHEMA.contains(&format!("| `{key}` |")), "{key}");
         }
         for (key, ttl) in [
@@ -165,6 +174,7 @@ mod tests {
             ("gone", GONE_TTL),
             ("deployments", DEPLOYMENTS_TTL),
             ("look:<digest>", LOOK_TTL),
+            ("views:<agent id>", VIEWS_TTL),
         ] {
             let row = SCHEMA.lines().find(|row| row.contains(&format!(":{key}`"))).unwrap();
             let ttl = match ttl.as_secs() {

@@ -9,10 +9,10 @@ use router::GitPush;
 use tonic::Status;
 
 use super::messages::{
-    AgentConfigFile, AgentMeta, AgentSelector, ConnectedAgentInfo, Empty,
-    GetConnectedAgentsByAgentIdsRequest, GetConnectedAgentsRequest, GetConnectedAgentsResponse,
-    GetServerInfoResponse, GitPushEventRequest, GitalyInfo, KubernetesVersion, ListAgentConfigFilesRequest,
-    ListAgentConfigFilesResponse, ServerInfo, Timestamp,
+    AgentConfigFile, AgentMeta, AgentSelector, AgentViews, ConnectedAgentInfo, Empty, GetAgentViewsRequest,
+    GetAgentViewsResponse, GetConnectedAgentsByAgentIdsRequest, GetConnectedAgentsRequest,
+    GetConnectedAgentsResponse, GetServerInfoResponse, GitPushEventRequest, GitalyInfo, KubernetesVersion,
+    ListAgentConfigFilesRequest, ListAgentConfigFilesResponse, ServerInfo, Timestamp, View, ViewRow,
 };
 use crate::{
     agent_locations::{AgentLocations, InstanceInfo},
@@ -24,6 +24,9 @@ const AGENTS_PER_LOOKUP: usize = 500;
 
 /// The most agents of one request.
 const MAX_AGENTS: usize = 10_000;
+
+/// The most agents of one request for views, of which each may have 160 KiB.
+const MAX_AGENTS_WITH_VIEWS: usize = 20;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -90,6 +93,39 @@ pub(super) async fn git_push_event(
     Ok(Empty {})
 }
 
+pub(super) async fn get_agent_views(
+    api: Arc<ApiServer>,
+    GetAgentViewsRequest { agent_ids }: GetAgentViewsRequest,
+) -> Result<GetAgentViewsResponse, Status> {
+    if agent_ids.len() > MAX_AGENTS_WITH_VIEWS {
+        let what = format!("the request has more than {MAX_AGENTS_WITH_VIEWS} agents");
+        return Err(Status::invalid_argument(what));
+    }
+    let mut agents = Vec::new();
+    for id in agent_ids {
+        let agent = AgentId(positive("agent_ids", id)?);
+        let last = api.views.last(agent).await;
+        let last = last.map_err(|error| Status::unavailable(format!("the views are not known: {error}")))?;
+        agents.extend(last.map(|last| AgentViews {
+            agent_id: id,
+            time: Some(timestamp(last.time)),
+            views: last.views.into_iter().map(view).collect(),
+        }));
+    }
+    Ok(GetAgentViewsResponse { agents })
+}
+
+fn view(view: proto::graph::View) -> View {
+    let proto::graph::View { name, count, columns, rows, omitted, partial } = view;
+    let rows = rows.into_iter().map(|cells| ViewRow { cells }).collect();
+    View { name, count, columns, rows, omitted, partial }
+}
+
+fn timestamp(time: SystemTime) -> Timestamp {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp { seconds: since.as_secs().cast_signed() }
+}
+
 /// Returns one entry for each agentk process of the agents.
 async fn connected(api: &ApiServer, mut agents: Vec<AgentId>) -> Result<GetConnectedAgentsResponse, Status> {
     agents.sort();
@@ -117,7 +153,6 @@ async fn connected(api: &ApiServer, mut agents: Vec<AgentId>) -> Result<GetConne
 
 fn info(agent: AgentId, project: u64, instance: InstanceInfo) -> ConnectedAgentInfo {
     let InstanceInfo { id, reported, since, .. } = instance;
-    let since = since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let id = u128::from_str_radix(&id.to_string(), 16).unwrap_or_default();
     ConnectedAgentInfo {
         agent_meta: Some(AgentMeta {
@@ -126,7 +161,7 @@ fn info(agent: AgentId, project: u64, instance: InstanceInfo) -> ConnectedAgentI
             pod_name: reported.pod_name.unwrap_or_default(),
             kubernetes_version: reported.kubernetes_version.map(kubernetes_version),
         }),
-        connected_at: Some(Timestamp { seconds: since.as_secs().cast_signed() }),
+        connected_at: Some(timestamp(since)),
         // 63 bits of a random number.
         connection_id: (id >> 65) as i64,
         agent_id: agent.0.cast_signed(),

@@ -1,13 +1,9 @@
 //! Sends the manifests of one agent through one tunnel, while agentk wants this replica as its source.
 
-use std::{
-    convert::Infallible,
-    pin::{Pin, pin},
-    time::Duration,
-};
+use std::{convert::Infallible, pin::Pin, time::Duration};
 
 use access::AgentIdentity;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::{
     StreamExt as _,
     future::{join_all, pending},
@@ -16,7 +12,7 @@ use futures_util::{
 use git::{Commit, CommitId, RepositoryError, RepositoryFile};
 use http::{Request, Response};
 use http_body::Frame;
-use http_body_util::{BodyExt as _, StreamBody};
+use http_body_util::StreamBody;
 use proto::{
     ServiceName,
     agent_configuration::gitops::{Gitops, ManifestProject},
@@ -27,7 +23,7 @@ use proto::{
     header,
 };
 use secrecy::SecretString;
-use serde::{Serialize, de::DeserializeOwned};
+use serde::Serialize;
 use tokio::{
     sync::{broadcast, watch},
     time::{Instant, sleep, sleep_until, timeout},
@@ -40,7 +36,10 @@ use super::{
     commit_status::{CommitStatuses, StatusTarget},
     looks::FollowedReference,
 };
-use crate::{kill_switch::RequestAttributes, services::configuration::ConfigurationState};
+use crate::{
+    kill_switch::RequestAttributes,
+    services::{configuration::ConfigurationState, lines::Lines},
+};
 
 /// The time that agentk may take for the response to a small request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -117,7 +116,7 @@ impl GitopsFeed {
         let path = format!("{SOURCE_PATH}?agent={}", self.agent.id);
         let request = Request::get(path).header(header::SERVICE, ServiceName::MANIFESTS).body(Body::empty());
         let response = timeout(REQUEST_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
-        let mut notices = Lines::new(response.map_err(|_| "no response in time")??.into_body());
+        let mut notices = Lines::new(response.map_err(|_| "no response in time")??.into_body(), MAX_LINE);
         let wanted = broadcast::Sender::new(QUEUE);
         let mut feeding: Option<Pin<Box<dyn Future<Output = Infallible> + Send + '_>>> = None;
         let mut previews = FuturesUnordered::new();
@@ -276,7 +275,7 @@ impl GitopsFeed {
             .body(sync_body(head, files));
         let response = timeout(SYNC_TIMEOUT, call(tunnel, request.expect("a valid request"))).await;
         let response = response.map_err(|_| FeedError::Tunnel("no response in time".to_owned()))?;
-        sent.events = Some(Lines::new(response.map_err(FeedError::Tunnel)?.into_body()));
+        sent.events = Some(Lines::new(response.map_err(FeedError::Tunnel)?.into_body(), MAX_LINE));
         sent.commit = Some(id);
         self.set_target(target, sent);
         Ok(())
@@ -438,41 +437,4 @@ pub(super) async fn call(tunnel: &Tunnel, request: Request<Body>) -> Result<Resp
     let message = response.headers().get(&header::ERROR_MESSAGE).and_then(|message| message.to_str().ok());
     let message: String = message.unwrap_or_default().chars().take(300).collect();
     Err(format!("{} {message}", response.status()))
-}
-
-/// Lines of JSON from agentk, which is not trusted.
-struct Lines<B> {
-    body: B,
-    buffer: BytesMut,
-}
-
-impl<B> Lines<B>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-    B::Error: std::fmt::Display,
-{
-    fn new(body: B) -> Self {
-        Self { body, buffer: BytesMut::new() }
-    }
-
-    /// Returns the next line, or `None` at the end. Cancel-safe.
-    async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, String> {
-        loop {
-            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
-                let line = self.buffer.split_to(end + 1);
-                return serde_json::from_slice(&line)
-                    .map(Some)
-                    .map_err(|error| format!("agentk sent an invalid line: {error}"));
-            }
-            if self.buffer.len() > MAX_LINE {
-                return Err(format!("agentk sent a line of over {MAX_LINE} bytes"));
-            }
-            let frame = pin!(&mut self.body).frame().await;
-            match frame {
-                None => return Ok(None),
-                Some(Ok(frame)) => self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
-                Some(Err(error)) => return Err(error.to_string()),
-            }
-        }
-    }
 }

@@ -165,6 +165,14 @@ impl Kas {
         address(&listening_event(&self.process), "api")
     }
 
+    /// Returns the response of the internal API to a request with a valid token. Its secret has 32 bytes 1.
+    pub(crate) fn get_api(&self, path: &str) -> Value {
+        let token = format!("Authorization: Bearer {}", testing::kas::internal_api::valid_token());
+        let response = self.curl(&["--header", &token, &format!("http://{}{path}", self.api())]);
+        assert_eq!(response.status, 200, "{response:?}");
+        response.json()
+    }
+
     /// Returns the sum of a metric over all series.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         self.metric_with(name, "")

@@ -1,0 +1,53 @@
+//! Lines of JSON that an agent sends. They are not trusted.
+
+use std::{fmt::Display, pin::pin};
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt as _;
+use serde::de::DeserializeOwned;
+
+/// Reads lines from a body.
+pub(super) struct Lines<B> {
+    body: B,
+    buffer: BytesMut,
+    /// The longest line, in bytes.
+    max: usize,
+}
+
+impl<B> Lines<B>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: Display,
+{
+    pub(super) fn new(body: B, max: usize) -> Self {
+        Self { body, buffer: BytesMut::new(), max }
+    }
+
+    /// Returns the next line, or `None` at the end. Cancel-safe.
+    ///
+    /// # Errors
+    ///
+    /// The line is too long or not of this type, or the body has ended early.
+    pub(super) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, String> {
+        // The bytes before have no end of a line.
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.buffer[searched..].iter().position(|byte| *byte == b'\n') {
+                let line = self.buffer.split_to(searched + end + 1);
+                return serde_json::from_slice(&line)
+                    .map(Some)
+                    .map_err(|error| format!("agentk sent an invalid line: {error}"));
+            }
+            searched = self.buffer.len();
+            if self.buffer.len() > self.max {
+                return Err(format!("agentk sent a line of over {} bytes", self.max));
+            }
+            let frame = pin!(&mut self.body).frame().await;
+            match frame {
+                None => return Ok(None),
+                Some(Ok(frame)) => self.buffer.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
+                Some(Err(error)) => return Err(error.to_string()),
+            }
+        }
+    }
+}

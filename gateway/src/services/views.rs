@@ -1,0 +1,252 @@
+//! The views of agents: counts and tables that the configuration of an agent defines and agentk computes.
+//!
+//! ```text
+//!   agentk ──(watch of the service graph)──► feed ──► store ──► internal API of any replica
+//! ```
+//!
+//! One tunnel of each agent is followed, at one replica. The last values are kept with their time, so that they can be read while the agent is
+//! away.
+
+mod record;
+mod store;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    future::pending,
+    sync::{Arc, Weak},
+    time::{Duration, SystemTime},
+};
+
+use access::AgentIdentity;
+use http::Request;
+use parking_lot::Mutex;
+use proto::{
+    AgentId, Hello, ReplicaId, ServiceName,
+    graph::{GraphEvent, View, WATCH_PATH},
+    header,
+};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tunnel::{Body, Tunnel};
+
+pub(crate) use self::record::ViewsRecord;
+use self::{record::bounded, store::ViewStore};
+use super::{ServiceContext, configuration::ConfigurationState, lines::Lines};
+use crate::kill_switch::{KillSwitch, RequestAttributes};
+use router::StoreError;
+
+/// The time that agentk may take for the head of the response. It loads the graph meanwhile.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// The time without a line after which agentk is taken for dead: it sends one every 15 s.
+const LINE_TIMEOUT: Duration = Duration::from_secs(45);
+/// The pause before the next attempt, and between two looks at whether another replica follows the agent.
+const PAUSE: Duration = Duration::from_secs(5);
+/// The longest line of agentk, in bytes: all views have at most 128 KiB.
+const MAX_LINE: usize = 256 << 10;
+
+/// Follows the views of the agents with tunnels to this replica. Clones are cheap, and share their state.
+#[derive(Clone, Debug)]
+pub struct ViewsService(Arc<Shared>);
+
+struct Shared {
+    replica: ReplicaId,
+    store: ViewStore,
+    kill_switch: Arc<KillSwitch>,
+    /// Lets one tunnel of each agent follow.
+    followers: Mutex<HashMap<AgentId, Weak<Semaphore>>>,
+}
+
+/// Follows the views of one agent through one of its tunnels.
+#[derive(Debug)]
+pub(crate) struct ViewsFeed {
+    service: ViewsService,
+    agent: AgentIdentity,
+    /// The agent serves the graph.
+    accepted: bool,
+    configuration: watch::Receiver<ConfigurationState>,
+}
+
+impl ViewsService {
+    /// Builds the service of a replica.
+    pub(super) fn of_replica(context: &ServiceContext<'_>) -> Self {
+        Self(Arc::new(Shared {
+            replica: context.replica,
+            store: ViewStore::new(context.redis.cloned()),
+            kill_switch: Arc::clone(context.kill_switch),
+            followers: Mutex::default(),
+        }))
+    }
+
+    /// Returns what follows the views through a tunnel of an agent. `configuration` is that of the agent.
+    pub(super) fn attach(
+        &self,
+        agent: &AgentIdentity,
+        hello: &Hello,
+        configuration: watch::Receiver<ConfigurationState>,
+    ) -> ViewsFeed {
+        let accepted = hello.services.iter().any(|service| service.as_str() == ServiceName::GRAPH);
+        ViewsFeed { service: self.clone(), agent: agent.clone(), accepted, configuration }
+    }
+
+    /// Returns the last values of the views of an agent, or `None` if there were none in the last week.
+    ///
+    /// # Errors
+    ///
+    /// Redis did not answer.
+    pub(crate) async fn last(&self, agent: AgentId) -> Result<Option<ViewsRecord>, StoreError> {
+        self.0.store.read(agent).await
+    }
+
+    /// Returns the permit of the tunnel that follows an agent.
+    fn follower(&self, agent: AgentId) -> Arc<Semaphore> {
+        let mut followers = self.0.followers.lock();
+        followers.get(&agent).and_then(Weak::upgrade).unwrap_or_else(|| {
+            followers.retain(|_, follower| follower.strong_count() > 0);
+            let follower = Arc::new(Semaphore::new(1));
+            followers.insert(agent, Arc::downgrade(&follower));
+            follower
+        })
+    }
+}
+
+impl ViewsFeed {
+    /// Serves the tunnel until it ends. The future never completes.
+    pub(super) async fn run(&self, tunnel: &Tunnel, draining: &CancellationToken) {
+        if self.accepted {
+            // Boxed: most agents have no views, and their tunnels should not reserve memory for them.
+            draining.run_until_cancelled(Box::pin(self.follow_configuration(tunnel))).await;
+        }
+        pending().await
+    }
+
+    async fn follow_configuration(&self, tunnel: &Tunnel) {
+        let mut configuration = self.configuration.clone();
+        let mut had_views = false;
+        loop {
+            let names = names(&configuration.borrow_and_update());
+            if names.is_empty() && had_views {
+                // Values of views that do not exist any more are of no use.
+                self.keep(Vec::new()).await;
+            }
+            had_views = !names.is_empty();
+            let follow = async {
+                if names.is_empty() {
+                    return pending().await;
+                }
+                let follower = self.service.follower(self.agent.id);
+                let _permit = follower.acquire().await;
+                self.follow(tunnel, &names).await;
+            };
+            tokio::select! {
+                () = Box::pin(follow) => {}
+                () = self.changed(&mut configuration, &names) => {}
+            }
+        }
+    }
+
+    /// Waits until the configuration has other views.
+    async fn changed(&self, configuration: &mut watch::Receiver<ConfigurationState>, names: &[String]) {
+        loop {
+            if configuration.changed().await.is_err() {
+                return pending().await;
+            }
+            if self::names(&configuration.borrow_and_update()) != names {
+                return;
+            }
+        }
+    }
+
+    /// Follows the views, unless another replica does. The future never completes.
+    async fn follow(&self, tunnel: &Tunnel, names: &[String]) {
+        loop {
+            if self.other_follower().await.is_none()
+                && let Err(error) = self.follow_stream(tunnel, names).await
+            {
+                tracing::debug!(agent.name = %self.agent.name, error, "the views of an agent are not followed");
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// Returns the other replica that follows the agent, if there is one.
+    async fn other_follower(&self) -> Option<ReplicaId> {
+        let last = self.service.last(self.agent.id).await.ok()??;
+        last.is_followed_by_another(self.service.0.replica, SystemTime::now()).then_some(last.replica)
+    }
+
+    /// Keeps the values of one stream until it ends.
+    async fn follow_stream(&self, tunnel: &Tunnel, names: &[String]) -> Result<(), String> {
+        let service: ServiceName = ServiceName::GRAPH.parse().expect("a constant that is a service name");
+        let disabled = self.service.0.kill_switch.disabled(RequestAttributes {
+            address: None,
+            service: &service,
+            agent: Some((self.agent.id, Some(&self.agent.name))),
+            caller: None,
+            user: None,
+        });
+        tokio::select! {
+            biased;
+            error = disabled => Err(error.message),
+            ended = self.read_stream(tunnel, names) => ended,
+        }
+    }
+
+    async fn read_stream(&self, tunnel: &Tunnel, names: &[String]) -> Result<(), String> {
+        let request = Request::get(format!("{WATCH_PATH}?views=all"))
+            .header(header::SERVICE, ServiceName::GRAPH)
+            .body(Body::empty())
+            .expect("a valid request");
+        let response = timeout(HEAD_TIMEOUT, tunnel.call(request)).await;
+        let response = response.map_err(|_| "no response in time")?.map_err(|error| error.to_string())?;
+        if !response.status().is_success() {
+            return Err(format!("agentk responds {}", response.status()));
+        }
+        let mut lines = Lines::new(response.into_body(), MAX_LINE);
+        let mut current = None;
+        loop {
+            let line = timeout(LINE_TIMEOUT, lines.next::<GraphEvent>()).await;
+            match line.map_err(|_| "agentk sends nothing")?? {
+                None => return Ok(()),
+                Some(GraphEvent::Views { views }) => current = Some(bounded(views, names)),
+                Some(GraphEvent::Alive {}) => {
+                    // Two replicas may begin at the same time.
+                    if self.other_follower().await.is_some_and(|other| other < self.service.0.replica) {
+                        return Err("another replica follows them".to_owned());
+                    }
+                }
+                Some(_) => continue,
+            }
+            // A line without a change also confirms the values, and that this replica follows.
+            if let Some(views) = &current {
+                self.keep(views.clone()).await;
+            }
+        }
+    }
+
+    /// Keeps the values of this time.
+    async fn keep(&self, views: Vec<View>) {
+        let Shared { replica, store, .. } = &*self.service.0;
+        let record = ViewsRecord { time: SystemTime::now(), replica: *replica, views };
+        if let Err(error) = store.write(self.agent.id, record).await {
+            tracing::debug!(agent.name = %self.agent.name, %error, "views not kept");
+        }
+    }
+}
+
+/// Returns the names of the views that the configuration defines.
+fn names(state: &ConfigurationState) -> Vec<String> {
+    let views =
+        state.configuration().and_then(|configuration| configuration.pointer("/graph/views")?.as_array());
+    let names = views.into_iter().flatten().filter_map(|view| view["name"].as_str());
+    names.map(str::to_owned).collect()
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("store", &self.store).finish_non_exhaustive()
+    }
+}
