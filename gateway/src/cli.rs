@@ -3,6 +3,8 @@
 mod agents;
 mod check_config;
 mod disable;
+mod environment;
+mod health;
 mod kubeconfig;
 pub(crate) mod serve;
 
@@ -14,10 +16,7 @@ use render::limits::Limits;
 use secrecy::ExposeSecret as _;
 
 use crate::config;
-use cli::{
-    CliError, CommandResult, GitopsCommand, GroupsCommand, HealthCommand, Login, Logout, TreeCommand, manual,
-    print,
-};
+use cli::{CliError, CommandResult, GitopsCommand, GroupsCommand, Login, Logout, TreeCommand, manual, print};
 
 /// The server of a reverse tunnel for Kubernetes: agents connect to it, callers reach their clusters through it
 ///
@@ -41,7 +40,7 @@ enum Command {
     Gitops(GitopsCommand),
     Tree(TreeCommand),
     Groups(GroupsCommand),
-    Health(HealthCommand),
+    Health(health::Health),
     Login(Login),
     Logout(Logout),
     Token(Token),

@@ -14,6 +14,7 @@ pub mod directory;
 pub mod failover;
 pub mod gitops;
 pub mod graph;
+pub mod reflector;
 pub mod restarts;
 pub mod stack;
 pub mod storm;

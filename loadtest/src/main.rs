@@ -13,8 +13,8 @@ use loadtest::{
     hol::HeadOfLine,
     http::{Bulk, Http, Upgrade},
     installation::{
-        directory::Directory, failover::Failover, gitops::Gitops, graph::Graph, restarts::Restarts,
-        storm::Storm,
+        directory::Directory, failover::Failover, gitops::Gitops, graph::Graph, reflector::Reflector,
+        restarts::Restarts, storm::Storm,
     },
     soak::Soak,
     stop_signal,
@@ -46,6 +46,8 @@ enum Command {
     Failover(Failover),
     Gitops(Gitops),
     Graph(Graph),
+    #[command(hide = true)]
+    Reflector(Reflector),
     Restarts(Restarts),
     Hol(HeadOfLine),
     Upgrade(Upgrade),
@@ -74,6 +76,7 @@ async fn main() -> ExitCode {
         Command::Directory(directory) => async { directory.run(stop_signal()?).await }.await,
         Command::Gitops(gitops) => async { gitops.run(stop_signal()?).await }.await,
         Command::Graph(graph) => async { graph.run(stop_signal()?).await }.await,
+        Command::Reflector(reflector) => async { reflector.run().await }.await,
         Command::Failover(failover) => async { failover.run(stop_signal()?).await }.await,
         Command::Restarts(restarts) => async { restarts.run(stop_signal()?).await }.await,
         Command::Hol(hol) => async { hol.run(stop_signal()?).await }.await,

@@ -1,5 +1,7 @@
 //! The commands `kas tree`, `kas groups` and `kas health`: what runs in the cluster of an agent.
 
+mod health;
+
 use std::{
     fmt::Write as _,
     process::ExitCode,
@@ -10,11 +12,11 @@ use bytes::Bytes;
 use clap::ValueEnum;
 use http::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use proto::graph::{
-    Branch, GROUPS_PATH, Group, GroupList, HEALTH_PATH, HealthReport, HealthState, Ready, TREE_PATH, Tree,
-};
+use proto::graph::{Branch, GROUPS_PATH, Group, GroupList, HealthState, Ready, TREE_PATH, Tree};
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
+
+pub use self::health::{HealthCommand, HealthPlace};
 
 use crate::{
     CliError,
@@ -25,8 +27,6 @@ use crate::{
 
 /// The time between two looks.
 const WATCH_PERIOD: Duration = Duration::from_secs(2);
-/// The exit code for something that is not healthy.
-const NOT_HEALTHY: u8 = 1;
 
 /// Show the objects of a cluster with the objects that they own
 ///
@@ -60,38 +60,6 @@ pub struct GroupsCommand {
     place: Place,
     #[command(flatten)]
     view: View,
-}
-
-/// Check the health of objects, also in CI jobs after a deployment
-///
-/// The health is that of the worst object that no other one of them owns.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Examples:
-  kas health production --namespace shop
-  kas health production --namespace shop --label app=web --wait 5m
-  kas health production --group helm:shop/web
-
-Exit codes:
-  0   healthy, or suspended on purpose
-  1   not healthy, or nothing was found
-  64  the command line is invalid, or kas refuses the request
-  69  kas or the agent does not answer")]
-pub struct HealthCommand {
-    #[command(flatten)]
-    place: Place,
-    /// The id of a group, which kas groups prints
-    #[arg(long, value_name = "ID")]
-    group: Option<String>,
-    /// Wait until everything is healthy, at most this long
-    #[arg(long, value_name = "DURATION", value_parser = settings::duration::parse)]
-    wait: Option<Duration>,
-    /// Count objects as unhealthy only after this time
-    #[arg(long, value_name = "DURATION", value_parser = settings::duration::parse)]
-    degraded_after: Option<Duration>,
-    /// The format
-    #[arg(long, value_enum, default_value_t)]
-    output: Output,
 }
 
 /// Where to look.
@@ -164,36 +132,6 @@ impl GroupsCommand {
     }
 }
 
-impl HealthCommand {
-    /// Runs the command. The exit code says whether everything is healthy.
-    ///
-    /// # Errors
-    ///
-    /// kas or the agent refuses the request or does not answer.
-    pub fn run(self) -> Result<ExitCode, CliError> {
-        let mut parameters = self.place.parameters();
-        parameters.extend(self.group.clone().map(|id| ("group", id)));
-        let patience = self.degraded_after.map(|after| format!("{}s", after.as_secs()));
-        parameters.extend(patience.map(|after| ("degraded_after", after)));
-        block_on(async {
-            let end = self.wait.map(|wait| Instant::now() + wait);
-            loop {
-                let body = self.place.get(HEALTH_PATH, &parameters).await?;
-                let report: HealthReport = parse(&body)?;
-                let healthy = report.health.health <= HealthState::Suspended;
-                if healthy || end.is_none_or(|end| Instant::now() >= end) {
-                    print(&match self.output {
-                        Output::Json => with_newline(&body),
-                        Output::Text => show_health(&report, SystemTime::now()),
-                    })?;
-                    return Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::from(NOT_HEALTHY) });
-                }
-                sleep(WATCH_PERIOD).await;
-            }
-        })
-    }
-}
-
 impl Place {
     fn parameters(&self) -> Vec<(&'static str, String)> {
         let namespaces = self.namespace.iter().map(|name| ("namespace", name.clone()));
@@ -201,12 +139,22 @@ impl Place {
     }
 
     async fn get(&self, path: &str, parameters: &[(&str, String)]) -> Result<Bytes, CliError> {
-        let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
-        let pairs: Vec<String> =
-            parameters.iter().map(|(key, value)| format!("{key}={}", encode(value))).collect();
-        let path = format!("/agents/{}/graph{path}?{}", encode(&self.agent), pairs.join("&"));
-        self.caller.send(Method::GET, path.trim_end_matches('?')).await
+        get(&self.caller, &self.agent, path, parameters).await
     }
+}
+
+/// Sends a request for the graph of an agent.
+async fn get(
+    caller: &CallerOptions,
+    agent: &str,
+    path: &str,
+    parameters: &[(&str, String)],
+) -> Result<Bytes, CliError> {
+    let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+    let pairs: Vec<String> =
+        parameters.iter().map(|(key, value)| format!("{key}={}", encode(value))).collect();
+    let path = format!("/agents/{}/graph{path}?{}", encode(agent), pairs.join("&"));
+    caller.send(Method::GET, path.trim_end_matches('?')).await
 }
 
 impl View {
@@ -372,35 +320,6 @@ fn show_groups(list: &GroupList) -> String {
     table.to_string() + &reasons(&list.partial)
 }
 
-fn show_health(report: &HealthReport, now: SystemTime) -> String {
-    let HealthReport { health, warnings, partial } = report;
-    let counts: Vec<String> =
-        health.counts.iter().map(|(state, count)| format!("{count} {}", state.as_str())).collect();
-    let mut text = format!("Health:   {}\nObjects:  {}\n", health.health.as_str(), counts.join(", "));
-    let name = |namespace: &str, kind: &str, name: &str| match namespace {
-        "" => format!("{kind}/{name}"),
-        namespace => format!("{kind} {namespace}/{name}"),
-    };
-    for bad in &health.attention {
-        let since = humantime::parse_rfc3339(&bad.since).ok();
-        let since = since.map(|time| format!(" (for {})", age(now.duration_since(time).unwrap_or_default())));
-        let line = format!(
-            "{}: {}: {}{}",
-            bad.health.as_str(),
-            name(&bad.namespace, &bad.kind, &bad.name),
-            bad.message,
-            since.unwrap_or_default()
-        );
-        let _ = writeln!(text, "{}", printable(&line));
-    }
-    for warning in warnings {
-        let object = name(&warning.namespace, &warning.kind, &warning.name);
-        let line = format!("warning: {object}: {}: {} (×{})", warning.reason, warning.message, warning.count);
-        let _ = writeln!(text, "{}", printable(&line));
-    }
-    text + &reasons(partial)
-}
-
 /// The reasons why something may be missing, one in each line.
 fn reasons(partial: &[String]) -> String {
     partial.iter().fold(String::new(), |text, reason| format!("{text}Note: {}\n", printable(reason)))
@@ -408,9 +327,9 @@ fn reasons(partial: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use proto::graph::{Attention, GroupHealth, Node};
+    use proto::graph::{Attention, GroupHealth, HealthReport, Node};
 
-    use super::*;
+    use super::{health::show_health, *};
 
     fn branch(kind: &str, name: &str, status: &str, children: Vec<Branch>) -> Branch {
         let node = Node {

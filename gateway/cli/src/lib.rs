@@ -18,6 +18,6 @@ pub mod table;
 pub use self::{
     error::{CliError, CommandResult, print, warn},
     gitops::GitopsCommand,
-    graph::{GroupsCommand, HealthCommand, TreeCommand},
+    graph::{GroupsCommand, HealthCommand, HealthPlace, TreeCommand},
     login::{Login, Logout},
 };

@@ -1,6 +1,5 @@
 //! The command `kas kubeconfig`.
 
-mod environment;
 mod file;
 mod server;
 
@@ -24,11 +23,10 @@ use settings::unreadable;
 use webpki::EndEntityCert;
 
 use self::{
-    environment::EnvironmentName,
     file::{KubeconfigText, UserCredential},
     server::ServerUrl,
 };
-use super::ConfigFile;
+use super::{ConfigFile, environment::EnvironmentName};
 use crate::config::{Config, IdentityConfig};
 
 /// Write a kubeconfig for a caller of an agent's cluster
@@ -363,7 +361,7 @@ fn caller_of<'a>(
     }
 }
 
-fn read_token(file: &Path) -> Result<SecretString, CliError> {
+pub(super) fn read_token(file: &Path) -> Result<SecretString, CliError> {
     let read = if file == Path::new("-") {
         std::io::read_to_string(std::io::stdin())
     } else {

@@ -148,6 +148,55 @@ fn deployment_is_shown_as_a_tree_with_its_health() {
     });
 }
 
+/// `kas health --environment` asks for all places, and is as bad as the worst one.
+#[test]
+fn environment_is_as_healthy_as_its_worst_place() {
+    let Some(cluster) = Cluster::or_skip() else { return };
+    let (namespace, other) = (cluster.namespace("graph-environment"), cluster.namespace("graph-review"));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let place = |namespace: &Namespace, app: &str| json!({"agent": AGENT, "namespace": namespace.name, "labels": {"app": app}});
+    let environment = |id: u32, slug: &str, places: Value| json!({"id": id, "project": "shop/web", "slug": slug, "tier": "production", "agents": places});
+    let environments = json!({"environments": [
+        environment(1, "live", json!([place(&namespace, "web")])),
+        environment(2, "review", json!([place(&namespace, "web"), place(&other, "broken")])),
+    ]});
+    std::fs::write(file.path(), environments.to_string()).unwrap();
+    let installation = Installation::start(&cluster.kubeconfig, |options, _| {
+        options.sections.push(("environments", json!({"file": file.path()})));
+    });
+    let world = World { cluster, namespace, installation };
+    world.apply(&deployment("web", "busybox:1.35"));
+    other
+        .kubectl
+        .ok_with_stdin(&["apply", "--filename=-"], &deployment("broken", "does-not-exist:1").to_string());
+    let health = |slug: &str, more: &[&str]| {
+        let token = world.installation.directory().join("ops-token");
+        std::fs::write(&token, world.installation.tokens.ops.expose_secret()).unwrap();
+        let mut kas = Kas::command();
+        kas.args(["health", "--environment", &format!("shop/web:{slug}")]).args(more);
+        kas.arg("--config").arg(world.installation.directory().join("kas.yaml"));
+        kas.args(["--server", &world.installation.kas.url("")]).arg("--token-file").arg(token);
+        kas.output().unwrap()
+    };
+    let live = health("live", &["--wait", "60s"]);
+    assert_eq!(live.status.code(), Some(0), "{}", text(&live));
+    assert!(text(&live).starts_with("Environment: healthy\n"), "{}", text(&live));
+    eventually("the broken place is seen", || text(&health("review", &[])).contains("ErrImageNeverPull"));
+    let review = health("review", &["--output", "json"]);
+    assert_eq!(review.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&review.stdout).unwrap();
+    let states = [&report["health"], &report["places"][0]["health"], &report["places"][1]["health"]];
+    // The Deployment is not given up yet.
+    assert_eq!(states, ["progressing", "healthy", "progressing"], "{report}");
+    assert_eq!(report["places"][1]["namespace"], other.name);
+
+    let unknown = health("nowhere", &[]);
+    assert_eq!(unknown.status.code(), Some(64));
+    assert!(text(&unknown).contains("there is no environment shop/web:nowhere in"), "{}", text(&unknown));
+    assert_eq!(health("live", &["--namespace", "x"]).status.code(), Some(64));
+    assert_eq!(health("live", &["other-agent"]).status.code(), Some(64));
+}
+
 #[test]
 fn wrong_requests_say_what_is_right() {
     let Some(world) = World::or_skip("graph-errors") else { return };

@@ -16,14 +16,15 @@ use testing::simulator::{LABEL, Simulator};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::{Child, Command},
-    time::{MissedTickBehavior, interval, sleep},
+    time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
+    installation::reflector,
     installation::stack::{
         AGENT, KasProcess, StackConfig, prepare_directory,
-        process::{cpu, peak, resident},
+        process::{cpu_of_all_threads, peak, resident},
         write_file,
     },
     load::{
@@ -36,6 +37,8 @@ use crate::{
 
 /// The time for one step.
 const LIMIT: Duration = Duration::from_secs(300);
+/// The longest request, in seconds: that of a viewer lasts as long as all cases.
+const CURL_LIMIT: &str = "1800";
 /// The time after which allocations of the start are freed, and new viewers have their snapshot.
 const SETTLE: Duration = Duration::from_secs(5);
 /// The objects of one page, which is the most.
@@ -56,7 +59,7 @@ pub struct Graph {
     #[arg(long, value_name = "BYTES", default_value_t = 19_000, value_parser = clap::value_parser!(u32).range(1500..=500_000))]
     pod_bytes: u32,
     /// Number of other objects
-    #[arg(long, value_name = "NUMBER", default_value_t = 12_000, value_parser = clap::value_parser!(u32).range(0..=50_000))]
+    #[arg(long, value_name = "NUMBER", default_value_t = 12_000, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     others: u32,
     /// Changes of pods in each second
     #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -88,6 +91,8 @@ struct GraphReport {
     growth_mib: f64,
     /// How much agentk has grown at most.
     peak_growth_mib: f64,
+    /// How much a program with kube-rs' reflector grows with the same objects.
+    reflector_growth_mib: f64,
     /// The list of all pods through the tunnel, as kubectl requests it.
     list: Transfer,
     /// The page of 5,000 objects.
@@ -152,6 +157,7 @@ impl Graph {
         let workplace = Workplace { options: self, simulator, kas, agentk: agentk.pid(), header };
         let mut report = GraphReport::default();
         workplace.load(&mut report).await?;
+        report.reflector_growth_mib = workplace.reflect().await?;
         report.list = workplace.transfer("kubernetes/api/v1/pods", false).await?;
         let page = format!("graph/v1/objects?limit={PAGE}");
         report.page = workplace.transfer(&page, false).await?;
@@ -173,6 +179,10 @@ impl Graph {
             (format!("all {} objects, from the first request", report.objects), seconds(report.all_seconds)),
             ("growth of agentk".to_owned(), mebibytes(report.growth_mib)),
             ("growth of agentk, at most".to_owned(), mebibytes(report.peak_growth_mib)),
+            (
+                "growth of a program with kube-rs' reflector".to_owned(),
+                mebibytes(report.reflector_growth_mib),
+            ),
             ("all pods as JSON through the tunnel, as for kubectl".to_owned(), transfer(report.list)),
             (format!("page of {PAGE} objects"), transfer(report.page)),
             (format!("page of {PAGE} objects, compressed"), transfer(report.compressed_page)),
@@ -208,7 +218,7 @@ impl Workplace<'_> {
             if synced("Pod") && report.pods_seconds == 0.0 {
                 report.pods_seconds = began.elapsed().as_secs_f64();
             }
-            if synced("Pod") && synced("ConfigMap") {
+            if ["Pod", "ConfigMap", "Service"].into_iter().all(synced) {
                 report.all_seconds = began.elapsed().as_secs_f64();
                 report.objects = status.objects;
                 break;
@@ -221,6 +231,26 @@ impl Workplace<'_> {
         report.growth_mib = mebibytes(resident(self.agentk)?);
         report.peak_growth_mib = mebibytes(peak(self.agentk)?);
         Ok(())
+    }
+
+    /// Loads the same kinds of objects in a program with kube-rs' reflector. Returns how much it grows, in MiB.
+    async fn reflect(&self) -> anyhow::Result<f64> {
+        let program = std::env::current_exe().context("this program has no path")?;
+        let mut reflector = Command::new(program)
+            .args(["reflector", &format!("http://{}", self.simulator.address())])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .context("cannot run the reflector")?;
+        let pid = reflector.id().context("the reflector has ended")?;
+        let mut lines = BufReader::new(reflector.stdout.take().context("no output")?).lines();
+        ensure!(lines.next_line().await?.is_some_and(|line| line == reflector::STARTED), "no reflector");
+        let before = resident(pid)?;
+        let loaded = timeout(LIMIT, lines.next_line()).await.context("the reflector is too slow")??;
+        ensure!(loaded.is_some_and(|line| line == reflector::LOADED), "the reflector has failed");
+        sleep(SETTLE).await;
+        Ok((resident(pid)? as f64 - before as f64) / 1024.0)
     }
 
     /// Changes pods while one caller follows them, and then while many do.
@@ -254,7 +284,7 @@ impl Workplace<'_> {
     async fn change(&self, prefix: &str) -> anyhow::Result<(HashMap<String, Instant>, f64)> {
         let mut ticks = interval(Duration::from_secs(1) / self.options.rate);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-        let (began, used) = (Instant::now(), cpu(self.agentk)?);
+        let (began, used) = (Instant::now(), cpu_of_all_threads(self.agentk)?);
         let mut written = HashMap::new();
         let mut change = 0;
         while began.elapsed() < self.options.duration {
@@ -264,7 +294,8 @@ impl Workplace<'_> {
             self.simulator.label_pod(change % self.options.pods as usize, &label);
             change += 1;
         }
-        let share = cpu(self.agentk)?.saturating_sub(used).as_secs_f64() / began.elapsed().as_secs_f64();
+        let share = cpu_of_all_threads(self.agentk)?.saturating_sub(used).as_secs_f64()
+            / began.elapsed().as_secs_f64();
         // The last changes arrive.
         sleep(Duration::from_secs(2)).await;
         Ok((written, share))
@@ -317,6 +348,8 @@ impl Workplace<'_> {
                 "--silent",
                 "--show-error",
                 "--fail-with-body",
+                "--max-time",
+                CURL_LIMIT,
                 "--header",
                 &format!("@{}", self.header.display()),
             ])

@@ -30,6 +30,8 @@ use crate::{
 
 /// Changes within this time are sent together.
 const COALESCE: Duration = Duration::from_millis(50);
+/// What is added to it for each other caller that follows: what all of them cost together grows slower than their number.
+const COALESCE_PER_VIEWER: Duration = Duration::from_millis(1);
 /// The same for groups, which are computed from all objects.
 const COALESCE_GROUPS: Duration = Duration::from_millis(500);
 /// The same for views, which kas may follow all the time.
@@ -54,6 +56,8 @@ struct Follower {
     sse: bool,
     /// Compresses the lines, if the caller accepts that.
     gzip: Option<GzipStream>,
+    /// One for each caller that may follow.
+    viewers: Arc<Semaphore>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -98,6 +102,7 @@ pub(super) async fn respond(
         first: vec![begin],
         sse,
         gzip: gzip::is_accepted(headers).then(GzipStream::new),
+        viewers: Arc::clone(viewers),
         _permit: permit,
     };
     let is_compressed = follower.gzip.is_some();
@@ -131,21 +136,28 @@ impl Follower {
                 return self.encode(&events).await;
             }
             tokio::select! {
-                _ = self.changes.changed() => {
-                    sleep(match self.parameters.watched {
-                        Watched::Objects if self.parameters.query.group.is_none() => COALESCE,
-                        Watched::Objects | Watched::Groups => COALESCE_GROUPS,
-                        Watched::Views => COALESCE_VIEWS,
-                    })
-                    .await;
-                }
-                () = sleep_until(self.review) => self.review().await?,
-                () = changed(&mut self.policy) => self.review().await?,
-                () = self.view.ended.cancelled() => {}
-                () = sleep_until(alive) => {
-                    return self.encode(&[GraphEvent::Alive {}]).await;
-                }
+                            _ = self.changes.changed() => {
+            sleep(self.coalesce()).await;
+                            }
+                            () = sleep_until(self.review) => self.review().await?,
+                            () = changed(&mut self.policy) => self.review().await?,
+                            () = self.view.ended.cancelled() => {}
+                            () = sleep_until(alive) => {
+                                return self.encode(&[GraphEvent::Alive {}]).await;
+                            }
+                        }
+        }
+    }
+
+    /// Returns how long changes are collected before they are sent.
+    fn coalesce(&self) -> Duration {
+        match self.parameters.watched {
+            Watched::Objects if self.parameters.query.group.is_none() => {
+                let viewers = MAX_VIEWERS - self.viewers.available_permits();
+                COALESCE + COALESCE_PER_VIEWER * u32::try_from(viewers).unwrap_or(0)
             }
+            Watched::Objects | Watched::Groups => COALESCE_GROUPS,
+            Watched::Views => COALESCE_VIEWS,
         }
     }
 

@@ -140,6 +140,15 @@ pub fn cpu(pid: u32) -> anyhow::Result<Duration> {
     Ok(Duration::from_nanos(sum))
 }
 
+/// Returns the CPU time of all threads of a process, in hundredths of a second, also of those that have ended.
+pub fn cpu_of_all_threads(pid: u32) -> anyhow::Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("process {pid}"))?;
+    // The name of the program may have spaces. After it, `utime` and `stime` are the 12th and 13th fields (proc(5)).
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().skip(11);
+    let ticks: u64 = fields.take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    Ok(Duration::from_millis(ticks * 10))
+}
+
 /// Returns the resident memory of a process in KiB.
 pub fn resident(pid: u32) -> anyhow::Result<u64> {
     memory(pid, "VmRSS:")

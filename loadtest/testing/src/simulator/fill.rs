@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::simulator::{
     Simulator, clock,
     pods::NODE,
-    resources::{CONFIG_MAPS, NAMESPACES, PODS, Resource},
+    resources::{CONFIG_MAPS, NAMESPACES, PODS, Resource, SERVICES},
     selector::section,
     store::{Key, Store, WriteMode},
 };
@@ -22,8 +22,9 @@ const FIELD_BYTES: usize = 22;
 const VARIABLE_BYTES: usize = 75;
 
 impl Simulator {
-    /// Adds running pods of about this size, and small ConfigMaps, to namespaces `load-0` and so on.
-    pub fn fill(&self, pods: usize, pod_bytes: usize, config_maps: usize) {
+    /// Adds running pods of about this size, and other small objects, to namespaces `load-0` and so on. Half of the others are
+    /// ConfigMaps, and half are Services.
+    pub fn fill(&self, pods: usize, pod_bytes: usize, others: usize) {
         let store = &self.cluster.store;
         for number in 0..NAMESPACE_COUNT {
             let name = namespace(number);
@@ -32,9 +33,16 @@ impl Simulator {
         for number in 0..pods {
             put(store, &PODS, &namespace(number), &pod_name(number), pod(number, pod_bytes));
         }
-        for number in 0..config_maps {
-            let data = json!({"data": {"value": format!("{number}")}});
-            put(store, &CONFIG_MAPS, &namespace(number), &format!("settings-{number}"), data);
+        for number in 0..others {
+            let namespace = namespace(number / 2);
+            if number % 2 == 0 {
+                let data = json!({"data": {"value": format!("{number}")}});
+                put(store, &CONFIG_MAPS, &namespace, &format!("settings-{number}"), data);
+            } else {
+                let spec =
+                    json!({"spec": {"type": "ClusterIP", "clusterIP": "None", "ports": [{"port": 80}]}});
+                put(store, &SERVICES, &namespace, &format!("service-{number}"), spec);
+            }
         }
     }
 
