@@ -258,7 +258,8 @@ impl App {
             let ttls = (section.allowed_agent_cache_ttl, section.allowed_agent_cache_error_ttl);
             Arc::new(GitLabEnvironments::new(client, ttls)) as Arc<dyn EnvironmentSource>
         });
-        let environments = EnvironmentSources(file.into_iter().chain(gitlab).collect());
+        let named = Arc::new(self.agents.services.environments.clone()) as Arc<dyn EnvironmentSource>;
+        let environments = EnvironmentSources(file.into_iter().chain([named]).chain(gitlab).collect());
         let (gitaly, deployments) = (self.gitaly.clone(), self.deployments.clone());
         let health = HealthInquiry::new(&self.callers);
         ApiServer::new(&self.agents, gitaly, verifier, addresses, environments, health, deployments)

@@ -4,6 +4,7 @@
 //! forwarded too, if the identity file allows it. What kas sends to agents by itself is a field of [`TunnelServices`].
 
 pub(crate) mod configuration;
+pub(crate) mod environments;
 pub(crate) mod gitops;
 mod graph;
 mod kubernetes;
@@ -27,6 +28,7 @@ use tunnel::Tunnel;
 
 use self::{
     configuration::{AgentConfigurationConfig, ConfigurationPusher, ConfigurationService},
+    environments::{AgentEnvironments, EnvironmentsFeed},
     gitops::{GitopsConfig, GitopsFeed, GitopsService, GitopsType},
     graph::Graph,
     kubernetes::Kubernetes,
@@ -145,6 +147,8 @@ pub struct TunnelServices {
     pub gitops: GitopsService,
     /// Keeps the last values of the views of each agent.
     pub views: ViewsService,
+    /// The environments that agents name.
+    pub environments: AgentEnvironments,
 }
 
 /// The parts of a replica from which the services are built.
@@ -169,6 +173,7 @@ pub(crate) struct TunnelSession {
     configuration: ConfigurationPusher,
     gitops: GitopsFeed,
     views: ViewsFeed,
+    environments: EnvironmentsFeed,
 }
 
 impl TunnelServices {
@@ -176,7 +181,8 @@ impl TunnelServices {
     pub(crate) fn new(mut context: ServiceContext<'_>) -> Self {
         let gitops = GitopsService::of_replica(&mut context);
         let views = ViewsService::of_replica(&context);
-        Self { configuration: ConfigurationService::of_replica(context), gitops, views }
+        let environments = AgentEnvironments::new(context.redis.cloned());
+        Self { configuration: ConfigurationService::of_replica(context), gitops, views, environments }
     }
 
     /// Prepares the services of a new tunnel.
@@ -184,7 +190,8 @@ impl TunnelServices {
         let configuration = self.configuration.subscribe(agent, hello);
         let gitops = self.gitops.attach(agent, token, hello, configuration.state());
         let views = self.views.attach(agent, hello, configuration.state());
-        TunnelSession { configuration, gitops, views }
+        let environments = self.environments.attach(agent, configuration.state());
+        TunnelSession { configuration, gitops, views, environments }
     }
 }
 
@@ -197,8 +204,13 @@ impl TunnelSession {
     /// Serves the tunnel until it ends. The future never completes.
     /// `draining` is cancelled when the tunnel should not be used any more: long streams of kas itself end then.
     pub(crate) async fn run(&mut self, tunnel: &Tunnel, draining: &CancellationToken) {
-        let Self { configuration, gitops, views } = self;
-        tokio::join!(configuration.run(tunnel), gitops.run(tunnel, draining), views.run(tunnel, draining));
+        let Self { configuration, gitops, views, environments } = self;
+        tokio::join!(
+            configuration.run(tunnel),
+            gitops.run(tunnel, draining),
+            views.run(tunnel, draining),
+            environments.run(draining),
+        );
     }
 }
 

@@ -4,6 +4,7 @@
 //! of GitLab works unchanged, and [`AgentConfiguration::warnings`] names them. All other unknown keys are errors.
 
 mod access;
+pub mod environments;
 pub mod gitops;
 pub mod graph;
 mod update;
@@ -47,6 +48,9 @@ pub struct AgentConfiguration {
     /// The manifests in Git that agentk applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gitops: Option<gitops::Gitops>,
+    /// The environments whose objects are in the cluster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub environments: Vec<environments::NamedEnvironment>,
     /// The graph of what runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graph: Option<graph::GraphSection>,
@@ -132,6 +136,7 @@ impl AgentConfiguration {
             scope.validate().map_err(|what| ("scope.namespaces".to_owned(), what))?;
         }
         self.gitops.iter().try_for_each(gitops::Gitops::validate)?;
+        environments::validate(&self.environments)?;
         self.graph.iter().try_for_each(graph::GraphSection::validate)?;
         self.ci_access.iter().try_for_each(CiAccess::validate)?;
         self.user_access.iter().try_for_each(UserAccess::validate)

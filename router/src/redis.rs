@@ -27,6 +27,7 @@
 //! | `cache` | keeps lookups, and invalidates them at events |
 //! | `disabled` | the record of the kill switch: reads it, keeps it, writes it back |
 //! | `looks` | looks at repositories, which replicas share |
+//! | `environments` | the environments that agents name |
 //! | `views` | the last values of the views of agents |
 //! | `projects` | reads the agents of projects at other replicas |
 //! | `client`, `settings` | connect to a server, to Sentinels or to a Cluster |
@@ -37,6 +38,7 @@ mod cache;
 mod check;
 mod client;
 mod disabled;
+mod environments;
 mod keys;
 mod looks;
 mod lookup;

@@ -2,6 +2,7 @@
 
 mod address_limits;
 mod addresses;
+mod agent_environments;
 mod agent_list;
 mod agents;
 mod api;
@@ -35,6 +36,7 @@ mod peers_health;
 mod peers_tls;
 mod prometheus;
 mod rebalance;
+mod set_configuration;
 mod tenants;
 mod topologies;
 mod tracing;

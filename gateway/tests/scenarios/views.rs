@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use access::{AgentIdentity, ConfigurationFile, ConfigurationSource, FileKey, ReadError, Reading};
 use agent::Services;
 use bytes::Bytes;
 use futures_util::stream;
@@ -21,8 +20,6 @@ use gateway::{
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use parking_lot::Mutex;
-use router::BoxFuture;
 use serde_json::{Value, json};
 use testing::kas::{
     internal_api,
@@ -31,34 +28,7 @@ use testing::kas::{
 use tokio::{sync::watch, time::sleep};
 use tunnel::Body;
 
-/// The configuration of every agent, as a test sets it.
-#[derive(Clone, Debug, Default)]
-struct Configuration(Arc<Mutex<(u64, String)>>);
-
-impl Configuration {
-    fn set(&self, text: &str) {
-        let mut state = self.0.lock();
-        *state = (state.0 + 1, text.to_owned());
-    }
-}
-
-impl ConfigurationSource for Configuration {
-    fn read<'a>(
-        &'a self,
-        _: &'a AgentIdentity,
-        _: Option<&'a FileKey>,
-    ) -> BoxFuture<'a, Result<Option<Reading>, ReadError>> {
-        let (version, content) = self.0.lock().clone();
-        let file = ConfigurationFile {
-            key: FileKey(version.to_string()),
-            version: version.to_string(),
-            path: "config.yaml".into(),
-            content: Some(content.into_bytes()),
-            project: Some("group/agents".to_owned()),
-        };
-        Box::pin(async { Ok(Some(Reading::File(file))) })
-    }
-}
+use crate::set_configuration::Configuration;
 
 /// An agent whose views a test sets.
 struct Fixture {

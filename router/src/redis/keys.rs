@@ -22,6 +22,9 @@ pub(super) const LOOK_TTL: Duration = Duration::from_secs(600);
 /// The time for which a replica claims a look. A replica that dies meanwhile delays the others for so long.
 pub(super) const LOOK_CLAIM_TTL: Duration = Duration::from_secs(5);
 
+/// The TTL of the environments that agents name.
+pub(super) const ENVIRONMENTS_TTL: Duration = Duration::from_secs(7 * 86_400);
+
 /// The TTL of the last values of the views of an agent.
 pub(super) const VIEWS_TTL: Duration = Duration::from_secs(7 * 86_400);
 
@@ -42,6 +45,7 @@ pub const SCHEMA: &str = "\
 | `kas:limit:{<digest>}:<limit>` | string | the same for an address of agents, with the limits `connections` and `tokens`; the digest is a hash of the address, or of its /64 for IPv6 | while it limits, at most 1 min | when an agent opens a tunnel, also with an unknown token | 110 bytes per address and limit |
 | `{kas}:disabled` | string | rules of the [kill switch](operations.md#kill-switch) for all replicas: `[1,version,{rules:[…]}]` | none | by `kas disable --fleet` and `kas enable --fleet`; by a replica, if Redis has lost it | at most 64 KiB |
 | `{kas}:deployments` | list | the newest jobs with an environment that were allowed to use an agent, in JSON; at most 1000 | 30 d | when such a job sends its first request to an agent | 250 bytes per job |
+| `{kas}:environments` | hash | the environments that [agents name](configuration-from-git.md#environments): agent id → JSON of at most 16 KiB | 7 d | when the configuration of an agent changes, when an agent with such a configuration connects, and once a day | 200 bytes per environment |
 | `kas:unknown:<digest>` | string | mark of an agent token that GitLab does not know; the digest is a hash of the token's hash | `agent.info_cache_error_ttl` | when an agent with such a token connects | 80 bytes per token |
 | `kas:look:<digest>` | string | last look of a replica at a version of a repository with [manifests](gitops.md): `[1,time,\"result\"]`; the time is in milliseconds since 1970, the result is a hash of the commit, `0` after a failure, and empty while a replica looks; the digest is a hash of URL, version and names of credentials | 10 min, or 5 s while a replica looks | when a replica looks | 120 bytes per version |
 | `kas:views:<agent id>` | string | the last values of the [views](graph.md#views) of the agent, in JSON, with their time and the replica that follows them | 7 d | when a value changes, and every 15 s, while the configuration of the agent has views | at most 256 KiB per agent |
@@ -106,6 +110,10 @@ impl Keys {
         format!("{{{}}}:deployments", self.prefix)
     }
 
+    pub(super) fn environments(&self) -> String {
+        format!("{{{}}}:environments", self.prefix)
+    }
+
     pub(super) fn unknown(&self, digest: &str) -> String {
         format!("{}:unknown:{digest}", self.prefix)
     }
@@ -139,7 +147,7 @@ macro_rules! scripts {
     };
 }
 
-scripts! { admit check cleanup deployments disabled heartbeat instances join leave look lookup members notify project projects publish stage unknown views }
+scripts! { admit check cleanup deployments disabled environments heartbeat instances join leave look lookup members notify project projects publish stage unknown views }
 
 #[cfg(test)]
 mod tests {
@@ -162,6 +170,7 @@ mod tests {
             keys.deployments(),
             keys.unknown("<digest>"),
             keys.look("<digest>"),
+            keys.environments(),
             keys.views(AgentId(7)),
             keys.events(),
         ] {
@@ -174,6 +183,7 @@ mod tests {
             ("gone", GONE_TTL),
             ("deployments", DEPLOYMENTS_TTL),
             ("look:<digest>", LOOK_TTL),
+            ("environments", ENVIRONMENTS_TTL),
             ("views:<agent id>", VIEWS_TTL),
         ] {
             let row = SCHEMA.lines().find(|row| row.contains(&format!(":{key}`"))).unwrap();

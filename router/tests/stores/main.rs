@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod agent_records;
 mod check;
 mod contract;
 mod cost;

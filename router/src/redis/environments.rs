@@ -1,0 +1,33 @@
+//! The environments that agents name in their configurations, which replicas share. Their contents are the caller's.
+
+use proto::AgentId;
+
+use super::{RedisStore, keys::ENVIRONMENTS_TTL};
+use crate::store::StoreError;
+
+impl RedisStore {
+    /// Keeps the record of an agent, of at most 16 KiB, or removes it.
+    ///
+    /// # Errors
+    ///
+    /// Redis did not answer.
+    pub async fn write_environments(&self, agent: AgentId, record: Option<&str>) -> Result<(), StoreError> {
+        let shared = &self.0;
+        let mut script = shared.scripts.environments.key(shared.keys.environments());
+        script
+            .arg(agent.to_string())
+            .arg(ENVIRONMENTS_TTL.as_millis() as u64)
+            .arg(record.unwrap_or_default());
+        shared.query::<Vec<Vec<u8>>>(&script).await.map(drop)
+    }
+
+    /// Returns the records of all agents. They are not trusted.
+    ///
+    /// # Errors
+    ///
+    /// Redis did not answer.
+    pub async fn environments(&self) -> Result<Vec<Vec<u8>>, StoreError> {
+        let shared = &self.0;
+        shared.query(&shared.scripts.environments.key(shared.keys.environments())).await
+    }
+}
