@@ -2,14 +2,13 @@
 
 mod configured;
 mod fleet;
+mod rights;
 
 use std::{
-    collections::BTreeSet,
     path::Path,
     process::{Command, Output},
 };
 
-use access::token::TokenHash;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Value, json};
 
@@ -220,177 +219,6 @@ fn wrong_requests_say_what_is_right() {
         status["resources"].as_array().unwrap().iter().find(|resource| resource["kind"] == "Pod").unwrap();
     assert_eq!((&pods["state"], &status["loaded"]), (&json!("synced"), &json!(true)), "{status}");
     assert!(status["resources"].as_array().unwrap().iter().all(|resource| resource["kind"] != "Secret"));
-}
-
-/// A caller and what RBAC lets it do.
-struct Person {
-    name: &'static str,
-    token: SecretString,
-    follower: Option<Process>,
-}
-
-/// Each caller sees exactly the objects that `kubectl get --as` shows, also in a stream that began before.
-#[test]
-fn callers_see_what_kubectl_shows_them() {
-    let Some(world) = World::or_skip("graph-rights") else { return };
-    let (first, second) = (&world.namespace, world.cluster.namespace("graph-other"));
-    let mut people: Vec<Person> =
-        ["nobody", "one", "two", "list-only", "services", "everything", "reader", "group"]
-            .map(|name| Person {
-                name,
-                token: SecretString::from(format!("{name}-{}", "x".repeat(40))),
-                follower: None,
-            })
-            .into();
-    let user = |name: &str| format!("{}-{name}", first.name);
-    let callers: Vec<Value> = people.iter().map(|person| json!({
-        "name": person.name, "tokens": [TokenHash::of(&person.token).to_string()], "agents": [AGENT], "services": ["graph"],
-        "access_as": {"impersonate": {"username": user(person.name), "groups": [user("painters")]}},
-    })).collect();
-    let hash = TokenHash::of(&world.installation.tokens.agent).to_string();
-    let identity = json!({"agents": [{"id": 7, "name": AGENT, "tokens": [hash]}], "callers": callers});
-    let file = world.installation.directory().join("identity.yaml");
-    std::fs::write(file.with_extension("new"), identity.to_string()).unwrap();
-    std::fs::rename(file.with_extension("new"), file).unwrap();
-    eventually("kas knows the callers", || {
-        let path = format!("/agents/{AGENT}/graph/v1/status");
-        world.installation.curl_as(&people[0].token, &path, &[]).status == 200
-    });
-
-    for namespace in [first, &second] {
-        for name in ["a", "b"] {
-            namespace.kubectl.ok(&["create", "configmap", name]);
-            namespace.kubectl.ok(&["create", "service", "clusterip", name, "--tcp=80"]);
-        }
-    }
-    let bind = |namespace: &Namespace, name: &str, verbs: &str, resources: &str| {
-        namespace.kubectl.ok(&[
-            "create",
-            "role",
-            name,
-            &format!("--verb={verbs}"),
-            &format!("--resource={resources}"),
-        ]);
-        namespace.kubectl.ok(&[
-            "create",
-            "rolebinding",
-            name,
-            &format!("--role={name}"),
-            &format!("--user={}", user(name)),
-        ]);
-    };
-    bind(first, "one", "list,watch", "configmaps");
-    bind(first, "two", "list,watch", "configmaps,services");
-    bind(&second, "two", "list,watch", "configmaps");
-    bind(first, "list-only", "list", "configmaps");
-    bind(first, "services", "get,list,watch", "services");
-    first.kubectl.ok(&[
-        "create",
-        "rolebinding",
-        "reader",
-        "--clusterrole=view",
-        &format!("--user={}", user("reader")),
-    ]);
-    second.kubectl.ok(&[
-        "create",
-        "rolebinding",
-        "group",
-        "--clusterrole=view",
-        &format!("--group={}", user("painters")),
-    ]);
-    let cluster_wide = format!("{}-everything", first.name);
-    let everything = user("everything");
-    let grant = [
-        "create",
-        "clusterrolebinding",
-        &cluster_wide,
-        "--clusterrole=cluster-admin",
-        &format!("--user={everything}"),
-    ];
-    world.cluster.kubectl.ok(&grant);
-
-    // What kubectl may list and watch, as `kind namespace/name`.
-    let expected = |person: &str| {
-        let mut all = BTreeSet::new();
-        for namespace in [first, &second] {
-            for (resource, kind) in
-                [("configmaps", "ConfigMap"), ("services", "Service"), ("serviceaccounts", "ServiceAccount")]
-            {
-                let identity = [format!("--as={}", user(person)), format!("--as-group={}", user("painters"))];
-                let identity = [&*identity[0], &identity[1]];
-                let may = |verb: &str| {
-                    let question = [&["auth", "can-i", verb, resource], &identity[..]].concat();
-                    namespace.kubectl.run(&question).code == 0
-                };
-                if !(may("list") && may("watch")) {
-                    continue;
-                }
-                let list = ["get", resource, "-o", "jsonpath={.items[*].metadata.name}"];
-                let names = namespace.kubectl.ok(&[&list, &identity[..]].concat());
-                all.extend(names.split_whitespace().map(|name| format!("{kind} {}/{name}", namespace.name)));
-            }
-        }
-        all
-    };
-    let query = format!("kind=ConfigMap,Service,ServiceAccount&namespace={},{}", first.name, second.name);
-    let seen = |token: &SecretString| {
-        let list = world.get(token, &format!("objects?{query}"));
-        let name = |node: &Value| {
-            let field = |key: &str| node[key].as_str().unwrap().to_owned();
-            format!("{} {}/{}", field("kind"), field("namespace"), field("name"))
-        };
-        list["objects"].as_array().unwrap().iter().map(name).collect::<BTreeSet<_>>()
-    };
-    for person in &mut people {
-        let wanted = expected(person.name);
-        // The answers that agentk has from before count for 10 s.
-        eventually(&format!("{} sees what kubectl shows", person.name), || seen(&person.token) == wanted);
-        person.follower = Some(world.follow(&person.token, &query));
-    }
-    assert!(
-        expected("list-only").is_subset(&expected("group")),
-        "a caller who may not watch sees nothing more"
-    );
-
-    // A new object reaches exactly the streams of those who may see it.
-    first.kubectl.ok(&["create", "configmap", "new"]);
-    for person in &people {
-        let follower = person.follower.as_ref().unwrap();
-        let may_see = expected(person.name).contains(&format!("ConfigMap {}/new", first.name));
-        if may_see {
-            eventually(&format!("the stream of {} has it", person.name), || {
-                follower.printed().contains("\"name\":\"new\"")
-            });
-        }
-    }
-    for person in &people {
-        let printed = person.follower.as_ref().unwrap().printed();
-        let names: BTreeSet<String> = printed
-            .lines()
-            .filter_map(|line| {
-                let event: Value = serde_json::from_str(line).ok()?;
-                let node = &event["node"];
-                Some(format!(
-                    "{} {}/{}",
-                    node["kind"].as_str()?,
-                    node["namespace"].as_str()?,
-                    node["name"].as_str()?
-                ))
-            })
-            .collect();
-        assert_eq!(names, expected(person.name), "{}", person.name);
-    }
-
-    // Lost rights take the objects out of an open stream.
-    let before = expected("one");
-    first.kubectl.ok(&["delete", "rolebinding", "one"]);
-    let lost = before.len() - expected("one").len();
-    assert!(lost >= 3, "{before:?}");
-    let one = people.iter().find(|person| person.name == "one").unwrap();
-    eventually("the objects are gone", || {
-        one.follower.as_ref().unwrap().printed().matches("\"reason\":\"permission\"").count() == lost
-    });
-    world.cluster.kubectl.ok(&["delete", "clusterrolebinding", &cluster_wide]);
 }
 
 #[test]
