@@ -73,7 +73,7 @@ impl Rights {
 
     /// The half of the people whose rights are those of their group.
     fn group(&self, person: &str) -> Option<String> {
-        (person.len() % 2 == 0).then(|| format!("{}-group-{person}", self.world.namespace.name))
+        person.len().is_multiple_of(2).then(|| format!("{}-group-{person}", self.world.namespace.name))
     }
 
     /// Lets the people use the graph.
