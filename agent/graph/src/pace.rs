@@ -15,8 +15,8 @@ use tower::Service;
 
 /// The time between two requests.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// The requests that may come at once after a pause.
-const BURST: u32 = 10;
+/// The requests that may come without this time between them after a pause: those of the first pages, at most four at the same time.
+const BURST: u32 = 60;
 /// The attempts of a request that the API server refuses with 429.
 const ATTEMPTS: u32 = 5;
 /// The longest wait before another attempt.
@@ -103,9 +103,9 @@ mod tests {
     fn burst_then_steady_rate() {
         let begin = Instant::now();
         let mut due = begin;
-        let times: Vec<Duration> = (0..13).map(|_| reserve(&mut due, begin) - begin).collect();
-        assert!(times[..10].iter().all(Duration::is_zero), "{times:?}");
-        assert_eq!(times[10..], [INTERVAL, 2 * INTERVAL, 3 * INTERVAL]);
+        let times: Vec<Duration> = (0..63).map(|_| reserve(&mut due, begin) - begin).collect();
+        assert!(times[..60].iter().all(Duration::is_zero), "{times:?}");
+        assert_eq!(times[60..], [INTERVAL, 2 * INTERVAL, 3 * INTERVAL]);
     }
 
     #[tokio::test(start_paused = true)]

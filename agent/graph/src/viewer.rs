@@ -157,29 +157,41 @@ impl Viewer {
             (self.cursor, self.began) = (0, graph.sequence());
             events.push(GraphEvent::Begin { mode: WatchMode::Reset });
         }
-        for change in graph.changes_after(self.cursor, BATCH) {
-            self.cursor = change.sequence();
-            match change {
-                Change::Deleted(tombstone) => {
-                    if self.sent.remove(tombstone.slot) {
-                        let (uid, reason) = (tombstone.uid.to_string(), GoneReason::Deleted);
-                        events.push(GraphEvent::Gone { uid, reason });
-                    }
-                }
-                Change::Object(slot, entry) => {
-                    if self.access.sees_entry(entry) && self.query.selects(graph, entry) {
-                        self.sent.insert(slot);
-                        events.push(node(graph, slot, &self.access));
-                    } else if self.sent.remove(slot) {
-                        let (uid, reason) = (entry.uid.to_string(), GoneReason::Filter);
-                        events.push(GraphEvent::Gone { uid, reason });
-                    }
-                }
+        // A batch of which nothing is selected has no line, and the reader still does not know everything.
+        let before = events.len();
+        loop {
+            let changes = graph.changes_after(self.cursor, BATCH);
+            let is_last = changes.len() < BATCH;
+            changes.into_iter().for_each(|change| self.next_object(graph, change, events));
+            if is_last {
+                // Changes of objects that were changed again later have no line.
+                self.cursor = graph.sequence();
+                return;
+            }
+            if events.len() > before {
+                return;
             }
         }
-        // Changes of objects that were changed again later have no line.
-        if graph.changes_after(self.cursor, 1).is_empty() {
-            self.cursor = graph.sequence();
+    }
+
+    fn next_object(&mut self, graph: &Graph, change: Change<'_>, events: &mut Vec<GraphEvent>) {
+        self.cursor = change.sequence();
+        match change {
+            Change::Deleted(tombstone) => {
+                if self.sent.remove(tombstone.slot) {
+                    let (uid, reason) = (tombstone.uid.to_string(), GoneReason::Deleted);
+                    events.push(GraphEvent::Gone { uid, reason });
+                }
+            }
+            Change::Object(slot, entry) => {
+                if self.access.sees_entry(entry) && self.query.selects(graph, entry) {
+                    self.sent.insert(slot);
+                    events.push(node(graph, slot, &self.access));
+                } else if self.sent.remove(slot) {
+                    let (uid, reason) = (entry.uid.to_string(), GoneReason::Filter);
+                    events.push(GraphEvent::Gone { uid, reason });
+                }
+            }
         }
     }
 

@@ -137,6 +137,20 @@ fn slow_reader_gets_each_object_once() {
     assert_eq!(reader.known["ConfigMap/a"].labels["n"], "9999");
 }
 
+/// A reader that waits for a change between two batches would get the Pod only after many of them.
+#[test]
+fn objects_that_are_not_selected_delay_nothing() {
+    let mut world = World::new();
+    for n in 0..2000 {
+        world.apply(object("v1", "ConfigMap", &format!("c{n}"), &json!({})));
+    }
+    world.apply(object("v1", "Pod", "last", &json!({})));
+    let mut reader = Reader::new(&world, "kind=Pod", Access::of_agent());
+    let events = reader.viewer.next(&world.graph, token, NOW);
+    reader.read(events);
+    assert_eq!((reader.names(), reader.token.unwrap().sequence), (vec!["last"], world.graph.sequence()));
+}
+
 #[test]
 fn reader_continues_where_it_was() {
     let mut world = World::new();
