@@ -271,8 +271,10 @@ impl RequestHandler for GraphHandler {
             )
             .await;
         }
-        // After this time, the response says which objects are missing.
-        let _ = timeout(LOAD_TIMEOUT, view.cache.loaded()).await;
+        if path != STATUS_PATH {
+            // After this time, the response says which objects are missing.
+            let _ = timeout(LOAD_TIMEOUT, view.cache.loaded()).await;
+        }
         let Parameters { query, labels, limit, after, .. } = &parameters;
         let access = view.access(&identity, query).await?;
         let status = (path == STATUS_PATH).then(|| view.cache.status(&access));

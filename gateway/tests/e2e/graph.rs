@@ -214,6 +214,9 @@ fn wrong_requests_say_what_is_right() {
         let (found, text) = get(path);
         assert!(found == status && text.contains(message), "{path}: {found} {text}");
     }
+    eventually("everything is loaded", || {
+        world.get(&world.installation.tokens.ops, "status")["loaded"] == true
+    });
     let status = world.get(&world.installation.tokens.ops, "status");
     let pods =
         status["resources"].as_array().unwrap().iter().find(|resource| resource["kind"] == "Pod").unwrap();
@@ -236,13 +239,15 @@ fn policy_limits_the_graph() {
     world.installation.agent.process.terminate();
     world.installation.agent.process.exit_code();
     world.installation.restart_agent();
-    let status = world.get(&world.installation.tokens.ops, "status");
     let state = |kind: &str| {
+        let status = world.get(&world.installation.tokens.ops, "status");
         let resources = status["resources"].as_array().unwrap();
-        let found = resources.iter().find(|resource| resource["kind"] == kind).unwrap();
+        let found = resources.iter().find(|resource| resource["kind"] == kind);
+        let found = found.cloned().unwrap_or_default();
         (found["state"].clone(), found["message"].as_str().unwrap_or_default().to_owned())
     };
-    assert_eq!(state("Pod").0, "synced", "{status}");
+    eventually("the policy lets agentk list Pods", || state("Pod").0 == "synced");
+    eventually("agentk knows that it may not list ConfigMaps", || state("ConfigMap").0 == "denied");
     let (denied, message) = state("ConfigMap");
     assert!(
         denied == "denied" && message.contains("the policy of this cluster does not allow this"),
