@@ -68,13 +68,14 @@ fn configuration_adds_rules_secrets_and_views() {
 
     // The name of a Secret is known, and its contents are nowhere.
     let secrets = of_kind("secrets");
-    let db = secrets.as_array().unwrap().iter().find(|node| node["name"] == "db").unwrap();
+    let db = secrets.as_array().unwrap().iter().find(|node| node["name"] == "db");
+    let db = db.unwrap_or_else(|| panic!("{secrets} {}", world.get(ops, "status")));
     assert_eq!(db["labels"]["app"], "web");
     let all = world.get(ops, "objects?limit=5000").to_string();
     assert!(!all.contains("hunter2") && !all.contains("aHVudGVyMg"), "contents of a Secret");
 
     let views = |list: &Value, name: &str| {
-        let found = list["views"].as_array().unwrap().iter().find(|view| view["name"] == name);
+        let found = list["views"].as_array().into_iter().flatten().find(|view| view["name"] == name);
         found.cloned().unwrap_or_default()
     };
     let seen = world.get(ops, "views");
