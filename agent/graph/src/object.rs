@@ -40,7 +40,12 @@ impl<'de> Deserialize<'de> for TrimmedObject {
 
 impl<'de> Deserialize<'de> for WholeObject {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Value::deserialize(deserializer).map(TrimmedObject::new).map(Self)
+        let mut object = Value::deserialize(deserializer)?;
+        if let Some(metadata) = object.pointer_mut("/metadata").and_then(Value::as_object_mut) {
+            // The longest part of many objects, which says nothing about their health.
+            metadata.remove("managedFields");
+        }
+        Ok(Self(TrimmedObject::new(object)))
     }
 }
 

@@ -65,7 +65,7 @@ struct Shared {
 pub(crate) struct ViewsFeed {
     service: ViewsService,
     agent: AgentIdentity,
-    /// The agent serves the graph.
+    /// The agent serves the graph, and receives its configuration.
     accepted: bool,
     configuration: watch::Receiver<ConfigurationState>,
 }
@@ -88,7 +88,10 @@ impl ViewsService {
         hello: &Hello,
         configuration: watch::Receiver<ConfigurationState>,
     ) -> ViewsFeed {
-        let accepted = hello.services.iter().any(|service| service.as_str() == ServiceName::GRAPH);
+        // An agent that does not receive its configuration computes no view of it.
+        let accepted = [ServiceName::GRAPH, ServiceName::CONFIGURATION]
+            .into_iter()
+            .all(|name| hello.services.iter().any(|service| service.as_str() == name));
         ViewsFeed { service: self.clone(), agent: agent.clone(), accepted, configuration }
     }
 

@@ -68,6 +68,7 @@ impl Fixture {
             streams.fetch_add(1, Relaxed);
             std::future::ready(follow(views.subscribe(), Counted(Arc::clone(&streams))))
         });
+        let services = with_configuration(services);
         self.agent = Some(self.world.agent(services).await);
         sleep(Duration::from_secs(20)).await;
     }
@@ -88,6 +89,11 @@ impl Fixture {
         self.world.kas.agents.services.configuration.wake("group/agents");
         sleep(Duration::from_secs(20)).await;
     }
+}
+
+/// Lets an agent receive its configuration.
+fn with_configuration(services: Services) -> Services {
+    services.with_fn("configuration", async |_: Request<Body>| Response::new(Body::empty()))
 }
 
 /// Sends the views, each time that they change, and a sign of life every 15 s.
@@ -214,7 +220,7 @@ async fn agent_that_sends_no_line_is_asked_again() {
         count.fetch_add(1, Relaxed);
         std::future::ready(Response::new(endless("{")))
     });
-    let _agent = world.agent(services).await;
+    let _agent = world.agent(with_configuration(services)).await;
     sleep(Duration::from_secs(200)).await;
     assert!((2..6).contains(&asked.load(Relaxed)), "{asked:?}");
 }

@@ -1,7 +1,8 @@
 //! Expressions in the Common Expression Language (CEL), which read an object of the cluster.
 //!
 //! Objects are untrusted, and an expression runs for each change of one. So the time and the memory of an expression are bounded by what it
-//! may contain: no `map`, which lets values grow in a chain, and no macro inside another one. There are no regular expressions.
+//! may contain: no `map`, which lets values grow in a chain, no macro inside another one, no regular expressions; and by the size of the
+//! object.
 
 use std::{
     fmt,
@@ -23,6 +24,10 @@ const OBJECT: &str = "object";
 const MAX_ADDITIONS: usize = 8;
 /// The most levels. The interpreter calls itself for each one.
 const MAX_DEPTH: usize = 32;
+/// The largest object: `filter` with `in` takes the square of a list, and `==` in it the product with everything.
+const MAX_OBJECT: ObjectBudget = ObjectBudget { values: 5000, bytes: 128 << 10 };
+/// The most elements of a list of an object.
+const MAX_LIST: usize = 500;
 /// The stack of the parser, of which the longest text needs a fraction.
 const PARSER_STACK: usize = 32 << 20;
 /// The functions, apart from operators and macros.
@@ -76,14 +81,46 @@ impl Expression {
     ///
     /// # Errors
     ///
-    /// The object does not have a field that the expression reads, or the value is no text.
+    /// The object does not have a field that the expression reads, or is too large, or the value is no text.
     pub fn text(&self, object: &serde_json::Value) -> Result<String, String> {
+        let mut budget = MAX_OBJECT;
+        if !fits(object, &mut budget) {
+            return Err(format!(
+                "the object is too large for an expression: at most {} values with {} bytes, and {MAX_LIST} in one list",
+                MAX_OBJECT.values, MAX_OBJECT.bytes
+            ));
+        }
         let mut context = Context::with_env(Arc::clone(&ENVIRONMENT));
         context.add_variable(OBJECT, object).map_err(|error| error.to_string())?;
         match self.program.execute(&context).map_err(|error| error.to_string())? {
             Value::String(text) => Ok(text.to_string()),
             other => Err(format!("the value is of the type {}, and not a text", other.type_of())),
         }
+    }
+}
+
+/// How much of an object is left.
+#[derive(Clone, Copy)]
+struct ObjectBudget {
+    values: usize,
+    bytes: usize,
+}
+
+/// Takes a value from the budget. Returns whether there is enough.
+fn fits(value: &serde_json::Value, budget: &mut ObjectBudget) -> bool {
+    let mut take = |bytes: usize| {
+        let left = budget.values.checked_sub(1).zip(budget.bytes.checked_sub(bytes));
+        left.map(|(values, bytes)| *budget = ObjectBudget { values, bytes }).is_some()
+    };
+    match value {
+        serde_json::Value::String(text) => take(text.len()),
+        serde_json::Value::Array(list) => {
+            list.len() <= MAX_LIST && take(0) && list.iter().all(|element| fits(element, budget))
+        }
+        serde_json::Value::Object(fields) => {
+            take(fields.keys().map(String::len).sum()) && fields.values().all(|field| fits(field, budget))
+        }
+        _ => take(0),
     }
 }
 
@@ -275,6 +312,80 @@ mod tests {
         }
         for expression in ["object.status.phase ==", "", &*deep] {
             assert!(Expression::parse(expression).is_err(), "{expression}");
+        }
+    }
+
+    /// A panic would end the load of the graph.
+    #[test]
+    fn no_value_of_an_object_panics() {
+        let numbers = [
+            "0",
+            "-1",
+            "1",
+            "9223372036854775807",
+            "-9223372036854775808",
+            "1.5",
+            "1e308",
+            "-0.0",
+            "0u",
+            "18446744073709551615u",
+        ];
+        let texts = [
+            "''",
+            "'é'",
+            "'\\u202e'",
+            "object.long",
+            "object.none",
+            "object.list",
+            "object.list[-1]",
+            "object.list[99]",
+            "object.map",
+            "object",
+        ];
+        let object = json!({"long": "é".repeat(60_000), "none": null, "list": [1, "a", {}], "map": {"a": 1.5, "b": u64::MAX, "c": i64::MIN}});
+        let mut tried = 0;
+        let mut attempt = |text: &str| {
+            if let Ok(expression) = Expression::parse(text) {
+                let _ = expression.text(&object);
+                tried += 1;
+            }
+        };
+        for one in numbers.iter().chain(&texts) {
+            for function in ["int", "double", "string", "bool", "size", "-", "!"] {
+                attempt(&format!("string({function}({one}))"));
+            }
+            for method in
+                ["contains", "startsWith", "endsWith", "exists(x, x)", "filter(x, x == 1)", "orValue"]
+            {
+                attempt(&format!(
+                    "string(({one}).{method}{})",
+                    if method.contains('(') { "" } else { "('é')" }
+                ));
+            }
+            for other in numbers.iter().chain(&texts) {
+                for operator in ["+", "-", "*", "/", "%", "<", "==", "in", "&&", "||"] {
+                    attempt(&format!("string(({one}) {operator} ({other}))"));
+                }
+                attempt(&format!("string(({one})[{other}])"));
+                attempt(&format!("({one}) ? ({other}) : 'x'"));
+            }
+        }
+        assert!(tried > 2000, "{tried}");
+    }
+
+    #[test]
+    fn object_that_makes_expressions_slow_is_refused() {
+        let same =
+            Expression::parse("object.list.filter(x, x in object.list).size() > 0 ? 'a' : 'b'").unwrap();
+        let list = |elements: usize| json!({"list": vec!["x"; elements]});
+        assert_eq!(same.text(&list(MAX_LIST)).as_deref(), Ok("a"));
+        for large in [
+            list(MAX_LIST + 1),
+            json!({"list": [], "text": "x".repeat(200 << 10)}),
+            json!({"list": [], "lists": vec![vec![1; 400]; 400]}),
+            json!({"list": [], "x".repeat(200 << 10): 1}),
+        ] {
+            assert!(same.text(&large).unwrap_err().starts_with("the object is too large"));
         }
     }
 
