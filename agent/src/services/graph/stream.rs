@@ -31,7 +31,7 @@ use crate::{
 /// Changes within this time are sent together.
 const COALESCE: Duration = Duration::from_millis(50);
 /// What is added to it for each other caller that follows: what all of them cost together grows slower than their number.
-const COALESCE_PER_VIEWER: Duration = Duration::from_millis(1);
+const COALESCE_PER_VIEWER: Duration = Duration::from_millis(2);
 /// The same for groups, which are computed from all objects.
 const COALESCE_GROUPS: Duration = Duration::from_millis(500);
 /// The same for views, which kas may follow all the time.
