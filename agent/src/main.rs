@@ -52,11 +52,7 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         },
-        (None, Some(options)) => {
-            // Memory of the first load of the graph is given back, also while agentk is idle. Without the thread it only takes longer.
-            let _ = tikv_jemalloc_ctl::background_thread::write(true);
-            run(options)
-        }
+        (None, Some(options)) => run(options),
         (None, None) => unreachable!("clap requires one of them"),
     }
 }
