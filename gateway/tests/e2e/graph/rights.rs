@@ -167,7 +167,7 @@ impl Rights {
             "spec": {"resourceAttributes": {"namespace": namespace, "resource": resource, "verb": verb}},
         }))
         });
-        let reviews: String = reviews.map(|review| review.to_string() + "\n---\n").collect();
+        let reviews: String = reviews.map(|review| review.to_string() + "\n").collect();
         let answers = kubectl.ok_with_stdin(
             &[&["create", "--filename=-", "--output=json", "--validate=false"], &identity[..]].concat(),
             &reviews,
