@@ -80,7 +80,12 @@ impl AddressRules {
 
     /// Returns the address of the client of a request that came over a connection from `peer`.
     pub fn client(&self, headers: &HeaderMap, peer: SocketAddr) -> IpAddr {
-        ForwardedFor::new(headers, &PeerAddress::new(peer.ip()), &self.trusted_proxies).client
+        self.client_of(headers, &PeerAddress::new(peer.ip()))
+    }
+
+    /// Returns the address of the client of a request that came over a connection from `peer`.
+    pub(crate) fn client_of(&self, headers: &HeaderMap, peer: &PeerAddress) -> IpAddr {
+        ForwardedFor::new(headers, peer, &self.trusted_proxies).client
     }
 }
 

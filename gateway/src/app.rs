@@ -47,6 +47,7 @@ use crate::{
     services::{ServiceContext, TunnelServices},
     tasks::TaskGroup,
     traces::Traces,
+    web::WebServer,
 };
 use access::{Identities, Identity};
 use gitlab::{
@@ -71,6 +72,8 @@ pub struct App {
     pub peer_server: Arc<PeerServer>,
     /// Serves the internal API, if it is configured.
     pub api: Option<Arc<ApiServer>>,
+    /// Serves the web page, if it is configured.
+    pub web: Option<Arc<WebServer>>,
     /// Calls the Git servers of GitLab.
     pub gitaly: GitalyClient,
     /// Serves probes, metrics and the list of agents.
@@ -159,6 +162,9 @@ impl App {
         let (access, gitlab_callers) =
             access_control(&shared, &issuers, gitlab.clone(), api_tokens, deployments.clone(), &config);
         let callers = Arc::new(shared.proxy_server(access, peers, traces, &config));
+        let web = config.web.as_ref().map(|web| {
+            Arc::new(WebServer::new(Arc::clone(&callers), &agents, web.listen.addresses(), &mut registry))
+        });
         let credentials = CredentialFiles::new(CertificateExpirations::register(&mut registry));
         let readiness = Readiness::default();
         let admin = Arc::new(shared.admin_server(&agents, readiness.clone(), &config, registry));
@@ -167,6 +173,7 @@ impl App {
             callers,
             peer_server,
             api: None,
+            web,
             gitaly,
             admin,
             identities: shared.identities,

@@ -16,6 +16,7 @@ mod private_api;
 mod redis;
 mod schema;
 mod tunnels;
+mod web;
 
 use std::{path::Path, sync::Arc};
 
@@ -41,6 +42,7 @@ pub use self::observability::{
 pub use self::private_api::{PrivateApiConfig, PrivateListen};
 pub use self::redis::{RedisCluster, RedisConfig, RedisNetwork, RedisSentinel, RedisServerConfig, RedisTls};
 pub use self::schema::json_schema;
+pub use self::web::{WebConfig, WebListen};
 pub use crate::addresses::ProxyProtocol;
 pub use crate::services::configuration::AgentConfigurationConfig;
 pub use crate::services::gitops::GitopsConfig;
@@ -62,6 +64,8 @@ pub struct Config {
     pub private_api: Option<PrivateApiConfig>,
     /// The internal API. Without this section there is none.
     pub api: Option<ApiConfig>,
+    /// The web page. Without this section there is none.
+    pub web: Option<WebConfig>,
     /// The limits of calls to the Git servers of GitLab.
     #[serde(default)]
     pub gitaly: GitalyConfig,
@@ -104,6 +108,7 @@ impl Config {
         config.check_gitlab_keys(file)?;
         config.apply_networks(file)?;
         config.check_proxies(file)?;
+        config.check_web(file)?;
         let directory = file.parent().unwrap_or_else(|| Path::new(""));
         let (agent, tracing) = (&mut config.agent, &mut config.observability.tracing);
         for path in [
@@ -144,7 +149,9 @@ impl Config {
         let files = configuration.repository.iter_mut().chain(manifests).flat_map(RepositoryConfig::paths);
         let authorities =
             config.oidc.issuers.iter_mut().filter_map(|issuer| issuer.ca_certificate_file.as_mut());
-        for path in config.api.iter_mut().flat_map(ApiConfig::paths).chain(files).chain(authorities) {
+        let web = config.web.iter_mut().flat_map(WebConfig::paths);
+        let api = config.api.iter_mut().flat_map(ApiConfig::paths);
+        for path in api.chain(web).chain(files).chain(authorities) {
             path.value = directory.join(&path.value);
         }
 

@@ -57,6 +57,7 @@ mod timing;
 mod tls;
 mod traces;
 mod tunnel_entry;
+mod web;
 
 /// Parts of a replica, for its tests, benchmarks and fuzz targets.
 pub mod test_support {
@@ -73,5 +74,6 @@ pub mod test_support {
         services::{class, dialect},
         timing::RequestTiming,
         traces::{RequestTrace, Traces},
+        web::WebServer,
     };
 }

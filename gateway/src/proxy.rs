@@ -26,26 +26,36 @@ mod upgrade;
 
 use std::{convert::Infallible, net::SocketAddr, str::FromStr as _, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use cores::poll_on_wake;
 use http::{Request, Response, Uri, uri::PathAndQuery};
-use hyper::service::service_fn;
+use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
+use ipnet::IpNet;
 use proto::hop_by_hop;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tower::{Service, ServiceBuilder};
+use tower::{BoxError, Service, ServiceBuilder};
 
 pub(crate) use self::budget::ResponseBudget;
+pub(crate) use self::connection::RequestGuard;
 pub(crate) use self::context::ProxyServer;
 pub(crate) use self::idle::IdleConnections;
 use self::{
     caller_io::CallerIo,
-    connection::{ConnectionState, RequestGuard},
+    connection::ConnectionState,
     context::{Access, ProxyRequest, RequestContext},
     response_body::{ConcurrencyPermit, GuardedBody},
 };
 use crate::{
-    audit::AuditedAccess, destination::Destination, headers::PeerAddress, hosts::TlsName,
-    http_limits::HttpLimits, io::StallGuard, io::Stranger, kill_switch::RequestAttributes, metrics::Limit,
+    audit::AuditedAccess,
+    destination::Destination,
+    headers::PeerAddress,
+    hosts::{Route, TlsName},
+    http_limits::HttpLimits,
+    io::StallGuard,
+    io::Stranger,
+    kill_switch::RequestAttributes,
+    metrics::Limit,
     services,
 };
 use access::{AuthorizedCaller, RequestError, without_credentials};
@@ -141,16 +151,46 @@ impl ProxyServer {
     ) where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
+        let address = PeerAddress::new(peer.ip());
+        let service = service();
+        let answer = |request: Request<Incoming>, guard| {
+            let route = self.hosts.route(&request, &tls_name);
+            let peer = (&address, self.addresses.trusted_proxies());
+            service.clone().call(ProxyRequest::new(self, peer, route, guard, request))
+        };
+        self.serve_connection(io, peer, stranger, answer).await;
+    }
+
+    /// Answers one request by a path of an agent, which came over a connection of another listener. `proxies` are those of that
+    /// listener whose `X-Forwarded-For` is trusted.
+    pub(crate) async fn answer(
+        self: &Arc<Self>,
+        (peer, proxies): (&PeerAddress, &[IpNet]),
+        guard: RequestGuard,
+        request: Request<Incoming>,
+    ) -> Response<impl http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + use<>> {
+        let request = ProxyRequest::new(self, (peer, proxies), Route::Path, guard, request);
+        let Ok(response) = service().call(request).await;
+        response
+    }
+
+    /// Serves one connection until it ends: `answer` responds to its requests.
+    pub(crate) async fn serve_connection<T, F, Fut, B>(
+        self: &Arc<Self>,
+        io: T,
+        peer: SocketAddr,
+        stranger: Arc<Stranger>,
+        answer: F,
+    ) where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        F: Fn(Request<Incoming>, RequestGuard) -> Fut,
+        Fut: Future<Output = Result<Response<B>, Infallible>> + Send + 'static,
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
         let (limits, metrics) = (&self.limits, &self.metrics);
         let state = Arc::new(ConnectionState::new(&metrics.connections, stranger));
         let _idle = self.idle_connections.insert(&state);
-        let address = PeerAddress::new(peer.ip());
-        let service = service();
-        let service = service_fn(|request| {
-            let route = self.hosts.route(&request, &tls_name);
-            let request = ProxyRequest::new(self, &address, route, RequestGuard::new(&state), request);
-            service.clone().call(request)
-        });
+        let service = service_fn(|request| answer(request, RequestGuard::new(&state)));
         let io = StallGuard::new(io, limits.write_stall_timeout, metrics.write_stalls.clone());
         let timeouts = metrics.limit_counter(Limit::HeadTimeout).clone();
         let io = CallerIo::new(io, Arc::clone(&state), limits.head_timeout, timeouts);

@@ -117,6 +117,17 @@ impl AccessControl {
     }
 }
 
+impl AccessControl {
+    /// Counts a credential that is unknown to whoever has checked it in place of [`Self::authorize`].
+    ///
+    /// # Errors
+    ///
+    /// The address has sent too many of them.
+    pub async fn count_unknown(&self, address: IpAddr) -> Result<(), RequestError> {
+        self.unknown.count(address).await
+    }
+}
+
 /// Returns an `unauthorized` error.
 pub fn unauthorized(what: &str) -> RequestError {
     RequestError::new(Reason::Unauthorized, what)

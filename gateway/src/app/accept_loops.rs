@@ -58,6 +58,17 @@ impl App {
             },
         );
         background.spawn(liveness.heartbeat("accept-public").during(serving));
+        if let Some((listener, web)) = listeners.web.zip(self.web.clone()) {
+            let serving =
+                listener.serve(shutdown.callers.clone(), cores.clone(), metrics.clone(), move |io, peer| {
+                    let web = Arc::clone(&web);
+                    async move {
+                        let stranger = Arc::clone(io.stranger());
+                        web.serve(io, peer, stranger).await
+                    }
+                });
+            background.spawn(liveness.heartbeat("accept-web").during(serving));
+        }
         if let Some(private) = listeners.private {
             let serving = Arc::clone(&self.peer_server).listen(private, cores.clone());
             background.spawn(liveness.heartbeat("accept-private").during(serving));

@@ -17,6 +17,8 @@ pub(super) struct ConnectionLimits {
     pub(super) private: usize,
     /// `api.listen`.
     pub(super) api: usize,
+    /// `web.listen`.
+    pub(super) web: usize,
     /// `observability.listen`.
     pub(super) observability: usize,
 }
@@ -33,16 +35,17 @@ impl ConnectionLimits {
         }
         let observability = self.observability.min(available / 16).max(1);
         let api = self.api.min(available / 16).max(1);
+        let web = self.web.min(available / 16);
         let private = self.private.min(available / 8).max(1);
-        let rest = available.saturating_sub(observability + api + private);
+        let rest = available.saturating_sub(observability + api + web + private);
         let agent = self.agent.min((rest / 2).max(rest.saturating_sub(self.public))).max(1);
         let public = self.public.min(rest.saturating_sub(agent)).max(1);
-        Some(Self { agent, public, private, api, observability })
+        Some(Self { agent, public, private, api, web, observability })
     }
 
     /// Returns the connections of all listeners.
     pub(super) fn sum(self) -> usize {
-        self.agent + self.public + self.private + self.api + self.observability
+        self.agent + self.public + self.private + self.api + self.web + self.observability
     }
 }
 
@@ -50,8 +53,14 @@ impl ConnectionLimits {
 mod tests {
     use super::*;
 
-    const CONFIGURED: ConnectionLimits =
-        ConnectionLimits { agent: 20_000, public: 10_000, private: 4000, api: 1000, observability: 100 };
+    const CONFIGURED: ConnectionLimits = ConnectionLimits {
+        agent: 20_000,
+        public: 10_000,
+        private: 4000,
+        api: 1000,
+        web: 0,
+        observability: 100,
+    };
 
     #[test]
     fn high_limit_changes_nothing() {
@@ -69,7 +78,7 @@ mod tests {
         let shares = CONFIGURED.reduced_to(1024).unwrap();
         assert_eq!(
             shares,
-            ConnectionLimits { agent: 336, public: 336, private: 112, api: 56, observability: 56 }
+            ConnectionLimits { agent: 336, public: 336, private: 112, api: 56, web: 0, observability: 56 }
         );
     }
 

@@ -27,6 +27,8 @@ pub struct Listeners {
     pub private: Option<Listener>,
     /// `api.listen`, if it is configured.
     pub api: Option<Listener>,
+    /// `web.listen`, if it is configured.
+    pub web: Option<Listener>,
     /// `observability.listen`.
     pub observability: Listener,
 }
@@ -37,6 +39,7 @@ pub(super) struct ListenerCertificates {
     agent: Option<Certificate>,
     public: Option<Certificate>,
     api: Option<Certificate>,
+    web: Option<Certificate>,
 }
 
 impl ListenerCertificates {
@@ -61,12 +64,18 @@ impl ListenerCertificates {
             }
             None => None,
         };
-        Ok(Self { agent, public, api })
+        let web = match config.web.as_ref().map(|web| &web.listen) {
+            Some(web) => {
+                Certificate::read(file, "web.listen", web.certificate_file.as_ref(), web.key_file.as_ref())?
+            }
+            None => None,
+        };
+        Ok(Self { agent, public, api, web })
     }
 
     /// Returns the certificates.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Certificate> {
-        [&self.agent, &self.public, &self.api].into_iter().flatten()
+        [&self.agent, &self.public, &self.api, &self.web].into_iter().flatten()
     }
 }
 
@@ -110,6 +119,15 @@ impl Listeners {
                     let tls = certificates.api.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));
                     let (address, rules) = (api.listen.address, api.listen.addresses());
                     Some(Listener::bind("api", address, rules, tls, connections.api, PROBE_TIMEOUT).await?)
+                }
+                None => None,
+            },
+            web: match &config.web {
+                Some(web) => {
+                    let tls = certificates.web.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));
+                    let (address, rules) = (web.listen.address, web.listen.addresses());
+                    let timeout = limits.handshake_timeout;
+                    Some(Listener::bind("web", address, rules, tls, connections.web, timeout).await?)
                 }
                 None => None,
             },

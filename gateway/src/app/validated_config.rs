@@ -39,6 +39,8 @@ use crate::{
 const MAX_PROBES: usize = 100;
 /// Connections to the internal API.
 const MAX_API_CLIENTS: usize = 1000;
+/// The most connections of browsers.
+const MAX_BROWSERS: usize = 2000;
 
 /// A configuration whose files are read and valid.
 #[derive(Debug)]
@@ -174,6 +176,7 @@ impl ValidatedConfig {
             public: self.config.agent.kubernetes_api.limits.max_connections,
             private: if self.private.is_some() { peers::MAX_CONNECTIONS } else { 0 },
             api: if self.api_secret.is_some() { MAX_API_CLIENTS } else { 0 },
+            web: if self.config.web.is_some() { MAX_BROWSERS } else { 0 },
             observability: MAX_PROBES,
         };
         let Some(reduced) = configured.reduced_to(open_files) else { return configured };

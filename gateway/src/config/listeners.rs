@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use settings::ConfigError;
 
-use super::Config;
+use super::{Config, WebConfig};
 use crate::addresses::ProxyProtocol;
 
 /// The kind of the address of a listener, as in the `network` keys of GitLab's kas.
@@ -112,7 +112,9 @@ impl Config {
             ("agent", agent.proxy_protocol, &agent.trusted_proxies),
             ("agent.kubernetes_api", public.proxy_protocol, &public.trusted_proxies),
         ];
-        for (section, protocol, trusted) in listeners.into_iter().chain(api) {
+        let web =
+            self.web.as_ref().map(|web| ("web", web.listen.proxy_protocol, &web.listen.trusted_proxies));
+        for (section, protocol, trusted) in listeners.into_iter().chain(api).chain(web) {
             if protocol != ProxyProtocol::Off && trusted.is_empty() {
                 let what = format!(
                     "connections with a PROXY header are accepted from proxies only: set {section}.listen.trusted_proxies"
@@ -121,6 +123,18 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// Returns an error if sessions of browsers could cross a network without TLS.
+    pub(super) fn check_web(&self, file: &Path) -> Result<(), ConfigError> {
+        let Some(WebConfig { listen }) = &self.web else { return Ok(()) };
+        let has_tls = listen.certificate_file.is_some();
+        if has_tls || listen.address.ip().is_loopback() || !listen.trusted_proxies.is_empty() {
+            return Ok(());
+        }
+        let what = "browsers send sessions only over TLS: set certificate_file and key_file, or trusted_proxies if a proxy ends TLS, \
+                    or listen on loopback";
+        Err(self.error(file, "web.listen.address", what))
     }
 
     /// Returns an error if two listeners have overlapping addresses.
@@ -133,6 +147,7 @@ impl Config {
         listeners
             .extend(self.private_api.iter().map(|api| ("private_api.listen.address", api.listen.address)));
         listeners.extend(self.api.iter().map(|api| ("api.listen.address", api.listen.address)));
+        listeners.extend(self.web.iter().map(|web| ("web.listen.address", web.listen.address)));
         while let Some((key, address)) = listeners.pop() {
             if let Some((other, _)) = listeners.iter().find(|(_, other)| overlap(*other, address)) {
                 let what = format!("{address} is taken by {other}: each listener needs its own address");

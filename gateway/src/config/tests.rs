@@ -80,6 +80,7 @@ fn example_explains_every_key() {
         include_str!("redis.rs"),
         include_str!("private_api.rs"),
         include_str!("api.rs"),
+        include_str!("web.rs"),
         include_str!("../../gitlab/src/config.rs"),
         include_str!("../../oidc/src/config.rs"),
         include_str!("../../gitlab/src/gitaly/config.rs"),
@@ -122,7 +123,8 @@ pub(super) fn whole(example: &str) -> String {
     let mut section = false;
     let lines = example.lines().map(|line| {
         section = !line.is_empty()
-            && (section || ["# private_api:", "# api:", "# gitlab:", "# disabled:"].contains(&line));
+            && (section
+                || ["# private_api:", "# api:", "# web:", "# gitlab:", "# disabled:"].contains(&line));
         if section { line.trim_start_matches('#').strip_prefix(' ').unwrap() } else { line }
     });
     lines.collect::<Vec<_>>().join("\n")

@@ -29,7 +29,7 @@ pub(super) struct ConnectionState {
 
 /// Counts a request as in flight on its connection until the response has ended.
 #[derive(Debug)]
-pub(super) struct RequestGuard(Arc<ConnectionState>);
+pub(crate) struct RequestGuard(Arc<ConnectionState>);
 
 impl ConnectionState {
     pub(super) fn new(connections: &Gauge, stranger: Arc<Stranger>) -> Self {
@@ -75,7 +75,7 @@ impl RequestGuard {
     }
 
     /// Admits the client of the connection.
-    pub(super) fn admit(&self) {
+    pub(crate) fn admit(&self) {
         self.0.stranger.admit();
     }
 

@@ -11,6 +11,7 @@ use std::{
 use access::{AccessControl, ErrorFormat, Grant, RequestError, UrlPathPrefix};
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use hyper::body::Incoming;
+use ipnet::IpNet;
 use parking_lot::Mutex;
 use process::LogLimiter;
 use proto::{Reason, header};
@@ -125,17 +126,17 @@ pub(super) struct Access {
 pub(super) type AccessEnded = Pin<Box<dyn Future<Output = RequestError> + Send>>;
 
 impl ProxyRequest {
-    /// Takes a request over from the HTTP server.
+    /// Takes a request over from the HTTP server. `proxies` are those of the listener whose `X-Forwarded-For` is trusted.
     pub(super) fn new(
         server: &Arc<ProxyServer>,
-        peer: &PeerAddress,
+        (peer, proxies): (&PeerAddress, &[IpNet]),
         route: Route,
         guard: RequestGuard,
         request: Request<Incoming>,
     ) -> Self {
         let (parts, body) = request.into_parts();
         let id = request_id(&parts.headers);
-        let forwarded = ForwardedFor::new(&parts.headers, peer, server.addresses.trusted_proxies());
+        let forwarded = ForwardedFor::new(&parts.headers, peer, proxies);
         let audit = server.audit.get().map(|log| {
             let (method, uri) = (&parts.method, &parts.uri);
             let request = NewRequest { id: &id, client: forwarded.client, method, host: route.host(), uri };

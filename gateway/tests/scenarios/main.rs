@@ -42,3 +42,4 @@ mod topologies;
 mod tracing;
 mod views;
 mod watches;
+mod web;

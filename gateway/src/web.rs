@@ -1,0 +1,404 @@
+//! The listener of the web page: its files, the sessions of browsers, and the requests of the page to agents.
+//!
+//! ```text
+//!   browser ──► origin ──► /web/v1/session, /web/v1/agents      this module
+//!                     └──► /agents/<agent>/<service>/…          the token of the session in place of the cookie ──► proxy
+//!           ──► everything else                                 assets
+//! ```
+//!
+//! The proxy decides on each request as on that of any other caller with the same token. The page is on an origin of its own, and a request
+//! that the page has not sent gets no response of an agent: a cluster may contain web pages (`services/proxy`), which must never run with
+//! the session of the reader.
+
+mod assets;
+mod origin;
+mod sessions;
+
+use std::{
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use access::{AccessControl, Grant, Identities, RequestError, token::TokenHash};
+use axum::body::Body;
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
+    header::{
+        ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY,
+        CONTENT_TYPE, COOKIE, ORIGIN, REFERER, SET_COOKIE, UPGRADE,
+    },
+};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+use proto::{ReplicaId, ServiceName};
+use router::RouteStore;
+use secrecy::{ExposeSecret as _, SecretString};
+use serde::{Deserialize, Serialize};
+use settings::rfc3339;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, timeout},
+};
+
+use self::sessions::{Session, Sessions};
+use crate::{
+    addresses::AddressRules,
+    agent_locations::{AgentLocations, AgentOwner, AgentState},
+    agents::AgentServer,
+    headers::PeerAddress,
+    io::Stranger,
+    proxy::{ProxyServer, RequestGuard},
+};
+
+const SESSION_PATH: &str = "/web/v1/session";
+const AGENTS_PATH: &str = "/web/v1/agents";
+/// The beginning of the paths of agents.
+const AGENTS_PREFIX: &str = "/agents/";
+/// The beginning of the paths that are no files.
+const API_PREFIX: &str = "/web/";
+/// The longest request of a login, in bytes, and the time for it.
+const MAX_LOGIN: usize = 16 << 10;
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// The services of which the page asks whether the caller may use them.
+const SERVICES: [&str; 4] =
+    [ServiceName::GITOPS, ServiceName::GRAPH, ServiceName::KUBERNETES, ServiceName::PROMETHEUS];
+
+/// Serves the web page.
+#[derive(Debug)]
+pub struct WebServer {
+    proxy: Arc<ProxyServer>,
+    sessions: Sessions,
+    identities: Identities,
+    access: AccessControl,
+    addresses: AddressRules,
+    store: Arc<dyn RouteStore>,
+    replica: ReplicaId,
+    metrics: WebMetrics,
+}
+
+/// The metrics of the page.
+#[derive(Clone, Debug, Default)]
+struct WebMetrics {
+    sessions: Gauge,
+    logins: Family<[(&'static str, &'static str); 1], Counter>,
+}
+
+/// The result of the checks of a request.
+enum Answer {
+    /// The response is complete.
+    Own(Response<Body>),
+    /// The proxy sends the request to an agent, with the token of the session.
+    Proxy(Request<Incoming>),
+}
+
+/// The session, for the page.
+#[derive(Serialize)]
+struct SessionInfo<'a> {
+    caller: &'a str,
+    #[serde(with = "rfc3339")]
+    expires: SystemTime,
+}
+
+/// The agents that the caller may use.
+#[derive(Serialize)]
+struct AgentList {
+    replica: ReplicaId,
+    agents: Vec<AgentInfo>,
+    /// The error because of which the tunnels to other replicas are missing.
+    missing: Option<String>,
+}
+
+#[derive(Serialize)]
+struct AgentInfo {
+    id: u64,
+    name: String,
+    #[serde(flatten)]
+    state: AgentState,
+    /// The replicas that hold its tunnels.
+    replicas: Vec<AgentOwner>,
+    /// The services that the caller may use.
+    services: Vec<&'static str>,
+}
+
+#[derive(Deserialize)]
+struct Login {
+    token: SecretString,
+}
+
+impl WebServer {
+    /// Returns the server of a replica. `addresses` are the rules of its listener.
+    pub(crate) fn new(
+        proxy: Arc<ProxyServer>,
+        agents: &AgentServer,
+        addresses: AddressRules,
+        registry: &mut Registry,
+    ) -> Self {
+        let metrics = WebMetrics::default();
+        registry.register("kas_web_sessions", "Sessions of browsers", metrics.sessions.clone());
+        let logins = "Logins of browsers by their result: ok, unknown, address, or limit";
+        registry.register("kas_web_logins", logins, metrics.logins.clone());
+        Self {
+            sessions: Sessions::default(),
+            identities: agents.identities.clone(),
+            access: proxy.access.clone(),
+            proxy,
+            addresses,
+            store: Arc::clone(&agents.store),
+            replica: agents.replica,
+            metrics,
+        }
+    }
+
+    /// Serves one connection of a browser until it ends. `peer` is its other end: a browser, or a proxy. The connection is that of
+    /// the `stranger` until a request has a session.
+    pub async fn serve<T>(self: &Arc<Self>, io: T, peer: SocketAddr, stranger: Arc<Stranger>)
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let address = Arc::new(PeerAddress::new(peer.ip()));
+        let answer = |request: Request<Incoming>, guard: RequestGuard| {
+            let (web, address) = (Arc::clone(self), Arc::clone(&address));
+            Box::pin(async move {
+                let request = match web.answer(request, &address).await {
+                    Answer::Own(response) => return Ok::<_, Infallible>(response),
+                    Answer::Proxy(request) => request,
+                };
+                guard.admit();
+                let peer = (&*address, web.addresses.trusted_proxies());
+                Ok(contain(web.proxy.answer(peer, guard, request).await.map(Body::new)))
+            })
+        };
+        self.proxy.serve_connection(io, peer, stranger, answer).await;
+    }
+
+    /// Answers a request, or prepares it for the proxy.
+    async fn answer(&self, request: Request<Incoming>, peer: &PeerAddress) -> Answer {
+        let client = self.addresses.client_of(request.headers(), peer);
+        let path = request.uri().path();
+        if !self.addresses.allows(client) {
+            let what =
+                "the address of this browser is in none of the networks of web.listen.allowed_networks";
+            return own(refusal(StatusCode::FORBIDDEN, what));
+        }
+        // The page has paths of the same beginning, to which people follow links: a request that the page has not sent gets the page.
+        let is_agent = path.starts_with(AGENTS_PREFIX) && request.headers().contains_key(origin::MARK);
+        if !is_agent && !path.starts_with(API_PREFIX) {
+            return own(match *request.method() {
+                Method::GET | Method::HEAD => assets::response(path),
+                _ => wrong_method("GET"),
+            });
+        }
+        let authority = request.uri().authority().map(|authority| authority.as_str().to_owned());
+        if !origin::is_own(request.headers(), authority.as_deref()) {
+            let what =
+                "only the web page of kas may send this request; programs use the listener for callers";
+            return own(refusal(StatusCode::FORBIDDEN, what));
+        }
+        if !is_agent {
+            return own(self.api(request, client).await);
+        }
+        match self.session(request.headers(), client) {
+            Some(_) if is_web_content(path) => {
+                let what =
+                    "web pages of the cluster are not shown here; use kubectl port-forward or kubectl proxy";
+                own(refusal(StatusCode::FORBIDDEN, what))
+            }
+            Some((session, _)) => Answer::Proxy(with_token(request, &session)),
+            None => own(no_session()),
+        }
+    }
+
+    /// Returns the session of a request with the rights of its token, unless the token was revoked meanwhile.
+    fn session(&self, headers: &HeaderMap, client: IpAddr) -> Option<(Session, Arc<Grant>)> {
+        let session = self.sessions.find(cookies(headers)?, Instant::now())?;
+        let grant = self.grant(&session.token)?;
+        grant.caller.may_connect_from(client).then_some((session, grant))
+    }
+
+    fn grant(&self, token: &SecretString) -> Option<Arc<Grant>> {
+        self.identities.load().grant(&TokenHash::of(token)).cloned()
+    }
+
+    async fn api(&self, request: Request<Incoming>, client: IpAddr) -> Response<Body> {
+        let cookies = cookies(request.headers()).unwrap_or_default().to_owned();
+        match (request.uri().path(), request.method()) {
+            (SESSION_PATH, &Method::POST) => self.log_in(request, client, &cookies).await,
+            (SESSION_PATH, &Method::DELETE) => {
+                let ended = self.sessions.end(&cookies);
+                self.count_sessions();
+                with_cookie(StatusCode::NO_CONTENT, &ended)
+            }
+            (SESSION_PATH, &Method::GET) => match self.session(request.headers(), client) {
+                Some((session, grant)) => {
+                    let left = session.end.saturating_duration_since(Instant::now());
+                    json(&SessionInfo { caller: grant.caller.name(), expires: SystemTime::now() + left })
+                }
+                None => no_session(),
+            },
+            (AGENTS_PATH, &Method::GET) => match self.session(request.headers(), client) {
+                Some((_, grant)) => json(&self.agents(&grant).await),
+                None => no_session(),
+            },
+            (SESSION_PATH, _) => wrong_method("GET, POST, DELETE"),
+            (AGENTS_PATH, _) => wrong_method("GET"),
+            _ => refusal(StatusCode::NOT_FOUND, "there is no such path"),
+        }
+    }
+
+    /// Begins a session with the token in the body of a request. A session of before ends.
+    async fn log_in(&self, request: Request<Incoming>, client: IpAddr, cookies: &str) -> Response<Body> {
+        let body = timeout(LOGIN_TIMEOUT, Limited::new(request.into_body(), MAX_LOGIN).collect()).await;
+        let login = body.ok().and_then(Result::ok);
+        let login = login.and_then(|body| serde_json::from_slice::<Login>(&body.to_bytes()).ok());
+        let Some(Login { token }) = login else {
+            return refusal(StatusCode::BAD_REQUEST, "the body must be JSON: {\"token\": \"…\"}");
+        };
+        let token = SecretString::from(token.expose_secret().trim());
+        let Some(grant) = self.grant(&token) else {
+            let refused = match self.access.count_unknown(client).await {
+                Ok(()) => {
+                    ("unknown", refusal(StatusCode::UNAUTHORIZED, "the token is unknown or was revoked"))
+                }
+                Err(error) => ("limit", limited(&error)),
+            };
+            self.count_login(refused.0);
+            return refused.1;
+        };
+        let name = grant.caller.name();
+        if !grant.caller.may_connect_from(client) {
+            self.count_login("address");
+            let what = format!("caller {name} may not connect from this address");
+            return refusal(StatusCode::FORBIDDEN, &what);
+        }
+        self.sessions.end(cookies);
+        let cookie = self.sessions.begin(token, Instant::now());
+        self.count_login("ok");
+        self.count_sessions();
+        tracing::info!(caller = name, %client, "session of a browser began");
+        with_cookie(StatusCode::NO_CONTENT, &cookie)
+    }
+
+    async fn agents(&self, grant: &Grant) -> AgentList {
+        let identity = self.identities.load();
+        let known = identity.agents_of(&grant.caller);
+        let ids: Vec<_> = known.iter().map(|(_, id)| *id).collect();
+        let mut locations = AgentLocations::lookup(&*self.store, &ids).await;
+        let may_use = |service: &&str| {
+            let service: Result<ServiceName, _> = service.parse();
+            service.is_ok_and(|service| grant.caller.may_use_service(&service))
+        };
+        let services: Vec<&'static str> = SERVICES.into_iter().filter(may_use).collect();
+        let agents = known.into_iter().map(|(name, id)| {
+            let replicas = locations.take_owners(id);
+            let state =
+                if replicas.is_empty() { locations.state_without_owner(id) } else { AgentState::Connected };
+            AgentInfo { id: id.0, name: name.to_string(), state, replicas, services: services.clone() }
+        });
+        let agents = agents.collect();
+        AgentList { replica: self.replica, agents, missing: locations.missing }
+    }
+
+    fn count_login(&self, result: &'static str) {
+        self.metrics.logins.get_or_create(&[("result", result)]).inc();
+    }
+
+    fn count_sessions(&self) {
+        self.metrics.sessions.set(self.sessions.len() as i64);
+    }
+}
+
+/// Returns a response of the page itself, with the headers of all of them.
+fn own(mut response: Response<Body>) -> Answer {
+    assets::secure(&mut response);
+    Answer::Own(response)
+}
+
+/// Makes a response of an agent one that a browser never shows as a page.
+fn contain(mut response: Response<Body>) -> Response<Body> {
+    assets::secure(&mut response);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox; default-src 'none'"));
+    headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.remove(SET_COOKIE);
+    response
+}
+
+/// Replaces the cookie of a request by the token of its session. What browsers say about the page is of no interest for a cluster.
+fn with_token(mut request: Request<Incoming>, session: &Session) -> Request<Incoming> {
+    let headers = request.headers_mut();
+    for name in [COOKIE, ORIGIN, REFERER, UPGRADE, CONNECTION, origin::MARK] {
+        headers.remove(name);
+    }
+    let value = format!("Bearer {}", session.token.expose_secret());
+    // Fails for a token with control characters, which is none of a caller.
+    if let Ok(mut value) = HeaderValue::from_str(&value) {
+        value.set_sensitive(true);
+        headers.insert(AUTHORIZATION, value);
+    }
+    request
+}
+
+/// Returns whether a path of the Kubernetes API leads to a server of the cluster, such as `services/web/proxy`.
+fn is_web_content(path: &str) -> bool {
+    let decoded = percent_encoding::percent_decode_str(path).decode_utf8_lossy();
+    decoded.split('/').any(|part| part == "proxy")
+}
+
+/// Returns the `Cookie` of a request. HTTP/2 may split it into several.
+fn cookies(headers: &HeaderMap) -> Option<&str> {
+    let mut values = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
+    // Ours is whole in one of them.
+    values.find(|value| value.contains("__Host-kas="))
+}
+
+fn no_session() -> Response<Body> {
+    refusal(
+        StatusCode::UNAUTHORIZED,
+        "log in: there is no session, or it has ended, or its token was revoked",
+    )
+}
+
+fn limited(error: &RequestError) -> Response<Body> {
+    refusal(StatusCode::TOO_MANY_REQUESTS, &error.message)
+}
+
+fn wrong_method(allowed: &'static str) -> Response<Body> {
+    let mut response =
+        refusal(StatusCode::METHOD_NOT_ALLOWED, &format!("the methods of this path are {allowed}"));
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+    response
+}
+
+fn with_cookie(status: StatusCode, cookie: &str) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    let cookie = HeaderValue::from_str(cookie).expect("base64 and constants");
+    response.headers_mut().insert(SET_COOKIE, cookie);
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+fn refusal(status: StatusCode, what: &str) -> Response<Body> {
+    respond(status, "text/plain; charset=utf-8", format!("{what}\n"))
+}
+
+fn json(value: &impl Serialize) -> Response<Body> {
+    let text = serde_json::to_string(value).expect("it has keys that are text");
+    respond(StatusCode::OK, "application/json", text)
+}
+
+fn respond(status: StatusCode, content_type: &'static str, text: String) -> Response<Body> {
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}

@@ -1,0 +1,71 @@
+//! The files of the page, which are part of the program. `web/` builds them.
+
+use axum::body::Body;
+use http::{
+    HeaderName, HeaderValue, Response, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE},
+};
+use include_dir::{Dir, include_dir};
+
+static FILES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../web/dist");
+
+/// The page, for all paths that the page itself interprets.
+const INDEX: &str = "index.html";
+/// The folder of files whose names have a hash of their contents.
+const HASHED: &str = "assets/";
+
+/// The headers of all responses of the listener.
+const HEADERS: [(HeaderName, &str); 6] = [
+    (
+        http::header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'",
+    ),
+    (http::header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (http::header::X_FRAME_OPTIONS, "DENY"),
+    (http::header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
+
+/// Returns the file of a path, or the page.
+pub(super) fn response(path: &str) -> Response<Body> {
+    let name = path.trim_start_matches('/');
+    let is_file = name.starts_with(HASHED) || name.rsplit('/').next().is_some_and(|last| last.contains('.'));
+    let (name, file) = match FILES.get_file(name) {
+        Some(file) => (name, Some(file)),
+        None if is_file => (name, None),
+        None => (INDEX, FILES.get_file(INDEX)),
+    };
+    let Some(file) = file else {
+        let mut response = Response::new(Body::from("there is no such file\n"));
+        *response.status_mut() = StatusCode::NOT_FOUND;
+        return response;
+    };
+    let mut response = Response::new(Body::from(file.contents()));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type(name)));
+    let cache = if name.starts_with(HASHED) { "public, max-age=31536000, immutable" } else { "no-cache" };
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static(cache));
+    response
+}
+
+/// Adds the headers of all responses of the page.
+pub(super) fn secure(response: &mut Response<Body>) {
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+}
+
+fn content_type(name: &str) -> &'static str {
+    match name.rsplit('.').next() {
+        Some("html") => "text/html; charset=utf-8",
+        Some("js") => "text/javascript; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        Some("png") => "image/png",
+        Some("woff2") => "font/woff2",
+        Some("json" | "webmanifest") => "application/json",
+        _ => "application/octet-stream",
+    }
+}

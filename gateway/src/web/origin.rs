@@ -1,0 +1,61 @@
+//! Whether a request comes from the page itself, and not from another site that uses the cookie of the reader (CSRF).
+
+use http::{
+    HeaderMap, HeaderName,
+    header::{HOST, ORIGIN},
+};
+
+/// The header that the page sends with each request. Another site cannot send it without the consent of kas, which gives none (CORS).
+pub(super) const MARK: HeaderName = HeaderName::from_static("kas-web");
+/// What browsers say about the site that sends the request (Fetch Metadata).
+const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Returns whether the page itself sends a request. `authority` is that of HTTP/2, in place of `Host`.
+pub(super) fn is_own(headers: &HeaderMap, authority: Option<&str>) -> bool {
+    let text = |name: &HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    let host = authority.or_else(|| text(&HOST)).unwrap_or_default();
+    let is_own_origin = |origin: &str| {
+        let origin = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
+        origin.is_some_and(|origin| !origin.is_empty() && origin.eq_ignore_ascii_case(host))
+    };
+    text(&MARK) == Some("1")
+        && text(&SITE).is_none_or(|site| site == "same-origin")
+        && text(&ORIGIN).is_none_or(is_own_origin)
+        && headers.get_all(ORIGIN).iter().count() <= 1
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn own(headers: &[(&'static str, &'static str)]) -> bool {
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        is_own(&headers.collect(), None)
+    }
+
+    #[test]
+    fn only_the_page_itself_is_served() {
+        let (mark, host) = (("kas-web", "1"), ("host", "kas.example.com:8156"));
+        for (more, expected) in [
+            (&[][..], true),
+            (&[("sec-fetch-site", "same-origin")], true),
+            (&[("sec-fetch-site", "same-site")], false),
+            (&[("sec-fetch-site", "cross-site")], false),
+            (&[("sec-fetch-site", "none")], false),
+            (&[("origin", "https://kas.example.com:8156")], true),
+            (&[("origin", "https://kas.example.com:8154")], false),
+            (&[("origin", "https://kas.example.com")], false),
+            (&[("origin", "https://evil.example.com")], false),
+            (&[("origin", "null")], false),
+            (&[("origin", "https://")], false),
+        ] {
+            assert_eq!(own(&[&[mark, host], more].concat()), expected, "{more:?}");
+        }
+        assert!(!own(&[host]), "a request without the header is that of a form or of an image");
+        assert!(!own(&[("kas-web", "0"), host]));
+    }
+}

@@ -1,0 +1,269 @@
+//! The listener of the web page: sessions, and which requests reach an agent.
+#![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use access::Identity;
+use agent::Services;
+use gateway::kill_switch::file;
+use http::{
+    Method, Request, Response, StatusCode,
+    header::{AUTHORIZATION, COOKIE, HOST, ORIGIN, SET_COOKIE},
+};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use secrecy::ExposeSecret as _;
+use serde_json::{Value, json};
+use testing::kas::world::{CALLER, World, endless, text};
+use tokio::time::{sleep, timeout};
+use tunnel::Body;
+
+const HOST_NAME: &str = "kas.example.com:8156";
+
+/// A browser with the page of a kas, whose agent tells what it has received.
+struct Browser {
+    world: World,
+    cookie: String,
+}
+
+impl Browser {
+    fn new() -> Self {
+        let world = World::with(|config| {
+            config.web = Some(serde_json::from_value(json!({"listen": {}})).unwrap());
+        });
+        Self { world, cookie: String::new() }
+    }
+
+    /// Sends a request as the page does, with more headers or other ones.
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: &str,
+        headers: &[(&str, &str)],
+    ) -> Response<Incoming> {
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let web = self.world.kas.web.clone().unwrap();
+        tokio::spawn(async move { web.serve(far, CALLER, Arc::default()).await });
+        let mut request = Request::builder().method(method).uri(path).header(HOST, HOST_NAME);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        if !self.cookie.is_empty() {
+            request = request.header(COOKIE, &self.cookie);
+        }
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
+        tokio::spawn(connection);
+        sender.send_request(request.body(Body::from(body.to_owned())).unwrap()).await.unwrap()
+    }
+
+    async fn page(&self, method: Method, path: &str) -> Response<Incoming> {
+        self.send(method, path, "", &[("kas-web", "1"), ("sec-fetch-site", "same-origin")]).await
+    }
+
+    async fn get(&self, path: &str) -> Response<Incoming> {
+        self.page(Method::GET, path).await
+    }
+
+    async fn try_login(&self, token: &str) -> Response<Incoming> {
+        let body = json!({"token": token}).to_string();
+        self.send(Method::POST, "/web/v1/session", &body, &[("kas-web", "1")]).await
+    }
+
+    /// Logs in as the caller of the world. Keeps the cookie as a browser does.
+    async fn log_in(&mut self) {
+        let token = self.world.caller_token.expose_secret().to_owned();
+        let response = self.try_login(&format!(" {token}\n")).await;
+        assert_eq!(response.status(), 204);
+        let cookie = response.headers()[SET_COOKIE].to_str().unwrap();
+        assert!(
+            cookie.contains("; Secure; HttpOnly; SameSite=Strict") && !cookie.contains(&token),
+            "{cookie}"
+        );
+        cookie.split(';').next().unwrap().clone_into(&mut self.cookie);
+    }
+}
+
+fn services() -> Services {
+    Services::new().with_fn("kubernetes", async |request: Request<Body>| {
+        if request.uri().query().is_some_and(|query| query.contains("watch")) {
+            return Response::new(endless("watching"));
+        }
+        let names: Vec<&str> = request.headers().keys().map(http::HeaderName::as_str).collect();
+        for secret in ["cookie", "origin", "authorization", "kas-web", "referer"] {
+            assert!(!names.contains(&secret), "the agent receives {secret}");
+        }
+        let response = Response::builder().header(SET_COOKIE, "__Host-kas=stolen; Path=/; Secure");
+        response.header("content-type", "text/html").body(Body::from("<script>alert(1)</script>")).unwrap()
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_stands_for_its_token() {
+    let mut browser = Browser::new();
+    let _agent = browser.world.agent(services()).await;
+    assert_eq!(browser.get("/web/v1/session").await.status(), 401);
+    assert_eq!(browser.get("/agents/prod/kubernetes/version").await.status(), 401);
+    browser.log_in().await;
+    let session: Value = serde_json::from_str(&text(browser.get("/web/v1/session").await).await).unwrap();
+    assert!(session["caller"].is_string() && session["expires"].is_string(), "{session}");
+    let agents: Value = serde_json::from_str(&text(browser.get("/web/v1/agents").await).await).unwrap();
+    assert_eq!(
+        (&agents["agents"][0]["name"], &agents["agents"][0]["state"]),
+        (&json!("prod"), &json!("connected"))
+    );
+    let replica = &agents["agents"][0]["replicas"][0];
+    assert_eq!((&replica["replica"], &replica["instances"][0]["tunnels"]), (&agents["replica"], &json!(2)));
+    assert_eq!(browser.get("/agents/prod/kubernetes/version").await.status(), 200);
+    assert_eq!(browser.get("/agents/other/kubernetes/version").await.status(), 404);
+
+    assert_eq!(browser.page(Method::DELETE, "/web/v1/session").await.status(), 204);
+    assert_eq!(browser.get("/agents/prod/kubernetes/version").await.status(), 401);
+    browser.log_in().await;
+    sleep(Duration::from_secs(8 * 3600 + 1)).await;
+    assert_eq!(browser.get("/web/v1/session").await.status(), 401, "a session lasts eight hours");
+}
+
+/// Content of a cluster must not run as a page with the session of the reader.
+#[tokio::test(start_paused = true)]
+async fn response_of_a_cluster_is_never_a_page() {
+    let mut browser = Browser::new();
+    let _agent = browser.world.agent(services()).await;
+    browser.log_in().await;
+    let response = browser.get("/agents/prod/kubernetes/api/v1/pods").await;
+    let header = |name: &str| response.headers()[name].to_str().unwrap();
+    assert_eq!(header("content-security-policy"), "sandbox; default-src 'none'");
+    assert_eq!((header("content-disposition"), header("x-content-type-options")), ("attachment", "nosniff"));
+    assert!(!response.headers().contains_key(SET_COOKIE), "the cluster sets no cookie here");
+    for path in [
+        "/api/v1/namespaces/a/services/evil/proxy/",
+        "/api/v1/namespaces/a/pods/evil:80/%70roxy/index.html",
+        "/api/v1/nodes/n/proxy",
+    ] {
+        let response = browser.get(&format!("/agents/prod/kubernetes{path}")).await;
+        assert_eq!(response.status(), 403, "{path}");
+    }
+    // A link to an agent leads to the page, and not to the cluster.
+    let followed = browser.send(Method::GET, "/agents/prod/kubernetes/api/v1/pods", "", &[]).await;
+    assert_eq!(followed.headers()["content-type"], "text/html; charset=utf-8");
+    assert!(!text(followed).await.contains("alert"));
+}
+
+/// CSRF: another site, also one with another port of the same host, cannot use the session.
+#[tokio::test(start_paused = true)]
+async fn request_of_another_site_is_refused() {
+    let mut browser = Browser::new();
+    let _agent = browser.world.agent(services()).await;
+    browser.log_in().await;
+    let mark = ("kas-web", "1");
+    for headers in [
+        &[mark, ("sec-fetch-site", "cross-site")][..],
+        &[mark, ("sec-fetch-site", "same-site")],
+        &[mark, ("origin", "https://evil.example.com")],
+        &[mark, ("origin", "https://kas.example.com:8154")],
+        &[mark, ("origin", "null")],
+    ] {
+        for (method, path) in [
+            (Method::GET, "/agents/prod/kubernetes/api/v1/pods"),
+            (Method::DELETE, "/agents/prod/kubernetes/api/v1/namespaces/a/pods/b"),
+            (Method::POST, "/web/v1/session"),
+            (Method::DELETE, "/web/v1/session"),
+        ] {
+            let response = browser.send(method.clone(), path, "{}", headers).await;
+            assert_eq!(response.status(), 403, "{method} {path} {headers:?}");
+        }
+    }
+    // A form cannot send the header.
+    let form =
+        browser.send(Method::POST, "/agents/prod/kubernetes/api/v1/namespaces/a/pods", "{}", &[]).await;
+    assert_eq!(form.status(), 405);
+    let form = browser.send(Method::POST, "/web/v1/session", "{}", &[]).await;
+    assert_eq!(form.status(), 403);
+    let own = [mark, (ORIGIN.as_str(), "https://kas.example.com:8156")];
+    assert_eq!(browser.send(Method::GET, "/web/v1/session", "", &own).await.status(), 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn revoked_token_ends_the_session_and_its_streams() {
+    let mut browser = Browser::new();
+    let _agent = browser.world.agent(services()).await;
+    browser.log_in().await;
+    let mut watch = browser.get("/agents/prod/kubernetes/api/v1/pods?watch=true").await.into_body();
+    watch.frame().await.unwrap().unwrap();
+    let nobody =
+        Identity::parse(Path::new("identity.yaml"), "agents: [{id: 1, name: prod, tokens: []}]\ncallers: []")
+            .unwrap();
+    browser.world.kas.identities.replace(nobody);
+    let ended = timeout(Duration::from_secs(5), async {
+        while let Some(frame) = watch.frame().await {
+            if frame.is_err() {
+                return;
+            }
+        }
+    });
+    ended.await.expect("the stream ends");
+    assert_eq!(browser.get("/web/v1/session").await.status(), 401);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wrong_tokens_are_refused_and_limited() {
+    let browser = Browser::new();
+    let mut statuses = Vec::new();
+    for number in 0..70 {
+        statuses.push(browser.try_login(&format!("guess-{number}")).await.status().as_u16());
+    }
+    assert_eq!((statuses[0], statuses[69]), (401, 429), "{statuses:?}");
+    for body in ["", "{}", "[]", "{\"token\": 7}", &"x".repeat(20 << 10)] {
+        let response = browser.send(Method::POST, "/web/v1/session", body, &[("kas-web", "1")]).await;
+        assert_eq!(response.status(), 400);
+    }
+    let authorization = [(AUTHORIZATION.as_str(), "Bearer x"), ("kas-web", "1")];
+    let response = browser.send(Method::GET, "/agents/prod/kubernetes/version", "", &authorization).await;
+    assert_eq!(response.status(), 401, "only a session counts here");
+}
+
+#[tokio::test(start_paused = true)]
+async fn kill_switch_applies_to_the_page() {
+    let mut browser = Browser::new();
+    let _agent = browser.world.agent(services()).await;
+    browser.log_in().await;
+    let rules =
+        file::parse(Path::new("disabled.yaml"), "rules: [{agent: prod, reason: incident 7}]").unwrap();
+    browser.world.kas.callers.kill_switch.set_file(rules);
+    let response = browser.get("/agents/prod/kubernetes/version").await;
+    assert_eq!(response.status(), 503);
+    assert!(text(response).await.contains("incident 7"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_have_a_strict_policy() {
+    let browser = Browser::new();
+    for path in ["/", "/agents", "/agents/prod/tree?ns=a", "/login"] {
+        let response = browser.send(Method::GET, path, "", &[]).await;
+        let headers = response.headers();
+        assert_eq!(
+            (response.status(), headers["content-type"].to_str().unwrap()),
+            (StatusCode::OK, "text/html; charset=utf-8")
+        );
+        let policy = headers["content-security-policy"].to_str().unwrap();
+        assert!(
+            policy.starts_with("default-src 'none'; script-src 'self'")
+                && policy.contains("frame-ancestors 'none'")
+        );
+        assert!(!policy.contains("unsafe"), "{policy}");
+        assert_eq!(headers["cache-control"], "no-cache");
+        let page = text(response).await;
+        assert!(!page.contains("style=") && !page.contains("onload="), "{page}");
+    }
+    assert_eq!(browser.send(Method::GET, "/assets/none.js", "", &[]).await.status(), 404);
+    assert_eq!(
+        browser.send(Method::GET, "/../../etc/passwd", "", &[]).await.status(),
+        200,
+        "it is a path of the page"
+    );
+    assert_eq!(browser.send(Method::POST, "/", "", &[]).await.status(), 405);
+    assert_eq!(browser.get("/web/v1/other").await.status(), 404);
+    assert_eq!(browser.page(Method::PUT, "/web/v1/session").await.status(), 405);
+}
