@@ -239,7 +239,8 @@ impl WebServer {
                     let left = session.end.saturating_duration_since(Instant::now());
                     json(&SessionInfo { caller: grant.caller.name(), expires: SystemTime::now() + left })
                 }
-                None => no_session(),
+                // Nobody is logged in, which is no error: browsers would log one.
+                None => respond(StatusCode::NO_CONTENT, "application/json", String::new()),
             },
             (AGENTS_PATH, &Method::GET) => match self.session(request.headers(), client) {
                 Some((_, grant)) => json(&self.agents(&grant).await),
