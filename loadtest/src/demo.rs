@@ -133,7 +133,7 @@ impl RunningDemo {
         let setup = StackConfig {
             tls: Tls::Both,
             default_limits: true,
-            sections: gitlab.section() + &issuer.as_ref().map(DemoIssuer::section).unwrap_or_default(),
+            sections: gitlab.section() + &issuer.as_ref().map(DemoIssuer::section).unwrap_or_default() + WEB,
             callers: issuer.as_ref().map(|_| DemoIssuer::caller()).unwrap_or_default(),
             ..StackConfig::default()
         };
@@ -189,6 +189,15 @@ impl RunningDemo {
                 out,
                 "  kubectl -n demo logs -f deploy/web\n  kubectl -n demo exec -it deploy/web -- echo hello\n\
                  \x20 kubectl -n demo scale deploy/web --replicas=5 && kubectl -n demo get pods -w\n"
+            )?;
+        }
+        if let Some(web) = self.kas.web {
+            write!(
+                out,
+                "\n\
+                 The web page; log in with the token {token}\n\
+                 \n  http://localhost:{}\n",
+                web.port()
             )?;
         }
         write!(
@@ -289,6 +298,9 @@ async fn real() -> Option<String> {
     answered.await.ok()??;
     Some(cluster.to_string())
 }
+
+/// The section of the configuration for the web page, which needs no TLS on loopback.
+const WEB: &str = "web: {listen: {address: 127.0.0.1:0}}\n";
 
 /// The kubeconfig for kubectl and helm.
 const KUBECONFIG: &str = "\

@@ -105,6 +105,7 @@ impl Serve {
                 observability = %listeners.observability.address(),
                 private = address(&listeners.private),
                 api = address(&listeners.api),
+                web = address(&listeners.web),
                 "kas is listening"
             );
             app.reload = reload;

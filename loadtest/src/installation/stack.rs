@@ -54,6 +54,8 @@ pub struct KasProcess {
     pub private: Option<SocketAddr>,
     /// The address of the observability listener.
     pub observability: SocketAddr,
+    /// The address of the web page, if it is served.
+    pub web: Option<SocketAddr>,
 }
 
 impl KasProcess {
@@ -85,8 +87,8 @@ impl KasProcess {
         let (public, agents, observability) =
             (address("public")?, address("agent")?, address("observability")?);
         let scheme = if setup.tls == Tls::Both { "https" } else { "http" };
-        let (directory, private) = (directory.to_owned(), logged("private"));
-        Ok(Self { child, directory, scheme, public, agents, private, observability })
+        let (directory, private, web) = (directory.to_owned(), logged("private"), logged("web"));
+        Ok(Self { child, directory, scheme, public, agents, private, observability, web })
     }
 
     /// Returns the process id.
