@@ -1,0 +1,147 @@
+/** The Kubernetes API of a cluster, as the caller would use it with kubectl. */
+
+import { getJson, request } from "./client";
+import type { Node } from "./graph";
+
+/** What identifies an object. */
+export interface ObjectKey {
+  group: string;
+  version: string;
+  kind: string;
+  namespace: string;
+  name: string;
+}
+
+export function keyOf({ group = "", version, kind, namespace = "", name }: Node): ObjectKey {
+  return { group, version, kind, namespace, name };
+}
+
+/** An object as the API server has it. */
+export interface KubernetesObject {
+  kind?: string;
+  metadata?: { uid?: string; managedFields?: unknown; annotations?: Record<string, string> };
+  data?: Record<string, string>;
+  stringData?: Record<string, string>;
+  status?: { conditions?: unknown };
+  spec?: unknown;
+  [key: string]: unknown;
+}
+
+export interface KubernetesEvent {
+  metadata: { uid: string };
+  type?: string;
+  reason?: string;
+  message?: string;
+  count?: number;
+  lastTimestamp?: string | null;
+  eventTime?: string | null;
+}
+
+interface ApiResource {
+  name: string;
+  kind: string;
+  namespaced: boolean;
+}
+
+const resources = new Map<string, Promise<ApiResource[]>>();
+
+function kubernetesPath(agent: string, path: string): string {
+  return `/agents/${encodeURIComponent(agent)}/kubernetes${path}`;
+}
+
+function groupPath(key: ObjectKey): string {
+  const part = encodeURIComponent;
+  return key.group === "" ? `/api/${part(key.version)}` : `/apis/${part(key.group)}/${part(key.version)}`;
+}
+
+/** Returns the resources of an API group. They are kept while the page is open. */
+function resourcesOf(agent: string, key: ObjectKey): Promise<ApiResource[]> {
+  const path = kubernetesPath(agent, groupPath(key));
+  let known = resources.get(path);
+  if (!known) {
+    known = getJson<{ resources: ApiResource[] }>(path).then((list) => list.resources);
+    known.catch(() => resources.delete(path));
+    resources.set(path, known);
+  }
+  return known;
+}
+
+async function objectPath(agent: string, key: ObjectKey): Promise<string> {
+  const all = await resourcesOf(agent, key);
+  const resource = all.find(({ kind, name }) => kind === key.kind && !name.includes("/"));
+  if (!resource) throw new Error(`the API server does not serve the kind ${key.kind} any more`);
+  const part = encodeURIComponent;
+  const namespace = resource.namespaced ? `/namespaces/${part(key.namespace)}` : "";
+  return `${groupPath(key)}${namespace}/${part(resource.name)}/${part(key.name)}`;
+}
+
+export async function getObject(
+  agent: string,
+  key: ObjectKey,
+  signal: AbortSignal,
+): Promise<KubernetesObject> {
+  return getJson<KubernetesObject>(kubernetesPath(agent, await objectPath(agent, key)), signal);
+}
+
+/** Returns the metadata of an object, without its contents. */
+export async function getMetadata(
+  agent: string,
+  key: ObjectKey,
+  signal: AbortSignal,
+): Promise<KubernetesObject> {
+  const headers = { Accept: "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1" };
+  const response = await request(kubernetesPath(agent, await objectPath(agent, key)), { headers, signal });
+  const object = (await response.json()) as KubernetesObject;
+  // A server that does not know this form sends the whole object.
+  return { apiVersion: object.apiVersion, kind: object.kind ?? "", metadata: object.metadata ?? {} };
+}
+
+/** Returns the names of the containers of a pod, those of its work first. */
+export function containersOf(pod: KubernetesObject): string[] {
+  const spec = (pod.spec ?? {}) as Record<string, { name: string }[] | undefined>;
+  const lists = [spec.containers, spec.initContainers, spec.ephemeralContainers];
+  return lists.flatMap((list) => (list ?? []).map(({ name }) => name));
+}
+
+/** Returns the events about an object, the newest first. */
+export async function getEvents(
+  agent: string,
+  namespace: string,
+  uid: string,
+  signal: AbortSignal,
+): Promise<KubernetesEvent[]> {
+  const query = new URLSearchParams({ fieldSelector: `involvedObject.uid=${uid}`, limit: "200" });
+  const path = `/api/v1/namespaces/${encodeURIComponent(namespace === "" ? "default" : namespace)}/events`;
+  const list = await getJson<{ items: KubernetesEvent[] }>(
+    kubernetesPath(agent, `${path}?${query.toString()}`),
+    signal,
+  );
+  return list.items.sort((one, other) => timeOf(other).localeCompare(timeOf(one)));
+}
+
+export function timeOf(event: KubernetesEvent): string {
+  return event.lastTimestamp ?? event.eventTime ?? "";
+}
+
+export interface LogQuery {
+  container: string;
+  previous: boolean;
+  follow: boolean;
+  tailLines: number;
+}
+
+/** Returns the log of a container as a response whose body may go on without an end. */
+export function getLog(
+  agent: string,
+  key: ObjectKey,
+  query: LogQuery,
+  signal: AbortSignal,
+): Promise<Response> {
+  const parameters = new URLSearchParams({ tailLines: `${query.tailLines}` });
+  if (query.container !== "") parameters.set("container", query.container);
+  if (query.previous) parameters.set("previous", "true");
+  if (query.follow) parameters.set("follow", "true");
+  const part = encodeURIComponent;
+  const path = `/api/v1/namespaces/${part(key.namespace)}/pods/${part(key.name)}/log?${parameters.toString()}`;
+  return request(kubernetesPath(agent, path), { signal });
+}

@@ -1,0 +1,31 @@
+import { expect, it } from "vitest";
+import { lines } from "./lines";
+
+function response(...chunks: (string | Uint8Array)[]): Response {
+  const encoder = new TextEncoder();
+  const body = new ReadableStream<Uint8Array>({
+    start(controller) {
+      for (const chunk of chunks)
+        controller.enqueue(typeof chunk === "string" ? encoder.encode(chunk) : chunk);
+      controller.close();
+    },
+  });
+  return new Response(body);
+}
+
+async function read(...parameters: Parameters<typeof lines>): Promise<string[]> {
+  const found: string[] = [];
+  for await (const line of lines(...parameters)) found.push(line);
+  return found;
+}
+
+it("lines may be cut anywhere, also within a character", async () => {
+  const text = new TextEncoder().encode("né\nb");
+  expect(await read(response(text.slice(0, 2), text.slice(2), "c\n\nd"))).toEqual(["né", "bc", "d"]);
+});
+
+it("a line without an end is an error, or is cut once", async () => {
+  const chunks = ["ab", "cd", "ef", "gh\nnext\n", "x".repeat(9), "\nlast"];
+  await expect(read(response(...chunks), 3)).rejects.toThrow("too long");
+  expect(await read(response(...chunks), 3, true)).toEqual(["abc…", "nex…", "xxx…", "las…"]);
+});

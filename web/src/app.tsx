@@ -1,0 +1,77 @@
+import { useEffect } from "preact/hooks";
+import { path } from "./router";
+import { endSession, session } from "./session";
+import { Failure } from "./ui/notice";
+import { ShortcutHelp } from "./ui/shortcuts";
+import { AgentPage } from "./pages/agent/agent";
+import { AgentsPage } from "./pages/agents/agents";
+import { AttentionPage } from "./pages/attention/attention";
+import { LoginPage } from "./pages/login/login";
+import { MissingPage } from "./pages/missing/missing";
+import { RoutingPage } from "./pages/routing/routing";
+import { plain } from "./text";
+
+const NAVIGATION = [
+  { address: "/", name: "Attention", first: undefined },
+  { address: "/agents", name: "Agents", first: "agents" },
+  { address: "/routing", name: "Routing", first: "routing" },
+];
+
+export function App() {
+  const current = session.value;
+  switch (current.state) {
+    case "loading":
+      return <p class="hidden-text">Loading</p>;
+    case "failed":
+      return (
+        <main class="stack">
+          <h1>kas</h1>
+          <Failure what="The page cannot be shown" error={current.error} />
+        </main>
+      );
+    case "none":
+      return <LoginPage ended={current.ended} />;
+    case "open":
+      return (
+        <>
+          <a class="skip" href="#main">
+            Skip to the content
+          </a>
+          <header class="bar">
+            <a class="brand" href="/">
+              kas
+            </a>
+            <nav aria-label="Pages">
+              {NAVIGATION.map(({ address, name, first }) => (
+                <a key={address} href={address} aria-current={path.value[0] === first ? "page" : undefined}>
+                  {name}
+                </a>
+              ))}
+            </nav>
+            <ShortcutHelp />
+            <span class="small muted">{plain(current.session.caller, 128)}</span>
+            <button type="button" onClick={() => void endSession()}>
+              Log out
+            </button>
+          </header>
+          <main id="main" tabIndex={-1}>
+            <Page />
+          </main>
+        </>
+      );
+  }
+}
+
+function Page() {
+  const [first, second, ...more] = path.value;
+  const title = [second ?? first ?? "Attention", "kas"].join(" · ");
+  useEffect(() => {
+    document.title = plain(title, 200);
+  }, [title]);
+  if (more.length > 0) return <MissingPage />;
+  if (first === undefined) return <AttentionPage />;
+  if (first === "agents")
+    return second === undefined ? <AgentsPage /> : <AgentPage key={second} agent={second} />;
+  if (first === "routing" && second === undefined) return <RoutingPage />;
+  return <MissingPage />;
+}

@@ -1,0 +1,85 @@
+import { describe, expect, it } from "vitest";
+import type { Node } from "../api/graph";
+import { countByHealth, type Filter, type Row, rows } from "./rows";
+import { node, owner } from "./testing";
+
+const NONE: Filter = { text: "", namespace: "", health: new Set(), all: false };
+
+const deployment = node({ uid: "d", kind: "Deployment", health: "degraded" });
+const current = node({
+  uid: "rs2",
+  kind: "ReplicaSet",
+  health: "degraded",
+  ready: { ready: 0, desired: 1 },
+  ...owner(deployment),
+});
+const old = node({ uid: "rs1", kind: "ReplicaSet", ready: { ready: 0, desired: 0 }, ...owner(deployment) });
+const pod = node({
+  uid: "p",
+  health: "degraded",
+  status: "CrashLoopBackOff",
+  images: ["shop/web:2"],
+  ...owner(current),
+});
+const config = node({ uid: "c", kind: "ConfigMap" });
+const other = node({ uid: "o", kind: "Service", namespace: "other" });
+const all = [pod, config, old, current, other, deployment];
+
+function tree(list: Row[]): string[] {
+  return list.map(
+    ({ node: { uid }, level, expanded }) => `${"-".repeat(level - 1)}${uid}${expanded ? "*" : ""}`,
+  );
+}
+
+describe("rows", () => {
+  it("are a tree in which the unhealthy is open, and history and configuration are folded away", () => {
+    expect(tree(rows(all, NONE, new Set()))).toEqual(["o", "d*", "-rs2*", "--p"]);
+    expect(tree(rows(all, { ...NONE, all: true }, new Set()))).toEqual([
+      "o",
+      "c",
+      "d*",
+      "-rs1",
+      "-rs2*",
+      "--p",
+    ]);
+  });
+
+  it("are opened and closed by the reader", () => {
+    expect(tree(rows(all, NONE, new Set(["d"])))).toEqual(["o", "d"]);
+    const closed = rows(all, NONE, new Set(["d"])).at(-1);
+    expect([closed?.worst, closed?.children]).toEqual(["degraded", 1]);
+  });
+
+  it.each<[Partial<Filter>, string[]]>([
+    [{ text: "CRASH" }, ["d*", "-rs2*", "--p"]],
+    [{ text: "web:2" }, ["d*", "-rs2*", "--p"]],
+    [{ namespace: "other" }, ["o"]],
+    [{ health: new Set(["healthy"] as const) }, ["o"]],
+    [{ text: "nothing" }, []],
+  ])("are filtered by %j, with the owners of what is selected", (filter, expected) => {
+    expect(tree(rows(all, { ...NONE, ...filter }, new Set()))).toEqual(expected);
+  });
+
+  it("end, whoever owns whom", () => {
+    const a = node({ uid: "a" });
+    const b = node({ uid: "b", ...owner(a) });
+    const circle = [{ ...a, ...owner(b) }, b, node({ uid: "self", ...owner(node({ uid: "self" })) })];
+    expect(new Set(rows(circle, { ...NONE, text: "p" }, new Set()).map((row) => row.node.uid))).toEqual(
+      new Set(["a", "b", "self"]),
+    );
+    const chain: Node[] = [node({ uid: "0" })];
+    for (let index = 1; index < 2000; index += 1)
+      chain.push(node({ uid: `${index}`, ...owner(chain[index - 1] ?? a) }));
+    expect(rows(chain, { ...NONE, text: "p" }, new Set())).toHaveLength(2000);
+  });
+
+  it("tell a screen reader their place", () => {
+    const last = rows(all, { ...NONE, all: true }, new Set()).find((row) => row.node.uid === "rs2");
+    expect([last?.level, last?.position, last?.siblings]).toEqual([2, 2, 2]);
+  });
+});
+
+it("counts leave out what the tree folds away", () => {
+  expect(Object.fromEntries(countByHealth(all, ""))).toEqual({ degraded: 3, healthy: 1 });
+  expect(Object.fromEntries(countByHealth(all, "other"))).toEqual({ healthy: 1 });
+});

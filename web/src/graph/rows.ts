@@ -1,0 +1,183 @@
+/** The rows of the tree: which objects are shown, in which order, and which are folded. Pure. */
+
+import type { HealthState, Node } from "../api/graph";
+
+export interface Row {
+  node: Node;
+  level: number;
+  /** The number of objects below it that the filter selects. */
+  children: number;
+  expanded: boolean;
+  position: number;
+  siblings: number;
+  /** The worst health of the object and all below it. */
+  worst: HealthState;
+}
+
+export interface Filter {
+  text: string;
+  namespace: string;
+  health: ReadonlySet<HealthState>;
+  /** Old ReplicaSets, completed Jobs and objects without a health are shown, too. */
+  all: boolean;
+}
+
+/** The order from the best to the worst. */
+export const HEALTH_ORDER: readonly HealthState[] = [
+  "healthy",
+  "suspended",
+  "progressing",
+  "unknown",
+  "degraded",
+];
+
+/** Kinds that do nothing by themselves: they are shown with `all`, or if something is wrong with them. */
+const PASSIVE = new Set([
+  "ConfigMap",
+  "Secret",
+  "ServiceAccount",
+  "Role",
+  "RoleBinding",
+  "ClusterRole",
+  "ClusterRoleBinding",
+  "EndpointSlice",
+  "Endpoints",
+  "ControllerRevision",
+  "CustomResourceDefinition",
+  "StorageClass",
+  "PriorityClass",
+  "IngressClass",
+  "Namespace",
+  "Lease",
+]);
+
+export function worse(one: HealthState, other: HealthState): HealthState {
+  return HEALTH_ORDER.indexOf(one) >= HEALTH_ORDER.indexOf(other) ? one : other;
+}
+
+/** Returns whether an object is history: an old ReplicaSet or a completed Job or Pod. */
+export function isHistory(node: Node): boolean {
+  if (node.kind === "ReplicaSet") return node.ready?.desired === 0 && (node.owners ?? []).length > 0;
+  return (
+    (node.kind === "Job" || node.kind === "Pod") && /^(Complete|Completed|Succeeded)/.test(node.status ?? "")
+  );
+}
+
+function isShown(node: Node, filter: Filter): boolean {
+  if (filter.all) return true;
+  return !isHistory(node) && (!PASSIVE.has(node.kind) || node.health === "degraded");
+}
+
+function matches(node: Node, filter: Filter): boolean {
+  if (filter.health.size > 0 && !filter.health.has(node.health)) return false;
+  if (filter.text === "") return true;
+  const text = filter.text.toLowerCase();
+  const fields = [node.name, node.kind, node.status ?? "", node.message ?? "", ...(node.images ?? [])];
+  return fields.some((field) => field.toLowerCase().includes(text));
+}
+
+/**
+ * Returns the rows of the tree. An object that the filter does not select is shown if an object below it is selected.
+ * `toggled` has the UIDs whose state differs from the default: everything is open that is not healthy.
+ */
+export function rows(nodes: Iterable<Node>, filter: Filter, toggled: ReadonlySet<string>): Row[] {
+  const shown = new Map<string, Node>();
+  for (const node of nodes) {
+    if (filter.namespace !== "" && (node.namespace ?? "") !== filter.namespace) continue;
+    if (isShown(node, filter)) shown.set(node.uid, node);
+  }
+  const { roots, children } = forest(shown);
+  const selected = new Map<string, HealthState>();
+  const select = (node: Node): HealthState | undefined => {
+    let worst = matches(node, filter) ? node.health : undefined;
+    for (const child of children.get(node.uid) ?? []) {
+      const below = select(child);
+      if (below !== undefined) worst = worst === undefined ? below : worse(worst, below);
+    }
+    if (worst !== undefined) selected.set(node.uid, worst);
+    return worst;
+  };
+  roots.forEach(select);
+  const isFiltered = filter.text !== "" || filter.health.size > 0;
+  const result: Row[] = [];
+  const add = (siblings: Node[], level: number): void => {
+    const visible = siblings.filter((node) => selected.has(node.uid)).sort(compare);
+    visible.forEach((node, index) => {
+      const below = (children.get(node.uid) ?? []).filter((child) => selected.has(child.uid));
+      const worst = selected.get(node.uid) ?? node.health;
+      const isOpen = isFiltered || worst !== "healthy";
+      const expanded = below.length > 0 && isOpen !== toggled.has(node.uid);
+      const position = index + 1;
+      result.push({
+        node,
+        level,
+        children: below.length,
+        expanded,
+        position,
+        siblings: visible.length,
+        worst,
+      });
+      if (expanded) add(below, level + 1);
+    });
+  };
+  add(roots, 1);
+  return result;
+}
+
+/** Returns the objects without an owner among `shown`, and the objects by their owners. Owners in a circle are roots. */
+function forest(shown: ReadonlyMap<string, Node>): { roots: Node[]; children: Map<string, Node[]> } {
+  const parents = new Map<string, string>();
+  for (const node of shown.values()) {
+    const owner = (node.owners ?? []).find(({ uid }) => shown.has(uid) && uid !== node.uid);
+    if (owner && !isAncestor(node.uid, owner.uid, parents)) parents.set(node.uid, owner.uid);
+  }
+  const roots: Node[] = [];
+  const children = new Map<string, Node[]>();
+  for (const node of shown.values()) {
+    const parent = parents.get(node.uid);
+    if (parent === undefined) {
+      roots.push(node);
+      continue;
+    }
+    const siblings = children.get(parent);
+    if (siblings) siblings.push(node);
+    else children.set(parent, [node]);
+  }
+  return { roots, children };
+}
+
+/** The deepest tree. A cluster may name owners in any way. */
+const MAX_DEPTH = 32;
+
+function isAncestor(uid: string, of: string, parents: ReadonlyMap<string, string>): boolean {
+  let current: string | undefined = of;
+  for (let depth = 0; current !== undefined; depth += 1) {
+    if (current === uid || depth >= MAX_DEPTH) return true;
+    current = parents.get(current);
+  }
+  return false;
+}
+
+function compare(one: Node, other: Node): number {
+  return (
+    order(one.namespace ?? "", other.namespace ?? "") ||
+    order(one.kind, other.kind) ||
+    order(one.name, other.name) ||
+    order(one.uid, other.uid)
+  );
+}
+
+function order(one: string, other: string): number {
+  return one < other ? -1 : one > other ? 1 : 0;
+}
+
+/** Counts the objects that have a health, by it. */
+export function countByHealth(nodes: Iterable<Node>, namespace: string): Map<HealthState, number> {
+  const counts = new Map<HealthState, number>();
+  for (const node of nodes) {
+    if (namespace !== "" && (node.namespace ?? "") !== namespace) continue;
+    if (isHistory(node) || (PASSIVE.has(node.kind) && node.health !== "degraded")) continue;
+    counts.set(node.health, (counts.get(node.health) ?? 0) + 1);
+  }
+  return counts;
+}

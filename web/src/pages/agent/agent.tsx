@@ -1,0 +1,265 @@
+import { useComputed } from "@preact/signals";
+import type { ComponentChildren } from "preact";
+import { useRef } from "preact/hooks";
+import { getComponents, getHealth, type HealthState } from "../../api/graph";
+import { type Followed, useGraph } from "../../graph/follow";
+import { countByHealth, type Filter, HEALTH_ORDER, rows } from "../../graph/rows";
+import { MAX_NODES } from "../../graph/store";
+import { query, setQuery } from "../../router";
+import { plain } from "../../text";
+import { Health } from "../../ui/health";
+import { useLoaded } from "../../ui/loader";
+import { Failure, Notice, Partial } from "../../ui/notice";
+import { useShortcut } from "../../ui/shortcuts";
+import { Age } from "../../ui/time";
+import { Warnings } from "../attention/attention";
+import { About } from "./about";
+import "./agent.css";
+import { Drawer } from "./drawer";
+import { toggled, Tree } from "./tree";
+
+const VIEWS = ["tree", "events", "components", "about"] as const;
+
+/** What runs in the cluster of an agent. */
+export function AgentPage({ agent }: { agent: string }) {
+  const followed = useGraph(agent);
+  const view = VIEWS.find((name) => name === query.value.get("view")) ?? "tree";
+  const uid = query.value.get("o");
+  return (
+    <div class="stack">
+      <div class="row spread">
+        <h1>{plain(agent, 100)}</h1>
+        <nav class="row" aria-label="Views">
+          {VIEWS.map((name) => (
+            <button
+              key={name}
+              type="button"
+              aria-pressed={name === view}
+              onClick={() => {
+                setQuery({ view: name === "tree" ? "" : name }, false);
+              }}
+            >
+              {name === "tree" ? "Tree" : `${name.charAt(0).toUpperCase()}${name.slice(1)}`}
+            </button>
+          ))}
+        </nav>
+      </div>
+      <Connection followed={followed} />
+      {view === "tree" && <TreeView followed={followed} />}
+      {view === "events" && <EventsView agent={agent} />}
+      {view === "components" && <ComponentsView agent={agent} />}
+      {view === "about" && <About agent={agent} graph={followed.graph.value} />}
+      {uid !== null && <Drawer key={uid} agent={agent} uid={uid} graph={followed.graph} />}
+    </div>
+  );
+}
+
+function Connection({ followed: { failure, graph } }: { followed: Followed }) {
+  if (failure.value === null) return null;
+  const { error, since } = failure.value;
+  if (!graph.value.complete) return <Failure what="The objects are not known" error={error} />;
+  return (
+    <Notice kind="warning">
+      <p>
+        The objects are as they were <Age time={since} /> ago. {plain(error.message)}
+      </p>
+    </Notice>
+  );
+}
+
+/** Returns the filter of the address. */
+function readFilter(): Filter {
+  const health = new Set((query.value.get("health") ?? "").split(","));
+  return {
+    text: query.value.get("q") ?? "",
+    namespace: query.value.get("namespace") ?? "",
+    health: new Set(HEALTH_ORDER.filter((state) => health.has(state))),
+    all: query.value.get("all") === "1",
+  };
+}
+
+function TreeView({ followed: { graph, failure } }: { followed: Followed }) {
+  const visible = useComputed(() => rows(graph.value.nodes.values(), readFilter(), toggled.value));
+  const { complete, loaded, nodes, partial } = graph.value;
+  if (!complete) return failure.value === null ? <p class="muted">Loading the objects…</p> : null;
+  return (
+    <>
+      <FilterBar graph={graph} />
+      {!loaded && <Notice>agentk is still loading objects. More of them appear here.</Notice>}
+      {nodes.size >= MAX_NODES && (
+        <Notice kind="warning">
+          This page shows at most {MAX_NODES} objects. <code>kas graph objects</code> lists all of them.
+        </Notice>
+      )}
+      <Partial reasons={partial} />
+      {visible.value.length > 0 ? <Tree rows={visible} /> : <Nothing isEmpty={nodes.size === 0} />}
+    </>
+  );
+}
+
+function Nothing({ isEmpty }: { isEmpty: boolean }) {
+  if (isEmpty) {
+    return (
+      <Notice>
+        This caller may see no object of this cluster. The view <b>About</b> has the reasons: the rights of
+        the caller in the cluster, and those of agentk.
+      </Notice>
+    );
+  }
+  return (
+    <Notice>
+      <p>
+        The filter selects no object.{" "}
+        <button
+          type="button"
+          onClick={() => {
+            setQuery({ q: "", namespace: "", health: "", all: "" });
+          }}
+        >
+          Remove the filter
+        </button>
+      </p>
+    </Notice>
+  );
+}
+
+function FilterBar({ graph }: { graph: Followed["graph"] }) {
+  const search = useRef<HTMLInputElement>(null);
+  const filter = readFilter();
+  const namespaces = useComputed(() =>
+    [...new Set(Array.from(graph.value.nodes.values(), (node) => node.namespace ?? ""))]
+      .filter(Boolean)
+      .sort(),
+  );
+  const counts = useComputed(() => countByHealth(graph.value.nodes.values(), readFilter().namespace));
+  useShortcut("/", () => search.current?.focus());
+  // A namespace that vanishes stays in the list while it is selected.
+  const listed = namespaces.value.includes(filter.namespace)
+    ? namespaces.value
+    : [filter.namespace, ...namespaces.value];
+  const toggle = (state: HealthState) => {
+    const health = new Set(filter.health);
+    if (!health.delete(state)) health.add(state);
+    setQuery({ health: [...health].join(",") });
+  };
+  return (
+    <div class="row filter" role="search">
+      <input
+        ref={search}
+        type="search"
+        aria-label="Search names, kinds, states and images"
+        placeholder="Search   /"
+        value={filter.text}
+        onInput={(event) => {
+          setQuery({ q: event.currentTarget.value });
+        }}
+      />
+      <select
+        aria-label="Namespace"
+        value={filter.namespace}
+        onChange={(event) => {
+          setQuery({ namespace: event.currentTarget.value });
+        }}
+      >
+        <option value="">All namespaces</option>
+        {listed.filter(Boolean).map((name) => (
+          <option key={name} value={name}>
+            {plain(name, 64)}
+          </option>
+        ))}
+      </select>
+      {HEALTH_ORDER.toReversed().map((state) => (
+        <Toggle
+          key={state}
+          isOn={filter.health.has(state)}
+          onClick={() => {
+            toggle(state);
+          }}
+        >
+          <Health state={state} count={counts.value.get(state) ?? 0} />
+        </Toggle>
+      ))}
+      <Toggle
+        isOn={filter.all}
+        title="With old ReplicaSets, completed Jobs, ConfigMaps and others that do no work of their own"
+        onClick={() => {
+          setQuery({ all: filter.all ? "" : "1" });
+        }}
+      >
+        All kinds
+      </Toggle>
+    </div>
+  );
+}
+
+function Toggle({
+  isOn,
+  title,
+  onClick,
+  children,
+}: {
+  isOn: boolean;
+  title?: string;
+  onClick: () => void;
+  children: ComponentChildren;
+}) {
+  return (
+    <button type="button" aria-pressed={isOn} title={title} onClick={onClick}>
+      {children}
+    </button>
+  );
+}
+
+function EventsView({ agent }: { agent: string }) {
+  const { value, error } = useLoaded(`health/${agent}`, (signal) => getHealth(agent, signal), 10_000);
+  const warnings = value?.warnings ?? [];
+  return (
+    <>
+      {error !== null && <Failure what="The events are not up to date" error={error} />}
+      {value === null && error === null && <p class="muted">Loading the events…</p>}
+      {value !== null && warnings.length === 0 && <Notice>There is no recent warning.</Notice>}
+      <Warnings warnings={warnings} open />
+      <Partial reasons={value?.partial ?? []} />
+    </>
+  );
+}
+
+function ComponentsView({ agent }: { agent: string }) {
+  const { value, error } = useLoaded(`components/${agent}`, (signal) => getComponents(agent, signal), 30_000);
+  return (
+    <>
+      {error !== null && <Failure what="The components are not up to date" error={error} />}
+      {value === null && error === null && <p class="muted">Loading the components…</p>}
+      {value?.components.length === 0 && (
+        <Notice>agentk knows none of the programs that run in this cluster by name.</Notice>
+      )}
+      {value !== null && value.components.length > 0 && (
+        <table class="cards">
+          <thead>
+            <tr>
+              <th scope="col">Component</th>
+              <th scope="col">Version</th>
+              <th scope="col">Health</th>
+              <th scope="col">Namespaces</th>
+              <th scope="col">Found by</th>
+            </tr>
+          </thead>
+          <tbody>
+            {value.components.map((component) => (
+              <tr key={component.id}>
+                <td>{plain(component.name, 128)}</td>
+                <td>{plain(component.version ?? "–", 128)}</td>
+                <td>
+                  <Health state={component.health} />
+                </td>
+                <td>{plain((component.namespaces ?? []).join(", "), 512)}</td>
+                <td class="small muted">{plain(component.evidence.join(", "), 512)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+      <Partial reasons={value?.partial ?? []} />
+    </>
+  );
+}

@@ -1,0 +1,216 @@
+/** One object beside the tree. */
+
+import type { ReadonlySignal } from "@preact/signals";
+import type { ComponentType } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { Node } from "../../api/graph";
+import { keyOf } from "../../api/kubernetes";
+import type { GraphState } from "../../graph/store";
+import { query, setQuery } from "../../router";
+import { kubectlCommand, plain, safeLink } from "../../text";
+import { Health } from "../../ui/health";
+import { Failure, Notice } from "../../ui/notice";
+import { useShortcut } from "../../ui/shortcuts";
+import { Age } from "../../ui/time";
+import { Relations } from "./relations";
+
+const TABS = ["summary", "yaml", "events", "logs"] as const;
+
+/** What the tabs that read the Kubernetes API need. */
+export interface TabProps {
+  agent: string;
+  node: Node;
+}
+
+export function Drawer({
+  agent,
+  uid,
+  graph,
+}: {
+  agent: string;
+  uid: string;
+  graph: ReadonlySignal<GraphState>;
+}) {
+  const found = graph.value.nodes.get(uid);
+  // The last state of an object that was deleted stays readable.
+  const last = useRef<Node | undefined>(undefined);
+  if (found) last.current = found;
+  const node = found ?? last.current;
+  const heading = useRef<HTMLHeadingElement>(null);
+  const close = () => {
+    setQuery({ o: "", tab: "" }, false);
+    document.querySelector<HTMLElement>('[role="row"][tabindex="0"]')?.focus();
+  };
+  useShortcut("Escape", close);
+  useEffect(() => {
+    heading.current?.focus();
+  }, []);
+  const tabs = TABS.filter((name) => name !== "logs" || node?.kind === "Pod");
+  const tab = tabs.find((name) => name === query.value.get("tab")) ?? "summary";
+  return (
+    <section class="drawer stack" aria-label="Object">
+      <div class="row spread nowrap">
+        <h2 ref={heading} tabIndex={-1} class="wrap">
+          {node ? `${plain(node.kind, 128)}/${plain(node.name, 260)}` : "Object"}
+        </h2>
+        <button type="button" aria-label="Close" title="Close (Esc)" onClick={close}>
+          ✕
+        </button>
+      </div>
+      {node === undefined && graph.value.complete && (
+        <Notice>
+          There is no object with this UID, or this caller may not see it. It may have been deleted since the
+          link was made.
+        </Notice>
+      )}
+      {node !== undefined && (
+        <>
+          {found === undefined && (
+            <Notice kind="warning">This object was deleted. Its last state stays here.</Notice>
+          )}
+          <div class="row" role="tablist" aria-label="Views of the object">
+            {tabs.map((name) => (
+              <button
+                key={name}
+                type="button"
+                role="tab"
+                aria-selected={name === tab}
+                onClick={() => {
+                  setQuery({ tab: name === "summary" ? "" : name });
+                }}
+              >
+                {name === "yaml" ? "YAML" : `${name.charAt(0).toUpperCase()}${name.slice(1)}`}
+              </button>
+            ))}
+          </div>
+          <div role="tabpanel" aria-label={tab} class="stack">
+            {tab === "summary" && <Summary node={node} graph={graph.value} />}
+            {tab === "yaml" && <Lazy name="yaml" agent={agent} node={node} />}
+            {tab === "events" && <Lazy name="events" agent={agent} node={node} />}
+            {tab === "logs" && <Lazy name="logs" agent={agent} node={node} />}
+          </div>
+        </>
+      )}
+    </section>
+  );
+}
+
+/** The tabs that the first load does not need. */
+const LAZY = {
+  yaml: () => import("./yaml").then((module) => module.Yaml),
+  events: () => import("./events").then((module) => module.Events),
+  logs: () => import("./logs").then((module) => module.Logs),
+};
+
+function Lazy({ name, agent, node }: TabProps & { name: keyof typeof LAZY }) {
+  const [loaded, setLoaded] = useState<{ name: string; Tab: ComponentType<TabProps> } | null>(null);
+  const [error, setError] = useState<unknown>(null);
+  useEffect(() => {
+    setError(null);
+    LAZY[name]().then((Tab) => {
+      setLoaded({ name, Tab });
+    }, setError);
+  }, [name]);
+  if (error !== null) return <Failure what="kas has other files now. Reload the page" error={error} />;
+  if (loaded?.name !== name) return <p class="muted">Loading…</p>;
+  const { Tab } = loaded;
+  return <Tab key={node.uid} agent={agent} node={node} />;
+}
+
+function Summary({ node, graph }: { node: Node; graph: GraphState }) {
+  const command = kubectlCommand(keyOf(node));
+  return (
+    <>
+      <dl class="facts">
+        <dt>Health</dt>
+        <dd>
+          <Health state={node.health} />{" "}
+          {node.since !== undefined && (
+            <span class="muted small">
+              for <Age time={node.since} />
+            </span>
+          )}
+        </dd>
+        {node.message !== undefined && node.message !== "" && (
+          <>
+            <dt>Reason</dt>
+            <dd>{plain(node.message)}</dd>
+          </>
+        )}
+        <Fact name="Namespace" value={node.namespace} />
+        <Fact name="State" value={node.status} />
+        {node.ready != null && <Fact name="Ready" value={`${node.ready.ready} of ${node.ready.desired}`} />}
+        {(node.restarts ?? 0) > 0 && <Fact name="Restarts" value={`${node.restarts ?? 0}`} />}
+        <dt>Age</dt>
+        <dd>
+          <Age time={node.created} />
+        </dd>
+        <Fact name="API" value={`${node.group ? `${node.group}/` : ""}${node.version}`} />
+        <Fact name="UID" value={node.uid} />
+        {Object.entries(node.details ?? {}).map(([name, value]) => (
+          <Fact key={name} name={name} value={value} />
+        ))}
+        {(node.images ?? []).map((image) => (
+          <Fact key={image} name="Image" value={image} />
+        ))}
+      </dl>
+      <div class="row nowrap">
+        <code class="command">{command}</code>
+        <Copy text={command} />
+      </div>
+      <Relations node={node} graph={graph} />
+      <Labels labels={node.labels ?? {}} />
+    </>
+  );
+}
+
+function Fact({ name, value }: { name: string; value: string | undefined }) {
+  if (value === undefined || value === "") return null;
+  const link = safeLink(value);
+  return (
+    <>
+      <dt>{plain(name, 330)}</dt>
+      <dd>
+        {link === null ? (
+          plain(value)
+        ) : (
+          <a href={link} target="_blank" rel="noopener noreferrer nofollow">
+            {plain(value)}
+          </a>
+        )}
+      </dd>
+    </>
+  );
+}
+
+function Labels({ labels }: { labels: Record<string, string> }) {
+  const pairs = Object.entries(labels);
+  if (pairs.length === 0) return null;
+  return (
+    <details>
+      <summary>{pairs.length === 1 ? "1 label" : `${pairs.length} labels`}</summary>
+      <dl class="facts small">
+        {pairs.map(([name, value]) => (
+          <Fact key={name} name={name} value={value} />
+        ))}
+      </dl>
+    </details>
+  );
+}
+
+export function Copy({ text }: { text: string }) {
+  const [result, setResult] = useState("");
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      setResult("Copied");
+    } catch {
+      setResult("Not allowed");
+    }
+  };
+  return (
+    <button type="button" onClick={() => void copy()} aria-live="polite">
+      {result || "Copy"}
+    </button>
+  );
+}

@@ -1,0 +1,84 @@
+import { type Agent, getAgents } from "../../api/kas";
+import { plain } from "../../text";
+import { useLoaded } from "../../ui/loader";
+import { Failure, Notice } from "../../ui/notice";
+import { Age } from "../../ui/time";
+
+/** The agents that the caller may use. */
+export function AgentsPage() {
+  const { value, error } = useLoaded("agents", getAgents, 5000);
+  return (
+    <div class="stack">
+      <h1>Agents</h1>
+      {error !== null && <Failure what="The list is not up to date" error={error} />}
+      {value?.missing != null && (
+        <Notice kind="warning">The tunnels to other replicas are missing: {plain(value.missing)}</Notice>
+      )}
+      {value === null && error === null && <p class="muted">Loading the agents…</p>}
+      {value?.agents.length === 0 && (
+        <Notice>
+          This caller may use no agent. The operator of kas names the agents of a caller in the identity file.
+        </Notice>
+      )}
+      {value !== null && value.agents.length > 0 && (
+        <table class="cards">
+          <thead>
+            <tr>
+              <th scope="col">Agent</th>
+              <th scope="col">State</th>
+              <th scope="col">Version</th>
+              <th scope="col">Pods</th>
+              <th scope="col">Tunnels</th>
+              <th scope="col">Services of this caller</th>
+            </tr>
+          </thead>
+          <tbody>
+            {value.agents.map((agent) => (
+              <AgentRow key={agent.id} agent={agent} />
+            ))}
+          </tbody>
+        </table>
+      )}
+    </div>
+  );
+}
+
+function AgentRow({ agent }: { agent: Agent }) {
+  const instances = agent.replicas.flatMap((replica) => replica.instances);
+  const versions = [...new Set(instances.map((instance) => instance.version))];
+  const pods = new Set(instances.map((instance) => instance.id)).size;
+  const tunnels = instances.reduce((sum, instance) => sum + instance.tunnels, 0);
+  return (
+    <tr>
+      <td>
+        <a href={`/agents/${encodeURIComponent(agent.name)}`}>{agent.name}</a>
+      </td>
+      <td>
+        <AgentState agent={agent} />
+      </td>
+      <td>{plain(versions.join(", "), 200) || <span class="muted">–</span>}</td>
+      <td>
+        {pods} <span class="muted small">{pods === 1 ? "pod" : "pods"}</span>
+      </td>
+      <td>
+        {tunnels} <span class="muted small">{tunnels === 1 ? "tunnel" : "tunnels"}</span>
+      </td>
+      <td class="small">{agent.services.join(", ")}</td>
+    </tr>
+  );
+}
+
+export function AgentState({ agent }: { agent: Agent }) {
+  if (agent.state === "connected") return <span class="health healthy">connected</span>;
+  return (
+    <span>
+      <span class="health degraded">{plain(agent.state, 64)}</span>
+      {agent.since !== undefined && (
+        <span class="small muted">
+          {" "}
+          for <Age time={agent.since} />
+        </span>
+      )}
+    </span>
+  );
+}

@@ -1,0 +1,162 @@
+import { type Attention, getHealth, type HealthReport, type Warning } from "../../api/graph";
+import { type Agent, getAgents } from "../../api/kas";
+import { plain } from "../../text";
+import { Health, HealthCounts } from "../../ui/health";
+import { useLoaded } from "../../ui/loader";
+import { Failure, Notice, Partial } from "../../ui/notice";
+import { Age } from "../../ui/time";
+import { AgentState } from "../agents/agents";
+
+/** The agents that are asked at the same time. */
+const AT_ONCE = 16;
+
+interface AgentHealth {
+  agent: Agent;
+  report: HealthReport | null;
+  error: unknown;
+}
+
+/** What needs attention, over all agents of the caller. */
+export function AttentionPage() {
+  const { value, error } = useLoaded("attention", loadAll, 10_000);
+  const sorted = value?.toSorted((one, other) => urgency(other) - urgency(one)) ?? [];
+  const isQuiet = sorted.length > 0 && sorted.every(({ report }) => report?.health === "healthy");
+  return (
+    <div class="stack">
+      <h1>What needs attention</h1>
+      {error !== null && <Failure what="The page is not up to date" error={error} />}
+      {value === null && error === null && <p class="muted">Asking the agents…</p>}
+      {value?.length === 0 && (
+        <Notice>
+          This caller may use the service graph of no agent. The operator of kas grants it in the identity
+          file.
+        </Notice>
+      )}
+      {isQuiet && <Notice>Nothing: all objects that this caller may see are healthy.</Notice>}
+      {sorted.map((health) => (
+        <AgentSection key={health.agent.id} {...health} />
+      ))}
+    </div>
+  );
+}
+
+async function loadAll(signal: AbortSignal): Promise<AgentHealth[]> {
+  const { agents } = await getAgents(signal);
+  const waiting = agents.filter((agent) => agent.services.includes("graph"));
+  const results: AgentHealth[] = [];
+  const work = async () => {
+    for (let agent = waiting.shift(); agent; agent = waiting.shift()) {
+      if (agent.state !== "connected") {
+        results.push({ agent, report: null, error: null });
+        continue;
+      }
+      try {
+        results.push({ agent, report: await getHealth(agent.name, signal), error: null });
+      } catch (error) {
+        if (signal.aborted) throw error;
+        results.push({ agent, report: null, error });
+      }
+    }
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, work));
+  return results.sort((one, other) => one.agent.id - other.agent.id);
+}
+
+function urgency({ report, error }: AgentHealth): number {
+  if (error !== null || report === null) return 2;
+  return { degraded: 3, unknown: 1, progressing: 1, suspended: 0, healthy: 0 }[report.health];
+}
+
+function AgentSection({ agent, report, error }: AgentHealth) {
+  const address = `/agents/${encodeURIComponent(agent.name)}`;
+  return (
+    <section class="stack" aria-label={agent.name}>
+      <div class="row spread">
+        <h2>
+          <a href={address}>{agent.name}</a>
+        </h2>
+        {report ? <HealthCounts counts={report.counts} /> : <AgentState agent={agent} />}
+      </div>
+      {error !== null && <Failure what={`The health of ${agent.name} is not known`} error={error} />}
+      {report !== null && (
+        <>
+          <AttentionTable address={address} objects={report.attention ?? []} />
+          <Warnings warnings={report.warnings ?? []} />
+          <Partial reasons={report.partial ?? []} />
+        </>
+      )}
+    </section>
+  );
+}
+
+export function AttentionTable({ address, objects }: { address: string; objects: Attention[] }) {
+  if (objects.length === 0) return null;
+  return (
+    <table class="cards">
+      <thead>
+        <tr>
+          <th scope="col">Object</th>
+          <th scope="col">Health</th>
+          <th scope="col">Reason</th>
+          <th scope="col">Since</th>
+        </tr>
+      </thead>
+      <tbody>
+        {objects.map((object) => (
+          <tr key={object.uid}>
+            <td>
+              <a href={`${address}?o=${encodeURIComponent(object.uid)}`}>
+                {plain(object.kind, 128)}/{plain(object.name, 260)}
+              </a>{" "}
+              <span class="small muted">{plain(object.namespace ?? "", 64)}</span>
+            </td>
+            <td>
+              <Health state={object.health} />
+            </td>
+            <td>{plain(object.message)}</td>
+            <td>
+              <Age time={object.since} />
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+export function Warnings({ warnings, open = false }: { warnings: Warning[]; open?: boolean }) {
+  if (warnings.length === 0) return null;
+  return (
+    <details open={open}>
+      <summary>Newest warnings ({warnings.length})</summary>
+      <table class="cards">
+        <thead>
+          <tr>
+            <th scope="col">Age</th>
+            <th scope="col">Object</th>
+            <th scope="col">Reason</th>
+            <th scope="col">Message</th>
+          </tr>
+        </thead>
+        <tbody>
+          {warnings.map((warning) => (
+            <tr key={`${warning.time}${warning.kind}${warning.name}${warning.reason}`}>
+              <td>
+                <Age time={warning.time} />
+              </td>
+              <td>
+                {plain(warning.kind, 128)}/{plain(warning.name, 260)}{" "}
+                <span class="small muted">{plain(warning.namespace ?? "", 64)}</span>
+              </td>
+              <td>
+                {plain(warning.reason, 128)}
+                {warning.count > 1 && ` ×${warning.count}`}
+              </td>
+              <td>{plain(warning.message)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </details>
+  );
+}

@@ -1,0 +1,75 @@
+import { describe, expect, it } from "vitest";
+import { age, decodeSecret, kubectlCommand, plain, safeLink, shellQuote } from "./text";
+
+describe("plain", () => {
+  it("shows what would hide or reorder text", () => {
+    expect(plain("a\u202egpj.exe")).toBe("a⟨U+202E⟩gpj.exe");
+    expect(plain("\u001b[2Jx\u0000")).toBe("⟨U+001B⟩[2Jx⟨U+0000⟩");
+    expect(plain("zero\u200bwidth\u2066x")).toBe("zero⟨U+200B⟩width⟨U+2066⟩x");
+  });
+  it("keeps lines, tabs and the letters of all languages", () => {
+    expect(plain("a\tb\nशैली ✔ 漢字")).toBe("a\tb\nशैली ✔ 漢字");
+  });
+  it("cuts", () => {
+    expect(plain("x".repeat(10), 4)).toBe("xxxx…");
+  });
+});
+
+describe("safeLink", () => {
+  it.each([
+    "javascript:alert(1)",
+    "JavaScript:alert(1)",
+    "  javascript:alert(1)",
+    "java\nscript:alert(1)",
+    "data:text/html,x",
+    "http://example.com",
+    "//example.com",
+    "https://user@example.com",
+    "https://kas.example.com:443@evil.example.com/",
+    "vbscript:x",
+    "blob:https://example.com/x",
+  ])("refuses %j", (text) => {
+    expect(safeLink(text)).toBeNull();
+  });
+  it("accepts https", () => {
+    expect(safeLink("https://example.com/a?b=c")).toBe("https://example.com/a?b=c");
+  });
+});
+
+describe("age", () => {
+  const now = Date.parse("2026-01-02T00:00:00Z");
+  it.each([
+    [5, "5s"],
+    [119, "119s"],
+    [190, "3m10s"],
+    [180, "3m"],
+    [3600, "60m"],
+    [7200 + 3600, "3h"],
+    [4 * 86_400, "4d"],
+    [-5, "0s"],
+  ])("is as kubectl prints it: %d s", (seconds, expected) => {
+    expect(age(new Date(now - seconds * 1000).toISOString(), now)).toBe(expected);
+  });
+  it("is empty for what is no time", () => {
+    expect([age(undefined, now), age("soon", now)]).toEqual(["", ""]);
+  });
+});
+
+describe("commands", () => {
+  it("have nothing that a shell would run", () => {
+    expect(shellQuote("a'; rm -rf / #")).toBe("'a'\\''; rm -rf / #'");
+    expect(shellQuote("$(id)`id`")).toBe("'$(id)`id`'");
+  });
+  it("name the version and the group", () => {
+    const web = { group: "apps", version: "v1", kind: "Deployment", namespace: "shop", name: "web" };
+    expect(kubectlCommand(web)).toBe("kubectl get Deployment.v1.apps/web --namespace shop --output yaml");
+    const node = { group: "", version: "v1", kind: "Node", namespace: "", name: "n" };
+    expect(kubectlCommand(node)).toBe("kubectl get Node/n --output yaml");
+  });
+});
+
+it("values of Secrets are text, or have a length", () => {
+  expect(decodeSecret(btoa("pass"))).toBe("pass");
+  expect(decodeSecret("/w==")).toBe("(1 bytes that are no text)");
+  expect(decodeSecret("%")).toBe("(not base64)");
+});

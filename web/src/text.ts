@@ -1,0 +1,73 @@
+/** Texts of a cluster, which anybody may have written. They are shown as text, and never change how other text is shown. */
+
+/** Control characters other than tab and newline, and characters that change the direction of text or are invisible. */
+const DECEPTIVE =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
+
+/** Returns a text in which deceptive characters are visible, of at most `limit` characters. */
+export function plain(text: string, limit = 4096): string {
+  const cut = text.length > limit ? `${text.slice(0, limit)}…` : text;
+  return cut.replace(DECEPTIVE, (character) => {
+    const code = character.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0");
+    return `⟨U+${code}⟩`;
+  });
+}
+
+/** Returns the age of a time, as kubectl prints it: `5s`, `3m10s`, `2h`, `4d`. */
+export function age(time: string | undefined, now: number): string {
+  const then = time === undefined ? Number.NaN : Date.parse(time);
+  if (Number.isNaN(then)) return "";
+  const seconds = Math.max(0, Math.floor((now - then) / 1000));
+  const minutes = Math.floor(seconds / 60);
+  const hours = Math.floor(minutes / 60);
+  if (seconds < 120) return `${seconds}s`;
+  if (minutes < 10) return seconds % 60 ? `${minutes}m${seconds % 60}s` : `${minutes}m`;
+  if (hours < 3) return `${minutes}m`;
+  if (hours < 48) return `${hours}h`;
+  return `${Math.floor(hours / 24)}d`;
+}
+
+/** Returns an address that may become a link, or `null`: only `https` (CVE-2022-31035 is a link with `javascript:`). */
+export function safeLink(text: string): string | null {
+  try {
+    const url = new URL(text);
+    return url.protocol === "https:" && url.username === "" && url.password === "" ? url.href : null;
+  } catch {
+    return null;
+  }
+}
+
+/** Returns an argument of a shell command. */
+export function shellQuote(text: string): string {
+  return /^[A-Za-z0-9_./:=@%+-]+$/.test(text) ? text : `'${plain(text).replaceAll("'", "'\\''")}'`;
+}
+
+/** What a command needs of an object. */
+interface Named {
+  group: string;
+  version: string;
+  kind: string;
+  namespace: string;
+  name: string;
+}
+
+/** Returns the command of kubectl that prints an object. */
+export function kubectlCommand({ group, version, kind, namespace, name }: Named): string {
+  const type = group === "" ? kind : `${kind}.${version}.${group}`;
+  const flags = namespace === "" ? "" : ` --namespace ${shellQuote(namespace)}`;
+  return `kubectl get ${shellQuote(`${type}/${name}`)}${flags} --output yaml`;
+}
+
+/** Returns a value of a Secret as text, or its length where it is none. */
+export function decodeSecret(base64: string): string {
+  try {
+    const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+    try {
+      return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+    } catch {
+      return `(${bytes.length} bytes that are no text)`;
+    }
+  } catch {
+    return "(not base64)";
+  }
+}

@@ -1,0 +1,42 @@
+import { useEffect, useState } from "preact/hooks";
+import { isAbort } from "../api/client";
+
+export interface Loaded<T> {
+  value: T | null;
+  error: unknown;
+}
+
+/**
+ * Loads a value, and again each `interval` milliseconds while the page is visible. With an error, the last value stays.
+ * Another `key` begins anew.
+ */
+export function useLoaded<T>(
+  key: string,
+  load: (signal: AbortSignal) => Promise<T>,
+  interval: number | null = null,
+): Loaded<T> {
+  const [state, setState] = useState<Loaded<T> & { key: string }>({ key, value: null, error: null });
+  useEffect(() => {
+    const stop = new AbortController();
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const run = async () => {
+      try {
+        if (!document.hidden) {
+          const value = await load(stop.signal);
+          if (!stop.signal.aborted) setState({ key, value, error: null });
+        }
+      } catch (error) {
+        if (!stop.signal.aborted && !isAbort(error)) {
+          setState((last) => ({ key, value: last.key === key ? last.value : null, error }));
+        }
+      }
+      if (interval !== null && !stop.signal.aborted) timer = setTimeout(() => void run(), interval);
+    };
+    void run();
+    return () => {
+      stop.abort();
+      clearTimeout(timer);
+    };
+  }, [key, interval]);
+  return state.key === key ? state : { value: null, error: null };
+}
