@@ -92,8 +92,10 @@ export async function getMetadata(
   const headers = { Accept: "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1" };
   const response = await request(kubernetesPath(agent, await objectPath(agent, key)), { headers, signal });
   const object = (await response.json()) as KubernetesObject;
-  // A server that does not know this form sends the whole object.
-  return { apiVersion: object.apiVersion, kind: object.kind ?? "", metadata: object.metadata ?? {} };
+  // Of the answer, only the metadata are those of the object: the kind is `PartialObjectMetadata`. Nothing else is kept, because
+  // a server that does not know this form sends the whole object.
+  const apiVersion = key.group === "" ? key.version : `${key.group}/${key.version}`;
+  return { apiVersion, kind: key.kind, metadata: object.metadata ?? {} };
 }
 
 /** Returns the names of the containers of a pod, those of its work first. */

@@ -1,7 +1,7 @@
 /** The tree of objects: an ARIA treegrid of which only the rows in sight are elements. */
 
 import { type ReadonlySignal, signal } from "@preact/signals";
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { isHistory, type Row } from "../../graph/rows";
 import { query, setQuery } from "../../router";
 import { plain } from "../../text";
@@ -55,7 +55,8 @@ export function Tree({ rows }: { rows: ReadonlySignal<Row[]> }) {
     };
   }, []);
 
-  useEffect(() => {
+  // A passive effect would run before the next rendering, with the rows of the last one.
+  useLayoutEffect(() => {
     if (!wantsFocus.current) return;
     wantsFocus.current = false;
     box.current?.querySelector<HTMLElement>('[role="row"][tabindex="0"]')?.focus({ preventScroll: true });

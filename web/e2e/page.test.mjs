@@ -1,0 +1,341 @@
+/** The page in a browser, with kas, agentk and the cluster of KUBECONFIG. */
+
+import assert from "node:assert/strict";
+import { mkdirSync, readFileSync } from "node:fs";
+import { createServer } from "node:http";
+import { createRequire } from "node:module";
+import { after, before, describe, it } from "node:test";
+import { chromium } from "playwright-core";
+import { Demo } from "./demo.mjs";
+
+const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
+/** The screenshots, which people look at. */
+const SCREENSHOTS = new URL("../../target/web/", import.meta.url).pathname;
+
+/** @type {Demo} */
+let demo;
+/** @type {import("playwright-core").Browser} */
+let browser;
+
+before(async () => {
+  mkdirSync(SCREENSHOTS, { recursive: true });
+  demo = await Demo.start();
+  demo.fill();
+  // Chromium has no sandbox for root.
+  browser = await chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox"] });
+});
+
+after(async () => {
+  await browser?.close();
+  await demo?.stop();
+});
+
+/** Opens a tab that is logged in. `errors` has what the browser complains about. */
+async function open({ width = 1440, height = 900, colorScheme = "light" } = {}) {
+  const context = await browser.newContext({
+    viewport: { width, height },
+    colorScheme,
+    reducedMotion: "reduce",
+  });
+  // The policy of the page does not concern what Playwright adds.
+  await context.addInitScript(AXE);
+  const page = await context.newPage();
+  const errors = [];
+  page.on("console", (message) => {
+    if (["error", "warning"].includes(message.type())) errors.push(message.text());
+  });
+  page.on("pageerror", (error) => errors.push(`${error}`));
+  page.on("dialog", (dialog) => {
+    errors.push(`a dialog: ${dialog.message()}`);
+    void dialog.dismiss();
+  });
+  await page.goto(demo.address);
+  await page.getByLabel("Token of a caller").waitFor();
+  const logIn = async () => {
+    await page.getByLabel("Token of a caller").fill(demo.token);
+    await page.keyboard.press("Enter");
+    await page.getByRole("heading", { name: "What needs attention" }).waitFor();
+  };
+  return { page, errors, logIn, close: () => context.close() };
+}
+
+const tree = (more = "") => `${demo.address}/agents/demo?namespace=${demo.namespace}${more}`;
+
+/** Waits until an element with this text has the focus. */
+async function hasFocus(page, pattern) {
+  let text = "";
+  for (const end = Date.now() + 10_000; Date.now() < end;) {
+    text = await page.evaluate(() => document.activeElement?.textContent ?? "");
+    if (pattern.test(text)) return;
+  }
+  assert.match(text, pattern);
+}
+
+/** Lets the page see these objects only. The Kubernetes API stays that of the cluster. */
+function showOnly(page, nodes) {
+  const events = [
+    { event: "begin", mode: "snapshot" },
+    ...nodes.map((node) => ({ event: "node", node })),
+    { event: "state", loaded: true, partial: [], resources: [] },
+    { event: "commit", token: "1" },
+  ];
+  const body = events.map((event) => JSON.stringify(event)).join("\n");
+  return page.route(/graph\/v1\/watch/, (route) =>
+    route.fulfill({ contentType: "application/x-ndjson", body }),
+  );
+}
+
+function uidOf(resource) {
+  return demo.kubectl(["get", resource, "--output=jsonpath={.metadata.uid}"]);
+}
+
+function podOf(app) {
+  return demo.kubectl(["get", "pods", `--selector=app=${app}`, "--output=jsonpath={.items[0].metadata.uid}"]);
+}
+
+describe("every page", () => {
+  for (const colorScheme of ["light", "dark"]) {
+    for (const width of [1440, 320]) {
+      it(`is accessible and in order: ${colorScheme}, ${width} px`, async () => {
+        const { page, errors, logIn, close } = await open({ width, colorScheme });
+        const check = async (name) => {
+          await page.screenshot({ path: `${SCREENSHOTS}${name}-${colorScheme}-${width}.png` });
+          const { violations } = await page.evaluate(() => window.axe.run({ resultTypes: ["violations"] }));
+          const found = violations.map(
+            ({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html).join(" ")}`,
+          );
+          assert.deepEqual(found, [], name);
+          const overflow = await page.evaluate(
+            () => document.documentElement.scrollWidth - window.innerWidth,
+          );
+          assert.ok(overflow <= 0, `${name} is ${overflow} px too wide`);
+        };
+        await check("login");
+        await logIn();
+        await page.getByRole("link", { name: /crash/ }).first().waitFor();
+        await check("attention");
+        for (const name of ["agents", "routing"]) {
+          await page
+            .getByRole("navigation", { name: "Pages" })
+            .getByRole("link", { name, exact: false })
+            .click();
+          await page.getByRole("cell", { name: "demo" }).first().waitFor();
+          await check(name);
+        }
+        await page.goto(tree());
+        await page.getByRole("row", { name: /Deployment web/ }).waitFor();
+        await check("tree");
+        for (const view of ["events", "components", "about"]) {
+          await page.goto(tree(`&view=${view}`));
+          await page.locator("table, .notice").first().waitFor();
+          await check(view);
+        }
+        const pod = podOf("web");
+        for (const [tab, sign] of [
+          ["summary", "Owned by"],
+          ["yaml", "apiVersion"],
+          ["events", "Started"],
+          ["logs", "line 0"],
+        ]) {
+          await page.goto(tree(`&o=${pod}&tab=${tab}`));
+          await page.getByRole("tabpanel").getByText(sign).first().waitFor();
+          await check(`object-${tab}`);
+        }
+        await page.goto(`${demo.address}/nowhere`);
+        await page.getByText("There is no such page").waitFor();
+        await check("missing");
+        assert.deepEqual(errors, []);
+        await close();
+      });
+    }
+  }
+});
+
+it("everything works with the keyboard alone", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  await page.goto(tree());
+  await page.getByRole("row", { name: /Deployment web/ }).waitFor();
+  await page.keyboard.press("/");
+  await page.keyboard.type("web");
+  await page.getByRole("row", { name: /Deployment crash/ }).waitFor({ state: "detached" });
+  const focused = (pattern) => hasFocus(page, pattern);
+  for (let presses = 0; presses < 20; presses += 1) {
+    if ((await page.evaluate(() => document.activeElement?.getAttribute("role"))) === "row") break;
+    await page.keyboard.press("Tab");
+  }
+  await focused(/Deployment web/);
+  await page.keyboard.press("j");
+  await focused(/ReplicaSet web/);
+  await page.keyboard.press("ArrowLeft");
+  await page
+    .getByRole("row", { name: /Pod web/ })
+    .first()
+    .waitFor({ state: "detached" });
+  await page.keyboard.press("ArrowRight");
+  await page.keyboard.press("ArrowRight");
+  await focused(/Pod web/);
+  await page.keyboard.press("Enter");
+  await page.getByRole("region", { name: "Object" }).waitFor();
+  await focused(/^Pod\/web/);
+  await page.keyboard.press("Escape");
+  await page.getByRole("region", { name: "Object" }).waitFor({ state: "detached" });
+  await focused(/Pod web/);
+  await page.keyboard.press("?");
+  await page.getByRole("dialog", { name: "Keys" }).waitFor();
+  await page.keyboard.press("Escape");
+  await page.getByRole("dialog", { name: "Keys" }).waitFor({ state: "hidden" });
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+it("a change of the cluster appears without a reload", async () => {
+  const { page, logIn, close } = await open();
+  await logIn();
+  await page.goto(tree("&q=Deployment"));
+  const web = page.getByRole("row", { name: /Deployment web/ });
+  await web.getByText("2/2").first().waitFor();
+  demo.kubectl(["scale", "deployment/web", "--replicas=1"]);
+  await web.getByText("1/1").first().waitFor();
+  demo.kubectl(["scale", "deployment/web", "--replicas=2"]);
+  await web.getByText("2/2").first().waitFor();
+  await close();
+});
+
+it("hostile texts of a cluster are shown as text", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  await page.goto(tree(`&o=${uidOf("deployment/web")}&tab=events`));
+  const event = page.getByText("<img src=x onerror=alert(1)> javascript:alert(1) safe⟨U+202E⟩gpj.exe");
+  await event.first().waitFor();
+  await page.goto(tree(`&o=${podOf("web")}&tab=logs`));
+  const log = page.getByLabel("Log", { exact: true });
+  await log.getByText("line 0").waitFor();
+  const text = await log.textContent();
+  assert.match(text, /red <script>alert\(1\)<\/script> ⟨U\+001B⟩\]0;title⟨U\+0007⟩ ⟨U\+202E⟩end/);
+  assert.ok(text.length < 32_768, "a line of 1 MiB is cut");
+  assert.equal(await log.locator(".ansi-red").first().textContent(), "red");
+  const links = await page.evaluate(() => [...document.links].map(({ protocol }) => protocol));
+  assert.deepEqual([...new Set(links)], ["http:"], "links of the page itself");
+  assert.equal(await page.locator("#app img, #app script, #app iframe").count(), 0);
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+it("values of a Secret are loaded and shown when the reader says so", async () => {
+  const { page, logIn, close } = await open();
+  const received = [];
+  page.on("response", async (response) => {
+    if (response.url().includes("/secrets/keys")) received.push(await response.text());
+  });
+  await logIn();
+  const { namespace } = demo;
+  const node = {
+    uid: "s",
+    kind: "Secret",
+    version: "v1",
+    namespace,
+    name: "keys",
+    health: "healthy",
+    sequence: 1,
+  };
+  await showOnly(page, [node]);
+  await page.goto(tree("&o=s&tab=yaml"));
+  await page.getByText("kind: Secret").waitFor();
+  const secret = Buffer.from("hunter2-of-the-test").toString("base64");
+  assert.ok(received.length > 0 && !received.join("").includes(secret), "the values are not even loaded");
+  assert.ok(
+    !(await page.content()).includes("hunter2"),
+    "nor are those shown that kubectl keeps in an annotation",
+  );
+  await page.getByRole("button", { name: "Load the values" }).click();
+  await page.getByRole("button", { name: "Show the value of password" }).waitFor();
+  assert.ok(!(await page.content()).includes("hunter2"));
+  await page.getByRole("button", { name: "Show the value of password" }).click();
+  await page.getByText("hunter2-of-the-test").waitFor();
+  await close();
+});
+
+it("another site can neither frame the page nor use its session", async () => {
+  const { page, logIn, close } = await open();
+  await logIn();
+  const evil = createServer((_, response) => {
+    response.setHeader("content-type", "text/html").end(`<iframe src="${demo.address}/"></iframe>`);
+  });
+  await new Promise((resolve) => evil.listen(0, "127.0.0.1", resolve));
+  // The same site with another port, as that of proxied content.
+  const attack = await page.context().newPage();
+  await attack.goto(`http://localhost:${evil.address().port}/`);
+  const outcomes = await attack.evaluate(async (address) => {
+    const outcomes = [];
+    for (const init of [
+      { method: "DELETE" },
+      { headers: { "Kas-Web": "1" } },
+      { method: "POST", mode: "no-cors", body: '{"token":"evil"}' },
+      { mode: "no-cors" },
+    ]) {
+      const sent = fetch(`${address}/web/v1/session`, { credentials: "include", ...init });
+      outcomes.push(
+        await sent.then(
+          ({ status }) => status,
+          () => "refused",
+        ),
+      );
+    }
+    return outcomes;
+  }, demo.address);
+  assert.deepEqual(outcomes, ["refused", "refused", "refused", "refused"]);
+  const framed = attack.frames().find((frame) => frame !== attack.mainFrame());
+  assert.equal(await framed.locator("#app").count(), 0, "the page is not in the frame");
+  evil.close();
+  await page.reload();
+  await page.getByRole("heading", { name: "What needs attention" }).waitFor();
+  await close();
+});
+
+it("5,000 objects are few elements", async () => {
+  const { page, logIn, close } = await open();
+  await logIn();
+  const pod = (index) => ({
+    ...{ uid: `${index}`, kind: "Pod", version: "v1", namespace: "n", name: `pod-${index}` },
+    ...{ health: "degraded", sequence: index },
+  });
+  await showOnly(
+    page,
+    Array.from({ length: 5000 }, (_, index) => pod(index + 10_000)),
+  );
+  await page.goto(`${demo.address}/agents/demo`);
+  const rows = page.locator(".tree-body [role=row]");
+  await rows.first().focus();
+  await page.keyboard.press("End");
+  await page.getByRole("row", { name: /pod-14999/ }).waitFor();
+  await hasFocus(page, /pod-14999/);
+  assert.ok((await rows.count()) < 80);
+  assert.equal(await page.getByRole("treegrid").getAttribute("aria-rowcount"), "5001");
+  await close();
+});
+
+describe("in the end", () => {
+  it("the objects of an agent that disconnects stay, and the page says so", async () => {
+    const { page, logIn, close } = await open();
+    await logIn();
+    await page.goto(tree());
+    await page.getByRole("row", { name: /Deployment web/ }).waitFor();
+    demo.killAgents();
+    await page.getByText(/The objects are as they were/).waitFor();
+    await page.getByRole("row", { name: /Deployment web/ }).waitFor();
+    await page.screenshot({ path: `${SCREENSHOTS}disconnected.png` });
+    await close();
+  });
+
+  it("a revoked token ends the session of an open page", async () => {
+    const { page, logIn, close } = await open();
+    await logIn();
+    await page.goto(`${demo.address}/routing`);
+    demo.revokeAll();
+    await page.getByText("The session has ended, or its token was revoked.").waitFor({ timeout: 60_000 });
+    await page.screenshot({ path: `${SCREENSHOTS}revoked.png` });
+    await close();
+  });
+});
