@@ -117,6 +117,12 @@ function Lazy({ name, agent, node }: TabProps & { name: keyof typeof LAZY }) {
   return <Tab key={node.uid} agent={agent} node={node} />;
 }
 
+/** Returns the name of a detail as people write it: `Cluster IP` of `cluster_ip`. */
+function titleOf(name: string): string {
+  const words = name.replaceAll("_", " ").replace(/\bip\b/, "IP");
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}
+
 function Summary({ node, graph }: { node: Node; graph: GraphState }) {
   const command = kubectlCommand(keyOf(node));
   return (
@@ -148,7 +154,7 @@ function Summary({ node, graph }: { node: Node; graph: GraphState }) {
         <Fact name="API" value={`${node.group ? `${node.group}/` : ""}${node.version}`} />
         <Fact name="UID" value={node.uid} />
         {Object.entries(node.details ?? {}).map(([name, value]) => (
-          <Fact key={name} name={name} value={value} />
+          <Fact key={name} name={titleOf(name)} value={value} />
         ))}
         {(node.images ?? []).map((image) => (
           <Fact key={image} name="Image" value={image} />
