@@ -29,7 +29,7 @@ smoke: ## The same without waiting: checks the answers and exits with the result
 	cargo run --quiet -p loadtest -- demo --smoke $(DEMO_FLAGS)
 
 .PHONY: test
-test: tools lint doc unit e2e smoke ## Formatting, lints, docs, unit, scenario and end-to-end tests; .ci/run adds charts, compose and acceptance
+test: tools lint doc unit web e2e web-e2e smoke ## Formatting, lints, docs, unit, scenario and end-to-end tests; .ci/run adds charts, compose and acceptance
 	$(MAKE) smoke DEMO_FLAGS=--simulate
 
 .PHONY: tools
@@ -54,11 +54,15 @@ e2e: ## Real kubectl, Kubernetes (KUBECONFIG) and Prometheus; what is missing is
 	cargo build --workspace --bins
 	cargo nextest run -p gateway --test e2e --test-threads 3 --success-output immediate
 
+# Networks, Git servers and GitLab are the same with each API server.
+DIFFERENTIAL = test(/^differential::differential_/) | test(/^graph::/) | \
+  (test(/^gitops::/) - test(/^gitops::(partition|servers|fleet|gitlab|comment)::/))
+
 .PHONY: differential
 differential: ## Hundreds of kubectl, helm and curl commands with and without the tunnel, GitOps, the graph; prints what differs
 	cargo build --workspace --bins
 	rm -rf target/differential
-	cargo nextest run -p gateway --test e2e -E 'test(/^differential::differential_/) | test(/^gitops::/) | test(/^graph::/)'; code=$$?; \
+	cargo nextest run -p gateway --test e2e --test-threads 3 -E '$(DIFFERENTIAL)'; code=$$?; \
 	  cat target/differential/report.md; exit $$code
 
 # The Python of the tests of client libraries has the YAML library where the system's does not.
@@ -96,6 +100,15 @@ compose: ## Start deploy/compose.yaml with podman and KUBECONFIG, by the command
 .PHONY: skew
 skew: ## Versions OLDER and NEWER (the last two tags) work together: builds both in target/skew, runs the reading group both ways
 	./.ci/skew $(OLDER) $(NEWER)
+
+.PHONY: web
+web: ## Lints and tests of the sources of the page, and web/dist is what they make (needs Node.js 20.19)
+	web/test sources
+
+.PHONY: web-e2e
+web-e2e: ## The page in Chromium with KUBECONFIG's cluster; screenshots in target/web
+	cargo build --workspace --bins
+	web/test browser
 
 E2E_LARGE_MIB ?= 1024
 
