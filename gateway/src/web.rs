@@ -11,7 +11,9 @@
 //! the session of the reader.
 
 mod assets;
+mod metrics;
 mod origin;
+mod session_body;
 mod sessions;
 
 use std::{
@@ -27,16 +29,13 @@ use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
     header::{
         ALLOW, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY,
-        CONTENT_TYPE, COOKIE, ORIGIN, REFERER, SET_COOKIE, UPGRADE,
+        CONTENT_TYPE, COOKIE, LOCATION, ORIGIN, REFERER, RETRY_AFTER, SET_COOKIE, UPGRADE,
     },
 };
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
-use prometheus_client::{
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
-    registry::Registry,
-};
-use proto::{ReplicaId, ServiceName};
+use prometheus_client::registry::Registry;
+use proto::{Reason, ReplicaId, ServiceName, header::ERROR};
 use router::RouteStore;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::{Deserialize, Serialize};
@@ -46,7 +45,10 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use self::sessions::{Session, Sessions};
+use self::{
+    metrics::WebMetrics,
+    sessions::{Session, Sessions},
+};
 use crate::{
     addresses::AddressRules,
     agent_locations::{AgentLocations, AgentOwner, AgentState},
@@ -60,12 +62,12 @@ const SESSION_PATH: &str = "/web/v1/session";
 const AGENTS_PATH: &str = "/web/v1/agents";
 /// The beginning of the paths of agents.
 const AGENTS_PREFIX: &str = "/agents/";
-/// The beginning of the paths that are no files.
+/// The beginning of the paths of sessions and of the list of agents.
 const API_PREFIX: &str = "/web/";
 /// The longest request of a login, in bytes, and the time for it.
 const MAX_LOGIN: usize = 16 << 10;
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// The services of which the page asks whether the caller may use them.
+/// The services that the list of agents reports.
 const SERVICES: [&str; 4] =
     [ServiceName::GITOPS, ServiceName::GRAPH, ServiceName::KUBERNETES, ServiceName::PROMETHEUS];
 
@@ -82,19 +84,12 @@ pub struct WebServer {
     metrics: WebMetrics,
 }
 
-/// The metrics of the page.
-#[derive(Clone, Debug, Default)]
-struct WebMetrics {
-    sessions: Gauge,
-    logins: Family<[(&'static str, &'static str); 1], Counter>,
-}
-
 /// The result of the checks of a request.
 enum Answer {
     /// The response is complete.
     Own(Response<Body>),
     /// The proxy sends the request to an agent, with the token of the session.
-    Proxy(Request<Incoming>),
+    Proxy(Request<Incoming>, Box<Session>),
 }
 
 /// The session, for the page.
@@ -139,13 +134,11 @@ impl WebServer {
         addresses: AddressRules,
         registry: &mut Registry,
     ) -> Self {
-        let metrics = WebMetrics::default();
-        registry.register("kas_web_sessions", "Sessions of browsers", metrics.sessions.clone());
-        let logins = "Logins of browsers by their result: ok, unknown, address, or limit";
-        registry.register("kas_web_logins", logins, metrics.logins.clone());
+        let (sessions, identities) = (Sessions::default(), agents.identities.clone());
+        let metrics = WebMetrics::register(registry, sessions.clone(), identities.clone());
         Self {
-            sessions: Sessions::default(),
-            identities: agents.identities.clone(),
+            sessions,
+            identities,
             access: proxy.access.clone(),
             proxy,
             addresses,
@@ -165,20 +158,20 @@ impl WebServer {
         let answer = |request: Request<Incoming>, guard: RequestGuard| {
             let (web, address) = (Arc::clone(self), Arc::clone(&address));
             Box::pin(async move {
-                let request = match web.answer(request, &address).await {
+                let (request, session) = match web.answer(request, &address, &guard).await {
                     Answer::Own(response) => return Ok::<_, Infallible>(response),
-                    Answer::Proxy(request) => request,
+                    Answer::Proxy(request, session) => (request, session),
                 };
-                guard.admit();
                 let peer = (&*address, web.addresses.trusted_proxies());
-                Ok(contain(web.proxy.answer(peer, guard, request).await.map(Body::new)))
+                let response = web.proxy.answer(peer, guard, request).await;
+                Ok(contain(response.map(|body| session_body::until(session.ended(), Body::new(body)))))
             })
         };
         self.proxy.serve_connection(io, peer, stranger, answer).await;
     }
 
     /// Answers a request, or prepares it for the proxy.
-    async fn answer(&self, request: Request<Incoming>, peer: &PeerAddress) -> Answer {
+    async fn answer(&self, request: Request<Incoming>, peer: &PeerAddress, guard: &RequestGuard) -> Answer {
         let client = self.addresses.client_of(request.headers(), peer);
         let path = request.uri().path();
         if !self.addresses.allows(client) {
@@ -190,7 +183,7 @@ impl WebServer {
         let is_agent = path.starts_with(AGENTS_PREFIX) && request.headers().contains_key(origin::MARK);
         if !is_agent && !path.starts_with(API_PREFIX) {
             return own(match *request.method() {
-                Method::GET | Method::HEAD => assets::response(path),
+                Method::GET | Method::HEAD => assets::response(path, request.headers()),
                 _ => wrong_method("GET"),
             });
         }
@@ -200,41 +193,47 @@ impl WebServer {
                 "only the web page of kas may send this request; programs use the listener for callers";
             return own(refusal(StatusCode::FORBIDDEN, what));
         }
-        if !is_agent {
-            return own(self.api(request, client).await);
+        let session = self.session(request.headers(), client);
+        if session.is_some() {
+            guard.admit();
         }
-        match self.session(request.headers(), client) {
+        if !is_agent {
+            return own(self.api(request, client, session).await);
+        }
+        match session {
             Some(_) if is_web_content(path) => {
                 let what =
                     "web pages of the cluster are not shown here; use kubectl port-forward or kubectl proxy";
                 own(refusal(StatusCode::FORBIDDEN, what))
             }
-            Some((session, _)) => Answer::Proxy(with_token(request, &session)),
+            Some((session, _)) => Answer::Proxy(with_token(request, &session), Box::new(session)),
             None => own(no_session()),
         }
     }
 
     /// Returns the session of a request with the rights of its token, unless the token was revoked meanwhile.
     fn session(&self, headers: &HeaderMap, client: IpAddr) -> Option<(Session, Arc<Grant>)> {
-        let session = self.sessions.find(cookies(headers)?, Instant::now())?;
-        let grant = self.grant(&session.token)?;
+        let session = self.sessions.find(headers, Instant::now())?;
+        let grant = self.grant(&session.hash)?;
         grant.caller.may_connect_from(client).then_some((session, grant))
     }
 
-    fn grant(&self, token: &SecretString) -> Option<Arc<Grant>> {
-        self.identities.load().grant(&TokenHash::of(token)).cloned()
+    fn grant(&self, token: &TokenHash) -> Option<Arc<Grant>> {
+        self.identities.load().grant(token).cloned()
     }
 
-    async fn api(&self, request: Request<Incoming>, client: IpAddr) -> Response<Body> {
-        let cookies = cookies(request.headers()).unwrap_or_default().to_owned();
+    async fn api(
+        &self,
+        request: Request<Incoming>,
+        client: IpAddr,
+        session: Option<(Session, Arc<Grant>)>,
+    ) -> Response<Body> {
         match (request.uri().path(), request.method()) {
-            (SESSION_PATH, &Method::POST) => self.log_in(request, client, &cookies).await,
+            (SESSION_PATH, &Method::POST) => self.log_in(request, client).await,
             (SESSION_PATH, &Method::DELETE) => {
-                let ended = self.sessions.end(&cookies);
-                self.count_sessions();
-                with_cookie(StatusCode::NO_CONTENT, &ended)
+                with_cookie(StatusCode::NO_CONTENT, &self.sessions.end(request.headers()))
             }
-            (SESSION_PATH, &Method::GET) => match self.session(request.headers(), client) {
+            (SESSION_PATH, &Method::GET) => match session {
                 Some((session, grant)) => {
                     let left = session.end.saturating_duration_since(Instant::now());
                     json(&SessionInfo { caller: grant.caller.name(), expires: SystemTime::now() + left })
@@ -242,7 +241,7 @@ impl WebServer {
                 // Nobody is logged in, which is no error: browsers would log one.
                 None => respond(StatusCode::NO_CONTENT, "application/json", String::new()),
             },
-            (AGENTS_PATH, &Method::GET) => match self.session(request.headers(), client) {
+            (AGENTS_PATH, &Method::GET) => match session {
                 Some((_, grant)) => json(&self.agents(&grant).await),
                 None => no_session(),
             },
@@ -253,34 +252,36 @@ impl WebServer {
     }
 
     /// Begins a session with the token in the body of a request. A session of before ends.
-    async fn log_in(&self, request: Request<Incoming>, client: IpAddr, cookies: &str) -> Response<Body> {
-        let body = timeout(LOGIN_TIMEOUT, Limited::new(request.into_body(), MAX_LOGIN).collect()).await;
+    async fn log_in(&self, request: Request<Incoming>, client: IpAddr) -> Response<Body> {
+        let (head, body) = request.into_parts();
+        let body = timeout(LOGIN_TIMEOUT, Limited::new(body, MAX_LOGIN).collect()).await;
         let login = body.ok().and_then(Result::ok);
         let login = login.and_then(|body| serde_json::from_slice::<Login>(&body.to_bytes()).ok());
         let Some(Login { token }) = login else {
             return refusal(StatusCode::BAD_REQUEST, "the body must be JSON: {\"token\": \"…\"}");
         };
         let token = SecretString::from(token.expose_secret().trim());
-        let Some(grant) = self.grant(&token) else {
-            let refused = match self.access.count_unknown(client).await {
+        let Some(grant) = self.grant(&TokenHash::of(&token)) else {
+            let (result, response) = match self.access.count_unknown(client).await {
                 Ok(()) => {
                     ("unknown", refusal(StatusCode::UNAUTHORIZED, "the token is unknown or was revoked"))
                 }
                 Err(error) => ("limit", limited(&error)),
             };
-            self.count_login(refused.0);
-            return refused.1;
+            self.metrics.count_login(result);
+            tracing::info!(%client, result, "login of a browser refused");
+            return response;
         };
         let name = grant.caller.name();
         if !grant.caller.may_connect_from(client) {
-            self.count_login("address");
+            self.metrics.count_login("address");
+            tracing::info!(caller = name, %client, result = "address", "login of a browser refused");
             let what = format!("caller {name} may not connect from this address");
             return refusal(StatusCode::FORBIDDEN, &what);
         }
-        self.sessions.end(cookies);
+        self.sessions.end(&head.headers);
         let cookie = self.sessions.begin(token, Instant::now());
-        self.count_login("ok");
-        self.count_sessions();
+        self.metrics.count_login("ok");
         tracing::info!(caller = name, %client, "session of a browser began");
         with_cookie(StatusCode::NO_CONTENT, &cookie)
     }
@@ -304,14 +305,6 @@ impl WebServer {
         let agents = agents.collect();
         AgentList { replica: self.replica, agents, missing: locations.missing }
     }
-
-    fn count_login(&self, result: &'static str) {
-        self.metrics.logins.get_or_create(&[("result", result)]).inc();
-    }
-
-    fn count_sessions(&self) {
-        self.metrics.sessions.set(self.sessions.len() as i64);
-    }
 }
 
 /// Returns a response of the page itself, with the headers of all of them.
@@ -320,7 +313,8 @@ fn own(mut response: Response<Body>) -> Answer {
     Answer::Own(response)
 }
 
-/// Makes a response of an agent one that a browser never shows as a page.
+/// Makes a response of an agent one that a browser never shows as a page. It leads nowhere: the page would repeat its request there, with the
+/// session, and in the name of the reader.
 fn contain(mut response: Response<Body>) -> Response<Body> {
     assets::secure(&mut response);
     let headers = response.headers_mut();
@@ -328,6 +322,7 @@ fn contain(mut response: Response<Body>) -> Response<Body> {
     headers.insert(CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.remove(SET_COOKIE);
+    headers.remove(LOCATION);
     response
 }
 
@@ -346,28 +341,32 @@ fn with_token(mut request: Request<Incoming>, session: &Session) -> Request<Inco
     request
 }
 
-/// Returns whether a path of the Kubernetes API leads to a server of the cluster, such as `services/web/proxy`.
+/// Returns whether a path of an agent leads to a server of the cluster, such as `services/web/proxy`. An API server may read a path in more
+/// ways than one, so that one with `..` does.
 fn is_web_content(path: &str) -> bool {
     let decoded = percent_encoding::percent_decode_str(path).decode_utf8_lossy();
-    decoded.split('/').any(|part| part == "proxy")
-}
-
-/// Returns the `Cookie` of a request. HTTP/2 may split it into several.
-fn cookies(headers: &HeaderMap) -> Option<&str> {
-    let mut values = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
-    // Ours is whole in one of them.
-    values.find(|value| value.contains("__Host-kas="))
+    let parts: Vec<&str> = decoded.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    let is_proxy = |parts: &[&str]| matches!(parts, ["services" | "pods" | "nodes", _, "proxy"]);
+    let is_of_old = |parts: &[&str]| matches!(parts, ["api", _, "proxy"]);
+    parts.contains(&"..") || parts.windows(3).any(|parts| is_proxy(parts) || is_of_old(parts))
 }
 
 fn no_session() -> Response<Body> {
-    refusal(
-        StatusCode::UNAUTHORIZED,
-        "log in: there is no session, or it has ended, or its token was revoked",
-    )
+    let what = "log in: there is no session, or it has ended, or its token was revoked";
+    let mut response = refusal(StatusCode::UNAUTHORIZED, what);
+    // By which the page tells it from a 401 of a cluster.
+    response.headers_mut().insert(ERROR, HeaderValue::from_static(Reason::Unauthorized.as_str()));
+    response
 }
 
 fn limited(error: &RequestError) -> Response<Body> {
-    refusal(StatusCode::TOO_MANY_REQUESTS, &error.message)
+    let what = "this address has sent too many unknown tokens in this minute: wait, and check the token; if many readers share the \
+                address of a load balancer, name it in web.listen.trusted_proxies";
+    let mut response = refusal(StatusCode::TOO_MANY_REQUESTS, what);
+    if let Some(wait) = error.retry_after {
+        response.headers_mut().insert(RETRY_AFTER, wait.as_secs().into());
+    }
+    response
 }
 
 fn wrong_method(allowed: &'static str) -> Response<Body> {

@@ -2,7 +2,7 @@
 //!
 //! kas and agentk remove these fields from messages of callers and clusters before they set their own.
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, header::ACCEPT_ENCODING};
 
 /// agentk → kas on the WebSocket upgrade: [`crate::Hello`] as JSON.
 pub const HELLO: HeaderName = HeaderName::from_static("kas-hello");
@@ -34,4 +34,36 @@ pub fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<It
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .map(str::trim)
+}
+
+/// Returns whether a caller accepts gzip (RFC 9110 section 12.5.3).
+pub fn accepts_gzip(headers: &HeaderMap) -> bool {
+    tokens(headers, &ACCEPT_ENCODING).any(|coding| {
+        let mut parts = coding.split(';').map(str::trim);
+        let is_gzip = parts.next().is_some_and(|name| name.eq_ignore_ascii_case("gzip"));
+        let refused = |weight: &str| weight.bytes().all(|byte| matches!(byte, b'0' | b'.'));
+        let mut weights = parts.filter_map(|part| part.split_once('='));
+        let is_refused = weights.any(|(name, weight)| name.eq_ignore_ascii_case("q") && refused(weight));
+        is_gzip && !is_refused
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn gzip_is_accepted_unless_it_is_refused() {
+        let accepted =
+            |value| accepts_gzip(&HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static(value))]));
+        for value in ["gzip", "br, GZIP", "gzip;q=0.5", "gzip; q=1.0, identity"] {
+            assert!(accepted(value), "{value}");
+        }
+        for value in ["", "identity", "br", "gzip;q=0", "gzip;Q=0", "gzip; q=0.000", "xgzip", "*"] {
+            assert!(!accepted(value), "{value}");
+        }
+        assert!(!accepts_gzip(&HeaderMap::new()));
+    }
 }

@@ -28,6 +28,7 @@ use proto::{
         COMPONENTS_PATH, GROUPS_PATH, HEALTH_PATH, OBJECTS_PATH, STATUS_PATH, TREE_PATH, VIEWS_PATH,
         ViewList, WATCH_PATH,
     },
+    header::accepts_gzip,
     impersonation,
 };
 use resource_graph::{Access, Cache, CacheConfig, Identity, Paced, Query, Reviews};
@@ -290,7 +291,7 @@ impl RequestHandler for GraphHandler {
                 _ => json(&ViewList { views: graph.views(&view.cache.section().views, &access) }),
             })
         })?;
-        if !gzip::is_accepted(request.headers()) {
+        if !accepts_gzip(request.headers()) {
             return Ok(vary(json_text(text), "accept-encoding"));
         }
         let stopping = || ServiceError::new(Reason::Internal, "agentk stops");

@@ -1,13 +1,24 @@
 //! The files of the page, which are part of the program. `web/` builds them.
 
-use axum::body::Body;
+use std::{collections::HashMap, io::Write as _, path::Path, sync::LazyLock};
+
+use axum::body::{Body, Bytes};
+use flate2::{Compression, write::GzEncoder};
 use http::{
-    HeaderName, HeaderValue, Response, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE},
+    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, VARY},
 };
 use include_dir::{Dir, include_dir};
+use proto::header::accepts_gzip;
 
 static FILES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../web/dist");
+
+/// The files as gzip.
+static COMPRESSED: LazyLock<HashMap<&'static Path, Bytes>> = LazyLock::new(|| {
+    let mut compressed = HashMap::new();
+    compress(&FILES, &mut compressed);
+    compressed
+});
 
 /// The page, for all paths that the page itself interprets.
 const INDEX: &str = "index.html";
@@ -29,7 +40,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 ];
 
 /// Returns the file of a path, or the page.
-pub(super) fn response(path: &str) -> Response<Body> {
+pub(super) fn response(path: &str, request: &HeaderMap) -> Response<Body> {
     let name = path.trim_start_matches('/');
     let is_file = name.starts_with(HASHED) || name.rsplit('/').next().is_some_and(|last| last.contains('.'));
     let (name, file) = match FILES.get_file(name) {
@@ -42,12 +53,27 @@ pub(super) fn response(path: &str) -> Response<Body> {
         *response.status_mut() = StatusCode::NOT_FOUND;
         return response;
     };
-    let mut response = Response::new(Body::from(file.contents()));
+    let compressed = COMPRESSED.get(file.path()).filter(|_| accepts_gzip(request)).cloned();
+    let is_compressed = compressed.is_some();
+    let mut response = Response::new(compressed.map_or_else(|| Body::from(file.contents()), Body::from));
     let headers = response.headers_mut();
+    headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
+    if is_compressed {
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type(name)));
     let cache = if name.starts_with(HASHED) { "public, max-age=31536000, immutable" } else { "no-cache" };
     headers.insert(CACHE_CONTROL, HeaderValue::from_static(cache));
     response
+}
+
+fn compress(directory: &'static Dir<'_>, compressed: &mut HashMap<&'static Path, Bytes>) {
+    for file in directory.files() {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        let written = encoder.write_all(file.contents()).and_then(|()| encoder.finish());
+        compressed.insert(file.path(), written.expect("a vector takes all bytes").into());
+    }
+    directory.dirs().for_each(|directory| compress(directory, compressed));
 }
 
 /// Adds the headers of all responses of the page.

@@ -246,7 +246,6 @@ fn attack_36_tokens_are_compared_as_hashes() {
             "let credential = SecretString::from(format!(\"pat:{agent}:{}\", secret.expose_secret()));",
             "let credential = Sha256::digest(project.gitaly.token.expose_secret()).into();",
             "let mut value = HeaderValue::try_from(format!(\"{scheme}{}\", token.expose_secret()))?;",
-            "let of_token = |session: &Session| session.token.expose_secret() == token.expose_secret();",
             "let parameters = [(\"grant_type\", \"refresh_token\"), (\"refresh_token\", token.expose_secret())];",
             "let parsed = UnverifiedToken::parse(token.expose_secret()).ok().flatten();",
             "let request = Request::builder().method(method).uri(uri).header(AUTHORIZATION, token.expose_secret());",

@@ -8,7 +8,7 @@ use agent::Services;
 use gateway::kill_switch::file;
 use http::{
     Method, Request, Response, StatusCode,
-    header::{AUTHORIZATION, COOKIE, HOST, ORIGIN, SET_COOKIE},
+    header::{ACCEPT_ENCODING, AUTHORIZATION, COOKIE, HOST, LOCATION, ORIGIN, SET_COOKIE},
 };
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -91,9 +91,18 @@ fn services() -> Services {
         if request.uri().query().is_some_and(|query| query.contains("watch")) {
             return Response::new(endless("watching"));
         }
-        let names: Vec<&str> = request.headers().keys().map(http::HeaderName::as_str).collect();
-        for secret in ["cookie", "origin", "authorization", "kas-web", "referer"] {
-            assert!(!names.contains(&secret), "the agent receives {secret}");
+        match request.uri().path() {
+            "/elsewhere" => {
+                let response =
+                    Response::builder().status(307).header(LOCATION, "/agents/other/kubernetes/evil");
+                return response.body(Body::empty()).unwrap();
+            }
+            "/refused" => return Response::builder().status(401).body(Body::empty()).unwrap(),
+            _ => {}
+        }
+        assert_eq!(request.method(), Method::GET, "no upgrade");
+        for name in ["cookie", "origin", "authorization", "kas-web", "referer", "upgrade"] {
+            assert!(!request.headers().contains_key(name), "the agent receives {name}");
         }
         let response = Response::builder().header(SET_COOKIE, "__Host-kas=stolen; Path=/; Secure");
         response.header("content-type", "text/html").body(Body::from("<script>alert(1)</script>")).unwrap()
@@ -105,7 +114,11 @@ async fn session_stands_for_its_token() {
     let mut browser = Browser::new();
     let _agent = browser.world.agent(services()).await;
     assert_eq!(browser.get("/web/v1/session").await.status(), 204);
-    assert_eq!(browser.get("/agents/prod/kubernetes/version").await.status(), 401);
+    let refused = browser.get("/agents/prod/kubernetes/version").await;
+    assert_eq!(
+        (refused.status().as_u16(), &refused.headers()["kas-error"]),
+        (401, &"unauthorized".parse().unwrap())
+    );
     browser.log_in().await;
     let session: Value = serde_json::from_str(&text(browser.get("/web/v1/session").await).await).unwrap();
     assert!(session["caller"].is_string() && session["expires"].is_string(), "{session}");
@@ -116,7 +129,22 @@ async fn session_stands_for_its_token() {
     );
     let replica = &agents["agents"][0]["replicas"][0];
     assert_eq!((&replica["replica"], &replica["instances"][0]["tunnels"]), (&agents["replica"], &json!(2)));
-    assert_eq!(browser.get("/agents/prod/kubernetes/version").await.status(), 200);
+    let headers = [
+        ("kas-web", "1"),
+        ("origin", "https://kas.example.com:8156"),
+        ("referer", "https://kas.example.com:8156/agents/prod"),
+        ("authorization", "Bearer stolen"),
+        ("connection", "upgrade"),
+        ("upgrade", "websocket"),
+    ];
+    let response = browser.send(Method::GET, "/agents/prod/kubernetes/version", "", &headers).await;
+    assert_eq!(response.status(), 200);
+    let refused = browser.get("/agents/prod/kubernetes/refused").await;
+    assert_eq!(refused.status(), 401);
+    assert!(
+        !refused.headers().contains_key("kas-error"),
+        "a 401 of the cluster is not the end of the session"
+    );
     assert_eq!(browser.get("/agents/other/kubernetes/version").await.status(), 404);
 
     assert_eq!(browser.page(Method::DELETE, "/web/v1/session").await.status(), 204);
@@ -137,13 +165,25 @@ async fn response_of_a_cluster_is_never_a_page() {
     assert_eq!(header("content-security-policy"), "sandbox; default-src 'none'");
     assert_eq!((header("content-disposition"), header("x-content-type-options")), ("attachment", "nosniff"));
     assert!(!response.headers().contains_key(SET_COOKIE), "the cluster sets no cookie here");
-    for path in [
-        "/api/v1/namespaces/a/services/evil/proxy/",
-        "/api/v1/namespaces/a/pods/evil:80/%70roxy/index.html",
-        "/api/v1/nodes/n/proxy",
+    // The page would repeat its request at another agent.
+    let response = browser.get("/agents/prod/kubernetes/elsewhere").await;
+    assert_eq!(response.status(), 307);
+    assert!(!response.headers().contains_key(LOCATION));
+    for (path, status) in [
+        ("/api/v1/namespaces/a/services/evil/proxy/", 403),
+        ("/api/v1/namespaces/a/services/evil%2Fproxy/", 403),
+        ("/api/v1/namespaces/a/services//evil/./proxy/", 403),
+        ("/api/v1/namespaces/a/services/x/../evil/proxy/", 403),
+        ("/api/v1/namespaces/a/pods/evil:80/%70roxy/index.html", 403),
+        ("/api/v1/nodes/n/proxy", 403),
+        ("/api/v1/proxy/nodes/n", 403),
+        ("/api/v1/namespaces/proxy/pods/proxy", 200),
+        ("/api/v1/namespaces/a/pods/proxy/log", 200),
     ] {
         let response = browser.get(&format!("/agents/prod/kubernetes{path}")).await;
-        assert_eq!(response.status(), 403, "{path}");
+        // The proxy itself refuses some of these paths before.
+        let is_refused = [400, 403].contains(&response.status().as_u16());
+        assert_eq!(is_refused, status == 403, "{path}: {}", response.status());
     }
     // A link to an agent leads to the page, and not to the cluster.
     let followed = browser.send(Method::GET, "/agents/prod/kubernetes/api/v1/pods", "", &[]).await;
@@ -208,6 +248,25 @@ async fn revoked_token_ends_the_session_and_its_streams() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn end_of_a_session_ends_its_streams() {
+    let mut browser = Browser::new();
+    let _agent = browser.world.agent(services()).await;
+    for logout in [true, false] {
+        browser.log_in().await;
+        let mut watch = browser.get("/agents/prod/kubernetes/api/v1/pods?watch=true").await.into_body();
+        watch.frame().await.unwrap().unwrap();
+        let limit = if logout {
+            assert_eq!(browser.page(Method::DELETE, "/web/v1/session").await.status(), 204);
+            Duration::from_secs(5)
+        } else {
+            Duration::from_secs(8 * 3600 + 5)
+        };
+        let ended = timeout(limit, async { while watch.frame().await.is_some_and(|frame| frame.is_ok()) {} });
+        ended.await.unwrap_or_else(|_| panic!("the stream ends; logout: {logout}"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn wrong_tokens_are_refused_and_limited() {
     let browser = Browser::new();
     let mut statuses = Vec::new();
@@ -215,6 +274,9 @@ async fn wrong_tokens_are_refused_and_limited() {
         statuses.push(browser.try_login(&format!("guess-{number}")).await.status().as_u16());
     }
     assert_eq!((statuses[0], statuses[69]), (401, 429), "{statuses:?}");
+    let limited = browser.try_login("guess").await;
+    assert!(limited.headers().contains_key("retry-after"));
+    assert!(text(limited).await.contains("web.listen.trusted_proxies"));
     for body in ["", "{}", "[]", "{\"token\": 7}", &"x".repeat(20 << 10)] {
         let response = browser.send(Method::POST, "/web/v1/session", body, &[("kas-web", "1")]).await;
         assert_eq!(response.status(), 400);
@@ -254,6 +316,8 @@ async fn files_have_a_strict_policy() {
         );
         assert!(!policy.contains("unsafe"), "{policy}");
         assert_eq!(headers["cache-control"], "no-cache");
+        let compressed = browser.send(Method::GET, path, "", &[(ACCEPT_ENCODING.as_str(), "br, gzip")]).await;
+        assert_eq!(compressed.headers()["content-encoding"], "gzip");
         let page = text(response).await;
         assert!(!page.contains("style=") && !page.contains("onload="), "{page}");
     }

@@ -4,8 +4,6 @@ use std::io::Write as _;
 
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
-use http::{HeaderMap, header::ACCEPT_ENCODING};
-use proto::header::tokens;
 use tokio::{sync::Semaphore, task::spawn_blocking};
 
 /// Texts of at most this size are compressed at once, and larger ones beside the other tasks.
@@ -65,18 +63,6 @@ async fn run<T: Send + 'static>(size: usize, compress: impl FnOnce() -> T + Send
     spawn_blocking(compress).await.ok()
 }
 
-/// Returns whether a caller accepts gzip (RFC 9110 section 12.5.3).
-pub(super) fn is_accepted(headers: &HeaderMap) -> bool {
-    tokens(headers, &ACCEPT_ENCODING).any(|coding| {
-        let mut parts = coding.split(';').map(str::trim);
-        let is_gzip = parts.next().is_some_and(|name| name.eq_ignore_ascii_case("gzip"));
-        let refused = |weight: &str| weight.bytes().all(|byte| matches!(byte, b'0' | b'.'));
-        let mut weights = parts.filter_map(|part| part.split_once('='));
-        let is_refused = weights.any(|(name, weight)| name.eq_ignore_ascii_case("q") && refused(weight));
-        is_gzip && !is_refused
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
@@ -84,21 +70,6 @@ mod tests {
     use flate2::read::GzDecoder;
 
     use super::*;
-
-    fn accepted(value: &'static str) -> bool {
-        is_accepted(&HeaderMap::from_iter([(ACCEPT_ENCODING, http::HeaderValue::from_static(value))]))
-    }
-
-    #[test]
-    fn gzip_is_used_if_it_is_accepted() {
-        for value in ["gzip", "br, GZIP", "gzip;q=0.5", "gzip; q=1.0, identity"] {
-            assert!(accepted(value), "{value}");
-        }
-        for value in ["", "identity", "br", "gzip;q=0", "gzip;Q=0", "gzip; q=0.000", "xgzip", "*"] {
-            assert!(!accepted(value), "{value}");
-        }
-        assert!(!is_accepted(&HeaderMap::new()));
-    }
 
     #[tokio::test]
     async fn text_is_read_back() {

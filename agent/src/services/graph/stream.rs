@@ -5,7 +5,7 @@ use std::{ops::ControlFlow, sync::Arc, time::Duration};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::stream;
 use http::{HeaderMap, Response, header::ACCEPT};
-use proto::{Reason, graph::GraphEvent};
+use proto::{Reason, graph::GraphEvent, header::accepts_gzip};
 use resource_graph::{Identity, QueryError, Shown, Viewer};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -14,11 +14,8 @@ use tokio::{
 use tunnel::Body;
 
 use super::{
-    LOAD_TIMEOUT, MAX_VIEWERS, Parameters, View, changed,
-    gzip::{self, GzipStream},
-    gzip_response, now,
-    parameters::Watched,
-    vary,
+    LOAD_TIMEOUT, MAX_VIEWERS, Parameters, View, changed, gzip::GzipStream, gzip_response, now,
+    parameters::Watched, vary,
 };
 use crate::{
     policy::PolicyEnforcer,
@@ -101,7 +98,7 @@ pub(super) async fn respond(
         review: Instant::now() + REVIEW,
         first: vec![begin],
         sse,
-        gzip: gzip::is_accepted(headers).then(GzipStream::new),
+        gzip: accepts_gzip(headers).then(GzipStream::new),
         viewers: Arc::clone(viewers),
         _permit: permit,
     };
