@@ -22,6 +22,7 @@ use anyhow::{Context as _, ensure};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use clap::ValueHint;
 use http::{Request, header::AUTHORIZATION};
+use serde_json::json;
 use testing::simulator::Simulator;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -47,6 +48,9 @@ pub struct Demo {
     /// Prometheus server of the real cluster; the simulated cluster has its own
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     prometheus_url: Option<String>,
+    /// Git repository with the configuration of the agent `demo`, a path or a URL; manifests of it need POD_NAMESPACE
+    #[arg(long, value_name = "REPOSITORY", value_hint = ValueHint::DirPath)]
+    configuration: Option<String>,
     /// Directory for the generated configuration, certificate and kubeconfig
     #[arg(long, value_name = "DIRECTORY", value_hint = ValueHint::DirPath, default_value = "target/demo")]
     directory: PathBuf,
@@ -95,7 +99,8 @@ impl Demo {
 
     async fn run_programs(&self, cluster: &DemoCluster, stop: &CancellationToken) -> anyhow::Result<()> {
         let prometheus = self.prometheus_url.clone().or_else(|| cluster.prometheus_url());
-        let demo = RunningDemo::start(&self.directory, cluster, prometheus.as_deref()).await?;
+        let configuration = self.configuration.as_deref();
+        let demo = RunningDemo::start(&self.directory, cluster, prometheus.as_deref(), configuration).await?;
         let smoke_test = SmokeTest::new(&demo)?;
         let result = async {
             smoke_test.wait_for_agents(START).await?;
@@ -125,6 +130,7 @@ impl RunningDemo {
         directory: &Path,
         cluster: &DemoCluster,
         prometheus: Option<&str>,
+        configuration: Option<&str>,
     ) -> anyhow::Result<Self> {
         let directory = prepare_directory(directory)?;
         // kubectl sends no token over plain HTTP, so the demo needs TLS.
@@ -135,6 +141,9 @@ impl RunningDemo {
             default_limits: true,
             sections: gitlab.section() + &issuer.as_ref().map(DemoIssuer::section).unwrap_or_default() + WEB,
             callers: issuer.as_ref().map(|_| DemoIssuer::caller()).unwrap_or_default(),
+            configuration: configuration
+                .map(|repository| json!({"poll_period": "1s", "repository": {"url": repository}})),
+            gitops: configuration.map(|_| json!({"min_interval": "1s", "poll_period": "1s"})),
             ..StackConfig::default()
         };
         let kas = KasProcess::start(&directory, &setup).await?;

@@ -1,0 +1,148 @@
+/** The service `gitops` of an agent: projects of manifests, and commands about them. */
+
+import { getJson, request } from "./client";
+import { lines } from "./lines";
+
+export type ProjectState =
+  | "pending"
+  | "syncing"
+  | "synced"
+  | "out-of-sync"
+  | "degraded"
+  | "suspended"
+  | "held"
+  | "orphaned"
+  | "failed";
+
+export interface Commit {
+  id: string;
+  subject?: string;
+  author?: string;
+}
+
+export interface ObjectId {
+  group?: string;
+  kind: string;
+  namespace?: string;
+  name: string;
+}
+
+export interface ObjectError {
+  object?: ObjectId;
+  file?: string;
+  message: string;
+}
+
+export interface ObjectCounts {
+  total: number;
+  applied: number;
+  unchanged: number;
+  pruned: number;
+  kept: number;
+  failed: number;
+  degraded: number;
+  progressing: number;
+}
+
+/** One sync of the past. Times are in milliseconds. */
+export interface SyncRecord {
+  commit: string;
+  ended: number;
+  duration: number;
+  state: ProjectState;
+  objects: ObjectCounts;
+}
+
+export interface Project {
+  project: string;
+  reference: string;
+  state: ProjectState;
+  message: string;
+  /** The reason why kas has no files now. */
+  problem?: string;
+  synced?: Commit;
+  attempted?: Commit;
+  /** The deletions that wait for an approval. */
+  held?: { code: string; count: number; objects: ObjectId[] };
+  objects: ObjectCounts;
+  errors?: ObjectError[];
+  kept?: ObjectError[];
+  history?: SyncRecord[];
+}
+
+export type Command = "sync" | "suspend" | "resume" | "approve" | "prune";
+
+/** The difference of one field. The values of Secrets are masked. */
+export interface FieldDiff {
+  path: string;
+  before?: unknown;
+  after?: unknown;
+}
+
+export interface ObjectDiff {
+  action: "create" | "change" | "recreate" | "delete" | "keep";
+  object: ObjectId;
+  file?: string;
+  note?: string;
+  fields?: FieldDiff[];
+}
+
+export interface Diff {
+  objects: ObjectDiff[];
+  errors: ObjectError[];
+  /** True if there are more objects than the page shows. */
+  isCut: boolean;
+  commit: Commit | null;
+  unchanged: number;
+  /** Things that the diff could not look at. */
+  notes: string[];
+}
+
+type DiffLine =
+  | { object: ObjectDiff }
+  | { error: ObjectError }
+  | { end: { commit?: Commit; unchanged?: number; notes?: string[] } };
+
+/** The most objects of a diff that the page keeps. */
+const MAX_OBJECTS = 1000;
+
+function projectsPath(agent: string): string {
+  return `/agents/${encodeURIComponent(agent)}/gitops/v1/projects`;
+}
+
+export async function getProjects(agent: string, signal?: AbortSignal): Promise<Project[]> {
+  const { projects } = await getJson<{ projects: Project[] }>(projectsPath(agent), signal);
+  return projects;
+}
+
+/** Sends a command about a project. `code` approves exactly the deletions that the project has shown. */
+export async function command(
+  agent: string,
+  project: string,
+  name: Command,
+  signal: AbortSignal,
+  code = "",
+): Promise<void> {
+  const query = code === "" ? "" : `?code=${encodeURIComponent(code)}`;
+  const path = `${projectsPath(agent)}/${encodeURIComponent(project)}/${name}${query}`;
+  await request(path, { method: "POST", signal });
+}
+
+/** Returns what a sync would change now. It writes nothing. */
+export async function getDiff(agent: string, project: string, signal: AbortSignal): Promise<Diff> {
+  const path = `${projectsPath(agent)}/${encodeURIComponent(project)}/diff`;
+  const headers = { "Content-Type": "application/json" };
+  const response = await request(path, { method: "POST", headers, body: "{}", signal });
+  const diff: Diff = { objects: [], errors: [], isCut: false, commit: null, unchanged: 0, notes: [] };
+  for await (const text of lines(response)) {
+    const line = JSON.parse(text) as DiffLine;
+    if ("end" in line) {
+      const { commit = null, unchanged = 0, notes = [] } = line.end;
+      return { ...diff, commit, unchanged, notes };
+    }
+    const list: unknown[] = "object" in line ? diff.objects : diff.errors;
+    if (list.length >= MAX_OBJECTS) diff.isCut = true;
+    else list.push("object" in line ? line.object : line.error);
+  }
+  throw new Error("the diff has no end: the connection was cut");
+}

@@ -1,0 +1,78 @@
+import { stringify } from "yaml";
+import { type FieldDiff, getDiff, type ObjectDiff } from "../../../api/gitops";
+import { plain } from "../../../text";
+import { useLoaded } from "../../../ui/loader";
+import { Failure, Notice, Partial } from "../../../ui/notice";
+import { ErrorText, objectName } from "./names";
+
+/** The longest value of a field that is shown, in characters. */
+const MAX_VALUE = 4096;
+
+/** What a sync of a project would change in the cluster now. */
+export function DiffView({ agent, project }: { agent: string; project: string }) {
+  const { value, error } = useLoaded(`diff/${agent}/${project}`, (signal) => getDiff(agent, project, signal));
+  if (error !== null) return <Failure what="The cluster cannot be compared with Git" error={error} />;
+  if (value === null) return <p class="muted">Comparing the cluster with Git…</p>;
+  const { objects, errors, isCut, unchanged, notes } = value;
+  return (
+    <div class="stack" role="region" aria-label="Comparison with Git">
+      {objects.length === 0 && errors.length === 0 && (
+        <Notice>The cluster is as in Git: {unchanged} objects.</Notice>
+      )}
+      {isCut && <Notice kind="warning">There are more objects. kas gitops diff shows all of them.</Notice>}
+      {errors.map((one, index) => (
+        <Notice key={index} kind="error">
+          <ErrorText error={one} />
+        </Notice>
+      ))}
+      {objects.map((object) => (
+        <ObjectView key={objectName(object.object)} diff={object} />
+      ))}
+      <Partial reasons={notes} />
+    </div>
+  );
+}
+
+/** What a sync does, in a word. */
+const ACTIONS: Readonly<Record<ObjectDiff["action"], string>> = {
+  create: "is created",
+  change: "is changed",
+  recreate: "is deleted and created again",
+  delete: "is deleted",
+  keep: "stays, although it left Git",
+};
+
+function ObjectView({ diff: { action, object, file, note, fields = [] } }: { diff: ObjectDiff }) {
+  return (
+    <details open={fields.length < 20}>
+      <summary class="wrap">
+        <b>{objectName(object)}</b> {ACTIONS[action]}
+        {file !== undefined && <code class="muted"> {plain(file, 1024)}</code>}
+      </summary>
+      {note !== undefined && <p>{plain(note)}</p>}
+      {fields.map((field) => (
+        <Field key={field.path} field={field} />
+      ))}
+    </details>
+  );
+}
+
+function Field({ field: { path, before, after } }: { field: FieldDiff }) {
+  return (
+    <div class="field">
+      {path !== "" && <code class="wrap">{plain(path, 1024)}</code>}
+      {before !== undefined && <Value sign="−" name="in the cluster" value={before} />}
+      {after !== undefined && <Value sign="+" name="in Git" value={after} />}
+    </div>
+  );
+}
+
+function Value({ sign, name, value }: { sign: string; name: string; value: unknown }) {
+  const text = stringify(value, { lineWidth: 0, aliasDuplicateObjects: false }).trimEnd();
+  return (
+    <pre class={`code ${sign === "+" ? "added" : "removed"}`}>
+      <span class="hidden-text">{name}: </span>
+      {plain(text, MAX_VALUE).replace(/^/gm, `${sign} `)}
+    </pre>
+  );
+}
