@@ -1,9 +1,9 @@
 /** Starts `loadtest demo` with the cluster of KUBECONFIG, and objects for the tests of the page in a namespace. */
 
 import { execFileSync, spawn } from "node:child_process";
-import { mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { createInterface } from "node:readline";
 
 const PROGRAM = new URL("../../target/debug/loadtest", import.meta.url).pathname;
@@ -11,18 +11,22 @@ const PROGRAM = new URL("../../target/debug/loadtest", import.meta.url).pathname
 const START = 60_000;
 
 export class Demo {
-  /** @param {{process: import("node:child_process").ChildProcess, directory: string, address: string, token: string}} started */
-  constructor({ process, directory, address, token }) {
-    this.process = process;
-    this.directory = directory;
-    this.address = address;
-    this.token = token;
-    this.namespace = `page-${Math.random().toString(36).slice(2, 8)}`;
+  constructor(started) {
+    this.process = started.process;
+    this.directory = started.directory;
+    this.namespace = started.namespace;
+    this.address = started.address;
+    this.token = started.token;
   }
 
   static async start() {
     const directory = mkdtempSync(join(tmpdir(), "kas-page-"));
-    const child = spawn(PROGRAM, ["demo", "--directory", directory], {
+    const namespace = `page-${Math.random().toString(36).slice(2, 8)}`;
+    execFileSync("kubectl", ["create", "namespace", namespace]);
+    git(directory, "init", "--quiet", "--initial-branch=main", "agents");
+    const repository = join(directory, "agents");
+    const child = spawn(PROGRAM, ["demo", "--directory", directory, "--configuration", repository], {
+      env: { ...process.env, POD_NAMESPACE: namespace },
       stdio: ["ignore", "pipe", "inherit"],
     });
     const found = await new Promise((resolve, reject) => {
@@ -40,7 +44,23 @@ export class Demo {
         resolve({ address, token });
       });
     });
-    return new Demo({ process: child, directory, ...found });
+    return new Demo({ process: child, directory, namespace, ...found });
+  }
+
+  /** Commits files to the repository with the configuration of the agent, which has one project of manifests. */
+  commit(message, files) {
+    const repository = join(this.directory, "agents");
+    const project = `{paths: [{glob: /manifests/**}], default_namespace: ${this.namespace}, interval: 1s}`;
+    const all = {
+      ".gitlab/agents/demo/config.yaml": `gitops: {manifest_projects: [${project}]}\n`,
+      ...files,
+    };
+    for (const [path, text] of Object.entries(all)) {
+      mkdirSync(dirname(join(repository, path)), { recursive: true });
+      writeFileSync(join(repository, path), text);
+    }
+    git(repository, "add", "--all");
+    git(repository, "commit", "--quiet", `--message=${message}`);
   }
 
   /** Runs kubectl in the namespace. */
@@ -51,9 +71,8 @@ export class Demo {
     });
   }
 
-  /** Creates the namespace with some healthy, some broken and some hostile objects. */
+  /** Creates some healthy, some broken and some hostile objects. */
   fill() {
-    execFileSync("kubectl", ["create", "namespace", this.namespace]);
     this.kubectl(
       ["apply", "--filename=-"],
       JSON.stringify({ apiVersion: "v1", kind: "List", items: objects() }),
@@ -83,6 +102,11 @@ export class Demo {
     rmSync(this.directory, { recursive: true });
     execFileSync("kubectl", ["delete", "namespace", this.namespace, "--wait=false"]);
   }
+}
+
+function git(directory, ...arguments_) {
+  const author = ["-c", "user.name=Ada", "-c", "user.email=ada@example.com"];
+  execFileSync("git", ["-C", directory, ...author, ...arguments_]);
 }
 
 /** What a hostile cluster would show. */

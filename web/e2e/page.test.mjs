@@ -126,7 +126,7 @@ describe("every page", () => {
         await page.goto(tree());
         await page.getByRole("row", { name: /Deployment web/ }).waitFor();
         await check("tree");
-        for (const view of ["events", "components", "about"]) {
+        for (const view of ["changes", "events", "components", "about"]) {
           await page.goto(tree(`&view=${view}`));
           await page.locator("table, .notice").first().waitFor();
           await check(view);
@@ -223,6 +223,137 @@ it("hostile texts of a cluster are shown as text", async () => {
   await close();
 });
 
+it("a reader scales, restarts, pauses and rolls back, and deletes a pod", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  const image = (name) => demo.kubectl(["get", "deployment/acts", `--output=jsonpath={${name}}`]);
+  demo.kubectl(["create", "deployment", "acts", "--image=busybox:1.35", "--", "sleep", "1000"]);
+  await page.goto(tree(`&o=${uidOf("deployment/acts")}`));
+  const act = async (name, fill = async () => {}) => {
+    await page.getByRole("button", { name, exact: true }).click();
+    const dialog = page.getByRole("dialog", { name: new RegExp(`^${name}`) });
+    await dialog.waitFor();
+    await fill(dialog);
+    await page.screenshot({ path: `${SCREENSHOTS}action-${name}.png` });
+    await dialog.getByRole("button", { name, exact: true }).click();
+    await page.getByText(`${name}: the API server has accepted it.`).waitFor();
+  };
+  await act("Scale", (dialog) => dialog.getByLabel("Replicas").fill("0"));
+  assert.equal(image(".spec.replicas"), "0");
+  await act("Restart");
+  assert.match(image(".spec.template.metadata.annotations"), /restartedAt/);
+  await act("Pause");
+  assert.equal(image(".spec.paused"), "true");
+  await act("Resume");
+  assert.notEqual(image(".spec.paused"), "true");
+
+  // A revision of before, which has no pods now.
+  demo.kubectl(["set", "image", "deployment/acts", "busybox=busybox:none"]);
+  const old = () =>
+    JSON.parse(demo.kubectl(["get", "replicasets", "--selector=app=acts", "--output=json"])).items.find(
+      ({ spec }) => spec.template.spec.containers[0].image === "busybox:1.35",
+    );
+  await page.goto(tree(`&o=${old().metadata.uid}`));
+  await act("Roll back");
+  assert.equal(image(".spec.template.spec.containers[0].image"), "busybox:1.35");
+
+  const pod = podOf("web");
+  await page.goto(tree(`&o=${pod}`));
+  await act("Delete");
+  await page.getByText("This object was deleted").waitFor();
+  // An Escape closes the dialog alone.
+  await page.goto(tree(`&o=${uidOf("deployment/acts")}`));
+  await page.getByRole("button", { name: "Scale" }).click();
+  await page.getByRole("dialog").waitFor();
+  await page.keyboard.press("Escape");
+  await page.getByRole("dialog").waitFor({ state: "detached" });
+  await page.getByRole("region", { name: "Object" }).waitFor();
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+it("an object that was replaced is not changed, and a caller without the right gets no button", async () => {
+  const { page, logIn, close } = await open();
+  await logIn();
+  const { namespace } = demo;
+  const node = { uid: "other", kind: "Deployment", group: "apps", version: "v1", namespace, name: "web" };
+  await showOnly(page, [{ ...node, health: "healthy", sequence: 1, ready: { ready: 2, desired: 2 } }]);
+  await page.goto(tree("&o=other"));
+  await page.getByRole("button", { name: "Restart" }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Restart" }).click();
+  await page.getByRole("dialog").getByText("The request was refused").waitFor();
+  await page.route(/selfsubjectaccessreviews/, async (route) => {
+    const response = await route.fetch();
+    const review = await response.json();
+    await route.fulfill({ response, json: { ...review, status: { allowed: false } } });
+  });
+  await page.goto(tree("&o=other"));
+  await page.getByText("This caller may not change it.").waitFor();
+  assert.equal(await page.getByRole("button", { name: "Restart" }).count(), 0);
+  await close();
+});
+
+it("the logs of the pods of a workload are one", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  await page.goto(tree(`&o=${uidOf("deployment/web")}&tab=logs`));
+  await page.getByText(/lines of 2 pods/).waitFor();
+  const log = page.getByLabel("Log", { exact: true });
+  await log.getByText("line 3").nth(1).waitFor();
+  const pods = await log.locator("span[title]").evaluateAll((spans) => spans.map((span) => span.title));
+  assert.equal(new Set(pods.map((title) => title.split(" ")[0])).size, 2);
+  const times = pods.map((title) => title.split(" ")[1]);
+  assert.deepEqual(times, [...times].sort());
+  await page.getByLabel("Show lines with this text").fill("line 3");
+  await page.getByText("line 2", { exact: false }).first().waitFor({ state: "detached" });
+  assert.deepEqual(errors, []);
+  await close();
+});
+
+it("a commit, a change of somebody else and a mass deletion are seen and answered", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  const map = (name, value) =>
+    `---\n${JSON.stringify({ apiVersion: "v1", kind: "ConfigMap", metadata: { name }, data: { value } })}\n`;
+  const names = ["one", "two", "three", "four", "five"];
+  const manifests = (list, value) => ({
+    "manifests/all.yaml": list.map((name) => map(name, value)).join(""),
+  });
+  demo.commit("Add five <b>maps</b>", manifests(names, "first"));
+  await page.goto(`${demo.address}/agents/demo?view=changes`);
+  await page.getByText("Add five <b>maps</b>").waitFor();
+  await page.locator(".health.healthy", { hasText: "synced" }).first().waitFor();
+
+  const press = async (name) => {
+    await page.getByRole("button", { name, exact: true }).first().click();
+    const dialog = page.getByRole("dialog");
+    await dialog.getByRole("button", { name, exact: true }).click();
+    await dialog.waitFor({ state: "detached" });
+  };
+  await press("Suspend");
+  await page.locator(".health.suspended", { hasText: "suspended" }).first().waitFor();
+  demo.kubectl(["patch", "configmap/one", "--type=merge", '--patch={"data":{"value":"changed"}}']);
+  await page.getByRole("button", { name: "Compare with Git" }).click();
+  const comparison = page.getByRole("region", { name: "Comparison with Git" });
+  await comparison.getByText("is changed").waitFor();
+  await comparison.getByText("− changed").waitFor();
+  await comparison.getByText("+ first").waitFor();
+  await page.screenshot({ path: `${SCREENSHOTS}changes-diff.png` });
+  const { violations } = await page.evaluate(() => window.axe.run({ resultTypes: ["violations"] }));
+  assert.deepEqual(violations, []);
+  await press("Resume");
+  await page.locator(".health.healthy", { hasText: "synced" }).first().waitFor();
+
+  demo.commit("Remove four maps", manifests(["one"], "first"));
+  await page.getByText("4 objects would be deleted, and this waits for an approval.").waitFor();
+  await page.screenshot({ path: `${SCREENSHOTS}changes-held.png` });
+  await press("Approve");
+  await page.locator(".health.healthy", { hasText: "synced" }).first().waitFor();
+  assert.equal(demo.kubectl(["get", "configmaps", "two", "--ignore-not-found"]), "");
+  assert.deepEqual(errors, []);
+  await close();
+});
+
 it("values of a Secret are loaded and shown when the reader says so", async () => {
   const { page, logIn, close } = await open();
   const received = [];
@@ -267,25 +398,31 @@ it("another site can neither frame the page nor use its session", async () => {
   // The same site with another port, as that of proxied content.
   const attack = await page.context().newPage();
   await attack.goto(`http://localhost:${evil.address().port}/`);
-  const outcomes = await attack.evaluate(async (address) => {
-    const outcomes = [];
-    for (const init of [
-      { method: "DELETE" },
-      { headers: { "Kas-Web": "1" } },
-      { method: "POST", mode: "no-cors", body: '{"token":"evil"}' },
-      { mode: "no-cors" },
-    ]) {
-      const sent = fetch(`${address}/web/v1/session`, { credentials: "include", ...init });
-      outcomes.push(
-        await sent.then(
-          ({ status }) => status,
-          () => "refused",
-        ),
-      );
-    }
-    return outcomes;
-  }, demo.address);
+  const [before] = await page.context().cookies(demo.address);
+  const outcomes = await attack.evaluate(
+    async ([address, token]) => {
+      const outcomes = [];
+      for (const init of [
+        { method: "DELETE" },
+        { headers: { "Kas-Web": "1" } },
+        { method: "POST", mode: "no-cors", body: JSON.stringify({ token }) },
+        { mode: "no-cors" },
+      ]) {
+        const sent = fetch(`${address}/web/v1/session`, { credentials: "include", ...init });
+        outcomes.push(
+          await sent.then(
+            ({ status }) => status,
+            () => "refused",
+          ),
+        );
+      }
+      return outcomes;
+    },
+    [demo.address, demo.token],
+  );
   assert.deepEqual(outcomes, ["refused", "refused", "refused", "refused"]);
+  // The other site does not see whether kas has executed the login, which would have been another session.
+  assert.deepEqual(await page.context().cookies(demo.address), [before]);
   const framed = attack.frames().find((frame) => frame !== attack.mainFrame());
   assert.equal(await framed.locator("#app").count(), 0, "the page is not in the frame");
   evil.close();

@@ -1,6 +1,7 @@
 import { useEffect } from "preact/hooks";
 import { path } from "./router";
 import { endSession, session } from "./session";
+import { Boundary } from "./ui/boundary";
 import { Failure } from "./ui/notice";
 import { ShortcutHelp } from "./ui/shortcuts";
 import { AgentPage } from "./pages/agent/agent";
@@ -55,7 +56,9 @@ export function App() {
             </button>
           </header>
           <main id="main" tabIndex={-1}>
-            <Page />
+            <Boundary key={path.value.join("/")} what="This page cannot be shown">
+              <Page />
+            </Boundary>
           </main>
         </>
       );

@@ -33,16 +33,18 @@ export async function request(path: string, init: RequestInit = {}): Promise<Res
     response = await fetch(path, {
       ...init,
       credentials: "same-origin",
+      // A cluster that leads elsewhere would use the session of the reader there.
+      redirect: "error",
       headers: { ...MARK, ...(init.headers as Record<string, string> | undefined) },
     });
   } catch (error) {
     if (isAbort(error)) throw error;
-    throw new RequestFailure("kas does not respond. The page tries again.", 0, null, null);
+    throw new RequestFailure("kas does not respond.", 0, null, null);
   }
   if (response.ok) return response;
   const failure = await failureOf(response);
-  // 401 of kas itself has the reason; a 401 of a cluster is about the identity there.
-  if (response.status === 401 && (path.startsWith("/web/") || failure.reason === null)) onSessionEnd();
+  // A 401 of a cluster, which has no reason of kas, is about the identity there.
+  if (response.status === 401 && failure.reason === "unauthorized") onSessionEnd();
   throw failure;
 }
 

@@ -16,6 +16,10 @@ export type ResourceStatus = Schemas["ResourceStatus"];
 
 /** The longest pause before a watch begins again, in milliseconds. */
 const MAX_PAUSE = 15_000;
+/** The pause after a refusal. */
+const REFUSED_PAUSE = 60_000;
+/** The most characters between two commits of a watch: an agent must not fill the memory of the browser. */
+const MAX_SNAPSHOT = 64 << 20;
 /** The time after which a watch without a line is dead: agentk sends one every 15 s. */
 const SILENCE = 40_000;
 
@@ -31,11 +35,11 @@ export function getComponents(agent: string, signal?: AbortSignal): Promise<Comp
   return getJson<ComponentList>(graphPath(agent, "components"), signal);
 }
 
-/** What a watch is told. */
+/** Receives the events of a watch, and the reasons for which it has no connection. */
 export interface WatchListener {
   onEvent: (event: GraphEvent) => void;
-  /** The watch has a connection, or has lost it for a reason. It tries again until it is aborted. */
-  onConnection: (failure: RequestFailure | null) => void;
+  /** The watch begins again after a pause. */
+  onFailure: (failure: RequestFailure) => void;
 }
 
 /** Follows the objects of an agent until `signal` is aborted. Continues after a lost connection where it was. */
@@ -55,35 +59,42 @@ export async function watch(
     };
     signal.addEventListener("abort", stop);
     let timer = setTimeout(stop, SILENCE);
+    let isRefused = false;
     try {
       const parameters = new URLSearchParams(query);
       if (token !== null) parameters.set("since", token);
       const response = await request(graphPath(agent, `watch?${parameters.toString()}`), {
         signal: attempt.signal,
       });
+      let size = 0;
       for await (const line of lines(response)) {
         clearTimeout(timer);
         timer = setTimeout(stop, SILENCE);
+        size += line.length;
+        if (size > MAX_SNAPSHOT) throw new RequestFailure("The agent sends too many objects.", 0, null, null);
         const event = JSON.parse(line) as GraphEvent;
-        if (event.event === "begin") listener.onConnection(null);
         if (event.event === "commit") {
           token = event.token;
           failures = 0;
+          size = 0;
         }
         listener.onEvent(event);
       }
+      if (!isOver()) listener.onFailure(asFailure(null));
     } catch (error) {
       if (isOver()) return;
       // A token that is not valid any more would fail for ever.
       if (error instanceof RequestFailure && error.status === 400) token = null;
-      listener.onConnection(asFailure(error));
-      if (error instanceof RequestFailure && [401, 403, 404].includes(error.status)) return;
+      isRefused = error instanceof RequestFailure && [401, 403, 404].includes(error.status);
+      listener.onFailure(asFailure(error));
     } finally {
       clearTimeout(timer);
       signal.removeEventListener("abort", stop);
       attempt.abort();
     }
-    await pause(Math.min(MAX_PAUSE, 500 * 2 ** failures) * (0.5 + Math.random() / 2), signal);
+    // Rights change, and an agent that is updated may serve the graph then.
+    const longest = isRefused ? REFUSED_PAUSE : Math.min(MAX_PAUSE, 500 * 2 ** failures);
+    await pause(longest * (0.5 + Math.random() / 2), signal);
     failures += 1;
   }
 }
@@ -91,7 +102,7 @@ export async function watch(
 function asFailure(error: unknown): RequestFailure {
   if (error instanceof RequestFailure) return error;
   const what = isAbort(error) ? "The stream was silent for 40 s." : "The stream has ended.";
-  return new RequestFailure(`${what} The page connects again.`, 0, null, null);
+  return new RequestFailure(what, 0, null, null);
 }
 
 function pause(milliseconds: number, signal: AbortSignal): Promise<void> {

@@ -27,6 +27,9 @@ export interface KubernetesObject {
   [key: string]: unknown;
 }
 
+/** The most events of an object that are read. */
+const MAX_EVENTS = 5000;
+
 export interface KubernetesEvent {
   metadata: { uid: string };
   type?: string;
@@ -35,6 +38,15 @@ export interface KubernetesEvent {
   count?: number;
   lastTimestamp?: string | null;
   eventTime?: string | null;
+}
+
+/** A request that changes an object. */
+export interface Change {
+  method: "PATCH" | "DELETE";
+  /** The subresource, such as `scale`, or nothing. */
+  subresource: string;
+  contentType: string;
+  body: unknown;
 }
 
 interface ApiResource {
@@ -66,10 +78,15 @@ function resourcesOf(agent: string, key: ObjectKey): Promise<ApiResource[]> {
   return known;
 }
 
-async function objectPath(agent: string, key: ObjectKey): Promise<string> {
+async function resourceOf(agent: string, key: ObjectKey): Promise<ApiResource> {
   const all = await resourcesOf(agent, key);
   const resource = all.find(({ kind, name }) => kind === key.kind && !name.includes("/"));
   if (!resource) throw new Error(`the API server does not serve the kind ${key.kind} any more`);
+  return resource;
+}
+
+async function objectPath(agent: string, key: ObjectKey): Promise<string> {
+  const resource = await resourceOf(agent, key);
   const part = encodeURIComponent;
   const namespace = resource.namespaced ? `/namespaces/${part(key.namespace)}` : "";
   return `${groupPath(key)}${namespace}/${part(resource.name)}/${part(key.name)}`;
@@ -98,6 +115,46 @@ export async function getMetadata(
   return { apiVersion, kind: key.kind, metadata: object.metadata ?? {} };
 }
 
+/** Returns whether the caller may change an object, as `kubectl auth can-i` does. */
+export async function mayChange(
+  agent: string,
+  key: ObjectKey,
+  verb: string,
+  subresource: string,
+  signal: AbortSignal,
+): Promise<boolean> {
+  const { name: resource } = await resourceOf(agent, key);
+  const { group, version, namespace, name } = key;
+  const resourceAttributes = { group, version, resource, subresource, namespace, name, verb };
+  const review = {
+    ...{ apiVersion: "authorization.k8s.io/v1", kind: "SelfSubjectAccessReview" },
+    spec: { resourceAttributes },
+  };
+  const path = kubernetesPath(agent, "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews");
+  const headers = { Accept: "application/json", "Content-Type": "application/json" };
+  const response = await request(path, { method: "POST", headers, body: JSON.stringify(review), signal });
+  const { status } = (await response.json()) as { status?: { allowed?: boolean } };
+  return status?.allowed === true;
+}
+
+/** Changes an object. */
+export async function changeObject(
+  agent: string,
+  key: ObjectKey,
+  { method, subresource, contentType, body }: Change,
+  signal: AbortSignal,
+): Promise<void> {
+  const path = `${await objectPath(agent, key)}${subresource === "" ? "" : `/${subresource}`}`;
+  const query = method === "PATCH" ? "?fieldManager=kas-web" : "";
+  const headers = { Accept: "application/json", "Content-Type": contentType };
+  await request(kubernetesPath(agent, path + query), {
+    method,
+    headers,
+    body: JSON.stringify(body),
+    signal,
+  });
+}
+
 /** Returns the names of the containers of a pod, those of its work first. */
 export function containersOf(pod: KubernetesObject): string[] {
   const spec = (pod.spec ?? {}) as Record<string, { name: string }[] | undefined>;
@@ -112,13 +169,21 @@ export async function getEvents(
   uid: string,
   signal: AbortSignal,
 ): Promise<KubernetesEvent[]> {
-  const query = new URLSearchParams({ fieldSelector: `involvedObject.uid=${uid}`, limit: "200" });
-  const path = `/api/v1/namespaces/${encodeURIComponent(namespace === "" ? "default" : namespace)}/events`;
-  const list = await getJson<{ items: KubernetesEvent[] }>(
-    kubernetesPath(agent, `${path}?${query.toString()}`),
-    signal,
-  );
-  return list.items.sort((one, other) => timeOf(other).localeCompare(timeOf(one)));
+  const items: KubernetesEvent[] = [];
+  let next = "";
+  // The API server sorts them by their names, so that the newest ones are known when all are.
+  do {
+    const query = new URLSearchParams({ fieldSelector: `involvedObject.uid=${uid}`, limit: "500" });
+    if (next !== "") query.set("continue", next);
+    const path = `/api/v1/namespaces/${encodeURIComponent(namespace === "" ? "default" : namespace)}/events`;
+    const list = await getJson<{ items: KubernetesEvent[]; metadata?: { continue?: string } }>(
+      kubernetesPath(agent, `${path}?${query.toString()}`),
+      signal,
+    );
+    items.push(...list.items);
+    next = list.metadata?.continue ?? "";
+  } while (next !== "" && items.length < MAX_EVENTS);
+  return items.sort((one, other) => timeOf(other).localeCompare(timeOf(one)));
 }
 
 export function timeOf(event: KubernetesEvent): string {
@@ -130,19 +195,22 @@ export interface LogQuery {
   previous: boolean;
   follow: boolean;
   tailLines: number;
+  /** Only lines since this time, unless it is empty. */
+  sinceTime: string;
 }
 
-/** Returns the log of a container as a response whose body may go on without an end. */
+/** Returns the log of a container, with the time of each line. The body of the response may go on without an end. */
 export function getLog(
   agent: string,
   key: ObjectKey,
   query: LogQuery,
   signal: AbortSignal,
 ): Promise<Response> {
-  const parameters = new URLSearchParams({ tailLines: `${query.tailLines}` });
+  const parameters = new URLSearchParams({ tailLines: `${query.tailLines}`, timestamps: "true" });
   if (query.container !== "") parameters.set("container", query.container);
   if (query.previous) parameters.set("previous", "true");
   if (query.follow) parameters.set("follow", "true");
+  if (query.sinceTime !== "") parameters.set("sinceTime", query.sinceTime);
   const part = encodeURIComponent;
   const path = `/api/v1/namespaces/${part(key.namespace)}/pods/${part(key.name)}/log?${parameters.toString()}`;
   return request(kubernetesPath(agent, path), { signal });

@@ -21,7 +21,9 @@ async function read(...parameters: Parameters<typeof lines>): Promise<string[]> 
 
 it("lines may be cut anywhere, also within a character", async () => {
   const text = new TextEncoder().encode("né\nb");
-  expect(await read(response(text.slice(0, 2), text.slice(2), "c\n\nd"))).toEqual(["né", "bc", "d"]);
+  const parts = () => response(text.slice(0, 2), text.slice(2), "c\n\nd");
+  expect(await read(parts())).toEqual(["né", "bc", "d"]);
+  expect(await read(parts(), 10, true)).toEqual(["né", "bc", "", "d"]);
 });
 
 it("a line without an end is an error, or is cut once", async () => {

@@ -3,7 +3,7 @@ export const MAX_LINE = 1 << 20;
 
 /**
  * Iterates over the lines of a response as they arrive. A line of more than `limit` characters ends the stream with an error, or, with
- * `cut`, is cut there.
+ * `cut`, is cut there. Empty lines are left out without `cut`.
  */
 export async function* lines(response: Response, limit = MAX_LINE, cut = false): AsyncGenerator<string> {
   if (!response.body) return;
@@ -19,7 +19,8 @@ export async function* lines(response: Response, limit = MAX_LINE, cut = false):
       const parts = rest.split("\n");
       rest = parts.pop() ?? "";
       for (const line of parts) {
-        if (!isLeftOut && line !== "") yield cut && line.length > limit ? `${line.slice(0, limit)}…` : line;
+        if (!isLeftOut && (cut || line !== ""))
+          yield cut && line.length > limit ? `${line.slice(0, limit)}…` : line;
         isLeftOut = false;
       }
       if (rest.length > limit) {

@@ -2,7 +2,7 @@
 
 import { signal, type ReadonlySignal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
-import type { RequestFailure } from "../api/client";
+import { RequestFailure } from "../api/client";
 import { type GraphEvent, watch } from "../api/graph";
 import { apply, EMPTY, type GraphState } from "./store";
 
@@ -25,23 +25,31 @@ export function useGraph(agent: string): Followed {
     const stop = new AbortController();
     let waiting: GraphEvent[] = [];
     let timer: ReturnType<typeof setTimeout> | undefined;
+    let lastLine = new Date().toISOString();
     const flush = () => {
       timer = undefined;
       // The snapshot of a new watch replaces the objects at its end, so that they do not vanish meanwhile.
       if (isInSnapshot(waiting)) return;
-      graph.value = apply(graph.value, waiting);
+      const events = waiting;
       waiting = [];
+      try {
+        graph.value = apply(graph.value, events);
+      } catch (error) {
+        stop.abort();
+        failure.value = { error: unknownForm(error), since: new Date().toISOString() };
+      }
     };
     const listener = {
       onEvent: (event: GraphEvent) => {
+        lastLine = new Date().toISOString();
+        if (event.event === "commit") failure.value = null;
         if (event.event === "alive") return;
         waiting.push(event);
         timer ??= setTimeout(flush, BATCH);
       },
-      onConnection: (error: RequestFailure | null) => {
-        if (error !== null) waiting = waiting.slice(0, lastCommit(waiting) + 1);
-        const since = failure.value?.since ?? new Date().toISOString();
-        failure.value = error === null ? null : { error, since };
+      onFailure: (error: RequestFailure) => {
+        waiting = waiting.slice(0, lastCommit(waiting) + 1);
+        failure.value = { error, since: failure.value?.since ?? lastLine };
       },
     };
     void watch(agent, new URLSearchParams(), listener, stop.signal);
@@ -51,6 +59,11 @@ export function useGraph(agent: string): Followed {
     };
   }, [agent]);
   return { graph, failure };
+}
+
+function unknownForm(error: unknown): RequestFailure {
+  const what = "agentk has sent something that this page does not understand";
+  return new RequestFailure(`${what}: ${String(error)}`, 400, null, null);
 }
 
 function lastCommit(events: readonly GraphEvent[]): number {

@@ -33,8 +33,8 @@ function tree(list: Row[]): string[] {
 
 describe("rows", () => {
   it("are a tree in which the unhealthy is open, and history and configuration are folded away", () => {
-    expect(tree(rows(all, NONE, new Set()))).toEqual(["o", "d*", "-rs2*", "--p"]);
-    expect(tree(rows(all, { ...NONE, all: true }, new Set()))).toEqual([
+    expect(tree(rows(all, NONE, new Map()))).toEqual(["o", "d*", "-rs2*", "--p"]);
+    expect(tree(rows(all, { ...NONE, all: true }, new Map()))).toEqual([
       "o",
       "c",
       "d*",
@@ -45,8 +45,8 @@ describe("rows", () => {
   });
 
   it("are opened and closed by the reader", () => {
-    expect(tree(rows(all, NONE, new Set(["d"])))).toEqual(["o", "d"]);
-    const closed = rows(all, NONE, new Set(["d"])).at(-1);
+    expect(tree(rows(all, NONE, new Map([["d", false]])))).toEqual(["o", "d"]);
+    const closed = rows(all, NONE, new Map([["d", false]])).at(-1);
     expect([closed?.worst, closed?.children]).toEqual(["degraded", 1]);
   });
 
@@ -57,24 +57,28 @@ describe("rows", () => {
     [{ health: new Set(["healthy"] as const) }, ["o"]],
     [{ text: "nothing" }, []],
   ])("are filtered by %j, with the owners of what is selected", (filter, expected) => {
-    expect(tree(rows(all, { ...NONE, ...filter }, new Set()))).toEqual(expected);
+    expect(tree(rows(all, { ...NONE, ...filter }, new Map()))).toEqual(expected);
   });
 
   it("end, whoever owns whom", () => {
     const a = node({ uid: "a" });
     const b = node({ uid: "b", ...owner(a) });
     const circle = [{ ...a, ...owner(b) }, b, node({ uid: "self", ...owner(node({ uid: "self" })) })];
-    expect(new Set(rows(circle, { ...NONE, text: "p" }, new Set()).map((row) => row.node.uid))).toEqual(
+    expect(new Set(rows(circle, { ...NONE, text: "p" }, new Map()).map((row) => row.node.uid))).toEqual(
       new Set(["a", "b", "self"]),
     );
     const chain: Node[] = [node({ uid: "0" })];
     for (let index = 1; index < 2000; index += 1)
       chain.push(node({ uid: `${index}`, ...owner(chain[index - 1] ?? a) }));
-    expect(rows(chain, { ...NONE, text: "p" }, new Set())).toHaveLength(2000);
+    for (const order of [chain, chain.toReversed()]) {
+      const found = rows(order, { ...NONE, text: "p" }, new Map());
+      expect(found).toHaveLength(2000);
+      expect(Math.max(...found.map(({ level }) => level))).toBe(32);
+    }
   });
 
   it("tell a screen reader their place", () => {
-    const last = rows(all, { ...NONE, all: true }, new Set()).find((row) => row.node.uid === "rs2");
+    const last = rows(all, { ...NONE, all: true }, new Map()).find((row) => row.node.uid === "rs2");
     expect([last?.level, last?.position, last?.siblings]).toEqual([2, 2, 2]);
   });
 });

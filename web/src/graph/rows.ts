@@ -78,9 +78,9 @@ function matches(node: Node, filter: Filter): boolean {
 
 /**
  * Returns the rows of the tree. An object that the filter does not select is shown if an object below it is selected.
- * `toggled` has the UIDs whose state differs from the default: everything is open that is not healthy.
+ * `toggled` says which objects the reader has opened or closed. Of the others, those are open that are not healthy.
  */
-export function rows(nodes: Iterable<Node>, filter: Filter, toggled: ReadonlySet<string>): Row[] {
+export function rows(nodes: Iterable<Node>, filter: Filter, toggled: ReadonlyMap<string, boolean>): Row[] {
   const shown = new Map<string, Node>();
   for (const node of nodes) {
     if (filter.namespace !== "" && (node.namespace ?? "") !== filter.namespace) continue;
@@ -106,7 +106,7 @@ export function rows(nodes: Iterable<Node>, filter: Filter, toggled: ReadonlySet
       const below = (children.get(node.uid) ?? []).filter((child) => selected.has(child.uid));
       const worst = selected.get(node.uid) ?? node.health;
       const isOpen = isFiltered || worst !== "healthy";
-      const expanded = below.length > 0 && isOpen !== toggled.has(node.uid);
+      const expanded = below.length > 0 && (toggled.get(node.uid) ?? isOpen);
       const position = index + 1;
       result.push({
         node,
@@ -124,12 +124,31 @@ export function rows(nodes: Iterable<Node>, filter: Filter, toggled: ReadonlySet
   return result;
 }
 
-/** Returns the objects without an owner among `shown`, and the objects by their owners. Owners in a circle are roots. */
+/** The deepest tree. A cluster may name owners in any way. */
+const MAX_DEPTH = 32;
+
+/** Returns the objects without an owner among `shown`, and the objects by their owners. An object of a circle, or too deep, is a root. */
 function forest(shown: ReadonlyMap<string, Node>): { roots: Node[]; children: Map<string, Node[]> } {
   const parents = new Map<string, string>();
   for (const node of shown.values()) {
     const owner = (node.owners ?? []).find(({ uid }) => shown.has(uid) && uid !== node.uid);
-    if (owner && !isAncestor(node.uid, owner.uid, parents)) parents.set(node.uid, owner.uid);
+    if (owner) parents.set(node.uid, owner.uid);
+  }
+  const depths = new Map<string, number>();
+  for (const uid of shown.keys()) {
+    const chain = new Set<string>();
+    let top: string | undefined = uid;
+    while (top !== undefined && !depths.has(top) && !chain.has(top)) {
+      chain.add(top);
+      top = parents.get(top);
+    }
+    if (top !== undefined && chain.has(top)) parents.delete(top);
+    for (const below of [...chain].reverse()) {
+      const parent = parents.get(below);
+      const depth = parent === undefined ? 0 : (depths.get(parent) ?? 0) + 1;
+      if (depth >= MAX_DEPTH) parents.delete(below);
+      depths.set(below, depth >= MAX_DEPTH ? 0 : depth);
+    }
   }
   const roots: Node[] = [];
   const children = new Map<string, Node[]>();
@@ -144,18 +163,6 @@ function forest(shown: ReadonlyMap<string, Node>): { roots: Node[]; children: Ma
     else children.set(parent, [node]);
   }
   return { roots, children };
-}
-
-/** The deepest tree. A cluster may name owners in any way. */
-const MAX_DEPTH = 32;
-
-function isAncestor(uid: string, of: string, parents: ReadonlyMap<string, string>): boolean {
-  let current: string | undefined = of;
-  for (let depth = 0; current !== undefined; depth += 1) {
-    if (current === uid || depth >= MAX_DEPTH) return true;
-    current = parents.get(current);
-  }
-  return false;
 }
 
 function compare(one: Node, other: Node): number {

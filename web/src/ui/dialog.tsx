@@ -1,5 +1,5 @@
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { RequestFailure } from "../api/client";
 import { Failure } from "./notice";
 
@@ -24,7 +24,7 @@ export function ConfirmDialog({
   const dialog = useRef<HTMLDialogElement>(null);
   const [isRunning, setRunning] = useState(false);
   const [error, setError] = useState<unknown>(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     dialog.current?.showModal();
   }, []);
   const run = async () => {

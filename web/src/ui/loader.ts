@@ -21,7 +21,8 @@ export function useLoaded<T>(
     let timer: ReturnType<typeof setTimeout> | undefined;
     const run = async () => {
       try {
-        if (!document.hidden) {
+        // A value that is loaded once is loaded in a tab in the background, too.
+        if (!document.hidden || interval === null) {
           const value = await load(stop.signal);
           if (!stop.signal.aborted) setState({ key, value, error: null });
         }

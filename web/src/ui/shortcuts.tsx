@@ -16,6 +16,8 @@ export function useShortcut(key: string, action: () => void): void {
     const listener = (event: KeyboardEvent) => {
       if (event.key !== key || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey)
         return;
+      // An open dialog has the keys.
+      if (document.querySelector("dialog[open]")) return;
       const isCharacter = key.length === 1;
       if (isCharacter && (!areOn.value || isField(event.target))) return;
       event.preventDefault();
@@ -35,7 +37,7 @@ function isField(target: EventTarget | null): boolean {
 const KEYS = [
   ["/", "Search"],
   ["?", "Show these keys"],
-  ["↓ or j, ↑ or k", "Next or last object"],
+  ["↓ or j, ↑ or k", "Next or previous object"],
   ["→, ←", "Open or close an object of the tree; go to its first child or to its owner"],
   ["Home, End, Page ↑, Page ↓", "Go far"],
   ["Enter", "Show the object"],

@@ -7,6 +7,7 @@ import { countByHealth, type Filter, HEALTH_ORDER, rows } from "../../graph/rows
 import { MAX_NODES } from "../../graph/store";
 import { query, setQuery } from "../../router";
 import { plain } from "../../text";
+import { Boundary } from "../../ui/boundary";
 import { Health } from "../../ui/health";
 import { useLoaded } from "../../ui/loader";
 import { Failure, Notice, Partial } from "../../ui/notice";
@@ -18,7 +19,7 @@ import "./agent.css";
 import { Drawer } from "./drawer";
 import { toggled, Tree } from "./tree";
 
-const VIEWS = ["tree", "events", "components", "about"] as const;
+const VIEWS = ["tree", "changes", "events", "components", "about"] as const;
 
 /** What runs in the cluster of an agent. */
 export function AgentPage({ agent }: { agent: string }) {
@@ -46,12 +47,27 @@ export function AgentPage({ agent }: { agent: string }) {
       </div>
       <Connection followed={followed} />
       {view === "tree" && <TreeView followed={followed} />}
+      {view === "changes" && <LazyChanges agent={agent} />}
       {view === "events" && <EventsView agent={agent} />}
       {view === "components" && <ComponentsView agent={agent} />}
       {view === "about" && <About agent={agent} graph={followed.graph.value} />}
-      {uid !== null && <Drawer key={uid} agent={agent} uid={uid} graph={followed.graph} />}
+      {uid !== null && (
+        <Boundary key={uid} what="The object cannot be shown">
+          <Drawer agent={agent} uid={uid} graph={followed.graph} />
+        </Boundary>
+      )}
     </div>
   );
+}
+
+/** The view of GitOps, which the first load does not need. */
+function LazyChanges({ agent }: { agent: string }) {
+  const { value: Changes, error } = useLoaded("changes", async () => {
+    const module = await import("./changes/changes");
+    return module.Changes;
+  });
+  if (error !== null) return <Failure what="kas has other files now. Reload the page" error={error} />;
+  return Changes === null ? <p class="muted">Loading…</p> : <Changes agent={agent} />;
 }
 
 function Connection({ followed: { failure, graph } }: { followed: Followed }) {
@@ -62,6 +78,7 @@ function Connection({ followed: { failure, graph } }: { followed: Followed }) {
     <Notice kind="warning">
       <p>
         The objects are as they were <Age time={since} /> ago. {plain(error.message)}
+        {" The page tries again."}
       </p>
     </Notice>
   );
@@ -151,6 +168,8 @@ function FilterBar({ graph }: { graph: Followed["graph"] }) {
         placeholder="Search   /"
         value={filter.text}
         onInput={(event) => {
+          // What was closed before would hide what is searched for.
+          toggled.value = new Map();
           setQuery({ q: event.currentTarget.value });
         }}
       />

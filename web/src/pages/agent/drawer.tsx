@@ -12,14 +12,18 @@ import { Health } from "../../ui/health";
 import { Failure, Notice } from "../../ui/notice";
 import { useShortcut } from "../../ui/shortcuts";
 import { Age } from "../../ui/time";
+import { ActionBar } from "./actions/action-bar";
 import { Relations } from "./relations";
 
 const TABS = ["summary", "yaml", "events", "logs"] as const;
+/** The kinds whose pods write logs. */
+const WITH_LOGS = new Set(["Pod", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job"]);
 
 /** What the tabs that read the Kubernetes API need. */
 export interface TabProps {
   agent: string;
   node: Node;
+  graph: GraphState;
 }
 
 export function Drawer({
@@ -45,7 +49,7 @@ export function Drawer({
   useEffect(() => {
     heading.current?.focus();
   }, []);
-  const tabs = TABS.filter((name) => name !== "logs" || node?.kind === "Pod");
+  const tabs = TABS.filter((name) => name !== "logs" || WITH_LOGS.has(node?.kind ?? ""));
   const tab = tabs.find((name) => name === query.value.get("tab")) ?? "summary";
   return (
     <section class="drawer stack" aria-label="Object">
@@ -84,10 +88,12 @@ export function Drawer({
             ))}
           </div>
           <div role="tabpanel" aria-label={tab} class="stack">
-            {tab === "summary" && <Summary node={node} graph={graph.value} />}
-            {tab === "yaml" && <Lazy name="yaml" agent={agent} node={node} />}
-            {tab === "events" && <Lazy name="events" agent={agent} node={node} />}
-            {tab === "logs" && <Lazy name="logs" agent={agent} node={node} />}
+            {tab === "summary" && (
+              <Summary agent={agent} node={node} graph={graph.value} isThere={found !== undefined} />
+            )}
+            {tab === "yaml" && <Lazy name="yaml" agent={agent} node={node} graph={graph.value} />}
+            {tab === "events" && <Lazy name="events" agent={agent} node={node} graph={graph.value} />}
+            {tab === "logs" && <Lazy name="logs" agent={agent} node={node} graph={graph.value} />}
           </div>
         </>
       )}
@@ -99,10 +105,10 @@ export function Drawer({
 const LAZY = {
   yaml: () => import("./yaml").then((module) => module.Yaml),
   events: () => import("./events").then((module) => module.Events),
-  logs: () => import("./logs").then((module) => module.Logs),
+  logs: () => import("./logs/logs").then((module) => module.Logs),
 };
 
-function Lazy({ name, agent, node }: TabProps & { name: keyof typeof LAZY }) {
+function Lazy({ name, agent, node, graph }: TabProps & { name: keyof typeof LAZY }) {
   const [loaded, setLoaded] = useState<{ name: string; Tab: ComponentType<TabProps> } | null>(null);
   const [error, setError] = useState<unknown>(null);
   useEffect(() => {
@@ -114,7 +120,7 @@ function Lazy({ name, agent, node }: TabProps & { name: keyof typeof LAZY }) {
   if (error !== null) return <Failure what="kas has other files now. Reload the page" error={error} />;
   if (loaded?.name !== name) return <p class="muted">Loading…</p>;
   const { Tab } = loaded;
-  return <Tab key={node.uid} agent={agent} node={node} />;
+  return <Tab key={node.uid} agent={agent} node={node} graph={graph} />;
 }
 
 /** Returns the name of a detail as people write it: `Cluster IP` of `cluster_ip`. */
@@ -123,10 +129,21 @@ function titleOf(name: string): string {
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
-function Summary({ node, graph }: { node: Node; graph: GraphState }) {
+function Summary({
+  agent,
+  node,
+  graph,
+  isThere,
+}: {
+  agent: string;
+  node: Node;
+  graph: GraphState;
+  isThere: boolean;
+}) {
   const command = kubectlCommand(keyOf(node));
   return (
     <>
+      {isThere && <ActionBar key={node.uid} agent={agent} node={node} graph={graph} />}
       <dl class="facts">
         <dt>Health</dt>
         <dd>

@@ -9,16 +9,14 @@ import { Health } from "../../ui/health";
 import { Age } from "../../ui/time";
 import { move } from "./keyboard";
 
-/** The UIDs of the rows that the reader has opened or closed. */
-export const toggled = signal<ReadonlySet<string>>(new Set());
+/** Whether the reader has opened or closed a row, by the UIDs of objects. */
+export const toggled = signal<ReadonlyMap<string, boolean>>(new Map());
 
 /** The rows above and below the visible ones that are elements, too. */
 const MARGIN = 8;
 
-function toggle(uid: string): void {
-  const next = new Set(toggled.value);
-  if (!next.delete(uid)) next.add(uid);
-  toggled.value = next;
+function toggle({ node: { uid }, expanded }: Row): void {
+  toggled.value = new Map(toggled.value).set(uid, !expanded);
 }
 
 function open(uid: string): void {
@@ -55,7 +53,7 @@ export function Tree({ rows }: { rows: ReadonlySignal<Row[]> }) {
     };
   }, []);
 
-  // A passive effect would run before the next rendering, with the rows of the last one.
+  // `useEffect` would run too early: just before the next rendering, when the elements are still those of the last one.
   useLayoutEffect(() => {
     if (!wantsFocus.current) return;
     wantsFocus.current = false;
@@ -81,10 +79,11 @@ export function Tree({ rows }: { rows: ReadonlySignal<Row[]> }) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const page = Math.max(1, Math.floor(height / row) - 2);
     const action = move(all, activeIndex, event.key, page);
-    if (action === null) return;
+    const current = all[activeIndex];
+    if (action === null || !current) return;
     event.preventDefault();
     if (action.kind === "select") select(action.index);
-    else if (action.kind === "toggle") toggle(action.uid);
+    else if (action.kind === "toggle") toggle(current);
     else open(action.uid);
   };
 
@@ -169,7 +168,7 @@ function TreeRow({
           onClick={(event) => {
             if (children === 0) return;
             event.stopPropagation();
-            toggle(node.uid);
+            toggle(item);
           }}
         />
         <span class="muted">{plain(node.kind, 64)}</span> <b>{plain(node.name, 253)}</b>

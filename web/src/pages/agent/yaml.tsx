@@ -1,4 +1,4 @@
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { stringify } from "yaml";
 import { getMetadata, getObject, keyOf, type KubernetesObject } from "../../api/kubernetes";
 import { decodeSecret, plain } from "../../text";
@@ -14,7 +14,11 @@ export function Yaml({ agent, node }: TabProps) {
   const isSecret = node.kind === "Secret" && !node.group;
   const load = (signal: AbortSignal) =>
     isSecret ? getMetadata(agent, keyOf(node), signal) : getObject(agent, keyOf(node), signal);
-  const { value, error } = useLoaded(`yaml/${agent}/${node.uid}/${node.sequence}`, load);
+  const { value: newest, error } = useLoaded(`yaml/${agent}/${node.uid}/${node.sequence}`, load);
+  // The last version stays until the next one is there.
+  const last = useRef<KubernetesObject | null>(null);
+  if (newest !== null) last.current = newest;
+  const value = last.current;
   const text = value === null ? "" : yamlOf(value, isSecret);
   return (
     <>
@@ -24,14 +28,13 @@ export function Yaml({ agent, node }: TabProps) {
         <>
           <div class="row">
             <Copy text={text} />
-            {isSecret && <span class="small muted">The values are below.</span>}
           </div>
           <pre class="code" tabIndex={0} aria-label="YAML">
             {plain(text, MAX_YAML)}
           </pre>
         </>
       )}
-      {isSecret && <Values agent={agent} node={node} />}
+      {isSecret && <Values key={node.sequence} agent={agent} node={node} />}
     </>
   );
 }
@@ -47,7 +50,7 @@ function yamlOf(object: KubernetesObject, isSecret: boolean): string {
 }
 
 /** The values of a Secret, which are loaded and shown when the reader says so. */
-function Values({ agent, node }: TabProps) {
+function Values({ agent, node }: Omit<TabProps, "graph">) {
   const [object, setObject] = useState<KubernetesObject | null>(null);
   const [error, setError] = useState<unknown>(null);
   const [revealed, setRevealed] = useState<ReadonlySet<string>>(new Set());

@@ -1,6 +1,8 @@
+import { useState } from "preact/hooks";
 import { type Attention, getHealth, type HealthReport, type Warning } from "../../api/graph";
 import { type Agent, getAgents } from "../../api/kas";
 import { plain } from "../../text";
+import { Boundary } from "../../ui/boundary";
 import { Health, HealthCounts } from "../../ui/health";
 import { useLoaded } from "../../ui/loader";
 import { Failure, Notice, Partial } from "../../ui/notice";
@@ -10,6 +12,9 @@ import { AgentState } from "../agents/agents";
 /** The agents that are asked at the same time. */
 const AT_ONCE = 16;
 
+/** The time in which an agent has to answer, in milliseconds. */
+const TIMEOUT = 15_000;
+
 interface AgentHealth {
   agent: Agent;
   report: HealthReport | null;
@@ -18,15 +23,22 @@ interface AgentHealth {
 
 /** What needs attention, over all agents of the caller. */
 export function AttentionPage() {
-  const { value, error } = useLoaded("attention", loadAll, 10_000);
-  const sorted = value?.toSorted((one, other) => urgency(other) - urgency(one)) ?? [];
-  const isQuiet = sorted.length > 0 && sorted.every(({ report }) => report?.health === "healthy");
+  const [arrived, setArrived] = useState<AgentHealth[]>([]);
+  const load = (signal: AbortSignal) => loadAll(signal, setArrived);
+  const { value, error } = useLoaded("attention", load, 10_000);
+  // Until all agents have answered for the first time, the page shows those that have.
+  const sorted = (value?.agents ?? arrived).toSorted((one, other) => urgency(other) - urgency(one));
+  const isQuiet =
+    value !== null && sorted.length > 0 && sorted.every(({ report }) => report?.health === "healthy");
   return (
     <div class="stack">
       <h1>What needs attention</h1>
       {error !== null && <Failure what="The page is not up to date" error={error} />}
       {value === null && error === null && <p class="muted">Asking the agents…</p>}
-      {value?.length === 0 && (
+      {value?.missing != null && (
+        <Notice kind="warning">Agents of other replicas may be missing: {plain(value.missing)}</Notice>
+      )}
+      {value?.agents.length === 0 && (
         <Notice>
           This caller may use the service graph of no agent. The operator of kas grants it in the identity
           file.
@@ -34,14 +46,22 @@ export function AttentionPage() {
       )}
       {isQuiet && <Notice>Nothing: all objects that this caller may see are healthy.</Notice>}
       {sorted.map((health) => (
-        <AgentSection key={health.agent.id} {...health} />
+        <Boundary
+          key={health.agent.id}
+          what={`The answer of ${plain(health.agent.name, 100)} has a form that this page does not know`}
+        >
+          <AgentSection {...health} />
+        </Boundary>
       ))}
     </div>
   );
 }
 
-async function loadAll(signal: AbortSignal): Promise<AgentHealth[]> {
-  const { agents } = await getAgents(signal);
+async function loadAll(
+  signal: AbortSignal,
+  onArrival: (results: AgentHealth[]) => void,
+): Promise<{ agents: AgentHealth[]; missing: string | null }> {
+  const { agents, missing } = await getAgents(signal);
   const waiting = agents.filter((agent) => agent.services.includes("graph"));
   const results: AgentHealth[] = [];
   const work = async () => {
@@ -51,15 +71,17 @@ async function loadAll(signal: AbortSignal): Promise<AgentHealth[]> {
         continue;
       }
       try {
-        results.push({ agent, report: await getHealth(agent.name, signal), error: null });
+        const limit = AbortSignal.any([signal, AbortSignal.timeout(TIMEOUT)]);
+        results.push({ agent, report: await getHealth(agent.name, limit), error: null });
       } catch (error) {
         if (signal.aborted) throw error;
         results.push({ agent, report: null, error });
       }
+      onArrival([...results]);
     }
   };
   await Promise.all(Array.from({ length: AT_ONCE }, work));
-  return results.sort((one, other) => one.agent.id - other.agent.id);
+  return { agents: results.sort((one, other) => one.agent.id - other.agent.id), missing };
 }
 
 function urgency({ report, error }: AgentHealth): number {
@@ -81,11 +103,24 @@ function AgentSection({ agent, report, error }: AgentHealth) {
       {report !== null && (
         <>
           <AttentionTable address={address} objects={report.attention ?? []} />
+          <More address={address} report={report} />
           <Warnings warnings={report.warnings ?? []} />
           <Partial reasons={report.partial ?? []} />
         </>
       )}
     </section>
+  );
+}
+
+/** agentk names the worst objects only. */
+function More({ address, report }: { address: string; report: HealthReport }) {
+  const known = report.attention?.length ?? 0;
+  const { degraded = 0, progressing = 0 } = report.counts;
+  if (known < 10 || degraded + progressing <= known) return null;
+  return (
+    <p class="small">
+      These are the worst {known}. <a href={`${address}?health=degraded,progressing`}>Show all</a>
+    </p>
   );
 }
 

@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { logIn } from "../../api/kas";
-import { loadSession } from "../../session";
+import { loadSession, session } from "../../session";
 import { Failure, Notice } from "../../ui/notice";
 import "./login.css";
 
@@ -16,6 +16,13 @@ export function LoginPage({ ended }: { ended: boolean }) {
       await logIn(token);
       setToken("");
       await loadSession();
+      if (session.value.state === "none") {
+        setError(
+          new Error(
+            "kas has accepted the token, and the next request came without the session: the browser keeps no cookies of kas, or the load balancer sends it to another replica",
+          ),
+        );
+      }
     } catch (failure) {
       setError(failure);
     }

@@ -64,12 +64,13 @@ function scaling(node: Node, nodes: ReadonlyMap<string, Node>): Action {
   const isScaled = (edge: { relation: string; uid?: string }) =>
     edge.relation === "scales" && edge.uid === node.uid;
   const scaler = [...nodes.values()].find(({ edges }) => edges?.some(isScaled));
+  const now = node.ready?.desired ?? 0;
   const again = scaler === undefined ? "" : ` ${scaler.kind}/${scaler.name} may change the number again.`;
   return {
     ...defaults(node),
     name: "Scale",
     subresource: "scale",
-    effect: `It has ${node.ready?.desired ?? 0} replicas now.${again}`,
+    effect: `It has ${now} ${now === 1 ? "replica" : "replicas"} now.${again}`,
     asksForReplicas: true,
     change: ({ replicas }) => merge(node.uid, { spec: { replicas } }, "scale"),
   };

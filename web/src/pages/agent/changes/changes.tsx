@@ -93,7 +93,7 @@ function ProjectView({
         {plain(project.project, 256)} <span class={`health ${LOOKS[project.state]}`}>{project.state}</span>
       </h2>
       <dl class="facts">
-        <Fact name="State">{plain(project.message)}</Fact>
+        {project.message !== project.problem && <Fact name="State">{plain(project.message)}</Fact>}
         {project.problem !== undefined && <Fact name="Git">{plain(project.problem)}</Fact>}
         <Fact name="Follows">{plain(project.reference, 512)}</Fact>
         {project.synced && (
@@ -202,7 +202,9 @@ function Commands({ agent, project, onChange }: { agent: string; project: Projec
           approval.
         </Notice>
       )}
-      {isCompared && <DiffView agent={agent} project={project.project} />}
+      {isCompared && (
+        <DiffView agent={agent} project={project.project} lastSync={project.history?.[0]?.ended ?? 0} />
+      )}
       {chosen !== null && (
         <ConfirmDialog
           title={`${titleOf(chosen.name)} ${name}`}

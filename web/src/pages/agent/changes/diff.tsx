@@ -8,9 +8,10 @@ import { ErrorText, objectName } from "./names";
 /** The longest value of a field that is shown, in characters. */
 const MAX_VALUE = 4096;
 
-/** What a sync of a project would change in the cluster now. */
-export function DiffView({ agent, project }: { agent: string; project: string }) {
-  const { value, error } = useLoaded(`diff/${agent}/${project}`, (signal) => getDiff(agent, project, signal));
+/** What a sync of a project would change in the cluster now. Each sync makes another comparison necessary. */
+export function DiffView({ agent, project, lastSync }: { agent: string; project: string; lastSync: number }) {
+  const key = `diff/${agent}/${project}/${lastSync}`;
+  const { value, error } = useLoaded(key, (signal) => getDiff(agent, project, signal));
   if (error !== null) return <Failure what="The cluster cannot be compared with Git" error={error} />;
   if (value === null) return <p class="muted">Comparing the cluster with Git…</p>;
   const { objects, errors, isCut, unchanged, notes } = value;
