@@ -5,6 +5,7 @@ import { mkdirSync, mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { createInterface } from "node:readline";
+import { Prometheus } from "./prometheus.mjs";
 
 const PROGRAM = new URL("../../target/debug/loadtest", import.meta.url).pathname;
 /** The time in which the programs have to start, in milliseconds. */
@@ -17,6 +18,7 @@ export class Demo {
     this.namespace = started.namespace;
     this.address = started.address;
     this.token = started.token;
+    this.prometheus = started.prometheus;
   }
 
   static async start() {
@@ -25,7 +27,9 @@ export class Demo {
     execFileSync("kubectl", ["create", "namespace", namespace]);
     git(directory, "init", "--quiet", "--initial-branch=main", "agents");
     const repository = join(directory, "agents");
-    const child = spawn(PROGRAM, ["demo", "--directory", directory, "--configuration", repository], {
+    const prometheus = await Prometheus.start(join(directory, "prometheus"), namespace);
+    const flags = ["--configuration", repository, "--prometheus-url", prometheus.url];
+    const child = spawn(PROGRAM, ["demo", "--directory", directory, ...flags], {
       env: { ...process.env, POD_NAMESPACE: namespace },
       stdio: ["ignore", "pipe", "inherit"],
     });
@@ -44,7 +48,7 @@ export class Demo {
         resolve({ address, token });
       });
     });
-    return new Demo({ process: child, directory, namespace, ...found });
+    return new Demo({ process: child, directory, namespace, prometheus, ...found });
   }
 
   /** Commits files to the repository with the configuration of the agent, which has one project of manifests. */
@@ -99,6 +103,7 @@ export class Demo {
     const ended = new Promise((resolve) => this.process.once("exit", resolve));
     this.process.kill("SIGINT");
     await ended;
+    await this.prometheus.stop();
     rmSync(this.directory, { recursive: true });
     execFileSync("kubectl", ["delete", "namespace", this.namespace, "--wait=false"]);
   }

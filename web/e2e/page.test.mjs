@@ -126,7 +126,7 @@ describe("every page", () => {
         await page.goto(tree());
         await page.getByRole("row", { name: /Deployment web/ }).waitFor();
         await check("tree");
-        for (const view of ["changes", "events", "components", "about"]) {
+        for (const view of ["changes", "metrics", "events", "components", "about"]) {
           await page.goto(tree(`&view=${view}`));
           await page.locator("table, .notice").first().waitFor();
           await check(view);
@@ -351,6 +351,37 @@ it("a commit, a change of somebody else and a mass deletion are seen and answere
   await page.locator(".health.healthy", { hasText: "synced" }).first().waitFor();
   assert.equal(demo.kubectl(["get", "configmaps", "two", "--ignore-not-found"]), "");
   assert.deepEqual(errors, []);
+  await close();
+});
+
+it("metrics of the namespace and a query of the reader are charts", async () => {
+  const { page, errors, logIn, close } = await open();
+  await logIn();
+  await page.goto(tree("&view=metrics"));
+  for (const [title, sign] of [
+    ["CPU", /m$|cores$/],
+    ["Memory", /MiB$/],
+    ["Network, received and sent", /KiB\/s$/],
+    ["Restarts in the last hour", /\d$/],
+  ]) {
+    const panel = page.getByRole("region", { name: title });
+    await panel.getByText("db-0").waitFor();
+    assert.match(await panel.getByRole("listitem").first().textContent(), sign, title);
+    assert.equal(await panel.locator("canvas").count(), 1);
+  }
+  await page.getByLabel("PromQL").fill('up{job="containers"}');
+  await page.getByRole("button", { name: "Run" }).click();
+  await page
+    .getByText(/up\{.*job="containers"/)
+    .first()
+    .waitFor();
+  await page.screenshot({ path: `${SCREENSHOTS}metrics.png`, fullPage: true });
+  const { violations } = await page.evaluate(() => window.axe.run({ resultTypes: ["violations"] }));
+  assert.deepEqual(violations, []);
+  assert.deepEqual(errors, []);
+  await page.getByLabel("PromQL").fill("sum by (");
+  await page.getByRole("button", { name: "Run" }).click();
+  await page.getByText("The query failed: ").getByText("parse error").waitFor();
   await close();
 });
 

@@ -1,10 +1,10 @@
 import { useComputed } from "@preact/signals";
-import type { ComponentChildren } from "preact";
+import type { ComponentChildren, ComponentType } from "preact";
 import { useRef } from "preact/hooks";
 import { getComponents, getHealth, type HealthState } from "../../api/graph";
 import { type Followed, useGraph } from "../../graph/follow";
 import { countByHealth, type Filter, HEALTH_ORDER, rows } from "../../graph/rows";
-import { MAX_NODES } from "../../graph/store";
+import { type GraphState, MAX_NODES } from "../../graph/store";
 import { query, setQuery } from "../../router";
 import { plain } from "../../text";
 import { Boundary } from "../../ui/boundary";
@@ -19,7 +19,7 @@ import "./agent.css";
 import { Drawer } from "./drawer";
 import { toggled, Tree } from "./tree";
 
-const VIEWS = ["tree", "changes", "events", "components", "about"] as const;
+const VIEWS = ["tree", "changes", "metrics", "events", "components", "about"] as const;
 
 /** What runs in the cluster of an agent. */
 export function AgentPage({ agent }: { agent: string }) {
@@ -47,7 +47,9 @@ export function AgentPage({ agent }: { agent: string }) {
       </div>
       <Connection followed={followed} />
       {view === "tree" && <TreeView followed={followed} />}
-      {view === "changes" && <LazyChanges agent={agent} />}
+      {(view === "changes" || view === "metrics") && (
+        <LazyView key={view} name={view} agent={agent} graph={followed.graph.value} />
+      )}
       {view === "events" && <EventsView agent={agent} />}
       {view === "components" && <ComponentsView agent={agent} />}
       {view === "about" && <About agent={agent} graph={followed.graph.value} />}
@@ -60,14 +62,19 @@ export function AgentPage({ agent }: { agent: string }) {
   );
 }
 
-/** The view of GitOps, which the first load does not need. */
-function LazyChanges({ agent }: { agent: string }) {
-  const { value: Changes, error } = useLoaded("changes", async () => {
-    const module = await import("./changes/changes");
-    return module.Changes;
-  });
+/** The views that the first load does not need. */
+const LAZY: Record<
+  "changes" | "metrics",
+  () => Promise<ComponentType<{ agent: string; graph: GraphState }>>
+> = {
+  changes: () => import("./changes/changes").then((module) => module.Changes),
+  metrics: () => import("./metrics/metrics").then((module) => module.Metrics),
+};
+
+function LazyView({ name, agent, graph }: { name: keyof typeof LAZY; agent: string; graph: GraphState }) {
+  const { value: View, error } = useLoaded(`view/${name}`, LAZY[name]);
   if (error !== null) return <Failure what="kas has other files now. Reload the page" error={error} />;
-  return Changes === null ? <p class="muted">Loading…</p> : <Changes agent={agent} />;
+  return View === null ? <p class="muted">Loading…</p> : <View agent={agent} graph={graph} />;
 }
 
 function Connection({ followed: { failure, graph } }: { followed: Followed }) {
