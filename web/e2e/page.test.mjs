@@ -128,7 +128,7 @@ describe("every page", () => {
         await check("tree");
         for (const view of ["changes", "metrics", "events", "components", "about"]) {
           await page.goto(tree(`&view=${view}`));
-          await page.locator("table, .notice").first().waitFor();
+          await page.locator("table, .notice, .project, .chart").first().waitFor();
           await check(view);
         }
         const pod = podOf("web");
@@ -279,9 +279,20 @@ it("an object that was replaced is not changed, and a caller without the right g
   const node = { uid: "other", kind: "Deployment", group: "apps", version: "v1", namespace, name: "web" };
   await showOnly(page, [{ ...node, health: "healthy", sequence: 1, ready: { ready: 2, desired: 2 } }]);
   await page.goto(tree("&o=other"));
-  await page.getByRole("button", { name: "Restart" }).click();
-  await page.getByRole("dialog").getByRole("button", { name: "Restart" }).click();
-  await page.getByRole("dialog").getByText("The request was refused").waitFor();
+  const version = () => demo.kubectl(["get", "deployment/web", "--output=jsonpath={.metadata.generation}"]);
+  const before = version();
+  for (const name of ["Restart", "Scale", "Pause"]) {
+    await page.getByRole("button", { name }).click();
+    await page.getByRole("dialog").getByRole("button", { name }).click();
+    await page
+      .getByRole("dialog")
+      .getByText(
+        /The request was refused: .*(metadata.uid: Invalid value: "other"|UID in precondition: other)/,
+      )
+      .waitFor();
+    await page.getByRole("dialog").getByRole("button", { name: "Cancel" }).click();
+  }
+  assert.equal(version(), before);
   await page.route(/selfsubjectaccessreviews/, async (route) => {
     const response = await route.fetch();
     const review = await response.json();

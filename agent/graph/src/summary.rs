@@ -26,6 +26,9 @@ pub(crate) fn summarize(group: &str, kind: &str, object: &Value) -> Summary {
         ("apps", "Deployment" | "ReplicaSet" | "StatefulSet") | ("", "ReplicationController") => {
             let desired = object.pointer("/spec/replicas").map_or(1, count);
             summary.set_ready(at(object, "/status/readyReplicas"), desired);
+            if object.pointer("/spec/paused") == Some(&Value::Bool(true)) {
+                summary.detail("paused", "true");
+            }
         }
         ("apps", "DaemonSet") => {
             summary

@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use testing::kas::world::{CALLER, World, endless, text};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tunnel::Body;
 
 const HOST_NAME: &str = "kas.example.com:8156";
@@ -31,6 +31,8 @@ impl Browser {
     fn new() -> Self {
         let world = World::with(|config| {
             config.web = Some(serde_json::from_value(json!({"listen": {}})).unwrap());
+            // No stream ends with its tunnel here.
+            config.agent.listen.max_connection_age = Duration::from_secs(24 * 3600).into();
         });
         Self { world, cookie: String::new() }
     }
@@ -262,7 +264,9 @@ async fn end_of_a_session_ends_its_streams() {
             Duration::from_secs(8 * 3600 + 5)
         };
         let ended = timeout(limit, async { while watch.frame().await.is_some_and(|frame| frame.is_ok()) {} });
+        let begun = Instant::now();
         ended.await.unwrap_or_else(|_| panic!("the stream ends; logout: {logout}"));
+        assert_eq!(begun.elapsed() >= Duration::from_secs(8 * 3600 - 5), !logout, "{:?}", begun.elapsed());
     }
 }
 

@@ -33,13 +33,15 @@ export async function request(path: string, init: RequestInit = {}): Promise<Res
     response = await fetch(path, {
       ...init,
       credentials: "same-origin",
-      // A cluster that leads elsewhere would use the session of the reader there.
+      // A redirect of a cluster would be followed with the session of the reader.
       redirect: "error",
       headers: { ...MARK, ...(init.headers as Record<string, string> | undefined) },
     });
   } catch (error) {
     if (isAbort(error)) throw error;
-    throw new RequestFailure("kas does not respond.", 0, null, null);
+    const isLate = error instanceof DOMException && error.name === "TimeoutError";
+    const what = isLate ? "There was no response in time." : "kas does not respond.";
+    throw new RequestFailure(what, 0, null, null);
   }
   if (response.ok) return response;
   const failure = await failureOf(response);

@@ -64,6 +64,7 @@ export interface Project {
   attempted?: Commit;
   /** The deletions that wait for an approval. */
   held?: { code: string; count: number; objects: ObjectId[] };
+  settings?: { suspend?: boolean };
   objects: ObjectCounts;
   errors?: ObjectError[];
   kept?: ObjectError[];
@@ -94,7 +95,7 @@ export interface Diff {
   isCut: boolean;
   commit: Commit | null;
   unchanged: number;
-  /** Things that the diff could not look at. */
+  /** The reasons why something was not compared. */
   notes: string[];
 }
 
@@ -103,8 +104,10 @@ type DiffLine =
   | { error: ObjectError }
   | { end: { commit?: Commit; unchanged?: number; notes?: string[] } };
 
-/** The most objects of a diff that the page keeps. */
+/** The most objects and characters of a diff that the page keeps, and the longest line. */
 const MAX_OBJECTS = 1000;
+const MAX_SIZE = 16 << 20;
+const MAX_LINE = 8 << 20;
 
 function projectsPath(agent: string): string {
   return `/agents/${encodeURIComponent(agent)}/gitops/v1/projects`;
@@ -134,14 +137,16 @@ export async function getDiff(agent: string, project: string, signal: AbortSigna
   const headers = { "Content-Type": "application/json" };
   const response = await request(path, { method: "POST", headers, body: "{}", signal });
   const diff: Diff = { objects: [], errors: [], isCut: false, commit: null, unchanged: 0, notes: [] };
-  for await (const text of lines(response)) {
+  let size = 0;
+  for await (const text of lines(response, MAX_LINE)) {
+    size += text.length;
     const line = JSON.parse(text) as DiffLine;
     if ("end" in line) {
       const { commit = null, unchanged = 0, notes = [] } = line.end;
       return { ...diff, commit, unchanged, notes };
     }
     const list: unknown[] = "object" in line ? diff.objects : diff.errors;
-    if (list.length >= MAX_OBJECTS) diff.isCut = true;
+    if (list.length >= MAX_OBJECTS || size > MAX_SIZE) diff.isCut = true;
     else list.push("object" in line ? line.object : line.error);
   }
   throw new Error("the diff has no end: the connection was cut");

@@ -18,8 +18,6 @@ export type ResourceStatus = Schemas["ResourceStatus"];
 const MAX_PAUSE = 15_000;
 /** The pause after a refusal. */
 const REFUSED_PAUSE = 60_000;
-/** The most characters between two commits of a watch: an agent must not fill the memory of the browser. */
-const MAX_SNAPSHOT = 64 << 20;
 /** The time after which a watch without a line is dead: agentk sends one every 15 s. */
 const SILENCE = 40_000;
 
@@ -37,7 +35,8 @@ export function getComponents(agent: string, signal?: AbortSignal): Promise<Comp
 
 /** Receives the events of a watch, and the reasons for which it has no connection. */
 export interface WatchListener {
-  onEvent: (event: GraphEvent) => void;
+  /** `size` is the number of characters of the event. */
+  onEvent: (event: GraphEvent, size: number) => void;
   /** The watch begins again after a pause. */
   onFailure: (failure: RequestFailure) => void;
 }
@@ -66,19 +65,15 @@ export async function watch(
       const response = await request(graphPath(agent, `watch?${parameters.toString()}`), {
         signal: attempt.signal,
       });
-      let size = 0;
       for await (const line of lines(response)) {
         clearTimeout(timer);
         timer = setTimeout(stop, SILENCE);
-        size += line.length;
-        if (size > MAX_SNAPSHOT) throw new RequestFailure("The agent sends too many objects.", 0, null, null);
         const event = JSON.parse(line) as GraphEvent;
         if (event.event === "commit") {
           token = event.token;
           failures = 0;
-          size = 0;
         }
-        listener.onEvent(event);
+        listener.onEvent(event, line.length);
       }
       if (!isOver()) listener.onFailure(asFailure(null));
     } catch (error) {

@@ -4,7 +4,7 @@ import { signal, type ReadonlySignal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
 import { RequestFailure } from "../api/client";
 import { type GraphEvent, watch } from "../api/graph";
-import { apply, EMPTY, type GraphState } from "./store";
+import { apply, EMPTY, type GraphState, MAX_NODES } from "./store";
 
 export interface Followed {
   graph: ReadonlySignal<GraphState>;
@@ -12,6 +12,8 @@ export interface Followed {
   failure: ReadonlySignal<{ error: RequestFailure; since: string } | null>;
 }
 
+/** The most characters of the objects of a snapshot. */
+const MAX_SIZE = 64 << 20;
 /** The time for which events are collected before the page changes, in milliseconds. */
 const BATCH = 100;
 
@@ -25,6 +27,7 @@ export function useGraph(agent: string): Followed {
     const stop = new AbortController();
     let waiting: GraphEvent[] = [];
     let timer: ReturnType<typeof setTimeout> | undefined;
+    let kept = { nodes: 0, size: 0 };
     let lastLine = new Date().toISOString();
     const flush = () => {
       timer = undefined;
@@ -40,10 +43,17 @@ export function useGraph(agent: string): Followed {
       }
     };
     const listener = {
-      onEvent: (event: GraphEvent) => {
+      onEvent: (event: GraphEvent, size: number) => {
         lastLine = new Date().toISOString();
         if (event.event === "commit") failure.value = null;
         if (event.event === "alive") return;
+        if (event.event === "begin") kept = { nodes: 0, size: 0 };
+        if (event.event === "node") {
+          kept.nodes += 1;
+          kept.size += size;
+          // The page would not keep it, and an agent must not fill the memory of the browser.
+          if (isInSnapshot(waiting) && (kept.nodes > MAX_NODES || kept.size > MAX_SIZE)) return;
+        }
         waiting.push(event);
         timer ??= setTimeout(flush, BATCH);
       },

@@ -3,7 +3,7 @@ import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { RequestFailure } from "../api/client";
 import { Failure } from "./notice";
 
-/** Asks the reader to confirm what will change. It cannot be closed while the request runs, and it stays open after an error. */
+/** Asks the reader to confirm a change. It stays open while the request runs, and after an error. */
 export function ConfirmDialog({
   title,
   confirm,
@@ -22,10 +22,18 @@ export function ConfirmDialog({
   children: ComponentChildren;
 }) {
   const dialog = useRef<HTMLDialogElement>(null);
+  const cancel = useRef<HTMLButtonElement>(null);
   const [isRunning, setRunning] = useState(false);
   const [error, setError] = useState<unknown>(null);
   useLayoutEffect(() => {
+    // Browsers that do not know `closedby` close it at the third Escape.
+    dialog.current?.setAttribute("closedby", isRunning ? "none" : "closerequest");
+  }, [isRunning]);
+  useLayoutEffect(() => {
     dialog.current?.showModal();
+    // Not the button that confirms: the Enter that has opened the dialog may still be held.
+    const first = dialog.current?.querySelector<HTMLElement>("input") ?? cancel.current;
+    first?.focus();
   }, []);
   const run = async () => {
     setRunning(true);
@@ -49,6 +57,9 @@ export function ConfirmDialog({
     >
       <form
         class="stack"
+        onKeyDown={(event) => {
+          if (event.key === "Enter" && event.repeat) event.preventDefault();
+        }}
         onSubmit={(event) => {
           event.preventDefault();
           if (isReady && !isRunning) void run();
@@ -61,7 +72,7 @@ export function ConfirmDialog({
           <button type="submit" class="primary" disabled={!isReady || isRunning}>
             {isRunning ? "Working…" : confirm}
           </button>
-          <button type="button" disabled={isRunning} onClick={() => dialog.current?.close()}>
+          <button ref={cancel} type="button" disabled={isRunning} onClick={() => dialog.current?.close()}>
             Cancel
           </button>
         </div>
@@ -72,6 +83,6 @@ export function ConfirmDialog({
 
 /** A request without an answer may have changed something. */
 function outcomeOf(error: unknown): string {
-  const isAnswered = error instanceof RequestFailure && error.status >= 400 && error.status < 500;
+  const isAnswered = !(error instanceof RequestFailure) || (error.status >= 400 && error.status < 500);
   return isAnswered ? "The request was refused" : "It is not known whether something was changed";
 }

@@ -85,7 +85,7 @@ function Connection({ followed: { failure, graph } }: { followed: Followed }) {
     <Notice kind="warning">
       <p>
         The objects are as they were <Age time={since} /> ago. {plain(error.message)}
-        {" The page tries again."}
+        {error.status !== 400 && " The page tries again."}
       </p>
     </Notice>
   );

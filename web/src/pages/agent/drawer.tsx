@@ -143,7 +143,7 @@ function Summary({
   const command = kubectlCommand(keyOf(node));
   return (
     <>
-      {isThere && <ActionBar key={node.uid} agent={agent} node={node} graph={graph} />}
+      <ActionBar key={node.uid} agent={agent} node={node} graph={graph} isThere={isThere} />
       <dl class="facts">
         <dt>Health</dt>
         <dd>

@@ -1,4 +1,5 @@
-import { useEffect, useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
+import { RequestFailure } from "../../../api/client";
 import type { Node } from "../../../api/graph";
 import { changeObject, getObject, keyOf, type KubernetesObject, mayChange } from "../../../api/kubernetes";
 import type { GraphState } from "../../../graph/store";
@@ -11,30 +12,37 @@ import { type Action, actionsOf } from "./actions";
 /** The time that a change may take, in milliseconds. */
 const TIMEOUT = 30_000;
 
-/** The changes of an object for which the caller has the rights. */
-export function ActionBar({ agent, node, graph }: { agent: string; node: Node; graph: GraphState }) {
+/** The changes of an object for which the caller has the rights. `isThere` is false once the object was deleted. */
+export function ActionBar({
+  agent,
+  node,
+  graph,
+  isThere,
+}: {
+  agent: string;
+  node: Node;
+  graph: GraphState;
+  isThere: boolean;
+}) {
   const [chosen, setChosen] = useState<Action | null>(null);
   const [done, setDone] = useState("");
-  const actions = actionsOf(node, graph.nodes);
-  const names = actions.map(({ name }) => name).join();
-  const rights = useLoaded(`rights/${agent}/${node.uid}/${names}`, async (signal) => {
-    const reviews = actions.map((action) =>
-      mayChange(agent, targetKey(node, action), action.verb, action.subresource, signal),
-    );
+  const actions = isThere ? actionsOf(node, graph.nodes) : [];
+  const ids = actions.map(({ id }) => id).join();
+  const rights = useLoaded(`rights/${agent}/${node.uid}/${ids}`, async (signal) => {
+    const reviews = actions.map((action) => isAllowed(agent, node, action, signal));
     const allowed = await Promise.all(reviews);
-    return new Set(actions.filter((_, index) => allowed[index]).map(({ name }) => name));
+    return new Set(actions.filter((_, index) => allowed[index]).map(({ id }) => id));
   });
-  useEffect(() => {
-    setDone("");
-  }, [node.uid]);
-  if (actions.length === 0) return null;
-  const offered = actions.filter(({ name }) => rights.value?.has(name));
+  // The rights stay while those of other changes are asked for, so that a button keeps the focus.
+  const last = useRef<ReadonlySet<string> | null>(null);
+  if (rights.value !== null) last.current = rights.value;
+  const offered = actions.filter(({ id }) => last.current?.has(id));
   return (
     <>
       <div class="row">
         {offered.map((action) => (
           <button
-            key={action.name}
+            key={action.id}
             type="button"
             onClick={() => {
               setDone("");
@@ -44,11 +52,13 @@ export function ActionBar({ agent, node, graph }: { agent: string; node: Node; g
             {action.name}
           </button>
         ))}
-        {rights.value !== null && offered.length === 0 && (
+        {rights.value !== null && actions.length > 0 && offered.length === 0 && (
           <span class="small muted">This caller may not change it.</span>
         )}
       </div>
-      {rights.error !== null && <Failure what="The rights to change it are not known" error={rights.error} />}
+      {rights.error !== null && actions.length > 0 && (
+        <Failure what="The rights to change it are not known" error={rights.error} />
+      )}
       {done !== "" && <Notice>{done}</Notice>}
       {chosen !== null && (
         <ActionDialog
@@ -65,6 +75,16 @@ export function ActionBar({ agent, node, graph }: { agent: string; node: Node; g
       )}
     </>
   );
+}
+
+/** Asks the API server. Where a policy or a scope of agentk forbids the question, the change itself has the answer. */
+async function isAllowed(agent: string, node: Node, action: Action, signal: AbortSignal): Promise<boolean> {
+  try {
+    return await mayChange(agent, targetKey(node, action), action.verb, action.subresource, signal);
+  } catch (error) {
+    if (error instanceof RequestFailure && error.status === 403 && error.reason !== null) return true;
+    throw error;
+  }
 }
 
 function targetKey(node: Node, { target: { kind, name } }: Action) {

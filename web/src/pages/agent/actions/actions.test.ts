@@ -23,7 +23,8 @@ function find(object: Node, name: string, nodes: Node[] = []) {
 it.each<[Partial<Node>, string[]]>([
   [{ kind: "Pod" }, ["Delete"]],
   [{ kind: "Deployment", group: "apps" }, ["Restart", "Scale", "Pause"]],
-  [{ kind: "Deployment", group: "apps", health: "suspended" }, ["Restart", "Scale", "Resume"]],
+  [{ kind: "Deployment", group: "apps", health: "suspended" }, ["Restart", "Scale", "Pause"]],
+  [{ kind: "Deployment", group: "apps", details: { paused: "true" } }, ["Scale", "Resume"]],
   [{ kind: "StatefulSet", group: "apps" }, ["Restart", "Scale"]],
   [{ kind: "DaemonSet", group: "apps" }, ["Restart"]],
   [{ kind: "ReplicaSet", group: "apps" }, ["Scale"]],
@@ -75,6 +76,18 @@ it("scales by the subresource, and says who may scale it again", () => {
     edges: [{ relation: "scales", uid: "d", kind: "Deployment", name: "web" }],
   });
   expect(find(deployment, "Scale", [scaler]).effect).toContain("HorizontalPodAutoscaler/web may change");
+});
+
+it("rolls no paused Deployment back", () => {
+  const paused = { ...deployment, details: { paused: "true" } };
+  const old = node({
+    uid: "r",
+    kind: "ReplicaSet",
+    group: "apps",
+    ready: { ready: 0, desired: 0 },
+    ...owner(paused),
+  });
+  expect(actionsOf(old, new Map([[paused.uid, paused]]))).toEqual([]);
 });
 
 it("says what becomes of a pod", () => {

@@ -4,6 +4,8 @@ import type { Node } from "../../../api/graph";
 import type { Change, KubernetesObject } from "../../../api/kubernetes";
 
 export interface Action {
+  /** Pause and resume have the same, because they are one button. */
+  id: string;
   name: string;
   /** The object that changes, which another object may own. */
   target: Pick<Node, "uid" | "kind" | "name">;
@@ -11,9 +13,9 @@ export interface Action {
   subresource: string;
   /** One sentence about what happens. */
   effect: string;
-  /** The reader says to which number of replicas. */
+  /** True if the dialog asks for the number of replicas. */
   asksForReplicas: boolean;
-  /** The request needs this object in whole. */
+  /** True if the request contains parts of the object. */
   needsObject: boolean;
   change: (input: ActionInput) => Change;
 }
@@ -33,15 +35,23 @@ export function actionsOf(node: Node, nodes: ReadonlyMap<string, Node>): Action[
   if (node.kind === "Pod" && !node.group) return [deletion(node)];
   if (node.group !== "apps") return [];
   const owner = node.owners?.find(({ kind }) => kind === "Deployment");
-  if (node.kind === "ReplicaSet" && owner) return node.ready?.desired === 0 ? [rollback(node, owner)] : [];
+  if (node.kind === "ReplicaSet" && owner) {
+    const isOld = node.ready?.desired === 0 && !isPaused(nodes.get(owner.uid));
+    return isOld ? [rollback(node, owner)] : [];
+  }
   const actions: Action[] = [];
-  if (ROLLOUTS.has(node.kind)) actions.push(restart(node));
+  // A paused Deployment would do it when it is resumed. kubectl refuses that, too.
+  if (ROLLOUTS.has(node.kind) && !isPaused(node)) actions.push(restart(node));
   if (SCALABLE.has(node.kind)) actions.push(scaling(node, nodes));
   if (node.kind === "Deployment") actions.push(pausing(node));
   return actions;
 }
 
-/** Of all changes, the UID is a condition: another object of the same name is not changed (409). */
+function isPaused(node: Node | undefined): boolean {
+  return node?.details?.paused === "true";
+}
+
+/** Returns a change of this object only: the API server refuses another UID (409 or 422). */
 function merge(uid: string, body: object, subresource = ""): Change {
   const contentType = "application/merge-patch+json";
   return { method: "PATCH", subresource, contentType, body: { metadata: { uid }, ...body } };
@@ -51,8 +61,9 @@ function restart(node: Node): Action {
   const { uid } = node;
   return {
     ...defaults(node),
+    id: "restart",
     name: "Restart",
-    effect: "New pods take the place of all its pods, as its update strategy says.",
+    effect: "New pods replace all its pods, by its update strategy.",
     change: ({ now }) => {
       const annotations = { "kubectl.kubernetes.io/restartedAt": now.toISOString() };
       return merge(uid, { spec: { template: { metadata: { annotations } } } });
@@ -68,6 +79,7 @@ function scaling(node: Node, nodes: ReadonlyMap<string, Node>): Action {
   const again = scaler === undefined ? "" : ` ${scaler.kind}/${scaler.name} may change the number again.`;
   return {
     ...defaults(node),
+    id: "scale",
     name: "Scale",
     subresource: "scale",
     effect: `It has ${now} ${now === 1 ? "replica" : "replicas"} now.${again}`,
@@ -77,14 +89,15 @@ function scaling(node: Node, nodes: ReadonlyMap<string, Node>): Action {
 }
 
 function pausing(node: Node): Action {
-  const isPaused = node.health === "suspended";
+  const paused = isPaused(node);
   return {
     ...defaults(node),
-    name: isPaused ? "Resume" : "Pause",
-    effect: isPaused
+    id: "pause",
+    name: paused ? "Resume" : "Pause",
+    effect: paused
       ? "The rollout goes on with the newest version."
       : "Later versions wait until the rollout is resumed. The pods that run now stay.",
-    change: () => merge(node.uid, { spec: { paused: !isPaused } }),
+    change: () => merge(node.uid, { spec: { paused: !paused } }),
   };
 }
 
@@ -92,6 +105,7 @@ function deletion(node: Node): Action {
   const owner = node.owners?.[0];
   return {
     ...defaults(node),
+    id: "delete",
     name: "Delete",
     verb: "delete",
     effect:
@@ -111,6 +125,7 @@ function rollback(node: Node, owner: Action["target"]): Action {
   const images = (node.images ?? []).join(", ");
   return {
     ...defaults(node),
+    id: "rollback",
     name: "Roll back",
     target: owner,
     effect: `${owner.kind}/${owner.name} gets the pods of this revision again${images === "" ? "." : `: ${images}.`}`,

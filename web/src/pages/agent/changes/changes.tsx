@@ -5,7 +5,6 @@ import { useState } from "preact/hooks";
 import {
   type Command,
   command,
-  type Commit,
   getProjects,
   type ObjectError,
   type Project,
@@ -18,7 +17,7 @@ import { useLoaded } from "../../../ui/loader";
 import { Failure, Notice } from "../../../ui/notice";
 import { Age } from "../../../ui/time";
 import { DiffView } from "./diff";
-import { ErrorText, objectName, shortId } from "./names";
+import { CommitName, ErrorText, objectName, shortId } from "./names";
 
 /** The time that a command may take, in milliseconds. */
 const TIMEOUT = 30_000;
@@ -125,15 +124,6 @@ function Fact({ name, children }: { name: string; children: ComponentChildren })
   );
 }
 
-function CommitName({ commit }: { commit: Commit }) {
-  return (
-    <>
-      <code>{plain(shortId(commit.id), 64)}</code> {plain(commit.subject ?? "", 512)}
-      {commit.author !== undefined && <span class="muted"> by {plain(commit.author, 256)}</span>}
-    </>
-  );
-}
-
 function Errors({ title, errors, open }: { title: string; errors: ObjectError[]; open?: boolean }) {
   if (errors.length === 0) return null;
   return (
@@ -165,10 +155,10 @@ function Commands({ agent, project, onChange }: { agent: string; project: Projec
   // An approval is about what the dialog has shown, also if a newer commit is there meanwhile.
   const [chosen, setChosen] = useState<{ name: Command; held: Project["held"] } | null>(null);
   const [isCompared, setCompared] = useState(false);
-  const { held, state } = project;
-  const commands: Command[] =
-    state === "orphaned" ? ["prune"] : state === "suspended" ? ["resume"] : ["sync", "suspend"];
-  if (held) commands.push("approve");
+  const { state } = project;
+  // What was held before a suspension is not approved now.
+  const held = state === "held" ? project.held : undefined;
+  const commands = commandsOf(project);
   const name = plain(project.project, 256);
   return (
     <>
@@ -224,6 +214,20 @@ function Commands({ agent, project, onChange }: { agent: string; project: Projec
       )}
     </>
   );
+}
+
+function commandsOf({ state, settings }: Project): Command[] {
+  switch (state) {
+    case "orphaned":
+      return ["prune"];
+    case "suspended":
+      // The configuration decides about a suspension of its own.
+      return settings?.suspend === true ? [] : ["resume"];
+    case "held":
+      return ["sync", "suspend", "approve"];
+    default:
+      return ["sync", "suspend"];
+  }
 }
 
 function HeldObjects({ held: { count, objects } }: { held: NonNullable<Project["held"]> }) {

@@ -3,20 +3,25 @@ import { type FieldDiff, getDiff, type ObjectDiff } from "../../../api/gitops";
 import { plain } from "../../../text";
 import { useLoaded } from "../../../ui/loader";
 import { Failure, Notice, Partial } from "../../../ui/notice";
-import { ErrorText, objectName } from "./names";
+import { CommitName, ErrorText, firstDifference, objectName } from "./names";
 
 /** The longest value of a field that is shown, in characters. */
 const MAX_VALUE = 4096;
 
-/** What a sync of a project would change in the cluster now. Each sync makes another comparison necessary. */
+/** The changes that a sync of a project would make now. A sync that has changed something makes another comparison necessary. */
 export function DiffView({ agent, project, lastSync }: { agent: string; project: string; lastSync: number }) {
   const key = `diff/${agent}/${project}/${lastSync}`;
   const { value, error } = useLoaded(key, (signal) => getDiff(agent, project, signal));
   if (error !== null) return <Failure what="The cluster cannot be compared with Git" error={error} />;
   if (value === null) return <p class="muted">Comparing the cluster with Git…</p>;
-  const { objects, errors, isCut, unchanged, notes } = value;
+  const { objects, errors, isCut, unchanged, notes, commit } = value;
   return (
     <div class="stack" role="region" aria-label="Comparison with Git">
+      {commit !== null && (
+        <p class="small muted">
+          The commit is <CommitName commit={commit} />.
+        </p>
+      )}
       {objects.length === 0 && errors.length === 0 && (
         <Notice>The cluster is as in Git: {unchanged} objects.</Notice>
       )}
@@ -59,21 +64,30 @@ function ObjectView({ diff: { action, object, file, note, fields = [] } }: { dif
 }
 
 function Field({ field: { path, before, after } }: { field: FieldDiff }) {
+  const texts = { before: textOf(before), after: textOf(after) };
+  const from = firstDifference(texts.before, texts.after);
   return (
     <div class="field">
       {path !== "" && <code class="wrap">{plain(path, 1024)}</code>}
-      {before !== undefined && <Value sign="−" name="in the cluster" value={before} />}
-      {after !== undefined && <Value sign="+" name="in Git" value={after} />}
+      {before !== undefined && <Value sign="−" name="in the cluster" text={texts.before} from={from} />}
+      {after !== undefined && <Value sign="+" name="in Git" text={texts.after} from={from} />}
     </div>
   );
 }
 
-function Value({ sign, name, value }: { sign: string; name: string; value: unknown }) {
-  const text = stringify(value, { lineWidth: 0, aliasDuplicateObjects: false }).trimEnd();
+function textOf(value: unknown): string {
+  return value === undefined
+    ? ""
+    : stringify(value, { lineWidth: 0, aliasDuplicateObjects: false }).trimEnd();
+}
+
+/** A part of a value, which begins a little before the difference. */
+function Value({ sign, name, text, from }: { sign: string; name: string; text: string; from: number }) {
+  const begin = from < MAX_VALUE / 2 ? 0 : from - MAX_VALUE / 4;
   return (
     <pre class={`code ${sign === "+" ? "added" : "removed"}`}>
       <span class="hidden-text">{name}: </span>
-      {plain(text, MAX_VALUE).replace(/^/gm, `${sign} `)}
+      {plain(`${begin > 0 ? "…" : ""}${text.slice(begin)}`, MAX_VALUE).replace(/^/gm, `${sign} `)}
     </pre>
   );
 }

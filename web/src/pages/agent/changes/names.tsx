@@ -1,6 +1,6 @@
 /** Names of commits and objects, and errors about them, as text. */
 
-import type { ObjectError, ObjectId } from "../../../api/gitops";
+import type { Commit, ObjectError, ObjectId } from "../../../api/gitops";
 import { plain } from "../../../text";
 
 /** Returns the beginning of the id of a commit, or of the digest of an artifact. */
@@ -25,4 +25,20 @@ export function ErrorText({ error: { object, file, message } }: { error: ObjectE
       {plain(message)}
     </>
   );
+}
+
+export function CommitName({ commit }: { commit: Commit }) {
+  return (
+    <>
+      <code>{plain(shortId(commit.id), 64)}</code> {plain(commit.subject ?? "", 512)}
+      {commit.author !== undefined && <span class="muted"> by {plain(commit.author, 256)}</span>}
+    </>
+  );
+}
+
+/** Returns the index of the first character in which two texts differ. */
+export function firstDifference(one: string, other: string): number {
+  let index = 0;
+  while (index < one.length && one[index] === other[index]) index += 1;
+  return index;
 }

@@ -115,7 +115,7 @@ export function Logs({ agent, node, graph }: TabProps) {
         }}
       >
         {shown.map((line) => (
-          <LogLine key={`${line.pod}/${line.number}`} line={line} withPod={pods.length > 1} />
+          <LogLine key={`${line.uid}/${line.number}`} line={line} withPod={pods.length > 1} />
         ))}
       </pre>
       <p class="small muted">

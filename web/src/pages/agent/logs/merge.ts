@@ -1,7 +1,8 @@
 /** Lines of several logs in the order of their times. Pure. */
 
 export interface Line {
-  /** The name of the pod. */
+  /** The UID of the pod, whose name another pod may get later. */
+  uid: string;
   pod: string;
   /** The number within the log of the pod. */
   number: number;
@@ -11,11 +12,12 @@ export interface Line {
 }
 
 /** Splits a line with `timestamps=true`. */
-export function parse(pod: string, number: number, line: string): Line {
+export function parse(uid: string, pod: string, number: number, line: string): Line {
   const end = line.indexOf(" ");
   const time = end < 0 ? line : line.slice(0, end);
-  if (!/^\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)$/.test(time)) return { pod, number, time: "", text: line };
-  return { pod, number, time, text: end < 0 ? "" : line.slice(end + 1) };
+  if (!/^\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)$/.test(time))
+    return { uid, pod, number, time: "", text: line };
+  return { uid, pod, number, time, text: end < 0 ? "" : line.slice(end + 1) };
 }
 
 /** Adds lines to a log, of which the newest `limit` stay. Lines of one pod keep their order. */
@@ -28,6 +30,6 @@ export function merge(log: readonly Line[], arrived: readonly Line[], limit: num
 
 function compare(one: Line | undefined, other: Line | undefined): number {
   if (one === undefined || other === undefined || one.time === "" || other.time === "") return 0;
-  if (one.pod === other.pod) return one.number - other.number;
+  if (one.uid === other.uid) return one.number - other.number;
   return one.time < other.time ? -1 : one.time > other.time ? 1 : 0;
 }

@@ -6,13 +6,14 @@ import { getLog, keyOf } from "../../../api/kubernetes";
 import { lines } from "../../../api/lines";
 import type { Node } from "../../../api/graph";
 import { type Line, merge, parse } from "./merge";
+import { LogPosition } from "./resume";
 
 /** The most lines that the page keeps. */
 export const MAX_LINES = 5000;
 /** The longest line, in characters. */
 const MAX_LINE = 8192;
 /** The longest pause before a log is read again, in milliseconds. */
-const MAX_PAUSE = 15_000;
+const MAX_PAUSE = 30_000;
 /** The time for which lines are collected before the page changes, in milliseconds. */
 const BATCH = 150;
 
@@ -37,6 +38,10 @@ export function useLogs(agent: string, pods: readonly Node[], options: LogOption
   const [open, setOpen] = useState<ReadonlySet<string>>(new Set());
   const streams = useRef(new Map<string, AbortController>());
   const waiting = useRef<Line[]>([]);
+  /** The positions in the logs, by the UIDs of pods, which may leave the list and return. */
+  const readers = useRef(new Map<string, { position: LogPosition; lines: number }>());
+  const newest = useRef(pods);
+  newest.current = pods;
   const { container, previous, follow } = options;
 
   useEffect(() => {
@@ -50,6 +55,7 @@ export function useLogs(agent: string, pods: readonly Node[], options: LogOption
       clearInterval(timer);
       for (const stream of streams.current.values()) stream.abort();
       streams.current.clear();
+      readers.current.clear();
       waiting.current = [];
       setLog([]);
       setErrors(new Map());
@@ -74,22 +80,21 @@ export function useLogs(agent: string, pods: readonly Node[], options: LogOption
       streams.current.set(pod.uid, stop);
       setOpen((last) => new Set(last).add(pod.uid));
       const read = async () => {
-        let number = 0;
-        let time = "";
+        const reader = readers.current.get(pod.uid) ?? { position: new LogPosition(), lines: 0 };
+        readers.current.set(pod.uid, reader);
         for (let wait = 1000; ; wait = Math.min(2 * wait, MAX_PAUSE)) {
           try {
-            const query = { container, previous, follow, tailLines, sinceTime: time };
+            const query = { container, previous, follow, tailLines, sinceTime: reader.position.time };
             const response = await getLog(agent, keyOf(pod), query, stop.signal);
             setErrors((last) => withoutKey(last, pod.name));
+            reader.position.begin();
             for await (const text of lines(response, MAX_LINE, true)) {
               if (stop.signal.aborted) return;
-              const line = parse(pod.name, number, text);
-              // The API server repeats the lines of the last second.
-              if (line.time !== "" && line.time <= time) continue;
-              if (line.time !== "") time = line.time;
+              const line = parse(pod.uid, pod.name, reader.lines, text);
+              if (!reader.position.accept(line)) continue;
               waiting.current.push(line);
-              number += 1;
-              wait = 500;
+              reader.lines += 1;
+              if (line.time !== "") wait = 500;
               if (waiting.current.length > 2 * MAX_LINES) waiting.current.splice(0, MAX_LINES);
             }
           } catch (error) {
@@ -98,7 +103,8 @@ export function useLogs(agent: string, pods: readonly Node[], options: LogOption
           }
           setOpen((last) => without(last, pod.uid));
           // A container that starts has no log yet, and one that has ended may start again.
-          if (!follow || hasEnded(pod)) return;
+          const now = newest.current.find(({ uid }) => uid === pod.uid);
+          if (!follow || now === undefined || hasEnded(now)) return;
           await new Promise((resolve) => setTimeout(resolve, wait));
           // The pod may be gone meanwhile.
           if (stop.signal.aborted) return;
@@ -111,7 +117,7 @@ export function useLogs(agent: string, pods: readonly Node[], options: LogOption
 }
 
 function hasEnded({ status }: Node): boolean {
-  return /^(Complete|Completed|Succeeded|Failed)/.test(status ?? "");
+  return /^(Complete|Completed|Succeeded|Failed|Evicted)/.test(status ?? "");
 }
 
 function withoutKey<T>(map: ReadonlyMap<string, T>, key: string): ReadonlyMap<string, T> {
