@@ -115,7 +115,7 @@ pub struct AgentServer {
     pub conflicts: Arc<AgentConflicts>,
     /// Limits the log lines of refused tunnels.
     pub log_limit: LogLimiter<&'static str>,
-    /// What kas sends to agents by itself.
+    /// The services that kas runs in each tunnel by itself.
     pub services: TunnelServices,
     /// Detects the idle timeout of a proxy from the ends of tunnels.
     pub idle_timeouts: Mutex<IdleTimeoutDetector>,

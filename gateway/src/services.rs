@@ -1,7 +1,7 @@
-//! What kas knows of each request type, and what it does by itself in each tunnel.
+//! The request types that kas knows, and the services that it runs in each tunnel by itself.
 //!
 //! A request type that callers use is a [`RequestType`] of this folder, in [`REQUEST_TYPES`]. Requests of other types are
-//! forwarded too, if the identity file allows it. What kas sends to agents by itself is a field of [`TunnelServices`].
+//! forwarded too, if the identity file allows it. A service that kas runs by itself is a field of [`TunnelServices`].
 
 pub(crate) mod configuration;
 pub(crate) mod environments;
@@ -65,7 +65,7 @@ pub(crate) trait RequestType: Sync {
     }
 }
 
-/// What a request does in the cluster.
+/// The operation of a request in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     /// For Kubernetes the verb as in RBAC; otherwise the method in lower case.
@@ -138,7 +138,7 @@ fn asks_for_stream(query: &str) -> bool {
     })
 }
 
-/// What kas sends to agents by itself. Clones share their state.
+/// The services that kas runs in each tunnel by itself. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct TunnelServices {
     /// Sends each agent its configuration.

@@ -326,7 +326,7 @@ fn contain(mut response: Response<Body>) -> Response<Body> {
     response
 }
 
-/// Replaces the cookie of a request by the token of its session. What browsers say about the page is of no interest for a cluster.
+/// Replaces the cookie of a request by the token of its session. The headers of browsers about the page are of no use for a cluster.
 fn with_token(mut request: Request<Incoming>, session: &Session) -> Request<Incoming> {
     let headers = request.headers_mut();
     for name in [COOKIE, ORIGIN, REFERER, UPGRADE, CONNECTION, origin::MARK] {

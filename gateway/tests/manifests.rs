@@ -1,4 +1,4 @@
-//! What the charts render consists of objects that the newest types of Kubernetes have.
+//! The charts render only objects whose fields are in the newest types of Kubernetes.
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![allow(clippy::disallowed_methods, reason = "there is no runtime")]
 

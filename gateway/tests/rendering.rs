@@ -108,7 +108,7 @@ async fn chart_of_helm_is_rendered_with_its_values() {
     assert!(error.contains("db") || error.contains("env.yaml"), "{error}");
 }
 
-/// What a template may try: the environment, files and the network of kas, and the cluster.
+/// The templates try to read the environment, files and the network of kas, and the cluster.
 #[tokio::test]
 async fn chart_sees_nothing_of_the_machine() {
     let Some(settings) = settings_or_skip(Tool::Helm) else { return };

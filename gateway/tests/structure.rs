@@ -84,7 +84,7 @@ fn reexports(code: &str) -> BTreeMap<String, String> {
     .collect()
 }
 
-/// What the top-level modules of a crate import of each other.
+/// Returns the imports between the top-level modules of a crate.
 fn imports(src: &Path) -> Imports {
     let mut files = Vec::new();
     rust_files(src, &mut files);

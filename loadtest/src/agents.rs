@@ -44,10 +44,10 @@ pub struct Agents {
     /// Agents that start per second
     #[arg(long, value_name = "NUMBER", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
     per_second: u32,
-    /// How long the agents stay connected after the last has connected
+    /// Time for which the agents stay connected after the last has connected
     #[arg(long, short = 'd', value_name = "DURATION", default_value = "30s", value_parser = settings::duration::parse)]
     duration: Duration,
-    /// How long the agents may take to connect
+    /// Time limit for the agents to connect
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = settings::duration::parse)]
     timeout: Duration,
     /// Length of the agents' responses

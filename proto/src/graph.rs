@@ -28,21 +28,21 @@ pub const VIEWS_PATH: &str = "/v1/views";
 /// The path of the lines of [`GraphEvent`].
 pub const WATCH_PATH: &str = "/v1/watch";
 
-/// Whether an object does its work. Ordered from the best to the worst.
+/// The health of an object. Ordered from the best to the worst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum HealthState {
-    /// It does, or its kind has no health.
+    /// The object does its work, or its kind has no health.
     #[default]
     Healthy,
-    /// Somebody has stopped it on purpose.
+    /// The object was stopped on purpose.
     Suspended,
-    /// Not yet.
+    /// The object does not do its work yet.
     Progressing,
-    /// It does not, and will not without a change.
+    /// The object does not do its work, and will not without a change.
     Degraded,
-    /// This cannot be known: nothing was found, or may be seen.
+    /// The health cannot be known: nothing was found, or may be seen.
     Unknown,
 }
 
@@ -209,7 +209,7 @@ pub struct GraphStatus {
     /// The position of the newest change.
     #[cfg_attr(test, schemars(with = "String"))]
     pub token: Token,
-    /// Whether all resources are loaded.
+    /// True if all resources are loaded.
     pub loaded: bool,
     /// The number of objects that the caller may see.
     pub objects: u64,
@@ -240,7 +240,7 @@ pub struct ResourceStatus {
     pub message: String,
 }
 
-/// Whether the objects of a resource are known.
+/// The state of the objects of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -317,7 +317,7 @@ pub struct GroupList {
 pub struct Group {
     /// The id, such as `helm:shop/web`. Its first part says by what the objects were found.
     pub id: String,
-    /// By what the objects were found, in words.
+    /// The property by which the objects were found, in words.
     pub found_by: String,
     /// The namespaces of its objects, at most 32.
     pub namespaces: Vec<String>,
@@ -390,7 +390,7 @@ pub struct Warning {
     pub reason: String,
     /// The text, at most 512 bytes.
     pub message: String,
-    /// How often it happened.
+    /// The number of occurrences.
     pub count: u32,
     /// The time of the last occurrence, in RFC 3339.
     pub time: String,
@@ -423,7 +423,7 @@ pub struct Component {
     pub namespaces: Vec<String>,
     /// The health of its workloads.
     pub health: HealthState,
-    /// By what it was found, such as `Deployment cert-manager/cert-manager`.
+    /// The workloads and API groups by which it was found, such as `Deployment cert-manager/cert-manager`.
     pub evidence: Vec<String>,
 }
 
@@ -467,7 +467,7 @@ pub struct View {
 pub enum GraphEvent {
     /// The first line.
     Begin {
-        /// What follows.
+        /// The mode in which the watch begins.
         mode: WatchMode,
     },
     /// An object that is new, or has changed.
@@ -496,7 +496,7 @@ pub enum GraphEvent {
     },
     /// The state of the resources, each time that one of them has changed.
     State {
-        /// Whether all resources are loaded.
+        /// True if all resources are loaded.
         loaded: bool,
         /// The resources.
         resources: Vec<ResourceStatus>,
@@ -513,7 +513,7 @@ pub enum GraphEvent {
     Alive {},
 }
 
-/// How a watch begins.
+/// The mode in which a watch begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]

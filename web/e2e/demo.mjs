@@ -114,7 +114,7 @@ function git(directory, ...arguments_) {
   execFileSync("git", ["-C", directory, ...author, ...arguments_]);
 }
 
-/** What a hostile cluster would show. */
+/** The texts of a hostile cluster. */
 const HOSTILE = {
   html: "<img src=x onerror=alert(1)>",
   link: "javascript:alert(1)",

@@ -27,7 +27,7 @@ export async function loadSession(): Promise<void> {
     const loaded = await getSession();
     const last = session.value;
     if (loaded === null) setNone();
-    // What the page shows is of another caller.
+    // The page shows data of another caller.
     else if (last.state === "open" && last.session.caller !== loaded.caller) window.location.reload();
     else session.value = { state: "open", session: loaded };
   } catch (error) {

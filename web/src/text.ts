@@ -42,7 +42,7 @@ export function shellQuote(text: string): string {
   return /^[A-Za-z0-9_./:=@%+-]+$/.test(text) ? text : `'${plain(text).replaceAll("'", "'\\''")}'`;
 }
 
-/** What a command needs of an object. */
+/** The kind and the name of an object, for a command. */
 interface Named {
   group: string;
   version: string;

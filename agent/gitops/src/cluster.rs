@@ -84,18 +84,18 @@ pub struct Kind {
     pub namespaced: bool,
 }
 
-/// Whether a cluster has a kind.
+/// The result of the lookup of a kind in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KindLookup {
-    /// It has.
+    /// The cluster has the kind.
     Found(Kind),
-    /// It does not.
+    /// The cluster does not have the kind.
     Missing,
     /// The server of its API group, such as an aggregated API, does not respond. The kind may exist.
     Unavailable,
 }
 
-/// How an object is applied.
+/// The options of an apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ApplyOptions {
     /// The field manager.

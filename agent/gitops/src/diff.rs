@@ -5,9 +5,9 @@ use std::{collections::HashSet, fmt::Write as _};
 use proto::gitops::{FieldDiff, ObjectId};
 use serde_json::{Map, Value};
 
-/// What is shown instead of a value of a Secret.
+/// The text in place of a value of a Secret.
 const MASK: &str = "***";
-/// What is shown instead of a value of a Secret that changes, as `kubectl diff` does.
+/// The texts in place of a value of a Secret that changes, as in `kubectl diff`: before and after.
 const MASKED_CHANGE: (&str, &str) = ("*** (before)", "*** (after)");
 /// The fields of a Secret that are no secret. Annotations may have a copy of the values.
 const OPEN: [&str; 7] =
@@ -90,7 +90,7 @@ impl Differ {
     }
 }
 
-/// How the items of two lists are paired.
+/// The pairing of the items of two lists.
 enum Pairing {
     /// By their names, which are in the same order in both lists.
     Name,

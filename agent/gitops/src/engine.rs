@@ -84,7 +84,7 @@ pub trait Fence: Send + Sync {
     fn check(&self) -> Result<Instant, Stopped>;
 }
 
-/// Why a sync stops before its end. What it has written stays, and the next sync continues from there.
+/// The reason why a sync stops before its end. The objects that it has written stay, and the next sync continues from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped {
     /// Another pod leads.
@@ -101,7 +101,7 @@ pub enum Stopped {
     TooLong,
 }
 
-/// How a sync ended.
+/// The result of a sync.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The state of the project.
@@ -118,11 +118,11 @@ pub struct Outcome {
     pub kept: Vec<ObjectError>,
     /// The objects that somebody else had changed or deleted since this engine applied them, and that were written again.
     pub reverted: u32,
-    /// Why the sync stopped early.
+    /// The reason why the sync stopped early, if it did.
     pub stopped: Option<Stopped>,
 }
 
-/// Why a sync does not reach its end.
+/// The reason why a sync does not reach its end.
 enum Failure {
     /// Git has errors, or the API server refuses objects. The stage has written nothing.
     Refused(Vec<ObjectError>),
@@ -328,7 +328,7 @@ impl<C: Cluster> Engine<C> {
         Ok(true)
     }
 
-    /// Writes the parent before the first object that needs it. What another writer has added meanwhile stays.
+    /// Writes the parent before the first object that needs it. Entries that another writer has added meanwhile stay.
     async fn write_parent(&self, set: &mut ApplySet, fence: &dyn Fence) -> Result<(), Failure> {
         for _ in 1..ATTEMPTS {
             match self.try_write_parent(set, fence).await {

@@ -21,7 +21,7 @@ type Fault = Box<dyn FnMut(&mut Objects, &str) -> Option<ApiError> + Send>;
 #[derive(Default)]
 struct World {
     objects: Objects,
-    /// What each manager has applied.
+    /// The objects as each manager has applied them last.
     applied: HashMap<(ObjectId, &'static str), Value>,
     kinds: Vec<Kind>,
     /// An API group whose server does not respond to the discovery.

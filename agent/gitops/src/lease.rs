@@ -1,4 +1,4 @@
-//! Which pod of agentk writes to the cluster: the holder of a `Lease`, as in Kubernetes' own controllers.
+//! The leadership among the pods of agentk: the holder of a `Lease` writes to the cluster, as in Kubernetes' own controllers.
 //!
 //! A candidate compares no clocks. It notes when *it* saw the Lease change last, and takes the Lease over once that was 15 s ago. The
 //! holder stops writing 10 s after it began its last renewal that succeeded, so that it has stopped before another one begins.
@@ -21,7 +21,7 @@ const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// The time between two attempts.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// Until when this process may write to the cluster.
+/// The time until which this process may write to the cluster, if it leads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leadership(Option<Instant>);
 
@@ -45,7 +45,7 @@ struct Observed {
     since: Instant,
 }
 
-/// What a candidate does next.
+/// The next step of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Create,

@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    /// What `kubectl` 1.37 makes of the same text.
+    /// The expected values are those of `kubectl` 1.37 for the same text.
     #[test]
     fn scalars_are_those_of_kubectl() {
         let parsed = one(&format!(

@@ -1,4 +1,4 @@
-//! Which objects that left Git are deleted. Every guard keeps an object, and none deletes one.
+//! Selects the objects that left Git and are deleted. Every guard keeps an object, and none deletes one.
 
 use std::collections::HashSet;
 

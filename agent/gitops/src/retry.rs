@@ -16,7 +16,7 @@ const FIRST: Duration = Duration::from_millis(250);
 /// The longest wait, also if the API server asks for more.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Why a request has no result.
+/// The reason why a request has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CallError {
     /// The API server refused it, or did not answer.

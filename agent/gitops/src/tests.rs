@@ -853,7 +853,7 @@ async fn inventory_of_the_next_leader_is_not_replaced() {
         "ConfigMap,Deployment.apps,Secret"
     );
 
-    // What has to be added is added to it.
+    // A new kind is added to the inventory, although a command has just changed it.
     let mut once = true;
     project.cluster.set_intruder(move |objects, request| {
         if request.starts_with(&format!("apply {PARENT}")) && std::mem::take(&mut once) {

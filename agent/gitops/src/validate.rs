@@ -1,4 +1,4 @@
-//! What can be said about all objects before the first request that writes.
+//! The checks of all objects before the first request that writes.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! Which objects a caller may see.
+//! The objects that a caller may see.
 
 use std::collections::{BTreeSet, HashMap};
 

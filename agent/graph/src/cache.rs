@@ -13,14 +13,14 @@ use tokio::sync::watch;
 
 use crate::{access::Access, graph::Graph, query::Query};
 
-/// What a cache needs.
+/// The configuration of a cache.
 #[derive(Clone)]
 pub struct CacheConfig {
     /// The client with which objects are loaded.
     pub client: Client,
     /// The namespaces to which agentk is limited.
     pub namespaces: Option<Vec<String>>,
-    /// What is loaded, how much of it, and how objects are judged.
+    /// Section `graph` of the agent's configuration: limits, Secrets, rules for the health, and views.
     pub section: Arc<GraphSection>,
     /// The process.
     pub instance: InstanceId,

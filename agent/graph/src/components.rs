@@ -13,7 +13,7 @@ use crate::{access::Access, entry::Entry, graph::Graph, query::Query};
 /// The most pieces of evidence of one component.
 const MAX_EVIDENCE: usize = 10;
 
-/// How a program is recognized.
+/// A rule by which a program is recognized.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rule {
@@ -29,7 +29,7 @@ static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     serde_saphyr::from_str(include_str!("components.yaml")).expect("a test reads the rules")
 });
 
-/// What was found of one program.
+/// The facts that were found about one program.
 #[derive(Debug, Default)]
 struct Found {
     version: Option<String>,

@@ -22,7 +22,7 @@ use crate::{
 /// The deletions that are remembered for readers that continue.
 const TOMBSTONES: usize = 16_384;
 
-/// How much a graph may hold.
+/// The limits of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphLimits {
     /// Objects of all resources.

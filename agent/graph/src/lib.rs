@@ -6,7 +6,7 @@
 //!   API server ◄─ reviews: what may this caller see?
 //! ```
 //!
-//! Only `loader`, `reviews`, `pace` and `cache` do I/O. What they know is in [`Graph`], which is plain data.
+//! Only `loader`, `reviews`, `pace` and `cache` do I/O. Their knowledge is in [`Graph`], which is plain data.
 #![warn(missing_docs)]
 
 mod access;

@@ -53,7 +53,7 @@ const STREAMING_SINCE: u32 = 34;
 /// The longest wait for the kinds of the API server.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the loads of one cache share.
+/// The state that the loads of one cache share.
 struct Loader<'a> {
     cache: &'a Arc<Cache>,
     lists: Arc<Semaphore>,
@@ -74,7 +74,7 @@ struct Load<'a> {
 /// The state of one load.
 type LoadState = (ResourceState, String);
 
-/// Why a load cannot go on at once.
+/// The reason why a load cannot go on at once.
 enum Interrupted {
     /// The API server does not let agentk list the objects.
     Denied(String),

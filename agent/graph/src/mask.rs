@@ -21,7 +21,7 @@ const FIELDS: &[&str] = &[
     "metadata.deletionTimestamp",
     "metadata.ownerReferences",
     "metadata.labels",
-    // What groups are recognized by, and what changes the health.
+    // Annotations, such as those by which groups are recognized and those that change the health.
     "metadata.annotations.meta.helm.sh/release-name",
     "metadata.annotations.meta.helm.sh/release-namespace",
     "metadata.annotations.argocd.argoproj.io/tracking-id",

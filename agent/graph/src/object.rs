@@ -14,7 +14,7 @@ use crate::mask;
 /// An object of any kind, with the fields that nodes are made of.
 #[derive(Clone, Debug)]
 pub(crate) struct TrimmedObject {
-    /// What kube-rs needs of the metadata: names, UID and version.
+    /// The metadata for kube-rs, of which only the resource version is set.
     metadata: ObjectMeta,
     /// The object, its metadata included.
     pub(crate) object: Value,

@@ -1,4 +1,4 @@
-//! Who owns an object. The references of objects are not trusted: anybody who may write an object can forge them.
+//! The owners of objects. The references of objects are not trusted: anybody who may write an object can forge them.
 
 use crate::{
     entry::{Entry, EntryOwner},

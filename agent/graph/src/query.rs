@@ -1,4 +1,4 @@
-//! What a caller asks for: the parameters of a request.
+//! The query of a caller: the parameters of a request.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -23,7 +23,7 @@ pub struct Query {
     health: Vec<HealthState>,
     /// The id of a group.
     pub group: Option<String>,
-    /// How long an object must be unhealthy before its group is.
+    /// The time for which an object must be unhealthy before its group is.
     pub degraded_after: Duration,
 }
 

@@ -17,11 +17,11 @@ pub(crate) struct ResourceKind {
     pub(crate) namespaced: bool,
     /// Resources of a lower tier are loaded first.
     pub(crate) tier: Tier,
-    /// How the health of its objects is found, in place of the rules of agentk.
+    /// The rule for the health of its objects, in place of the rules of agentk.
     pub(crate) rule: Option<Arc<HealthRule>>,
 }
 
-/// What is read of the objects of a resource.
+/// The part of the objects of a resource that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contents {
     /// The fields that nodes are made of.
@@ -35,7 +35,7 @@ pub(crate) enum Contents {
 /// The order in which resources are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Tier {
-    /// What runs, and how requests reach it.
+    /// Workloads, and the objects through which requests reach them.
     Workloads,
     /// Nodes, storage, autoscalers and policies.
     Cluster,

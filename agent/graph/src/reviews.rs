@@ -1,4 +1,4 @@
-//! What a caller may see: the API server decides, for the identity of the caller.
+//! The rights of a caller to see objects: the API server decides, for the identity of the caller.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -22,10 +22,10 @@ use crate::{
     resources::ResourceKind,
 };
 
-/// How long an answer counts for a request, if it is a permission and if it is not.
+/// The time for which an answer counts for a request, if it is a permission and if it is not.
 const ALLOWED_FOR: Duration = Duration::from_secs(30);
 const DENIED_FOR: Duration = Duration::from_secs(10);
-/// How long an answer counts for an open stream, which asks every 30 s.
+/// The time for which an answer counts for an open stream, which asks every 30 s.
 const STREAM_FOR: Duration = Duration::from_secs(5);
 /// The time for one question.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! What people want to know of an object at a glance, as kubectl prints it.
+//! The facts about an object that people want to know at a glance, as kubectl prints them.
 
 use proto::graph::Ready;
 use serde_json::Value;
@@ -210,7 +210,7 @@ fn pod(object: &Value, summary: &mut Summary) {
     summary.detail("ip", text(object, "/status/podIP"));
 }
 
-/// Why a container has ended.
+/// Returns the reason why a container has ended.
 fn end_of(terminated: &Value) -> String {
     match terminated["reason"].as_str().filter(|reason| !reason.is_empty()) {
         Some(reason) => reason.to_owned(),

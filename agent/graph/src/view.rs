@@ -1,4 +1,4 @@
-//! What a caller sees of the graph: objects, the state of resources, and the reasons why something may be missing.
+//! The graph as a caller sees it: objects, the state of resources, and the reasons why something may be missing.
 
 use std::fmt::Write as _;
 

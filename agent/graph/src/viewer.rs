@@ -40,7 +40,7 @@ pub struct Viewer {
     uncommitted: bool,
 }
 
-/// What a reader is sent.
+/// The kind of data that is sent to a reader.
 #[derive(Clone, Debug)]
 pub enum Shown {
     /// Objects.

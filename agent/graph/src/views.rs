@@ -15,7 +15,7 @@ const MAX_ROWS: usize = 100;
 const MAX_CELL: usize = 128;
 /// The most bytes of all cells of one agent. kas keeps them for each agent.
 const MAX_BYTES: usize = 128 << 10;
-/// What a cell takes beside its text: quotes and a comma.
+/// The bytes of a cell beside its text: quotes and a comma.
 const CELL_OVERHEAD: usize = 4;
 
 impl Graph {

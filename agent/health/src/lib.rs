@@ -1,4 +1,4 @@
-//! Whether an object does its work, from the object alone.
+//! The health of an object: whether it does its work, from the object alone.
 //!
 //! The rules are those of Argo CD 3.6 for the kinds of Kubernetes, without three of its defects: the status of a Job's conditions
 //! counts, a StatefulSet waits for its new revision, and init containers that fail are seen. Other kinds follow kstatus: deletion,

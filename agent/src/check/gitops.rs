@@ -20,7 +20,7 @@ const OWN: [(&str, &str, &[&str]); 2] = [
     ("coordination.k8s.io", "leases", &["get", "create", "update"]),
 ];
 
-/// What one user of the cluster lacks.
+/// The rights that one user of the cluster lacks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Missing(BTreeMap<Place, BTreeSet<&'static str>>);
 

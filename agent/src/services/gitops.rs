@@ -8,8 +8,8 @@
 //!                                                            Lease: one pod leads
 //! ```
 //!
-//! What a worker sends to the API of the cluster passes the scope and the policy of the cluster's owner, as the service `gitops`. The
-//! inventory, the status and the Lease are agentk's own, in its namespace.
+//! The requests of a worker to the API of the cluster pass the scope and the policy of the cluster's owner, as the service `gitops`.
+//! The inventory, the status and the Lease are agentk's own, in its namespace.
 
 mod cluster;
 mod diff;

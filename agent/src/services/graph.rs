@@ -48,7 +48,7 @@ use super::{
     response::{bad_request, json, json_text, wrong_method},
 };
 
-/// How long the cache stays after the last request.
+/// The time for which the cache stays after the last request.
 const IDLE: Duration = Duration::from_secs(30 * 60);
 /// The time between two looks at idle caches.
 const LOOK: Duration = Duration::from_secs(60);
@@ -92,7 +92,7 @@ struct CurrentCache {
     ended: CancellationToken,
 }
 
-/// What a cache is made from. With another basis, there has to be another cache.
+/// The settings from which a cache is made. With another basis, there has to be another cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Basis {
     /// The namespaces to which agentk is limited.
@@ -100,7 +100,7 @@ struct Basis {
     section: Arc<GraphSection>,
 }
 
-/// What one request works with.
+/// The cache and the reviews for one request.
 #[derive(Clone, Debug)]
 struct View {
     cache: Arc<Cache>,

@@ -19,7 +19,7 @@ use crate::{
     services::{BoxService, KubernetesService, RequestHandler as _},
 };
 
-/// What limits the requests that agentk sends to the cluster by itself.
+/// The restrictions of the requests that agentk sends to the cluster by itself.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Restrictions {
     /// The scope of `--namespaces` and of the agent's configuration.

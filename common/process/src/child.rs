@@ -41,7 +41,7 @@ pub struct ChildOutput {
     pub stderr: Vec<u8>,
 }
 
-/// Why a child has no output. The messages continue a sentence that begins with the program.
+/// The reason why a child has no output. The messages continue a sentence that begins with the program.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The program does not exist, or cannot be executed.

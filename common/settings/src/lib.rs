@@ -1,5 +1,4 @@
-//! What configuration files consist of: YAML whose errors name file, line and key, and the types of values that several files
-//! have.
+//! The parts of configuration files: YAML whose errors name file, line and key, and the types of values that several files have.
 #![warn(missing_docs)]
 
 mod bounds;

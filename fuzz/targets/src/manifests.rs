@@ -1,4 +1,4 @@
-//! What agentk receives of a commit: the frames of a sync in parts of any size, and the manifests in its files.
+//! The data of a commit that agentk receives: the frames of a sync in parts of any size, and the manifests in its files.
 //!
 //! * The first byte is the size of the parts. The frames do not depend on it.
 //! * A body that is complete stays so, and each of its beginnings is not.

@@ -1,4 +1,4 @@
-//! Who may reach which agent, and as whom; and which agent holds a token.
+//! Authorizes callers for agents, each with an identity in the cluster, and authenticates agents by their tokens.
 //!
 //! ```text
 //!  caller ──► Credential ──► AccessControl ──► CallerAuthorizer (1..n) ──► AuthorizedCaller { Grant, agent }

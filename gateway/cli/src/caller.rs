@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest response, in bytes.
 const MAX_RESPONSE: usize = 64 << 20;
 
-/// Where kas is, and the token of the caller.
+/// The address of kas, and the token of the caller.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CallerOptions {
     /// The URL of the listener for callers, such as the server in a kubeconfig

@@ -62,7 +62,7 @@ pub struct GroupsCommand {
     view: View,
 }
 
-/// Where to look.
+/// The agent, and the objects of it that the command is about.
 #[derive(Debug, clap::Args)]
 struct Place {
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! Which files of a commit are read together, and how many of them may be.
+//! The selection of the files of a commit that are read together, and its limits.
 
 use std::fmt;
 

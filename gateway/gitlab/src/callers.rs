@@ -62,7 +62,7 @@ pub struct GitLabAuthorizer {
     recheck_timeout: Duration,
 }
 
-/// How long what GitLab says about a caller is valid.
+/// The times for which GitLab's answers about a caller are valid.
 #[derive(Clone, Copy, Debug)]
 pub struct CallerValidity {
     /// The time for which an answer is valid.

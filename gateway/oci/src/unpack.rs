@@ -1,4 +1,4 @@
-//! The files of layers. Whoever can push an artifact decides what is in them.
+//! The files of layers. Users who can push an artifact decide on their contents.
 
 use std::io::Read;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use flate2::read::GzDecoder;
 use git::{FileSelection, RepositoryError, RepositoryFile};
 
-/// How much more than the selected files a layer may have, as a factor of the largest selection.
+/// The largest size of an unpacked layer, as a factor of the largest selection of files.
 const MAX_RATIO: u64 = 16;
 /// The bytes that a layer may always have: an archive has 1.5 KiB without a file.
 const MIN_LIMIT: u64 = 64 << 10;
@@ -212,7 +212,7 @@ pub(crate) mod tests {
         assert_eq!(unpack(&[plain, file], &selection(LIMITS)).unwrap().len(), 3);
     }
 
-    /// What somebody who can push may try.
+    /// The archives that an attacker with the right to push may send.
     #[test]
     fn hostile_archive_is_refused() {
         let big = [b'x'; 101];

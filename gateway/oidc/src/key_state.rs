@@ -1,4 +1,4 @@
-//! When the keys of an issuer are fetched, and for how long they are used: pure functions of the time.
+//! The times at which the keys of an issuer are fetched, and the time for which they are used: pure functions of the time.
 
 use std::{sync::Arc, time::Duration};
 

@@ -39,7 +39,7 @@ pub(crate) fn of(job: &Job, project: &ManifestProject, root: &Path) -> io::Resul
     let environment = vec![
         ("HOME", home.clone().into()),
         ("TMPDIR", home.into()),
-        // Where the network cannot be taken away, a request that was overlooked ends at a port on which nothing listens.
+        // No process listens on this port: a request that was overlooked ends there if the network cannot be taken away.
         ("HTTP_PROXY", "http://127.0.0.1:9".into()),
         ("HTTPS_PROXY", "http://127.0.0.1:9".into()),
     ];

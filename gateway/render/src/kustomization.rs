@@ -1,4 +1,4 @@
-//! What a kustomization refers to. kustomize fetches what is not a file or a directory, so that is refused before it runs.
+//! The references of kustomizations. kustomize fetches a reference to no file or directory, so kas refuses it before kustomize runs.
 //!
 //! kustomize does not read the text of the commit, but what kas has understood of it: two parsers of YAML never agree about everything.
 
@@ -200,7 +200,7 @@ mod tests {
         );
     }
 
-    /// Whoever can commit must not make kas send requests, or read files of its machine.
+    /// A user who can commit must not make kas send requests, or read files of its machine.
     #[test]
     fn what_kustomize_would_fetch_or_run_is_refused() {
         for (text, expected) in [

@@ -4,9 +4,9 @@
 //!   settings of the project ─► plan ─► jobs ─► tree: the files of the commit that a job may read ─► the program, with limits ─► manifests
 //! ```
 //!
-//! Whoever can commit to a repository decides what the programs read, so neither the repository nor the programs are trusted: they
-//! see a directory with files of the commit, an empty environment and no credential. [`kustomization`] refuses what would make
-//! kustomize fetch something, and [`limits`] bounds memory, CPU and files, and takes the network away where the kernel allows it.
+//! Users who can commit to a repository choose the input of the programs, so neither the repository nor the programs are trusted: they
+//! see a directory with files of the commit, an empty environment and no credential. [`kustomization`] refuses references that would
+//! make kustomize fetch something, and [`limits`] bounds memory, CPU and files, and takes the network away where the kernel allows it.
 #![warn(missing_docs)]
 
 mod command;
@@ -36,7 +36,7 @@ pub type Tree = BTreeMap<String, Vec<u8>>;
 /// The most bytes of rendered manifests that are kept for further agents.
 const MAX_CACHED: usize = 32 << 20;
 
-/// Where the programs are, and what they may use.
+/// The paths of the programs, and their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RenderSettings {
     /// The program kustomize: a path, or a name that is looked up in `PATH`.
@@ -49,7 +49,7 @@ pub struct RenderSettings {
     pub max_memory: u64,
 }
 
-/// Why there are no rendered manifests, in one sentence.
+/// The reason why there are no rendered manifests, in one sentence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct RenderError(pub(crate) String);

@@ -20,7 +20,7 @@ use crate::command::ProgramCommand;
 /// The hidden subcommand of kas.
 pub const SUBCOMMAND: &str = "run-limited";
 
-/// How much of the CPU the programs leave to others.
+/// The niceness of the programs, with which they leave the CPU to other processes.
 const NICENESS: i32 = 10;
 /// The most open files.
 const FILES: u64 = 256;

@@ -1,4 +1,4 @@
-//! What has to be rendered.
+//! The directories that have to be rendered.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ pub struct Job {
     pub directory: String,
 }
 
-/// What becomes of the files of a project.
+/// The directories of a project that are rendered, and the paths whose files are not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The directories to render.

@@ -9,7 +9,7 @@ use settings::ConfigError;
 
 use super::Config;
 
-/// Whether the file has a key of GitLab's kas. Its value is not read.
+/// The presence of a key of GitLab's kas in the file. Its value is not read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct GitLabKey(bool);
 

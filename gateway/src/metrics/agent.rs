@@ -29,7 +29,7 @@ pub(crate) enum AgentConnection {
     Away,
     /// It was never connected.
     Never,
-    /// Whether it is connected to another replica is not known.
+    /// It may be connected to another replica: this is not known.
     Unknown,
 }
 

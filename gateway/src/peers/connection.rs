@@ -46,7 +46,7 @@ pub(super) struct TcpConnector {
     pub(super) settings: TunnelConfig,
     /// Mutual TLS, if the replicas have certificates.
     pub(super) tls: Option<PeerTls>,
-    /// Whether requests may be sent without TLS beyond loopback.
+    /// Requests may be sent without TLS beyond loopback.
     pub(super) allow_plaintext: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Whether a request comes from the page itself, and not from another site that uses the cookie of the reader (CSRF).
+//! Checks that a request comes from the page itself, and not from another site that uses the cookie of the reader (CSRF).
 
 use http::{
     HeaderMap, HeaderName,
@@ -7,7 +7,7 @@ use http::{
 
 /// The header that the page sends with each request. Another site cannot send it without the consent of kas, which gives none (CORS).
 pub(super) const MARK: HeaderName = HeaderName::from_static("kas-web");
-/// What browsers say about the site that sends the request (Fetch Metadata).
+/// The header in which browsers describe the site that sends the request (Fetch Metadata).
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Returns whether the page itself sends a request. `authority` is that of HTTP/2, in place of `Host`.

@@ -319,7 +319,7 @@ async fn attack_05_tiny_frames_of_unread_responses_cost_little_more_than_their_p
         let (asking, stream) = asked_for(&world, &mut attacker, "/log?follow=1").await;
         attacker.send(&headers(stream, 0, &[(":status", "200")])).await;
         unread.push(asking.await.unwrap());
-        // What the buffers of the connection to the caller hold.
+        // Fills the buffers of the connection to the caller.
         attacker.send(&frame(DATA, 0, stream, &[7; 16 << 10]).repeat(64)).await;
         sleep(Duration::from_secs(1)).await;
         attackers.push((attacker, stream));

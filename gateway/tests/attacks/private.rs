@@ -327,7 +327,7 @@ async fn private_headers_of_a_caller_are_ignored() {
     }
 }
 
-/// Whoever can write to Redis could give a replica the URL of a program that passes on all bytes, and reads and changes the bodies.
+/// An attacker with access to Redis could give a replica the URL of a relay that passes on all bytes, and reads and changes the bodies.
 #[tokio::test(start_paused = true)]
 async fn attack_85_replica_sends_nothing_through_a_relay_at_another_url() {
     let target = Target::new().await;

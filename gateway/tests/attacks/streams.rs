@@ -111,7 +111,7 @@ async fn attack_30_stalled_log_readers_do_not_block_others() {
     let large = timeout(MINUTE, large.collect()).await.expect("blocked").unwrap();
     assert_eq!(large.to_bytes().len(), 64 << 20);
     assert!(started.elapsed() < MINUTE);
-    // What a stream's window holds for each of them, at both ends, and the one answer that was read.
+    // The limit: the window of each stream, at both ends, and the one answer that was read.
     memory.assert_below((20 * 2 * (4 << 20)) + 2 * (64 << 20));
     let reader = stalled.pop().unwrap().into_body();
     assert_eq!(reader.collect().await.unwrap().to_bytes().len(), 64 << 20, "and lose nothing");

@@ -47,7 +47,7 @@ fn end(world: &World, (how, ..): End) {
     }
 }
 
-/// What the cluster sees of a request.
+/// An event of a request, as the cluster sees it.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
     Data,

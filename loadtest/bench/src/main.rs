@@ -78,7 +78,7 @@ struct Bench {
     /// Number of rounds; by default 3, or 2 with --quick
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
-    /// How long each case is measured in each round
+    /// Duration of each case in each round
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = settings::duration::parse)]
     duration: Duration,
     /// Directory for configuration, logs and the report

@@ -1,4 +1,4 @@
-//! What was measured of each candidate in each case, and its table.
+//! The measurements of each candidate in each case, and their table.
 
 use loadtest::load::{
     median,

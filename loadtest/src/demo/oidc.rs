@@ -164,7 +164,7 @@ impl DemoIssuer {
     }
 }
 
-/// What kubectl tells its plugin: a person may log in.
+/// The information that kubectl passes to its plugin: a person may log in.
 const EXEC_INFO: &str =
     r#"{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","spec":{"interactive":true}}"#;
 

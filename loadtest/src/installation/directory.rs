@@ -44,10 +44,10 @@ pub struct Directory {
     /// Tunnels per agent; by default 2, or 1 if the limit of open files is too low for 2
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=16))]
     tunnels: Option<u16>,
-    /// How long to measure
+    /// Duration of the measurement
     #[arg(long, short = 'd', value_name = "DURATION", default_value = "1m", value_parser = settings::duration::parse)]
     duration: Duration,
-    /// How long the agents may take to connect
+    /// Time limit for the agents to connect
     #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = settings::duration::parse)]
     timeout: Duration,
     /// Also write the report as JSON

@@ -50,16 +50,16 @@ pub struct Failover {
     /// Requests per second
     #[arg(long, short = 'r', value_name = "NUMBER", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rate: u32,
-    /// How long a response may take; a later one is a failure
+    /// Time limit for a response; a later one is a failure
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = settings::duration::parse)]
     timeout: Duration,
-    /// How long a replica is dead, frozen or cut off; the others consider it dead within 20 s
+    /// Time for which a replica is dead, frozen or cut off; the others consider it dead within 20 s
     #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = settings::duration::parse)]
     lasting: Duration,
-    /// How long Redis is stopped
+    /// Time for which Redis is stopped
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = settings::duration::parse)]
     redis_down: Duration,
-    /// How long requests are sent after the end of the fault
+    /// Time for which requests are sent after the end of the fault
     #[arg(long, value_name = "DURATION", default_value = "8s", value_parser = settings::duration::parse)]
     after: Duration,
     /// Seed of the choice among agents and replicas, so that a run can be repeated

@@ -54,7 +54,7 @@ pub struct Gitops {
     /// Number of files
     #[arg(long, value_name = "NUMBER", default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..=1000))]
     files: u32,
-    /// How long agentk rests before its memory is read
+    /// Time for which agentk rests before its memory is read
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = settings::duration::parse)]
     rest: Duration,
     /// Keep the logs of all programs in this directory
@@ -87,9 +87,9 @@ struct GitopsReport {
     one_change_seconds: f64,
     /// The time until a change with kubectl is reverted.
     drift_seconds: f64,
-    /// How much agentk has grown in the first sync, at most.
+    /// The largest growth of agentk's memory in the first sync.
     peak_growth_mib: f64,
-    /// How much larger agentk is after a rest.
+    /// The growth of agentk's memory after a rest.
     rest_growth_mib: f64,
 }
 

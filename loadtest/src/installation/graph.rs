@@ -64,7 +64,7 @@ pub struct Graph {
     /// Changes of pods in each second
     #[arg(long, value_name = "NUMBER", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rate: u32,
-    /// How long changes are made, with one viewer and with many
+    /// Duration of the changes, with one viewer and with many
     #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = settings::duration::parse)]
     duration: Duration,
     /// Number of viewers in the last case
@@ -87,11 +87,11 @@ struct GraphReport {
     pods_seconds: f64,
     /// The time until all objects are there.
     all_seconds: f64,
-    /// How much larger agentk is with them.
+    /// The growth of agentk's memory with all objects.
     growth_mib: f64,
-    /// How much agentk has grown at most.
+    /// The largest growth of agentk's memory.
     peak_growth_mib: f64,
-    /// How much a program with kube-rs' reflector grows with the same objects.
+    /// The growth of a program with kube-rs' reflector and the same objects.
     reflector_growth_mib: f64,
     /// The list of all pods through the tunnel, as kubectl requests it.
     list: Transfer,

@@ -39,16 +39,16 @@ pub struct Restarts {
     /// Number of restarts
     #[arg(long, value_name = "NUMBER", default_value_t = 18, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     count: u32,
-    /// How long kas runs before it is restarted
+    /// Time for which kas runs before it is restarted
     #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = settings::duration::parse)]
     every: Duration,
     /// Number of callers
     #[arg(long, short = 'c', value_name = "NUMBER", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
     clients: u16,
-    /// How long a caller waits after a response
+    /// Pause of a caller after a response
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = settings::duration::parse)]
     pause: Duration,
-    /// How long a response may take
+    /// Time limit for a response
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = settings::duration::parse)]
     timeout: Duration,
     /// Fail if more responses than this have the reason agent-not-connected

@@ -52,13 +52,13 @@ pub struct Storm {
     /// New tunnels per second that each kas accepts (agent.listen.connections_per_second)
     #[arg(long, value_name = "NUMBER", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate: u32,
-    /// With several replicas: how long the load balancer still sends agents to the killed one
+    /// Time for which the load balancer still sends agents to the killed one of several replicas
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = settings::duration::parse)]
     notice: Duration,
-    /// How long a single kas is stopped
+    /// Time for which a single kas is stopped
     #[arg(long, value_name = "DURATION", default_value = "3s", value_parser = settings::duration::parse)]
     outage: Duration,
-    /// How long the agents may take to connect, and to reconnect
+    /// Time limit for the agents to connect, and to reconnect
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = settings::duration::parse)]
     timeout: Duration,
     /// Use TLS in the tunnels

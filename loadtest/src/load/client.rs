@@ -41,7 +41,7 @@ pub struct ResponseHead {
     pub reason: Option<Reason>,
 }
 
-/// How the end of a body is found (RFC 9112 section 6.3).
+/// The framing of a body, by which its end is found (RFC 9112 section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
     Length(u64),

@@ -17,11 +17,11 @@ const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The amount and the duration of the load.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// How long to measure
+    /// Duration of the measurement
     #[arg(long, short = 'd', value_name = "DURATION", default_value = "30s", value_parser = duration,
         help_heading = "Load")]
     pub duration: Duration,
-    /// How long to send requests before that without counting them
+    /// Duration of the warm-up before that, whose requests are not counted
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = settings::duration::parse,
         help_heading = "Load")]
     pub warm_up: Duration,
@@ -35,7 +35,7 @@ pub struct Options {
     /// what users wait for while a server stalls: latency counts from when a request was due.
     #[arg(long, short = 'r', value_name = "NUMBER", value_parser = rate, help_heading = "Load")]
     pub rate: Option<f64>,
-    /// How long a response may take; a later one is a failure
+    /// Time limit for a response; a later one is a failure
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = settings::duration::parse,
         help_heading = "Load")]
     pub timeout: Duration,
@@ -55,7 +55,7 @@ pub struct Options {
     pub output: OutputOptions,
 }
 
-/// Where the report is written, and which error rate is a failure.
+/// The files of the report, and the error rate above which the run fails.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct OutputOptions {
     /// Also write the report as JSON

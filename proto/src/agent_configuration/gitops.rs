@@ -45,16 +45,16 @@ pub struct ManifestProject {
     /// The time that the objects may take to become healthy. Zero: the sync does not wait.
     #[serde(with = "AnyDuration")]
     pub reconcile_timeout: Duration,
-    /// Whether objects are written.
+    /// The kind of dry run, if there is one.
     pub dry_run_strategy: DryRunStrategy,
-    /// Whether objects that left Git are deleted.
+    /// Objects that left Git are deleted.
     pub prune: bool,
     /// The time that deleted objects may take to disappear.
     #[serde(with = "AnyDuration")]
     pub prune_timeout: Duration,
-    /// What becomes of the dependents of a deleted object.
+    /// The propagation policy for the dependents of a deleted object.
     pub prune_propagation_policy: PropagationPolicy,
-    /// Whether objects that exist without this project are taken over.
+    /// The policy for objects that exist without this project.
     pub inventory_policy: InventoryPolicy,
     /// The kinds that may be applied. Without an entry, all kinds may.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -68,26 +68,26 @@ pub struct ManifestProject {
     /// The namespaces whose objects may be applied. Without it, all may.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespaces: Option<Vec<String>>,
-    /// Whether cluster-scoped objects may be applied. The default is true, and false with `namespaces`.
+    /// The permission to apply cluster-scoped objects. The default is true, and false with `namespaces`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster_scoped: Option<bool>,
     /// The largest part of the objects that a sync may delete without an approval, in percent.
     pub max_prune_percent: u8,
     /// The number of objects that a sync may always delete.
     pub max_prune: u32,
-    /// What happens when somebody else changes an object.
+    /// The reaction to a change of an object by somebody else.
     pub self_heal: SelfHeal,
-    /// Whether the project is not synced.
+    /// The project is not synced.
     pub suspend: bool,
     /// The identity in the cluster. The default is that of agentk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_as: Option<RunAs>,
-    /// How files become manifests.
+    /// The way in which files become manifests.
     pub render: Render,
-    /// What `helm template` receives.
+    /// The name of the release and the values for `helm template`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub helm: Option<Helm>,
-    /// What happens when another manager has set a field that Git has.
+    /// The reaction to a field that Git has and another manager has set.
     pub conflicts: Conflicts,
 }
 
@@ -111,20 +111,20 @@ pub struct ManifestPath {
     pub glob: String,
 }
 
-/// Whether objects are written.
+/// The kind of dry run, in which objects are not written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DryRunStrategy {
-    /// They are written.
+    /// No dry run: objects are written.
     #[default]
     None,
-    /// They are parsed and validated in agentk.
+    /// Objects are parsed and validated in agentk.
     Client,
-    /// They are validated by the API server, too.
+    /// Objects are validated by the API server, too.
     Server,
 }
 
-/// What becomes of the dependents of a deleted object.
+/// The propagation policy for the dependents of a deleted object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PropagationPolicy {
@@ -137,16 +137,16 @@ pub enum PropagationPolicy {
     Foreground,
 }
 
-/// Whether objects that exist without this project are taken over.
+/// The policy for objects that exist without this project.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InventoryPolicy {
-    /// They are not: a manifest of such an object is an error.
+    /// No object is taken over: a manifest of such an object is an error.
     #[default]
     MustMatch,
-    /// Those that belong to no other project are.
+    /// Objects that belong to no other project are taken over.
     AdoptIfNoInventory,
-    /// All are.
+    /// All objects are taken over.
     AdoptAll,
 }
 
@@ -160,7 +160,7 @@ pub struct ResourceFilter {
     pub kinds: Vec<String>,
 }
 
-/// What happens when somebody else changes an object.
+/// The reaction to a change of an object by somebody else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SelfHeal {
     /// The object is applied again.
@@ -180,7 +180,7 @@ pub struct RunAs {
     pub service_account: String,
 }
 
-/// How files become manifests.
+/// The way in which files become manifests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Render {
@@ -196,7 +196,7 @@ pub enum Render {
     Helm,
 }
 
-/// What `helm template` receives.
+/// The name of the release and the values for `helm template`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Helm {
@@ -211,7 +211,7 @@ pub struct Helm {
     pub values: Map<String, Value>,
 }
 
-/// What happens when another manager has set a field that Git has.
+/// The reaction to a field that Git has and another manager has set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Conflicts {

@@ -35,11 +35,11 @@ const NEVER: [&str; 10] = [
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GraphSection {
-    /// How much the graph may hold.
+    /// The limits of the graph.
     pub limits: GraphLimits,
-    /// Whether Secrets are loaded.
+    /// The part of Secrets that is loaded.
     pub secrets: Secrets,
-    /// How the health of kinds is found, in place of the rules of agentk. The first rule of a kind applies.
+    /// The rules for the health of kinds, in place of the rules of agentk. The first rule of a kind applies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub health_rules: Vec<HealthRule>,
     /// Counts and tables that agentk computes all the time.
@@ -47,7 +47,7 @@ pub struct GraphSection {
     pub views: Vec<ViewDefinition>,
 }
 
-/// How much the graph may hold. Objects beyond are counted only.
+/// The limits of the graph. Objects beyond are counted only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GraphLimits {
@@ -65,18 +65,18 @@ impl Default for GraphLimits {
     }
 }
 
-/// Whether Secrets are loaded.
+/// The part of Secrets that is loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Secrets {
-    /// They are not: a Secret is known only by the objects that name it.
+    /// No Secret is loaded: a Secret is known only by the objects that name it.
     #[default]
     None,
-    /// Their names, labels and owners are, but not their contents.
+    /// The names, labels and owners of Secrets are loaded, but not their contents.
     Metadata,
 }
 
-/// How the health of the objects of a kind is found.
+/// A rule for the health of the objects of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HealthRule {

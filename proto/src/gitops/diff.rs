@@ -1,4 +1,4 @@
-//! What would change in a cluster, before anything is written.
+//! The changes that a sync would make in a cluster, before anything is written.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -37,7 +37,7 @@ pub struct ManifestFile {
 pub enum DiffLine {
     /// An object that a sync would change, or would keep although it left Git.
     Object(ObjectDiff),
-    /// What a sync would refuse.
+    /// An error of an object or of a file that a sync would refuse.
     Error(ObjectError),
     /// The end. A response without it is incomplete.
     End(DiffSummary),
@@ -46,7 +46,7 @@ pub enum DiffLine {
 /// The difference of one object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ObjectDiff {
-    /// What a sync would do.
+    /// The action of a sync.
     pub action: DiffAction,
     /// The object.
     pub object: ObjectId,
@@ -61,7 +61,7 @@ pub struct ObjectDiff {
     pub fields: Vec<FieldDiff>,
 }
 
-/// What a sync would do with an object.
+/// The action that a sync would take on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DiffAction {
@@ -119,7 +119,7 @@ pub struct DiffSummary {
     pub notes: Vec<String>,
 }
 
-/// What agentk needs from kas for a diff.
+/// A request of agentk to kas for the data of a diff.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PreviewRequest {
     /// The number by which kas answers.

@@ -22,10 +22,10 @@ pub struct ObjectId {
     pub name: String,
 }
 
-/// What happened in a sync. A line of the response.
+/// An event of a sync. A line of the response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncEvent {
-    /// What happened.
+    /// The kind of the event.
     pub event: EventKind,
     /// The object, unless the event concerns the whole sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,7 +40,7 @@ pub struct SyncEvent {
     pub error: Option<ObjectError>,
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
@@ -104,7 +104,7 @@ pub struct ProjectStatus {
     pub state: ProjectState,
     /// One sentence about the state.
     pub message: String,
-    /// The reason why kas has no files of the project now, or nothing. What was applied before stays.
+    /// The reason why kas has no files of the project now, or nothing. Objects that were applied before stay.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub problem: String,
     /// The commit that was synced last without an error.
@@ -195,7 +195,7 @@ pub struct SyncRecord {
     pub duration: u64,
     /// The state after it.
     pub state: ProjectState,
-    /// What happened to the objects.
+    /// The objects by their results.
     pub objects: ObjectCounts,
 }
 

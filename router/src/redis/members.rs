@@ -1,4 +1,4 @@
-//! Which other replicas are alive. It does no I/O, and its clock is this replica's own heartbeats.
+//! The other replicas that are alive. This module does no I/O, and its clock is this replica's own heartbeats.
 //!
 //! A replica is dead once several own heartbeats arrived and no event of that replica. While Redis, or the network to
 //! it, is down, no own heartbeats arrive either: no replica expires, and all of them stay in use.

@@ -18,7 +18,7 @@ async fn views_of_an_agent_are_read_by_others() {
     let ttl: i64 = server.run("PTTL kas:views:7").await;
     assert!(ttl > 6 * 86_400_000, "{ttl}");
 
-    // What somebody else has written is cut, or none.
+    // A record that is too long is cut, and a value of another type is no record.
     here.store.write_views(AGENT, &vec![b'x'; 300 << 10]).await.unwrap();
     assert_eq!(there.store.read_views(AGENT).await.unwrap().unwrap().len(), 256 << 10);
     let _: () = server.run("DEL kas:views:7").await;

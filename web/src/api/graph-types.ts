@@ -511,7 +511,7 @@ export interface components {
     };
     /** @description A program that runs in the cluster. */
     Component: {
-      /** @description By what it was found, such as `Deployment cert-manager/cert-manager`. */
+      /** @description The workloads and API groups by which it was found, such as `Deployment cert-manager/cert-manager`. */
       evidence: string[];
       /** @description The health of its workloads. */
       health: components["schemas"]["HealthState"];
@@ -558,7 +558,7 @@ export interface components {
       | {
           /** @constant */
           event: "begin";
-          /** @description What follows. */
+          /** @description The mode in which the watch begins. */
           mode: components["schemas"]["WatchMode"];
         }
       | {
@@ -592,7 +592,7 @@ export interface components {
       | {
           /** @constant */
           event: "state";
-          /** @description Whether all resources are loaded. */
+          /** @description True if all resources are loaded. */
           loaded: boolean;
           /** @description The reasons why something may be missing, one sentence each. */
           partial: string[];
@@ -613,7 +613,7 @@ export interface components {
     GraphStatus: {
       /** @description The process of agentk that responds. */
       instance: string;
-      /** @description Whether all resources are loaded. */
+      /** @description True if all resources are loaded. */
       loaded: boolean;
       /**
        * Format: uint64
@@ -629,7 +629,7 @@ export interface components {
     };
     /** @description Objects that belong together. */
     Group: {
-      /** @description By what the objects were found, in words. */
+      /** @description The property by which the objects were found, in words. */
       found_by: string;
       /** @description Its health. */
       health: components["schemas"]["GroupHealth"];
@@ -671,7 +671,7 @@ export interface components {
       /** @description The newest Warning events about the objects, at most ten. */
       warnings?: components["schemas"]["Warning"][];
     };
-    /** @description Whether an object does its work. Ordered from the best to the worst. */
+    /** @description The health of an object. Ordered from the best to the worst. */
     HealthState: "healthy" | "suspended" | "progressing" | "degraded" | "unknown";
     /** @description An object of the cluster. */
     Node: {
@@ -761,7 +761,7 @@ export interface components {
     };
     /** @description A relation of an object to another one. */
     Relation: "owns" | "selects" | "routes" | "uses" | "runs-on" | "binds" | "scales" | "protects";
-    /** @description Whether the objects of a resource are known. */
+    /** @description The state of the objects of a resource. */
     ResourceState: "loading" | "synced" | "denied" | "denied-in-some" | "counted-only" | "failing";
     /** @description The state of a resource of the API server. */
     ResourceStatus: {
@@ -823,7 +823,7 @@ export interface components {
     Warning: {
       /**
        * Format: uint32
-       * @description How often it happened.
+       * @description The number of occurrences.
        */
       count: number;
       /** @description The kind of the object. */
@@ -839,7 +839,7 @@ export interface components {
       /** @description The time of the last occurrence, in RFC 3339. */
       time: string;
     };
-    /** @description How a watch begins. */
+    /** @description The mode in which a watch begins. */
     WatchMode: "snapshot" | "delta" | "reset";
   };
   responses: {

@@ -1,4 +1,4 @@
-/** What kas itself serves to the page: the session and the agents. */
+/** The API of kas itself for the page: the session and the agents. */
 
 import { getJson, request } from "./client";
 

@@ -3,7 +3,7 @@
 import { getJson, request } from "./client";
 import type { Node } from "./graph";
 
-/** What identifies an object. */
+/** The identity of an object. */
 export interface ObjectKey {
   group: string;
   version: string;

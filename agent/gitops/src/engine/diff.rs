@@ -1,4 +1,4 @@
-//! What a sync would do, without a write.
+//! The diff of a project: the changes that a sync would make, without a write.
 
 use std::{collections::HashSet, time::Duration};
 

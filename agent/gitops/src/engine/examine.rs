@@ -63,7 +63,7 @@ pub(super) enum Step {
         uid: String,
         /// The version of the object that was examined.
         version: String,
-        /// Who has changed it since the last apply, if it is not Git.
+        /// The change by another program since the last apply, in words, if the difference is not a change of Git.
         drift: Option<String>,
     },
     /// It exists with this UID, and becomes a member. The patch hands the fields of other programs to agentk.
@@ -100,7 +100,7 @@ pub(super) struct Examined {
     pub(super) tried: Option<Value>,
 }
 
-/// Why an object has no step.
+/// The reason why an object has no step.
 pub(super) enum ExamineError {
     Object(ObjectError),
     Stopped(super::Stopped),
@@ -158,7 +158,7 @@ impl<C: Cluster> Engine<C> {
         let seen = Seen::of(&live);
         let step = match &tried {
             None if ours => {
-                // What the API server would not create must not be deleted.
+                // An object that the API server would not create must not be deleted.
                 let created =
                     with_retry(sync.fence, || self.cluster.try_create(kind, id, &manifest.object)).await;
                 created.map_err(failed)?;

@@ -1,8 +1,8 @@
 //! The inventory of GitLab's agent, which is read until all of its objects are taken over.
 //!
 //! GitLab's agent kept a ConfigMap for each project, whose keys name the objects that it had applied (cli-utils, `object.ObjMetadata`).
-//! What left Git before the take-over is only there. Whoever may write ConfigMaps in the namespace can change it, so that an object
-//! counts only if it has the annotation of this inventory itself.
+//! Objects that left Git before the take-over are listed only there. A user who may write ConfigMaps in the namespace can change it, so
+//! that an object counts only if it has the annotation of this inventory itself.
 
 use std::collections::HashSet;
 

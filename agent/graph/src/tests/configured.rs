@@ -1,4 +1,4 @@
-//! What the configuration of the agent changes: rules of health, and views.
+//! The effects of the agent's configuration: rules of health, and views.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a sync of a project would change, for a caller and with the rights of the caller.
+//! The changes that a sync of a project would make, for a caller and with the rights of the caller.
 
 use std::{sync::Arc, time::Duration};
 

@@ -25,7 +25,7 @@ const MAX_MESSAGE: usize = 1024;
 /// The time for the Events of a sync. Others are not written.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// What an Event says about an object.
+/// The content of an Event about an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Notice {
     pub(super) object: ObjectId,

@@ -141,7 +141,7 @@ impl ManifestsHandler {
         Ok(no_content())
     }
 
-    /// Notes that kas has no files for a project. What was applied before stays.
+    /// Notes that kas has no files for a project. Objects that were applied before stay.
     async fn report_problem(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
         let problem: SourceProblem = read_json(request, MAX_PROJECT_LIST).await?;
         self.check_leading()?;

@@ -21,9 +21,9 @@ use super::Gitops;
 
 /// The buckets of syncs, in seconds.
 const SYNC_TIMES: [f64; 8] = [0.05, 0.2, 1.0, 5.0, 20.0, 60.0, 300.0, 1800.0];
-/// What a sync does to objects.
+/// The actions of a sync on objects.
 const ACTIONS: [&str; 4] = ["applied", "pruned", "kept", "failed"];
-/// How a sync ends.
+/// The results of a sync.
 const RESULTS: [&str; 3] = ["ok", "failed", "stopped"];
 
 /// The counters of syncs. Cheap to clone.

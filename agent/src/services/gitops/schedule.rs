@@ -1,4 +1,4 @@
-//! When the worker of a project looks at the cluster again, and whether it may write then.
+//! The times at which the worker of a project looks at the cluster again, and the decision whether it may write then.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_s
 /// The shortest and the longest time between two syncs that revert changes.
 const REVERT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(300));
 
-/// When a worker looks at the cluster again.
+/// The times at which a worker looks at the cluster again.
 pub(super) struct Schedule {
     /// The next sync.
     pub(super) next: Instant,
@@ -80,7 +80,7 @@ impl Schedule {
     }
 }
 
-/// What a worker does when its time has come.
+/// The action of a worker when its time has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// It makes the cluster what is in Git.
@@ -91,7 +91,7 @@ pub(super) enum Action {
     Wait,
 }
 
-/// How far a worker is with a commit.
+/// The progress of a worker with a commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     /// The number of the commit that was tried last, or 0.

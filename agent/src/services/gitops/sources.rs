@@ -1,4 +1,4 @@
-//! Which replica of kas is the source of this pod: exactly one while this pod leads, and none otherwise.
+//! The replica of kas that is the source of this pod: exactly one while this pod leads, and none otherwise.
 
 use std::collections::BTreeMap;
 

@@ -85,7 +85,7 @@ impl Fence for WorkerFence<'_> {
     }
 }
 
-/// What syncs a project as one user of the cluster.
+/// The engine that syncs a project as one user of the cluster, with its notices.
 struct Syncer {
     /// The service account of the project, if it has one.
     user: Option<String>,
@@ -320,7 +320,7 @@ async fn end_prune(
         return Ok(());
     }
     let found = read_inventory(gitops, agent, &project.id).await.map_err(|error| error.to_string())?;
-    // Whoever lists the project again, or gives a command about it, changes the inventory.
+    // A new listing of the project, or a command about it, changes the inventory.
     fence.check().map_err(|stopped| stopped.to_string())?;
     let text = |key: &str| found["metadata"][key].as_str();
     if let Some(uid) = text("uid") {

@@ -21,11 +21,11 @@ pub(super) struct Parameters {
     pub(super) after: Option<String>,
     /// The position from which a watch continues.
     pub(super) since: Option<Token>,
-    /// What a watch sends.
+    /// The kind of data that a watch sends.
     pub(super) watched: Watched,
 }
 
-/// What a watch sends.
+/// The kind of data that a watch sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Watched {
     #[default]

@@ -27,7 +27,7 @@ use crate::{
 
 /// Changes within this time are sent together.
 const COALESCE: Duration = Duration::from_millis(50);
-/// What is added to it for each other caller that follows: what all of them cost together grows slower than their number.
+/// The time that is added to it for each caller that follows: the cost of all of them together grows slower than their number.
 const COALESCE_PER_VIEWER: Duration = Duration::from_millis(2);
 /// The same for groups, which are computed from all objects.
 const COALESCE_GROUPS: Duration = Duration::from_millis(500);

@@ -63,7 +63,7 @@ pub struct HealthPlace {
     pub labels: BTreeMap<String, String>,
 }
 
-/// What is asked of one agent.
+/// A request to one agent.
 struct Question {
     agent: String,
     parameters: Vec<(&'static str, String)>,

@@ -172,7 +172,7 @@ impl StatusQueue {
     /// Replaces the status of a commit that waits. Returns false if too many others wait.
     fn put(&mut self, target: StatusTarget, status: CommitStatus) -> bool {
         let waiting = self.wanted.get(&target);
-        // What GitLab has is found out before the status is sent.
+        // If neither is known, the status in GitLab is read before the new one is sent.
         let current = waiting.or_else(|| self.known(&target));
         if current.is_some() && !replaces(&status, current) {
             return true;

@@ -38,7 +38,7 @@ pub struct GitopsConfig {
     /// The most files of a project.
     #[serde(with = "Within::<1, 20_000>")]
     pub max_number_of_files: usize,
-    /// How manifests are rendered.
+    /// The programs that render manifests.
     pub render: GitopsRenderConfig,
     /// The repositories that agents may name by their id.
     pub repositories: Vec<GitopsRepositoryConfig>,

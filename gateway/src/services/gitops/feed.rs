@@ -68,7 +68,7 @@ pub(crate) struct GitopsFeed {
     pub(super) configuration: watch::Receiver<ConfigurationState>,
 }
 
-/// What was sent of a project.
+/// The state of a project that was sent to agentk last.
 #[derive(Default)]
 struct Sent {
     commit: Option<CommitId>,
@@ -79,7 +79,7 @@ struct Sent {
     target: Option<StatusTarget>,
 }
 
-/// Why a project was not sent.
+/// The reason why a project was not sent.
 pub(super) enum FeedError {
     /// There are no files. agentk has to know.
     Source(String),

@@ -32,7 +32,7 @@ pub(super) struct GitLabProjects {
     known: Mutex<HashMap<(AgentId, String), Answer>>,
 }
 
-/// When GitLab was asked, and the repository, or why the agent may not read it.
+/// The time of the request to GitLab, and the repository, or the reason why the agent may not read it.
 type Answer = (Instant, Result<Arc<ProjectInfo>, String>);
 
 /// A version of a repository of Gitaly. Equal ones share one cache, also if several agents follow them.

@@ -23,7 +23,7 @@ pub(super) struct FollowedReference {
     pub(super) repository: Arc<dyn Repository>,
     /// The id of the project in GitLab, if that is where the repository is.
     pub(super) gitlab_project: Option<u64>,
-    /// What the text of a commit without a configured version is: `branch`, or `artifact`.
+    /// The kind of version that is followed without a configured one: `branch`, or `artifact`.
     pub(super) kind: &'static str,
     /// The limit of looks at the server; a repository of this machine has none.
     pub(super) pace: Option<Arc<ServerPace>>,
@@ -44,7 +44,7 @@ pub(super) struct SharedLooks {
     key: [u8; DIGEST],
 }
 
-/// What this replica has seen of a reference.
+/// The result of this replica's last look at a reference.
 #[derive(Clone, Debug)]
 pub(super) struct LastLook {
     /// The time of this replica's last look.
@@ -54,7 +54,7 @@ pub(super) struct LastLook {
     found: Result<Option<Commit>, RepositoryError>,
 }
 
-/// What [`LastLook`] is good for.
+/// The decision whether [`LastLook`] is recent enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decision {
     /// It is recent enough.

@@ -1,4 +1,4 @@
-//! Which repository a project is, and the newest commits of repositories.
+//! The repositories of projects, and their newest commits.
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ struct Entry {
     used: Instant,
 }
 
-/// What all sources of a replica share.
+/// The state and the settings that all sources of a replica share.
 #[derive(Debug)]
 pub(super) struct LookContext {
     /// The looks of all replicas, if there are several.

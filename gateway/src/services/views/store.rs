@@ -1,4 +1,4 @@
-//! Where the last values of views are kept: in Redis, or in memory without Redis.
+//! The store of the last values of views: in Redis, or in memory without Redis.
 
 use std::collections::HashMap;
 

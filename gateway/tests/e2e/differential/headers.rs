@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const DOCUMENT: &str = include_str!("../../../../docs/protocol.md");
 const CHAPTER: &str = "## Differences of responses through kas";
 
-/// How a header may differ.
+/// The permitted difference of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Difference {
     /// kas sets the header, whether or not the cluster did.

@@ -135,7 +135,7 @@ fn leader_that_loses_the_api_server_is_replaced_and_writes_nothing_old() {
     partition.commit("third", OBJECTS / 2);
     eventually("it applies the newer commit", || partition.is_applied("third", OBJECTS / 2));
 
-    // What the first pod had begun to send arrives only now.
+    // The requests that the first pod had begun to send arrive only now.
     partition.restore();
     let lost = "this pod does not lead GitOps any more";
     eventually("the first pod knows that its time is over", || {

@@ -1,4 +1,4 @@
-//! Manifests from real Git servers: https with TLS and a password, and the sshd of OpenSSH. What kas cannot read deletes nothing.
+//! Manifests from real Git servers: https with TLS and a password, and the sshd of OpenSSH. A failed read deletes no object.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! What section `graph` of the agent's configuration changes: rules, Secrets, views and limits.
+//! The effects of section `graph` of the agent's configuration: rules, Secrets, views and limits.
 
 use serde_json::{Value, json};
 use testing::skip::skipped_by_version;

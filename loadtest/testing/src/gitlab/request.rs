@@ -19,7 +19,7 @@ use crate::gitlab::{
 /// The headers with a token of an agent in newer versions of GitLab.
 const AGENT_HEADERS: [&str; 2] = ["gitlab-agent-api-request", "gitlab-agentk-api-request"];
 
-/// Why a request is refused, with the status of GitLab.
+/// The reason why a request is refused, with the status of GitLab.
 #[derive(Debug)]
 pub(crate) struct Violation {
     pub(crate) status: u16,

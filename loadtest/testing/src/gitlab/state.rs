@@ -30,7 +30,7 @@ pub struct State {
     pub notes: Vec<(u64, String, String)>,
     /// The id of the agent in answers about users, in place of the one in the request: a defect of GitLab.
     pub wrong_agent: Option<u64>,
-    /// How often each token of an agent was used. GitLab shows an agent as connected by it.
+    /// The number of uses of each token of an agent. GitLab shows an agent as connected by it.
     pub token_uses: HashMap<String, usize>,
 }
 
@@ -81,7 +81,7 @@ pub struct ProjectEnvironment {
     pub place: Option<(u64, String)>,
 }
 
-/// How kas reaches Gitaly.
+/// The settings with which kas reaches Gitaly.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Gitaly {
     /// The address, as in `tcp://127.0.0.1:8075`.

@@ -75,7 +75,7 @@ impl IssuerKey {
     }
 }
 
-/// How an issuer responds.
+/// The responses of an issuer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behavior {
     /// At once, with its documents.

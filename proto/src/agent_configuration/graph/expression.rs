@@ -99,7 +99,7 @@ impl Expression {
     }
 }
 
-/// How much of an object is left.
+/// The values and bytes that an object may still have.
 #[derive(Clone, Copy)]
 struct ObjectBudget {
     values: usize,
@@ -133,14 +133,14 @@ fn compile(text: &str) -> Result<Program, String> {
     Ok(program)
 }
 
-/// What is counted of an expression.
+/// The number of additions in an expression, and the current depth.
 #[derive(Default)]
 struct Counts {
     additions: usize,
     depth: usize,
 }
 
-/// What is around a part of an expression.
+/// The surroundings of a part of an expression.
 #[derive(Clone, Copy)]
 enum Place<'a> {
     Outside,

@@ -6,7 +6,7 @@ import { useLoaded } from "../../ui/loader";
 import { Failure, Partial } from "../../ui/notice";
 import { Age } from "../../ui/time";
 
-/** Where the objects come from: the pods of agentk, and what the caller and agentk may read. */
+/** The pods of agentk that read the objects, and the objects that the caller and agentk may read. */
 export function About({ agent, graph }: { agent: string; graph: GraphState }) {
   const { value, error } = useLoaded("agents", getAgents, 5000);
   const known = value?.agents.find(({ name }) => name === agent);

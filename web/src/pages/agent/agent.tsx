@@ -21,7 +21,7 @@ import { toggled, Tree } from "./tree";
 
 const VIEWS = ["tree", "changes", "metrics", "events", "components", "about"] as const;
 
-/** What runs in the cluster of an agent. */
+/** The page of the cluster of an agent. */
 export function AgentPage({ agent }: { agent: string }) {
   const followed = useGraph(agent);
   const view = VIEWS.find((name) => name === query.value.get("view")) ?? "tree";
@@ -175,7 +175,7 @@ function FilterBar({ graph }: { graph: Followed["graph"] }) {
         placeholder="Search   /"
         value={filter.text}
         onInput={(event) => {
-          // What was closed before would hide what is searched for.
+          // A row that was closed before would hide the objects that match.
           toggled.value = new Map();
           setQuery({ q: event.currentTarget.value });
         }}

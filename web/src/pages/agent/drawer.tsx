@@ -19,7 +19,7 @@ const TABS = ["summary", "yaml", "events", "logs"] as const;
 /** The kinds whose pods write logs. */
 const WITH_LOGS = new Set(["Pod", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job"]);
 
-/** What the tabs that read the Kubernetes API need. */
+/** The properties of the tabs that read the Kubernetes API. */
 export interface TabProps {
   agent: string;
   node: Node;

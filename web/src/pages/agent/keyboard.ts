@@ -1,4 +1,4 @@
-/** What a key does in the tree. Pure. The keys are those of the ARIA pattern for a treegrid, with `j` and `k` as in vi. */
+/** The actions of keys in the tree: those of the ARIA pattern for a treegrid, and `j` and `k` of vi. Pure. */
 
 import type { Row } from "../../graph/rows";
 

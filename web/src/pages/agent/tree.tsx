@@ -9,7 +9,7 @@ import { Health } from "../../ui/health";
 import { Age } from "../../ui/time";
 import { move } from "./keyboard";
 
-/** Whether the reader has opened or closed a row, by the UIDs of objects. */
+/** The rows that the reader has opened (true) or closed (false), by the UIDs of objects. */
 export const toggled = signal<ReadonlyMap<string, boolean>>(new Map());
 
 /** The rows above and below the visible ones that are elements, too. */

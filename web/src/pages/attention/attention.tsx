@@ -21,7 +21,7 @@ interface AgentHealth {
   error: unknown;
 }
 
-/** What needs attention, over all agents of the caller. */
+/** The objects that need attention, over all agents of the caller. */
 export function AttentionPage() {
   const [arrived, setArrived] = useState<AgentHealth[]>([]);
   const load = (signal: AbortSignal) => loadAll(signal, setArrived);

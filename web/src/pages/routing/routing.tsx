@@ -5,7 +5,7 @@ import { Failure, Notice } from "../../ui/notice";
 import { Age } from "../../ui/time";
 import { AgentState } from "../agents/agents";
 
-/** Which replica of kas holds tunnels of which pods of an agent: the ways that a request can take. */
+/** The tunnels between the replicas of kas and the pods of agents: the ways that a request can take. */
 export function RoutingPage() {
   const { value, error } = useLoaded("agents", getAgents, 2000);
   return (

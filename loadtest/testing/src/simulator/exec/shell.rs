@@ -31,7 +31,7 @@ pub(super) async fn run(
     Ok(ExecResult::Exited(code))
 }
 
-/// How a script ended, with its exit code.
+/// The end of a script, with its exit code.
 #[derive(Clone, Copy, Debug)]
 enum ScriptEnd {
     LastCommand(u8),

@@ -142,7 +142,7 @@ function Errors({ title, errors, open }: { title: string; errors: ObjectError[];
   );
 }
 
-/** What a command does, in one sentence. */
+/** The effect of each command, in one sentence. */
 const EFFECTS: Readonly<Record<Command, string>> = {
   sync: "agentk compares the newest commit with the cluster at once, and reverts changes of others.",
   suspend: "Later commits wait. The objects stay as they are.",

@@ -39,7 +39,7 @@ export function DiffView({ agent, project, lastSync }: { agent: string; project:
   );
 }
 
-/** What a sync does, in a word. */
+/** The action of a sync, in words. */
 const ACTIONS: Readonly<Record<ObjectDiff["action"], string>> = {
   create: "is created",
   change: "is changed",
