@@ -36,6 +36,15 @@ agent:
 observability:
   listen:
     address: 0.0.0.0:8151
+{{- if .Values.web.enabled }}
+web:
+  listen:
+    address: 0.0.0.0:8156
+    {{- include "kas.config.tls" . | nindent 4 }}
+    {{- with .Values.trustedProxies }}
+    trusted_proxies: {{ toJson . }}
+    {{- end }}
+{{- end }}
 {{- if and .Values.customConfig.api (include "kas.config.proxies" .) }}
 api:
   listen:

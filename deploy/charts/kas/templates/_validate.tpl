@@ -44,6 +44,9 @@
 {{- if and (has .Values.ingress.preset (list "nginx" "gce" "alb")) (not .Values.ingress.enabled) -}}
 {{- fail (printf "ingress.preset: %s needs ingress.enabled" .Values.ingress.preset) -}}
 {{- end -}}
+{{- if and .Values.web.enabled (not (include "kas.tlsSecret" .)) (not .Values.trustedProxies) -}}
+{{- fail "web.enabled: the page needs TLS: set tls.existingSecret or tls.certManager, or name the networks of the proxies with TLS in trustedProxies" -}}
+{{- end -}}
 {{- if and (include "kas.proxyProtocol" .) (not .Values.trustedProxies) -}}
 {{- fail "proxyProtocol: name the networks of the load balancer in trustedProxies; connections from elsewhere are closed" -}}
 {{- end -}}
