@@ -76,6 +76,7 @@ charts: ## Charts, alerts, systemd units and the compose file; with KUBECONFIG, 
 
 .PHONY: charts-update
 charts-update: ## Write what helm renders into deploy/charts/*/ci/rendered and deploy/kubernetes
+	cargo build -p gateway -p agent --bins
 	$(CHART_TEST) --update
 
 .PHONY: alerts
