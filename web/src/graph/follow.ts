@@ -27,16 +27,19 @@ export function useGraph(agent: string): Followed {
     const stop = new AbortController();
     let waiting: GraphEvent[] = [];
     let timer: ReturnType<typeof setTimeout> | undefined;
+    let isInSnapshot = false;
+    let isCut = false;
     let kept = { nodes: 0, size: 0 };
     let lastLine = new Date().toISOString();
     const flush = () => {
       timer = undefined;
       // The snapshot of a new watch replaces the objects at its end, so that they do not vanish meanwhile.
-      if (isInSnapshot(waiting)) return;
+      if (isInSnapshot) return;
       const events = waiting;
       waiting = [];
       try {
-        graph.value = apply(graph.value, events);
+        const next = apply(graph.value, events);
+        graph.value = { ...next, isCut: isCut || next.nodes.size >= MAX_NODES };
       } catch (error) {
         stop.abort();
         failure.value = { error: unknownForm(error), since: new Date().toISOString() };
@@ -45,20 +48,26 @@ export function useGraph(agent: string): Followed {
     const listener = {
       onEvent: (event: GraphEvent, size: number) => {
         lastLine = new Date().toISOString();
-        if (event.event === "commit") failure.value = null;
         if (event.event === "alive") return;
-        if (event.event === "begin") kept = { nodes: 0, size: 0 };
+        if (event.event === "begin") {
+          [isInSnapshot, kept] = [true, { nodes: 0, size: 0 }];
+          // A delta adds to what was cut.
+          if (event.mode !== "delta") isCut = false;
+        }
+        if (event.event === "commit") [isInSnapshot, failure.value] = [false, null];
         if (event.event === "node") {
           kept.nodes += 1;
           kept.size += size;
           // The page would not keep it, and an agent must not fill the memory of the browser.
-          if (isInSnapshot(waiting) && (kept.nodes > MAX_NODES || kept.size > MAX_SIZE)) return;
+          isCut ||= isInSnapshot && (kept.nodes > MAX_NODES || kept.size > MAX_SIZE);
+          if (isInSnapshot && isCut) return;
         }
         waiting.push(event);
         timer ??= setTimeout(flush, BATCH);
       },
       onFailure: (error: RequestFailure) => {
-        waiting = waiting.slice(0, lastCommit(waiting) + 1);
+        waiting = waiting.slice(0, waiting.findLastIndex(({ event }) => event === "commit") + 1);
+        isInSnapshot = false;
         failure.value = { error, since: failure.value?.since ?? lastLine };
       },
     };
@@ -74,13 +83,4 @@ export function useGraph(agent: string): Followed {
 function unknownForm(error: unknown): RequestFailure {
   const what = "agentk has sent something that this page does not understand";
   return new RequestFailure(`${what}: ${String(error)}`, 400, null, null);
-}
-
-function lastCommit(events: readonly GraphEvent[]): number {
-  return events.findLastIndex(({ event }) => event === "commit");
-}
-
-function isInSnapshot(events: readonly GraphEvent[]): boolean {
-  const begin = events.findLastIndex(({ event }) => event === "begin");
-  return begin >= 0 && lastCommit(events) < begin;
 }

@@ -11,6 +11,8 @@ export interface GraphState {
   resources: ResourceStatus[];
   /** The reasons why objects are missing, one sentence each. */
   partial: string[];
+  /** True if there are more objects than the page keeps. */
+  isCut: boolean;
 }
 
 /** The most objects that the page keeps. */
@@ -22,6 +24,7 @@ export const EMPTY: GraphState = {
   loaded: false,
   resources: [],
   partial: [],
+  isCut: false,
 };
 
 /** Applies a batch of events. Returns a new state, so that readers compare by identity. */

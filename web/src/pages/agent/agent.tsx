@@ -4,7 +4,7 @@ import { useRef } from "preact/hooks";
 import { getComponents, getHealth, type HealthState } from "../../api/graph";
 import { type Followed, useGraph } from "../../graph/follow";
 import { countByHealth, type Filter, HEALTH_ORDER, rows } from "../../graph/rows";
-import { type GraphState, MAX_NODES } from "../../graph/store";
+import type { GraphState } from "../../graph/store";
 import { query, setQuery } from "../../router";
 import { plain } from "../../text";
 import { Boundary } from "../../ui/boundary";
@@ -104,15 +104,16 @@ function readFilter(): Filter {
 
 function TreeView({ followed: { graph, failure } }: { followed: Followed }) {
   const visible = useComputed(() => rows(graph.value.nodes.values(), readFilter(), toggled.value));
-  const { complete, loaded, nodes, partial } = graph.value;
+  const { complete, loaded, nodes, partial, isCut } = graph.value;
   if (!complete) return failure.value === null ? <p class="muted">Loading the objects…</p> : null;
   return (
     <>
       <FilterBar graph={graph} />
       {!loaded && <Notice>agentk is still loading objects. More of them appear here.</Notice>}
-      {nodes.size >= MAX_NODES && (
+      {isCut && (
         <Notice kind="warning">
-          This page shows at most {MAX_NODES} objects. <code>kas graph objects</code> lists all of them.
+          There are more objects than the {nodes.size} that this page shows. <code>kas tree</code> with a
+          namespace shows others.
         </Notice>
       )}
       <Partial reasons={partial} />
