@@ -238,7 +238,7 @@ impl WebServer {
                     let left = session.end.saturating_duration_since(Instant::now());
                     json(&SessionInfo { caller: grant.caller.name(), expires: SystemTime::now() + left })
                 }
-                // Nobody is logged in, which is no error: browsers would log one.
+                // A request without a session is no error here: browsers log each 401 as one.
                 None => respond(StatusCode::NO_CONTENT, "application/json", String::new()),
             },
             (AGENTS_PATH, &Method::GET) => match session {
@@ -313,8 +313,8 @@ fn own(mut response: Response<Body>) -> Answer {
     Answer::Own(response)
 }
 
-/// Makes a response of an agent one that a browser never shows as a page. It leads nowhere: the page would repeat its request there, with the
-/// session, and in the name of the reader.
+/// Makes a response of an agent one that a browser never shows as a page. It has no `Location`, because the page would repeat its request
+/// there with the session of the reader.
 fn contain(mut response: Response<Body>) -> Response<Body> {
     assets::secure(&mut response);
     let headers = response.headers_mut();
@@ -354,7 +354,7 @@ fn is_web_content(path: &str) -> bool {
 fn no_session() -> Response<Body> {
     let what = "log in: there is no session, or it has ended, or its token was revoked";
     let mut response = refusal(StatusCode::UNAUTHORIZED, what);
-    // By which the page tells it from a 401 of a cluster.
+    // A 401 of a cluster has no `Kas-Error`, so that the page can tell them apart.
     response.headers_mut().insert(ERROR, HeaderValue::from_static(Reason::Unauthorized.as_str()));
     response
 }

@@ -16,9 +16,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 const COOKIE: &str = "__Host-kas";
 /// The time after which a person has to log in again.
 pub(super) const LIFETIME: Duration = Duration::from_secs(8 * 3600);
+/// The limits of a replica.
 const LIMITS: Limits = Limits { sessions: 10_000, per_token: 50 };
 
-/// The most sessions. The oldest one ends in favour of a new one.
+/// The most sessions, and the most of one token. The oldest one ends in favour of a new one.
 #[derive(Clone, Copy)]
 struct Limits {
     sessions: usize,
