@@ -37,6 +37,11 @@ export function safeLink(text: string): string | null {
   }
 }
 
+/** Returns a text with a capital at its beginning. */
+export function capitalized(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
 /** Returns an argument of a shell command. */
 export function shellQuote(text: string): string {
   return /^[A-Za-z0-9_./:=@%+-]+$/.test(text) ? text : `'${plain(text).replaceAll("'", "'\\''")}'`;

@@ -8,8 +8,16 @@ import { apply, EMPTY, type GraphState, MAX_NODES } from "./store";
 
 export interface Followed {
   graph: ReadonlySignal<GraphState>;
-  /** The failure of the connection, and the time since which the objects are not up to date. */
-  failure: ReadonlySignal<{ error: RequestFailure; since: string } | null>;
+  failure: ReadonlySignal<ConnectionFailure | null>;
+}
+
+/** The failure of the connection. */
+export interface ConnectionFailure {
+  error: RequestFailure;
+  /** The time since which the objects are not up to date. */
+  since: string;
+  /** True if the page does not connect again. */
+  isFinal: boolean;
 }
 
 /** The most characters of the objects of a snapshot. */
@@ -20,7 +28,7 @@ const BATCH = 100;
 /** Follows an agent while the component is shown. */
 export function useGraph(agent: string): Followed {
   const { graph, failure } = useMemo(
-    () => ({ graph: signal<GraphState>(EMPTY), failure: signal<Followed["failure"]["value"]>(null) }),
+    () => ({ graph: signal<GraphState>(EMPTY), failure: signal<ConnectionFailure | null>(null) }),
     [agent],
   );
   useEffect(() => {
@@ -42,7 +50,7 @@ export function useGraph(agent: string): Followed {
         graph.value = { ...next, isCut: isCut || next.nodes.size >= MAX_NODES };
       } catch (error) {
         stop.abort();
-        failure.value = { error: unknownForm(error), since: new Date().toISOString() };
+        failure.value = { error: unknownForm(error), since: lastLine, isFinal: true };
       }
     };
     const listener = {
@@ -68,7 +76,7 @@ export function useGraph(agent: string): Followed {
       onFailure: (error: RequestFailure) => {
         waiting = waiting.slice(0, waiting.findLastIndex(({ event }) => event === "commit") + 1);
         isInSnapshot = false;
-        failure.value = { error, since: failure.value?.since ?? lastLine };
+        failure.value = { error, since: failure.value?.since ?? lastLine, isFinal: false };
       },
     };
     void watch(agent, new URLSearchParams(), listener, stop.signal);
@@ -82,5 +90,5 @@ export function useGraph(agent: string): Followed {
 
 function unknownForm(error: unknown): RequestFailure {
   const what = "agentk has sent something that this page does not understand";
-  return new RequestFailure(`${what}: ${String(error)}`, 400, null, null);
+  return new RequestFailure(`${what}: ${String(error)}`, 0, null, null);
 }

@@ -5,6 +5,7 @@ import { plain } from "../../text";
 import { useLoaded } from "../../ui/loader";
 import { Failure, Partial } from "../../ui/notice";
 import { Age } from "../../ui/time";
+import { Table } from "../../ui/table";
 
 /** The pods of agentk that read the objects, and the objects that the caller and agentk may read. */
 export function About({ agent, graph }: { agent: string; graph: GraphState }) {
@@ -46,30 +47,20 @@ function Instance({ instance }: { instance: AgentInstance }) {
 
 function Resources({ resources }: { resources: ResourceStatus[] }) {
   return (
-    <table class="cards">
-      <thead>
-        <tr>
-          <th scope="col">Kind</th>
-          <th scope="col">State</th>
-          <th scope="col">Objects that this caller may see</th>
-          <th scope="col">Reason</th>
+    <Table columns={["Kind", "State", "Objects that this caller may see", "Reason"]}>
+      {resources.map((resource) => (
+        <tr key={`${resource.group ?? ""}/${resource.kind}`}>
+          <td>
+            {plain(resource.kind, 128)}{" "}
+            <span class="small muted">
+              {plain(resource.group ?? "", 256)}/{plain(resource.version, 64)}
+            </span>
+          </td>
+          <td class={resource.state === "synced" ? "" : "attention"}>{resource.state}</td>
+          <td>{resource.objects}</td>
+          <td>{plain(resource.message ?? "")}</td>
         </tr>
-      </thead>
-      <tbody>
-        {resources.map((resource) => (
-          <tr key={`${resource.group ?? ""}/${resource.kind}`}>
-            <td>
-              {plain(resource.kind, 128)}{" "}
-              <span class="small muted">
-                {plain(resource.group ?? "", 256)}/{plain(resource.version, 64)}
-              </span>
-            </td>
-            <td class={resource.state === "synced" ? "" : "attention"}>{resource.state}</td>
-            <td>{resource.objects}</td>
-            <td>{plain(resource.message ?? "")}</td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
+      ))}
+    </Table>
   );
 }

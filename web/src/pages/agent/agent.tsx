@@ -6,9 +6,10 @@ import { type Followed, useGraph } from "../../graph/follow";
 import { countByHealth, type Filter, HEALTH_ORDER, rows } from "../../graph/rows";
 import type { GraphState } from "../../graph/store";
 import { query, setQuery } from "../../router";
-import { plain } from "../../text";
+import { capitalized, plain } from "../../text";
 import { Boundary } from "../../ui/boundary";
 import { Health } from "../../ui/health";
+import { Lazy } from "../../ui/lazy";
 import { useLoaded } from "../../ui/loader";
 import { Failure, Notice, Partial } from "../../ui/notice";
 import { useShortcut } from "../../ui/shortcuts";
@@ -17,7 +18,9 @@ import { Warnings } from "../attention/attention";
 import { About } from "./about";
 import "./agent.css";
 import { Drawer } from "./drawer";
+import { NamespaceSelect } from "./namespaces";
 import { toggled, Tree } from "./tree";
+import { Table } from "../../ui/table";
 
 const VIEWS = ["tree", "changes", "metrics", "events", "components", "about"] as const;
 
@@ -40,7 +43,7 @@ export function AgentPage({ agent }: { agent: string }) {
                 setQuery({ view: name === "tree" ? "" : name }, false);
               }}
             >
-              {name === "tree" ? "Tree" : `${name.charAt(0).toUpperCase()}${name.slice(1)}`}
+              {capitalized(name)}
             </button>
           ))}
         </nav>
@@ -48,7 +51,7 @@ export function AgentPage({ agent }: { agent: string }) {
       <Connection followed={followed} />
       {view === "tree" && <TreeView followed={followed} />}
       {(view === "changes" || view === "metrics") && (
-        <LazyView key={view} name={view} agent={agent} graph={followed.graph.value} />
+        <Lazy key={view} name={view} load={LAZY[view]} props={{ agent, graph: followed.graph.value }} />
       )}
       {view === "events" && <EventsView agent={agent} />}
       {view === "components" && <ComponentsView agent={agent} />}
@@ -62,30 +65,27 @@ export function AgentPage({ agent }: { agent: string }) {
   );
 }
 
+/** The properties of a view that is loaded when it is opened. */
+interface ViewProps {
+  agent: string;
+  graph: GraphState;
+}
+
 /** The views that the first load does not need. */
-const LAZY: Record<
-  "changes" | "metrics",
-  () => Promise<ComponentType<{ agent: string; graph: GraphState }>>
-> = {
+const LAZY: Record<"changes" | "metrics", () => Promise<ComponentType<ViewProps>>> = {
   changes: () => import("./changes/changes").then((module) => module.Changes),
   metrics: () => import("./metrics/metrics").then((module) => module.Metrics),
 };
 
-function LazyView({ name, agent, graph }: { name: keyof typeof LAZY; agent: string; graph: GraphState }) {
-  const { value: View, error } = useLoaded(`view/${name}`, LAZY[name]);
-  if (error !== null) return <Failure what="kas has other files now. Reload the page" error={error} />;
-  return View === null ? <p class="muted">Loading…</p> : <View agent={agent} graph={graph} />;
-}
-
 function Connection({ followed: { failure, graph } }: { followed: Followed }) {
   if (failure.value === null) return null;
-  const { error, since } = failure.value;
+  const { error, since, isFinal } = failure.value;
   if (!graph.value.complete) return <Failure what="The objects are not known" error={error} />;
   return (
     <Notice kind="warning">
       <p>
         The objects are as they were <Age time={since} /> ago. {plain(error.message)}
-        {error.status !== 400 && " The page tries again."}
+        {!isFinal && " The page tries again."}
       </p>
     </Notice>
   );
@@ -151,17 +151,8 @@ function Nothing({ isEmpty }: { isEmpty: boolean }) {
 function FilterBar({ graph }: { graph: Followed["graph"] }) {
   const search = useRef<HTMLInputElement>(null);
   const filter = readFilter();
-  const namespaces = useComputed(() =>
-    [...new Set(Array.from(graph.value.nodes.values(), (node) => node.namespace ?? ""))]
-      .filter(Boolean)
-      .sort(),
-  );
   const counts = useComputed(() => countByHealth(graph.value.nodes.values(), readFilter().namespace));
   useShortcut("/", () => search.current?.focus());
-  // A namespace that vanishes stays in the list while it is selected.
-  const listed = namespaces.value.includes(filter.namespace)
-    ? namespaces.value
-    : [filter.namespace, ...namespaces.value];
   const toggle = (state: HealthState) => {
     const health = new Set(filter.health);
     if (!health.delete(state)) health.add(state);
@@ -181,20 +172,7 @@ function FilterBar({ graph }: { graph: Followed["graph"] }) {
           setQuery({ q: event.currentTarget.value });
         }}
       />
-      <select
-        aria-label="Namespace"
-        value={filter.namespace}
-        onChange={(event) => {
-          setQuery({ namespace: event.currentTarget.value });
-        }}
-      >
-        <option value="">All namespaces</option>
-        {listed.filter(Boolean).map((name) => (
-          <option key={name} value={name}>
-            {plain(name, 64)}
-          </option>
-        ))}
-      </select>
+      <NamespaceSelect nodes={graph.value.nodes} />
       {HEALTH_ORDER.toReversed().map((state) => (
         <Toggle
           key={state}
@@ -261,30 +239,19 @@ function ComponentsView({ agent }: { agent: string }) {
         <Notice>agentk knows none of the programs that run in this cluster by name.</Notice>
       )}
       {value !== null && value.components.length > 0 && (
-        <table class="cards">
-          <thead>
-            <tr>
-              <th scope="col">Component</th>
-              <th scope="col">Version</th>
-              <th scope="col">Health</th>
-              <th scope="col">Namespaces</th>
-              <th scope="col">Found by</th>
+        <Table columns={["Component", "Version", "Health", "Namespaces", "Found by"]}>
+          {value.components.map((component) => (
+            <tr key={component.id}>
+              <td>{plain(component.name, 128)}</td>
+              <td>{plain(component.version ?? "–", 128)}</td>
+              <td>
+                <Health state={component.health} />
+              </td>
+              <td>{plain((component.namespaces ?? []).join(", "), 512)}</td>
+              <td class="small muted">{plain(component.evidence.join(", "), 512)}</td>
             </tr>
-          </thead>
-          <tbody>
-            {value.components.map((component) => (
-              <tr key={component.id}>
-                <td>{plain(component.name, 128)}</td>
-                <td>{plain(component.version ?? "–", 128)}</td>
-                <td>
-                  <Health state={component.health} />
-                </td>
-                <td>{plain((component.namespaces ?? []).join(", "), 512)}</td>
-                <td class="small muted">{plain(component.evidence.join(", "), 512)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+          ))}
+        </Table>
       )}
       <Partial reasons={value?.partial ?? []} />
     </>

@@ -7,9 +7,10 @@ import type { Node } from "../../api/graph";
 import { keyOf } from "../../api/kubernetes";
 import type { GraphState } from "../../graph/store";
 import { query, setQuery } from "../../router";
-import { kubectlCommand, plain, safeLink } from "../../text";
+import { capitalized, kubectlCommand, plain, safeLink } from "../../text";
 import { Health } from "../../ui/health";
-import { Failure, Notice } from "../../ui/notice";
+import { Lazy } from "../../ui/lazy";
+import { Notice } from "../../ui/notice";
 import { useShortcut } from "../../ui/shortcuts";
 import { Age } from "../../ui/time";
 import { ActionBar } from "./actions/action-bar";
@@ -83,7 +84,7 @@ export function Drawer({
                   setQuery({ tab: name === "summary" ? "" : name });
                 }}
               >
-                {name === "yaml" ? "YAML" : `${name.charAt(0).toUpperCase()}${name.slice(1)}`}
+                {name === "yaml" ? "YAML" : capitalized(name)}
               </button>
             ))}
           </div>
@@ -91,9 +92,14 @@ export function Drawer({
             {tab === "summary" && (
               <Summary agent={agent} node={node} graph={graph.value} isThere={found !== undefined} />
             )}
-            {tab === "yaml" && <Lazy name="yaml" agent={agent} node={node} graph={graph.value} />}
-            {tab === "events" && <Lazy name="events" agent={agent} node={node} graph={graph.value} />}
-            {tab === "logs" && <Lazy name="logs" agent={agent} node={node} graph={graph.value} />}
+            {tab !== "summary" && (
+              <Lazy
+                key={`${tab}/${node.uid}`}
+                name={tab}
+                load={LAZY[tab]}
+                props={{ agent, node, graph: graph.value }}
+              />
+            )}
           </div>
         </>
       )}
@@ -102,31 +108,15 @@ export function Drawer({
 }
 
 /** The tabs that the first load does not need. */
-const LAZY = {
+const LAZY: Record<"yaml" | "events" | "logs", () => Promise<ComponentType<TabProps>>> = {
   yaml: () => import("./yaml").then((module) => module.Yaml),
   events: () => import("./events").then((module) => module.Events),
   logs: () => import("./logs/logs").then((module) => module.Logs),
 };
 
-function Lazy({ name, agent, node, graph }: TabProps & { name: keyof typeof LAZY }) {
-  const [loaded, setLoaded] = useState<{ name: string; Tab: ComponentType<TabProps> } | null>(null);
-  const [error, setError] = useState<unknown>(null);
-  useEffect(() => {
-    setError(null);
-    LAZY[name]().then((Tab) => {
-      setLoaded({ name, Tab });
-    }, setError);
-  }, [name]);
-  if (error !== null) return <Failure what="kas has other files now. Reload the page" error={error} />;
-  if (loaded?.name !== name) return <p class="muted">Loading…</p>;
-  const { Tab } = loaded;
-  return <Tab key={node.uid} agent={agent} node={node} graph={graph} />;
-}
-
 /** Returns the name of a detail as people write it: `Cluster IP` of `cluster_ip`. */
 function titleOf(name: string): string {
-  const words = name.replaceAll("_", " ").replace(/\bip\b/, "IP");
-  return words.charAt(0).toUpperCase() + words.slice(1);
+  return capitalized(name.replaceAll("_", " ").replace(/\bip\b/, "IP"));
 }
 
 function Summary({

@@ -3,6 +3,7 @@ import { plain } from "../../text";
 import { useLoaded } from "../../ui/loader";
 import { Failure, Notice } from "../../ui/notice";
 import { Age } from "../../ui/time";
+import { Table } from "../../ui/table";
 
 /** The agents that the caller may use. */
 export function AgentsPage() {
@@ -21,23 +22,11 @@ export function AgentsPage() {
         </Notice>
       )}
       {value !== null && value.agents.length > 0 && (
-        <table class="cards">
-          <thead>
-            <tr>
-              <th scope="col">Agent</th>
-              <th scope="col">State</th>
-              <th scope="col">Version</th>
-              <th scope="col">Pods</th>
-              <th scope="col">Tunnels</th>
-              <th scope="col">Services of this caller</th>
-            </tr>
-          </thead>
-          <tbody>
-            {value.agents.map((agent) => (
-              <AgentRow key={agent.id} agent={agent} />
-            ))}
-          </tbody>
-        </table>
+        <Table columns={["Agent", "State", "Version", "Pods", "Tunnels", "Services of this caller"]}>
+          {value.agents.map((agent) => (
+            <AgentRow key={agent.id} agent={agent} />
+          ))}
+        </Table>
       )}
     </div>
   );

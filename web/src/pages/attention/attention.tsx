@@ -8,6 +8,7 @@ import { useLoaded } from "../../ui/loader";
 import { Failure, Notice, Partial } from "../../ui/notice";
 import { Age } from "../../ui/time";
 import { AgentState } from "../agents/agents";
+import { Table } from "../../ui/table";
 
 /** The agents that are asked at the same time. */
 const AT_ONCE = 16;
@@ -127,35 +128,25 @@ function More({ address, report }: { address: string; report: HealthReport }) {
 export function AttentionTable({ address, objects }: { address: string; objects: Attention[] }) {
   if (objects.length === 0) return null;
   return (
-    <table class="cards">
-      <thead>
-        <tr>
-          <th scope="col">Object</th>
-          <th scope="col">Health</th>
-          <th scope="col">Reason</th>
-          <th scope="col">Since</th>
+    <Table columns={["Object", "Health", "Reason", "Since"]}>
+      {objects.map((object) => (
+        <tr key={object.uid}>
+          <td>
+            <a href={`${address}?o=${encodeURIComponent(object.uid)}`}>
+              {plain(object.kind, 128)}/{plain(object.name, 260)}
+            </a>{" "}
+            <span class="small muted">{plain(object.namespace ?? "", 64)}</span>
+          </td>
+          <td>
+            <Health state={object.health} />
+          </td>
+          <td>{plain(object.message)}</td>
+          <td>
+            <Age time={object.since} />
+          </td>
         </tr>
-      </thead>
-      <tbody>
-        {objects.map((object) => (
-          <tr key={object.uid}>
-            <td>
-              <a href={`${address}?o=${encodeURIComponent(object.uid)}`}>
-                {plain(object.kind, 128)}/{plain(object.name, 260)}
-              </a>{" "}
-              <span class="small muted">{plain(object.namespace ?? "", 64)}</span>
-            </td>
-            <td>
-              <Health state={object.health} />
-            </td>
-            <td>{plain(object.message)}</td>
-            <td>
-              <Age time={object.since} />
-            </td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
+      ))}
+    </Table>
   );
 }
 
@@ -164,34 +155,24 @@ export function Warnings({ warnings, open = false }: { warnings: Warning[]; open
   return (
     <details open={open}>
       <summary>Newest warnings ({warnings.length})</summary>
-      <table class="cards">
-        <thead>
-          <tr>
-            <th scope="col">Age</th>
-            <th scope="col">Object</th>
-            <th scope="col">Reason</th>
-            <th scope="col">Message</th>
+      <Table columns={["Age", "Object", "Reason", "Message"]}>
+        {warnings.map((warning) => (
+          <tr key={`${warning.time}${warning.kind}${warning.name}${warning.reason}`}>
+            <td>
+              <Age time={warning.time} />
+            </td>
+            <td>
+              {plain(warning.kind, 128)}/{plain(warning.name, 260)}{" "}
+              <span class="small muted">{plain(warning.namespace ?? "", 64)}</span>
+            </td>
+            <td>
+              {plain(warning.reason, 128)}
+              {warning.count > 1 && ` ×${warning.count}`}
+            </td>
+            <td>{plain(warning.message)}</td>
           </tr>
-        </thead>
-        <tbody>
-          {warnings.map((warning) => (
-            <tr key={`${warning.time}${warning.kind}${warning.name}${warning.reason}`}>
-              <td>
-                <Age time={warning.time} />
-              </td>
-              <td>
-                {plain(warning.kind, 128)}/{plain(warning.name, 260)}{" "}
-                <span class="small muted">{plain(warning.namespace ?? "", 64)}</span>
-              </td>
-              <td>
-                {plain(warning.reason, 128)}
-                {warning.count > 1 && ` ×${warning.count}`}
-              </td>
-              <td>{plain(warning.message)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
+        ))}
+      </Table>
     </details>
   );
 }

@@ -4,6 +4,7 @@ import { useLoaded } from "../../ui/loader";
 import { Failure, Notice } from "../../ui/notice";
 import { Age } from "../../ui/time";
 import { AgentState } from "../agents/agents";
+import { Table } from "../../ui/table";
 
 /** The tunnels between the replicas of kas and the pods of agents: the ways that a request can take. */
 export function RoutingPage() {
@@ -55,35 +56,24 @@ function Replicas({ list }: { list: AgentList }) {
           {routes.length === 0 ? (
             <p class="muted">No agent of this caller has a tunnel to it.</p>
           ) : (
-            <table class="cards">
-              <thead>
-                <tr>
-                  <th scope="col">Agent</th>
-                  <th scope="col">Pod</th>
-                  <th scope="col">Version</th>
-                  <th scope="col">Tunnels</th>
-                  <th scope="col">Connected for</th>
+            <Table columns={["Agent", "Pod", "Version", "Tunnels", "Connected for"]}>
+              {routes.map(({ agent, instance }) => (
+                <tr key={`${agent.id}/${instance.id}`}>
+                  <td>
+                    <a href={`/agents/${encodeURIComponent(agent.name)}`}>{agent.name}</a>
+                  </td>
+                  <td class="mono">{plain(nameOf(instance), 330)}</td>
+                  <td>{plain(instance.version, 64)}</td>
+                  <td>
+                    {instance.tunnels}{" "}
+                    <span class="muted small">{instance.tunnels === 1 ? "tunnel" : "tunnels"}</span>
+                  </td>
+                  <td>
+                    <Age time={instance.since} />
+                  </td>
                 </tr>
-              </thead>
-              <tbody>
-                {routes.map(({ agent, instance }) => (
-                  <tr key={`${agent.id}/${instance.id}`}>
-                    <td>
-                      <a href={`/agents/${encodeURIComponent(agent.name)}`}>{agent.name}</a>
-                    </td>
-                    <td class="mono">{plain(nameOf(instance), 330)}</td>
-                    <td>{plain(instance.version, 64)}</td>
-                    <td>
-                      {instance.tunnels}{" "}
-                      <span class="muted small">{instance.tunnels === 1 ? "tunnel" : "tunnels"}</span>
-                    </td>
-                    <td>
-                      <Age time={instance.since} />
-                    </td>
-                  </tr>
-                ))}
-              </tbody>
-            </table>
+              ))}
+            </Table>
           )}
         </section>
       ))}

@@ -11,13 +11,14 @@ import {
   type ProjectState,
   type SyncRecord,
 } from "../../../api/gitops";
-import { plain } from "../../../text";
+import { capitalized, plain } from "../../../text";
 import { ConfirmDialog } from "../../../ui/dialog";
 import { useLoaded } from "../../../ui/loader";
 import { Failure, Notice } from "../../../ui/notice";
 import { Age } from "../../../ui/time";
 import { DiffView } from "./diff";
 import { CommitName, ErrorText, objectName, shortId } from "./names";
+import { Table } from "../../../ui/table";
 
 /** The time that a command may take, in milliseconds. */
 const TIMEOUT = 30_000;
@@ -171,7 +172,7 @@ function Commands({ agent, project, onChange }: { agent: string; project: Projec
               setChosen({ name: one, held });
             }}
           >
-            {titleOf(one)}
+            {capitalized(one)}
           </button>
         ))}
         {state !== "orphaned" && (
@@ -197,8 +198,8 @@ function Commands({ agent, project, onChange }: { agent: string; project: Projec
       )}
       {chosen !== null && (
         <ConfirmDialog
-          title={`${titleOf(chosen.name)} ${name}`}
-          confirm={titleOf(chosen.name)}
+          title={`${capitalized(chosen.name)} ${name}`}
+          confirm={capitalized(chosen.name)}
           onConfirm={async () => {
             const code = chosen.name === "approve" ? (chosen.held?.code ?? "") : "";
             await command(agent, project.project, chosen.name, AbortSignal.timeout(TIMEOUT), code);
@@ -242,46 +243,31 @@ function HeldObjects({ held: { count, objects } }: { held: NonNullable<Project["
   );
 }
 
-function titleOf(name: Command): string {
-  return name.charAt(0).toUpperCase() + name.slice(1);
-}
-
 function History({ history }: { history: SyncRecord[] }) {
   if (history.length === 0) return null;
   return (
     <details>
       <summary>Last syncs ({history.length})</summary>
-      <table class="cards">
-        <thead>
-          <tr>
-            <th scope="col">Commit</th>
-            <th scope="col">State</th>
-            <th scope="col">Objects</th>
-            <th scope="col">Took</th>
-            <th scope="col">Ended</th>
+      <Table columns={["Commit", "State", "Objects", "Took", "Ended"]}>
+        {history.map(({ commit, state, objects, duration, ended }, index) => (
+          <tr key={index}>
+            <td>
+              <code>{plain(shortId(commit), 64)}</code>
+            </td>
+            <td>
+              <span class={`health ${LOOKS[state]}`}>{state}</span>
+            </td>
+            <td>
+              {objects.total} in Git, {objects.applied} applied, {objects.failed} failed, {objects.pruned}{" "}
+              deleted
+            </td>
+            <td>{(duration / 1000).toFixed(1)} s</td>
+            <td>
+              <Age time={new Date(ended).toISOString()} />
+            </td>
           </tr>
-        </thead>
-        <tbody>
-          {history.map(({ commit, state, objects, duration, ended }, index) => (
-            <tr key={index}>
-              <td>
-                <code>{plain(shortId(commit), 64)}</code>
-              </td>
-              <td>
-                <span class={`health ${LOOKS[state]}`}>{state}</span>
-              </td>
-              <td>
-                {objects.total} in Git, {objects.applied} applied, {objects.failed} failed, {objects.pruned}{" "}
-                deleted
-              </td>
-              <td>{(duration / 1000).toFixed(1)} s</td>
-              <td>
-                <Age time={new Date(ended).toISOString()} />
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
+        ))}
+      </Table>
     </details>
   );
 }

@@ -7,6 +7,7 @@ import { query, setQuery } from "../../../router";
 import { plain } from "../../../text";
 import { useLoaded } from "../../../ui/loader";
 import { Failure, Notice, Partial } from "../../../ui/notice";
+import { NamespaceSelect } from "../namespaces";
 import { Chart } from "./chart";
 import { chartData, quote, stepOf, type Unit } from "./series";
 
@@ -50,28 +51,10 @@ export function Metrics({ agent, graph }: { agent: string; graph: GraphState }) 
   const asked = query.value.get("range") ?? "";
   const range: Range = asked in RANGES ? (asked as Range) : "1h";
   const own = query.value.get("promql") ?? "";
-  const namespaces = [...new Set(Array.from(graph.nodes.values(), (node) => node.namespace ?? ""))];
-  if (!namespaces.includes(namespace)) namespaces.push(namespace);
   return (
     <>
       <div class="row">
-        <select
-          aria-label="Namespace"
-          value={namespace}
-          onChange={(event) => {
-            setQuery({ namespace: event.currentTarget.value });
-          }}
-        >
-          <option value="">All namespaces</option>
-          {namespaces
-            .filter(Boolean)
-            .sort()
-            .map((name) => (
-              <option key={name} value={name}>
-                {plain(name, 64)}
-              </option>
-            ))}
-        </select>
+        <NamespaceSelect nodes={graph.nodes} />
         {(Object.keys(RANGES) as Range[]).map((name) => (
           <button
             key={name}
