@@ -11,6 +11,7 @@ mod tasks;
 
 use std::{process::Output, time::SystemTime};
 
+use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -52,6 +53,9 @@ impl World {
         installation.agent.process.terminate();
         installation.agent.process.exit_code();
         installation.restart_agent();
+        // Once: commands that run at the same time read it.
+        let token = installation.tokens.ops.expose_secret();
+        std::fs::write(installation.directory().join("ops-token"), token).unwrap();
         let project = PROJECT.to_owned();
         Some(Self { cluster, namespace, repository, installation, project, _directory: directory })
     }
@@ -84,11 +88,10 @@ impl World {
     }
 
     fn gitops(&self, arguments: &[&str]) -> Output {
-        let token = self.installation.directory().join("ops-token");
-        std::fs::write(&token, secrecy::ExposeSecret::expose_secret(&self.installation.tokens.ops)).unwrap();
         let mut command = crate::support::Kas::command();
         command.arg("gitops").args(arguments).args(["--agent", AGENT]);
-        command.args(["--server", &self.installation.kas.url("")]).arg("--token-file").arg(token);
+        command.args(["--server", &self.installation.kas.url("")]);
+        command.arg("--token-file").arg(self.installation.directory().join("ops-token"));
         command.output().unwrap()
     }
 
