@@ -112,7 +112,7 @@ async fn request(
     extra: &[KasHeader],
     hello: &Hello,
 ) -> Result<(Request<Empty<Bytes>>, String, TokenChange), DialError> {
-    let (mut headers, key) = handshake::request_headers();
+    let (mut headers, key) = handshake::request_headers(&[proto::TunnelProtocol::KasTunnel]);
     let (authorization, token_change) = token.authorization_until_change().await?;
     headers.insert(HOST, kas.url().authority().clone());
     headers.insert(USER_AGENT, USER_AGENT_VALUE);
@@ -134,7 +134,7 @@ async fn upgraded<T: Io>(
     key: &str,
 ) -> Result<(WebSocket<T>, Welcome), DialError> {
     let address = || kas.to_string();
-    handshake::verify_response(&response, key)
+    handshake::verify_response(&response, key, &[proto::TunnelProtocol::KasTunnel])
         .map_err(|cause| DialError::NotKas { address: address(), cause })?;
     let welcome = response.headers().get(&names::WELCOME);
     let welcome = welcome.ok_or_else(|| DialError::NoWelcome { address: address() })?;

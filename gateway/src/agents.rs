@@ -5,6 +5,7 @@ mod announcements;
 mod clusters;
 mod control;
 mod drain;
+mod gitlab;
 mod kill_switch;
 mod lifetime;
 mod max_age;
@@ -13,6 +14,7 @@ mod refusal;
 mod version_skew;
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
     net::SocketAddr,
     panic::AssertUnwindSafe,
@@ -22,12 +24,13 @@ use std::{
 
 use cores::poll_on_wake;
 use futures_util::{FutureExt as _, future::BoxFuture};
-use http::{Request, Response, StatusCode};
+use gitlab_tunnel::AuthorityFilter;
+use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn, upgrade::OnUpgrade};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use process::LogLimiter;
-use proto::{ReplicaId, TunnelLimits, Welcome, header};
+use proto::{ReplicaId, TunnelLimits, TunnelProtocol, Welcome, header};
 use router::{
     AddressRateLimiter, KeyedRateLimiter, LocalTunnels, RateLimiter, RegistrationGuard, RouteStore,
 };
@@ -37,11 +40,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tunnel::{
-    Body, CloseReason, IDLE_TIMEOUT_HINT, IdleTimeoutDetector, Tunnel, TunnelConfig,
+    Body, CloseReason, IDLE_TIMEOUT_HINT, IdleTimeoutDetector, Tunnel, TunnelConfig, handshake,
     websocket::{Role, WebSocket},
 };
 
-pub(crate) use self::max_age::MaxAge;
 pub use self::rebalancer::Rebalancer;
 pub(crate) use self::{
     admission::TunnelPermits,
@@ -52,18 +54,21 @@ use self::{
     admission::{AuthenticatedAgent, ClientAddress},
     drain::Supervised,
     lifetime::Loss,
+    refusal::HandshakeError,
 };
+pub(crate) use self::{gitlab::RpcMetrics, max_age::MaxAge};
 use crate::{
     addresses::AddressRules,
-    io::{StallGuard, is_stall},
+    config::AgentProtocol,
+    io::{Rewind, StallGuard, is_stall},
     kill_switch::KillSwitch,
     metrics::{Limit, Metrics},
     services::{TunnelServices, TunnelSession},
     tasks::TaskGroup,
     tunnel_entry::TunnelEntry,
 };
+use ::gitlab::{GitLabClient, Usage};
 use access::{AgentIdentity, AgentSources, Identities, address_key};
-use gitlab::Usage;
 use telemetry::GaugeGuard;
 
 /// Serves agents.
@@ -71,6 +76,14 @@ use telemetry::GaugeGuard;
 pub struct AgentServer {
     /// The agents of the identity file.
     pub identities: Identities,
+    /// `agent.listen.protocols`.
+    pub protocols: BTreeSet<AgentProtocol>,
+    /// The metrics of GitLab's agentk.
+    pub gitlab_calls: RpcMetrics,
+    /// Sends the requests of modules of GitLab's agentk.
+    pub gitlab: Option<GitLabClient>,
+    /// The address of GitLab for people, which Flux in a cluster compares with those of its sources; empty if it is not configured.
+    pub gitlab_url: String,
     /// Decides which agent holds a token.
     pub sources: AgentSources,
     /// True if agents come from GitLab too.
@@ -142,13 +155,21 @@ struct TunnelRegistration {
 }
 
 impl AgentServer {
-    /// Serves one connection until it is refused or has become a tunnel. `peer` is its other end: an agent, or a proxy.
+    /// Serves one connection until it is refused, has become a tunnel, or, if it is HTTP/2 of GitLab's agentk, has ended. `peer` is its
+    /// other end: an agent, or a proxy.
     pub async fn serve<T>(self: &Arc<Self>, io: T, peer: SocketAddr)
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
+        let Ok(Ok((io, is_http2))) = timeout(self.handshake_timeout, Rewind::detect_http2(io)).await else {
+            self.metrics.count_handshake("incomplete");
+            return;
+        };
+        if is_http2 && self.protocols.contains(&AgentProtocol::Http2) {
+            return Box::pin(self.serve_http2(io, peer)).await;
+        }
         // `map`, because an async block would have room for the future twice.
-        let service = service_fn(|request| self.handle::<T>(request, peer).map(Ok::<_, Infallible>));
+        let service = service_fn(|request| self.handle::<Rewind<T>>(request, peer).map(Ok::<_, Infallible>));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.handshake_timeout)
@@ -160,24 +181,79 @@ impl AgentServer {
         }
     }
 
+    /// Serves GitLab's agentk without a WebSocket.
+    async fn serve_http2<T>(self: &Arc<Self>, io: Rewind<T>, peer: SocketAddr)
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let client = ClientAddress::new(self.addresses.client(&HeaderMap::new(), peer), peer);
+        if let Err(error) = self.check_client(&client) {
+            return self.report_refusal(&client, &error);
+        }
+        let (first, io) = io.into_parts();
+        let stalls = self.metrics.tunnel_write_stalls.clone();
+        let io = StallGuard::new(io, self.write_stall_timeout, stalls);
+        gitlab::serve(Arc::clone(self), AuthorityFilter::new(io, &first), client).await;
+    }
+
     async fn handle<T>(self: &Arc<Self>, mut request: Request<Incoming>, peer: SocketAddr) -> Response<Body>
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let client = ClientAddress::new(self.addresses.client(request.headers(), peer), peer);
-        let (mut headers, agent) = match self.admit(&request, &client).await {
-            Ok(admitted) => admitted,
+        let refuse = |error: HandshakeError| {
+            self.report_refusal(&client, &error);
+            error.to_response()
+        };
+        if let Err(error) = self.check_client(&client) {
+            return refuse(error);
+        }
+        let handshake = handshake::response_headers(&request, self.subprotocols());
+        let (mut headers, protocol) = match handshake {
+            Ok(handshake) => handshake,
             Err(error) => {
-                let reason = error.label();
-                self.metrics.count_handshake(reason);
-                if let Some(suppressed) = self.log_limit.admit(reason, std::time::Instant::now()) {
-                    let status = error.status();
-                    tracing::warn!(peer = client.text, %status, reason, suppressed, %error, "tunnel refused");
-                }
-                return error.to_response();
+                let (status, message) = (error.status(), error.to_string());
+                return refuse(HandshakeError::Protocol { status, message });
             }
         };
-        let welcome = Welcome {
+        match protocol {
+            TunnelProtocol::KasTunnel => {
+                let agent = match self.admit(request.headers(), &client).await {
+                    Ok(agent) => agent,
+                    Err(error) => return refuse(error),
+                };
+                let welcome = self.welcome(&agent).encode().expect("ids and numbers are ASCII");
+                headers.insert(header::WELCOME, welcome);
+                let upgrade = hyper::upgrade::on(&mut request);
+                self.connections.tasks.spawn(Arc::clone(self).run::<T>(upgrade, agent));
+            }
+            TunnelProtocol::GitLab => {
+                // GitLab's agentk sends its token with each call inside of the WebSocket.
+                let upgrade = hyper::upgrade::on(&mut request);
+                self.connections.tasks.spawn(Arc::clone(self).run_gitlab::<T>(upgrade, client));
+            }
+        }
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        *response.headers_mut() = headers;
+        response
+    }
+
+    /// Returns the WebSocket subprotocols that the configuration allows.
+    fn subprotocols(&self) -> &'static [TunnelProtocol] {
+        use TunnelProtocol::{GitLab, KasTunnel};
+
+        let allows = |protocol| self.protocols.contains(&protocol);
+        match (allows(AgentProtocol::KasTunnel), allows(AgentProtocol::WsTunnel)) {
+            (true, true) => &[KasTunnel, GitLab],
+            (true, false) => &[KasTunnel],
+            (false, true) => &[GitLab],
+            (false, false) => &[],
+        }
+    }
+
+    fn welcome(&self, agent: &AuthenticatedAgent) -> Welcome {
+        Welcome {
             replica: self.replica,
             replicas: self.replica_count(),
             tunnel: agent.tunnel,
@@ -185,15 +261,25 @@ impl AgentServer {
                 max_concurrent_streams: self.settings.max_concurrent_streams,
                 max_header_bytes: self.settings.max_header_bytes,
             },
-        };
-        let upgrade = hyper::upgrade::on(&mut request);
-        self.connections.tasks.spawn(Arc::clone(self).run::<T>(upgrade, agent));
+        }
+    }
 
-        headers.insert(header::WELCOME, welcome.encode().expect("ids and numbers are ASCII"));
-        let mut response = Response::new(Body::empty());
-        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        *response.headers_mut() = headers;
-        response
+    /// Serves GitLab's agentk in a WebSocket.
+    async fn run_gitlab<T>(self: Arc<Self>, upgrade: OnUpgrade, client: ClientAddress)
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let upgraded = timeout(self.handshake_timeout, upgrade).await;
+        let Ok(Ok(Ok(parts))) = upgraded.map(|upgraded| upgraded.map(|it| it.downcast::<TokioIo<T>>()))
+        else {
+            return self.metrics.count_handshake("incomplete");
+        };
+        let stalls = self.metrics.tunnel_write_stalls.clone();
+        let io = StallGuard::new(parts.io.into_inner(), self.write_stall_timeout, stalls);
+        let socket = WebSocket::new(io, parts.read_buf, Role::Server);
+        let cut = self.connections.cut.child_token();
+        let serving = gitlab::serve(self, AuthorityFilter::new(socket, &[]), client);
+        cut.run_until_cancelled(serving).await;
     }
 
     /// Returns the number of replicas in the route store, with this one.
@@ -209,16 +295,20 @@ impl AgentServer {
     {
         // Boxed, like other short phases of a tunnel: the memory of this future is that of its largest phase, for as long
         // as the tunnel lives.
-        let OpenTunnel { tunnel, driving, mut session } =
-            match Box::pin(self.open::<T>(upgrade, &agent)).await {
-                Ok(opened) => opened,
-                Err(error) => {
-                    self.metrics.count_handshake("incomplete");
-                    return tracing::debug!(peer = agent.client.text, error, "tunnel not opened");
-                }
-            };
-        let registered = self.register(&agent, &tunnel);
-        let supervisor = poll_on_wake(self.supervise(&agent, &tunnel, &registered));
+        match Box::pin(self.open::<T>(upgrade, &agent)).await {
+            Ok(opened) => self.serve_tunnel(&agent, opened).await,
+            Err(error) => {
+                self.metrics.count_handshake("incomplete");
+                tracing::debug!(peer = agent.client.text, error, "tunnel not opened");
+            }
+        }
+    }
+
+    /// Serves a tunnel until its end: callers may use it from now on.
+    async fn serve_tunnel(&self, agent: &AuthenticatedAgent, opened: OpenTunnel) {
+        let OpenTunnel { tunnel, driving, mut session } = opened;
+        let registered = self.register(agent, &tunnel);
+        let supervisor = poll_on_wake(self.supervise(agent, &tunnel, &registered));
         let reporter = poll_on_wake(kill_switch::report(
             &self.kill_switch,
             (agent.identity.id, &agent.identity.name),
@@ -239,7 +329,7 @@ impl AgentServer {
         let duration = registered.since.elapsed();
         drop((session, registered));
         self.withdraw(agent.identity.id).await;
-        self.observe_end(&agent, &ended, duration);
+        self.observe_end(agent, &ended, duration);
     }
 
     /// Opens the tunnel over an upgraded connection, and waits until agentk is ready for requests.
@@ -261,9 +351,17 @@ impl AgentServer {
         let Ok(Some((tunnel, driver))) = opened.await else {
             return Err("the connection was lost before the tunnel was open");
         };
+        self.prepare(agent, tunnel, driver.run().boxed()).await
+    }
 
+    /// Waits until agentk is ready for requests, and prepares the services of kas.
+    async fn prepare(
+        &self,
+        agent: &AuthenticatedAgent,
+        tunnel: Tunnel,
+        mut driving: BoxFuture<'static, CloseReason>,
+    ) -> Result<OpenTunnel, &'static str> {
         // Not registered before agentk responds: it may close a tunnel at once, in favour of one to another replica.
-        let mut driving = driver.run().boxed();
         let mut session = self.services.attach(&agent.identity, &agent.token, &agent.hello);
         let prepared = async {
             let ready = timeout(self.handshake_timeout, tunnel.ready()).await;

@@ -163,7 +163,7 @@ impl Forwarder {
             let change = self.store.changed(to.agent);
             match self.choose_tunnel(to, tried) {
                 TunnelChoice::Tunnel(request_permit) => return Ok(NextHop::Tunnel(request_permit)),
-                TunnelChoice::NotServed(services) => return Err(not_served(to, &services)),
+                TunnelChoice::NotServed(services) => return Err(self.not_served(to, &services)),
                 TunnelChoice::LimitReached => {
                     self.metrics.count_limit(Limit::RequestsPerAgent);
                     return Err(too_many_requests(to));
@@ -214,6 +214,25 @@ impl Forwarder {
     }
 }
 
+impl Forwarder {
+    /// Returns the error for an agent that serves only `services`.
+    fn not_served(&self, to: &Destination, services: &[ServiceName]) -> RequestError {
+        let served = services.iter().filter(|service| !service.is_internal()).map(ServiceName::as_str);
+        let served = served.collect::<Vec<_>>().join(", ");
+        let (agent, service) = (to.label(), &to.service);
+        let tunnels = self.tunnels.views_of(to.agent);
+        let gitlab = tunnels.iter().find_map(|tunnel| tunnel.handle().hello.gitlab_version());
+        let what = match gitlab {
+            Some(version) => format!(
+                "agent {agent} is GitLab's agentk {version}, which does not serve {service}; it serves: {served}. Install the \
+                 agentk of kas in its cluster, with the same token, for the other services"
+            ),
+            None => format!("agent {agent} does not serve {service}; it serves: {served}"),
+        };
+        RequestError::new(Reason::UnknownService, what)
+    }
+}
+
 impl NextHop {
     fn into_request_permit(self) -> Option<RequestPermit<TunnelEntry>> {
         match self {
@@ -249,13 +268,6 @@ fn too_many_requests(to: &Destination) -> RequestError {
         to.label()
     );
     RequestError::new(Reason::TooManyRequests, what).with_retry_after(Duration::from_secs(1))
-}
-
-fn not_served(to: &Destination, services: &[ServiceName]) -> RequestError {
-    let served = services.iter().filter(|service| !service.is_internal()).map(ServiceName::as_str);
-    let served = served.collect::<Vec<_>>().join(", ");
-    let what = format!("agent {} does not serve {}; it serves: {served}", to.label(), to.service);
-    RequestError::new(Reason::UnknownService, what)
 }
 
 /// Returns the error for a request whose last attempt failed.

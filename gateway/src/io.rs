@@ -1,5 +1,6 @@
 //! Accepted connections, and wrappers that limit the time of their writes and of their end.
 
+mod rewind;
 mod stall;
 mod strangers;
 
@@ -20,6 +21,7 @@ use tunnel::ReadAhead;
 
 pub use self::strangers::Stranger;
 pub(crate) use self::{
+    rewind::Rewind,
     stall::{StallGuard, is_stall},
     strangers::Strangers,
 };

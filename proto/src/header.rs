@@ -2,7 +2,10 @@
 //!
 //! kas and agentk remove these fields from messages of callers and clusters before they set their own.
 
-use http::{HeaderMap, HeaderName, header::ACCEPT_ENCODING};
+use http::{HeaderMap, HeaderName, HeaderValue, header::ACCEPT_ENCODING};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
+use crate::Reason;
 
 /// agentk → kas on the WebSocket upgrade: [`crate::Hello`] as JSON.
 pub const HELLO: HeaderName = HeaderName::from_static("kas-hello");
@@ -25,6 +28,19 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The prefix of all these names except [`REQUEST_ID`].
 pub const PREFIX: &str = "kas-";
+
+/// The characters that are encoded in a message: all but visible ASCII, and `%`, since kas decodes it.
+const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
+/// The longest message, in characters before encoding.
+const MAX_MESSAGE: usize = 1000;
+
+/// Returns the fields with which agentk reports an error to kas. kas writes the body, in the format of the caller's protocol.
+pub fn error(reason: Reason, message: &str) -> HeaderMap {
+    let short: String = message.chars().take(MAX_MESSAGE).collect();
+    let message = utf8_percent_encode(&short, ENCODED).to_string();
+    let message = HeaderValue::from_str(&message).expect("encoded to visible ASCII");
+    HeaderMap::from_iter([(ERROR, HeaderValue::from_static(reason.as_str())), (ERROR_MESSAGE, message)])
+}
 
 /// Returns the members of a comma-separated list, from all field lines with this name (RFC 9110 section 5.6.1).
 pub fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
@@ -50,8 +66,6 @@ pub fn accepts_gzip(headers: &HeaderMap) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     #[test]

@@ -115,6 +115,14 @@ pub enum HelloError {
 }
 
 impl Hello {
+    /// The beginning of the version of GitLab's agentk, for which kas writes the hello.
+    pub const GITLAB: &str = "gitlab-";
+
+    /// Returns the version of GitLab's agentk, or `None` for this one.
+    pub fn gitlab_version(&self) -> Option<&str> {
+        self.version.strip_prefix(Self::GITLAB)
+    }
+
     /// Returns the header value.
     ///
     /// # Errors

@@ -30,6 +30,7 @@ mod id;
 pub mod impersonation;
 mod reason;
 pub mod trailers;
+mod tunnel_protocol;
 
 pub use self::delivery::Delivery;
 pub use self::error_chain::ErrorChain;
@@ -39,6 +40,7 @@ pub use self::id::{
     ReplicaId, ServiceName, TunnelId,
 };
 pub use self::reason::{Fault, Reason};
+pub use self::tunnel_protocol::TunnelProtocol;
 
 /// The WebSocket subprotocol of the tunnel. Its version is that of all messages in this crate.
-pub const SUBPROTOCOL: &str = "kas-tunnel.v1";
+pub const SUBPROTOCOL: &str = TunnelProtocol::KasTunnel.subprotocol();

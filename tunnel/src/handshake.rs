@@ -7,7 +7,7 @@ use http::{
         UPGRADE,
     },
 };
-use proto::SUBPROTOCOL;
+use proto::TunnelProtocol;
 use tungstenite::handshake::{client::generate_key, derive_accept_key};
 
 /// The reason why kas refuses the request for a tunnel.
@@ -23,9 +23,15 @@ pub enum UpgradeRequestError {
         "the WebSocket upgrade is malformed: it needs GET, Sec-WebSocket-Version: 13 and one Sec-WebSocket-Key"
     )]
     Malformed,
-    /// The offered subprotocols do not include [`SUBPROTOCOL`].
-    #[error("kas supports none of the offered WebSocket subprotocols; it supports {SUBPROTOCOL}")]
-    Subprotocol,
+    /// None of the offered subprotocols is supported.
+    #[error(
+        "kas supports none of the offered WebSocket subprotocols; it supports {}",
+        TunnelProtocol::list(.supported)
+    )]
+    Subprotocol {
+        /// The protocols that kas supports.
+        supported: &'static [TunnelProtocol],
+    },
 }
 
 /// The reason why agentk refuses the response to its request for a tunnel.
@@ -39,23 +45,30 @@ pub enum UpgradeResponseError {
     NotWebSocket,
     /// The WebSocket server is not kas.
     #[error(
-        "it is a WebSocket server that does not support {SUBPROTOCOL}: is this the agent address of kas?"
+        "it is a WebSocket server that does not support {}: is this the agent address of kas?",
+        TunnelProtocol::list(.offered)
     )]
-    Subprotocol,
+    Subprotocol {
+        /// The protocols that agentk offered.
+        offered: &'static [TunnelProtocol],
+    },
 }
 
 impl UpgradeRequestError {
     /// Returns the status of the response.
     pub fn status(self) -> StatusCode {
         match self {
-            Self::NotAnUpgrade | Self::Subprotocol => StatusCode::UPGRADE_REQUIRED,
+            Self::NotAnUpgrade | Self::Subprotocol { .. } => StatusCode::UPGRADE_REQUIRED,
             Self::Malformed => StatusCode::BAD_REQUEST,
         }
     }
 }
 
-/// Returns the headers of the 101 that accepts the request, at kas.
-pub fn response_headers<B>(request: &Request<B>) -> Result<HeaderMap, UpgradeRequestError> {
+/// Returns the headers of the 101 that accepts the request, at kas, and the first of the `supported` protocols that agentk offers.
+pub fn response_headers<B>(
+    request: &Request<B>,
+    supported: &'static [TunnelProtocol],
+) -> Result<(HeaderMap, TunnelProtocol), UpgradeRequestError> {
     let headers = request.headers();
     if !has_token(headers, &CONNECTION, "upgrade") || !has_token(headers, &UPGRADE, "websocket") {
         return Err(UpgradeRequestError::NotAnUpgrade);
@@ -69,33 +82,40 @@ pub fn response_headers<B>(request: &Request<B>) -> Result<HeaderMap, UpgradeReq
     if request.method() != Method::GET || !version {
         return Err(UpgradeRequestError::Malformed);
     }
-    if !has_token(headers, &SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL) {
-        return Err(UpgradeRequestError::Subprotocol);
-    }
+    let is_offered =
+        |protocol: &&TunnelProtocol| has_token(headers, &SEC_WEBSOCKET_PROTOCOL, protocol.subprotocol());
+    let Some(&protocol) = supported.iter().find(is_offered) else {
+        return Err(UpgradeRequestError::Subprotocol { supported });
+    };
 
     let accept = derive_accept_key(key.as_bytes());
     let mut headers = HeaderMap::new();
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-    headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+    headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol.subprotocol()));
     headers.insert(SEC_WEBSOCKET_ACCEPT, HeaderValue::from_str(&accept).expect("base64 is a header value"));
-    Ok(headers)
+    Ok((headers, protocol))
 }
 
-/// Returns the headers of the request for a tunnel, at agentk, and the key for [`verify_response`].
-pub fn request_headers() -> (HeaderMap, String) {
+/// Returns the headers of the request for a tunnel with one of these protocols, at agentk, and the key for [`verify_response`].
+pub fn request_headers(offered: &[TunnelProtocol]) -> (HeaderMap, String) {
     let key = generate_key();
     let mut headers = HeaderMap::new();
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
-    headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(SUBPROTOCOL));
+    let protocols = HeaderValue::from_str(&TunnelProtocol::list(offered)).expect("names are ASCII");
+    headers.insert(SEC_WEBSOCKET_PROTOCOL, protocols);
     headers.insert(SEC_WEBSOCKET_KEY, HeaderValue::from_str(&key).expect("base64 is a header value"));
     (headers, key)
 }
 
-/// Checks that the response accepts the request with this `key`, at agentk.
-pub fn verify_response<B>(response: &Response<B>, key: &str) -> Result<(), UpgradeResponseError> {
+/// Checks that the response accepts the request with this `key`, at agentk. Returns the protocol that kas chose from the offered ones.
+pub fn verify_response<B>(
+    response: &Response<B>,
+    key: &str,
+    offered: &'static [TunnelProtocol],
+) -> Result<TunnelProtocol, UpgradeResponseError> {
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Err(UpgradeResponseError::Status(response.status()));
     }
@@ -107,11 +127,10 @@ pub fn verify_response<B>(response: &Response<B>, key: &str) -> Result<(), Upgra
     if !accepted || !has_token(headers, &UPGRADE, "websocket") {
         return Err(UpgradeResponseError::NotWebSocket);
     }
-    if headers.get(SEC_WEBSOCKET_PROTOCOL).is_none_or(|protocol| protocol != SUBPROTOCOL) {
-        return Err(UpgradeResponseError::Subprotocol);
-    }
-
-    Ok(())
+    let chosen = headers.get(SEC_WEBSOCKET_PROTOCOL);
+    let is_chosen =
+        |protocol: &&TunnelProtocol| chosen.is_some_and(|chosen| chosen == protocol.subprotocol());
+    offered.iter().find(is_chosen).copied().ok_or(UpgradeResponseError::Subprotocol { offered })
 }
 
 /// Returns whether a comma-separated header has a token. The case of letters is ignored.
@@ -128,8 +147,11 @@ fn has_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
 mod tests {
     use super::*;
 
+    const ONE: &[TunnelProtocol] = &[TunnelProtocol::KasTunnel];
+    const BOTH: &[TunnelProtocol] = &[TunnelProtocol::KasTunnel, TunnelProtocol::GitLab];
+
     fn request(edit: impl FnOnce(&mut HeaderMap)) -> (Request<()>, String) {
-        let (headers, key) = request_headers();
+        let (headers, key) = request_headers(ONE);
         let mut request = Request::new(());
         *request.headers_mut() = headers;
         edit(request.headers_mut());
@@ -141,9 +163,9 @@ mod tests {
         let (request, key) = request(|_| {});
         let mut response = Response::new(());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        *response.headers_mut() = response_headers(&request).unwrap();
-        assert_eq!(verify_response(&response, &key), Ok(()));
-        assert_eq!(verify_response(&response, "another key"), Err(UpgradeResponseError::NotWebSocket));
+        (*response.headers_mut(), _) = response_headers(&request, BOTH).unwrap();
+        assert_eq!(verify_response(&response, &key, ONE), Ok(TunnelProtocol::KasTunnel));
+        assert_eq!(verify_response(&response, "another key", ONE), Err(UpgradeResponseError::NotWebSocket));
     }
 
     #[test]
@@ -152,12 +174,15 @@ mod tests {
             headers.insert(CONNECTION, HeaderValue::from_static("keep-alive, Upgrade"));
             headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static("ws-tunnel, kas-tunnel.v1"));
         });
-        assert!(response_headers(&request).is_ok());
+        let chosen = |supported| response_headers(&request, supported).map(|(_, protocol)| protocol);
+        assert_eq!(chosen(ONE), Ok(TunnelProtocol::KasTunnel));
+        assert_eq!(chosen(BOTH), Ok(TunnelProtocol::KasTunnel));
+        assert_eq!(chosen(&[TunnelProtocol::GitLab]), Ok(TunnelProtocol::GitLab));
     }
 
     #[test]
     fn invalid_request_is_refused_with_its_reason() {
-        let refusal = |edit: fn(&mut HeaderMap)| response_headers(&request(edit).0).unwrap_err();
+        let refusal = |edit: fn(&mut HeaderMap)| response_headers(&request(edit).0, ONE).unwrap_err();
         assert_eq!(refusal(HeaderMap::clear), UpgradeRequestError::NotAnUpgrade);
         assert_eq!(
             refusal(|h| {
@@ -169,16 +194,17 @@ mod tests {
             refusal(|h| {
                 h.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static("ws-tunnel"));
             }),
-            UpgradeRequestError::Subprotocol
+            UpgradeRequestError::Subprotocol { supported: ONE }
         );
-        assert!(UpgradeRequestError::Subprotocol.to_string().contains(SUBPROTOCOL));
+        let text = UpgradeRequestError::Subprotocol { supported: BOTH }.to_string();
+        assert!(text.ends_with("it supports kas-tunnel.v1, ws-tunnel"), "{text}");
     }
 
     #[test]
     fn response_of_another_server_is_refused() {
         let mut response = Response::new(());
-        assert_eq!(verify_response(&response, "key"), Err(UpgradeResponseError::Status(StatusCode::OK)));
+        assert_eq!(verify_response(&response, "key", ONE), Err(UpgradeResponseError::Status(StatusCode::OK)));
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        assert_eq!(verify_response(&response, "key"), Err(UpgradeResponseError::NotWebSocket));
+        assert_eq!(verify_response(&response, "key", ONE), Err(UpgradeResponseError::NotWebSocket));
     }
 }

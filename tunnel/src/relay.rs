@@ -5,8 +5,8 @@ use std::{future::poll_fn, task::Poll};
 use h2::Reason;
 
 use crate::{
-    CallError, Delivery, Tunnel,
-    server::{IncomingRequest, send_response},
+    CallError, Tunnel,
+    server::{IncomingRequest, reset_reason, send_response},
     upgrade::{self, UpgradedStream},
 };
 
@@ -32,10 +32,7 @@ impl IncomingRequest {
         let mut response = match result {
             Ok(response) => response,
             Err(error) => {
-                respond.send_reset(match error.delivery {
-                    Delivery::NotProcessed => Reason::REFUSED_STREAM,
-                    Delivery::Unknown => Reason::INTERNAL_ERROR,
-                });
+                respond.send_reset(reset_reason(error.delivery));
                 return Err(error);
             }
         };

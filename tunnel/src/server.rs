@@ -12,7 +12,7 @@ use http::{
     Method, Request, Response, StatusCode, Uri, Version,
     header::{CONNECTION, HeaderValue, TRANSFER_ENCODING, UPGRADE},
 };
-use proto::header;
+use proto::{Delivery, header};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, MissedTickBehavior, interval, sleep, timeout},
@@ -193,13 +193,25 @@ impl IncomingRequest {
     where
         F: Future<Output = Response<Body>>,
     {
+        self.try_respond(async |request| Ok(handler(request).await)).await;
+    }
+
+    /// Runs a handler that may fail, like [`Self::respond`]. An error resets the stream, and tells kas whether the request may have
+    /// been processed.
+    pub async fn try_respond<F>(self, handler: impl FnOnce(Request<Body>) -> F)
+    where
+        F: Future<Output = Result<Response<Body>, Delivery>>,
+    {
         let Self { request, mut respond, raw, stalls } = self;
         if poll_fn(|cx| Poll::Ready(respond.poll_reset(cx).is_ready())).await {
             return;
         }
         let response = tokio::select! {
             biased;
-            response = handler(request) => response,
+            response = handler(request) => match response {
+                Ok(response) => response,
+                Err(delivery) => return respond.send_reset(reset_reason(delivery)),
+            },
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -213,6 +225,14 @@ impl IncomingRequest {
     /// Refuses the request with REFUSED_STREAM: it was not processed (RFC 9113 section 8.7).
     pub fn refuse(mut self) {
         self.respond.send_reset(Reason::REFUSED_STREAM);
+    }
+}
+
+/// Returns the reason of a reset for a request without a response (RFC 9113 section 8.7).
+pub(crate) fn reset_reason(delivery: Delivery) -> Reason {
+    match delivery {
+        Delivery::NotProcessed => Reason::REFUSED_STREAM,
+        Delivery::Unknown => Reason::INTERNAL_ERROR,
     }
 }
 

@@ -25,8 +25,6 @@ pub use self::{
     order::{Order, OrderError},
 };
 
-/// The subprotocol of GitLab's tunnels in a WebSocket.
-pub const SUBPROTOCOL: &str = "ws-tunnel";
 /// The method of the agent that carries requests to the Kubernetes API.
 pub const KUBERNETES_METHOD: &str = "/gitlab.agent.kubernetes_api.rpc.KubernetesApi/MakeRequest";
 /// The service of [`KUBERNETES_METHOD`].

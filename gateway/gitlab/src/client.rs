@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode,
     header::{ACCEPT, CONTENT_TYPE, USER_AGENT},
 };
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
@@ -23,6 +23,7 @@ use hyper_util::{
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use prometheus_client::registry::Registry;
 use proto::ErrorChain;
+use secrecy::SecretString;
 use serde::{Serialize, de::DeserializeOwned};
 use settings::Secret;
 use tokio::{
@@ -289,12 +290,50 @@ impl GitLabClient {
         }
     }
 
-    /// Waits until the request may be sent, sends it and reads the response.
+    /// Sends the request of a module of GitLab's agentk, and returns the response as it is. `target` is the path below those of all
+    /// modules, with its query.
+    ///
+    /// # Errors
+    ///
+    /// GitLab gives no response within 30 s.
+    pub async fn send_of_module(
+        &self,
+        request: Request<Bytes>,
+        token: &SecretString,
+    ) -> Result<Response<Bytes>, GitLabError> {
+        let (head, body) = request.into_parts();
+        let endpoint = Endpoint::Module;
+        let mut headers = head.headers;
+        headers.insert(USER_AGENT, AGENT);
+        let invalid = "not sent: the token has characters that no header may have";
+        let credential = Credential::Agent(token).header(endpoint);
+        headers.extend(credential.map_err(|_| GitLabError::unavailable(invalid))?);
+        let path = format!("{}{}", endpoint.path(), head.uri.path());
+        let url = self.inner.address.url(&path, head.uri.query().unwrap_or_default());
+        let prepared = Prepared { method: head.method, endpoint, url, headers, body };
+        let exchanged = self.exchange_in_time(&prepared, Instant::now() + TOTAL_TIMEOUT).await;
+        let (status, headers, body) = exchanged.map_err(|failure| failure.error)?;
+        let mut response = Response::new(body);
+        (*response.status_mut(), *response.headers_mut()) = (status, headers);
+        Ok(response)
+    }
+
+    /// Waits until the request may be sent, sends it and parses the response.
     async fn attempt<T: DeserializeOwned>(
         &self,
         prepared: &Prepared,
         deadline: Instant,
     ) -> Result<T, Failure> {
+        let (status, headers, body) = self.exchange_in_time(prepared, deadline).await?;
+        response::parse(status, &headers, &body)
+    }
+
+    /// Waits until the request may be sent, sends it and reads the response.
+    async fn exchange_in_time(
+        &self,
+        prepared: &Prepared,
+        deadline: Instant,
+    ) -> Result<(StatusCode, HeaderMap, Bytes), Failure> {
         let limited = || {
             self.inner.metrics.count_limited(self.share);
             Failure::unavailable("kas sends as many requests as it may (gitlab.api_rate_limit)", false)
@@ -306,9 +345,7 @@ impl GitLabClient {
         let started = Instant::now();
         let exchange = timeout_at(deadline.min(started + ATTEMPT_TIMEOUT), self.exchange(prepared)).await;
         let (result, response) = match exchange {
-            Ok(Ok((status, headers, body))) => {
-                (AttemptResult::Status(status), response::parse(status, &headers, &body))
-            }
+            Ok(Ok(response)) => (AttemptResult::Status(response.0), Ok(response)),
             Ok(Err((result, failure))) => (result, Err(failure)),
             Err(_) => (AttemptResult::Timeout, Err(Failure::unavailable("it did not respond in time", true))),
         };

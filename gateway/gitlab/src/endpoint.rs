@@ -34,6 +34,8 @@ pub enum Endpoint {
     CommitStatuses,
     /// POST: a status of a commit.
     SetCommitStatus,
+    /// Any method: what a module of GitLab's agentk asks for, below this path.
+    Module,
 }
 
 /// The credential of a request, besides the JWT of kas.
@@ -65,6 +67,7 @@ impl Endpoint {
             Self::ProjectEnvironments => "/api/v4/projects/:id/environments",
             Self::CommitStatuses => "/api/v4/projects/:id/repository/commits/:sha/statuses",
             Self::SetCommitStatus => "/api/v4/projects/:id/statuses/:sha",
+            Self::Module => "/api/v4/internal/kubernetes/modules",
         }
     }
 
@@ -83,14 +86,18 @@ impl Endpoint {
             Self::ProjectEnvironments => "project_environments",
             Self::CommitStatuses => "commit_statuses",
             Self::SetCommitStatus => "set_commit_status",
+            Self::Module => "module",
         }
     }
 
     /// Returns whether a failed request is sent again.
     ///
-    /// agentk itself connects again. Counters and events would be counted twice if GitLab had processed them.
+    /// agentk itself connects again, and its modules ask again. Counters and events would be counted twice if GitLab had processed them.
     pub(super) fn is_retried(self) -> bool {
-        !matches!(self, Self::AgentInfo | Self::LegacyAgentInfo | Self::UsageMetrics | Self::AgentEvents)
+        !matches!(
+            self,
+            Self::AgentInfo | Self::LegacyAgentInfo | Self::UsageMetrics | Self::AgentEvents | Self::Module
+        )
     }
 
     /// Returns whether a 404 can mean that GitLab has switched kas off.

@@ -8,19 +8,27 @@ use std::{
 };
 
 use access::{AgentAuthenticator, AgentIdentity, address_key, token::TokenHash};
-use http::{HeaderMap, Request, header::AUTHORIZATION};
-use hyper::body::Incoming;
+use http::{HeaderMap, header::AUTHORIZATION};
 use parking_lot::Mutex;
 use proto::{AgentId, Hello, TunnelId, header};
 use router::{AddressLimit, AddressRefusal};
 use secrecy::SecretString;
 use tokio::time::Instant;
-use tunnel::handshake;
 
 use super::{AgentServer, refusal::HandshakeError, version_skew::VersionSkew};
 use crate::metrics::Limit;
 
-/// An agent whose token is valid and whose tunnel is admitted.
+/// An agent whose token is valid and whose tunnel is within the limits.
+#[derive(Clone, Debug)]
+pub(super) struct Admission {
+    pub(super) identity: AgentIdentity,
+    pub(super) token: SecretString,
+    /// Reports the revocation of the token.
+    source: Arc<dyn AgentAuthenticator>,
+    permit: Arc<TunnelPermit>,
+}
+
+/// An agent whose tunnel is admitted.
 #[derive(Debug)]
 pub(super) struct AuthenticatedAgent {
     pub(super) identity: AgentIdentity,
@@ -30,7 +38,7 @@ pub(super) struct AuthenticatedAgent {
     pub(super) hello: Arc<Hello>,
     pub(super) tunnel: TunnelId,
     pub(super) client: ClientAddress,
-    _permit: TunnelPermit,
+    _permit: Arc<TunnelPermit>,
 }
 
 /// The address of an agent.
@@ -41,62 +49,104 @@ pub(super) struct ClientAddress {
     pub(super) text: String,
 }
 
+impl AuthenticatedAgent {
+    pub(super) fn new(admission: Admission, hello: Hello, client: ClientAddress) -> Self {
+        let Admission { identity, token, source, permit } = admission;
+        let (hello, tunnel) = (Arc::new(hello), TunnelId::random());
+        Self { identity, token, source, hello, tunnel, client, _permit: permit }
+    }
+}
+
 impl AgentServer {
-    /// Authenticates the agent and applies the limits. Returns the headers of the 101 together with the agent.
+    /// Authenticates the agent of a handshake and applies the limits.
     pub(super) async fn admit(
         &self,
-        request: &Request<Incoming>,
+        headers: &HeaderMap,
         client: &ClientAddress,
-    ) -> Result<(HeaderMap, AuthenticatedAgent), HandshakeError> {
-        if !self.addresses.allows(client.address) {
-            let key = "agent.listen.allowed_networks".to_owned();
-            return Err(HandshakeError::AddressNotAllowed { address: client.address, key });
-        }
-        let headers = handshake::response_headers(request).map_err(|refusal| HandshakeError::Protocol {
-            status: refusal.status(),
-            message: refusal.to_string(),
-        })?;
-        if self.connections.draining.is_cancelled() {
-            return Err(HandshakeError::Draining);
-        }
-        let (token, (identity, source)) = self
-            .authenticate(request.headers(), client.address)
-            .await?
-            .ok_or(HandshakeError::Unauthorized)?;
-        if !self.identities.load().agent_may_connect_from(identity.id, client.address) {
-            let key = format!("the entry of agent {} in the identity file of kas", identity.name);
-            return Err(HandshakeError::AddressNotAllowed { address: client.address, key });
-        }
-        let hello = hello(request.headers())?;
+    ) -> Result<AuthenticatedAgent, HandshakeError> {
+        let (token, identity, source) = self.identify(headers, client).await?;
+        let hello = hello(headers)?;
         self.check_hello(&identity, &hello).inspect_err(|error| {
             let message = error.to_string();
             self.conflicts.record_refusal(identity.id, error.label(), message, SystemTime::now());
         })?;
+        let permit = self.admit_tunnel(&identity, &token).await?;
+        let admission = Admission { identity, token, source, permit };
+        Ok(AuthenticatedAgent::new(admission, hello, client.clone()))
+    }
 
-        // After authentication: only agents may use up the rate that all agents share.
+    /// Authenticates an agent that describes itself later, and applies the limits of its tunnel.
+    pub(super) async fn admit_agent(
+        &self,
+        headers: &HeaderMap,
+        client: &ClientAddress,
+    ) -> Result<Admission, HandshakeError> {
+        let (token, identity, source) = self.identify(headers, client).await?;
+        if let Some(pinned) = self.identities.load().cluster(identity.id) {
+            let (agent, pinned) = (identity.name.clone(), pinned.to_owned());
+            return Err(HandshakeError::WrongCluster { agent, pinned, reported: None });
+        }
+        let permit = self.admit_tunnel(&identity, &token).await?;
+        Ok(Admission { identity, token, source, permit })
+    }
+
+    /// Logs and counts the refusal of an agent.
+    pub(super) fn report_refusal(&self, client: &ClientAddress, error: &HandshakeError) {
+        let reason = error.label();
+        self.metrics.count_handshake(reason);
+        if let Some(suppressed) = self.log_limit.admit(reason, std::time::Instant::now()) {
+            let status = error.status();
+            tracing::warn!(peer = client.text, %status, reason, suppressed, %error, "tunnel refused");
+        }
+    }
+
+    /// Checks the address of a client before its credential.
+    pub(super) fn check_client(&self, client: &ClientAddress) -> Result<(), HandshakeError> {
+        if self.addresses.allows(client.address) {
+            return Ok(());
+        }
+        let key = "agent.listen.allowed_networks".to_owned();
+        Err(HandshakeError::AddressNotAllowed { address: client.address, key })
+    }
+
+    /// Authenticates an agent that may connect from its address.
+    async fn identify(
+        &self,
+        headers: &HeaderMap,
+        client: &ClientAddress,
+    ) -> Result<(SecretString, AgentIdentity, Arc<dyn AgentAuthenticator>), HandshakeError> {
+        if self.connections.draining.is_cancelled() {
+            return Err(HandshakeError::Draining);
+        }
+        let (token, (identity, source)) =
+            self.authenticate(headers, client.address).await?.ok_or(HandshakeError::Unauthorized)?;
+        if !self.identities.load().agent_may_connect_from(identity.id, client.address) {
+            let key = format!("the entry of agent {} in the identity file of kas", identity.name);
+            return Err(HandshakeError::AddressNotAllowed { address: client.address, key });
+        }
+        Ok((token, identity, source))
+    }
+
+    /// Applies the limits of tunnels. After authentication: only agents may use up the rate that all agents share.
+    async fn admit_tunnel(
+        &self,
+        identity: &AgentIdentity,
+        token: &SecretString,
+    ) -> Result<Arc<TunnelPermit>, HandshakeError> {
         let admitted = self.connection_rate.lock().admit(Instant::now());
         if let Err(wait) = admitted {
             self.metrics.count_limit(Limit::ConnectionRate);
             return Err(HandshakeError::ReplicaRateLimit { wait });
         }
-        if let Err(wait) = self.token_rate.admit(TokenHash::of(&token).digest()).await {
+        if let Err(wait) = self.token_rate.admit(TokenHash::of(token).digest()).await {
             self.metrics.count_limit(Limit::ConnectionsPerToken);
-            return Err(HandshakeError::TokenRateLimit { agent: identity.name, wait });
+            return Err(HandshakeError::TokenRateLimit { agent: identity.name.clone(), wait });
         }
         let Some(permit) = self.tunnel_permits.try_acquire(identity.id) else {
             self.metrics.count_limit(Limit::TunnelsPerAgent);
-            return Err(HandshakeError::TunnelLimit { agent: identity.name });
+            return Err(HandshakeError::TunnelLimit { agent: identity.name.clone() });
         };
-        let agent = AuthenticatedAgent {
-            identity,
-            token,
-            source,
-            hello: Arc::new(hello),
-            tunnel: TunnelId::random(),
-            client: client.clone(),
-            _permit: permit,
-        };
-        Ok((headers, agent))
+        Ok(Arc::new(permit))
     }
 
     /// Returns the token of the request with the agent that holds it and the source that knows it; `None` if no agent holds it.
@@ -162,7 +212,7 @@ impl ClientAddress {
 }
 
 /// Returns the token of the agent, if there is exactly one `Authorization` header with it.
-fn bearer(headers: &HeaderMap) -> Option<SecretString> {
+pub(super) fn bearer(headers: &HeaderMap) -> Option<SecretString> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return None;

@@ -7,7 +7,7 @@ use settings::ConfigError;
 use super::connection_limits::ConnectionLimits;
 use crate::{
     addresses::AddressRules,
-    config::Config,
+    config::{AgentProtocol, Config},
     listen::{BindError, Listener},
     peers::PeerConfig,
     tls::Certificate,
@@ -87,7 +87,13 @@ impl Listeners {
         private: Option<&PeerConfig>,
         connections: ConnectionLimits,
     ) -> Result<Self, BindError> {
-        let agent = certificates.agent.as_ref().map(|pair| pair.acceptor(&[b"http/1.1"]));
+        // HTTP/1.1 first: a WebSocket needs it, and gRPC offers nothing but HTTP/2.
+        let alpn: &'static [&'static [u8]] =
+            match config.agent.listen.enabled_protocols().contains(&AgentProtocol::Http2) {
+                true => &[b"http/1.1", b"h2"],
+                false => &[b"http/1.1"],
+            };
+        let agent = certificates.agent.as_ref().map(|pair| pair.acceptor(alpn));
         let public = certificates.public.as_ref().map(|pair| pair.acceptor(&[b"h2", b"http/1.1"]));
         let limits = &config.agent.kubernetes_api.limits;
         let addresses = (config.agent.listen.address, config.agent.kubernetes_api.listen.address);

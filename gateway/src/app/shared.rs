@@ -24,7 +24,7 @@ use crate::{
     admin::{AdminServer, Readiness},
     agent_list::AgentLister,
     agent_metrics::AgentMonitor,
-    agents::{AgentConflicts, AgentServer, MaxAge, TunnelPermits},
+    agents::{AgentConflicts, AgentServer, MaxAge, RpcMetrics, TunnelPermits},
     config::Config,
     cors::Cors,
     forward::Forwarder,
@@ -95,6 +95,14 @@ impl SharedState {
         let conflicts = Arc::new(AgentConflicts::default());
         conflicts.register(registry);
         AgentServer {
+            gitlab: gitlab.map(|(client, _)| client.clone()),
+            protocols: listen.enabled_protocols(),
+            gitlab_calls: RpcMetrics::register(registry),
+            gitlab_url: config
+                .gitlab
+                .as_ref()
+                .and_then(|gitlab| gitlab.external_url.clone())
+                .unwrap_or_default(),
             conflicts,
             kill_switch: Arc::clone(&self.kill_switch),
             usage: self.usage.clone(),

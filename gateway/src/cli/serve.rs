@@ -44,7 +44,7 @@ Exit codes:
   70  a defect of kas: a task panicked, or a thread was blocked for 45 s";
 
 /// The crates of the workspace in kas, which log with the configured level.
-const OURS: [&str; 19] = [
+const OURS: [&str; 20] = [
     "access",
     "cli",
     "cores",
@@ -52,6 +52,7 @@ const OURS: [&str; 19] = [
     "gateway",
     "git",
     "gitlab",
+    "gitlab_tunnel",
     "oci",
     "oidc",
     "process",

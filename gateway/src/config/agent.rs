@@ -1,6 +1,6 @@
 //! Section `agent`: the listeners for tunnels and callers, the tunnels, and what kas asks GitLab about agents.
 
-use std::{borrow::Cow, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{borrow::Cow, collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
@@ -65,9 +65,12 @@ pub struct AgentListen {
     #[serde(deserialize_with = "listeners::address")]
     #[schemars(with = "String", regex(pattern = SOCKET_ADDRESS))]
     pub address: SocketAddr,
-    /// Must be true: agents connect by WebSocket.
-    #[schemars(extend("const" = true))]
+    /// With false, there is no protocol of `protocols` that needs a WebSocket: GitLab's agentk alone connects.
     pub websocket: bool,
+    /// The protocols of agents: `kas-tunnel.v1` is that of this agentk, `ws-tunnel` and `h2` are those of GitLab's agentk.
+    #[serde(deserialize_with = "protocols")]
+    #[schemars(length(min = 1))]
+    pub protocols: BTreeSet<AgentProtocol>,
     /// The certificate chain (PEM). With it and `key_file` the listener uses TLS.
     #[schemars(with = "Option<PathBuf>")]
     pub certificate_file: Option<Spanned<PathBuf>>,
@@ -110,6 +113,25 @@ pub struct AgentListen {
     pub write_stall_timeout: Duration,
     /// Ignored: see `agent.kubernetes_api.listen.listen_grace_period`.
     pub(super) listen_grace_period: GitLabKey,
+}
+
+/// A protocol of agents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema)]
+pub enum AgentProtocol {
+    /// That of this agentk, in a WebSocket.
+    #[serde(rename = "kas-tunnel.v1")]
+    KasTunnel,
+    /// gRPC in a WebSocket: GitLab's agentk with `wss://`.
+    #[serde(rename = "ws-tunnel")]
+    WsTunnel,
+    /// gRPC without a WebSocket: GitLab's agentk with `grpcs://`.
+    #[serde(rename = "h2")]
+    Http2,
+}
+
+impl AgentProtocol {
+    /// All protocols.
+    pub const ALL: [Self; 3] = [Self::KasTunnel, Self::WsTunnel, Self::Http2];
 }
 
 /// The maximum age of tunnels.
@@ -206,6 +228,12 @@ impl<'de> Deserialize<'de> for ConnectionAge {
 }
 
 impl AgentListen {
+    /// Returns the protocols that `websocket` allows.
+    pub fn enabled_protocols(&self) -> BTreeSet<AgentProtocol> {
+        let allowed = |protocol: &&AgentProtocol| self.websocket || **protocol == AgentProtocol::Http2;
+        self.protocols.iter().filter(allowed).copied().collect()
+    }
+
     /// Returns the rules of the listener about addresses.
     pub fn addresses(&self) -> AddressRules {
         AddressRules::new(&self.trusted_proxies, self.proxy_protocol, &self.allowed_networks)
@@ -230,6 +258,14 @@ impl Default for AgentConfig {
     }
 }
 
+fn protocols<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeSet<AgentProtocol>, D::Error> {
+    let protocols = BTreeSet::deserialize(deserializer)?;
+    match protocols.is_empty() {
+        true => Err(D::Error::custom("no agent could connect without a protocol")),
+        false => Ok(protocols),
+    }
+}
+
 fn info_cache_ttl() -> Duration {
     Duration::from_secs(300)
 }
@@ -244,6 +280,7 @@ impl Default for AgentListen {
             network: ListenNetwork::Tcp,
             address: SocketAddr::from(([127, 0, 0, 1], 8150)),
             websocket: true,
+            protocols: AgentProtocol::ALL.into(),
             certificate_file: None,
             key_file: None,
             trusted_proxies: Vec::new(),

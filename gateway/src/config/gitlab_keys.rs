@@ -81,8 +81,9 @@ impl Config {
         [
             (
                 "agent.listen.websocket",
-                !self.agent.listen.websocket,
-                "agents connect by WebSocket only: set it to true, and give agents an address that begins with wss://",
+                self.agent.listen.enabled_protocols().is_empty(),
+                "without WebSocket, only GitLab's agentk with grpcs:// can connect: set it to true, or add h2 to \
+                 agent.listen.protocols",
             ),
             (
                 "config.command",
@@ -219,7 +220,7 @@ mod tests {
     #[test]
     fn each_refused_key_is_an_error_with_its_line_and_a_remedy() {
         let values = |key: &str| match key {
-            "agent.listen.websocket" => "false",
+            "agent.listen.websocket" => "false, protocols: [ws-tunnel]",
             "redis.sentinel.tls" => "{enabled: true}",
             _ => "/some/path",
         };
@@ -240,6 +241,7 @@ mod tests {
     fn keys_with_the_meaning_of_kas_are_accepted() {
         for text in [
             "agent: {listen: {websocket: true}}",
+            "agent: {listen: {websocket: false}}",
             "config:",
             "config: {}",
             "observability: {prometheus: {url_path: /metrics}, liveness_probe: {url_path: /liveness}}",

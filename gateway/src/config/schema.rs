@@ -181,7 +181,6 @@ mod tests {
         let validator = validator();
         for text in [
             "redis: {username: kas}",
-            "agent: {listen: {websocket: false}}",
             "config: {command: a}",
             "observability: {listen: {certificate_file: a, key_file: b}}",
             "redis: {server: {address: 'a:1'}, cluster: {addresses: ['a:1']}}",

@@ -25,7 +25,7 @@ fn error_has_file_line_key_and_reason() {
     assert_eq!(
         error("identity: {file: i}\nagent:\n  listen:\n    adress: x\n"),
         "kas.yaml:4:5: agent.listen.adress: unknown field `adress`, expected one of network, address, websocket, \
-         certificate_file, key_file, trusted_proxies, proxy_protocol, allowed_networks, max_connection_age, \
+         protocols, certificate_file, key_file, trusted_proxies, proxy_protocol, allowed_networks, max_connection_age, \
          max_connections, max_tunnels_per_agent, connections_per_token_per_minute, \
          connections_per_address_per_minute, unknown_tokens_per_address_per_minute, connections_per_second, handshake_timeout, \
          write_stall_timeout, listen_grace_period"
@@ -36,6 +36,10 @@ fn error_has_file_line_key_and_reason() {
     );
     let version = error("identity: {file: i}\nagent: {listen: {proxy_protocol: v1}}\n");
     assert!(version.contains("agent.listen.proxy_protocol: unknown variant `v1`, expected"), "{version}");
+    let protocols = error("identity: {file: i}\nagent: {listen: {protocols: []}}\n");
+    assert!(protocols.starts_with("kas.yaml:2:") && protocols.ends_with("without a protocol"), "{protocols}");
+    let protocol = error("identity: {file: i}\nagent: {listen: {protocols: [grpc]}}\n");
+    assert!(protocol.contains("unknown variant `grpc`, expected one of"), "{protocol}");
     let age = error("identity: {file: i}\nagent: {listen: {max_connection_age: automatic}}\n");
     assert!(age.starts_with("kas.yaml:2:") && age.ends_with(", or auto"), "{age}");
     let duration = error("identity: {file: i}\nagent: {tunnel: {reconnect_wait: soon}}\n");

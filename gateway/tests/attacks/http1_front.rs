@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use agent::Services;
+use gateway::config::AgentProtocol;
 use http::{Request, Response};
 use testing::kas::world::World;
 use tokio::{
@@ -201,7 +202,9 @@ async fn attack_11_h2c_upgrade_is_ignored() {
 
 #[tokio::test(start_paused = true)]
 async fn attack_11_http2_on_the_agents_listener_is_refused() {
-    let world = World::new();
+    let world = World::with(|config| {
+        config.agent.listen.protocols.remove(&AgentProtocol::Http2);
+    });
     let mut attacker = tunnel_ends::connect(&world);
     attacker.write_all(crate::http2::PREFACE).await.unwrap();
     let answer = read(&mut attacker).await;

@@ -8,7 +8,7 @@ use std::sync::{
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
-use proto::{Hello, InstanceId};
+use proto::{Hello, InstanceId, TunnelProtocol};
 use secrecy::{ExposeSecret as _, SecretString};
 use testing::kas::world::{World, text};
 use tokio::{
@@ -45,7 +45,7 @@ pub(crate) fn upgrade_as(token: &SecretString, instance: InstanceId) -> String {
         cluster: None,
         scope: None,
     };
-    let (mut headers, _) = handshake::request_headers();
+    let (mut headers, _) = handshake::request_headers(&[TunnelProtocol::KasTunnel]);
     headers.insert(proto::header::HELLO, hello.encode().unwrap());
     let bearer = format!("Bearer {}", token.expose_secret());
     headers.insert("authorization", bearer.parse().unwrap());

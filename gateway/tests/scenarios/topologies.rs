@@ -8,7 +8,7 @@ use http::{Request, Response, header::AUTHORIZATION};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
-use proto::{Hello, InstanceId, header::HELLO};
+use proto::{Hello, InstanceId, TunnelProtocol, header::HELLO};
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 use testing::{
@@ -71,7 +71,7 @@ async fn handshake_of(world: &World, version: &str) -> (u16, String) {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(near)).await.unwrap();
     tokio::spawn(connection);
     let mut request = Request::get("/").body(Empty::<Bytes>::new()).unwrap();
-    (*request.headers_mut(), _) = handshake::request_headers();
+    (*request.headers_mut(), _) = handshake::request_headers(&[TunnelProtocol::KasTunnel]);
     request.headers_mut().insert("host", "kas".parse().unwrap());
     request.headers_mut().insert(HELLO, hello.encode().unwrap());
     let bearer = format!("Bearer {}", world.agent_token.expose_secret());

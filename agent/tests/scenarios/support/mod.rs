@@ -137,7 +137,8 @@ pub(crate) async fn serve<T>(
             };
             let mut response = Response::new(Full::default());
             *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-            *response.headers_mut() = handshake::response_headers(&request).unwrap();
+            (*response.headers_mut(), _) =
+                handshake::response_headers(&request, &[proto::TunnelProtocol::KasTunnel]).unwrap();
             let limits = TunnelLimits { max_concurrent_streams: 100, max_header_bytes: 1 << 16 };
             let welcome = Welcome { replica, replicas, tunnel: TunnelId::random(), limits };
             response.headers_mut().insert(header::WELCOME, welcome.encode().unwrap());

@@ -176,7 +176,7 @@ impl ConfigurationState {
     }
 
     /// Returns the message for agentk, or `None` before the first reading.
-    pub(super) fn update(&self) -> Option<ConfigurationUpdate> {
+    pub(crate) fn update(&self) -> Option<ConfigurationUpdate> {
         if self.configuration.is_none() && self.error.is_none() {
             return None;
         }

@@ -1,0 +1,316 @@
+//! Serves GitLab's agentk: gRPC on one HTTP/2 connection, which is a tunnel for the rest of kas.
+//!
+//! ```text
+//!   request of a caller ─► Tunnel ═ in-memory HTTP/2 ═ Bridge ─► Exchange ─► a `Connect` stream ─► GitLab's agentk
+//! ```
+//!
+//! The in-memory tunnel makes routing, limits, revocation, the kill switch, audit and errors those of every other agent. The
+//! connection belongs to the agent of its first call; each further call must have the same token.
+
+mod bridge;
+mod calls;
+mod codec;
+mod configuration;
+mod exchange;
+mod flux;
+mod gitlab_access;
+mod metrics;
+mod pool;
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use access::token::TokenHash;
+use futures_util::FutureExt as _;
+use gitlab_tunnel::messages::AgentMeta;
+use http::{HeaderMap, Request};
+use hyper::{body::Incoming, server::conn::http2, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use proto::{Hello, InstanceId, ServiceName};
+use sha2::{Digest as _, Sha256};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{OnceCell, watch},
+    time::{sleep, timeout},
+};
+use tonic::Status;
+use tunnel::{TunnelConfig, direct};
+
+pub(crate) use self::metrics::RpcMetrics;
+use self::{bridge::Bridge, pool::StreamPool};
+use super::{
+    AgentServer,
+    admission::{Admission, AuthenticatedAgent, ClientAddress},
+    refusal::HandshakeError,
+};
+
+/// The bytes between the two ends of an in-memory tunnel, in each direction.
+const PIPE: usize = 16 << 10;
+/// The window of a call in bytes: bulk responses arrive in pieces of 32 KiB.
+const CALL_WINDOW: u32 = 1 << 20;
+/// The window of a connection in bytes, which its calls share. Only the windows of calls bound the memory.
+const CONNECTION_WINDOW: u32 = 1 << 30;
+/// The most calls of a connection: 500 streams for requests, and a few others.
+const MAX_CALLS: u32 = 600;
+/// The longest headers of a call in bytes.
+const MAX_HEADERS: u32 = 16 << 10;
+/// The time for which a new tunnel waits until agentk has described itself.
+const META_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time that agentk has to open another connection before this one takes no more requests.
+const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(3);
+/// The time that agentk has for the end of a connection that has no more requests.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// One connection of GitLab's agentk.
+struct GitlabConnection {
+    server: Arc<AgentServer>,
+    client: ClientAddress,
+    /// The agent of the first call.
+    agent: OnceCell<Admission>,
+    /// The last description that agentk has sent of itself.
+    meta: watch::Sender<AgentMeta>,
+    /// A call of an unknown method was logged.
+    unknown_reported: AtomicBool,
+    pool: StreamPool,
+    /// The time for the requests in flight, once agentk should open another connection.
+    leaving: watch::Sender<Option<Duration>>,
+}
+
+/// Serves a connection until it ends.
+pub(super) async fn serve<S>(server: Arc<AgentServer>, io: S, client: ClientAddress)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let settings = server.settings.clone();
+    let handshake_timeout = server.handshake_timeout;
+    let connection = Arc::new(GitlabConnection {
+        server,
+        client,
+        agent: OnceCell::new(),
+        meta: watch::Sender::default(),
+        unknown_reported: AtomicBool::new(false),
+        pool: StreamPool::default(),
+        leaving: watch::Sender::default(),
+    });
+    let service = service_fn({
+        let connection = Arc::clone(&connection);
+        move |request: Request<Incoming>| {
+            calls::handle(Arc::clone(&connection), request).map(Ok::<_, Infallible>)
+        }
+    });
+    let serving = builder(&settings).serve_connection(TokioIo::new(io), service);
+    tokio::pin!(serving);
+    let tunnel = connection.run_tunnel();
+    tokio::pin!(tunnel);
+    let opened = timeout(handshake_timeout, connection.pool.opened());
+    tokio::pin!(opened);
+    let leaving = connection.leaving();
+    tokio::pin!(leaving);
+    let (mut is_open, mut is_leaving) = (false, false);
+    loop {
+        tokio::select! {
+            biased;
+            ended = serving.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(peer = connection.client.text, %error, "connection of GitLab's agentk ended");
+                }
+                break;
+            }
+            result = &mut opened, if !is_open => match result {
+                Ok(()) => is_open = true,
+                Err(_) => {
+                    connection.server.metrics.count_handshake("incomplete");
+                    return tracing::debug!(peer = connection.client.text, "GitLab's agentk opened no stream in time");
+                }
+            },
+            () = &mut tunnel => {
+                // The agent was cut, or the last request has ended.
+                connection.pool.close();
+                serving.as_mut().graceful_shutdown();
+                let _ = timeout(CLOSE_TIMEOUT, serving.as_mut()).await;
+                return;
+            }
+            _ = &mut leaving, if !is_leaving => {
+                is_leaving = true;
+                serving.as_mut().graceful_shutdown();
+            }
+        }
+    }
+    // Without its streams, the bridge ends, and so does the tunnel.
+    connection.pool.close();
+    if is_open {
+        tunnel.await;
+    }
+}
+
+fn builder(settings: &TunnelConfig) -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(CALL_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(settings.max_frame)
+        .max_concurrent_streams(MAX_CALLS)
+        .max_header_list_size(MAX_HEADERS)
+        .max_send_buf_size(settings.send_buffer)
+        .keep_alive_interval(settings.keepalive.interval)
+        .keep_alive_timeout(settings.keepalive.timeout)
+        .auto_date_header(false);
+    builder
+}
+
+impl GitlabConnection {
+    /// Returns the agent of a call. The first call admits it; its limits are those of a tunnel.
+    async fn admit(&self, headers: &HeaderMap) -> Result<&Admission, HandshakeError> {
+        let first = async {
+            let admitted = self.server.admit_agent(headers, &self.client).await;
+            admitted.inspect_err(|error| self.server.report_refusal(&self.client, error))
+        };
+        let agent = self.agent.get_or_try_init(|| first).await?;
+        match super::admission::bearer(headers) {
+            Some(token) if TokenHash::of(&token) == TokenHash::of(&agent.token) => Ok(agent),
+            _ => Err(HandshakeError::Unauthorized),
+        }
+    }
+
+    /// Notes the description that agentk has sent of itself.
+    fn describe(&self, meta: Option<AgentMeta>) {
+        if let Some(meta) = meta {
+            self.meta.send_replace(meta);
+        }
+    }
+
+    /// Waits until agentk should open another connection. Returns the time for the requests in flight.
+    fn leaving(&self) -> impl Future<Output = Duration> + Send + use<> {
+        let mut leaving = self.leaving.subscribe();
+        async move {
+            let within = leaving.wait_for(Option::is_some).await.ok().and_then(|within| *within);
+            match within {
+                Some(within) => within,
+                // The connection has ended.
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Logs a call of a method that kas does not have, once for each connection.
+    fn report_unknown(&self, method: &str) {
+        if !self.unknown_reported.swap(true, Relaxed) {
+            let name = self.agent.get().map(|agent| agent.identity.name.as_str());
+            tracing::info!(
+                agent.name = name,
+                method,
+                "GitLab's agentk calls a method that kas does not have"
+            );
+        }
+    }
+
+    /// Runs the tunnel from the first stream of agentk to its end.
+    async fn run_tunnel(&self) {
+        self.pool.opened().await;
+        // Later versions describe themselves later: the tunnel does not wait for that.
+        let mut meta = self.meta.subscribe();
+        let _ = timeout(META_TIMEOUT, meta.wait_for(|meta| !meta.version.is_empty())).await;
+        let Some(admission) = self.agent.get() else { return };
+        let hello = hello(admission, &self.meta.borrow());
+        let agent = AuthenticatedAgent::new(admission.clone(), hello, self.client.clone());
+        let (kas, agentk) = tokio::io::duplex(PIPE);
+        let (bridged, drain) = direct::accept(agentk, &self.server.settings);
+        let bridge = Arc::new(Bridge {
+            pool: self.pool.clone(),
+            leaving: self.leaving.clone(),
+            metrics: self.server.gitlab_calls.clone(),
+        });
+        let tasks = &self.server.connections.tasks;
+        let bridging = bridged.run(|incoming| {
+            tasks.spawn(Arc::clone(&bridge).serve(incoming));
+        });
+        let serving = async {
+            let Ok((tunnel, driver)) = direct::open(kas, &self.server.settings).await else { return };
+            match self.server.prepare(&agent, tunnel, driver.run().boxed()).await {
+                Ok(opened) => self.server.serve_tunnel(&agent, opened).await,
+                Err(error) => {
+                    self.server.metrics.count_handshake("incomplete");
+                    tracing::debug!(peer = agent.client.text, error, "tunnel of GitLab's agentk not opened");
+                }
+            }
+        };
+        let bridging = async {
+            tokio::select! {
+                _ = bridging => {}
+                // agentk leaves, or its connection is lost.
+                () = self.pool.closed() => {}
+            }
+        };
+        let leaving = async {
+            let within = tokio::select! {
+                within = self.leaving() => Some(within),
+                // GitLab's agentk completes its requests when it stops, and opens no more streams.
+                () = self.pool.left() => None,
+            };
+            if within.is_some() {
+                // One stream stays for requests until agentk has opened another connection.
+                self.pool.shrink(1);
+                sleep(REPLACEMENT_TIMEOUT).await;
+            }
+            drain.drain(within.unwrap_or(self.server.grace));
+            self.pool.shrink(0);
+            std::future::pending::<()>().await
+        };
+        let bridging = async {
+            tokio::select! { () = bridging => {}, () = leaving => {} }
+        };
+        tokio::join!(serving, bridging);
+    }
+}
+
+/// Describes GitLab's agentk like an agentk of kas. Its texts are untrusted: those that a hello may not have are left out.
+fn hello(agent: &Admission, meta: &AgentMeta) -> Hello {
+    let printable = |text: &str| {
+        let text: String = text.chars().filter(|c| c.is_ascii_graphic()).take(63).collect();
+        Some(text).filter(|text| !text.is_empty())
+    };
+    let pod_name = printable(&meta.pod_name);
+    let pod_namespace = printable(&meta.pod_namespace);
+    // Connections of one pod belong to one process: agentk sends its id only later.
+    let instance = match &pod_name {
+        Some(pod) => {
+            let text =
+                format!("{}/{}/{pod}", agent.identity.id, pod_namespace.as_deref().unwrap_or_default());
+            let digest = Sha256::digest(text);
+            InstanceId::from_bytes(*digest.first_chunk().expect("a digest is longer than an id"))
+        }
+        None => InstanceId::random(),
+    };
+    let version = printable(meta.version.trim_start_matches('v')).unwrap_or_else(|| "unknown".to_owned());
+    let kubernetes = meta.kubernetes_version.as_ref().and_then(|version| printable(&version.git_version));
+    Hello {
+        instance,
+        version: format!("{}{version}", Hello::GITLAB),
+        pod_name,
+        pod_namespace,
+        kubernetes_version: kubernetes,
+        services: vec![ServiceName::KUBERNETES.parse().expect("a service name")],
+        tunnel_index: 0,
+        cluster: None,
+        scope: None,
+    }
+}
+
+/// Returns the status of gRPC for a refused call. Its message is that of every other refused agentk.
+fn status(error: &HandshakeError) -> Status {
+    let message = error.to_string();
+    match error.status().as_u16() {
+        401 => Status::unauthenticated(message),
+        403 => Status::permission_denied(message),
+        429 => Status::resource_exhausted(message),
+        503 => Status::unavailable(message),
+        _ => Status::failed_precondition(message),
+    }
+}

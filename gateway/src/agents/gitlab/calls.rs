@@ -1,0 +1,153 @@
+//! The methods that GitLab's agentk calls.
+
+use std::{error::Error as _, pin::Pin, sync::Arc};
+
+use futures_util::{Stream, StreamExt as _};
+use gitlab_tunnel::{
+    KUBERNETES_METHOD, Order,
+    messages::{
+        AgentStep, ConfigurationRequest, ConnectRequest, Descriptor, Empty, HttpRequest,
+        ReconcileProjectsRequest, RegisterRequest,
+    },
+};
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tokio::time::timeout;
+use tonic::{Code, Status, Streaming, body::Body};
+use tower::service_fn;
+
+use super::{GitlabConnection, codec::grpc, configuration, flux, gitlab_access, pool::Steps, status};
+
+const CONNECT: &str = "/gitlab.agent.reverse_tunnel.rpc.ReverseTunnel/Connect";
+const GET_CONFIGURATION: &str = "/gitlab.agent.agent_configuration.rpc.AgentConfiguration/GetConfiguration";
+const REGISTER: &str = "/gitlab.agent.agent_registrar.rpc.AgentRegistrar/Register";
+const UNREGISTER: &str = "/gitlab.agent.agent_registrar.rpc.AgentRegistrar/Unregister";
+const RECONCILE_PROJECTS: &str = "/gitlab.agent.flux.rpc.GitLabFlux/ReconcileProjects";
+const GITLAB_ACCESS: &str = "/gitlab.agent.gitlab_access.rpc.GitlabAccess/MakeRequest";
+/// The value of the label `method` for a method that kas does not have.
+const UNKNOWN: &str = "unknown";
+
+/// The responses of a method that has several.
+pub(super) type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Authenticates a call and handles it. The response begins before the call has ended.
+pub(super) async fn handle(connection: Arc<GitlabConnection>, request: Request<Incoming>) -> Response<Body> {
+    let metrics = connection.server.gitlab_calls.clone();
+    let methods = [CONNECT, GET_CONFIGURATION, REGISTER, UNREGISTER, RECONCILE_PROJECTS, GITLAB_ACCESS];
+    let method = methods.into_iter().find(|method| *method == request.uri().path()).unwrap_or(UNKNOWN);
+    let response = match connection.admit(request.headers()).await {
+        Ok(_) => dispatch(connection, method, request).await,
+        Err(error) => status(&error).into_http(),
+    };
+    let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
+    metrics.count_call(method.rsplit_once('.').map_or(method, |(_, method)| method), code);
+    response
+}
+
+async fn dispatch(
+    connection: Arc<GitlabConnection>,
+    method: &'static str,
+    request: Request<Incoming>,
+) -> Response<Body> {
+    match method {
+        CONNECT => {
+            let service = service_fn(move |request: tonic::Request<Streaming<ConnectRequest>>| {
+                let connection = Arc::clone(&connection);
+                async move { connect(&connection, request.into_inner()).await.map(tonic::Response::new) }
+            });
+            grpc().streaming(service, request).await
+        }
+        GET_CONFIGURATION => {
+            let service = service_fn(move |request: tonic::Request<ConfigurationRequest>| {
+                let connection = Arc::clone(&connection);
+                let configurations = configuration::follow(&connection, request.into_inner());
+                async move { Ok(tonic::Response::new(configurations)) }
+            });
+            grpc().server_streaming(service, request).await
+        }
+        REGISTER => {
+            let service = service_fn(move |request: tonic::Request<RegisterRequest>| {
+                connection.describe(request.into_inner().agent_meta);
+                async { Ok(tonic::Response::new(Empty {})) }
+            });
+            grpc().unary(service, request).await
+        }
+        UNREGISTER => {
+            let service = service_fn(|_: tonic::Request<Empty>| async { Ok(tonic::Response::new(Empty {})) });
+            grpc().unary(service, request).await
+        }
+        RECONCILE_PROJECTS => {
+            let service = service_fn(move |request: tonic::Request<ReconcileProjectsRequest>| {
+                let connection = Arc::clone(&connection);
+                async move { flux::follow(&connection, request.into_inner()).map(tonic::Response::new) }
+            });
+            grpc().server_streaming(service, request).await
+        }
+        GITLAB_ACCESS => {
+            let service = service_fn(move |request: tonic::Request<Streaming<HttpRequest>>| {
+                let connection = Arc::clone(&connection);
+                async move {
+                    let response = gitlab_access::forward(&connection, request.into_inner()).await;
+                    response.map(tonic::Response::new)
+                }
+            });
+            grpc().streaming(service, request).await
+        }
+        _ => {
+            let path: String =
+                request.uri().path().chars().filter(char::is_ascii_graphic).take(200).collect();
+            connection.report_unknown(&path);
+            Status::unimplemented(format!("this kas has no method {path}")).into_http()
+        }
+    }
+}
+
+/// Adds a stream to those that wait for a request, once its descriptor has arrived.
+async fn connect(
+    connection: &GitlabConnection,
+    mut incoming: Streaming<ConnectRequest>,
+) -> Result<Steps, Status> {
+    let violation = |what: String| {
+        connection.server.gitlab_calls.count_violation();
+        Status::invalid_argument(what)
+    };
+    let first = timeout(connection.server.handshake_timeout, incoming.message()).await;
+    let first = first.map_err(|_| Status::deadline_exceeded("no descriptor arrived in time"))?;
+    let first = first.map_err(|status| match status.source() {
+        // The connection has failed.
+        Some(_) => status,
+        None => violation(status.message().to_owned()),
+    })?;
+    let step = first.ok_or_else(|| Status::invalid_argument("the stream has no descriptor"))?.step;
+    Order::of_agent().agent_step(step.as_ref()).map_err(|error| violation(error.to_string()))?;
+    let Some(AgentStep::Descriptor(descriptor)) = step else {
+        return Err(Status::internal("the first step is a descriptor"));
+    };
+    if !serves_kubernetes(&descriptor) {
+        return Err(violation(format!("the descriptor does not have {KUBERNETES_METHOD}")));
+    }
+    Ok(connection.pool.add(incoming))
+}
+
+fn serves_kubernetes(descriptor: &Descriptor) -> bool {
+    let services = descriptor.agent_descriptor.iter().flat_map(|agent| &agent.services);
+    let mut methods = services.flat_map(|service| {
+        service.methods.iter().map(|method| format!("/{}/{}", service.name, method.name))
+    });
+    methods.any(|method| method == KUBERNETES_METHOD)
+}
+
+/// Ends the responses of a method when the connection should end.
+pub(super) fn until_leaving<T: Send + 'static>(
+    connection: &GitlabConnection,
+    responses: impl Stream<Item = Result<T, Status>> + Send + 'static,
+) -> Responses<T> {
+    let (leaving, pool) = (connection.leaving(), connection.pool.clone());
+    let left = async move {
+        tokio::select! {
+            _ = leaving => {}
+            () = pool.closed() => {}
+        }
+    };
+    Box::pin(responses.take_until(Box::pin(left)))
+}

@@ -1,0 +1,393 @@
+//! One request in one `Connect` stream: its head and body to agentk, and the response back.
+
+use std::{
+    error::Error as _,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{StreamExt as _, stream};
+use gitlab_tunnel::{
+    KUBERNETES_METHOD, MAX_CHUNK, Order, decode_response,
+    messages::{
+        AgentStep, Chunk, ConnectResponse, Empty, HttpRequest, HttpResponse, KasStep, Payload, RequestHeader,
+        RequestInfo, RequestPart, ResponsePart, ValueMap, Values,
+    },
+};
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt as _, BodyStream, StreamBody};
+use prost::Message as _;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+    time::{sleep, timeout},
+};
+use tonic::{Code, Status};
+use tunnel::{Body, BodyError, upgrade::UpgradedConnection};
+
+use super::{
+    metrics::RpcMetrics,
+    pool::{ReadyStream, StepSender},
+};
+
+/// The time that agentk has for the end of its stream after the end of its response.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time for which an upgraded connection stays open after the caller has ended its direction, if agentk sends nothing. GitLab's
+/// agentk does not tell the API server that the caller has ended, and the connection would stay open for ever.
+const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(10);
+/// The bytes of an upgraded connection that wait in kas, in each direction.
+const UPGRADE_BUFFER: usize = 64 << 10;
+/// The most bytes of a body that are kept until the response, so that another stream can carry the request.
+const MAX_KEPT: usize = 16 << 10;
+
+/// The failure of an exchange before its response.
+#[derive(Debug)]
+pub(super) enum ExchangeError {
+    /// agentk has not processed the request. It is returned if all of its body is still there.
+    NotProcessed(Option<Body>),
+    /// The stream ended before its response. agentk may have processed the request.
+    Lost,
+    /// agentk reports an error.
+    Status(Status),
+    /// agentk breaks the protocol.
+    Protocol(String),
+    /// The body of the request failed.
+    Body(String),
+}
+
+/// A stream with its request.
+pub(super) struct Exchange {
+    stream: ReadyStream,
+    agent_order: Order,
+    http_order: Order,
+    upload: Upload,
+    /// agentk has ended the stream after its last step.
+    is_complete: bool,
+    metrics: RpcMetrics,
+}
+
+/// The request that is still to be sent.
+struct Upload {
+    body: Body,
+    /// A part of a chunk that is longer than a message may be.
+    rest: Bytes,
+    /// The parts that were sent, until they are too many or the response has begun.
+    sent: Option<Vec<Bytes>>,
+    state: UploadState,
+    /// The request asks for an upgrade, after which further bytes follow.
+    upgrading: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UploadState {
+    Body,
+    /// The end of the body is sent, and that of the request is not.
+    End,
+    /// The request is sent.
+    Complete,
+    /// agentk does not read any more.
+    Stopped,
+}
+
+/// An event of a stream.
+enum Event {
+    Part(ResponsePart),
+    /// agentk has ended the stream.
+    End,
+}
+
+impl Exchange {
+    /// Sends the head of a request. Returns the request if agentk has ended the stream before.
+    pub(super) fn start(
+        stream: ReadyStream,
+        header: &RequestHeader,
+        body: Body,
+        upgrading: bool,
+        metrics: RpcMetrics,
+    ) -> Result<Self, Body> {
+        let info = RequestInfo {
+            method_name: KUBERNETES_METHOD.to_owned(),
+            meta: ValueMap::from([
+                meta("content-type", "application/grpc+proto"),
+                meta("user-agent", concat!("kas/", env!("CARGO_PKG_VERSION"))),
+            ]),
+        };
+        let head = message(RequestPart::Header(header.clone()));
+        // The channel of a stream that waits is empty, and has room for both.
+        let steps = [KasStep::RequestInfo(info), head];
+        if steps.into_iter().any(|next| stream.outgoing.try_send(Ok(step(next))).is_err()) {
+            return Err(body);
+        }
+        let upload =
+            Upload { body, rest: Bytes::new(), sent: Some(Vec::new()), state: UploadState::Body, upgrading };
+        let mut agent_order = Order::of_agent();
+        let described = agent_order.agent_step(Some(&AgentStep::Descriptor(Default::default())));
+        described.expect("it is the first step, which the pool has read");
+        let http_order = Order::of_http();
+        Ok(Self { stream, agent_order, http_order, upload, is_complete: false, metrics })
+    }
+
+    /// Waits for the head of the response, and returns the response, whose body is the rest of the exchange.
+    pub(super) async fn response(mut self) -> Result<Response<Body>, ExchangeError> {
+        let header = match self.next_event().await? {
+            Event::Part(ResponsePart::Header(header)) => header,
+            Event::Part(_) => return Err(self.violation("the response has no head")),
+            Event::End => return Err(ExchangeError::NotProcessed(self.upload.take_whole())),
+        };
+        self.upload.sent = None;
+        let head = decode_response(header)
+            .map_err(|error| self.violation(format!("the head of the response: {error}")))?;
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            return self.upgrade(head).await;
+        }
+        let body = Body::new(StreamBody::new(stream::unfold(Some(self), async |exchange| {
+            let mut exchange = exchange?;
+            let chunk = match exchange.next_chunk().await {
+                Ok(chunk) => chunk?,
+                Err(error) => return Some((Err(error), None)),
+            };
+            Some((Ok(http_body::Frame::data(chunk)), Some(exchange)))
+        })));
+        Ok(Response::from_parts(head, body))
+    }
+
+    /// Returns the next bytes of the body, or `None` at its end.
+    async fn next_chunk(&mut self) -> Result<Option<Bytes>, std::io::Error> {
+        loop {
+            match self.next_event().await.map_err(|error| error.into_io())? {
+                Event::Part(ResponsePart::Data(Chunk { data })) if data.is_empty() => {}
+                Event::Part(ResponsePart::Data(Chunk { data })) => return Ok(Some(data)),
+                Event::Part(ResponsePart::Trailer(_)) => {
+                    self.end().await?;
+                    return Ok(None);
+                }
+                Event::Part(_) => return Err(self.violation("an unexpected part of the response").into_io()),
+                Event::End => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            }
+        }
+    }
+
+    /// Waits for the end of the stream after the end of the response, so that it ends without an error. The stream of a request that
+    /// was not read to its end is given up.
+    async fn end(&mut self) -> Result<(), std::io::Error> {
+        if self.upload.state != UploadState::Complete {
+            return Ok(());
+        }
+        if self.upload.upgrading {
+            // GitLab's agentk would wait for it for ever after an upgrade that the API server has refused.
+            let _ = self.stream.outgoing.try_send(Ok(step(KasStep::CloseSend(Empty {}))));
+        }
+        match timeout(END_TIMEOUT, self.next_event()).await {
+            Ok(Ok(Event::End)) | Err(_) => Ok(()),
+            Ok(Ok(Event::Part(_))) => Err(self.violation("a part after the end of the response").into_io()),
+            Ok(Err(error)) => Err(error.into_io()),
+        }
+    }
+
+    /// Returns the next part of the response, and sends the body of the request meanwhile. Cancel-safe.
+    async fn next_event(&mut self) -> Result<Event, ExchangeError> {
+        loop {
+            let received = tokio::select! {
+                biased;
+                received = self.stream.incoming.message() => received,
+                uploaded = self.upload.advance(&self.stream.outgoing), if self.upload.is_running() => {
+                    uploaded.map_err(|error| ExchangeError::Body(error.to_string()))?;
+                    continue;
+                }
+            };
+            let step = match received {
+                Ok(Some(request)) => request.step,
+                Ok(None) => {
+                    // Without a step, agentk has not accepted the request: it resets only streams that wait for one, and the reset,
+                    // which tonic reports as an end, crossed the request on its way.
+                    if self.agent_order.end().is_ok() {
+                        self.is_complete = true;
+                        return Ok(Event::End);
+                    }
+                    return Err(ExchangeError::Lost);
+                }
+                // An error of the connection has a source; that of a message has none.
+                Err(status) if status.source().is_some() => return Err(ExchangeError::Lost),
+                Err(status) => return Err(self.violation(status.message())),
+            };
+            self.agent_order.agent_step(step.as_ref()).map_err(|error| self.violation(error.to_string()))?;
+            match step.expect("an empty step is not allowed") {
+                AgentStep::Message(Payload { data }) => {
+                    let part =
+                        HttpResponse::decode(data).map_err(|error| self.violation(error.to_string()))?;
+                    let accepted = self.http_order.response_part(part.part.as_ref());
+                    accepted.map_err(|error| self.violation(error.to_string()))?;
+                    return Ok(Event::Part(part.part.expect("an empty part is not allowed")));
+                }
+                AgentStep::Error(error) => {
+                    let status = error.status.unwrap_or_default();
+                    return Err(ExchangeError::Status(Status::new(Code::from(status.code), status.message)));
+                }
+                AgentStep::Header(_) | AgentStep::Trailer(_) | AgentStep::Descriptor(_) => {}
+            }
+        }
+    }
+
+    /// Counts a violation of the protocol, with which the stream ends.
+    fn violation(&self, what: impl Into<String>) -> ExchangeError {
+        let what = what.into();
+        self.metrics.count_violation();
+        let _ = self.stream.end.set(Status::invalid_argument(&what));
+        tracing::debug!(error = what, "GitLab's agentk breaks the protocol");
+        ExchangeError::Protocol(what)
+    }
+
+    /// Accepts an upgrade: the task of the returned connection moves its bytes.
+    async fn upgrade(mut self, head: http::response::Parts) -> Result<Response<Body>, ExchangeError> {
+        if !self.upload.upgrading {
+            let what = "it switches protocols although the request did not ask for it";
+            return Err(self.violation(what));
+        }
+        match self.next_event().await? {
+            Event::Part(ResponsePart::Trailer(_)) => {}
+            _ => return Err(self.violation("an accepted upgrade has a body")),
+        }
+        let (inside, outside) = tokio::io::duplex(UPGRADE_BUFFER);
+        tokio::spawn(self.run_upgraded(inside));
+        let mut response = Response::from_parts(head, Body::empty());
+        response.extensions_mut().insert(UpgradedConnection::new(outside));
+        Ok(response)
+    }
+
+    /// Moves bytes in both directions until agentk ends the stream, or the connection of the caller is gone.
+    async fn run_upgraded(mut self, connection: DuplexStream) {
+        let (mut reader, mut writer) = tokio::io::split(connection);
+        let outgoing = self.stream.outgoing.clone();
+        let received = AtomicU64::new(0);
+        let downward = async {
+            while let Ok(Event::Part(ResponsePart::UpgradeData(Chunk { data }))) = self.next_event().await {
+                received.fetch_add(1, Relaxed);
+                // Fails if the caller is gone.
+                if writer.write_all(&data).await.is_err() {
+                    return;
+                }
+            }
+            let _ = writer.shutdown().await;
+        };
+        let upward = async {
+            send_upgrade_data(&mut reader, &outgoing).await;
+            // The caller has ended its direction, or is gone.
+            let mut before = u64::MAX;
+            while before != received.load(Relaxed) {
+                before = received.load(Relaxed);
+                sleep(HALF_CLOSED_TIMEOUT).await;
+            }
+        };
+        tokio::select! {
+            () = downward => {}
+            () = upward => {}
+        }
+    }
+}
+
+/// Ends the stream with an error if agentk has not ended it, so that agentk gives up its request to the API server.
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        if !self.is_complete {
+            // Fails if it ends with another error.
+            let _ = self.stream.end.set(Status::cancelled("the caller is gone"));
+        }
+    }
+}
+
+/// Sends the bytes of a caller until it ends its direction.
+async fn send_upgrade_data(reader: &mut (impl AsyncRead + Unpin), outgoing: &StepSender) {
+    let mut buffer = BytesMut::new();
+    // Fails if agentk has ended the stream.
+    while let Ok(permit) = outgoing.reserve().await {
+        buffer.reserve(MAX_CHUNK);
+        let read = reader.read_buf(&mut buffer).await.unwrap_or(0);
+        if read == 0 {
+            return permit.send(Ok(step(KasStep::CloseSend(Empty {}))));
+        }
+        let data = buffer.split().freeze();
+        permit.send(Ok(step(message(RequestPart::UpgradeData(Chunk { data })))));
+    }
+}
+
+impl Upload {
+    /// Sends the next part of the request. Cancel-safe.
+    async fn advance(&mut self, outgoing: &StepSender) -> Result<(), BodyError> {
+        let Ok(permit) = outgoing.reserve().await else {
+            self.state = UploadState::Stopped;
+            return Ok(());
+        };
+        if self.state == UploadState::End {
+            permit.send(Ok(step(KasStep::CloseSend(Empty {}))));
+            self.state = UploadState::Complete;
+            return Ok(());
+        }
+        while self.rest.is_empty() {
+            match self.body.frame().await {
+                // The protocol has no trailers.
+                Some(frame) => self.rest = frame?.into_data().unwrap_or_default(),
+                None => {
+                    permit.send(Ok(step(message(RequestPart::Trailer(Empty {})))));
+                    // The bytes of an upgrade follow.
+                    self.state = if self.upgrading { UploadState::Complete } else { UploadState::End };
+                    return Ok(());
+                }
+            }
+        }
+        let data = self.rest.split_to(self.rest.len().min(MAX_CHUNK));
+        self.keep(&data);
+        permit.send(Ok(step(message(RequestPart::Data(Chunk { data })))));
+        Ok(())
+    }
+
+    /// Keeps a part that is sent, unless all parts would be too long.
+    fn keep(&mut self, data: &Bytes) {
+        let Some(sent) = &mut self.sent else { return };
+        if sent.iter().map(Bytes::len).sum::<usize>() + data.len() > MAX_KEPT {
+            self.sent = None;
+        } else {
+            sent.push(data.clone());
+        }
+    }
+
+    /// Returns the body of the request if all of it is still there.
+    fn take_whole(&mut self) -> Option<Body> {
+        let mut sent = self.sent.take()?;
+        sent.push(std::mem::take(&mut self.rest));
+        let sent = sent.into_iter().filter(|data| !data.is_empty());
+        let sent: Vec<_> = sent.map(|data| Ok(http_body::Frame::data(data))).collect();
+        let body = std::mem::replace(&mut self.body, Body::empty());
+        // A body that has ended must not be polled again.
+        let rest = (self.state == UploadState::Body).then(|| BodyStream::new(body));
+        Some(Body::new(StreamBody::new(stream::iter(sent).chain(stream::iter(rest).flatten()))))
+    }
+
+    fn is_running(&self) -> bool {
+        matches!(self.state, UploadState::Body | UploadState::End)
+    }
+}
+
+impl ExchangeError {
+    fn into_io(self) -> std::io::Error {
+        std::io::Error::other(match self {
+            Self::NotProcessed(_) | Self::Lost => {
+                "the stream of agentk ended in the middle of the response".to_owned()
+            }
+            Self::Status(status) => format!("agentk reports {:?}: {}", status.code(), status.message()),
+            Self::Protocol(what) => format!("agentk breaks the protocol: {what}"),
+            Self::Body(what) => format!("the body of the request failed: {what}"),
+        })
+    }
+}
+
+fn meta(name: &str, value: &str) -> (String, Values) {
+    (name.to_owned(), Values { value: vec![value.to_owned()] })
+}
+
+fn message(part: RequestPart) -> KasStep {
+    KasStep::Message(Payload { data: HttpRequest { part: Some(part) }.encode_to_vec().into() })
+}
+
+fn step(step: KasStep) -> ConnectResponse {
+    ConnectResponse { step: Some(step) }
+}

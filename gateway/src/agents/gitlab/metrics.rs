@@ -1,0 +1,35 @@
+//! The metrics of GitLab's agentk.
+
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use tonic::Code;
+
+/// Counts the calls of GitLab's agentk.
+#[derive(Clone, Debug, Default)]
+pub struct RpcMetrics {
+    calls: Family<[(&'static str, String); 2], Counter>,
+    violations: Counter,
+}
+
+impl RpcMetrics {
+    /// Registers the metrics.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        let calls = "Calls of GitLab's agentk by their method and the code of gRPC with which they ended, or began for streams";
+        registry.register("kas_gitlab_agentk_calls", calls, metrics.calls.clone());
+        let violations = "Requests for which GitLab's agentk broke the protocol";
+        registry.register("kas_gitlab_agentk_violations", violations, metrics.violations.clone());
+        metrics
+    }
+
+    /// Counts a call. The name of a method that kas does not have is not a label.
+    pub(super) fn count_call(&self, method: &'static str, code: Code) {
+        self.calls.get_or_create(&[("method", method.to_owned()), ("code", format!("{code:?}"))]).inc();
+    }
+
+    pub(super) fn count_violation(&self) {
+        self.violations.inc();
+    }
+}

@@ -1,0 +1,188 @@
+//! The `Connect` streams of one connection that wait for a request: first come, first served, in both directions.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll},
+};
+
+use futures_util::Stream;
+use gitlab_tunnel::messages::{ConnectRequest, ConnectResponse};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+
+/// The steps of kas that wait for the connection. A slow agentk stops its own request and no other.
+const STEPS: usize = 4;
+
+/// The streams of one connection that wait for a request. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StreamPool(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<PoolState>,
+    /// Cancelled when there is a first stream.
+    opened: CancellationToken,
+    /// Cancelled when agentk has ended its last waiting stream by itself: it leaves.
+    left: CancellationToken,
+    /// Cancelled when the pool is closed.
+    closed: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct PoolState {
+    next: u64,
+    ready: VecDeque<(u64, ReadyStream)>,
+    waiting: VecDeque<oneshot::Sender<ReadyStream>>,
+}
+
+/// A stream for one request.
+#[derive(Debug)]
+pub(super) struct ReadyStream {
+    /// The steps of agentk.
+    pub(super) incoming: Streaming<ConnectRequest>,
+    /// The steps of kas. Dropping it ends the call.
+    pub(super) outgoing: StepSender,
+    /// The error with which the call ends; OK without one.
+    pub(super) end: Arc<OnceLock<Status>>,
+}
+
+/// Sends the steps of kas in one stream.
+pub(super) type StepSender = mpsc::Sender<Result<ConnectResponse, Status>>;
+
+/// The steps of kas in one stream, for the connection.
+#[derive(Debug)]
+pub(super) struct Steps {
+    steps: mpsc::Receiver<Result<ConnectResponse, Status>>,
+    end: Arc<OnceLock<Status>>,
+    is_complete: bool,
+    pool: StreamPool,
+    number: u64,
+}
+
+impl StreamPool {
+    /// Adds a stream whose descriptor has arrived, and returns the steps of kas in it. They end at once if the pool is closed.
+    pub(super) fn add(&self, incoming: Streaming<ConnectRequest>) -> Steps {
+        let (outgoing, steps) = mpsc::channel(STEPS);
+        let end = Arc::<OnceLock<Status>>::default();
+        let mut state = self.0.state.lock();
+        state.next += 1;
+        let number = state.next;
+        if !self.0.closed.is_cancelled() {
+            state.give(number, ReadyStream { incoming, outgoing, end: Arc::clone(&end) });
+        }
+        drop(state);
+        self.0.opened.cancel();
+        Steps { steps, end, is_complete: false, pool: self.clone(), number }
+    }
+
+    /// Returns the stream that has waited for the longest time, or waits for the next one. `None` if the pool is closed, or if agentk
+    /// leaves. Cancel-safe.
+    pub(super) async fn take(&self) -> Option<ReadyStream> {
+        loop {
+            let next = {
+                let mut state = self.0.state.lock();
+                if let Some((_, stream)) = state.ready.pop_front() {
+                    return Some(stream);
+                }
+                if self.0.closed.is_cancelled() || self.0.left.is_cancelled() {
+                    return None;
+                }
+                let (sender, receiver) = oneshot::channel();
+                state.waiting.push_back(sender);
+                receiver
+            };
+            // The sender is dropped when the pool is closed, and when agentk leaves.
+            if let Ok(stream) = next.await {
+                return Some(stream);
+            }
+        }
+    }
+
+    /// Waits for the first stream.
+    pub(super) async fn opened(&self) {
+        self.0.opened.cancelled().await;
+    }
+
+    /// Waits until agentk has ended its last waiting stream by itself.
+    pub(super) async fn left(&self) {
+        self.0.left.cancelled().await;
+    }
+
+    /// Waits until the pool is closed.
+    pub(super) async fn closed(&self) {
+        self.0.closed.cancelled().await;
+    }
+
+    /// Ends all waiting streams except for `kept`. agentk opens others, on another connection if this one drains.
+    pub(super) fn shrink(&self, kept: usize) {
+        let ended = {
+            let mut state = self.0.state.lock();
+            let kept = kept.min(state.ready.len());
+            state.ready.split_off(kept)
+        };
+        // Without the lock: the end of a stream takes it.
+        drop(ended);
+    }
+
+    /// Ends all waiting streams, and those that agentk opens from now on.
+    pub(super) fn close(&self) {
+        let ended = {
+            let mut state = self.0.state.lock();
+            self.0.closed.cancel();
+            (std::mem::take(&mut state.ready), std::mem::take(&mut state.waiting))
+        };
+        drop(ended);
+    }
+
+    /// Removes a stream that agentk has ended.
+    fn remove(&self, number: u64) {
+        let mut state = self.0.state.lock();
+        let Some(position) = state.ready.iter().position(|(other, _)| *other == number) else { return };
+        let removed = state.ready.remove(position);
+        let mut waiting = VecDeque::new();
+        if state.ready.is_empty() {
+            self.0.left.cancel();
+            waiting = std::mem::take(&mut state.waiting);
+        }
+        drop(state);
+        drop((removed, waiting));
+    }
+}
+
+impl PoolState {
+    /// Hands a stream to the request that has waited for the longest time, or keeps it.
+    fn give(&mut self, number: u64, mut stream: ReadyStream) {
+        while let Some(waiting) = self.waiting.pop_front() {
+            // Fails if the request has ended.
+            match waiting.send(stream) {
+                Ok(()) => return,
+                Err(returned) => stream = returned,
+            }
+        }
+        self.ready.push_back((number, stream));
+    }
+}
+
+impl Stream for Steps {
+    type Item = Result<ConnectResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let polled = self.steps.poll_recv(cx);
+        if !matches!(polled, Poll::Ready(None)) || self.is_complete {
+            return polled;
+        }
+        self.is_complete = true;
+        Poll::Ready(self.end.get().cloned().map(Err))
+    }
+}
+
+/// The connection drops the steps when agentk resets the stream, and when the connection ends.
+impl Drop for Steps {
+    fn drop(&mut self) {
+        self.pool.remove(self.number);
+    }
+}
