@@ -5,15 +5,15 @@
 //! There is no time limit: Prometheus has its own for queries (2 minutes by default), and a caller that disconnects cancels
 //! its query.
 
-pub mod allowlist;
 pub mod discovery;
 mod server;
 
 use http::{Request, Response};
 use proto::Reason;
+use request_info::prometheus::{self as allowlist, AllowlistMatch};
 use tunnel::Body;
 
-use self::{allowlist::AllowlistMatch, discovery::DiscoveredServer, server::PrometheusServer};
+use self::{discovery::DiscoveredServer, server::PrometheusServer};
 use super::{RequestHandler, ServiceError};
 use crate::{
     cluster::CredentialFile,
@@ -39,19 +39,14 @@ impl PrometheusService {
     /// Sends a request of kas, if it only reads. Redirects are returned, never followed.
     pub async fn send(&self, request: Request<Body>) -> Result<Response<Body>, ServiceError> {
         let (method, path) = (request.method(), request.uri().path());
-        match allowlist::check(method, path) {
-            AllowlistMatch::Allowed => {}
-            AllowlistMatch::WrongMethod(methods) => {
-                let what = format!("{method} {path} of Prometheus is not proxied: use {methods}");
-                return Err(ServiceError::new(Reason::MethodNotAllowed, what).with_allow(methods));
-            }
-            AllowlistMatch::NotListed => {
-                let what = format!(
-                    "{method} {path} of Prometheus is not proxied: only requests that read, and return no secrets, are \
-                     (docs/prometheus.md)"
-                );
-                return Err(ServiceError::new(Reason::NotProxied, what));
-            }
+        let listed = allowlist::check(method, path);
+        if let Some(refusal) = listed.refusal(method, path) {
+            return Err(match listed {
+                AllowlistMatch::WrongMethod(methods) => {
+                    ServiceError::new(Reason::MethodNotAllowed, refusal).with_allow(methods)
+                }
+                _ => ServiceError::new(Reason::NotProxied, refusal),
+            });
         }
 
         match &self.0 {

@@ -5,6 +5,8 @@
 
 #![warn(missing_docs)]
 
+pub mod prometheus;
+
 use std::{borrow::Cow, fmt};
 
 use http::{Method, Uri};

@@ -17,6 +17,22 @@ pub enum AllowlistMatch {
     NotListed,
 }
 
+impl AllowlistMatch {
+    /// Returns the message for the sender of a request that is not sent, or `None` if it is.
+    pub fn refusal(self, method: &Method, path: &str) -> Option<String> {
+        match self {
+            Self::Allowed => None,
+            Self::WrongMethod(methods) => {
+                Some(format!("{method} {path} of Prometheus is not proxied: use {methods}"))
+            }
+            Self::NotListed => Some(format!(
+                "{method} {path} of Prometheus is not proxied: only requests that read, and return no secrets, are \
+                 (docs/prometheus.md)"
+            )),
+        }
+    }
+}
+
 const GET: &str = "GET";
 const POST: &str = "POST";
 const GET_POST: &str = "GET, POST";
