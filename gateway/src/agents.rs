@@ -59,7 +59,7 @@ use self::{
 pub(crate) use self::{gitlab::RpcMetrics, max_age::MaxAge};
 use crate::{
     addresses::AddressRules,
-    config::AgentProtocol,
+    config::{AgentProtocol, ServicePath},
     io::{Rewind, StallGuard, is_stall},
     kill_switch::KillSwitch,
     metrics::{Limit, Metrics},
@@ -78,6 +78,8 @@ pub struct AgentServer {
     pub identities: Identities,
     /// `agent.listen.protocols`.
     pub protocols: BTreeSet<AgentProtocol>,
+    /// `agent.gitlab_agentk.prometheus_service`.
+    pub gitlab_prometheus: Option<ServicePath>,
     /// The metrics of GitLab's agentk.
     pub gitlab_calls: RpcMetrics,
     /// Sends the requests of modules of GitLab's agentk.

@@ -30,7 +30,10 @@ use settings::{ConfigError, KeyLocations, parse, read_text};
 use self::gitlab_keys::{ExternalConfig, GitLabKey};
 use crate::cors::Origin;
 
-pub use self::agent::{AgentConfig, AgentListen, AgentProtocol, AgentTunnelConfig, ConnectionAge};
+pub use self::agent::{
+    AgentConfig, AgentListen, AgentProtocol, AgentTunnelConfig, ConnectionAge, GitlabAgentkConfig,
+    ServicePath,
+};
 pub use self::api::{ApiConfig, ApiListen};
 pub use self::file_sections::{DisabledConfig, EnvironmentsConfig, IdentityConfig};
 pub use self::kubernetes_api::{CallerLimits, KubernetesApiConfig, PublicListen};

@@ -218,13 +218,18 @@ impl GitlabConnection {
         let mut meta = self.meta.subscribe();
         let _ = timeout(META_TIMEOUT, meta.wait_for(|meta| !meta.version.is_empty())).await;
         let Some(admission) = self.agent.get() else { return };
-        let hello = hello(admission, &self.meta.borrow());
+        let mut hello = hello(admission, &self.meta.borrow());
+        let prometheus = &self.server.gitlab_prometheus;
+        if prometheus.is_some() {
+            hello.services.push(ServiceName::PROMETHEUS.parse().expect("a service name"));
+        }
         let agent = AuthenticatedAgent::new(admission.clone(), hello, self.client.clone());
         let (kas, agentk) = tokio::io::duplex(PIPE);
         let (bridged, drain) = direct::accept(agentk, &self.server.settings);
         let bridge = Arc::new(Bridge {
             pool: self.pool.clone(),
             leaving: self.leaving.clone(),
+            prometheus: prometheus.clone(),
             metrics: self.server.gitlab_calls.clone(),
         });
         let tasks = &self.server.connections.tasks;

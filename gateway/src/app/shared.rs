@@ -97,6 +97,7 @@ impl SharedState {
         AgentServer {
             gitlab: gitlab.map(|(client, _)| client.clone()),
             protocols: listen.enabled_protocols(),
+            gitlab_prometheus: config.agent.gitlab_agentk.prometheus_service.clone(),
             gitlab_calls: RpcMetrics::register(registry),
             gitlab_url: config
                 .gitlab

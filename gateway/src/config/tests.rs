@@ -40,6 +40,12 @@ fn error_has_file_line_key_and_reason() {
     assert!(protocols.starts_with("kas.yaml:2:") && protocols.ends_with("without a protocol"), "{protocols}");
     let protocol = error("identity: {file: i}\nagent: {listen: {protocols: [grpc]}}\n");
     assert!(protocol.contains("unknown variant `grpc`, expected one of"), "{protocol}");
+    for service in ["prometheus", "monitoring/prometheus", "a/b/c:1", "a/..:1", "a/http:b:1", "a/b:"] {
+        let service = error(&format!(
+            "identity: {{file: i}}\nagent: {{gitlab_agentk: {{prometheus_service: '{service}'}}}}\n"
+        ));
+        assert!(service.contains("a Service has the form <namespace>/<name>:<port>"), "{service}");
+    }
     let age = error("identity: {file: i}\nagent: {listen: {max_connection_age: automatic}}\n");
     assert!(age.starts_with("kas.yaml:2:") && age.ends_with(", or auto"), "{age}");
     let duration = error("identity: {file: i}\nagent: {tunnel: {reconnect_wait: soon}}\n");
@@ -60,6 +66,7 @@ fn example_explains_every_key() {
     assert!(listen.certificate_file.take().is_some() && listen.key_file.take().is_some());
     let listen = &mut example.agent.listen;
     assert!(listen.certificate_file.take().is_some() && listen.key_file.take().is_some());
+    assert!(example.agent.gitlab_agentk.prometheus_service.take().is_some());
     assert_eq!(format!("{example:?}"), format!("{default:?}"));
 
     let text = whole(&std::fs::read_to_string(file).unwrap());
@@ -114,7 +121,7 @@ fn reference_has_every_key_with_its_default() {
     for (key, value) in keys {
         let row = reference.lines().find(|line| line.starts_with(&format!("| `{key}` |")));
         let row = row.unwrap_or_else(|| panic!("docs/configuration.md has no row for {key}"));
-        let file = ["certificate_file", "key_file", "secret_file", "token_file"]
+        let file = ["certificate_file", "key_file", "secret_file", "token_file", "prometheus_service"]
             .iter()
             .any(|end| key.ends_with(end));
         let default = if file { "none".to_owned() } else { format!("`{value}`") };

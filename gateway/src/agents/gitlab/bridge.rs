@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use gitlab_tunnel::encode_request;
 use http::{
     HeaderValue, Request, Response, StatusCode,
-    header::{CONTENT_LENGTH, UPGRADE},
+    header::{ALLOW, CONTENT_LENGTH, UPGRADE},
 };
 use http_body::Body as _;
 use http_body_util::{BodyExt as _, Limited};
@@ -16,6 +16,7 @@ use proto::{
     control::{DRAIN_PATH, DrainRequest, MAX_BODY},
     header,
 };
+use request_info::prometheus::{self, AllowlistMatch};
 use tokio::{sync::watch, time::timeout};
 use tonic::{Code, Status};
 use tunnel::{Body, IncomingRequest};
@@ -25,6 +26,7 @@ use super::{
     metrics::RpcMetrics,
     pool::StreamPool,
 };
+use crate::config::ServicePath;
 
 /// The time that a request waits for a stream. agentk opens ten at once when it has fewer than two.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(2);
@@ -37,6 +39,8 @@ const NESTED_IMPERSONATION: &str = "nested impersonation";
 #[derive(Debug)]
 pub(super) struct Bridge {
     pub(super) pool: StreamPool,
+    /// The path of Prometheus behind the API server.
+    pub(super) prometheus: Option<ServicePath>,
     /// The time for the requests in flight, once kas wants agentk to open another connection.
     pub(super) leaving: watch::Sender<Option<Duration>>,
     pub(super) metrics: RpcMetrics,
@@ -49,6 +53,9 @@ impl Bridge {
         match service.as_ref().and_then(|name| name.to_str().ok()) {
             Some(ServiceName::KUBERNETES) => {
                 incoming.try_respond(|request| self.exchange(request)).await;
+            }
+            Some(ServiceName::PROMETHEUS) => {
+                incoming.try_respond(|request| self.query(request)).await;
             }
             Some(ServiceName::CONTROL) => incoming.respond(|request| self.control(request)).await,
             _ => {
@@ -101,6 +108,32 @@ impl Bridge {
             }
         }
         Err(Delivery::NotProcessed)
+    }
+
+    /// Sends a request that only reads to Prometheus, through the API server.
+    async fn query(&self, mut request: Request<Body>) -> Result<Response<Body>, Delivery> {
+        let Some(prometheus) = &self.prometheus else {
+            return Ok(error(
+                Reason::UnknownService,
+                "agent.gitlab_agentk.prometheus_service is not configured",
+            ));
+        };
+        let (method, path) = (request.method(), request.uri().path());
+        let listed = prometheus::check(method, path);
+        if let Some(refusal) = listed.refusal(method, path) {
+            return Ok(match listed {
+                AllowlistMatch::WrongMethod(methods) => {
+                    let mut response = error(Reason::MethodNotAllowed, &refusal);
+                    response.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
+                    response
+                }
+                _ => error(Reason::NotProxied, &refusal),
+            });
+        }
+        let target = request.uri().path_and_query().map_or("", |target| target.as_str());
+        let target = format!("{}{target}", prometheus.as_str());
+        *request.uri_mut() = target.parse().expect("two paths are a path");
+        self.exchange(request).await
     }
 
     /// Answers the requests of kas to agentk itself.
