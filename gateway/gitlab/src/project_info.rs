@@ -58,6 +58,26 @@ impl GitLabClient {
     }
 }
 
+impl GitLabClient {
+    /// Returns whether the agent with this token may read a project.
+    ///
+    /// # Errors
+    ///
+    /// GitLab gives no usable answer, or does not know the token.
+    pub async fn may_read_project(&self, token: &SecretString, project: &str) -> Result<bool, GitLabError> {
+        let credential = Credential::Agent(token);
+        match self.try_get::<()>(Endpoint::VerifyProjectAccess, &[("id", project)], credential).await {
+            Ok(()) => Ok(true),
+            Err(error)
+                if error.is_status(StatusCode::NOT_FOUND) || error.is_status(StatusCode::FORBIDDEN) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
 impl From<&AgentInfo> for ProjectInfo {
     fn from(agent: &AgentInfo) -> Self {
         Self {

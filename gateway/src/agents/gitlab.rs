@@ -26,6 +26,7 @@ use std::{
     time::Duration,
 };
 
+use ::gitlab::GitLabClient;
 use access::token::TokenHash;
 use futures_util::FutureExt as _;
 use gitlab_tunnel::messages::AgentMeta;
@@ -33,6 +34,7 @@ use http::{HeaderMap, Request};
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use proto::{Hello, InstanceId, ServiceName};
+use secrecy::SecretString;
 use sha2::{Digest as _, Sha256};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -177,6 +179,15 @@ impl GitlabConnection {
             Some(token) if TokenHash::of(&token) == TokenHash::of(&agent.token) => Ok(agent),
             _ => Err(HandshakeError::Unauthorized),
         }
+    }
+
+    /// Returns the client of GitLab, and the token of the agent, if it is one of GitLab. Tokens of the identity file are not sent there.
+    fn gitlab(&self) -> Result<(&GitLabClient, &SecretString), Status> {
+        let agent = self.agent.get().expect("each call is admitted");
+        let is_of_gitlab = self.server.identities.load().name(agent.identity.id).is_none();
+        let gitlab = self.server.gitlab.as_ref().filter(|_| is_of_gitlab);
+        let what = "this agent is not one of GitLab, so that its modules cannot reach GitLab";
+        Ok((gitlab.ok_or_else(|| Status::failed_precondition(what))?, &agent.token))
     }
 
     /// Notes the description that agentk has sent of itself.

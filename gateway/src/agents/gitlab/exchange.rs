@@ -188,7 +188,6 @@ impl Exchange {
     async fn next_event(&mut self) -> Result<Event, ExchangeError> {
         loop {
             let received = tokio::select! {
-                biased;
                 received = self.stream.incoming.message() => received,
                 uploaded = self.upload.advance(&self.stream.outgoing), if self.upload.is_running() => {
                     uploaded.map_err(|error| ExchangeError::Body(error.to_string()))?;

@@ -1,10 +1,16 @@
 //! `GitLabFlux/ReconcileProjects`: pushes to the projects that agentk names, so that it makes Flux reconcile them at once.
 
-use std::collections::HashSet;
+use std::{collections::HashMap, time::Duration};
 
+use ::gitlab::GitLabClient;
 use futures_util::stream;
 use gitlab_tunnel::messages::{FluxProject, ReconcileProjectsRequest, ReconcileProjectsResponse};
-use tokio::sync::broadcast::error::RecvError;
+use router::GitPush;
+use secrecy::SecretString;
+use tokio::{
+    sync::broadcast::{self, error::RecvError},
+    time::Instant,
+};
 use tonic::Status;
 
 use super::{
@@ -14,8 +20,19 @@ use super::{
 
 /// The most projects of one agent.
 const MAX_PROJECTS: usize = 10_000;
+/// The time for which GitLab's answer is used that the agent may read a project, and that it may not.
+const ACCESS_TTL: [Duration; 2] = [Duration::from_secs(300), Duration::from_secs(60)];
 
-/// Returns a response for each push to one of the projects.
+/// The pushes for one agent.
+struct ProjectPushes {
+    pushes: broadcast::Receiver<GitPush>,
+    /// The projects that agentk names, each with the last answer of GitLab about it.
+    projects: HashMap<String, Option<(Instant, bool)>>,
+    gitlab: GitLabClient,
+    token: SecretString,
+}
+
+/// Returns a response for each push to one of the projects, if the agent may read it.
 pub(super) fn follow(
     connection: &GitlabConnection,
     request: ReconcileProjectsRequest,
@@ -23,20 +40,49 @@ pub(super) fn follow(
     if request.project.len() > MAX_PROJECTS {
         return Err(Status::invalid_argument(format!("the request has more than {MAX_PROJECTS} projects")));
     }
-    let projects: HashSet<String> = request.project.into_iter().map(|project| project.id).collect();
-    let pushes = connection.server.store.pushes();
-    let pushes = stream::unfold((pushes, projects), async |(mut pushes, projects)| {
+    let (gitlab, token) = connection.gitlab()?;
+    let pushes = ProjectPushes {
+        pushes: connection.server.store.pushes(),
+        projects: request.project.into_iter().map(|project| (project.id, None)).collect(),
+        gitlab: gitlab.clone(),
+        token: token.clone(),
+    };
+    let responses = stream::unfold(pushes, async |mut pushes| {
+        let project = Some(FluxProject { id: pushes.next().await? });
+        Some((Ok(ReconcileProjectsResponse { project }), pushes))
+    });
+    Ok(until_leaving(connection, responses))
+}
+
+impl ProjectPushes {
+    /// Waits for the next push. Returns the path of its project, or `None` if kas stops.
+    async fn next(&mut self) -> Option<String> {
         loop {
-            match pushes.recv().await {
-                Ok(push) if projects.contains(push.path()) => {
-                    let project = Some(FluxProject { id: push.path().to_owned() });
-                    return Some((Ok(ReconcileProjectsResponse { project }), (pushes, projects)));
+            match self.pushes.recv().await {
+                Ok(push) if self.projects.contains_key(push.path()) => {
+                    if self.may_read(push.path()).await {
+                        return Some(push.path().to_owned());
+                    }
                 }
                 // Flux looks again after its own interval.
                 Ok(_) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return None,
             }
         }
-    });
-    Ok(until_leaving(connection, pushes))
+    }
+
+    /// Returns whether the agent may read a project. If GitLab does not answer, it may not.
+    async fn may_read(&mut self, project: &str) -> bool {
+        let Some(known) = self.projects.get_mut(project) else { return false };
+        if let Some((asked, allowed)) = *known
+            && asked.elapsed() < ACCESS_TTL[usize::from(!allowed)]
+        {
+            return allowed;
+        }
+        let allowed = self.gitlab.may_read_project(&self.token, project).await;
+        let allowed =
+            allowed.inspect_err(|error| tracing::debug!(project, %error, "no answer about a project"));
+        *known = Some((Instant::now(), allowed.as_ref().is_ok_and(|allowed| *allowed)));
+        allowed.unwrap_or(false)
+    }
 }

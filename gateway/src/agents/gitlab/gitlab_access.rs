@@ -23,17 +23,9 @@ pub(super) async fn forward(
     connection: &GitlabConnection,
     parts: Streaming<HttpRequest>,
 ) -> Result<Responses<HttpResponse>, Status> {
-    let admission = connection.agent.get().expect("each call is admitted");
-    let gitlab = connection.server.gitlab.as_ref();
-    // Tokens of the identity file are not sent to GitLab.
-    let is_of_gitlab = connection.server.identities.load().name(admission.identity.id).is_none();
-    let gitlab = gitlab.filter(|_| is_of_gitlab).ok_or_else(|| {
-        Status::failed_precondition(
-            "this agent is not one of GitLab, so that its modules cannot reach GitLab",
-        )
-    })?;
+    let (gitlab, token) = connection.gitlab()?;
     let request = read(parts).await?;
-    let response = gitlab.send_of_module(request, &admission.token).await;
+    let response = gitlab.send_of_module(request, token).await;
     let (head, body) = response.map_err(|error| Status::unavailable(error.to_string()))?.into_parts();
     let data = body.chunks(MAX_CHUNK).map(|data| ResponsePart::Data(Chunk { data: body.slice_ref(data) }));
     let parts = [ResponsePart::Header(encode_response(&head))].into_iter().chain(data);

@@ -91,6 +91,8 @@ impl StreamPool {
                 if self.0.closed.is_cancelled() || self.0.left.is_cancelled() {
                     return None;
                 }
+                // Requests that have waited for too long are the first ones.
+                while state.waiting.pop_front_if(|waiting| waiting.is_closed()).is_some() {}
                 let (sender, receiver) = oneshot::channel();
                 state.waiting.push_back(sender);
                 receiver
